@@ -231,6 +231,31 @@ def test_a_second_target_runs_a_program_from_end_to_end(second: list[str]) -> No
     assert all(parse(dump(step)) == step for step in launches)  # as the disk cache has them
 
 
+def test_a_target_is_asked_for_by_name() -> None:
+    """And where nobody asks for it, the device keeps its own."""
+    register("cpu3", lambda: replace(describe_host(), name="cpu3"), generator=lambda: cpu_generator,
+             launcher=_native.Launcher, devices=("cpu",), on_request=True)  # fmt: skip
+    try:
+        assert target_of(torch.device("cpu")) == "cpu" and target_of(torch.device("cpu"), "cpu3") == "cpu3"
+        assert target_of(torch.device("meta"), "cpu3") is None
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16))
+        x = torch.randn(4, 8)
+        for wanted in ("cpu3", ""):
+            smelt.reset()
+            with events.collect() as collected:
+                found = smelt.compile(model, options={"fallback": False, "target": wanted})(x)
+                found.sum().backward()
+            torch.testing.assert_close(found, model(x))
+            programs = [event.subject for event in collected if isinstance(event.subject, Program)]
+            assert {kernel.target for program in programs for kernel in program.kernels} == {wanted or "cpu"}
+    finally:
+        withdraw("cpu3")
+        smelt.reset()
+    with pytest.raises(SmeltError, match="unknown target 'abacus'") as caught:
+        smelt.compile(torch.sin, options={"target": "abacus"})
+    assert "choose from cpu" in str(caught.value)
+
+
 def test_limits_are_the_targets(second: list[str]) -> None:
     chain = lambda x: x.sin().cos().exp().tanh()  # noqa: E731
     assert len(assert_same(chain, torch.randn(4, dtype=torch.float64)).kernels) == 2

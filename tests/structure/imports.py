@@ -66,6 +66,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "meta": (
         "rules",
         "effects",
+        "devices",
         "sparse",
         "autograd_graph",
         "nonleaf",
@@ -97,6 +98,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "passes",
         "stages",
         "stage_map",
+        "ahead",
         "compile",
         "tuning",
         "backends",

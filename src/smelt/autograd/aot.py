@@ -75,7 +75,7 @@ def aot_module(mod: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Modu
 
     `*args` and `**kwargs` are those of `smelt.aot_function`, from `fw_compiler` on.
     """
-    return _AotModule(mod, aot_function(_lifted(mod), *args, **kwargs))
+    return _AotModule(mod, aot_function(lifted(mod), *args, **kwargs))
 
 
 def aot_module_simplified(
@@ -91,12 +91,12 @@ def aot_module_simplified(
     `fw_compiler`, `bw_compiler`, `partition_fn` and `decompositions` are those of `smelt.aot_function`.
     """
     stage = _Stage(fw_compiler, bw_compiler or fw_compiler, partition_fn or partition.default, decompositions)
-    versions = _Versions(_lifted(mod), stage)
+    versions = _Versions(lifted(mod), stage)
     if not any(map(varies, pytree.tree_leaves(args))):  # else there is one for each of the sizes that come
-        versions.prepare((_state(mod), *args), {})
+        versions.prepare((state_of(mod), *args), {})
 
     def call(*given: Any) -> Any:
-        return versions((_state(mod), *given), {})
+        return versions((state_of(mod), *given), {})
 
     return call
 
@@ -110,7 +110,7 @@ class _AotModule(torch.nn.Module):
         self._compiled = compiled
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._compiled(_state(self.original), *args, **kwargs)
+        return self._compiled(state_of(self.original), *args, **kwargs)
 
 
 class _Versions:
@@ -279,13 +279,13 @@ def _examples(traced: Traced) -> list[GhostTensor]:
     return [GhostTensor(tensor_spec(node)) for node in placeholders(traced.graph)]
 
 
-def _state(mod: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[bool, ...]]:
+def state_of(mod: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[bool, ...]]:
     """What a module reads besides its arguments: its tensors, and whether each part of it is training."""
     tensors = {**dict(mod.named_parameters()), **dict(mod.named_buffers())}
     return tensors, tuple(part.training for part in mod.modules())
 
 
-def _lifted(mod: torch.nn.Module) -> Callable[..., Any]:
+def lifted(mod: torch.nn.Module) -> Callable[..., Any]:
     """`mod` as a function of its state."""
 
     def call(state: tuple[dict[str, torch.Tensor], tuple[bool, ...]], *args: Any, **kwargs: Any) -> Any:
@@ -298,7 +298,7 @@ def _lifted(mod: torch.nn.Module) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _replaced(mod: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Replace a module's tensors, wherever it holds them, and restore them."""
-    current, _ = _state(mod)
+    current, _ = state_of(mod)
     substitute = {id(current[name]): tensor for name, tensor in tensors.items()}
     slots: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = [
         (held, name, tensor, substitute[id(tensor)])

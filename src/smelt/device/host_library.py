@@ -14,6 +14,14 @@ import torch
 
 _ARM = ("aarch64", "arm64")
 
+HOST = torch.device("cpu")  # where PyTorch makes tensors unless somebody says otherwise, and keeps its numbers
+
+
+def on_host(device: torch.device) -> bool:
+    """Whether it is this processor, and PyTorch's library for it, that computes with tensors on a device."""
+    return device.type == "cpu"
+
+
 
 @cache
 def slow_products(dtype: torch.dtype) -> bool:

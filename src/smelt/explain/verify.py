@@ -24,6 +24,7 @@ import torch
 
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
+from smelt.device import random_state
 
 Compile = Callable[..., Any]
 
@@ -141,7 +142,7 @@ class _Program:
 
     def run(self, function: Callable[..., Any], seed: int = 0, double: bool = False) -> dict[str, Any]:
         """Everything it returns, by name: outputs, gradients, and mutated tensors."""
-        with _restored(self.modules) as state, torch.random.fork_rng(devices=()):
+        with _restored(self.modules) as state, random_state.kept():
             leaves: dict[str, torch.Tensor] = {}
             if double:
                 _widen(state.values())

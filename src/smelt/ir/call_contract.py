@@ -164,7 +164,7 @@ class JointPlan:
     kept_old_values: tuple[int, ...] = ()  # those of them whose old value is kept, because what comes out depends on it
     copied_saved_inputs: tuple[int, ...] = ()  # saved inputs that eager does not keep: copied, unless they are leaves
     needed: tuple[int, ...] = ()  # inputs that gradients depend on by their value
-    random: bool = False  # whether the forward draws random numbers
+    random: tuple[str, ...] = ()  # the devices on which the forward draws random numbers
     # Results, and behind them new values, that gradients arrive for, in the order of the tangents.
     differentiable: tuple[int, ...] = ()
     tangents: tuple[TensorSpec, ...] = ()  # the layout the backward was traced with, per differentiable result

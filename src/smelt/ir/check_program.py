@@ -6,6 +6,7 @@ Used through `ir.check_kernel.check_program`. Each rule yields `(place, fault)` 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from smelt.ir.kernel import SIZES
 from smelt.ir.program import (
     Launch,
     Library,
@@ -139,7 +140,10 @@ def _rule_one_device(program: Program) -> Iterator[Fault]:
     """A kernel's buffers are on one device."""
     device = {buffer.name: buffer.spec.device for buffer in program.buffers}
     for step in program.steps:
-        found = {device[name] for name in step.args if name in device} if isinstance(step, Launch) else set()
+        if not isinstance(step, Launch):
+            continue
+        pairs = zip(step.args, step.kernel.buffers, strict=False)
+        found = {device[name] for name, buffer in pairs if name in device and buffer.name != SIZES}
         if len(found) > 1:
             yield step, f"a kernel on {' and '.join(sorted(map(str, found)))}"
 

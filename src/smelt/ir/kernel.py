@@ -39,6 +39,7 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.symbolic.shapes import Size, product
 
+SIZES = "sizes"  # the last buffer of a kernel whose sizes vary: a table of them in the host's memory, for its launcher
 HOST = "cpu"  # the target that kernels are for unless they say otherwise
 
 Reduction = Literal["sum", "prod", "max", "min", "any", "all"]

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
+from smelt.device.host_library import HOST, on_host
 from smelt.meta.effects import is_pointwise_op
-
-HOST = torch.device("cpu")  # where PyTorch makes tensors unless somebody says otherwise, and keeps its numbers
 
 # Operators that take their operands from anywhere: they copy from one device to another.
 _COPIES = frozenset({"copy", "copy_", "_to_copy", "_copy_from", "_copy_from_and_resize", "set_data"})
@@ -43,8 +42,15 @@ _HOST_ARGUMENTS: dict[str, frozenset[str]] = {
     ),
 }  # fmt: skip
 
-# Operators beside the element-wise ones that take a CPU tensor without dimensions for a number.
-_NUMBER_ARGUMENTS = frozenset({"index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put"})
+# Operators beside those that PyTorch marks as element-wise that take a CPU tensor without dimensions for a number.
+_ELEMENT_WISE = frozenset(
+    {"floor_divide", "floor_divide_", "rsub", "copysign_", "eq_", "ne_", "lt_", "le_", "gt_", "ge_", "fill", "fill_",
+     "masked_fill", "masked_fill_"}
+)  # fmt: skip
+_BY_INDEX = frozenset(
+    {"index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put", "index_fill",
+     "index_fill_"}
+)  # fmt: skip
 
 
 def result_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
@@ -76,7 +82,7 @@ def result_devices(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
 
 def with_index(device: torch.device) -> torch.device:
     """`cuda` as the device that means now; tensors are never on a device without a number, but for the CPU's."""
-    if device.index is not None or device.type in (HOST.type, "meta"):
+    if device.index is not None or on_host(device) or device.type == "meta":
         return device
     backend = getattr(torch, device.type, None)
     usable = backend is not None and backend.is_available() and hasattr(backend, "current_device")
@@ -106,9 +112,9 @@ def _is_foreach(func: Any) -> bool:
     return func.namespace == "aten" and _name(func).startswith("_foreach_")
 
 
-def _takes_numbers(func: Any) -> bool:
-    """Whether a CPU tensor without dimensions counts as a number."""
-    return is_pointwise_op(func) or _name(func) in _NUMBER_ARGUMENTS
+def is_element_wise(func: Any) -> bool:
+    """Whether an operator computes point by point, so that a CPU tensor without dimensions counts as a number."""
+    return is_pointwise_op(func) or (isinstance(func, torch._ops.OpOverload) and _name(func) in _ELEMENT_WISE)
 
 
 def _common_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
@@ -121,7 +127,7 @@ def _common_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     if _is_foreach(func):
         lists = [value for value in args if isinstance(value, tuple | list) and value and _is_tensor(value[0])]
         return result_devices(func, args, kwargs, len(lists[0]))[0]
-    device = _of_operands(func, list(_operands(func, args, kwargs)), _takes_numbers(func))
+    device = _of_operands(func, list(_operands(func, args, kwargs)), is_element_wise(func) or name in _BY_INDEX)
     _check_written(func, args, kwargs, device)
     return device
 
@@ -132,13 +138,13 @@ def _operands(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
     by_name = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
     for name, value in {**by_name, **kwargs}.items():
         for tensor in tensors_in((value,)):
-            if name not in anywhere or tensor.device.type != HOST.type:
+            if name not in anywhere or not on_host(tensor.device):
                 yield tensor
 
 
 def _of_operands(func: Any, operands: Sequence[torch.Tensor], takes_numbers: bool) -> torch.device:
     def is_number(tensor: torch.Tensor) -> bool:
-        return takes_numbers and tensor.dim() == 0 and tensor.device.type == HOST.type
+        return takes_numbers and tensor.dim() == 0 and on_host(tensor.device)
 
     devices = dict.fromkeys(tensor.device for tensor in operands if not is_number(tensor))
     if len(devices) > 1:

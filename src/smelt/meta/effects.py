@@ -142,13 +142,14 @@ def checks_in_backward(node: fx.Node) -> bool:
 
 
 def uses_default_generator(node: fx.Node) -> bool:
-    """Whether the random numbers of a call are those that `torch.manual_seed` fixes for the CPU."""
-    given = [*node.args, *node.kwargs.values()]
-    if any(isinstance(value, torch.Generator) for value in given):
-        return False
+    """Whether the random numbers of a call are those that `torch.manual_seed` fixes for its device."""
+    return not any(isinstance(value, torch.Generator) for value in (*node.args, *node.kwargs.values()))
+
+
+def devices_of(node: fx.Node) -> set[torch.device]:
+    """The devices that a call's results are on."""
     found = spec_of(node)
-    specs = found if isinstance(found, tuple) else (found,)
-    return all(not isinstance(spec, TensorSpec) or spec.device.type == "cpu" for spec in specs)
+    return {spec.device for spec in (found if isinstance(found, tuple) else (found,)) if isinstance(spec, TensorSpec)}
 
 
 @cache  # reading an operator's tags is slow

@@ -25,10 +25,11 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.base.torch_originals import originals_of_tensors
+from smelt.device.host_library import on_host
 from smelt.ir.graph import add_node
 from smelt.ir.symbolic_numbers import NumberWriter
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, UnplacedSpec, set_spec, spec_of_value
-from smelt.meta.devices import HOST, result_device, result_devices, tensors_in
+from smelt.meta.devices import result_device, result_devices, tensors_in
 from smelt.meta.layout_probe import tried
 from smelt.meta.rules import describe
 from smelt.meta.sparse import yields_sparse
@@ -195,7 +196,7 @@ def _remembered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dev
 def _ask(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
     """The meta kernel's answer, on the CPU with the strides of a trial where it may not know them."""
     said = _ask_meta_kernel(func, args, kwargs)
-    return tried(func, args, kwargs, said) if device.type == HOST.type else said
+    return tried(func, args, kwargs, said) if on_host(device) else said
 
 
 def _ask_in_symbols(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._mode_utils import no_dispatch
 
+from smelt.device.host_library import HOST
 from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.devices import tensors_in
 from smelt.meta.effects import is_random, is_view
@@ -122,7 +123,7 @@ def _made(value: Any, number: int) -> Any:
         shape, stride, dtype = _layout(value)
         fill = 0.5 if dtype.is_floating_point or dtype.is_complex else number
         room = _span(shape, stride, dtype) // dtype.itemsize
-        return torch.full((room,), fill, dtype=dtype, device="cpu").as_strided(shape, stride)
+        return torch.full((room,), fill, dtype=dtype, device=HOST).as_strided(shape, stride)
     if isinstance(value, tuple | list):
         return type(value)(_made(item, number) for item in value)
     if isinstance(value, dict):

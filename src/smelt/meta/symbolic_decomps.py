@@ -18,6 +18,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from smelt.base.torch_originals import BASE
+from smelt.device.host_library import HOST, on_host
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.ghost import GhostTensor
 from smelt.symbolic.expressions import Expression, ShapeEnv
@@ -211,7 +212,7 @@ def _max_pool1d(
     else:
         pooled = _max_pool1d_of_symbols(value, kernel_size, stride, padding, dilation, ceil_mode)
     with_gradient = value.requires_grad and torch.is_grad_enabled()
-    return pooled if with_gradient or value.device.type != "cpu" else pooled.contiguous()
+    return pooled if with_gradient or not on_host(value.device) else pooled.contiguous()
 
 
 def _rrelu(
@@ -452,10 +453,9 @@ def _multiplies_by_integers() -> bool:
     """Whether this version of PyTorch relies on the sizes of a batch that it multiplies."""
     shape_env = ShapeEnv()
     size = as_number(shape_env, Expression.of(shape_env.symbol("size", 7)))
-    cpu = torch.device("cpu")
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        batch = GhostTensor(TensorSpec((size, 3, 4), (12, 4, 1), torch.float32, cpu))
-        weight = GhostTensor(TensorSpec((4, 5), (5, 1), torch.float32, cpu))
+        batch = GhostTensor(TensorSpec((size, 3, 4), (12, 4, 1), torch.float32, HOST))
+        weight = GhostTensor(TensorSpec((4, 5), (5, 1), torch.float32, HOST))
         try:
             torch.matmul(batch, weight)
         except RuntimeError:  # it cannot be told with symbols

@@ -20,6 +20,7 @@ import torch
 from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options
+from smelt.device import random_state
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.meta.ghost import without_caller_hooks
@@ -82,7 +83,7 @@ def tuned(traced: Traced, options: Options, compile_graph: Compile) -> Options:
     if known is not None or events.collecting():  # whoever collects events wants to see one way, not all of them
         return replace(options, **(known or {}))
     try:
-        with events.timed("tuning"), torch.random.fork_rng(devices=[]), without_caller_hooks():
+        with events.timed("tuning"), random_state.kept(), without_caller_hooks():
             found = _search(traced, options, choices, compile_graph)
     except Exception as reason:  # numbers drawn at random are not what the program was made for
         events.emit("tuning", f"nothing was tried: the graph cannot be run on numbers of no meaning ({reason})")

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
-from smelt.device.host_library import same_coins
+from smelt.device.host_library import on_host, same_coins
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 from smelt.meta.rules.strides import is_contiguous
@@ -28,7 +28,7 @@ def draw_masks(traced: Traced, fuel: Fuel) -> Traced:
 
 def _may_be_bools(node: fx.Node) -> bool:
     spec = spec_of(node)
-    if not isinstance(spec, TensorSpec) or spec.device.type != "cpu" or not spec.dtype.is_floating_point:
+    if not isinstance(spec, TensorSpec) or not on_host(spec.device) or not spec.dtype.is_floating_point:
         return False
     return is_contiguous(spec.shape, spec.stride) and same_coins(spec.dtype)
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
-from smelt.device.host_library import slow_convolutions
+from smelt.device.host_library import on_host, slow_convolutions
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
 from smelt.meta.rules.strides import channels_last_stride, is_channels_last, is_contiguous
@@ -108,7 +108,7 @@ class _Images:
 
     def _takes_last(self, node: fx.Node, x: Any, *, transposed: Any) -> bool:
         spec = tensor_spec(x)
-        if transposed or spec.varies or spec.device.type != "cpu" or is_channels_last(spec.shape, spec.stride):
+        if transposed or spec.varies or not on_host(spec.device) or is_channels_last(spec.shape, spec.stride):
             return False
         is_image = len(spec.shape) == 4 and is_contiguous(spec.shape, spec.stride)
         return is_image and (node in self.wanted or x in self.last)

@@ -15,6 +15,7 @@ from torch import fx
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.torch_originals import BASE
+from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.meta.rules.promotion import KNOWN
@@ -116,7 +117,7 @@ def _computed(node: fx.Node, spec: TensorSpec, known: dict[fx.Node, _Uniform]) -
         or not node.all_input_nodes
     ):
         return None
-    if spec.device.type != "cpu":
+    if not on_host(spec.device):
         return None
 
     def sample(source: fx.Node) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
+from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import set_spec, tensor_spec
 from smelt.simplify.aliasing import insert, spec_of_call
@@ -39,7 +40,7 @@ def _repeated(value: object) -> fx.Node | None:
     if not isinstance(source, fx.Node):
         return None
     found, laid = tensor_spec(source), tensor_spec(value)  # type: ignore[arg-type]
-    if len(found.shape) != 5 or found.stride[2] != 0 or found.stride[4] != 1 or found.device.type != "cpu":
+    if len(found.shape) != 5 or found.stride[2] != 0 or found.stride[4] != 1 or not on_host(found.device):
         return None
     batch, heads, times, length, width = found.shape
     return source if same_sizes(laid.shape, (batch, heads * times, length, width)) else None

@@ -5,19 +5,20 @@
 
 PyTorch reads such a tensor on the host when it launches the operator, and passes the number along. A kernel of ours
 computes on one device, so the number goes there by a copy, one for all its readers, and the operator can be fused. The
-copy does not wait for the device: the driver takes the number out of ordinary memory before the call returns. An input
-may be in pinned memory, out of which it is read later, when the program may have written something else there; of an
-input a clone is copied.
+copy does not wait for the device: the driver takes the number out of ordinary memory before the call returns. Out of
+page-locked memory, where an input may be, it is read later, when the program may have written something else there; so
+of an input a clone is copied.
 """
 
 import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
+from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
-from smelt.meta.devices import HOST
-from smelt.meta.effects import is_pointwise_op, is_view
+from smelt.meta.devices import is_element_wise
+from smelt.meta.effects import is_view
 from smelt.simplify.aliasing import insert
 
 aten = torch.ops.aten
@@ -28,7 +29,7 @@ def place_scalars(traced: Traced, fuel: Fuel) -> Traced:
     moved: dict[tuple[fx.Node, torch.device], fx.Node] = {}
     for node in list(traced.graph.nodes):
         spec = spec_of(node)
-        if not isinstance(spec, TensorSpec) or spec.device.type == HOST.type or not is_pointwise_op(node.target):
+        if not isinstance(spec, TensorSpec) or on_host(spec.device) or not is_element_wise(node.target):
             continue
         for operand in node.all_input_nodes:
             if not _is_host_scalar(operand):
@@ -42,7 +43,7 @@ def place_scalars(traced: Traced, fuel: Fuel) -> Traced:
 
 def _is_host_scalar(node: fx.Node) -> bool:
     spec = spec_of(node)
-    return isinstance(spec, TensorSpec) and spec.device.type == HOST.type and not spec.shape
+    return isinstance(spec, TensorSpec) and on_host(spec.device) and not spec.shape
 
 
 def _moved(user: fx.Node, scalar: fx.Node, device: torch.device) -> fx.Node:

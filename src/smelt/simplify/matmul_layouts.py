@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
+from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
 from smelt.meta.effects import is_view
@@ -170,7 +171,7 @@ def _multiplies(node: fx.Node, by: fx.Node) -> bool:
 
 def _is_row_major(node: fx.Node) -> bool:
     spec = spec_of(node)
-    if not isinstance(spec, TensorSpec) or spec.device.type != "cpu" or len(spec.shape) < 2 or spec.varies:
+    if not isinstance(spec, TensorSpec) or not on_host(spec.device) or len(spec.shape) < 2 or spec.varies:
         return False
     return min(spec.shape[-2:]) > 1 and is_contiguous(spec.shape, spec.stride)
 

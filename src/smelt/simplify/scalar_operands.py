@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
+from smelt.device.host_library import HOST
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
 from smelt.meta.rules.promotion import result_dtype
@@ -98,7 +99,7 @@ def _holder(node: fx.Node, holders: dict[fx.Node, fx.Node]) -> fx.Node:
 
 
 def _constant(node: fx.Node, number: Any) -> fx.Node:
-    return _insert(node, aten.full.default, [], float(number), dtype=torch.float64, device=torch.device("cpu"))
+    return _insert(node, aten.full.default, [], float(number), dtype=torch.float64, device=HOST)
 
 
 def _insert(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._mode_utils import no_dispatch
 
+from smelt.device.host_library import HOST, on_host
+
 if TYPE_CHECKING:
     import torch
 else:
@@ -26,14 +28,14 @@ def samples_in_memory_order() -> bool:
     """Whether this build of PyTorch fills a transposed tensor in memory order. Builds differ."""
     generators = [torch.Generator().manual_seed(0) for _ in range(2)]
     with no_dispatch():  # a graph is being recorded, of which this is no part
-        transposed = torch.empty(32, 2, device="cpu").t().bernoulli_(0.5, generator=generators[0])
-        plain = torch.empty(32, 2, device="cpu").bernoulli_(0.5, generator=generators[1])
+        transposed = torch.empty(32, 2, device=HOST).t().bernoulli_(0.5, generator=generators[0])
+        plain = torch.empty(32, 2, device=HOST).bernoulli_(0.5, generator=generators[1])
         return torch.equal(transposed.t(), plain)
 
 
 def bernoulli(like: torch.Tensor, probability: float = 0.5, *, generator: Any = None) -> Any:
     """`aten.bernoulli.p` as it is recorded."""
-    if like.is_contiguous() or generator is not None or like.device.type != "cpu" or not samples_in_memory_order():
+    if like.is_contiguous() or generator is not None or not on_host(like.device) or not samples_in_memory_order():
         return NotImplemented
     strides = like.stride()
     order = sorted(range(like.dim()), key=lambda dimension: -strides[dimension])

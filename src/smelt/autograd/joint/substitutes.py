@@ -16,6 +16,7 @@ from smelt.autograd.joint.bernoulli_order import bernoulli_contiguous
 from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.autograd.joint.writes import WriteWatch
 from smelt.base.torch_originals import BASE, meant
+from smelt.device.host_library import on_host
 from smelt.meta.symbolic_decomps import spell_out
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ aten = torch.ops.aten
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     """Without `div_`, for which functionalization would call a meta kernel that imports sympy, which takes a second."""
-    if inplace or not training or not 0 < p < 1 or input.device.type != "cpu" or not input.numel():
+    if inplace or not training or not 0 < p < 1 or not on_host(input.device) or not input.numel():
         return F.dropout(input, p, training, inplace)
     noise = torch.bernoulli(torch.empty_like(input), 1 - p)
     return input * (noise / (1 - p))
@@ -46,9 +47,11 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
+    if training:
+        F._verify_batch_size(input.size())  # type: ignore[attr-defined]
     if not training or running_mean is None or running_var is None or not input.numel():
-        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    F._verify_batch_size(input.size())  # type: ignore[attr-defined]
+        # Without cuDNN: its operator hides a workspace whose size only it knows, and cannot be fused.
+        return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, False)
     normed: torch.Tensor = _without_version_bump(aten._native_batch_norm_legit.default)(
         input, weight, bias, running_mean, running_var, True, momentum, eps
     )[0]
@@ -113,9 +116,11 @@ def _instance_norm(
 ) -> torch.Tensor:
     """Batch norm of one batch with a channel per sample and channel, as PyTorch does it; running statistics are means
     over the samples."""
+    if use_input_stats:
+        F._verify_spatial_size(input.size())  # type: ignore[attr-defined]
     if not use_input_stats or running_mean is None or running_var is None:
-        return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    F._verify_spatial_size(input.size())  # type: ignore[attr-defined]
+        given = (input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps)
+        return torch.instance_norm(*given, False)  # without cuDNN, as above
     count, channels, *spatial = input.shape
     mean, var = running_mean.repeat(count), running_var.repeat(count)
     weight, bias = (None if each is None else each.repeat(count) for each in (weight, bias))

@@ -45,7 +45,7 @@ from smelt.ir.nodes.ambient import restored, without_autocast
 from smelt.ir.substitute_sizes import resize_in_place, resized
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.autograd_graph import behind
-from smelt.meta.effects import checks_in_backward, draws, uses_default_generator
+from smelt.meta.effects import checks_in_backward, devices_of, draws, uses_default_generator
 from smelt.meta.ghost import GhostError, without_caller_hooks
 from smelt.meta.nonleaf import computed
 from smelt.symbolic.shapes import contiguous_stride, is_dense
@@ -438,8 +438,14 @@ def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> Joi
         mutated_inputs=tuple(write.index for write in written),
         version_bumps=tuple(write.times for write in written),
         mutated_with_grad=tuple(write.index for write in written if write.rebased),
-        random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in run.recorder.graph.nodes),
+        random=_draws_on(run.recorder.graph),
     )
+
+
+def _draws_on(graph: fx.Graph) -> tuple[str, ...]:
+    """The devices on which the forward draws random numbers."""
+    drawing = [node for node in graph.nodes if draws(node) and phase_of(node) is not Phase.BACKWARD]
+    return tuple(sorted({str(device) for node in drawing for device in devices_of(node)}))
 
 
 def _finish(recorder: SharingRecorder) -> Traced:
@@ -463,7 +469,7 @@ def _replay(source: TraceSource, plan: JointPlan, recorder: SharingRecorder) -> 
     """A function that reruns the original on the same inputs, or why its results would differ."""
     for node in recorder.graph.nodes:
         if draws(node) and not uses_default_generator(node):
-            return f"the graph draws random numbers ({node.target}) from a generator other than the default CPU one"
+            return f"the graph draws random numbers ({node.target}) from a generator other than its device's default"
     return replaying(source, plan)
 
 

@@ -15,6 +15,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.values import Constant, Instance, Value
+from smelt.device.host_library import HOST, on_host
 from smelt.ir.nodes.ambient import AUTOCAST_DEVICES, Ambient, autocast_nesting
 
 AmbientCall = Callable[[Interpreter, list[Any]], Value]
@@ -168,9 +169,9 @@ def _leave_device(interp: Interpreter, args: list[Value], kwargs: dict[str, Valu
 
 def _default_device(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     devices = interp.tape.ambient.devices
-    if devices and devices[-1].index is None and devices[-1].type not in ("cpu", "meta"):
+    if devices and devices[-1].index is None and not (on_host(devices[-1]) or devices[-1].type == "meta"):
         raise Unsupported("B002", "torch.get_default_device")  # which one of them, only PyTorch knows
-    return Constant(devices[-1] if devices else torch.device("cpu"))
+    return Constant(devices[-1] if devices else HOST)
 
 
 _CONTEXT = "_inference_mode_context"

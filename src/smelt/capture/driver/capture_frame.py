@@ -575,7 +575,8 @@ class _Closing:
         written, mutated_with_grad, backed_up = (
             tuple(place for place, node in inputs if node in kind) for kind in kinds
         )
-        restores_rng, devices = self.tape.uses_rng and self.tape.raises, bool(self.entry.devices)
+        restores_rng = tuple(sorted(self.tape.draws_on)) if self.tape.raises else ()
+        devices = bool(self.entry.devices)
         writes, requires_no_overlap = self.tape.writes_inputs, self.tape.requires_no_overlap
         return WritePolicy(
             written,

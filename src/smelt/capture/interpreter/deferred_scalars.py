@@ -17,6 +17,7 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.policy import acts_as_in_eager, is_layer
 from smelt.capture.model.values import Constant, DeferredScalar, Tensor, Value, python_type
+from smelt.device.host_library import on_host
 
 _NUMBERS = (bool, int, float)
 _OF_ANY = frozenset({operator.add, operator.sub, operator.mul})
@@ -47,7 +48,7 @@ def counts(interp: Interpreter, tensor: Tensor, kind: type | None) -> bool:
     """Whether PyTorch's own code asks for a number: an optimizer, or a layer, which computes with it in the graph.
     Schedulers, which stand beside optimizers, ask for `float(loss)`, and compare it."""
     ghost, code = tensor.ghost, interp.frames[-1].info.code
-    if ghost.numel() != 1 or ghost.device.type != "cpu":
+    if ghost.numel() != 1 or not on_host(ghost.device):
         return False
     return acts_as_in_eager(code) and kind is None if ghost.dtype.is_floating_point else is_layer(code)
 

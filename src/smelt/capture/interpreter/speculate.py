@@ -22,6 +22,7 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.values import Number, Tensor, Value
 from smelt.capture.tape.tape import Tape
+from smelt.device.host_library import on_host
 from smelt.symbolic.expressions import Expression
 from smelt.symbolic.symnode import Formula, meaning
 
@@ -44,7 +45,7 @@ def speculate(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Va
 
 def speculate_truth(interp: Interpreter, value: Tensor) -> bool:
     """The truth of a tensor of one element that the graph computes. It is relied on."""
-    if value.ghost.numel() != 1 or value.ghost.device.type != "cpu":
+    if value.ghost.numel() != 1 or not on_host(value.ghost.device):
         raise Unsupported("B003", "the value of a tensor")
     return _speculated(interp, [value.node], lambda values: bool(values[value.node]))
 

@@ -90,8 +90,8 @@ class CaptureLoader:
         entry_state = self._entry_state()
         if not entry_state.holds(collected):
             raise NotPersistable("one object is now two, or two are one")
-        written, mutated_with_grad, backed_up, *switches = self.record["write_policy"]
-        write_policy = WritePolicy(tuple(written), tuple(mutated_with_grad), tuple(backed_up), *switches)
+        stored = self.record["write_policy"]
+        write_policy = WritePolicy(*[tuple(each) if isinstance(each, list) else each for each in stored])
         records = Ambient.now().records
         with torch._C._InferenceMode(False), without_default_devices():  # as graphs are captured and compiled
             torch._C._set_grad_enabled(records)

@@ -19,6 +19,7 @@ from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
 from smelt.capture.replay.plan import GraphRun, NothingWritten
+from smelt.device import random_state
 from smelt.ir.graph import Traced
 from smelt.ir.nodes.ambient import without_default_devices
 from smelt.runtime.autograd.input_mutation import forbids_mutation
@@ -38,7 +39,8 @@ class WritePolicy:
     writes: bool = False
     several: bool = False
     """Whether there is more than one input, so that two may overlap."""
-    restores_rng: bool = False
+    restores_rng: tuple[str, ...] = ()
+    """The devices whose random-number state is put back where the graph raises."""
     inference: bool = False
     devices: bool = False
     requires_no_overlap: bool = False
@@ -61,7 +63,7 @@ class WritePolicy:
         if self.writes:
             run = detecting_writes(run, self.written, self.mutated_with_grad)
         if self.restores_rng:
-            run = restoring_rng(run, self.writes)
+            run = restoring_rng(run, self.writes, self.restores_rng)
         if self.inference:
             run = in_inference_mode(run)
         return partial(_native.preserving_state, without_default_devices()(run)) if self.devices else run
@@ -154,16 +156,17 @@ def restoring_writes(run: GraphRun, mutated_with_grad: Places, backed_up: Places
     return undoing
 
 
-def restoring_rng(run: GraphRun, writes: bool) -> GraphRun:
-    """Run a graph that draws random numbers; where it raises, none have been drawn: Python will draw them."""
+def restoring_rng(run: GraphRun, writes: bool, devices: tuple[str, ...]) -> GraphRun:
+    """Run a graph that draws random numbers on devices; where it raises, none have been drawn: Python will draw
+    them."""
 
     def undoing(*inputs: Any) -> Any:
-        state = torch.get_rng_state()
+        saved = random_state.save(devices)
         try:
             return run(*inputs)
         except Exception as error:
             if not writes or isinstance(error, NothingWritten):
-                torch.set_rng_state(state)
+                random_state.restore(saved)
             raise
 
     return undoing

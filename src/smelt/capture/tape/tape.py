@@ -41,6 +41,7 @@ from smelt.ir.nodes.checkpoint import Checkpoint
 from smelt.ir.nodes.custom_backward import Derivative
 from smelt.ir.symbolic_numbers import NumberWriter
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, spec_of_value, tensor_spec
+from smelt.meta.devices import result_device
 from smelt.meta.effects import is_random, quietly_written, raises
 from smelt.meta.ghost import GhostError, GhostMode, GhostTensor
 from smelt.meta.nonleaf import computed
@@ -69,7 +70,7 @@ class Tape:
         self._histories: dict[fx.Node, tuple[Any, Any]] = {}
         self.requires_no_overlap = False  # whether it is right only if no inputs overlap: see `WritePolicy`
         self.methods: set[tuple[type, str]] = set()  # of tensors, which the graph finds by name
-        self.uses_rng = False  # whether an operator draws random numbers
+        self.draws_on: set[str] = set()  # devices whose default generators operators draw from
         self.raises = False  # whether an operator raises for some values
         self.backed_up: set[fx.Node] = set()  # inputs that are written before such an operator
         self._untracked_writes: dict[int, Any] = {}  # ghosts that are written without a count
@@ -381,7 +382,7 @@ class Tape:
     @property
     def has_effects(self) -> bool:
         """Whether the graph runs even if nobody wants its results."""
-        return self.writes or self.uses_rng or self.raises
+        return self.writes or bool(self.draws_on) or self.raises
 
     def may_raise(self) -> None:
         """The operator that comes now raises for some values: what is written by then may have to be undone."""
@@ -607,7 +608,7 @@ class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
         kwargs: MappingABC[str, Any] | None = None,
     ) -> Any:
         if is_random(func):
-            self._tape.uses_rng = True
+            self._tape.draws_on.add(str(result_device(func, args, kwargs or {})))
         if raises(func, args):
             self._tape.may_raise()
         for tensor in quietly_written(func, args):

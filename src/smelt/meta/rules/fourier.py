@@ -9,6 +9,7 @@ own description is not always the same. There the transform itself is asked, onc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.reduction import row_major
 
@@ -45,7 +46,7 @@ def _complex_to_real(value: Any, dims: Sequence[int], normalization: int, last: 
 
 def _asked(op: torch._ops.OpOverload) -> Any:
     def ask(value: Any, *args: Any) -> Any:
-        if not all(isinstance(number, int) for number in (*value.shape, *value.stride())) or value.device.type != "cpu":
+        if not all(isinstance(number, int) for number in (*value.shape, *value.stride())) or not on_host(value.device):
             return NotImplemented
         room = torch.empty_strided(tuple(value.shape), tuple(value.stride()), dtype=value.dtype).zero_()
         return UnplacedSpec.of(op(room, *args))

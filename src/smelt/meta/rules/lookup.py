@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules import pointwise
 
@@ -55,7 +56,7 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: 
     known = _find(func)
     if known.functional is not None:
         return _written(known.functional, args, kwargs, device)
-    if known.rule is None or (known.on_cpu and device.type != "cpu"):
+    if known.rule is None or (known.on_cpu and not on_host(device)):
         return NotImplemented
     return known.rule(*args, **kwargs)
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from smelt.device.host_library import slow_convolutions, slow_narrow_convolutions
-from smelt.ops.decompose.products import on_host, widened
+from smelt.device.host_library import on_host, slow_convolutions, slow_narrow_convolutions
+from smelt.ops.decompose.products import widened
 from smelt.ops.decompose.table import checked, decomposes, widen
 from smelt.symbolic.shapes import product
 
@@ -45,7 +45,7 @@ def convolution(
     *,
     how: str = "auto",
 ) -> Any:
-    if not on_host(x):
+    if not on_host(x.device):
         return NotImplemented
     steps = (stride, padding, dilation)
     result = NotImplemented
@@ -79,7 +79,7 @@ def convolution_backward(
     how: str = "auto",
 ) -> Any:
     products = _as_products(how)
-    if not on_host(x) or not (products or slow_narrow_convolutions(x.dtype)):
+    if not on_host(x.device) or not (products or slow_narrow_convolutions(x.dtype)):
         return NotImplemented
     steps = (stride, padding, dilation)
     plane = x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps)

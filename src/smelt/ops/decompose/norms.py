@@ -4,11 +4,15 @@
 
 The gradient, with c = x - mean, x̂ = c · rstd and h = grad · w, is rstd · (h - mean(h) - x̂ · mean(h · x̂)), written so
 that a point takes two multiply-adds:  h · rstd + (c · -rstd²·mean(h · x̂) - rstd · mean(h)).
+
+Moments and gradients of parameters come out as wide as they were computed, and are rounded to what the operator
+returns.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from smelt.device.host_library import on_host
 from smelt.ops.decompose.table import choose, decomposes, widen
 from smelt.symbolic.shapes import product
 
@@ -64,8 +68,7 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     dims = list(range(x.dim() - len(normalized), x.dim()))
     mean, centered, rstd = _exact_moments(widen(x), dims, eps)
-    moments = x.dtype if weight is None and bias is None else (bias if weight is None else weight).dtype  # type: ignore[union-attr]
-    return _affine(centered * rstd, weight, bias).to(x.dtype), mean.to(moments), rstd.to(moments)
+    return _affine(centered * rstd, weight, bias).to(x.dtype), mean, rstd
 
 
 @decomposes(aten.native_layer_norm_backward.default)
@@ -106,7 +109,7 @@ def group_norm(
     scale = None if weight is None else weight.view(along)
     shift = None if bias is None else bias.view(along)
     result = _affine(normal, scale, shift).to(x.dtype)
-    return result, mean.view(n, groups).to(x.dtype), rstd.view(n, groups).to(x.dtype)
+    return result, mean.view(n, groups), rstd.view(n, groups)
 
 
 @decomposes(aten.native_group_norm_backward.default)
@@ -129,8 +132,8 @@ def group_norm_backward(
     incoming = widen(grad).view(grid)
     scaled = incoming if weight is None else incoming * widen(weight).view(1, groups, c // groups, 1)
     to_x = _input_gradient(scaled, centered, inverse, [2, 3]).view(x.shape).to(x.dtype) if mask[0] else None
-    to_weight = torch.sum(incoming * (centered * inverse), [0, 3]).view(c).to(x.dtype) if mask[1] else None
-    to_bias = torch.sum(incoming, [0, 3]).view(c).to(x.dtype) if mask[2] else None
+    to_weight = torch.sum(incoming * (centered * inverse), [0, 3]).view(c) if mask[1] else None
+    to_bias = torch.sum(incoming, [0, 3]).view(c) if mask[2] else None
     return to_x, to_weight, to_bias
 
 
@@ -145,7 +148,7 @@ def _batch_norm_training(
     channels = x.shape[1]
     dims = [0, *range(2, x.dim())]
     wide = widen(x)
-    moments = _moments(wide.to(torch.float64), dims, eps)  # as PyTorch adds them up
+    moments = _moments(wide.to(torch.float64) if on_host(x.device) else wide, dims, eps)  # as PyTorch adds them up
     mean, variance, rstd = (moment.to(wide.dtype) for moment in (moments[0], *moments[2:]))
     if eps == 0.0:  # of what does not vary it is nothing, not infinite
         rstd = choose(moments[2] == 0.0, 0.0, rstd)
@@ -162,8 +165,11 @@ def _batch_norm_evaluation(
     normal = (widen(x) - _per_channel(x, mean)) * rstd
     scale = None if weight is None else _per_channel(x, weight)
     shift = None if bias is None else _per_channel(x, bias)
-    nothing = torch.empty([0], dtype=x.dtype, device=x.device)
-    return _affine(normal, scale, shift).to(x.dtype), nothing, nothing
+    result = _affine(normal, scale, shift).to(x.dtype)
+    if on_host(x.device):
+        nothing = torch.empty([0], dtype=x.dtype, device=x.device)
+        return result, nothing, nothing
+    return result, widen(mean).clone(), rstd.view(x.shape[1])  # elsewhere what it computed with comes out
 
 
 @decomposes(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
@@ -192,7 +198,7 @@ def batch_norm_no_stats(
     if not training:
         return NotImplemented
     result, mean, rstd, _ = _batch_norm_training(x, weight, bias, eps)
-    return result, mean.to(x.dtype), rstd.to(x.dtype)
+    return result, mean, rstd
 
 
 @decomposes(aten._native_batch_norm_legit_functional.default)
@@ -217,8 +223,7 @@ def batch_norm_functional(
     unbiased = variance * (count / (count - 1))
     new_mean = widen(running_mean) * (1.0 - momentum) + mean * momentum
     new_var = widen(running_var) * (1.0 - momentum) + unbiased * momentum
-    kept = mean.to(x.dtype), rstd.to(x.dtype)
-    return result, *kept, new_mean.to(running_mean.dtype), new_var.to(running_var.dtype)
+    return result, mean, rstd, new_mean.to(running_mean.dtype), new_var.to(running_var.dtype)
 
 
 @decomposes(aten.native_batch_norm_backward.default)
@@ -245,6 +250,6 @@ def batch_norm_backward(
     to_x = None
     if mask[0]:
         to_x = (_input_gradient(scaled, centered, inverse, dims) if training else scaled * inverse).to(x.dtype)
-    to_weight = torch.sum(incoming * (centered * inverse), dims).to(x.dtype) if mask[1] else None
-    to_bias = torch.sum(incoming, dims).to(x.dtype) if mask[2] else None
+    to_weight = torch.sum(incoming * (centered * inverse), dims) if mask[1] else None
+    to_bias = torch.sum(incoming, dims) if mask[2] else None
     return to_x, to_weight, to_bias

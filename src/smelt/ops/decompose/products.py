@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smelt.device.host_library import slow_products
+from smelt.device.host_library import on_host, slow_products
 from smelt.ops.decompose.table import decomposes, widen
 
 Tensor = torch.Tensor
@@ -22,14 +22,9 @@ def widened(op: Any, *tensors: Any, **options: Any) -> Any:
     return op(*(widen(value) if isinstance(value, torch.Tensor) else value for value in tensors), **options)
 
 
-def on_host(value: Tensor) -> bool:
-    """Whether it is this processor that computes with a tensor."""
-    return value.device.type == "cpu"
-
-
 def _product(op: Any) -> Any:
     def product(a: Tensor, b: Tensor) -> Any:
-        return widened(op, a, b).to(a.dtype) if on_host(a) and slow_products(a.dtype) else NotImplemented
+        return widened(op, a, b).to(a.dtype) if on_host(a.device) and slow_products(a.dtype) else NotImplemented
 
     return product
 
@@ -54,7 +49,7 @@ def _sum(op: Any, bias: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float)
         return NotImplemented
     if a.dtype in (torch.float32, torch.float64):
         return op(a, b) + bias
-    if not on_host(a) or not slow_products(a.dtype):
+    if not on_host(a.device) or not slow_products(a.dtype):
         return NotImplemented
     return (widened(op, a, b) + widen(bias)).to(a.dtype)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.ghost import GhostTensor
 from smelt.ops.decompose.table import decomposes, rewrites
@@ -101,8 +102,14 @@ def repeat(x: Tensor, times: Sequence[int]) -> Any:
 
 @decomposes(aten.native_dropout.default)
 def native_dropout(x: Tensor, probability: float, train: bool | None) -> Any:
-    """Only the coin is random: the scaling is arithmetic that fuses."""
-    if train is False or not 0.0 < probability < 1.0:
+    """Only the coin is random: the scaling is arithmetic that fuses. Elsewhere than on the CPU the operator draws by a
+    kernel of its own, whose numbers no other operator draws."""
+    if train is False or not 0.0 < probability < 1.0 or not on_host(x.device):
         return NotImplemented
     kept = aten.bernoulli.p(x, 1.0 - probability).to(torch.bool)
     return x * kept * (1.0 / (1.0 - probability)), kept
+
+
+@decomposes(aten.native_dropout_backward.default)
+def native_dropout_backward(grad: Tensor, kept: Tensor, scale: float) -> Any:
+    return grad * kept * scale

@@ -13,9 +13,11 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import UnplacedSpec
-from smelt.meta.devices import HOST, result_device
+from smelt.meta.devices import result_device
 from smelt.meta.ghost import described
 from smelt.meta.rules import describe
 from smelt.meta.rules.strides import channels_last_stride
@@ -81,15 +83,23 @@ def _expected(op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
     kernels are asked about other devices, for which they are written."""
     device = result_device(op, args, kwargs)
     found = describe(op, args, kwargs, device)
-    return described(op, args, kwargs, device) if found is NotImplemented and device.type != HOST.type else found
+    if found is not NotImplemented or on_host(device):
+        return found
+    with _disable_current_modes():  # the graph that is recorded is none of its business
+        return described(op, args, kwargs, device)
 
 
 def _conformed(value: Any, spec: UnplacedSpec | None) -> Any:
-    """The value laid out as `spec` says, or `NotImplemented` where it cannot be."""
+    """The value laid out as `spec` says, or `NotImplemented` where it cannot be. One that is wider is rounded: to which
+    dtype moments are, differs by device."""
     if value is None or spec is None:
         return value if value is spec else NotImplemented
-    if tuple(value.shape) != spec.shape or value.dtype is not spec.dtype:
+    if tuple(value.shape) != spec.shape:
         return NotImplemented
+    if value.dtype is not spec.dtype:
+        if not (value.dtype.is_floating_point and spec.dtype in _NARROW and value.dtype.itemsize > 2):
+            return NotImplemented
+        value = value.to(spec.dtype)
     if value.stride() == spec.stride:
         return value
     if spec.stride == contiguous_stride(spec.shape):

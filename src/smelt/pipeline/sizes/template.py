@@ -20,10 +20,11 @@ from smelt.autograd.partition.partition import Halves
 from smelt.base import events, locks
 from smelt.base.errors import is_fault
 from smelt.base.fast_dataclass import dataclass
+from smelt.device.host_library import HOST
 from smelt.fuse.memory_plan import lifetimes, plan
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.graph import Traced
-from smelt.ir.kernel import Buffer, Kernel, Role
+from smelt.ir.kernel import SIZES, Buffer, Kernel, Role
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.program import Launch, Place, Program, ProgramBuffer, Step
 from smelt.ir.substitute_sizes import Change, filling, resized, resized_graph
@@ -78,9 +79,9 @@ class TemplateForm:
             if built.sizes:
                 numbers = [as_integer(size.evaluate(values.__getitem__)) for size in built.sizes]
                 launched[name] = _with_sizes_buffer(launched[name][0], len(numbers)), f"{name}_sizes"
-                spec = TensorSpec((len(numbers),), (1,), torch.int64, torch.device("cpu"))
+                spec = TensorSpec((len(numbers),), (1,), torch.int64, HOST)
                 buffers.append(ProgramBuffer(launched[name][1], spec, Place.CONSTANT))
-                constants.append((launched[name][1], torch.tensor(numbers, dtype=torch.int64, device="cpu")))
+                constants.append((launched[name][1], torch.tensor(numbers, dtype=torch.int64, device=HOST)))
         steps: list[Step] = []
         for step, call in zip(program.steps, self.calls, strict=True):
             if isinstance(step, Launch):
@@ -152,7 +153,7 @@ def _with_needs(built: "CompiledKernel", needs: _Needs) -> "CompiledKernel":
 
 def _with_sizes_buffer(kernel: Kernel, count: int) -> Kernel:
     """The kernel with a last buffer for its sizes."""
-    return replace(kernel, buffers=(*kernel.buffers, Buffer("sizes", torch.int64, count, Role.INPUT)))
+    return replace(kernel, buffers=(*kernel.buffers, Buffer(SIZES, torch.int64, count, Role.INPUT)))
 
 
 @dataclass(slots=True)

@@ -18,6 +18,9 @@ from smelt import _native
 from smelt.base.coexist import leave_alone
 from smelt.base.errors import SmeltError
 from smelt.base.torch_originals import BASE
+from smelt.device.random_state import Saved
+from smelt.device.random_state import restore as restore_random
+from smelt.device.random_state import save as save_random
 from smelt.runtime.autograd.differentiable import Differentiable
 from smelt.runtime.autograd.saved_tensors import raise_freed, version_of
 
@@ -133,7 +136,7 @@ is_batched: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def differentiable_backward(
-    state: Differentiable, inputs: Sequence[torch.Tensor], random: torch.Tensor | None, tangents: Sequence[Any]
+    state: Differentiable, inputs: Sequence[torch.Tensor], random: Saved | None, tangents: Sequence[Any]
 ) -> Sequence[Any]:
     if isinstance(state.replay, str):
         raise SmeltError(
@@ -144,7 +147,7 @@ def differentiable_backward(
     def replayed() -> tuple[Sequence[torch.Tensor], Sequence[Any]]:
         torch._C._set_grad_enabled(True)
         if random is not None:
-            torch.set_rng_state(random)  # draw the same random numbers
+            restore_random(random)  # draw the same random numbers
         # Aliases: hooks on the inputs must fire once, when the engine accumulates these gradients.
         alike = [BASE.view_as(tensor, tensor) if tensor.requires_grad else tensor for tensor in inputs]
         written = state.plan.mutated_inputs
@@ -152,12 +155,12 @@ def differentiable_backward(
         return alike, replay(given)
 
     replay, records = state.replay, torch.is_grad_enabled()
-    now = None if random is None else torch.get_rng_state()
+    now = None if random is None else save_random(state.plan.random)
 
     def restore() -> None:
         torch._C._set_grad_enabled(records)
         if now is not None:
-            torch.set_rng_state(now)
+            restore_random(now)
 
     inputs, results = _native.undoing(restore, replayed)
     if not state.plan.gradients:

@@ -13,6 +13,7 @@ import torch
 
 from smelt.base.coexist import leave_alone
 from smelt.base.torch_originals import BASE
+from smelt.device.random_state import Saved
 from smelt.ir.call_contract import JointPlan
 from smelt.runtime.autograd.alias_outputs import detach_views
 from smelt.runtime.autograd.differentiable import Differentiable
@@ -78,7 +79,7 @@ def gradients_of(
     state: Differentiable,
     unsaved: list[UnsavedInput] | None = None,
     hooked: bool = False,
-    random: torch.Tensor | None = None,
+    random: Saved | None = None,
     observers: GradObservers | None = None,
 ) -> list[Any]:
     """The gradient of each input of the graph."""

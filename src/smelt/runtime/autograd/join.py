@@ -22,6 +22,7 @@ from smelt import _native
 from smelt.base.coexist import leave_alone
 from smelt.base.errors import UnexpectedResult
 from smelt.base.torch_originals import BASE
+from smelt.device import random_state
 from smelt.ir.call_contract import JointPlan, Replay
 from smelt.runtime import preserved_state  # noqa: F401  (says what `_native` puts back)
 from smelt.runtime.autograd.alias_outputs import detach_views, finisher
@@ -70,7 +71,7 @@ class _Forward:
     """A compiled graph without gradients."""
 
     def __init__(self, forward: Flat, plan: JointPlan, eager: Flat | None) -> None:
-        self.forward = forward if eager is None or not plan.random else _restoring_rng(forward)
+        self.forward = forward if eager is None or not plan.random else _restoring_rng(forward, plan.random)
         self.plan = plan
         self.eager = eager
         self.finish = finisher(plan)
@@ -106,15 +107,15 @@ class _Forward:
         return clone_aliased(values, self.plan.must_own_memory) if self.plan.must_own_memory else values
 
 
-def _restoring_rng(forward: Flat) -> Flat:
+def _restoring_rng(forward: Flat, devices: tuple[str, ...]) -> Flat:
     """The forward, which restores the random state when the call falls back to eager, which draws the numbers again."""
 
     def run(*inputs: Any) -> Any:
-        state = torch.get_rng_state()
+        saved = random_state.save(devices)
         try:
             return forward(*inputs)
         except UnexpectedResult:
-            torch.set_rng_state(state)
+            random_state.restore(saved)
             raise
 
     return run
@@ -133,7 +134,7 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
     given = with_copies(copied, inputs) if copied else inputs
     # Arguments of the node; the forward appends values that are not its results.
     observers = GradObservers() if plan.output_deps else None
-    box: list[Any] = [state, torch.get_rng_state() if plan.random else None, observers]
+    box: list[Any] = [state, random_state.save(plan.random) if plan.random else None, observers]
     given = _detached(_inputs_without_grad(state), given)
     try:
         if state.partly_reached and not transformed and needs_split(state, inputs):
@@ -145,7 +146,7 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
         if state.eager is None:
             raise
         if box[1] is not None:
-            torch.set_rng_state(box[1])
+            random_state.restore(box[1])
         return state.eager(*inputs)
     values: Any = differentiable
     if len(box) > 3:

@@ -1,0 +1,135 @@
+"""Where results are: PyTorch's rules for operands on several devices, on ghosts of devices that need not be here."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.devices import result_device, with_index
+from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.symbolic.shapes import contiguous_stride
+
+aten = torch.ops.aten
+CPU, CUDA, OTHER = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+def ghost(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> GhostTensor:
+    return GhostTensor(TensorSpec(shape, contiguous_stride(shape), dtype, device))
+
+
+def index(device: torch.device, *shape: int) -> GhostTensor:
+    return ghost(device, *shape, dtype=torch.int64)
+
+
+def device_of(op: Any, *args: Any, **kwargs: Any) -> torch.device:
+    with GhostMode():
+        result = op(*args, **kwargs)
+    found: torch.device = (result[0] if isinstance(result, tuple | list) else result).device
+    return found
+
+
+X, N, S, D = ghost(CUDA, 4, 8), ghost(CPU, 4, 8), ghost(CPU), ghost(CUDA)
+
+TOGETHER = {
+    "one device": (CUDA, aten.add.Tensor, (X, X)),
+    "a reduction": (CUDA, aten.sum.dim_IntList, (X, [1])),
+    "a scalar of the CPU": (CUDA, aten.mul.Tensor, (X, S)),
+    "a scalar of the CPU first": (CUDA, aten.mul.Tensor, (S, X)),
+    "two scalars, the CPU's first": (CUDA, aten.add.Tensor, (S, D)),
+    "three operands": (CUDA, aten.addcmul.default, (X, S, X)),
+    "where": (CUDA, aten.where.self, (ghost(CUDA, 4, 8, dtype=torch.bool), S, X)),
+    "clamp": (CUDA, aten.clamp.Tensor, (X, S, S)),
+    "lerp": (CUDA, aten.lerp.Tensor, (X, X, S)),
+    "masked fill": (CUDA, aten.masked_fill.Tensor, (X, ghost(CUDA, 4, 8, dtype=torch.bool), S)),
+    "reversed": (CUDA, aten.rsub.Tensor, (S, X)),
+    "whole quotients": (CUDA, aten.floor_divide.default, (X, S)),
+    "filled": (CUDA, aten.fill.Tensor, (X, S)),
+    "filled at indices": (CUDA, aten.index_fill.int_Tensor, (X, 0, index(CUDA, 2), S)),
+    "written": (CUDA, aten.add_.Tensor, (ghost(CUDA, 4), S)),
+    "indices of the CPU": (CUDA, aten.index.Tensor, (X, [index(CPU, 3)])),
+    "indices of the device": (CUDA, aten.index.Tensor, (X, [index(CUDA, 3)])),
+    "put by indices of the CPU": (CUDA, aten.index_put.default, (X, [index(CPU, 3)], ghost(CUDA, 3, 8))),
+    "put a scalar of the CPU": (CUDA, aten.index_put.default, (X, [index(CUDA, 3)], S)),
+    "copy to": (CUDA, aten.copy.default, (X, N)),
+    "copy from": (CPU, aten.copy.default, (N, X)),
+    "to a device": (CUDA, aten._to_copy.default, (N,), {"device": CUDA}),
+    "like, elsewhere": (CPU, aten.zeros_like.default, (X,), {"device": CPU}),
+    "new": (CUDA, aten.new_zeros.default, (X, [3])),
+    "a factory": (CUDA, aten.zeros.default, ([3],), {"device": CUDA}),
+    "a factory without a number": (CUDA, aten.zeros.default, ([3],), {"device": torch.device("cuda")}),
+    "a factory without a device": (CPU, aten.zeros.default, ([3],)),
+    "no rule": (CUDA, aten.cumprod.default, (X, 0)),
+    "a layer norm": (CUDA, aten.native_layer_norm.default, (X, [8], None, None, 1e-5)),
+}
+
+APART = {
+    "two devices": (aten.add.Tensor, (X, N)),
+    "two of a kind": (aten.add.Tensor, (X, ghost(OTHER, 4, 8))),
+    "a scalar of another device": (aten.add.Tensor, (N, D)),
+    "a product": (aten.mm.default, (X, ghost(CPU, 8, 2))),
+    "a vector of one": (aten.add.Tensor, (X, ghost(CPU, 1))),
+    "concatenated": (aten.cat.default, ([X, N],)),
+    "indices of another device": (aten.index.Tensor, (N, [index(CUDA, 3)])),
+    "gather": (aten.gather.default, (X, 0, index(CPU, 4, 8))),
+    "index_select": (aten.index_select.default, (X, 0, index(CPU, 3))),
+    "embedding": (aten.embedding.default, (X, index(CPU, 3))),
+    "scatter": (aten.scatter.src, (X, 0, index(CPU, 4, 8), X)),
+    "put values of the CPU": (aten.index_put.default, (X, [index(CUDA, 3)], ghost(CPU, 3, 8))),
+    "a mask of the CPU": (aten.masked_fill.Scalar, (X, ghost(CPU, 4, 8, dtype=torch.bool), 1.0)),
+    "written on the CPU": (aten.add_.Tensor, (S, D)),
+    "a weight of the CPU": (aten.native_layer_norm.default, (X, [8], ghost(CPU, 8), None, 1e-5)),
+    "a scalar, not element by element": (aten.dot.default, (ghost(CUDA, 4), ghost(CPU, 4))),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_results_are_where_pytorch_has_them(case: str) -> None:
+    expected, op, args, *named = TOGETHER[case]
+    assert device_of(op, *args, **(named[0] if named else {})) == expected
+
+
+@pytest.mark.parametrize("case", APART)
+def test_devices_that_do_not_go_together_raise(case: str) -> None:
+    op, args = APART[case]
+    with pytest.raises(RuntimeError, match="on the same device"):
+        device_of(op, *args)
+
+
+def test_lists_of_tensors_are_computed_one_by_one() -> None:
+    """Parameters may be on several devices, each with its gradient; the steps of an optimizer are on the CPU."""
+    with GhostMode():
+        made = torch._foreach_add([X, N], [X, N])
+        assert [each.device for each in made] == [CUDA, CPU]
+        made = torch._foreach_mul([N, X], S)
+        assert [each.device for each in made] == [CPU, CUDA]
+        with pytest.raises(RuntimeError, match="on the same device"):
+            torch._foreach_add([X, N], [N, X])
+
+
+def test_a_device_without_a_number_is_one_with() -> None:
+    assert with_index(torch.device("cuda")).index is not None
+    assert with_index(torch.device("cuda", 3)).index == 3
+    assert with_index(CPU) == CPU and with_index(torch.device("meta")) == torch.device("meta")
+
+
+@torch.library.custom_op("smelt_tests::onto_host", mutates_args=())
+def onto_host(x: torch.Tensor) -> torch.Tensor:
+    return x.cpu().clone()
+
+
+@onto_host.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, device="cpu")
+
+
+def test_a_custom_operator_says_where_its_result_is() -> None:
+    assert device_of(torch.ops.smelt_tests.onto_host.default, X) == CPU
+
+
+def test_a_custom_operator_with_operands_on_two_devices_is_left_to_the_program() -> None:
+    with torch.library._scoped_library("smelt_tests", "FRAGMENT") as library:
+        library.define("both(Tensor a, Tensor b) -> Tensor")
+        library.impl("both", lambda a, b: torch.empty_like(a), "Meta")
+        with pytest.raises(RuntimeError, match="several devices"):
+            result_device(torch.ops.smelt_tests.both.default, (X, N), {})

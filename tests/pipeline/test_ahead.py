@@ -1,0 +1,255 @@
+"""Compiling for a device that is not here: what PyTorch would do on it, down to kernels of its target."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from smelt.autograd.joint.functional_trace import CannotTrace
+from smelt.autograd.joint.fused_attention import capability
+from smelt.autograd.joint.stand_in import is_here
+from smelt.base import events
+from smelt.base.errors import SmeltError
+from smelt.base.options import Options
+from smelt.codegen.cpu.target import describe_host
+from smelt.device import register, withdraw
+from smelt.device.fusion_limits import Limits
+from smelt.ir.program import Launch, Library, Place
+from smelt.ir.tensorspec import TensorSpec
+from smelt.pipeline.ahead import Ahead, compile_ahead, spec_like
+
+aten = torch.ops.aten
+CUDA = torch.device("cuda", 0)
+
+pytestmark = pytest.mark.skipif(is_here(CUDA), reason="the device is here, and nothing stands for it")
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> Iterator[str]:
+    """A target for tensors on CUDA, on request. Its kernels are never run."""
+    register(
+        "gpu",
+        lambda: replace(describe_host(), name="gpu"),
+        limits=Limits(host_reads_flags=False),
+        devices=("cuda",),
+        on_request=True,
+    )
+    yield "gpu"
+    withdraw("gpu")
+
+
+def ahead(model: Callable[..., Any], *args: Any, target: str = "gpu") -> Ahead:
+    return compile_ahead(model, args, Options(target=target, check_specs=True))
+
+
+def called(found: Ahead) -> set[str]:
+    """The library calls of all programs, by name."""
+    steps = [step for program in found.programs for step in program.steps]
+    return {step.op.overloadpacket.__name__ for step in steps if isinstance(step, Library)}
+
+
+def targets(found: Ahead) -> set[str]:
+    return {step.target for program in found.programs for step in program.steps if isinstance(step, Launch)}
+
+
+def devices(found: Ahead) -> set[str]:
+    return {str(buffer.spec.device) for program in found.programs for buffer in program.buffers}
+
+
+class Block(nn.Module):
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
+        self.drop = nn.Dropout(0.1)
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        q, k, v = (t.view(2, 16, 4, 16).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
+        return x + self.drop(self.out(y.transpose(1, 2).reshape(2, 16, 64)))
+
+
+WRITTEN_OUT = {"bmm", "baddbmm", "_softmax", "_safe_softmax", "bernoulli", "bernoulli_"}
+
+
+def test_a_transformer_block_trains_by_the_kernels_of_cuda() -> None:
+    found = ahead(Block(torch.bfloat16), spec_like((2, 16, 64), torch.bfloat16))
+    assert found.backward is not None and targets(found) == {"gpu"} and devices(found) == {"cuda:0"}
+    expected = {"_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward", "native_dropout"}
+    assert expected <= called(found) and not WRITTEN_OUT & called(found)
+    assert "native_layer_norm" not in called(found)  # it is fused, with moments in float32 as on CUDA
+    assert found.plan.random == ("cuda:0",)
+    assert all(tangent.device == CUDA for tangent in found.plan.tangents)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_with_a_mask_or_in_float32_is_the_memory_efficient_one(dtype: torch.dtype) -> None:
+    mask = spec_like((2, 1, 16, 16), torch.bool)
+    found = ahead(Block(dtype), spec_like((2, 16, 64), dtype), mask)
+    expected = {"_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"}
+    assert expected <= called(found) and not WRITTEN_OUT & called(found)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, **options)
+
+
+SHAPES: dict[str, tuple[torch.dtype, tuple[int, ...], tuple[int, ...], dict[str, Any], str]] = {
+    "half": (torch.float16, (2, 4, 8, 64), (2, 4, 8, 64), {}, "_scaled_dot_product_flash_attention"),
+    "padded": (torch.float16, (2, 4, 8, 60), (2, 4, 8, 60), {}, "_scaled_dot_product_flash_attention"),
+    "shared heads": (
+        torch.float16, (2, 4, 8, 64), (2, 2, 8, 64), {"enable_gqa": True}, "_scaled_dot_product_flash_attention",
+    ),
+    "other lengths": (torch.float16, (2, 4, 8, 64), (2, 4, 9, 64), {}, "_scaled_dot_product_flash_attention"),
+    "causal, other lengths": (
+        torch.float16, (2, 4, 8, 64), (2, 4, 9, 64), {"is_causal": True}, "_scaled_dot_product_efficient_attention",
+    ),
+    "wide heads": (torch.float16, (2, 4, 8, 512), (2, 4, 8, 512), {}, "_scaled_dot_product_efficient_attention"),
+    "float": (torch.float32, (2, 4, 8, 64), (2, 4, 8, 64), {}, "_scaled_dot_product_efficient_attention"),
+    "odd heads of floats": (torch.float32, (2, 4, 8, 15), (2, 4, 8, 15), {}, "bmm"),
+    "double": (torch.float64, (2, 4, 8, 64), (2, 4, 8, 64), {}, "bmm"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_attention_is_the_kernel_that_pytorch_chooses(case: str) -> None:
+    dtype, query, key, options, expected = SHAPES[case]
+    found = ahead(lambda q, k, v: attend(q, k, v, **options), *(spec_like(s, dtype) for s in (query, key, key)))
+    assert expected in called(found)
+
+
+def test_settings_of_attention_are_heeded() -> None:
+    specs = [spec_like((2, 4, 8, 64), torch.float16)] * 3
+    with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION]):
+        assert "_scaled_dot_product_efficient_attention" in called(ahead(attend, *specs))
+    with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
+        assert "bmm" in called(ahead(attend, *specs))
+
+
+def test_what_a_kind_of_chip_can_do() -> None:
+    assert capability("sm_75") == (7, 5) and capability("sm_90a") == (9, 0) and capability("sm_121a") == (12, 1)
+    assert capability("simt-host") == (8, 0)
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norm(self.conv(x)))
+        return F.cross_entropy(self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)), y)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_convolutions_are_the_librarys_and_norms_are_fused(training: bool) -> None:
+    model = Images().train(training)
+    found = ahead(model, spec_like((4, 3, 8, 8)), spec_like((4,), torch.int64))
+    names = called(found)
+    assert {"convolution", "convolution_backward"} <= names and targets(found) == {"gpu"}
+    assert not any("batch_norm" in name for name in names)
+    assert len(found.plan.mutated_inputs) == (3 if training else 0)
+
+
+def test_an_index_out_of_range_stops_the_device() -> None:
+    """As in eager there: waiting for a flag would stall the host."""
+    found = ahead(lambda t, i: F.embedding(i, t) * 2, spec_like((10, 4)), spec_like((3,), torch.int64))
+    steps = found.forward.steps
+    assert all(step.unless is None for step in steps if isinstance(step, Library))
+    calls = [step.op if isinstance(step, Library) else step.kernel.name for step in steps]
+    assert calls.count(aten._assert_async.msg) == 1
+    gathers = [place for place, name in enumerate(calls) if isinstance(name, str) and "embedding" in name]
+    assert calls.index(aten._assert_async.msg) < gathers[-1]
+
+
+def test_random_numbers_are_the_librarys() -> None:
+    def noisy(x: torch.Tensor) -> Any:
+        return x + torch.rand_like(x), torch.randn(4, device=x.device), torch.bernoulli(x), F.dropout(x, 0.5)
+
+    found = ahead(noisy, spec_like((4,)))
+    assert {"rand_like", "randn", "native_dropout"} <= called(found)
+    assert any(name.startswith("bernoulli") for name in called(found))
+    assert devices(found) == {"cuda:0"} and found.plan.random == ("cuda:0",)
+
+
+def test_a_program_sees_the_device_it_is_compiled_for() -> None:
+    def looking(x: torch.Tensor) -> torch.Tensor:
+        assert x.is_cuda and x.device == CUDA and not x.is_meta and x.get_device() == 0
+        here = x.cuda() + torch.ones(4, device="cuda") + torch.zeros(4, device=torch.device("cuda:0"))
+        return here.to("cuda").to(x.device) * torch.arange(4, device=x.device)
+
+    found = ahead(looking, spec_like((4,)))
+    assert called(found) == set() and devices(found) == {"cuda:0"}
+
+
+def test_a_scalar_of_the_cpu_goes_to_the_device_first() -> None:
+    rate = TensorSpec((), (), torch.float32, torch.device("cpu"))
+    found = ahead(lambda x, rate: (x * (rate + 1)).sin() + rate, spec_like((64, 64)), rate)
+    kinds = [(type(step).__name__, getattr(step, "target", None)) for step in found.forward.steps]
+    assert kinds.count(("Launch", "gpu")) == 1 and ("Launch", "cpu") in kinds
+    copies = [step for step in found.forward.steps if isinstance(step, Library)]
+    assert all(step.op is aten._to_copy.default for step in copies) and len(copies) == 2
+    assert all(dict(step.kwargs) == {"device": CUDA, "non_blocking": True} for step in copies)
+    for step in found.forward.steps:
+        if isinstance(step, Launch):
+            assert len({found.forward.buffer(name).spec.device for name in step.args}) == 1
+    arena = {buffer.spec.device for buffer in found.forward.buffers if buffer.place is Place.ARENA}
+    assert len(arena) <= 1
+
+
+def test_what_is_copied_between_devices_is_a_library_call() -> None:
+    found = ahead(lambda x: (x.sin().cpu().cos().to("cuda") + x, x.cpu()), spec_like((8,)))
+    assert called(found) == {"_to_copy"} and targets(found) == {"gpu", "cpu"}
+
+
+def test_what_kernels_of_a_target_cannot_hold_is_the_librarys(gpu: str) -> None:
+    def program(x: torch.Tensor, i: torch.Tensor) -> Any:
+        return x.cumsum(0) + 1, x[i] * 2, x.index_add(0, i, x[: i.shape[0]])
+
+    specs = spec_like((8, 4)), spec_like((3,), torch.int64)
+    names = {"cumsum", "index", "index_add"}
+    assert not names & called(ahead(program, *specs))
+    poor = Limits(unsupported=frozenset({"scan", "lookup", "scatter", "pieces"}), host_reads_flags=False)
+    register("gpu", lambda: replace(describe_host(), name="gpu"), limits=poor, devices=("cuda",), on_request=True)
+    with events.collect() as collected:
+        found = ahead(program, *specs)
+    assert names <= called(found)
+    texts = [event.text for event in collected if event.channel == "fusion"]
+    assert any("is a scan, which kernels for gpu cannot hold" in text for text in texts)
+    with pytest.raises(SmeltError, match="unknown kinds"):
+        register("bad", describe_host, limits=Limits(unsupported=frozenset({"pointwise"})))
+
+
+def test_targets_without_a_name_here_are_refused() -> None:
+    with pytest.raises(SmeltError, match="unknown target 'abacus'") as caught:
+        ahead(torch.sin, spec_like((4,)), target="abacus")
+    assert "choose from" in str(caught.value) and "gpu" in str(caught.value)
+
+
+def test_a_device_without_a_target_has_no_kernels() -> None:
+    with pytest.raises(CannotTrace, match="is on cuda, and kernels are made for"):
+        ahead(torch.sin, spec_like((4,)), target="")
+
+
+def test_what_reads_data_is_refused() -> None:
+    with pytest.raises(CannotTrace):
+        ahead(lambda x: x if x.sum() > 0 else -x, spec_like((4,)))
+    with pytest.raises(CannotTrace, match="same device"):
+        ahead(lambda x: x + torch.ones(4), spec_like((4,)))
+
+
+def test_limits_are_those_of_each_device(gpu: str) -> None:
+    register(
+        "gpu", lambda: replace(describe_host(), name="gpu"), limits=Limits(values=2), devices=("cuda",), on_request=True
+    )
+
+    def both(x: torch.Tensor) -> Any:
+        return x.sin().cos().exp().tanh(), x.cpu().sin().cos().exp().tanh()
+
+    found = ahead(both, spec_like((8,)))
+    kernels = [step.kernel.target for step in found.forward.steps if isinstance(step, Launch)]
+    assert sorted(kernels) == ["cpu", "gpu", "gpu"]
