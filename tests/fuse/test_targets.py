@@ -15,7 +15,7 @@ from smelt.base.options import Options
 from smelt.codegen import compile_kernels
 from smelt.codegen.cpu import cpu_generator
 from smelt.codegen.cpu.target import describe_host
-from smelt.device import generator_of, register, target_of, withdraw
+from smelt.device import generator_of, launcher_of, register, target_of, withdraw
 from smelt.device.fusion_limits import Limits
 from smelt.ir.kernel import Accumulate, Compute, Role
 from smelt.ir.kernel_code import KernelCode
@@ -234,7 +234,7 @@ def test_a_second_target_runs_a_program_from_end_to_end(second: list[str]) -> No
 def test_a_target_is_asked_for_by_name() -> None:
     """And where nobody asks for it, the device keeps its own."""
     register("cpu3", lambda: replace(describe_host(), name="cpu3"), generator=lambda: cpu_generator,
-             launcher=_native.Launcher, devices=("cpu",), on_request=True)  # fmt: skip
+             launcher=launcher_of("cpu"), devices=("cpu",), on_request=True)  # fmt: skip
     try:
         assert target_of(torch.device("cpu")) == "cpu" and target_of(torch.device("cpu"), "cpu3") == "cpu3"
         assert target_of(torch.device("meta"), "cpu3") is None

@@ -5,6 +5,7 @@ from typing import Any
 
 from smelt import _native
 from smelt.device import Target, register
+from smelt.device.fusion_limits import Limits
 from smelt.ir.kernel_code import KernelCode
 
 SIMT_HOST_WARP = 8  # lanes of a vector that are a warp: enough for every schedule, and soon compiled
@@ -54,11 +55,19 @@ def _simt_host_launcher(code: KernelCode) -> _native.GridLauncher:
     return _native.GridLauncher(phases, code.buffers, code.workspace, sizes=code.size_count, warp=SIMT_HOST_WARP)
 
 
-register(SIMT_HOST, _describe_simt_host, generator=_simt_host_generator, launcher=_simt_host_launcher)
+register(
+    SIMT_HOST,
+    _describe_simt_host,
+    generator=_simt_host_generator,
+    launcher=_simt_host_launcher,
+    devices=("cpu",),
+    on_request=True,
+)
 
 
 # NVIDIA's GPUs, by what their architecture is called; none need be there to make code for it.
 
+CUDA_LIMITS = Limits(host_reads_flags=False)
 ARCHITECTURES = tuple(f"sm_{number}" for number in (75, 80, 86, 87, 89, 90, 100, 103, 120, 121))
 
 
@@ -86,4 +95,7 @@ for _architecture in ARCHITECTURES:
         functools.partial(_describe_cuda, _architecture),
         generator=_cuda_generator,
         launcher=_cuda_launcher,
+        limits=CUDA_LIMITS,
+        devices=("cuda",),
+        on_request=True,
     )

@@ -109,7 +109,7 @@ class StandIn(TorchFunctionMode):
 
 # What a program may ask of a tensor's device.
 _ASKED: dict[Any, Callable[[torch.device], Any]] = {
-    torch.Tensor.device.__get__: lambda device: device,  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: lambda device: device,
     torch.Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
     torch.Tensor.is_meta.__get__: lambda device: False,  # type: ignore[attr-defined]
     torch.Tensor.get_device: lambda device: device.index or 0,

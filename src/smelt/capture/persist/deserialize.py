@@ -90,8 +90,8 @@ class CaptureLoader:
         entry_state = self._entry_state()
         if not entry_state.holds(collected):
             raise NotPersistable("one object is now two, or two are one")
-        stored = self.record["write_policy"]
-        write_policy = WritePolicy(*[tuple(each) if isinstance(each, list) else each for each in stored])
+        stored: list[Any] = [tuple(each) if isinstance(each, list) else each for each in self.record["write_policy"]]
+        write_policy = WritePolicy(*stored)
         records = Ambient.now().records
         with torch._C._InferenceMode(False), without_default_devices():  # as graphs are captured and compiled
             torch._C._set_grad_enabled(records)
