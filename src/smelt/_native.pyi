@@ -308,6 +308,8 @@ class GridLauncher(AnyLauncher):
 
     With it they are launched by CUDA on PyTorch's current stream of the device that the first buffer is on, or of
     `device`; those of phases are then 0. Parameters: the buffers, the workspace, the sizes.
+
+    Where a buffer does not begin at a multiple of `alignment` bytes, the launcher that `unaligned()` returns is used.
     """
 
     def __init__(
@@ -320,6 +322,8 @@ class GridLauncher(AnyLauncher):
         warp: int = 32,
         support: CudaSupport | None = None,
         device: int = -1,
+        alignment: int = 1,
+        unaligned: Callable[[], AnyLauncher] | None = None,
     ) -> None: ...
     @property
     def phases(self) -> int:

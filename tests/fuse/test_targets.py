@@ -1,6 +1,6 @@
 """How many kernels well-known pieces of models become, and that they compute the right thing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -192,7 +192,7 @@ def second() -> Iterator[list[str]]:
     """A second target, for the same device: the host's code under another name. What is asked of it is noted."""
     asked: list[str] = []
 
-    def launcher(code: KernelCode) -> object:
+    def launcher(code: KernelCode, unaligned: Callable[[], KernelCode]) -> object:
         asked.append("launch")
         return _native.Launcher(code.address(code.symbol), code.buffers, 0, code.per_thread_workspace)
 

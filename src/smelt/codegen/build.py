@@ -45,6 +45,11 @@ class CompiledKernel:
     phases: tuple[GridPhase, ...] = ()
     workspace: Size = 0
 
+    @classmethod
+    def of(cls, kernel: Kernel, symbol: str, built: Built, code: EntryCode) -> "CompiledKernel":
+        needs = (code.per_thread_workspace, code.sizes, code.facts, code.phases, code.workspace)
+        return cls(kernel, symbol, built, len(kernel.parameters) + bool(code.sizes), *needs)
+
     @property
     def size_count(self) -> int:
         return len(self.sizes)
@@ -95,6 +100,20 @@ def compile_kernels(
         for key in list(itertools.islice(store, max(len(store) - _MOST, 0))):
             del store[key]
         return found
+
+
+def compile_unaligned(kernel: Kernel, options: Options) -> CompiledKernel:
+    """Code of one kernel that takes buffers at any address, where that of `compile_kernels` does not."""
+    key = f"{_key(kernel)}\nunaligned"
+    target, generator = _asked(kernel)
+    with _native.Held(_lock):
+        if key not in _built:
+            plan = generator.schedule(kernel, target, Fuel(), check=False, of="")
+            code = generator.emit("k0", plan, target, aligned=False)
+            (built,) = generator.load([_join([code])], target)
+            _built[key] = [CompiledKernel.of(kernel, "k0", built, code)]
+            events.count("kernels_built")
+        return _built[key][-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +167,7 @@ def _build(store: _Store, new: dict[str, Kernel], how: _How) -> None:
     parts = _divided(units, torch.get_num_threads())
     for part, built in zip(parts, generator.load([_text(part) for part in parts], target), strict=True):
         for place, code in (entry for unit in part for entry in unit.entries.items()):
-            kernel, symbol = kernels[place], f"k{place}"
-            buffers = len(kernel.parameters) + bool(code.sizes)
-            needs = (code.per_thread_workspace, code.sizes, code.facts, code.phases, code.workspace)
-            made = CompiledKernel(kernel, symbol, built, buffers, *needs)
+            made = CompiledKernel.of(kernels[place], f"k{place}", built, code)
             versions = store.setdefault(keys[place], [])
             versions.append(made)
             del versions[:-_MOST_OF_ONE]

@@ -62,8 +62,9 @@ class Generator(Protocol):
     def schedule(self, kernel: Kernel, target: Target, fuel: Fuel, *, check: bool, of: str) -> Any:
         """How a kernel's loops run."""
 
-    def emit(self, symbol: str, plan: Any, target: Target) -> EntryCode:
-        """The functions of a scheduled kernel under the name `symbol`."""
+    def emit(self, symbol: str, plan: Any, target: Target, *, aligned: bool = True) -> EntryCode:
+        """The functions of a scheduled kernel under the name `symbol`. They may take buffers to be `aligned` as the
+        target's launcher sees to."""
 
     def load(self, texts: Sequence[str], target: Target) -> list[Built]:
         """Machine code for each text, ready to be launched."""

@@ -1,6 +1,7 @@
 """The targets that come with the package, offered to `device.registry`. Loads neither LLVM nor what makes code."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from smelt import _native
@@ -23,7 +24,11 @@ def _cpu_generator() -> Any:
     return cpu_generator
 
 
-def _cpu_launcher(code: KernelCode) -> _native.Launcher:
+Unaligned = Callable[[], KernelCode]  # makes the code of the same kernel for buffers at any address
+_ALIGNMENT = 16  # of every buffer, in bytes: what one access of a GPU's thread moves
+
+
+def _cpu_launcher(code: KernelCode, unaligned: Unaligned) -> _native.Launcher:
     return _native.Launcher(code.address(code.symbol), code.buffers, 0, code.per_thread_workspace)
 
 
@@ -47,12 +52,20 @@ def _simt_host_generator() -> Any:
     return HostGenerator()
 
 
-def _simt_host_launcher(code: KernelCode) -> _native.GridLauncher:
+def _simt_host_launcher(code: KernelCode, unaligned: Unaligned | None) -> _native.GridLauncher:
     phases = tuple(
         (code.address(each.symbol), each.blocks, each.threads, each.shared_bytes, each.has_barrier)
         for each in code.phases
     )
-    return _native.GridLauncher(phases, code.buffers, code.workspace, sizes=code.size_count, warp=SIMT_HOST_WARP)
+    return _native.GridLauncher(
+        phases,
+        code.buffers,
+        code.workspace,
+        sizes=code.size_count,
+        warp=SIMT_HOST_WARP,
+        alignment=_ALIGNMENT if unaligned else 1,
+        unaligned=(lambda: _simt_host_launcher(unaligned(), None)) if unaligned else None,
+    )
 
 
 register(
@@ -83,10 +96,11 @@ def _cuda_generator() -> Any:
     return CudaGenerator()
 
 
-def _cuda_launcher(code: KernelCode) -> _native.GridLauncher:
+def _cuda_launcher(code: KernelCode, unaligned: Unaligned | None) -> _native.GridLauncher:
     from smelt.runtime.cuda.launcher import kernel_launcher
 
-    return kernel_launcher(code.loaded, code)
+    made = (lambda: _cuda_launcher(unaligned(), None)) if unaligned else None
+    return kernel_launcher(code.loaded, code, _ALIGNMENT if unaligned else 1, made)
 
 
 for _architecture in ARCHITECTURES:

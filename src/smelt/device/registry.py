@@ -27,7 +27,8 @@ class TargetOffer:
 
     describe: Callable[[], Target]
     generator: Callable[[], Any] | None  # what schedules, emits and loads its kernels
-    launcher: Callable[[Any], Any] | None  # a `KernelCode` → what the runner calls
+    # A `KernelCode`, and what makes that of the same kernel for buffers at any address → what the runner calls.
+    launcher: Callable[[Any, Callable[[], Any]], Any] | None
     limits: Limits
     devices: tuple[str, ...]  # the types of devices whose tensors its kernels work on
 
@@ -43,7 +44,7 @@ def register(
     describe: Callable[[], Target],
     *,
     generator: Callable[[], Any] | None = None,
-    launcher: Callable[[Any], Any] | None = None,
+    launcher: Callable[[Any, Callable[[], Any]], Any] | None = None,
     limits: Limits | None = None,
     devices: tuple[str, ...] = (),
     on_request: bool = False,
@@ -124,7 +125,7 @@ def generator_of(name: str) -> Any:
     return generator()
 
 
-def launcher_of(name: str) -> Callable[[Any], Any]:
+def launcher_of(name: str) -> Callable[[Any, Callable[[], Any]], Any]:
     """What makes a target's machine code something the runner calls."""
     launcher = _offer(name).launcher
     if launcher is None:

@@ -3,6 +3,7 @@
 Program + kernels ── bind ──► Executable          Parts ── joined() ──► a callable with a node of autograd's
 """
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from smelt.base.options import Options
 from smelt.codegen import targets as _targets  # noqa: F401  a program out of the cache is launched by its target too
 from smelt.device import launcher_of
 from smelt.ir.call_contract import JointPlan, Replay
+from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import KernelCode
 from smelt.ir.program import Program
 from smelt.runtime.autograd.differentiable import Flat, GraphOfBackward, MakeBackward, MakePart
@@ -75,10 +77,19 @@ def program_of(run: Flat) -> tuple[Program, Built]:
     return executable.program, executable.keep_alive
 
 
+def _unaligned(kernel: Kernel, options: Options) -> KernelCode:
+    """Code of a kernel for buffers at any address. Built when it is needed, which is seldom."""
+    from smelt.codegen.build import compile_unaligned
+
+    return compile_unaligned(kernel, options)
+
+
 def bind(
     program: Program, kernels: Mapping[str, KernelCode], options: Options, consuming: bool, arenas: Arenas
 ) -> Executable:
     """A program and the code of its kernels as something to run."""
-    targets = {kernel.name: kernel.target for kernel in program.kernels}
-    launchers = {name: launcher_of(targets[name])(code) for name, code in kernels.items() if name in targets}
+    launchers = {
+        kernel.name: launcher_of(kernel.target)(kernels[kernel.name], functools.partial(_unaligned, kernel, options))
+        for kernel in program.kernels
+    }
     return Executable(program, launchers, options.threads, kernels, consuming=consuming, arenas=arenas)

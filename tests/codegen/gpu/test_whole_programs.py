@@ -50,3 +50,21 @@ def test_dynamic_sizes_share_code() -> None:
         torch.testing.assert_close(found, want)
         torch.testing.assert_close(gradient, torch.autograd.grad(want, x)[0])
     assert smelt.counters["sizes_traced"] == 1
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_tensors_that_begin_anywhere(offset: int) -> None:
+    """Code that moves sixteen bytes at once is for tensors that begin at multiples of that; others have their own."""
+
+    def update(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2.0)
+        return torch.softmax(x + y, -1)
+
+    storage = torch.randn(600 * 64 + 8)
+    x = storage[offset : offset + 600 * 64].view(600, 64)
+    y = torch.randn(600, 64)
+    want_x = x * 2
+    found = smelt.compile(update, options={"fallback": False})(x, y)
+    torch.testing.assert_close(x, want_x)
+    torch.testing.assert_close(found, torch.softmax(want_x + y, -1))
+    assert (smelt.counters["kernels_built"] > smelt.counters["kernels"]) is bool(offset)

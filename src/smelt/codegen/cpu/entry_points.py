@@ -22,8 +22,8 @@ from smelt.torch_abi.symbols import PARALLEL_FOR
 _DECLARE_PARALLEL_FOR = f"declare i64 @{PARALLEL_FOR}(ptr, ptr, ptr, i64, i64, i64, i64)"
 
 
-def write(symbol: str, plan: SchedulePlan, target: Target) -> EntryCode:
-    """The functions of a planned kernel under the name `symbol`."""
+def write(symbol: str, plan: SchedulePlan, target: Target, *, aligned: bool = True) -> EntryCode:
+    """The functions of a planned kernel under the name `symbol`, for buffers at any address."""
     sizes = Sizes(len(plan.kernel.parameters))
     variants = [(symbol, plan, WorkspaceLayout.of(plan))]
     while (fallback := variants[-1][1].fallback) is not None:

@@ -41,6 +41,12 @@ typedef struct {
     GridSize workspace; /* bytes */
     int size_count;     /* sizes that a launch is given, in an array that is the last buffer; 0: there is none */
     unsigned warp;      /* threads that run as one */
+    /* What a lowering does, once buffers are found to be aligned. */
+    int (*launch)(AnyLauncher *self, LaunchCall *call);
+    int (*finish)(AnyLauncher *self, LaunchCall *call);
+    unsigned alignment;              /* of every buffer, in bytes: a power of two */
+    PyObject *unaligned;             /* makes a launcher of the same kernel for buffers that are not */
+    _Atomic(AnyLauncher *) fallback; /* which it was asked for */
     /* CUDA */
     PyObject *support; /* what Python does: see _native.pyi */
     int32_t device;    /* on which it is launched, whatever its buffers say; -1: on that of its first */
@@ -49,7 +55,7 @@ typedef struct {
 } GridLauncher;
 
 /* Why a launch did not work; `phase` of the call says where. */
-enum { GRID_MEMORY = 1, GRID_BLOCKS, GRID_DIVERGED, GRID_STRAY_BARRIER, GRID_OVERRUN, GRID_PYTHON, GRID_DRIVER };
+enum { GRID_MEMORY = 1, GRID_BLOCKS, GRID_DIVERGED, GRID_STRAY_BARRIER, GRID_OVERRUN, GRID_PYTHON, GRID_DRIVER, GRID_UNALIGNED };
 
 enum { GRID_MOST_BLOCKS = 0x7fffffff };
 

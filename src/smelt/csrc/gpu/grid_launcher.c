@@ -87,15 +87,79 @@ read_phases(GridLauncher *self, PyObject *phases, bool is_host)
     return 0;
 }
 
+static bool
+is_aligned(const GridLauncher *self, const LaunchCall *call)
+{
+    uintptr_t bits = 0;
+    Py_ssize_t count = self->any.buffers - (self->size_count > 0);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        bits |= (uintptr_t)call->buffers[i];
+    }
+    return (bits & (self->alignment - 1)) == 0;
+}
+
+static int
+checked_launch(AnyLauncher *any, LaunchCall *call)
+{
+    GridLauncher *self = (GridLauncher *)any;
+    if (is_aligned(self, call)) {
+        return self->launch(any, call);
+    }
+    AnyLauncher *fallback = atomic_load(&self->fallback);
+    if (fallback) {
+        return fallback->launch(fallback, call);
+    }
+    call->fault = GRID_UNALIGNED;
+    return -1;
+}
+
+/* Buffers that are not aligned the first time: has the other launcher made. */
+static int
+checked_finish(AnyLauncher *any, LaunchCall *call)
+{
+    GridLauncher *self = (GridLauncher *)any;
+    if (is_aligned(self, call)) {
+        return self->finish(any, call);
+    }
+    AnyLauncher *fallback = atomic_load(&self->fallback);
+    if (call->fault != GRID_UNALIGNED) {
+        return fallback->finish(fallback, call);
+    }
+    if (fallback == NULL) {
+        PyObject *made = PyObject_CallNoArgs(self->unaligned);
+        if (made == NULL) {
+            return -1;
+        }
+        if (!PyObject_TypeCheck(made, &AnyLauncherType) || ((AnyLauncher *)made)->buffers != any->buffers) {
+            PyErr_SetString(PyExc_TypeError, "GridLauncher: unaligned() returns a launcher of the same buffers");
+            Py_DECREF(made);
+            return -1;
+        }
+        if (!atomic_compare_exchange_strong(&self->fallback, &fallback, (AnyLauncher *)made)) {
+            Py_DECREF(made); /* another thread was first */
+        }
+        else {
+            fallback = (AnyLauncher *)made;
+        }
+    }
+    call->fault = 0;
+    return fallback->launch(fallback, call) == 0 ? 0 : fallback->finish(fallback, call);
+}
+
 static PyObject *
 grid_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"phases", "buffers", "workspace", "sizes", "warp", "support", "device", NULL};
-    PyObject *phases, *workspace, *support = Py_None;
+    static char *names[] = {"phases", "buffers",   "workspace", "sizes", "warp", "support", "device", "alignment",
+                            "unaligned", NULL};
+    PyObject *phases, *workspace, *support = Py_None, *unaligned = Py_None;
     Py_ssize_t buffers;
-    int sizes = 0, warp = 32, device = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!nO|$iiOi:GridLauncher", names, &PyTuple_Type, &phases, &buffers,
-                                     &workspace, &sizes, &warp, &support, &device)) {
+    int sizes = 0, warp = 32, device = -1, alignment = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!nO|$iiOiiO:GridLauncher", names, &PyTuple_Type, &phases, &buffers,
+                                     &workspace, &sizes, &warp, &support, &device, &alignment, &unaligned)) {
+        return NULL;
+    }
+    if (alignment < 1 || (alignment & (alignment - 1)) || (alignment > 1 && unaligned == Py_None)) {
+        PyErr_SetString(PyExc_ValueError, "GridLauncher: an alignment is a power of two, and comes with `unaligned`");
         return NULL;
     }
     if (sizes < 0 || sizes > MOST_SIZES || buffers < (sizes > 0) || warp < 1 || device >= CUDA_MOST_DEVICES) {
@@ -110,8 +174,12 @@ grid_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->any.vectorcall = launcher_call;
     self->any.buffers = buffers;
     self->any.asks_device = !is_host && device < 0;
-    self->any.launch = is_host ? host_grid_launch : cuda_grid_launch;
-    self->any.finish = is_host ? host_grid_finish : cuda_grid_finish;
+    self->launch = is_host ? host_grid_launch : cuda_grid_launch;
+    self->finish = is_host ? host_grid_finish : cuda_grid_finish;
+    self->any.launch = alignment > 1 ? checked_launch : self->launch;
+    self->any.finish = alignment > 1 ? checked_finish : self->finish;
+    self->alignment = (unsigned)alignment;
+    self->unaligned = Py_NewRef(unaligned);
     self->size_count = sizes;
     self->warp = (unsigned)warp;
     self->device = device;
@@ -127,6 +195,8 @@ static void
 grid_dealloc(GridLauncher *self)
 {
     cuda_grid_free(self);
+    Py_XDECREF(self->unaligned);
+    Py_XDECREF((PyObject *)atomic_load(&self->fallback));
     free(self->phases);
     free(self->any.workspace.memory);
     Py_TYPE(self)->tp_free((PyObject *)self);

@@ -20,6 +20,7 @@ from smelt.base.options import Options, config
 from smelt.ir import serialize
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.graph import Traced
+from smelt.ir.kernel import HOST
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.program import Launch, Program
 from smelt.pipeline.cache.keys import Unstorable, environment_key, key_of
@@ -205,8 +206,9 @@ def _loaded_image(description: Any, code: bytes) -> "Loaded | CudaCode":
 
 
 def _without_stages(program: Program) -> Program:
-    """The program with its kernels' signatures only: their code is in the images."""
-    bare = {kernel.name: replace(kernel, stages=()) for kernel in program.kernels}
+    """The program with its kernels' signatures only: their code is in the images. Kernels for GPUs stay as they are,
+    to be built again where a buffer is not aligned as that code needs it."""
+    bare = {kernel.name: replace(kernel, stages=()) if kernel.target == HOST else kernel for kernel in program.kernels}
     steps = [Launch(bare[step.kernel.name], step.args) if isinstance(step, Launch) else step for step in program.steps]
     return replace(program, steps=tuple(steps))
 

@@ -5,7 +5,7 @@
 The first launch on a device loads the code there; PyTorch's errors are raised for what a launch fails with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -41,18 +41,43 @@ def cuda_launcher(
     *,
     sizes: int = 0,
     device: int = -1,
+    alignment: int = 1,
+    unaligned: Callable[[], _native.GridLauncher] | None = None,
 ) -> _native.GridLauncher:
     """A launcher of `grids`, one after the other. `buffers` counts the array of sizes, if there is one; `workspace` is
-    in bytes; `device`: where it is launched, by default where its first buffer is."""
+    in bytes; `device`: where it is launched, by default where its first buffer is. Where a buffer does not begin at a
+    multiple of `alignment` bytes, what `unaligned` returns is launched."""
     phases = tuple((0, grid.blocks, grid.threads, grid.shared_bytes, True) for grid in grids)
     support = _Support(code, tuple(grids))
-    return _native.GridLauncher(phases, buffers, workspace, sizes=sizes, support=support, device=device)
+    return _native.GridLauncher(
+        phases,
+        buffers,
+        workspace,
+        sizes=sizes,
+        support=support,
+        device=device,
+        alignment=alignment,
+        unaligned=unaligned,
+    )
 
 
-def kernel_launcher(code: CudaCode, kernel: KernelCode) -> _native.GridLauncher:
+def kernel_launcher(
+    code: CudaCode,
+    kernel: KernelCode,
+    alignment: int = 1,
+    unaligned: Callable[[], _native.GridLauncher] | None = None,
+) -> _native.GridLauncher:
     """A launcher of a kernel, all of whose sizes are numbers by now, in the module that its functions are in."""
     grids = [Grid(each.symbol, each.blocks, each.threads, each.shared_bytes) for each in kernel.phases]
-    return cuda_launcher(code, grids, kernel.buffers, kernel.workspace, sizes=kernel.size_count)
+    return cuda_launcher(
+        code,
+        grids,
+        kernel.buffers,
+        kernel.workspace,
+        sizes=kernel.size_count,
+        alignment=alignment,
+        unaligned=unaligned,
+    )
 
 
 @dataclass(frozen=True, slots=True)
