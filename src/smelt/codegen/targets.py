@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt import _native
-from smelt.device import Target, register
+from smelt.base.errors import warn
+from smelt.device import Target, choose_for, register
 from smelt.device.fusion_limits import Limits
 from smelt.ir.kernel_code import KernelCode
 
@@ -113,3 +114,23 @@ for _architecture in ARCHITECTURES:
         devices=("cuda",),
         on_request=True,
     )
+
+
+def _target_of_gpus() -> str | None:
+    """That of the oldest GPU that is here: newer ones run its code, too. Asked once there are tensors on one."""
+    from smelt.runtime.cuda.driver import devices, why_not_cuda, why_not_device
+
+    reason = why_not_cuda()
+    if reason is not None:
+        warn(f"SM030: no kernels are made for tensors on GPUs: {reason}. PyTorch runs what is on them.")
+        return None
+    oldest = min(device.capability for device in devices() if why_not_device(device) is None)
+    return max((name for name in ARCHITECTURES if _capability(name) <= oldest), key=_capability)
+
+
+def _capability(architecture: str) -> tuple[int, int]:
+    number = int(architecture.removeprefix("sm_"))
+    return number // 10, number % 10
+
+
+choose_for("cuda", _target_of_gpus)

@@ -2,6 +2,7 @@
 
 from smelt.device.registry import (
     check_wanted,
+    choose_for,
     devices,
     find,
     generator_of,
@@ -17,6 +18,7 @@ from smelt.device.target import Target
 __all__ = [
     "Target",
     "check_wanted",
+    "choose_for",
     "devices",
     "find",
     "generator_of",

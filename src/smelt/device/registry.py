@@ -35,7 +35,8 @@ class TargetOffer:
 
 _offers: dict[str, TargetOffer] = {}
 _made: dict[str, Target] = {}
-_by_device: dict[str, str] = {}  # type of a device → the target whose kernels run on its tensors
+_by_device: dict[str, str | None] = {}  # type of a device → the target whose kernels run on its tensors
+_choices: dict[str, Callable[[], str | None]] = {}  # type of a device → what knows its target, asked once
 _lock = locks.lock()
 
 
@@ -97,7 +98,17 @@ def target_of(device: torch.device, wanted: str = "") -> str | None:
     is for such devices. Here alone a device becomes a target."""
     if wanted and device.type in _offer(wanted).devices:
         return wanted
+    if device.type in _choices and device.type not in _by_device:
+        found = _choices[device.type]()
+        with _native.Held(_lock):
+            _by_device.setdefault(device.type, found)
     return _by_device.get(device.type)
+
+
+def choose_for(device_type: str, choose: Callable[[], str | None]) -> None:
+    """Have `choose` say which target kernels on such devices are for, when the first are to be made; None: for none."""
+    with _native.Held(_lock):
+        _choices[device_type] = choose
 
 
 def check_wanted(name: str) -> None:
@@ -109,7 +120,7 @@ def check_wanted(name: str) -> None:
 
 def devices() -> dict[str, str]:
     """The types of devices that kernels are made for, each with its target."""
-    return dict(_by_device)
+    return {device: name for device, name in _by_device.items() if name is not None}
 
 
 def limits_of(name: str) -> Limits:
