@@ -17,6 +17,7 @@ from smelt.codegen.gpu.nvptx import Nvptx
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.row_folds_body import RowFoldsBody
 from smelt.codegen.gpu.simt import Simt
+from smelt.codegen.gpu.transpose_body import TransposeBody
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.runtime_sizes import Sizes
@@ -55,8 +56,7 @@ class GpuGenerator(ABC):
         phases: list[GridPhase] = []
         for number, phase in enumerate(made.phases):
             b = self.simt(f"{symbol}.{number}".replace(".", "_"), phase, target, sizes, kind)
-            body = PhaseBody if phase.folds is None else RowFoldsBody
-            body(b, phase, _pointers(b, made), aligned=aligned).write()
+            _body(phase)(b, phase, _pointers(b, made), aligned=aligned).write()
             builders.append(b)
             phases.append(GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_bytes, b.has_barrier))
         for size in (made.workspace, *(phase.blocks for phase in made.phases)):
@@ -74,6 +74,12 @@ class GpuGenerator(ABC):
 
     @abstractmethod
     def assemble(self, text: str, target: Target) -> str: ...
+
+
+def _body(phase: PhasePlan) -> type[PhaseBody]:
+    if phase.tile is not None:
+        return TransposeBody
+    return PhaseBody if phase.folds is None else RowFoldsBody
 
 
 def _given(sizes: Sizes, size: Size) -> None:

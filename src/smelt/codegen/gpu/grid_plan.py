@@ -17,6 +17,7 @@ from smelt.codegen.axes import fold_rows_first, indices, is_pointwise, merged, w
 from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, kept_aside, scratch_in_memory, split_rows, turned
 from smelt.codegen.gpu.row_folds import RowFolds, finishing, in_one_pass, preloadable, with_room
 from smelt.codegen.gpu.scan_kernels import has_scans, scan_kernels, split_scan
+from smelt.codegen.gpu.transpose_tiles import TransposeTile, transpose_tile
 from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Gather, Index, Kernel, Load, Position, Role, Store
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize
@@ -65,6 +66,7 @@ class PhasePlan:
     unrolled: bool
     warp: int  # threads that run in step
     folds: RowFolds | None = None  # rows that blocks go through one after the other, with folds over them
+    tile: TransposeTile | None = None  # of a block whose reads go across
     preloads: bool = False  # what is the same in all of those rows is loaded once
 
     @property
@@ -98,6 +100,8 @@ class PhasePlan:
     def blocks(self) -> Size:
         if self.folds is not None:
             return self.folds.group_count * self.folds.parts
+        if self.tile is not None:
+            return self.tile.blocks(self.kernel.rows)
         if self.along is Along.POINTS:
             return -(-self.kernel.col_count // (self.threads * self.width))
         return -(-self.kernel.row_count // self.rows_at_once)
@@ -244,6 +248,10 @@ def _points(kernel: Kernel, warp: int) -> PhasePlan:
     kernel = merged(replace(kernel, rows=(), cols=tuple(axes)), cols=True)
     kernel = _terms_in_order(kernel)
     width = _width(kernel, kernel.cols[-1:], ())
+    across = transpose_tile(kernel, width) if kernel.cols else None
+    if across is not None:
+        kernel, tile, threads = across
+        return PhasePlan(kernel, (), Along.POINTS, threads, threads, width, True, warp, tile=tile)
     count = hint(kernel.col_count)
     while width > 1 and count // (width * _POINT_THREADS) < _ENOUGH_BLOCKS:
         width //= 2

@@ -1,0 +1,123 @@
+"""`TransposeBody` writes out a grid whose blocks each have a tile, what is read across by way of shared memory.
+
+    reads along the other axis → shared memory     all of a thread's before it stores one
+    barrier
+    the points of the tile, along the writes       as in `PhaseBody`
+"""
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody, Values
+from smelt.codegen.gpu.simt import Mask
+from smelt.codegen.gpu.transpose_tiles import TransposeTile, lanes_along
+from smelt.codegen.llvm.builder import LlvmValue
+from smelt.codegen.llvm.scalars import from_memory, memory_kind
+from smelt.ir.kernel import Index, Load, Store
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a thread in a tile: how far along each of its axes, and which points those are."""
+
+    down: LlvmValue
+    along: LlvmValue
+    where: Coordinates
+    mask: Mask
+
+
+class TransposeBody(PhaseBody):
+    """A phase with `PhasePlan.tile` being written."""
+
+    arrays: dict[tuple[str, Index], int]  # what was read across, in shared memory
+    place: _Place
+
+    @property
+    def tile(self) -> TransposeTile:
+        assert self.plan.tile is not None
+        return self.plan.tile
+
+    def write(self) -> None:
+        b, tile = self.b, self.tile
+        number = self._coordinates(b.block_number(), (*self.kernel.rows, *tile.tiles))
+        down, along = tile.tiles
+        self.rows = {axis.name: number[axis.name] for axis in self.kernel.rows}
+        self.origin = b.mul(number[down.name], tile.height), b.mul(number[along.name], tile.width)
+        self.arrays = {}
+        self._read_across()
+        b.barrier()
+        (stage,) = self.kernel.stages
+        stored = next(i for i in stage.body if isinstance(i, Store))
+        lanes = self._lanes_of(tile.width, self.plan.width, self.kernel.buffer(stored.buffer).dtype.itemsize)
+        for turn in range(tile.height * tile.width // (self.plan.width * self.plan.threads)):
+            line, first = self._unit(turn, tile.width, self.plan.width, lanes)
+            self.place = self._at(line, first)
+            self.values = {}
+            for instruction in stage.body:
+                self._step(instruction, {**self.rows, **self.place.where}, self.place.mask, tile=turn)
+
+    def _lanes_of(self, side: int, at_once: int, size: int) -> int:
+        return lanes_along(side, at_once, size, self.b.warp)
+
+    def _unit(self, turn: int, side: int, at_once: int, lanes: int) -> tuple[LlvmValue, LlvmValue]:
+        """Which line of the tile a thread has when it comes back for the time `turn`, and where along it."""
+        b, plan = self.b, self.plan
+        lines, pieces = b.warp // lanes, side // (lanes * at_once)
+        warp = b.add(b.warp_number(), turn * (plan.threads // b.warp))
+        line, along = b.mul(warp, lines), b.mul(b.and_(b.lane(), lanes - 1), at_once)
+        if pieces > 1:
+            line = b.mul(b.lshr(warp, pieces.bit_length() - 1), lines)
+            along = b.add(along, b.mul(b.and_(warp, pieces - 1), lanes * at_once))
+        if lines > 1:
+            line = b.add(line, b.lshr(b.lane(), lanes.bit_length() - 1))
+        return line, along
+
+    def _at(self, down: LlvmValue, along: LlvmValue) -> _Place:
+        b, tile = self.b, self.tile
+        mask: Mask = None
+        where: Coordinates = {}
+        for axis, side, origin, inside in (
+            (tile.down, tile.height, self.origin[0], down),
+            (tile.along, tile.width, self.origin[1], along),
+        ):
+            where[axis.name] = b.add(origin, inside)
+            if _leaves_some(axis.size, side):
+                mask = self._both(mask, b.icmp("slt", where[axis.name], b.index(axis.size)))
+        if mask is not None:
+            where = {name: b.select(mask, value, 0) for name, value in where.items()}
+        return _Place(down, along, where, mask)
+
+    def _read_across(self) -> None:
+        """All that a thread reads before it leaves the first: as much as there is comes at the same time."""
+        b, tile, at_once = self.b, self.tile, self.tile.read_at_once
+        found: list[tuple[int, LlvmValue, LlvmValue]] = []
+        for read in tile.reads:
+            buffer = self.kernel.buffer(read.buffer)
+            kind, size = memory_kind(buffer.dtype), buffer.dtype.itemsize
+            line = tile.line(size)
+            array = self.arrays[read.buffer, read.index] = b.shared_array(kind, tile.width * line)
+            lanes = self._lanes_of(tile.height, at_once, size)
+            for turn in range(tile.height * tile.width // (at_once * self.plan.threads)):
+                along, down = self._unit(turn, tile.height, at_once, lanes)
+                place = self._at(down, along)
+                offset = self._offset(read.index, {**self.rows, **place.where})
+                pointer = self.pointers[read.buffer]()
+                raw = b.load_global(pointer, offset, kind, at_once, aligned=self.aligned, constant=True)
+                first = b.add(b.mul(along, line), down)
+                found += [(array, b.add(first, way) if way else first, each) for way, each in enumerate(raw)]
+        for array, at, value in found:
+            b.store_shared(array, at, value)
+
+    def _loaded(self, i: Load, where: Coordinates, tile: int, *, once: bool) -> Values:
+        array = self.arrays.get((i.buffer, i.index))
+        if array is None:
+            return super()._loaded(i, where, tile, once=once)
+        b, buffer = self.b, self.kernel.buffer(i.buffer)
+        line, kind = self.tile.line(buffer.dtype.itemsize), memory_kind(buffer.dtype)
+        first = b.add(b.mul(self.place.along, line), self.place.down)
+        raw = [b.load_shared(array, b.add(first, way * line) if way else first, kind) for way in range(self.plan.width)]
+        return tuple(from_memory(b, each, buffer.dtype) for each in raw)
+
+
+def _leaves_some(size: Size, side: int) -> bool:
+    return is_symsize(size) or bool(size % side)

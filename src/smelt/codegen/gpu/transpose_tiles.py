@@ -1,0 +1,124 @@
+"""Tiles of pointwise kernels that read along another axis than they write along: through shared memory.
+
+    store y[2048*i + j] = load x[i + 2048*j]        neighbouring threads would read x a line apart
+    → a block for every 64 × 64 tile: its threads read x along i, sixteen bytes at once, and leave that in shared
+      memory; then they go along j, find what was x there, and write y sixteen bytes at once
+
+A line of the tile in shared memory is one word longer than the tile, so that neither way threads wait for each other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.ir.kernel import Axis, Kernel, Load, Store
+from smelt.symbolic.shapes import Size, product
+from smelt.symbolic.symsize import hint, is_symsize
+
+# What is chosen by these is right whatever they are; which are fastest is to be measured on a GPU.
+_SIDE = 64  # of a tile, in elements
+_LEAST_SIDE = 32
+_LEAST_EXTENT = 8  # of an axis that is worth tiles
+_THREADS = 256
+_SHARED_BYTES = 48 << 10
+_LINE = 128  # bytes that threads side by side go through, at least if they can
+_WORD = 4
+_ENOUGH_TILES = 528
+
+
+@dataclass(frozen=True, slots=True)
+class TransposeTile:
+    """`height` points of the axis `down`, which `reads` go along, by `width` points of the axis `along`."""
+
+    down: Axis
+    along: Axis
+    height: int
+    width: int
+    reads: tuple[Load, ...]
+    read_at_once: int  # points of `down` that a thread reads in one access
+
+    @property
+    def tiles(self) -> tuple[Axis, Axis]:
+        """Axes that count tiles."""
+        return (
+            Axis(f"{self.down.name}.tile", -(-self.down.size // self.height)),
+            Axis(f"{self.along.name}.tile", -(-self.along.size // self.width)),
+        )
+
+    def blocks(self, rows: Sequence[Axis]) -> Size:
+        return product(axis.size for axis in (*rows, *self.tiles))
+
+    def line(self, size: int) -> int:
+        """From one line of the tile to the next in shared memory, in elements of so many bytes."""
+        return self.height + max(1, _WORD // size)
+
+
+def transpose_tile(kernel: Kernel, at_once: int) -> tuple[Kernel, TransposeTile, int] | None:
+    """A pointwise `kernel` with the axes of a tile as its cols, the tile, and how many threads a block has; None where
+    nothing is read across. `at_once`: points along the last of its cols that a thread takes at once."""
+    along = kernel.cols[-1]
+    stores = [i for i in kernel.instructions() if isinstance(i, Store)]
+    if hint(along.size) < _LEAST_EXTENT or not all(_steps_by_one(i, along) for i in stores):
+        return None
+    long = [axis for axis in kernel.cols[:-1] if hint(axis.size) >= _LEAST_EXTENT]
+    down = max(long, key=lambda axis: _bytes(kernel, _reads(kernel, axis, along)), default=along)
+    reads = _reads(kernel, down, along)
+    if not reads:
+        return None
+    sizes = [kernel.buffer(read.buffer).dtype.itemsize for read in reads]
+    tile = TransposeTile(down, along, _LEAST_SIDE, _LEAST_SIDE, tuple(reads), _at_once(kernel, down, reads))
+    large = replace(tile, height=_side(down), width=_side(along))
+    rows = tuple(axis for axis in kernel.cols if axis is not down and axis is not along)
+    room = sum(large.width * large.line(size) * size for size in sizes)
+    if max(sizes) <= _WORD and room <= _SHARED_BYTES and hint(large.blocks(rows)) >= _ENOUGH_TILES:
+        tile = large
+    while sum(tile.width * tile.line(size) * size for size in sizes) > _SHARED_BYTES:
+        if len(tile.reads) == 1:
+            return None
+        tile, sizes = replace(tile, reads=tile.reads[:-1]), sizes[:-1]  # the rest are read as they come
+    threads = min(_THREADS, tile.height * tile.width // max(at_once, tile.read_at_once))
+    return replace(kernel, rows=rows, cols=(down, along)), tile, threads
+
+
+def _side(axis: Axis) -> int:
+    return _SIDE if hint(axis.size) > _LEAST_SIDE else _LEAST_SIDE
+
+
+def _steps_by_one(access: Load | Store, axis: Axis) -> bool:
+    stride = access.index.stride(axis.name)
+    return not is_symsize(stride) and stride == 1
+
+
+def _reads(kernel: Kernel, down: Axis, along: Axis) -> list[Load]:
+    """Reads that step by one along `down` and by more along `along`; not of what is also written here."""
+    written = {i.buffer for i in kernel.instructions() if isinstance(i, Store)}
+    found: dict[tuple[str, object], Load] = {}
+    for i in kernel.instructions():
+        if isinstance(i, Load) and i.buffer not in written and _steps_by_one(i, down):
+            across = i.index.stride(along.name)
+            if is_symsize(across) or abs(across) > 1:
+                found.setdefault((i.buffer, i.index), i)
+    return list(found.values())
+
+
+def _bytes(kernel: Kernel, reads: Sequence[Load]) -> int:
+    return sum(kernel.buffer(read.buffer).dtype.itemsize for read in reads)
+
+
+def _at_once(kernel: Kernel, down: Axis, reads: Sequence[Load]) -> int:
+    """How many points of `down` are one aligned access in all reads."""
+    width = 16 // max(kernel.buffer(read.buffer).dtype.itemsize for read in reads)
+    steps = [down.size]
+    for read in reads:
+        steps += [read.index.offset, *(stride for name, stride in read.index.terms if name != down.name)]
+    if any(is_symsize(step) for step in steps):
+        return 1
+    width = min(width, 8)
+    while any(step % width for step in steps):
+        width //= 2
+    return width
+
+
+def lanes_along(side: int, at_once: int, size: int, warp: int) -> int:
+    """How many threads of a warp go along a line of a tile, each with so many points of so many bytes."""
+    return min(warp, side // at_once, max(8, _LINE // (at_once * size)))
