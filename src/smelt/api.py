@@ -347,8 +347,8 @@ def explain(function: Callable[..., Any], **settings: Any) -> "Callable[..., Exp
 
     `settings` are those of `smelt.compile`. `print()` of what comes back is a summary with what to change; its
     `text(full=True)` says all of it, `text(guards=True)` the guards, `to_html(path)` writes a page.
-    What it returns may be called again, with other arguments: it then explains all calls together, so that what made
-    the function compile again is seen as well.
+    What it returns may be called several times, with other arguments: it then explains all calls together, and so the
+    causes of recompiles as well.
     """
     from smelt.explain.explanation import from_events
 

@@ -159,7 +159,7 @@ def test_a_module_made_of_a_graph_runs_with_its_constants() -> None:
     assert torch.equal(module(given)[0], given * value)
 
 
-def test_a_consuming_graph_lets_go_of_its_inputs() -> None:
+def test_a_graph_that_owns_its_inputs_lets_go_of_its_inputs() -> None:
     graph = fx.Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")
     sine = graph.call_function(torch.sin, (x,))

@@ -53,6 +53,7 @@ REPLACED = {
     "undraws": "restores_rng",
     # between capture and code
     "accumulable_again": "accumulable_create_graph",
+    "computed again": "recomputed",
     "set_wish": "set_recompute_policy",
     "settled": "specialized, resolved, dense_spec",
     "surroundings": "environment_key, ambient_key",
@@ -69,7 +70,9 @@ REPLACED = {
     "teach_guards": "install_tensor_layout",
     "teach_shelter": "install_preserved_state",
     # sentences
+    "compile again": "recompile",
     "in the world": "in the process",
+    "run by PyTorch": "falls back to eager",
     "the peer": "torch.compile",
     # what people are told of graph breaks and captures
     "a kind not followed": "unsupported type",

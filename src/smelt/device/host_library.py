@@ -1,4 +1,4 @@
-"""What PyTorch's library does badly on the processor this runs on, so that it is asked for something else.
+"""What PyTorch's library does badly on the processor this runs on, so that other calls replace it.
 
     slow_products(torch.bfloat16) == True      products of bfloat16 are better done in float32, and rounded
     same_coins(torch.float32) == True          a mask may be drawn as bools: it is the same mask
@@ -57,7 +57,7 @@ def slow_convolutions() -> bool:
 
 @cache
 def slow_transposed_products() -> bool:
-    """Whether products of float32 by a transposed matrix, x @ w.T, are better asked for transposed, w @ x.T.
+    """Whether products of float32 by a transposed matrix, x @ w.T, are faster transposed, w @ x.T.
 
     On Arm PyTorch gives the former to oneDNN, which takes 0.3 ms to prepare each: for 10×64×64 it takes 341 µs where
     the latter takes 18, and for 8 of them at once 2.6 ms and 0.08. From 128×256×256 on that is made up for.

@@ -1,4 +1,4 @@
-"""Where each buffer of the arena lies: lifetimes, then offsets, so that memory is used again as soon as it is free.
+"""Offsets of buffers in the arena: lifetimes first, then offsets, so that memory is reused as soon as it is free.
 
     a: steps 0–1, b: steps 1–2, c: steps 2–3, each 1 KiB   →   a@0, b@1024, c@0
 
@@ -24,7 +24,7 @@ _LESS = 0.95  # how much smaller the peak must be to allocate at each call
 
 
 def plan(program: Program, lives: Lives | None = None) -> Program:
-    """Say of every buffer where it lies. `lives`: its lifetimes, where somebody knows them."""
+    """Give every buffer its offset. `lives`: its lifetimes, where somebody knows them."""
     return plan_step(program) if program.has_backward else plan_memory(program, lives)
 
 

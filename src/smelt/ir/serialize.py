@@ -60,7 +60,7 @@ def dump(value: object) -> str:
                 table.append(form)
             return ["#r", places[text]]
         if kind is torch.Tensor and value.dtype is torch.int64 and value.dim() == 1:
-            return ["#n", *value.tolist()]  # sizes that a kernel is told
+            return ["#n", *value.tolist()]  # sizes that a kernel is given at launch
         if kind is torch._ops.OpOverload:
             return operator_form(value)
         if kind in ENUMS:

@@ -1,4 +1,4 @@
-"""How many bytes a training step takes at its peak, told from its two graphs or its two programs.
+"""How many bytes a training step takes at its peak, computed from its two graphs or its two programs.
 
     forward     what it has made so far and still needs            ┐
     between     its results, and what it saved                     ├─ the most of these is the peak

@@ -15,7 +15,7 @@ from smelt.base.coexist import leave_alone
 
 @leave_alone
 class _Computed(torch.autograd.Function):
-    """Yields what it is told, as if computed from its argument."""
+    """Returns what it is given, as if computed from its argument."""
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -458,7 +458,7 @@ def _multiplies_by_integers() -> bool:
         weight = GhostTensor(TensorSpec((4, 5), (5, 1), torch.float32, HOST))
         try:
             torch.matmul(batch, weight)
-        except RuntimeError:  # it cannot be told with symbols
+        except RuntimeError:  # unknown for symbols
             return True
     return any(fact.relation == "==" for fact in shape_env.guards)
 

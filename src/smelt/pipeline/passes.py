@@ -51,7 +51,7 @@ class PassContext:
     name: str
     fuel: Fuel
     decompositions: Decompositions = field(default_factory=dict)
-    consuming: bool = False  # whether inputs come in a list, to be let go after their last use
+    consuming: bool = False  # whether inputs come in a list, to be freed after their last use
     planned: bool = True  # whether temporary values lie in an arena
     arenas: Arenas = field(default_factory=Arenas)  # memory that programs running in turn share
 

@@ -46,8 +46,8 @@ def _settings() -> tuple[Any, ...]:
 
 def _flags() -> tuple[Any, ...]:
     names = tuple(name for name in _FLAGS if name in vars(_python_dispatch))
-    told = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)
-    return vars(_python_dispatch), names, told if names == _FLAGS else None
+    set_flag = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)
+    return vars(_python_dispatch), names, set_flag if names == _FLAGS else None
 
 
 def teach() -> None:
@@ -82,11 +82,11 @@ def teach() -> None:
 
 def _lower_flags() -> None:
     """Other threads of the parent may have been in modes; a forked child does not have them."""
-    flags, names, told = _flags()
+    flags, names, set_flag = _flags()
     if not torch._C._len_torch_dispatch_stack():
         flags.update(dict.fromkeys(names, False))
-        if told is not None:
-            told(False)
+        if set_flag is not None:
+            set_flag(False)
 
 
 teach()

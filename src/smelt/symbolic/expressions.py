@@ -315,9 +315,9 @@ class ShapeEnv:
             return False if easiest is not None and not holds(easiest, 0) else None
         if (low is not None and low > 0) or (high is not None and high < 0):
             return relation == "!="
-        for told in ("==", "!="):
-            if SizeGuard(told, difference) in self.guards or SizeGuard(told, -difference) in self.guards:
-                return relation == told
+        for known in ("==", "!="):
+            if SizeGuard(known, difference) in self.guards or SizeGuard(known, -difference) in self.guards:
+                return relation == known
         return None
 
     def guard(self, relation: str, left: Expression, right: Expression) -> bool:

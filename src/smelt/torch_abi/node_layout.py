@@ -165,7 +165,7 @@ def _materializing() -> int | None:
 
 
 def materializes(context: Any) -> bool | None:
-    """Whether a `torch.autograd.Function` wants zeros for gradients that do not come; None if that cannot be told."""
+    """Whether a `torch.autograd.Function` wants zeros for gradients that do not come; None if unknown."""
     place = _materializing()
     return None if place is None else bool(read_bytes(id(context) + place, 1)[0])
 

@@ -407,7 +407,7 @@ def test_another_thread_counts_from_the_first_step_to_the_last(name: str, progra
     assert min(waits) < 0.5, waits
 
 
-def test_what_a_consuming_program_has_used_is_freed_on_the_way() -> None:
+def test_what_a_program_that_owns_its_inputs_has_used_is_freed_on_the_way() -> None:
     """Without Python too: memory of the first step is free while the second, which takes longer, is at work."""
 
     class Memory(bytearray):
@@ -435,7 +435,7 @@ def test_what_a_consuming_program_has_used_is_freed_on_the_way() -> None:
     assert freed and freed[0] - begin < (end - begin) / 2
 
 
-def test_an_owner_of_its_own_keeps_what_a_consuming_program_is_given() -> None:
+def test_an_owner_of_its_own_keeps_what_a_program_that_owns_its_inputs_is_given() -> None:
     x, y = normal(3, 4), normal(4, 5)
     wanted = torch.mm(x, y)
     program, inputs = program_of(aten.mm.default, (x, y), {}, wanted)

@@ -91,7 +91,7 @@ def test_a_program_knows_where_it_begins_to_write_inputs() -> None:
     assert [type(step) for step in steps[:place]].count(LaunchStep) == 1 and isinstance(steps[place], LaunchStep)
 
 
-def test_a_consuming_program_lets_go_of_its_inputs() -> None:
+def test_a_program_that_owns_its_inputs_lets_go_of_its_inputs() -> None:
     alive: list[bool] = []
 
     def watch(threads: int, source: torch.Tensor, target: torch.Tensor) -> None:

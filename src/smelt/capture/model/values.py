@@ -68,7 +68,7 @@ class Number(Constant):
     A string from outside is one too: a name that is only passed on may be another at each call.
 
     Whoever looks at `value` relies on it from then on, and it is guarded; a counter that is only read, counted up and
-    written back stays free, and is computed again when the graph has run (`made`: function and operands).
+    written back stays free, and is recomputed when the graph has run (`made`: function and operands).
 
     A number that is known to differ from call to call has a `symbolic` form, which graphs compute with.
     """

@@ -228,7 +228,7 @@ class Rebuilder:
         return maker(self, value)
 
     def _symbolic(self, value: Number) -> Operand:
-        """A number computed from sizes is computed again from the sizes of what came in."""
+        """A number computed from sizes is recomputed from the sizes of the inputs."""
         if value.source is not None:
             return self._input(value.source)
         what = meaning(value.symbolic)

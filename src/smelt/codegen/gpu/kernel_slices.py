@@ -9,7 +9,7 @@
     row:
       store good[0] = all_ok
 
-Values are computed again rather than passed on through memory where nothing but loads and arithmetic leads to them.
+Values are recomputed rather than passed on through memory where nothing but loads and arithmetic leads to them.
 """
 
 from collections.abc import Collection, Iterable, Sequence

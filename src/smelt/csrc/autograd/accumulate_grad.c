@@ -1,5 +1,5 @@
 /* Gradients into the `.grad` of leaves, as PyTorch's engine puts them there. Only those that are not plain are left to
-   Python: plain is a first one that nobody else has and that lies as the leaf does, and one to be added to its like. */
+   Python: plain is a first one that nobody else has and that has the leaf's layout, and one to be added to its like. */
 #include "autograd/graph_read.h"
 
 #include "guards/guards.h"

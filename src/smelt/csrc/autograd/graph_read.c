@@ -1,4 +1,4 @@
-/* Autograd's graph, read where it lies: what the engine would run, in one pass. See _native.pyi, and
+/* Autograd's graph, read in PyTorch's memory: what the engine would run, in one pass. See _native.pyi, and
    torch_abi/node_layout.py for how the places are found. */
 #define PY_SSIZE_T_CLEAN
 #include "autograd/graph_read.h"

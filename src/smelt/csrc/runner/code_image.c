@@ -35,7 +35,7 @@ fill_slots(Code *self, Py_ssize_t image_size, PyObject *slots)
             return -1;
         }
         if (offset < 0 || offset > image_size - (Py_ssize_t)sizeof(uint64_t)) {
-            PyErr_SetString(PyExc_ValueError, "Code: a slot lies outside the image");
+            PyErr_SetString(PyExc_ValueError, "Code: a slot is outside the image");
             Py_DECREF(items);
             return -1;
         }

@@ -80,7 +80,7 @@ matrix_at(const int64_t *numbers, void *const *data, int place)
 }
 
 static Matrix
-turned(Matrix matrix)
+transposed(Matrix matrix)
 {
     return (Matrix){.data = matrix.data, .row = matrix.column, .column = matrix.row, .begin = matrix.begin};
 }
@@ -101,8 +101,8 @@ product_run(const int64_t *numbers, int matrices, void *const *data, double beta
     if (product.columns < product.rows) {
         product = (Product){
             .rows = product.columns, .columns = product.rows, .depth = product.depth,
-            .out = turned(product.out), .given = turned(product.given),
-            .left = turned(product.right), .right = turned(product.left),
+            .out = transposed(product.out), .given = transposed(product.given),
+            .left = transposed(product.right), .right = transposed(product.left),
             .beta = product.beta, .alpha = product.alpha,
         };
     }

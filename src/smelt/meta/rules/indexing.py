@@ -44,7 +44,7 @@ def index_of(value: Any, indices: Sequence[Any]) -> Any:
 
 
 def _expanded(value: Any, shape: Sequence[Any]) -> tuple[Any, ...]:
-    """The stride of `value.expand(shape)`, told without a call: that one makes PyTorch load what is heavy."""
+    """The stride of `value.expand(shape)`, computed without calling it, which would make PyTorch load heavy modules."""
     new = len(shape) - value.dim()
     own = zip(value.shape, value.stride(), shape[new:], strict=True)
     return (*[0] * new, *(0 if size == 1 and wanted != 1 else step for size, step, wanted in own))

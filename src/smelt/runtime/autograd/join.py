@@ -51,8 +51,8 @@ def join(
 ) -> Flat:
     """A callable from flat input tensors to flat outputs.
 
-    Each backward is compiled when it is first needed; it takes the saved tensors and the tangents that have a bit. If
-    they are `consuming`, backwards take them in a list and empty it, so that memory is freed after its last use.
+    Each backward is compiled when it is first needed; it takes the saved tensors and the tangents that have a bit. With
+    `consuming`, backwards take them in a list and empty it, so that memory is freed after its last use.
 
     `eager`, the original graph, runs instead where the compiled one would be wrong: when mutated inputs share memory,
     under `torch.func` transforms, in forward-mode differentiation, inside `torch.utils.checkpoint`, and where an

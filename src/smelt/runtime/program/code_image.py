@@ -51,7 +51,7 @@ def load(image: Image) -> Loaded:
         slots.append((slot.offset, address + slot.addend, not slot.name))
     offsets = dict(image.symbols)
     if not all(0 <= offset < len(image.code) for offset in offsets.values()):
-        raise SmeltError("SM030", "a function lies outside its image")
+        raise SmeltError("SM030", "a function is outside its image")
     return Loaded(_native.Code(image.code, slots), offsets)
 
 

@@ -29,7 +29,7 @@ _one_at_a_time = locks.lock()
 def scratch_of(op: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """The bytes a call takes beyond its results, at the most; arguments have `TensorSpec`s in the place of tensors.
 
-    0 where it cannot be told: for what draws random numbers, writes arguments or does anything else that shows, for
+    0 where it is unknown: for what draws random numbers, writes arguments or does anything else that shows, for
     what raises on zeros, and on devices other than the CPU.
     """
     given = (tuple(args), tuple(kwargs.items()))

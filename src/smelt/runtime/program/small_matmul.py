@@ -1,4 +1,4 @@
-"""Products of matrices as they are best asked for: small ones of nobody, some as those of the transposed.
+"""Matrix products as they are fastest: small ones computed here without a library call, some as products of transposes.
 
     mm(out, left, right) of 10 × 10   →   (0, 10, 10, 10, 10, 1, 0, 10, 1, 0, 10, 1, 0)   see `NativeCall`
     mm(out, left, right.T)            →   mm(out.T, right, left.T)                        where that is faster
