@@ -147,6 +147,35 @@ def test_writing_beyond_shared_memory(code: ctypes.CDLL) -> None:
     launcher(phase(code, "overrun", shared=18))(1)
 
 
+def test_memory_that_begins_at_an_odd_place(code: ctypes.CDLL) -> None:
+    class Odd(Buffer):
+        def data_ptr(self) -> int:
+            return ctypes.addressof(self.memory) + 4
+
+    given, sizes = FLOATS(*range(128)), (ctypes.c_int64 * 2)(4, 1)
+    even = (ctypes.c_float * 132)()
+    offset = -ctypes.addressof(even) % 16
+
+    class Even(Buffer):
+        def data_ptr(self) -> int:
+            return ctypes.addressof(self.memory) + offset
+
+    plain = GridLauncher((phase(code, "note"),), 3, 0, sizes=2, warp=WARP)
+    wrong = GridLauncher((phase(code, "diverge"),), 3, 0, sizes=2, warp=WARP)
+    twice = (phase(code, "note", 2),)
+    either = GridLauncher(twice, 3, 0, sizes=2, warp=WARP, alignment=16, unaligned=lambda: plain)
+    failing = GridLauncher(twice, 3, 0, sizes=2, warp=WARP, alignment=16, unaligned=lambda: wrong)
+    either(1, Even(even), Even(even), Odd(sizes))  # the sizes are for the host
+    assert len(noted(code)) == 8
+    for _ in range(2):
+        either(1, Even(even), Odd(given), Buffer(sizes))
+        assert len(noted(code)) == 4
+        with pytest.raises(RuntimeError, match="some warps end"):
+            failing(1, Odd(given), Even(even), Buffer(sizes))
+    either(1, Even(even), Even(even), Buffer(sizes))
+    assert len(noted(code)) == 8
+
+
 def test_stacks_of_fibers_are_their_own(code: ctypes.CDLL) -> None:
     found = (ctypes.c_int64 * 4)()
     launcher(phase(code, "recurse"), buffers=1)(1, Buffer(found))
@@ -211,6 +240,9 @@ def test_what_cannot_be_launched(code: ctypes.CDLL) -> None:
         GridLauncher((3,), 0, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cannot be"):
         GridLauncher((good,), 0, 0, sizes=2)
+    for alignment, unaligned in ((24, print), (16, None)):
+        with pytest.raises(ValueError, match="power of two, and comes with"):
+            GridLauncher((good,), 0, 0, alignment=alignment, unaligned=unaligned)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="cannot create"):
         AnyLauncher()
     with pytest.raises(ValueError, match="forward, reverse or shuffled"):

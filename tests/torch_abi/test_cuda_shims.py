@@ -10,9 +10,11 @@ import torch
 from smelt import _native
 from smelt.torch_abi import cuda_shims
 from smelt.torch_abi.probe import Experiment
+from tests.layout import needs_layout
 from tests.runtime.cuda.fake_cuda import FakeCuda, built_cuda, cuda
 
 __all__ = ["built_cuda", "cuda"]
+pytestmark = needs_layout
 
 
 class Streams:

@@ -36,7 +36,7 @@ static _Thread_local Context *current;
 static _Thread_local int capture_mode;
 
 /* What tests set, and read. */
-int fake_version, fake_devices, fake_major, fake_minor;
+int fake_version, fake_devices, fake_major, fake_minor, fake_newer; /* the last: by how much each device's minor number is */
 int fake_capturing;
 void *fake_streams[DEVICES];
 LaunchRecord fake_launches[MOST_LAUNCHES];
@@ -49,7 +49,7 @@ static bool is_initialized;
 void
 fake_reset(void)
 {
-    fake_version = 12040, fake_devices = 2, fake_major = 9, fake_minor = 0;
+    fake_version = 12040, fake_devices = 2, fake_major = 9, fake_minor = 0, fake_newer = 0;
     fake_capturing = fake_launch_count = fake_links = fake_blocks_taken = fake_blocks_free = 0;
     memset(fake_streams, 0, sizeof fake_streams);
     memset(fake_retained, 0, sizeof fake_retained);
@@ -153,7 +153,8 @@ int
 cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     MAYBE_FAIL("cuDeviceGetAttribute");
-    *value = attribute == 75 ? fake_major : attribute == 76 ? fake_minor : attribute == 10 ? 32 : 1000 + attribute;
+    *value = attribute == 75 ? fake_major : attribute == 76 ? fake_minor + fake_newer * (device - 100)
+           : attribute == 10 ? 32 : 1000 + attribute;
     return device >= 100 ? 0 : INVALID_VALUE;
 }
 

@@ -10,7 +10,7 @@ import pytest
 from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.runtime.cuda import driver
-from smelt.runtime.cuda.driver import devices, ptx_version, why_not_cuda
+from smelt.runtime.cuda.driver import devices, ptx_version, why_not_cuda, why_not_device
 from smelt.runtime.cuda.image import CudaCode, CudaImage, assemble, image_key
 from tests.runtime.cuda.fake_cuda import INVALID_PTX, OUT_OF_MEMORY, FakeCuda, ptx
 
@@ -71,6 +71,21 @@ def test_code_is_assembled_once_for_devices_of_a_kind(cuda: FakeCuda) -> None:
     assert image.capability == (9, 0) and image.driver == 12040 and "Used 24 registers" in image.log
     assert image.key == image_key(devices()[0]) == "sm_90 driver 12040"
     assert [code.module(device).device for device in (0, 1)] == [0, 1] and code.module(0) is code.module(0)
+
+
+def test_devices_of_two_kinds(cuda: FakeCuda) -> None:
+    cuda.set(major=8, minor=0, newer=6)
+    code = CudaCode(TEXT)
+    assert code.function("k0", 1) and code.function("k0", 0)
+    assert [image.key for image in code.images] == ["sm_86 driver 12040", "sm_80 driver 12040"]
+    stored = [CudaImage.from_bytes(image.to_bytes()) for image in code.images]
+    cuda.fail("cuLinkCreate", INVALID_PTX)
+    assert CudaCode(TEXT, stored).function("k0", 0)
+    cuda.fail("", 0)
+    cuda.set(major=7, minor=0, newer=5)  # the first is too old, and says so; the second is not
+    assert why_not_cuda() is None
+    assert [why_not_device(device) is None for device in devices()] == [False, True]
+    assert CudaCode(TEXT).image(devices()[1]).capability == (7, 5)
 
 
 def test_stored_code_needs_no_assembler(cuda: FakeCuda) -> None:

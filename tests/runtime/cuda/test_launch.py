@@ -10,6 +10,8 @@ import torch
 
 from smelt import _native
 from smelt.base.errors import SmeltError
+from smelt.ir.flat.steps import FlatProgram, FlatValue, LaunchStep
+from smelt.ir.flat.write import write
 from smelt.runtime.cuda import launcher as cuda_launchers
 from smelt.runtime.cuda.image import CudaCode
 from smelt.runtime.cuda.launcher import Grid, cuda_launcher
@@ -122,8 +124,9 @@ def test_a_launch_that_fails(cuda: FakeCuda, after: int) -> None:
     given = Buffer(range(32)), Buffer([0]), sizes(32, 1, 4)
     for attempt in range(2):  # the first by Python, which loads the code
         cuda.fail("cuLaunchKernel", ILLEGAL_ADDRESS, after)
-        with pytest.raises(CUDA_ERROR, match="CUDA error: an illegal memory access was encountered\nCUDA kernel"):
+        with pytest.raises(CUDA_ERROR, match=r"CUDA error: an illegal memory access was.*\nCUDA kernel") as failure:
             launch(1, *given)
+        assert failure.value.error_code == ILLEGAL_ADDRESS
         assert cuda.library.fake_current() is None and len(cuda.launches) == (attempt + 1) * after
     launch(1, *given)
     assert given[1].memory[0] == sum(range(32))
@@ -220,16 +223,21 @@ def test_what_a_graph_recorded_stays(cuda: FakeCuda) -> None:
     cuda.set(modules=before)  # for the check of the fixture
 
 
+def runner(steps: tuple[LaunchStep, ...], inputs: int, constants: tuple[Any, ...] = ()) -> _native.Runner:
+    values = (FlatValue("v", None, None, (), ()),) * (inputs + len(constants))
+    program = FlatProgram("p", values, inputs, constants, 0, 0, steps, ())
+    return _native.Runner(
+        *write(program, lambda dtype: -1, lambda device: None),
+        threads=lambda: 1, acquire=list, release=print, allocate=print, view=print, fit=print, watchers=(),
+    )  # fmt: skip
+
+
 def test_a_step_of_a_program_on_tensors(cuda: FakeCuda) -> None:
     connect()
     launch = cuda_launcher(CudaCode(TEXT), [Grid("add_one", 1, 32)], 3, sizes=1, device=1)
     assert isinstance(launch, _native.AnyLauncher)
     count = torch.tensor([5])
-    run = _native.Runner(
-        inputs=2, constants=(count,), arena=0, values=3, steps=(("launch", launch, (0, 1, 2)),) * 3, outputs=(),
-        consuming=False, threads=lambda: 1, acquire=list, release=print, allocate=print, view=print, fit=print,
-        watchers=(),
-    )  # fmt: skip
+    run = runner((LaunchStep("add_one", launch, (0, 1, 2)),) * 3, inputs=2, constants=(count,))
     given, out = torch.arange(5.0), torch.zeros(5)
     run(given, out)
     assert run.python_steps == 0 and run.gil_acquisitions == 1  # once, to load the code
@@ -243,15 +251,46 @@ def test_a_step_of_a_program_on_tensors(cuda: FakeCuda) -> None:
 
 
 def test_a_program_asks_on_which_gpu_its_tensors_are(cuda: FakeCuda) -> None:
-    run = _native.Runner(
-        inputs=3, constants=(), arena=0, values=3, steps=(("launch", add_one(CudaCode(TEXT)), (0, 1, 2)),), outputs=(),
-        consuming=False, threads=lambda: 1, acquire=list, release=print, allocate=print, view=print, fit=print,
-        watchers=(),
-    )  # fmt: skip
+    run = runner((LaunchStep("add_one", add_one(CudaCode(TEXT)), (0, 1, 2)),), inputs=3)
     run(Buffer([1], device=1), Buffer([0]), sizes(1, 1))
     assert cuda.launches[0].device == 1
     with pytest.raises(ValueError, match="not on a GPU"):
         run(torch.ones(1), torch.ones(1), torch.tensor([1, 1]))
+
+
+def test_memory_that_begins_at_an_odd_place(cuda: FakeCuda) -> None:
+    """What takes any memory is launched where a buffer begins between two sixteens of bytes, made when it is needed."""
+
+    class At(Buffer):
+        def __init__(self, place: int) -> None:
+            super().__init__([0] * 16)
+            self.place = place
+
+        def data_ptr(self) -> int:
+            start = ctypes.addressof(self.memory)
+            return start + -start % 16 + self.place
+
+    code = CudaCode(ptx(("fast", 2), ("slow", 2)))
+    made: list[Any] = []
+
+    def slow() -> _native.GridLauncher:
+        made.append(cuda_launcher(code, [Grid("slow", 1, 32)], 1))
+        return made[-1]
+
+    fast = cuda_launcher(code, [Grid("fast", 1, 32)], 1, alignment=16, unaligned=slow)
+    fast(1, At(0))
+    assert not made
+    for place in (4, 0, 12, 16):
+        fast(1, At(place))
+    assert len(made) == 1
+    assert [each.name for each in cuda.launches] == ["fast", "slow", "fast", "slow", "fast"]
+    cuda.fail("cuLaunchKernel", ILLEGAL_ADDRESS)
+    with pytest.raises(CUDA_ERROR):
+        fast(1, At(4))
+    for wrong in (lambda: None, lambda: cuda_launcher(code, [], 2)):
+        odd: Any = wrong
+        with pytest.raises(TypeError, match="returns a launcher of the same buffers"):
+            cuda_launcher(code, [Grid("fast", 1, 32)], 1, alignment=16, unaligned=odd)(1, At(8))
 
 
 def test_threads_launch_at_once(cuda: FakeCuda) -> None:

@@ -12,11 +12,15 @@
 enum { USUAL_PARAMETERS = 64, IS_RECORDING = 1 };
 
 /* PyTorch's functions for CUDA; NULL: not known. All return 0, or something else for an error. */
-static struct {
+typedef struct {
     int32_t (*current_stream)(int32_t device, void **stream);
     int32_t (*allocate)(uint64_t bytes, void **memory); /* on the current device, for its current stream */
     int32_t (*free)(void *memory);
-} torch;
+} TorchFunctions;
+
+/* Read without the GIL: they are replaced as a whole, and never freed. */
+static const TorchFunctions none_known;
+static _Atomic(const TorchFunctions *) torch_functions = &none_known;
 
 /* --- a launch --------------------------------------------------------------------------------------- */
 
@@ -94,16 +98,17 @@ cuda_grid_launch(AnyLauncher *any, LaunchCall *call)
     GridLauncher *self = (GridLauncher *)any;
     int32_t device = self->device < 0 ? call->device : self->device;
     const CudaCode *code = find_code(self, device);
+    const TorchFunctions *torch = atomic_load_explicit(&torch_functions, memory_order_acquire);
     int64_t bytes = grid_size(self->workspace, grid_sizes(self, call));
     void *stream, *workspace = NULL;
     CudaContext before;
     if (bytes < 0) {
         return refuse(call, GRID_MEMORY, 0);
     }
-    if (code == NULL || torch.current_stream == NULL || torch.current_stream(device, &stream)) {
+    if (code == NULL || torch->current_stream == NULL || torch->current_stream(device, &stream)) {
         return refuse(call, GRID_PYTHON, 0);
     }
-    if (bytes && torch.allocate == NULL) {
+    if (bytes && torch->allocate == NULL) {
         return refuse(call, GRID_PYTHON, 0);
     }
     CudaResult status = cuda_enter(code->driver, code->context, &before);
@@ -111,13 +116,13 @@ cuda_grid_launch(AnyLauncher *any, LaunchCall *call)
         return refuse(call, GRID_DRIVER, status);
     }
     note_recording(self, code->driver, stream);
-    if (bytes && (torch.allocate((uint64_t)bytes, &workspace) || workspace == NULL)) {
+    if (bytes && (torch->allocate((uint64_t)bytes, &workspace) || workspace == NULL)) {
         cuda_leave(code->driver, code->context, before);
         return refuse(call, GRID_PYTHON, 0);
     }
     int launched = launch_phases(self, call, code, stream, workspace);
     if (workspace) {
-        torch.free(workspace);
+        torch->free(workspace);
     }
     cuda_leave(code->driver, code->context, before);
     return launched;
@@ -167,7 +172,8 @@ load_code(GridLauncher *self, int32_t device)
 static int
 find_stream(GridLauncher *self, int32_t device, void **stream)
 {
-    if (torch.current_stream && torch.current_stream(device, stream) == 0) {
+    const TorchFunctions *torch = atomic_load(&torch_functions);
+    if (torch->current_stream && torch->current_stream(device, stream) == 0) {
         return 0;
     }
     PyObject *number = PyObject_CallMethod(self->support, "stream", "i", (int)device);
@@ -302,8 +308,13 @@ set_cuda_library(PyObject *Py_UNUSED(module), PyObject *functions)
     if (addresses[1] == NULL || addresses[2] == NULL) {
         addresses[1] = addresses[2] = NULL; /* one is no use without the other */
     }
-    memcpy(&torch.current_stream, &addresses[0], sizeof addresses[0]);
-    memcpy(&torch.allocate, &addresses[1], sizeof addresses[1]);
-    memcpy(&torch.free, &addresses[2], sizeof addresses[2]);
+    TorchFunctions *made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        return PyErr_NoMemory();
+    }
+    memcpy(&made->current_stream, &addresses[0], sizeof addresses[0]);
+    memcpy(&made->allocate, &addresses[1], sizeof addresses[1]);
+    memcpy(&made->free, &addresses[2], sizeof addresses[2]);
+    atomic_store_explicit(&torch_functions, made, memory_order_release);
     Py_RETURN_NONE;
 }

@@ -6,7 +6,7 @@ The first launch on a device loads the code there; PyTorch's errors are raised f
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -107,5 +107,7 @@ def launch_error(code: int, symbol: str) -> RuntimeError:
     text = _native.cuda_error_text(code)
     if code == _OUT_OF_MEMORY:
         return torch.OutOfMemoryError(f"CUDA out of memory. The driver has none left to launch {symbol}.")
-    made: RuntimeError = getattr(torch, "AcceleratorError", RuntimeError)(f"CUDA error: {text}\n{_ADVICE}")
+    made: Any = getattr(torch, "AcceleratorError", RuntimeError)(f"CUDA error: {text}\n{_ADVICE}")
+    made.error_code = code  # as PyTorch's have it
+    assert isinstance(made, RuntimeError)
     return made
