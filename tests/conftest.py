@@ -18,7 +18,6 @@ from tests import golden as golden_module
 from tests import shared_kernels, skips, targets
 
 os.environ["SMELT_CACHE"] = "0"
-_SHARED = "SMELT_TESTS_SHARED"  # the folder of shared kernels, told to the processes a run of the tests starts
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads that wait for work sleep rather than spin: other processes of the tests want the processors.
@@ -35,16 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
     golden_module.updating = bool(config.getoption("--update-golden"))
     targets.use(config.getoption("--device"), config.getoption("--target"))
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        os.environ[_SHARED] = tempfile.mkdtemp(prefix="smelt-tests-")
+        os.environ[shared_kernels.FOLDER] = tempfile.mkdtemp(prefix="smelt-tests-")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        shutil.rmtree(os.environ.pop(_SHARED), ignore_errors=True)
+        shutil.rmtree(os.environ.pop(shared_kernels.FOLDER), ignore_errors=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    shared_kernels.share(Path(os.environ[_SHARED]))
+    shared_kernels.share(Path(os.environ[shared_kernels.FOLDER]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,39 +1,65 @@
 """Scripts in processes of their own, without importing torch in each: they are forked from one that did nothing else.
 
     done = run("print(torch.ones(2), smelt.counters['graphs'])")     done.stdout, done.stderr, done.returncode
+    process = start("while True: pass")     process.runs(), process.kill(), process.done()
 
-A process is as new as one that has just imported torch and smelt. What a script does to it, up to its end, nobody else
-sees. What hangs is ended after `seconds`. `new=True` starts an interpreter for the script alone, as for scripts that
-count frames: there are some below a forked one.
+A process is as new as one that has just run `begin`: torch, smelt and the compiler are imported, and nothing else has
+happened. What a script does to it, up to its end, nobody else sees. What hangs is ended after `seconds`.
+
+`run_new` starts an interpreter for the script alone. It takes seconds, and is for scripts that need one: those that
+look at how an interpreter begins or ends, count frames to the last, or have a seed of hashes of their own.
 """
 
 import atexit
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-_ROOT = Path(__file__).parent.parent
-_BEGIN = "import torch\nimport smelt\n"
+from tests import shared_kernels
 
-# Reads a line for each script, forks, and answers with what became of the child.
+ROOT = Path(__file__).parent.parent
+PLAIN = "import torch\nimport smelt\n"
+COMPILER = f"""{PLAIN}
+import importlib, os, pathlib, pkgutil
+import llvmlite.binding, torch.testing
+import smelt.codegen, smelt.fuse, smelt.pipeline
+for package in (smelt.codegen, smelt.fuse, smelt.pipeline):  # as a first call does
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+from tests import shared_kernels
+shared_kernels.share(pathlib.Path(os.environ["{shared_kernels.FOLDER}"]))
+"""
+
+# Reads a line for each script, has it run by a child, and answers with what became of that. For each way to begin there
+# is a server of its own, which is a child of the first one: torch is imported once.
 _SERVER = """
-import json, os, signal, sys, traceback, types
+import atexit, faulthandler, json, os, signal, sys, threading, traceback, types, warnings
 
 def child(order):
+    os.setsid()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for place, name in enumerate((os.devnull, order["stdout"], order["stderr"])):
         os.dup2(os.open(name, os.O_RDWR), place)
+    os.environ.clear()
     os.environ.update(order["environment"])
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")
-    sys.argv = [order["file"]]
+    faulthandler.enable()
+    if not order["warns"]:
+        warnings.simplefilter("ignore")
+    sys.argv = [order["file"], *order["arguments"]]
+    if os.path.isabs(order["file"]):
+        sys.path[0] = os.path.dirname(order["file"])
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__dict__["__builtins__"], main.__file__ = __builtins__, order["file"]
-    signal.alarm(order["seconds"])
+    main.__dict__.update(__builtins__=__builtins__, __file__=order["file"], torch=torch)
+    main.__dict__.update((name, sys.modules[name]) for name in ("smelt",) if name in sys.modules)
     code = 0
     try:
         exec(compile(order["script"], order["file"], "exec"), main.__dict__)
@@ -42,15 +68,45 @@ def child(order):
     except BaseException:
         traceback.print_exc()
         code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(code)
 
-orders, answers = sys.stdin, os.fdopen(os.dup(1), "w")
-for line in orders:
-    number = os.fork()
+known = {}
+
+def ended(number, seconds):
+    if number not in known:
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(number, signal.SIGKILL))
+        signal.alarm(seconds)
+        found, status = os.waitpid(number, 0 if seconds else os.WNOHANG)
+        signal.alarm(0)
+        if not found:
+            return "runs"
+        known[number] = os.waitstatus_to_exitcode(status)
+    return known[number]
+
+orders, answers, began, servers = sys.stdin, os.fdopen(os.dup(1), "w"), None, {}
+while line := orders.readline():
+    order = json.loads(line)
+    begin = order["begin"]
+    if begin != began and begin not in servers:
+        there, back = os.pipe(), os.pipe()
+        if not os.fork():
+            os.close(there[1]), os.close(back[0])
+            exec(begin, {})
+            orders, answers, began, servers = os.fdopen(there[0]), os.fdopen(back[1], "w"), begin, {}
+            continue
+        os.close(there[0]), os.close(back[1])
+        servers[begin] = os.fdopen(there[1], "w"), os.fdopen(back[0])
+    if begin != began:
+        print(line, end="", file=servers[begin][0], flush=True)
+        print(servers[begin][1].readline(), end="", file=answers, flush=True)
+        continue
+    number = order["number"] or os.fork()
     if not number:
-        child(json.loads(line))
-    print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]), file=answers, flush=True)
+        child(order)
+    print(ended(number, order["seconds"]) if order["number"] else number, file=answers, flush=True)
 """
 
 
@@ -63,41 +119,94 @@ class Done:
     stderr: str
 
 
-def run(
+@dataclass(frozen=True)
+class Started:
+    """A script that runs."""
+
+    begin: str
+    number: int
+    out: Path
+    errors: Path
+
+    def runs(self) -> bool:
+        return self._asked(0) == "runs"
+
+    def kill(self) -> None:
+        os.kill(self.number, signal.SIGKILL)
+
+    def done(self, seconds: int = 300) -> Done:
+        """What it left, once it has ended or been ended."""
+        code = int(self._asked(seconds))
+        found = Done(code, self.out.read_text(), self.errors.read_text())
+        self.out.unlink(), self.errors.unlink()
+        return found
+
+    def _asked(self, seconds: int) -> str:
+        return _ask({"begin": self.begin, "number": self.number, "seconds": seconds})
+
+
+def start(
     script: str,
     *,
-    flags: tuple[str, ...] = (),
-    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str | None] | None = None,
     file: str = "<script>",
-    seconds: int = 300,
-    new: bool = False,
+    warns: bool = True,
+    begin: str = COMPILER,
+) -> Started:
+    """Have a script run in a process that has run `begin`; None takes a variable out of the environment."""
+    files = [tempfile.mkstemp() for _ in range(2)]
+    for number, _ in files:
+        os.close(number)
+    (_, out), (_, errors) = files
+    order = {"number": 0, "script": script, "arguments": list(arguments), "environment": _all(environment)}
+    order |= {"file": file, "begin": begin, "warns": warns, "stdout": out, "stderr": errors}
+    return Started(begin, int(_ask(order)), Path(out), Path(errors))
+
+
+def run(script: str, *, seconds: int = 300, **how: Any) -> Done:
+    """Run a script as `start` does, up to its end."""
+    return start(script, **how).done(seconds)
+
+
+def run_new(
+    script: str, *, arguments: Sequence[str] = (), environment: Mapping[str, str | None] | None = None
 ) -> Done:
-    """Run a script in a process that has imported torch and smelt under the interpreter's `flags`."""
-    environment = dict(environment or {})
-    if new or not hasattr(os, "fork"):
-        command = [sys.executable, *flags, "-c", _BEGIN + script]
-        ran = subprocess.run(
-            command, capture_output=True, text=True, cwd=_ROOT, env={**os.environ, **environment}, timeout=seconds
-        )
-        return Done(ran.returncode, ran.stdout, ran.stderr)
-    with tempfile.NamedTemporaryFile("w+") as out, tempfile.NamedTemporaryFile("w+") as errors:
-        order = {"script": script, "file": file, "seconds": seconds, "environment": environment}
-        server = _server(flags, os.getpid())
-        assert server.stdin is not None and server.stdout is not None
-        print(json.dumps({**order, "stdout": out.name, "stderr": errors.name}), file=server.stdin, flush=True)
-        answer = server.stdout.readline()
-        return Done(int(answer), Path(out.name).read_text(), Path(errors.name).read_text())
+    """Run a script in an interpreter of its own, in which nothing has been imported. That takes seconds."""
+    command = [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", script, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=_all(environment), timeout=300)
+    return Done(ran.returncode, ran.stdout, ran.stderr)
+
+
+def _all(environment: Mapping[str, str | None] | None) -> dict[str, str]:
+    variables = {**os.environ, **(environment or {})}
+    return {name: text for name, text in variables.items() if text is not None}
+
+
+def _ask(order: dict[str, Any]) -> str:
+    server = _server(os.getpid())
+    assert server.stdin is not None and server.stdout is not None
+    print(json.dumps(order), file=server.stdin, flush=True)
+    answer = server.stdout.readline().strip()
+    assert answer, f"what scripts are forked from has ended:\n{order['begin']}"
+    return answer
+
+
+def run_module(module: str, *arguments: str, **how: Any) -> Done:
+    """As `python -m module arguments` runs it."""
+    script = f"import runpy\nrunpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return run(script, arguments=arguments, **how)
 
 
 @functools.cache
-def _server(flags: tuple[str, ...], process: int) -> "subprocess.Popen[str]":
+def _server(process: int) -> "subprocess.Popen[str]":
     """What the scripts are forked from, one for each process of the tests."""
     server = subprocess.Popen(
-        [sys.executable, *flags, "-c", _BEGIN + _SERVER],
+        [sys.executable, "-c", "import torch\n" + _SERVER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=_ROOT,
+        cwd=ROOT,
         env={**os.environ, "SMELT_CACHE": "0"},
     )
     atexit.register(_end, server)

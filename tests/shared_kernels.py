@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+FOLDER = "SMELT_TESTS_SHARED"  # names the folder of a run to the processes it starts
 _ENGINE = "smelt.codegen.llvm.compile"
 
 

@@ -1,4 +1,4 @@
-"""Programs in which smelt and `torch.compile` are at work at once: `python -m tests.api.beside NAME` runs one.
+"""Programs in which smelt and `torch.compile` are at work at once: `SCENARIOS[name]()` runs one.
 
 Each in a process of its own: what `torch.compile` does to a process stays, and what goes wrong here may never return.
 """
@@ -307,7 +307,7 @@ def threads() -> None:
     sys.setswitchinterval(1e-5)
     for worker in workers:
         worker.start()
-    stop.wait(6)
+    stop.wait(2)
     stop.set()
     for worker in workers:
         worker.join(30)
@@ -317,8 +317,3 @@ def threads() -> None:
     for body in bodies:
         body()
     assert not smelt._native.hook_installed()
-
-
-if __name__ == "__main__":
-    SCENARIOS[sys.argv[1]]()
-    print("right")

@@ -1,25 +1,25 @@
 """smelt and `torch.compile` in one process, either inside the other."""
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.api.beside import SCENARIOS
-from tests.processes import run
+from tests.processes import COMPILER, PLAIN, run
+
+_DYNAMO = "import torch._dynamo, torch._dynamo.backends.debugging, torch._functorch.aot_autograd\n"
+# In these `torch.compile` brings its modules along while smelt is at work; elsewhere both have been imported.
+_IMPORTED_INSIDE = ("torch_calls_smelt", "optimizers_beside_a_decorator", "compiled_inside")
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_both_are_at_work(name: str) -> None:
-    begin = f"import runpy, sys\nsys.argv.append({name!r})\n"
-    script = begin + "runpy.run_module('tests.api.beside', run_name='__main__', alter_sys=True)"
-    done = run(script, seconds=240)
-    assert done.stdout.splitlines()[-1:] == ["right"], done.stderr[-4000:]
+    _run(name, COMPILER if name in _IMPORTED_INSIDE else COMPILER + _DYNAMO)
 
 
 def test_torch_compile_may_be_there_first() -> None:
-    script = (
-        "import torch._dynamo\nfrom tests.api.beside import SCENARIOS\nSCENARIOS['nested_thrice']()\nprint('right')"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    _run("nested_thrice", "import torch\n" + _DYNAMO + PLAIN)
+
+
+def _run(name: str, begin: str) -> None:
+    script = f"from tests.api.beside import SCENARIOS\nSCENARIOS[{name!r}]()\nprint('right')"
+    done = run(script, begin=begin, seconds=240)
     assert done.stdout.splitlines()[-1:] == ["right"], done.stderr[-4000:]

@@ -92,5 +92,5 @@ same(torch.fx.symbolic_trace(Outer(compiled))(y), model(y) * 2)
 def test_the_original_is_traced(name: str, is_compiled: bool, tmp_path: Path) -> None:
     script = tmp_path / "script.py"  # a file, because TorchScript reads the source
     script.write_text(_BEFORE + _COMPILED_BEFORE * is_compiled + CASES[name] + "print('right')")
-    done = run(script.read_text(), file=str(script), flags=("-W", "ignore"), seconds=240)
+    done = run(script.read_text(), file=str(script), warns=False, seconds=240)
     assert done.stdout.splitlines()[-1:] == ["right"], (done.returncode, done.stderr[-4000:])

@@ -1,8 +1,5 @@
 """Events: channels are checked, printing is by choice, collecting is per thread and nests, counters count."""
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -10,6 +7,7 @@ import pytest
 
 from smelt.base import events
 from smelt.base.errors import SmeltError
+from tests.processes import run
 
 
 @pytest.fixture(autouse=True)
@@ -101,23 +99,11 @@ def test_counters_add_up() -> None:
 
 def test_the_environment_chooses_channels_at_start() -> None:
     script = "from smelt.base import events; events.emit('joint', 'hello')"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "SMELT_LOGS": "joint"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run(script, begin="import torch", environment={"SMELT_LOGS": "joint"})
     assert done.stderr == "[smelt joint] hello\n"
 
 
 def test_a_wrong_environment_is_an_error_that_names_the_choices() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import smelt.base.events"],
-        env={**os.environ, "SMELT_LOGS": "wrong"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run("import smelt.base.events", begin="import torch", environment={"SMELT_LOGS": "wrong"})
     assert done.returncode != 0
     assert "SM003" in done.stderr and "recompiles" in done.stderr

@@ -3,7 +3,6 @@
 import io
 import os
 import pty
-import subprocess
 import sys
 import time
 import warnings
@@ -13,6 +12,7 @@ import pytest
 import smelt
 from smelt.base import events, terminal
 from smelt.base.errors import SmeltWarning, warn
+from tests.processes import start
 
 
 class Screen(io.StringIO):
@@ -106,10 +106,13 @@ def test_warnings_are_said_once_and_at_the_program_s_line() -> None:
 
 
 SCRIPT = """
-import time, sys
+import os, sys, time
+os.dup2(os.open(sys.argv[1], os.O_RDWR), 2)
+sys.stderr = open(2, "w")
 import smelt
 from smelt.base import events
 assert "rich" not in sys.modules
+print("begins", flush=True)
 with events.timed("capture and compile", "f"):
     time.sleep(2.5)
 print("done")
@@ -118,10 +121,10 @@ print("done")
 
 def test_on_a_real_terminal() -> None:
     ours, theirs = pty.openpty()
-    kept = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR", "SMELT_LOGS")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=theirs, env={**kept, "TERM": "xterm"}
-    )
+    environment = {"CI": None, "NO_COLOR": None, "SMELT_LOGS": None, "TERM": "xterm"}
+    process = start(SCRIPT, begin="import torch", arguments=[os.ttyname(theirs)], environment=environment)
+    while not process.out.read_text():
+        assert process.runs()
     os.close(theirs)
     said = b""
     while True:
@@ -133,6 +136,6 @@ def test_on_a_real_terminal() -> None:
             break
         said += found
     os.close(ours)
-    out, _ = process.communicate()
-    assert process.returncode == 0 and out == b"done\n"
+    done = process.done()
+    assert (done.returncode, done.stdout) == (0, "begins\ndone\n"), done.stderr
     assert b"smelt: compiling f" in said

@@ -1,9 +1,6 @@
 """The commands: what they print, what they exit with, and that each explains itself."""
 
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import torch
 import smelt
 from smelt.cli import main, parser
 from smelt.cli.run import compiling_everything
+from tests import processes
 from tests.explain.faults import swap_subtractions_merged_with_tanh
 
 PROGRAM = """
@@ -64,7 +62,10 @@ def program(tmp_path: Path) -> str:
 
 def run(*arguments: str, code: int = 0) -> tuple[str, str]:
     """Both outputs of a command in a process of its own."""
-    ended = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env={**os.environ})
+    if arguments[0] == "-m":
+        ended = processes.run_module(*arguments[1:])
+    else:
+        ended = processes.run(Path(arguments[0]).read_text(), file=arguments[0], arguments=arguments[1:])
     assert ended.returncode == code, ended.stderr
     return ended.stdout, ended.stderr
 
@@ -130,7 +131,9 @@ def test_bisect_finds_a_wrong_fusion_and_writes_it_down(
 
 def test_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     without = "import sys; sys.modules['llvmlite'] = None; from smelt.cli import main; sys.exit(main(['doctor']))"
-    printed, _ = run("-c", without, code=1)
+    ended = processes.run(without, begin=processes.PLAIN)
+    printed = ended.stdout
+    assert ended.returncode == 1, ended.stderr
     assert "FAIL  llvmlite" in printed and "pip install llvmlite" in printed
     assert "something is missing: see the lines marked FAIL" in printed
     real = smelt.compile

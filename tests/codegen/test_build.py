@@ -1,8 +1,6 @@
 """What `compile_kernels` promises besides right answers: one build per text, readable output, light imports."""
 
 import math
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +19,7 @@ from smelt.codegen.llvm import compile as engine
 from smelt.device import Target, find, names, register
 from smelt.ir.kernel import Kernel
 from smelt.ir.scalar import SCALAR_OPS
+from tests import processes
 from tests.codegen.llvm.test_scalars import CASES, kernel_of
 from tests.codegen.running import call
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
@@ -117,13 +116,9 @@ def test_code_lives_as_long_as_its_kernel() -> None:
 
 
 def test_import_does_not_load_llvm() -> None:
-    code = "import sys, smelt.codegen; print('llvmlite' in sys.modules, 'sympy' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    before = subprocess.run(
-        [sys.executable, "-c", "import sys, torch; print('llvmlite' in sys.modules, 'sympy' in sys.modules)"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert run.stdout == before.stdout
+    seen = "import sys; print('llvmlite' in sys.modules, 'sympy' in sys.modules)"
+    done = [processes.run(seen, begin=begin) for begin in ("import torch, smelt", "import torch, smelt.codegen")]
+    assert done[0].stdout == done[1].stdout == "False False\n"
 
 
 def test_llvm_errors_are_coded() -> None:

@@ -1,9 +1,9 @@
 """`DistributedDataParallel` in two processes on this machine: gradients are those of eager, reduced over both."""
 
 import os
-import subprocess
-import sys
 import tempfile
+
+from tests.processes import start
 
 RANK = """
 import os, sys
@@ -62,15 +62,7 @@ dist.destroy_process_group()
 def test_gradients_are_those_of_eager() -> None:
     with tempfile.TemporaryDirectory() as folder:
         meeting = os.path.join(folder, "meeting")
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", RANK, str(rank), meeting],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    for number, (rank, output) in enumerate(zip(ranks, outputs, strict=True)):
-        assert rank.returncode == 0 and f"rank {number} agrees" in output, output
+        ranks = [start(RANK, arguments=[str(rank), meeting], warns=False) for rank in range(2)]
+        ended = [rank.done(120) for rank in ranks]
+    for number, rank in enumerate(ended):
+        assert rank.returncode == 0 and f"rank {number} agrees" in rank.stdout, rank

@@ -1,8 +1,5 @@
 """`smelt bisect` finds the rewrite that makes a result wrong, and its file shows the fault by itself."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from smelt.base.fuel import Rewrite
 from smelt.explain.bisect import bisect
 from smelt.ops import registry
 from tests.explain.faults import swap_subtractions_merged_with_tanh
+from tests.processes import run
 
 X = torch.linspace(-2, 2, 64).reshape(8, 8)
 
@@ -56,7 +54,7 @@ def test_the_file_runs_alone_and_is_content_without_the_fault(monkeypatch: pytes
     assert culprit is not None
     file = tmp_path / "repro.py"
     file.write_text(culprit.source)
-    ended = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, env={**os.environ})
+    ended = run(culprit.source, file=str(file))
     assert ended.returncode == 0, ended.stderr  # in a process of its own nothing is wrong with fusion
     assert "llvm        right" in ended.stdout
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +14,7 @@ from smelt.meta.rules import data_movement, images
 from smelt.symbolic.expressions import Expression, ShapeEnv
 from smelt.symbolic.symnode import as_number
 from tests.meta.test_rules import SHAPES, _agrees, _layouts
+from tests.processes import PLAIN, run
 
 aten = torch.ops.aten
 Calls = Iterator[tuple[Any, tuple[Any, ...]]]
@@ -252,4 +251,5 @@ assert not bad, bad
 
 
 def test_asking_imports_no_sympy() -> None:
-    subprocess.run([sys.executable, "-c", _TRACED], check=True, timeout=120)
+    done = run(_TRACED, begin=PLAIN)
+    assert done.returncode == 0, done.stderr

@@ -1,10 +1,10 @@
 """Trial runs of derivatives whose first result is not asked for: PyTorch's own code may end the process there."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from tests.processes import run
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -19,7 +19,5 @@ def test_group_norm_of_channels_last_images_that_need_no_gradient(dynamic: bool 
             torch.testing.assert_close(compiled(x), norm(x) * 2)
         print("done")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run(textwrap.dedent(program))
     assert done.stdout == "done\n", done.stderr

@@ -5,7 +5,6 @@ import inspect
 import itertools
 import math
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ from smelt.meta.rules import creation, describe, fourier, indexing, linalg_nn, l
 from smelt.meta.rules.lookup import EVERYWHERE, ON_CPU, _functional_of, rules_of
 from smelt.meta.rules.promotion import result_dtype
 from smelt.meta.rules.strides import like_stride
+from tests.processes import PLAIN, run
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -672,7 +672,8 @@ assert not bad, bad
 
 
 def test_tracing_models_imports_no_sympy_and_no_compiler() -> None:
-    subprocess.run([sys.executable, "-c", _TRACED], check=True, timeout=120)
+    done = run(_TRACED, begin=PLAIN)
+    assert done.returncode == 0, done.stderr
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,7 +1,5 @@
 """Functions that ask for sizes as integers inside: compiled once for all sizes, with eager's results and gradients."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import smelt
 from smelt.meta.symbolic_decomps import IN_PLACE, SPELLED, _derives_the_diagonal
+from tests import processes
 
 torch.manual_seed(0)
 GRU_CELL, LSTM_CELL, GRU = nn.GRUCell(4, 5), nn.LSTMCell(4, 5), nn.GRU(4, 5, 2, batch_first=True, bidirectional=True)
@@ -165,7 +164,8 @@ assert smelt.counters["graphs"] <= 2, smelt.counters["graphs"]
 
 def test_an_lstm_of_many_lengths_is_left_whole() -> None:
     """In a process of its own: after all other tests it is compiled for each length, rightly; why is not known."""
-    subprocess.run([sys.executable, "-c", LENGTHS], check=True)
+    done = processes.run(LENGTHS)
+    assert done.returncode == 0, done.stderr
 
 
 def test_options_that_are_rare_are_left_to_pytorch() -> None:

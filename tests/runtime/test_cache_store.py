@@ -5,10 +5,7 @@ import hashlib
 import os
 import stat
 import struct
-import subprocess
-import sys
 import tempfile
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,8 @@ from hypothesis import strategies as st
 from smelt.base.options import config
 from smelt.runtime import cache
 from smelt.runtime.cache import CacheStore, Damaged, pack, unpack
+from tests import processes
+from tests.processes import Started
 
 PARTS = [b"program", b"", bytes(range(256)) * 3]
 
@@ -146,8 +145,7 @@ for kind, make in eval(sys.argv[2]).items():
     assert store.get("key") == (None if path.is_dir() else [b"new"])
 print("right")
 """
-    command = [sys.executable, "-c", script, str(tmp_path), repr(_HOSTILE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = processes.run(script, arguments=[str(tmp_path), repr(_HOSTILE)], seconds=120)
     assert done.stdout.splitlines()[-1:] == ["right"], (done.stdout, done.stderr)
 
 
@@ -277,23 +275,22 @@ for turn in range(int(sys.argv[2])):
 """
 
 
-def start(directory: Path, turns: int, word: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(directory), str(turns), word]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+def start(directory: Path, turns: int, word: str) -> Started:
+    process = processes.start(WRITER, arguments=[str(directory), str(turns), word])
+    while not process.out.read_text():
+        assert process.runs()
     return process
 
 
 def test_processes_that_write_one_key_never_show_half_a_file(store: CacheStore) -> None:
     writers = [start(store.directory, 60, word) for word in "ab"]
     seen = set()
-    while any(writer.poll() is None for writer in writers):
+    while any(writer.runs() for writer in writers):
         parts = store.get("key")
         if parts is not None:
             assert parts in ([b"a" * 100_000] * 3, [b"b" * 100_000] * 3)
             seen.add(parts[0][:1])
-    assert [writer.wait() for writer in writers] == [0, 0]
+    assert [writer.done().returncode for writer in writers] == [0, 0]
     assert seen
     assert store.get("key") is not None
     assert store.usage().files == 1
@@ -304,7 +301,7 @@ def test_a_process_killed_while_it_writes_loses_nothing(store: CacheStore) -> No
     for _ in range(3):
         writer = start(store.directory, 1_000_000, "d")
         writer.kill()
-        writer.wait()
+        writer.done()
         assert store.get("key") in ([b"c" * 100_000] * 3, [b"d" * 100_000] * 3)
 
 

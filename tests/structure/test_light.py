@@ -1,14 +1,14 @@
 """smelt stays light: what importing it loads, what compiling loads, and that no other program is ever started."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests import processes
 
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 HEAVY = ("llvmlite", "sympy", "scipy", "networkx", "pandas", "torch._dynamo", "torch._inductor", "torch._functorch")
@@ -43,9 +43,7 @@ print(json.dumps({"modules": sorted(set(sys.modules) - before), "graphs": smelt.
 
 
 def run(script: str, **environment: str) -> dict[str, object]:
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
+    done = processes.run(script, begin="import torch\n", environment=environment)
     assert done.returncode == 0, done.stderr
     answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return answer

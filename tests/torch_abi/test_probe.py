@@ -1,7 +1,5 @@
 """Looking into PyTorch's memory: the technique finds what is there, and the switch turns all of it off."""
 
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ from smelt.explain.doctor import examine
 from smelt.torch_abi import probe
 from smelt.torch_abi.probe import SWITCH, WORD, Experiment, NotFound, find_body, find_place, only, read_words
 from tests.layout import needs_layout
+from tests.processes import run
 
 
 def test_the_number_of_dimensions_is_found() -> None:
@@ -112,7 +111,5 @@ print("right")
 
 def test_nothing_is_read_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "1")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", NOTHING_IS_READ], capture_output=True, text=True, timeout=120
-    )
+    ran = run(NOTHING_IS_READ, warns=False)
     assert ran.stdout == "right\n", ran.stderr

@@ -3,11 +3,11 @@
 Each program runs in a process of its own, with a time after which it is taken to hang.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run
 
 _BEGIN = """
 import gc, os, signal, sys, threading, time
@@ -166,21 +166,10 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 }
 
 
-def _run(*command: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, *command],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
 @pytest.mark.parametrize("when", _PROGRAMS)
 def test_nobody_waits_in_vain(when: str) -> None:
-    _run("-W", "ignore", "-c", _BEGIN + _PROGRAMS[when])
+    done = run(_BEGIN + _PROGRAMS[when], warns=False, seconds=240)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 _WORKERS = """
@@ -206,4 +195,5 @@ if __name__ == "__main__":
 def test_processes_of_every_kind(how: str, tmp_path: Path) -> None:
     script = tmp_path / "workers.py"
     script.write_text(_WORKERS)
-    _run("-W", "ignore", str(script), how)
+    done = run(_WORKERS, file=str(script), arguments=[how], warns=False, seconds=240)
+    assert done.returncode == 0, done.stdout + done.stderr

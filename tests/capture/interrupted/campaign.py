@@ -18,7 +18,7 @@ from typing import Any
 _PATIENCE = 120  # seconds for one injection: more is a hang
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", default="", help="names, by commas; all unless said")
     parser.add_argument("--stride", type=int, default=1, help="every how many places an exception is raised")
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="worlds at a time")
     parser.add_argument("--first", type=int, default=0, help="the number of the first place")
     parser.add_argument("--work", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     if given.work:
         return _work(given)
     from tests.capture.interrupted.worlds import WORLDS
@@ -80,9 +80,10 @@ def chosen(places: list[Any], given: argparse.Namespace) -> list[int]:
 
 
 def _work(given: argparse.Namespace) -> int:
-    from tests.capture.interrupted import snapshot
+    from tests.capture.interrupted import locks
 
-    snapshot.watch_locks()
+    if "smelt" not in sys.modules:  # or who imported it has them watched
+        locks.watch_locks()
     from tests.capture.interrupted.points import DELICATE
     from tests.capture.interrupted.running import Trial
 

@@ -10,8 +10,9 @@ import torch
 
 import smelt
 from smelt.base.options import config
+from tests.capture.interrupted.locks import forget_locks
 from tests.capture.interrupted.points import Place, injected, visited
-from tests.capture.interrupted.snapshot import differences, forget_locks, quick, snapshot
+from tests.capture.interrupted.snapshot import differences, quick, snapshot
 from tests.capture.interrupted.worlds import WORLDS, World
 
 

@@ -18,6 +18,7 @@ from tests.capture.generated.grammar import program_of
 from tests.capture.generated.loaded import failure_of
 from tests.capture.generated.repro import repro
 from tests.capture.stored_captures import Worlds, worlds
+from tests.processes import run
 
 __all__ = ["worlds"]
 
@@ -590,15 +591,10 @@ def test_two_processes(tmp_path: Path) -> None:
     """All the way, training, evaluation and second derivatives: the second process captures and compiles nothing."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "SMELT_CACHE": "1", "SMELT_CACHE_DIR": str(tmp_path / "cache")}
-    source = str(Path(smelt.__file__).parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join([source, *filter(None, [environment.get("PYTHONPATH")])])
-    said = [
-        subprocess.run(
-            [sys.executable, str(script)], env=environment, check=True, capture_output=True, text=True
-        ).stdout.split()
-        for _ in range(2)
-    ]
+    environment = {"SMELT_CACHE": "1", "SMELT_CACHE_DIR": str(tmp_path / "cache")}
+    done = [run(SCRIPT, file=str(script), environment=environment) for _ in range(2)]
+    assert [each.returncode for each in done] == [0, 0], done
+    said = [each.stdout.split() for each in done]
     assert said[0][0] == "0" and said[0][1] == said[1][1]
     assert said[1][0] >= "1"
 

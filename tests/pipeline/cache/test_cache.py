@@ -1,8 +1,5 @@
 """Compiled graphs out of the disk cache: the same answers as freshly compiled, whatever happened to the files."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,8 @@ from torch import nn
 import smelt
 from smelt import cli
 from smelt.runtime.cache import CacheStore, directory
+from tests import processes
+from tests.processes import Started
 
 
 @pytest.fixture
@@ -280,28 +279,27 @@ print(total.hex(), smelt.counters["cache_hits"], "llvmlite" in sys.modules)
 """
 
 
-def start(directory: Path) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "SMELT_CACHE_DIR": str(directory)}
-    environment.pop("SMELT_CACHE", None)
-    return subprocess.Popen([sys.executable, "-c", PROCESS], env=environment, stdout=subprocess.PIPE, text=True)
+def start(directory: Path) -> Started:
+    environment = {"SMELT_CACHE": None, "SMELT_CACHE_DIR": str(directory)}
+    return processes.start(PROCESS, begin=processes.PLAIN, environment=environment)
 
 
 def test_a_new_process_needs_no_compiler_and_two_at_once_do_not_disturb_each_other(cache: CacheStore) -> None:
-    first = [process.communicate()[0].split() for process in [start(cache.directory), start(cache.directory)]]
+    first = [process.done().stdout.split() for process in [start(cache.directory), start(cache.directory)]]
     assert first[0][0] == first[1][0]
     assert cache.usage().files == 3  # the forward, the backward, the capture
-    again = start(cache.directory).communicate()[0].split()
+    again = start(cache.directory).done().stdout.split()
     assert again == [first[0][0], "2", "False"]
 
 
 def test_a_process_killed_at_any_moment_leaves_a_cache_that_works(cache: CacheStore) -> None:
     process = start(cache.directory)
-    while process.poll() is None and not any(cache.directory.iterdir()):
+    while process.runs() and not any(cache.directory.iterdir()):
         pass  # until it has begun to write
     process.kill()
-    process.communicate()
-    done = start(cache.directory).communicate()[0].split()
-    assert start(cache.directory).communicate()[0].split() == [done[0], "2", "False"]
+    process.done()
+    done = start(cache.directory).done().stdout.split()
+    assert start(cache.directory).done().stdout.split() == [done[0], "2", "False"]
 
 
 def test_the_command_line(cache: CacheStore, capsys: pytest.CaptureFixture[str]) -> None:
