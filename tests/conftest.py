@@ -44,6 +44,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     shared_kernels.share(Path(os.environ[shared_kernels.FOLDER]))
+    for name in ("torch.cuda", "torch.mtia", "torch.xpu"):
+        if name in sys.modules:
+            sys.modules[name].traceback = _NoStack  # type: ignore[attr-defined]
+
+
+class _NoStack:
+    """What `torch.manual_seed` asks for the lines of the whole stack, at each call, for each device that is not there:
+    a millisecond under pytest, where tests seed thousands of times."""
+
+    @staticmethod
+    def format_stack() -> list[str]:
+        return []
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import smelt
-from smelt.base.fuel import Rewrite
+from smelt.base.events import collect
+from smelt.base.fuel import Fuel, Rewrite
 from smelt.explain.bisect import bisect
 from smelt.ops import registry
 from tests.explain.faults import swap_subtractions_merged_with_tanh
+from tests.fuse.running import fused
 from tests.processes import run
 
 X = torch.linspace(-2, 2, 64).reshape(8, 8)
@@ -59,10 +61,21 @@ def test_the_file_runs_alone_and_is_content_without_the_fault(monkeypatch: pytes
     assert "llvm        right" in ended.stdout
 
 
-def test_the_last_unit_of_fuel_is_reported() -> None:
-    from smelt.base.events import collect
-    from smelt.base.fuel import Fuel
+def test_what_a_rewrite_was_made_to_is_told_by_name() -> None:
+    """Not by everything that it is computed from."""
 
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        wide = (x * 2 + 1).exp()
+        return (wide @ w) + (wide.sin() @ w)
+
+    for fuel in range(1, 8):
+        with collect() as events:
+            fused(f, torch.ones(8, 8), torch.ones(8, 8), fuel=fuel)
+        told = [event.subject.what for event in events if isinstance(event.subject, Rewrite)]
+        assert all(len(what) < 80 and "(" not in what for what in told), told
+
+
+def test_the_last_unit_of_fuel_is_reported() -> None:
     fuel = Fuel(2)
     fuel.stage = "fuse"
     with collect() as events:

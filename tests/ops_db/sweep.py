@@ -17,7 +17,7 @@ import sys
 import time
 import unittest
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -167,12 +167,12 @@ def _shapes(args: Sequence[object], kwargs: dict[str, object]) -> str:
     return "(" + ", ".join([*map(show, args), *(f"{name}={show(value)}" for name, value in kwargs.items())]) + ")"
 
 
-def work(task: Task) -> None:
+def work(task: Task, lines: Iterable[str]) -> None:
     """The worker: cases as JSON lines in, answers as JSON lines out."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(task.threads)
     _database()
-    for line in sys.stdin:
+    for line in lines:
         case = Case(**json.loads(line))
         try:
             answer = check(case, task)
@@ -274,7 +274,7 @@ def main() -> int:
         parser.error(f"there is no share {options.share}")
     task = Task(options.backend, options.samples, options.second, (number, shares), options.threads)
     if options.work:
-        work(task)
+        work(task, sys.stdin)
         return 0
     only = [name for name in options.only.split(",") if name]
     cases = list(all_cases(options.dtypes.split(","), only))

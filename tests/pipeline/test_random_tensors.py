@@ -13,14 +13,18 @@ from tests.pipeline.generated.grammar import program_of
 from tests.pipeline.generated.running import failure_of
 from tests.pipeline.generated.vocabulary import GROWN_FROM
 
-PROGRAMS = 100
-GROWN = 60
+# Numbers of programs, the same every time, so that a change is judged by itself.
+SMALL = [range(60), pytest.param(range(60, 200), marks=pytest.mark.slow)]
+GROWN = [
+    range(GROWN_FROM + 100, GROWN_FROM + 140),
+    pytest.param(range(GROWN_FROM + 140, GROWN_FROM + 240), marks=pytest.mark.slow),
+]
 
 
-def test_programs_compute_what_eager_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("numbers", [*SMALL, *GROWN], ids=str)
+def test_programs_compute_what_eager_computes(numbers: range, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smelt.config, "suppress_errors", False)
-    # The same every time, so that a change is judged by itself.
-    for number in (*range(PROGRAMS), *range(GROWN_FROM + 100, GROWN_FROM + 100 + GROWN)):
+    for number in numbers:
         program = program_of(number)
         failure = failure_of(program)
         if failure is not None:

@@ -9,6 +9,7 @@ The tree is a parameter, so that the tests can feed trees that break one rule ea
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -156,11 +157,19 @@ def imports_of(file: Path, root: Path) -> Iterator[Import]:
             for match in _C_IMPORT.finditer(line):
                 yield Import(file, number, match[1])
         return
+    yield from _python_imports(text, file, root)
+
+
+@functools.cache
+def _python_imports(text: str, file: Path, root: Path) -> list[Import]:
+    """Once for all tests: parsing takes seconds."""
     tree = ast.parse(text, str(file))
     aliases = _aliases(tree)
-    for node in ast.walk(tree):
-        for target in _targets(node, file, root, aliases):
-            yield Import(file, getattr(node, "lineno", 0), target)
+    return [
+        Import(file, getattr(node, "lineno", 0), target)
+        for node in ast.walk(tree)
+        for target in _targets(node, file, root, aliases)
+    ]
 
 
 def _targets(node: ast.AST, file: Path, root: Path, aliases: dict[str, str]) -> Iterator[str]:

@@ -61,10 +61,10 @@ def test_the_environment_is_that_of_the_test(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_begins_otherwise_has_a_server_of_its_own() -> None:
     """Nothing of it is seen by others; each is one thread when it is forked."""
-    script = "import os, sys\nprint(*(name in sys.modules for name in ('colorsys', 'llvmlite', 'torch', 'smelt')))\n"
+    script = "import os, sys\nprint(*(name in sys.modules for name in ('tabnanny', 'llvmlite', 'torch', 'smelt')))\n"
     script += "tasks = f'/proc/{os.getppid()}/task'\nprint(len(os.listdir(tasks)) if os.path.exists(tasks) else 1)"
     for _ in range(2):
-        assert run(script, begin=PLAIN + "import colorsys").stdout == "True False True True\n1\n"
+        assert run(script, begin=PLAIN + "import tabnanny").stdout == "True False True True\n1\n"
         assert run(script, begin=PLAIN).stdout == "False False True True\n1\n"
         assert run(script).stdout == "False True True True\n1\n"
 

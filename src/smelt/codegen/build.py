@@ -29,6 +29,7 @@ from smelt.ir.substitute_sizes import resized, shape_env_of
 from smelt.ir.text import format_kernel
 from smelt.symbolic.expressions import ZERO, ShapeEnv, SizeGuard
 from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import moving
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,7 @@ def _code(symbol: str, kernel: Kernel, target: Target, how: _How) -> EntryCode:
     own = ShapeEnv()
     for each in shape_env.symbols:
         own.symbol(each.text, each.example)
-    kernel = resized(kernel, lambda size: size.moved(own))
+    kernel = resized(kernel, moving(own))
     plan = generator.schedule(kernel, target, how.fuel, check=how.check, of=how.of)
     code = generator.emit(symbol, plan, target)
     return replace(code, facts=tuple(own.guards))

@@ -9,25 +9,32 @@ from typing import Any
 from smelt.base.errors import SpecError
 from smelt.fuse.fusion_graph import FusionValue, Lowered
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, before
-from smelt.ir.check_kernel import check_kernel, check_program
+from smelt.ir.check_kernel import check_program
+from smelt.ir.kernel import Kernel
 from smelt.ir.program import Program
 
 
-def check_fusion(value: Any, after: str) -> None:
-    """Whether what the step `after` gave keeps the rules of its form."""
-    if isinstance(value, Lowered):
-        _check_values(value, after)
-    elif isinstance(value, Grouped):
-        _check_groups(value, after)
-    elif isinstance(value, Ranked):
-        if set(value.rank) != {group.id for group in value.grouped.groups.all()}:
-            raise _fault(after, "not every group has a rank")
-    elif isinstance(value, Ordered):
-        _check_order(value, after)
-    elif isinstance(value, Program) and not any(buffer.spec.varies for buffer in value.buffers):
-        check_program(value if value.arena_bytes else value.unplanned(), after=after)
-        for kernel in value.kernels:
-            check_kernel(kernel, after=after)
+class FusionCheck:
+    """Whether what each step of one fusion gives keeps the rules of its form. Kernels that a step leaves as they were
+    are not looked at again."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Kernel] = {}
+
+    def __call__(self, value: Any, after: str) -> None:
+        """Raise `SpecError` if what the step `after` gave does not."""
+        if isinstance(value, Lowered):
+            _check_values(value, after)
+        elif isinstance(value, Grouped):
+            _check_groups(value, after)
+        elif isinstance(value, Ranked):
+            if set(value.rank) != {group.id for group in value.grouped.groups.all()}:
+                raise _fault(after, "not every group has a rank")
+        elif isinstance(value, Ordered):
+            _check_order(value, after)
+        elif isinstance(value, Program) and not any(buffer.spec.varies for buffer in value.buffers):
+            check_program(value if value.arena_bytes else value.unplanned(), after, known=self._known)
+            self._known.update((id(kernel), kernel) for kernel in value.kernels)
 
 
 def _fault(after: str, what: str) -> SpecError:

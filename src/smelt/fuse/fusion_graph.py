@@ -120,6 +120,9 @@ class FusionValue:
             return self.rule.shape, self.rule.stride
         return self.spec.shape, self.spec.stride
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class PointRule:

@@ -15,7 +15,7 @@ from smelt.base.options import Options, config
 from smelt.base.row import Burns, Row, run_rows
 from smelt.device.fusion_limits import Limits
 from smelt.fuse.buffer_reuse import reuse_in_place, write_in_place
-from smelt.fuse.check_fusion import check_fusion
+from smelt.fuse.check_fusion import FusionCheck
 from smelt.fuse.emit_program import CannotBuild, build_kernels
 from smelt.fuse.fusion_graph import Lowered, lower
 from smelt.fuse.greedy_fusion import form_groups, join_siblings
@@ -133,7 +133,7 @@ def build_program(
     `limits` are the targets' unless they are given."""
     fuel = fuel or Fuel(options.fuel)
     context = FusionContext(name, traced, TargetChoice(options.target, limits), fuel)
-    check = check_fusion if options.check_specs or config.check_specs else None
+    check = FusionCheck() if options.check_specs or config.check_specs else None
     stage = f"{name}: fuse"
     lowered: Lowered = run_rows(traced, READ, context, fuel, stage, check)
     given = fuel.left

@@ -19,7 +19,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
 from smelt.device import devices, target_of
-from smelt.ir.check_kernel import check_kernel, check_program
+from smelt.ir.check_kernel import check_program
 from smelt.ir.graph import GraphLevel, Traced, check_graph
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import TensorSpec, spec_of
@@ -162,8 +162,6 @@ def check_form(value: Any, step: Pass) -> None:
         if any(buffer.spec.varies for buffer in value.buffers):
             return  # it is checked for each combination of sizes it is bound to
         check_program(value, after=step.name)
-        for kernel in value.kernels:
-            check_kernel(kernel, after=step.name)
 
 
 def why_not_generate(traced: Traced, wanted: str = "") -> str | None:

@@ -244,20 +244,19 @@ class ShapeEnv:
 
     def own(self, expression: Expression) -> Expression:
         """An expression over symbols of another `ShapeEnv`, over those of the same names here."""
-        named = {symbol.text: symbol for symbol in self.symbols}
-        return self._own(expression, named)
+        return self._own(expression, {symbol.text: Expression.of(symbol) for symbol in self.symbols})
 
-    def _own(self, expression: Expression, named: Mapping[str, Symbol]) -> Expression:
+    def _own(self, expression: Expression, known: dict[str, Expression]) -> Expression:
+        """`known`: what symbols and functions with these texts are here."""
         total = ZERO
         for monomial, factor in expression.terms.items():
             product = Expression.of(factor)
             for atom in monomial:
-                if isinstance(atom, Symbol):
-                    product = product * Expression.of(named[atom.text])
-                else:
-                    product = product * self.apply(
-                        atom.function, self._own(atom.left, named), self._own(atom.right, named)
-                    )
+                if atom.text not in known:
+                    assert isinstance(atom, DivModMinMax)
+                    left, right = self._own(atom.left, known), self._own(atom.right, known)
+                    known[atom.text] = self.apply(atom.function, left, right)
+                product = product * known[atom.text]
             total = total + product
         return self.simplest(total)
 

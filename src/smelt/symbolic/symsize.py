@@ -145,6 +145,20 @@ class SymSize(_Base):
         return sym_size(shape_env, shape_env.own(self.expression))
 
 
+def moving(shape_env: ShapeEnv) -> Callable[[Any], Any]:
+    """What moves sizes and numbers to another `ShapeEnv`, each expression once: kernels have the same ones many times.
+    To be used while nothing new is relied on there."""
+    found: dict[Expression | str, Any] = {}
+
+    def moved(size: Any) -> Any:
+        key = size.expression if type(size) is SymSize else size.text
+        if key not in found:
+            found[key] = size.moved(shape_env)
+        return found[key]
+
+    return moved
+
+
 class SymScalar(_FloatBase):
     """A float computed from sizes, which operators take as a number. `isinstance(it, float)` holds.
 

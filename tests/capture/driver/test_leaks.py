@@ -1,6 +1,6 @@
 """Calls leave nothing behind: neither Python objects nor memory, on any of the ways a call can take.
 
-`SMELT_LEAK_CALLS` sets how many calls the plain way makes (100,000 unless told; `make test-leaks` makes a million); the
+`SMELT_LEAK_CALLS` sets how many calls the plain way makes (50,000 unless told; `make test-leaks` makes a million); the
 dearer ways make a share of that. Python's own count of allocated blocks may grow by `BLOCKS`, the process by `BYTES`: a
 leak of one object a call would show as a block for every call.
 """
@@ -20,7 +20,7 @@ import smelt
 from smelt.base.errors import SmeltWarning
 from smelt.base.options import config
 
-CALLS = int(os.environ.get("SMELT_LEAK_CALLS", "100000"))
+CALLS = int(os.environ.get("SMELT_LEAK_CALLS", "50000"))
 BLOCKS = 500
 BYTES = 4 << 20
 

@@ -31,6 +31,7 @@ from smelt.ir.substitute_sizes import Change, filling, resized, resized_graph
 from smelt.ir.tensorspec import TensorSpec
 from smelt.symbolic.expressions import DataDependent, ShapeEnv, SizeGuard, Symbol
 from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import moving
 
 if TYPE_CHECKING:
     from smelt.codegen.build import CompiledKernel
@@ -132,7 +133,7 @@ class Template:
 
     def _made(self, values: Values) -> _Version:
         shape_env = self.shape_env.with_examples(values.__getitem__)
-        half = resized_graph(self.half, lambda size: size.moved(shape_env))
+        half = resized_graph(self.half, moving(shape_env))
         program, kernels = self.generate(half, self.name)
         events.emit("sizes", f"{self.name} relies on {', '.join(map(str, shape_env.guards)) or 'nothing'}", shape_env)
         return _Version(tuple(shape_env.guards), TemplateForm(program, kernels))
