@@ -139,7 +139,8 @@ class Started:
         """What it left, once it has ended or been ended."""
         code = int(self._asked(seconds))
         found = Done(code, self.out.read_text(), self.errors.read_text())
-        self.out.unlink(), self.errors.unlink()
+        for file in (self.out, self.errors):
+            file.unlink()
         return found
 
     def _asked(self, seconds: int) -> str:

@@ -24,6 +24,7 @@ from smelt.torch_abi.probe import WORD, Experiment, NotFound, find_body, find_pl
 _WORDS = 32  # of a body that are looked at
 _INLINE = 5  # so many sizes are in the body itself
 _FILLS = (0x00, 0xFF, 0x55, 0xAA)
+_ROUNDS = 8  # of making tensors until one is where it should be
 _ATTEMPTS = 8  # what was in memory before can hide that bits mean nothing; not every time
 
 
@@ -140,15 +141,26 @@ def _find_masks(first: int, end: int, usable: Callable[[int], int]) -> tuple[int
     one = torch.empty(2, 3)
     size = usable(one._cdata)  # while it lives: of a freed block nobody may ask
     for fill in _FILLS:
-        filled = _fill_free_memory(size, fill)
-        alike = [torch.empty(2, 3) for _ in range(2 * len(filled))]
-        if not any(tensor._cdata in filled for tensor in alike):
-            raise NotFound("no tensor was made in memory of known content")
-        for tensor in alike:
+        for tensor in _made_in_known_memory(size, fill):
             words = read_words(tensor._cdata, end)[first:]
             pattern = pattern or words
             masks = [mask & ~(word ^ seen) for mask, word, seen in zip(masks, words, pattern, strict=True)]
     return tuple(masks)
+
+
+def _made_in_known_memory(size: int, fill: int) -> list[torch.Tensor]:
+    """Tensors alike, one of them at least in memory of known content.
+
+    Whatever is let go meanwhile, by the garbage collector for one, may be handed out first. What was made is held, so
+    that it is used up.
+    """
+    made: list[torch.Tensor] = []
+    for _ in range(_ROUNDS):
+        filled = _fill_free_memory(size, fill)
+        made += [torch.empty(2, 3) for _ in range(2 * len(filled))]
+        if any(tensor._cdata in filled for tensor in made):
+            return made
+    raise NotFound("no tensor was made in memory of known content")
 
 
 def _fill_free_memory(size: int, fill: int) -> frozenset[int]:

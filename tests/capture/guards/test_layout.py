@@ -115,6 +115,18 @@ def test_the_layout_is_found_whatever_memory_held() -> None:
     assert len(set(found)) == 1
 
 
+def test_memory_that_others_let_go_meanwhile_does_not_hinder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors are made there first, and not where the content is known."""
+    expected, fill, turns = find_layout(), tensor_layout._fill_free_memory, itertools.count()
+
+    def elsewhere(size: int, pattern: int) -> frozenset[int]:
+        filled = fill(size, pattern)
+        return filled if next(turns) % 2 else frozenset(range(len(filled)))
+
+    monkeypatch.setattr(tensor_layout, "_fill_free_memory", elsewhere)
+    assert find_layout() == expected
+
+
 def test_deterministic_algorithms_do_not_hinder() -> None:
     """PyTorch fills new memory then, and raises for dtypes of few bits: nothing could be compiled any more."""
     torch.use_deterministic_algorithms(True)
