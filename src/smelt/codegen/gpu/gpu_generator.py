@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from smelt.base.fuel import Fuel
 from smelt.base.row import Row
 from smelt.codegen.generator import EntryCode, Family
-from smelt.codegen.gpu.grid_plan import GridPlan, PhasePlan, plan, uses_wide_positions
+from smelt.codegen.gpu.grid_plan import Along, GridPlan, PhasePlan, plan, uses_wide_positions
 from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.nvptx import Nvptx
 from smelt.codegen.gpu.phase_body import PhaseBody
+from smelt.codegen.gpu.points_body import PointsBody
 from smelt.codegen.gpu.row_folds_body import RowFoldsBody
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.gpu.transpose_body import TransposeBody
@@ -79,6 +80,8 @@ class GpuGenerator(ABC):
 def _body(phase: PhasePlan) -> type[PhaseBody]:
     if phase.tile is not None:
         return TransposeBody
+    if phase.along is Along.POINTS:
+        return PointsBody
     return PhaseBody if phase.folds is None else RowFoldsBody
 
 

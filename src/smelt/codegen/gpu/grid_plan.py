@@ -18,14 +18,15 @@ from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, kept_aside, scra
 from smelt.codegen.gpu.row_folds import RowFolds, finishing, in_one_pass, preloadable, with_room
 from smelt.codegen.gpu.scan_kernels import has_scans, scan_kernels, split_scan
 from smelt.codegen.gpu.transpose_tiles import TransposeTile, transpose_tile
-from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Gather, Index, Kernel, Load, Position, Role, Store
+from smelt.codegen.gpu.vector_width import is_multiple, vector_width
+from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Position, Role, Store
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize
 
 # What is chosen by these is right whatever they are; which are fastest is to be measured on a GPU.
-_BYTES_AT_ONCE = 16
-_MOST_AT_ONCE = 8
 _POINT_THREADS = 256
+_MOST_VECTORS = 4  # that a thread reads before it computes
+_BYTES_IN_FLIGHT = 64  # that it reads so
 _MOST_THREADS = 1024
 _MOST_TILES = 8  # of a row, a thread: more are not unrolled
 _REGISTER_FILE = 65536  # of a multiprocessor, which has a block of 1024 threads at least
@@ -67,6 +68,7 @@ class PhasePlan:
     warp: int  # threads that run in step
     folds: RowFolds | None = None  # rows that blocks go through one after the other, with folds over them
     tile: TransposeTile | None = None  # of a block whose reads go across
+    vectors: int = 1  # of `width` points each, that a thread of a pointwise kernel has
     preloads: bool = False  # what is the same in all of those rows is loaded once
 
     @property
@@ -83,8 +85,14 @@ class PhasePlan:
     def tiles(self) -> Size:
         """How many times a thread comes back to its row's cols."""
         if self.along is Along.POINTS:
-            return 1
+            return self.vectors
         return -(-self.kernel.col_count // self.stride)
+
+    @property
+    def leaves_some(self) -> bool:
+        """Whether vectors along points leave a few for single ones."""
+        line = self.along is Along.POINTS and self.tile is None and len(self.kernel.cols) == 1
+        return line and not is_multiple(self.kernel.col_count, self.width)
 
     @property
     def points(self) -> int:
@@ -103,7 +111,7 @@ class PhasePlan:
         if self.tile is not None:
             return self.tile.blocks(self.kernel.rows)
         if self.along is Along.POINTS:
-            return -(-self.kernel.col_count // (self.threads * self.width))
+            return -(-self.kernel.col_count // (self.threads * self.width * self.vectors))
         return -(-self.kernel.row_count // self.rows_at_once)
 
 
@@ -247,7 +255,9 @@ def _points(kernel: Kernel, warp: int) -> PhasePlan:
         axes.sort(key=lambda axis: -abs(hint(store.index.stride(axis.name))))
     kernel = merged(replace(kernel, rows=(), cols=tuple(axes)), cols=True)
     kernel = _terms_in_order(kernel)
-    width = _width(kernel, kernel.cols[-1:], ())
+    last = kernel.cols[-1] if kernel.cols else None
+    # Along a single axis, single points make up what is left of it.
+    width = vector_width(kernel, last, () if len(kernel.cols) == 1 else (last.size,) if last else ())
     across = transpose_tile(kernel, width) if kernel.cols else None
     if across is not None:
         kernel, tile, threads = across
@@ -255,7 +265,20 @@ def _points(kernel: Kernel, warp: int) -> PhasePlan:
     count = hint(kernel.col_count)
     while width > 1 and count // (width * _POINT_THREADS) < _ENOUGH_BLOCKS:
         width //= 2
-    return PhasePlan(kernel, (), Along.POINTS, _POINT_THREADS, _POINT_THREADS, width, True, warp)
+    made = PhasePlan(kernel, (), Along.POINTS, _POINT_THREADS, _POINT_THREADS, width, True, warp)
+    return replace(made, vectors=_vectors(made))
+
+
+def _vectors(made: PhasePlan) -> int:
+    """How many times a thread takes so many points, all read before the first are computed."""
+    kernel, vectors = made.kernel, 1
+    read = {(i.buffer, i.index) for i in kernel.instructions() if isinstance(i, Load) and i.index.terms}
+    size = sum(kernel.buffer(name).dtype.itemsize for name, _ in read) * made.width
+    while read and vectors < _MOST_VECTORS and size * 2 * vectors <= _BYTES_IN_FLIGHT:
+        if hint(made.blocks) // (2 * vectors) < 4 * _ENOUGH_BLOCKS:
+            break
+        vectors *= 2
+    return vectors
 
 
 def _terms_in_order(kernel: Kernel) -> Kernel:
@@ -380,29 +403,10 @@ def _live(kernel: Kernel) -> int:
 
 
 def _width(kernel: Kernel, last: Sequence[Axis], bounds: Sequence[Bound]) -> int:
-    """How many points side by side a thread takes at once, so that what it reads there comes in one access."""
-    if not last or is_symsize(last[0].size):
+    if not last:
         return 1
-    axis = last[0]
-    sizes = [
-        kernel.buffer(i.buffer).dtype.itemsize
-        for i in kernel.instructions()
-        if isinstance(i, Access) and not isinstance(i, Gather) and _is_one(i.index.stride(axis.name))
-    ]
-    if not sizes:
-        return 1
-    width = min(_MOST_AT_ONCE, _BYTES_AT_ONCE // max(2, min(sizes)))
-    extents = [axis.size, *(each.chunk for each in bounds if each.inner == axis.name)]
-    extents += [each.size for each in bounds if each.inner == axis.name]
-    if any(is_symsize(extent) for extent in extents):
-        return 1
-    while any(extent % width for extent in extents):
-        width //= 2
-    return width
-
-
-def _is_one(stride: Size) -> bool:
-    return not is_symsize(stride) and abs(stride) == 1
+    parts = [size for each in bounds if each.inner == last[0].name for size in (each.chunk, each.size)]
+    return vector_width(kernel, last[0], (last[0].size, *parts))
 
 
 def uses_wide_positions(made: GridPlan) -> bool:

@@ -12,6 +12,7 @@ from smelt.codegen.gpu.grid_plan import Along, PhasePlan
 from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.gpu.team_folds import fold_team, fold_teams
 from smelt.codegen.gpu.team_scans import RunningFold, StageScans
+from smelt.codegen.gpu.vector_width import is_multiple
 from smelt.codegen.llvm.builder import LlvmValue
 from smelt.codegen.llvm.reductions import combine, start
 from smelt.codegen.llvm.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
@@ -183,15 +184,16 @@ class PhaseBody:
         b, plan = self.b, self.plan
         mask: Mask = None
         if plan.along is Along.POINTS:
-            thread = b.add(b.mul(b.block_number(), plan.threads), b.thread())
+            first = b.add(b.mul(b.block_number(), plan.vectors), number) if plan.vectors > 1 else b.block_number()
+            thread = b.add(b.mul(first, plan.threads), b.thread())
             col = b.mul(thread, plan.width) if plan.width > 1 else thread
-            whole = plan.threads * plan.width
+            whole = plan.threads * plan.width * plan.vectors
         else:
             col = b.add(b.mul(number, plan.stride), self.first)
             whole = plan.stride
         count = self.kernel.col_count
         if is_symsize(count) or count % whole:
-            mask = b.icmp("slt", col, b.index(count))
+            mask = b.icmp("slt", col, b.index(count - count % plan.width if plan.leaves_some else count))
             col = b.select(mask, col, 0)
         where = self._coordinates(col, self.kernel.cols)
         for bound in plan.bounds:
@@ -284,7 +286,7 @@ class PhaseBody:
         """Whether points side by side begin at a multiple of their number, whatever the others are."""
         axis, width = self.plan.vector_axis, self.plan.width
         steps = [index.offset + further, *(stride for name, stride in index.terms if axis is None or name != axis.name)]
-        return self.aligned and not any(is_symsize(step) or step % width for step in steps)
+        return self.aligned and all(is_multiple(step, width) for step in steps)
 
     def _loaded(self, i: Load, where: Coordinates, tile: int, *, once: bool) -> Values:
         buffer = self.kernel.buffer(i.buffer)

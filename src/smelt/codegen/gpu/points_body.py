@@ -1,0 +1,65 @@
+"""`PointsBody` writes out a pointwise grid: several vectors a thread, and single points for what is left.
+
+    cols(j:1000003), 4 at once, 2 vectors   →   reads of both vectors, then each computed and stored;
+                                                block 0: its first 3 threads have the last 3 points
+"""
+
+from dataclasses import replace
+
+from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody
+from smelt.codegen.gpu.simt import Mask
+from smelt.codegen.llvm.builder import LlvmValue
+from smelt.ir.kernel import Load, Role, Store
+
+
+class PointsBody(PhaseBody):
+    """A phase along points being written."""
+
+    def write(self) -> None:
+        if self.plan.vectors > 1:
+            self._read_ahead()
+        super().write()
+        if self.plan.leaves_some:
+            self._write_rest()
+
+    def _read_ahead(self) -> None:
+        """What all vectors of a thread read, before anything is stored: as much as there is comes at the same time."""
+        (stage,) = self.kernel.stages
+        stores = {(i.buffer, i.index) for i in stage.body if isinstance(i, Store)}
+        written = {name for name, _ in stores}
+        loads: dict[tuple[str, object], Load] = {}
+        for i in stage.body:
+            if isinstance(i, Store):
+                break  # what is read after that may be what was written
+            # What is updated in place is read where it is written, by no other point.
+            if isinstance(i, Load) and (i.buffer not in written or (i.buffer, i.index) in stores):
+                loads.setdefault((i.buffer, i.index), i)
+        for tile in range(self.plan.vectors):
+            where, _ = self._cols(self.b.index(tile))
+            for load in loads.values():
+                if self.kernel.buffer(load.buffer).role is not Role.SCRATCH:
+                    self.registers[load.buffer, load.index, tile] = self._loaded(load, where, tile, once=False)
+
+    def _write_rest(self) -> None:
+        b = self.b
+        inside, after = b.new_label("rest"), b.new_label("after")
+        b.branch(b.icmp("eq", b.block_number(), 0), inside, after)
+        b.label(inside)
+        single = replace(self.plan, width=1, vectors=1)
+        _RestBody(b, single, self.pointers, aligned=self.aligned).write_rest(self.plan.width)
+        b.jump(after)
+        b.label(after)
+
+
+class _RestBody(PhaseBody):
+    """The last points, fewer than a vector has."""
+
+    def write_rest(self, width: int) -> None:
+        b, count = self.b, self.kernel.col_count
+        self.mask = b.icmp("slt", b.thread(), b.index(count % width))
+        self.point = b.add(b.index(count - count % width), b.thread())
+        self.write()
+
+    def _cols(self, number: LlvmValue) -> tuple[Coordinates, Mask]:
+        point = self.b.select(self.mask, self.point, 0)
+        return self._coordinates(point, self.kernel.cols), self.mask

@@ -1,0 +1,82 @@
+"""How many points side by side a thread takes at once, so that it reads and writes sixteen bytes in one access.
+
+    x: bf16[4096*i + j], y: f32[4096*i + j]     →  8 along j: one access of x, two of y
+    x: f32[33*i + j]                            →  1: every other row begins between two multiples of four
+
+For sizes that vary, that a size is a multiple is relied on where it is one in the example, and axes are long.
+"""
+
+import math
+from collections.abc import Sequence
+
+from smelt.ir.kernel import Access, Axis, Gather, Index, Kernel
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import hint, is_symsize, known_equal
+
+_BYTES = 16  # of one access
+_MOST = 8
+_WORTH_RELYING = 256  # points of an axis whose size varies: shorter ones are not worth code of their own
+
+
+def is_multiple(size: Size, of: int) -> bool:
+    """Whatever the symbols are."""
+    return known_equal(size % of, 0)
+
+
+def vector_width(kernel: Kernel, axis: Axis | None, extents: Sequence[Size]) -> int:
+    """Along `axis`. `extents`: what has to be a multiple of it, so that all points of a thread are there or none."""
+    if axis is None:
+        return 1
+    moved = _moved(kernel, axis)
+    if not moved:
+        return 1
+    most = min(_MOST, _BYTES // max(2, min(size for _, size, _ in moved)))
+    widths = [width for width in (8, 4, 2) if width <= most and not any(hint(extent) % width for extent in extents)]
+    best, score = 1, _score(kernel, moved, axis, 1)
+    for width in widths:
+        reached = _score(kernel, moved, axis, width)
+        if reached > score:
+            best, score = width, reached
+    return best if _relied_on(moved, axis, extents, best) else 1
+
+
+def _moved(kernel: Kernel, axis: Axis) -> list[tuple[Index, int, int]]:
+    """What lies side by side along the axis: the index, the bytes of an element, the bytes of all."""
+    sizes = {each.name: hint(each.size) for each in kernel.rows + kernel.cols}
+    found = []
+    for i in kernel.instructions():
+        if isinstance(i, Access) and not isinstance(i, Gather) and _is_one(i.index.stride(axis.name)):
+            size = kernel.buffer(i.buffer).dtype.itemsize
+            found.append((i.index, size, size * math.prod(sizes[name] for name in i.index.axes)))
+    return found
+
+
+def _is_one(stride: Size) -> bool:
+    return not is_symsize(stride) and stride == 1
+
+
+def _steps(index: Index, axis: Axis) -> list[Size]:
+    return [index.offset, *(stride for name, stride in index.terms if name != axis.name)]
+
+
+def _score(kernel: Kernel, moved: Sequence[tuple[Index, int, int]], axis: Axis, width: int) -> float:
+    """How many bytes an access has, of all that is moved. One that is not aligned is made of single elements, which
+    are further apart between threads."""
+    total = 0.0
+    for index, size, whole in moved:
+        aligned = not any(hint(step) % width for step in _steps(index, axis))
+        total += whole * (min(_BYTES, size * width) if aligned else size / 2)
+    return total
+
+
+def _relied_on(moved: Sequence[tuple[Index, int, int]], axis: Axis, extents: Sequence[Size], width: int) -> bool:
+    """That extents are multiples, and whole lines where they are in the example; False where that is not worth it."""
+    asked = [*extents]
+    for index, _, _ in moved:
+        steps = _steps(index, axis)
+        if not any(hint(step) % width for step in steps):
+            asked += steps
+    unknown = [size for size in asked if not is_multiple(size, width)]
+    if unknown and (hint(axis.size) < _WORTH_RELYING or width * min(size for _, size, _ in moved) < _BYTES):
+        return False
+    return all(size % width == 0 for size in unknown)
