@@ -313,6 +313,26 @@ def test_threads_launch_at_once(cuda: FakeCuda) -> None:
     assert {each.device for each in cuda.launches} == {0, 1}
 
 
+def test_threads_meet_at_the_first_launch(cuda: FakeCuda) -> None:
+    """Whoever finds the code loaded by another meanwhile goes on as if it had loaded it."""
+    for _ in range(20):
+        launch, start, failed = sums(CudaCode(TEXT)), threading.Barrier(4), []
+
+        def work(launch: Any = launch, start: Any = start, failed: Any = failed) -> None:
+            start.wait(10)
+            try:
+                launch(1, Buffer(range(32)), Buffer([0]), sizes(32, 1, 4))
+            except Exception as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+
+
 def test_references_are_balanced(cuda: FakeCuda) -> None:
     import sys
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { USUAL_PARAMETERS = 64, IS_RECORDING = 1 };
+enum { USUAL_PARAMETERS = 64, IS_RECORDING = 1, NOT_LOADED = 1 };
 
 /* PyTorch's functions for CUDA; NULL: not known. All return 0, or something else for an error. */
 typedef struct {
@@ -105,7 +105,10 @@ cuda_grid_launch(AnyLauncher *any, LaunchCall *call)
     if (bytes < 0) {
         return refuse(call, GRID_MEMORY, 0);
     }
-    if (code == NULL || torch->current_stream == NULL || torch->current_stream(device, &stream)) {
+    if (code == NULL) {
+        return refuse(call, GRID_PYTHON, NOT_LOADED);
+    }
+    if (torch->current_stream == NULL || torch->current_stream(device, &stream)) {
         return refuse(call, GRID_PYTHON, 0);
     }
     if (bytes && torch->allocate == NULL) {
@@ -233,6 +236,7 @@ launch_by_python(GridLauncher *self, LaunchCall *call, const CudaCode *code)
             return -1;
         }
     }
+    Py_BEGIN_ALLOW_THREADS /* a launch may wait until earlier ones are done, and they for other threads */
     CudaResult status = cuda_enter(code->driver, code->context, &before);
     if (status) {
         refuse(call, GRID_DRIVER, status);
@@ -242,6 +246,7 @@ launch_by_python(GridLauncher *self, LaunchCall *call, const CudaCode *code)
         launch_phases(self, call, code, stream, memory);
         cuda_leave(code->driver, code->context, before);
     }
+    Py_END_ALLOW_THREADS
     Py_XDECREF(workspace);
     return call->fault ? raise(self, call) : 0;
 }
@@ -259,13 +264,16 @@ cuda_grid_finish(AnyLauncher *any, LaunchCall *call)
         return -1;
     }
     const CudaCode *code = find_code(self, device);
-    if (code == NULL) { /* the first launch on this device */
-        code = load_code(self, device);
-        if (code == NULL) {
-            return -1;
-        }
-        call->fault = 0;
-        if (cuda_grid_launch(any, call) == 0) {
+    code = code ? code : load_code(self, device);
+    if (code == NULL) {
+        return -1;
+    }
+    if (call->at == NOT_LOADED) {
+        int status;
+        Py_BEGIN_ALLOW_THREADS
+        status = cuda_grid_launch(any, call);
+        Py_END_ALLOW_THREADS
+        if (status == 0) {
             return 0;
         }
     }
