@@ -70,7 +70,7 @@ def sample() -> FlatProgram:
     steps = (
         AllocateStep(3),
         CallStep("aten::addmm.out", fill, (Ref(2), Ref(0), Ref(1), 0.5, Ref(3)), ("beta", "out"), native=product),
-        LaunchStep("k0_relu", KERNEL, (3, 6)),
+        LaunchStep("k0_relu", KERNEL, (3, 6), "host"),
         CallStep("aten::gelu", fill, (Ref(6, (2,), (8,), 1), "tanh"), (), (4,), True, boxed),
         CallStep("aten::split", fill, ([Ref(0), (Ref(1), None)], [1, 2], True, -3, 1 << 70), (), (None, 4)),
         CallStep("aten::_assert", fill, (Ref(5),), unless=5),

@@ -27,7 +27,7 @@ from smelt.pipeline.backward.lazy_backwards import Backwards, Lower
 from smelt.pipeline.cache import pending_reuse
 from smelt.pipeline.cache.entries import CacheEntry
 from smelt.pipeline.cache.warm_start import look_up, with_stored_backwards
-from smelt.pipeline.parts import Built, Parts, bind, program_of
+from smelt.pipeline.parts import Built, Parts, bind, executable_of
 from smelt.pipeline.passes import PassContext, check_form, run_passes, why_not_generate
 from smelt.pipeline.sizes.dispatch import Bind, SizedGraph, Trace, is_sized
 from smelt.pipeline.sizes.template import Bound, Generate, Tracing
@@ -87,7 +87,7 @@ def compile_llvm(
         if entry is None or parts.plan is None:
             return parts.joined()
         reason = parts.replay if isinstance(parts.replay, str) else None
-        entry.write(*program_of(parts.forward), parts.plan, reason)
+        entry.write(executable_of(parts.forward), parts.plan, reason)
         return with_stored_backwards(parts, entry, options, arenas).joined()
 
     def bind_only(bound: Bound, traced: Callable[[], Traced]) -> Flat:

@@ -3,8 +3,7 @@
 Program + kernels ── bind ──► Executable          Parts ── joined() ──► a callable with a node of autograd's
 """
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from smelt.base import events
@@ -19,6 +18,7 @@ from smelt.ir.program import Program
 from smelt.runtime.autograd.differentiable import Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.autograd.join import join
 from smelt.runtime.program.arenas import Arenas
+from smelt.runtime.program.flatten import BuiltKernel
 from smelt.runtime.program.launch import Executable
 
 if TYPE_CHECKING:
@@ -70,26 +70,33 @@ def _one_at_once(backwards: MakeBackward, plan: JointPlan) -> MakeBackward:
     return lambda arrived: made if arrived == likely else backwards(arrived)
 
 
-def program_of(run: Flat) -> tuple[Program, Built]:
+def executable_of(run: Flat) -> Executable:
     """What a callable that `bind` made runs."""
     executable = run.__dict__["executable"]
     assert isinstance(executable, Executable)
-    return executable.program, executable.keep_alive
+    return executable
 
 
-def _unaligned(kernel: Kernel, options: Options) -> KernelCode:
-    """Code of a kernel for buffers at any address. Built when it is needed, which is seldom."""
-    from smelt.codegen.build import compile_unaligned
+def launcher_for(target: str, code: KernelCode, kernel: Callable[[], Kernel], options: Options) -> BuiltKernel:
+    """What launches the code of a kernel. The kernel itself is asked for if code for buffers at any address is needed,
+    which is seldom."""
 
-    return compile_unaligned(kernel, options)
+    def unaligned() -> KernelCode:
+        from smelt.codegen.build import compile_unaligned
+
+        return compile_unaligned(kernel(), options)
+
+    made: BuiltKernel = launcher_of(target)(code, unaligned)
+    return made
 
 
 def bind(
     program: Program, kernels: Mapping[str, KernelCode], options: Options, consuming: bool, arenas: Arenas
 ) -> Executable:
     """A program and the code of its kernels as something to run."""
-    launchers = {
-        kernel.name: launcher_of(kernel.target)(kernels[kernel.name], functools.partial(_unaligned, kernel, options))
-        for kernel in program.kernels
-    }
+
+    def launcher(kernel: Kernel) -> BuiltKernel:
+        return launcher_for(kernel.target, kernels[kernel.name], lambda: kernel, options)
+
+    launchers = {kernel.name: launcher(kernel) for kernel in program.kernels}
     return Executable(program, launchers, options.threads, kernels, consuming=consuming, arenas=arenas)

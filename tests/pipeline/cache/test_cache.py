@@ -12,6 +12,7 @@ from torch import nn
 
 import smelt
 from smelt import cli
+from smelt.ir.flat.layout import Header
 from smelt.runtime.cache import CacheStore, directory
 from tests import processes
 from tests.processes import Started
@@ -242,22 +243,31 @@ def test_contents_that_are_whole_but_say_nonsense_are_dropped(
 
     monkeypatch.setattr(CacheStore, "get", noting)
     fresh(wavy)(x)
-    text, *images = cache.get(keys[0]) or []
+    text, table, *rest = whole = cache.get(keys[0]) or []
+    consuming = 8 * Header._fields.index("consuming")
     broken: list[list[bytes]] = [
         [],
-        [text],  # no code
-        [text, *images, b""],
-        [b"", *images],
-        [b"\xff", *images],
-        [b"[[],null]", *images],
-        [b"[[],5]", *images],
-        [text.replace(b'"Launch"', b'"Operand"'), *images],
-        [text.replace(b'"float32"', b'"float3"'), *images],
-        [text.replace(b'"k0"', b'"k9"', 1), *images],  # a function that is not there
-        [text.replace(b'"JointPlan"', b'"JointPlane"'), *images],
+        [text],
+        [text, table],
+        [text, table, *rest[:-1]],  # no code
+        [*whole, b""],
+        [b"", table, *rest],
+        [b"\xff", table, *rest],
+        [b"[[],null]", table, *rest],
+        [b"[[],5]", table, *rest],
+        [text.replace(b'"k0"', b'"k9"', 1), table, *rest],  # a function that is not there
+        [text.replace(b'"JointPlan"', b'"JointPlane"'), table, *rest],
+        [text, b"", *rest],
+        [text, table[:-1], *rest],
+        [text, table + b"\0", *rest],
+        [text, table.replace(b"float32", b"float3x"), *rest],
+        [text, table.replace(b"k0", b"k9"), *rest],
+        [text, table[:8] + b"\x09" + table[9:], *rest],  # of another version
+        [text, table[:consuming] + b"\x01" + table[consuming + 1 :], *rest],
+        [text, *rest[:1], table, *rest[1:]],
     ]
     for parts in broken:
-        assert parts != [text, *images]
+        assert parts != whole
         cache.put(keys[0], parts)
         assert torch.equal(fresh(wavy)(x), expected)
         assert smelt.counters["cache_hits"] == 0

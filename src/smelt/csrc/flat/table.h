@@ -47,8 +47,9 @@
 /* A part of an argument list or of the results, by `kind`: see ItemKind. */
 #define ITEM_FIELDS(F) F(kind, FREE, 0) F(what, FREE, 0) F(length, FREE, 0) F(numbers, FREE, 0)
 
-/* Machine code by its name, and how many values it takes. What else a launch must know is said with the code. */
-#define KERNEL_FIELDS(F) F(name, INDEX, STRINGS) F(object, INDEX, OBJECTS) F(buffers, FREE, 0)
+/* Machine code by its name, what it runs on, and how many values it takes. What else a launch must know is said with
+   the code. */
+#define KERNEL_FIELDS(F) F(name, INDEX, STRINGS) F(target, INDEX, STRINGS) F(object, INDEX, OBJECTS) F(buffers, FREE, 0)
 
 #define LAUNCH_FIELDS(F) F(kernel, INDEX, KERNELS) F(values, SPAN, REFERENCES) F(value_count, FREE, 0)
 

@@ -95,10 +95,11 @@ class ItemRecord(NamedTuple):
 
 
 class KernelRecord(NamedTuple):
-    """Machine code by its name, and how many values it takes. What else a launch must know is said with the code
-    (`ir.kernel_code`)."""
+    """Machine code by its name, what it runs on, and how many values it takes. What else a launch must know is said
+    with the code (`ir.kernel_code`)."""
 
     name: int
+    target: int
     object: int
     buffers: int
 

@@ -174,7 +174,8 @@ class _Program(TableReader):
             launch = self.rows("launches")[place]
             kernel = self.rows("kernels")[launch.kernel]
             values = self._references(launch.values, launch.value_count)
-            return LaunchStep(self.strings[kernel.name], self.objects[kernel.object], values)
+            target = self.strings[kernel.target]
+            return LaunchStep(self.strings[kernel.name], self.objects[kernel.object], values, target)
         if kind == StepKind.DROP:
             drop = self.rows("drops")[place]
             return DropStep(self._references(drop.values, drop.value_count))

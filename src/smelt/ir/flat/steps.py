@@ -61,11 +61,13 @@ class AllocateStep(NamedTuple):
 
 
 class LaunchStep(NamedTuple):
-    """A kernel runs; `function` is a `_native.Launcher`, or any callable(threads, *tensors)."""
+    """A kernel runs; `function` is a `_native.AnyLauncher`, or any callable(threads, *tensors). `target`: what it runs
+    on, by name."""
 
     kernel: str
     function: Any
     values: tuple[int, ...]
+    target: str = ""
 
 
 class CallStep(NamedTuple):

@@ -134,12 +134,13 @@ class TableWriter:
             self.devices += DeviceRecord(self.string(str(device)), kind, number, object=self.object(device))
         return found
 
-    def _kernel(self, name: str, function: Any, buffers: int) -> int:
+    def _kernel(self, name: str, function: Any, buffers: int, target: str) -> int:
         key = (name, id(function), buffers)
         found = self._kernels.get(key)
         if found is None:
             found = self._kernels[key] = len(self._kernels)
-            self.kernels += KernelRecord(self.string(name), object=self.object(function), buffers=buffers)
+            named = self.string(name), self.string(target)
+            self.kernels += KernelRecord(*named, object=self.object(function), buffers=buffers)
         return found
 
     def _references(self, values: Sequence[int]) -> int:
@@ -209,9 +210,9 @@ class TableWriter:
     def allocate(self, value: int) -> None:
         self.steps += (_ALLOCATE, value)
 
-    def launch(self, kernel: str, function: Any, values: Sequence[int]) -> None:
+    def launch(self, kernel: str, function: Any, values: Sequence[int], target: str = "") -> None:
         self.steps += (_LAUNCH, len(self.launches) // 3)
-        self.launches += (self._kernel(kernel, function, len(values)), self._references(values), len(values))
+        self.launches += (self._kernel(kernel, function, len(values), target), self._references(values), len(values))
 
     def drop(self, values: Sequence[int]) -> None:
         self.steps += (_DROP, len(self.drops) // 2)

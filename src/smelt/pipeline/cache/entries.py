@@ -1,7 +1,9 @@
 """Compiled graphs in the disk cache: what a graph became, as plain data, and back without any of the stages.
 
-    torch-level graph ── key ──► file ──► StoredGraph: a program, its plan, machine code as images
+    torch-level graph ── key ──► file ──► StoredGraph: a program that can be run, and its plan
 
+A file holds a program as a flat table, which is run as it is, its machine code as images, and the program as the stages
+know it, which is read where somebody asks for it, or where this process would write another table.
 `CacheEntry.of(traced, options)` is where a graph has its place; `read` and `write` never raise for what is on the disk.
 Each backward (per set of results with gradients) is its own file, written when it is first needed. Programs are checked
 before they are written, and a checksum tells that they are read as written; a file that is whole but cannot be used
@@ -9,6 +11,7 @@ before they are written, and a checksum tells that they are read as written; a f
 is read: the stages run.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,14 +22,20 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options, config
 from smelt.ir import serialize
 from smelt.ir.call_contract import JointPlan
+from smelt.ir.flat.read import TableReader
 from smelt.ir.graph import Traced
-from smelt.ir.kernel import HOST
+from smelt.ir.kernel import HOST, Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.program import Launch, Program
 from smelt.pipeline.cache.keys import Unstorable, environment_key, key_of
+from smelt.pipeline.parts import bind, launcher_for
 from smelt.runtime.cache import CacheStore, open_store
+from smelt.runtime.program.arenas import Arenas
 from smelt.runtime.program.code_image import Image, Loaded, Slot
 from smelt.runtime.program.code_image import load as map_image
+from smelt.runtime.program.flatten import BuiltKernel
+from smelt.runtime.program.launch import Executable
+from smelt.runtime.program.stored_table import restored, stored_objects
 
 if TYPE_CHECKING:
     from smelt.codegen.build import CompiledKernel
@@ -55,21 +64,13 @@ class StoredCode:
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
-    """A program and its kernels by name."""
-
-    program: Program
-    kernels: dict[str, StoredCode]
-
-
-@dataclass(frozen=True, slots=True)
 class StoredGraph:
     """A graph that was compiled, but for its backwards.
 
     `why_not_replay`: why results cannot be recomputed differentiably.
     """
 
-    forward: Half
+    forward: Executable
     plan: JointPlan
     why_not_replay: str | None
 
@@ -105,32 +106,32 @@ class CacheEntry:
         except Unstorable:
             return None
 
-    def read(self, options: Options) -> StoredGraph | None:
+    def read(self, options: Options, arenas: Arenas) -> StoredGraph | None:
         """What the graph became in an earlier process, or earlier in this one."""
 
         def unpacked(parts: list[bytes]) -> StoredGraph:
-            program, rows, described, plan, why_not_replay = _fields(parts, 5)
+            half, plan, why_not_replay = _fields(parts[0], 3)
             if not isinstance(plan, JointPlan):
                 raise ValueError("it holds no plan")
-            return StoredGraph(_half(program, rows, described, parts[1:]), plan, why_not_replay)
+            return StoredGraph(_bound(half, parts, False, options, arenas), plan, why_not_replay)
 
         return self._read(self.key, unpacked, options)
 
-    def read_backward(self, arrived: int, options: Options) -> Half | None:
+    def read_backward(self, arrived: int, options: Options, arenas: Arenas) -> Executable | None:
         """The backward for gradients of the results that have a bit in `arrived`."""
 
-        def unpacked(parts: list[bytes]) -> Half:
-            program, rows, described = _fields(parts, 3)
-            return _half(program, rows, described, parts[1:])
+        def unpacked(parts: list[bytes]) -> Executable:
+            (half,) = _fields(parts[0], 1)
+            return _bound(half, parts, True, options, arenas)
 
         return self._read(self._backward_key(arrived), unpacked, options)
 
-    def write(self, program: Program, kernels: Kernels, plan: JointPlan, why_not_replay: str | None) -> None:
+    def write(self, executable: Executable, plan: JointPlan, why_not_replay: str | None) -> None:
         """Keep what the graph became."""
-        self._write(self.key, program, kernels, plan, why_not_replay)
+        self._write(self.key, executable, plan, why_not_replay)
 
-    def write_backward(self, arrived: int, program: Program, kernels: Kernels) -> None:
-        self._write(self._backward_key(arrived), program, kernels)
+    def write_backward(self, arrived: int, executable: Executable) -> None:
+        self._write(self._backward_key(arrived), executable)
 
     def _backward_key(self, arrived: int) -> str:
         return f"{self.key}\nbackward {arrived:b}"
@@ -153,10 +154,10 @@ class CacheEntry:
         events.count("cache_hits")
         return found
 
-    def _write(self, key: str, program: Program, kernels: Kernels, *more: object) -> None:
+    def _write(self, key: str, executable: Executable, *more: object) -> None:
         with events.timed("cache write"):
             try:
-                parts = _packed(program, kernels, *more)
+                parts = _packed(executable, *more)
             except (serialize.CannotStore, SpecError) as reason:
                 events.count("cache_unstorable")
                 events.emit("cache", f"a graph is not cached: {reason}")
@@ -165,10 +166,13 @@ class CacheEntry:
                 events.count("cache_writes")
 
 
-def _packed(program: Program, kernels: Kernels, *more: object) -> list[bytes]:
-    """A program, where its kernels are in which image, the images' own descriptions, and `more`; then the images."""
+def _packed(executable: Executable, *more: object) -> list[bytes]:
+    """What belongs to a program's table (its objects, what was asked to write it, which image has which kernel, what
+    the images need) and `more`; then the table, the program, and the images."""
     from smelt.ir.check_kernel import check_program  # not where programs are only read
 
+    program, flat = executable.program, executable.flat
+    kernels: Kernels = executable.keep_alive
     check_program(program, after="fuse")
     images: dict[int, tuple[int, Image | CudaCode]] = {}  # by identity → number, image
     rows = []
@@ -180,8 +184,10 @@ def _packed(program: Program, kernels: Kernels, *more: object) -> list[bytes]:
         needs = (kernel.per_thread_workspace, kernel.phases, kernel.workspace)
         rows.append((name, place, kernel.symbol, kernel.buffers, kernel.size_count, *needs))
     packed = [_packed_image(image) for _, image in images.values()]
-    value = (_without_stages(program), tuple(rows), tuple(description for description, _ in packed), *more)
-    return [serialize.dump(value).encode(), *(code for _, code in packed)]
+    described = tuple(description for description, _ in packed)
+    half = (stored_objects(flat), tuple(flat.asked.items()), tuple(rows), described)
+    texts = serialize.dump((half, *more)), serialize.dump(_without_stages(program))
+    return [texts[0].encode(), flat.table, texts[1].encode(), *(code for _, code in packed)]
 
 
 def _packed_image(image: "Image | CudaCode") -> tuple[tuple[Any, ...], bytes]:
@@ -213,16 +219,45 @@ def _without_stages(program: Program) -> Program:
     return replace(program, steps=tuple(steps))
 
 
-def _fields(parts: list[bytes], count: int) -> tuple[Any, ...]:
-    value = serialize.parse(parts[0].decode())
+def _fields(part: bytes, count: int) -> tuple[Any, ...]:
+    value = serialize.parse(part.decode())
     if not isinstance(value, tuple) or len(value) != count:
         raise ValueError("it holds something else")
     return value
 
 
-def _half(program: Any, rows: Any, described: Any, codes: Sequence[bytes]) -> Half:
-    if not isinstance(program, Program):
-        raise ValueError("it holds no program")
+def _bound(half: Any, parts: list[bytes], consuming: bool, options: Options, arenas: Arenas) -> Executable:
+    """A stored program with its code, ready to run."""
+    objects, asked, rows, described = half
+    _, table, text, *codes = parts
+    kernels = _kernels(rows, described, codes)
+
+    @functools.cache
+    def program() -> Program:
+        found = serialize.parse(text.decode())
+        if not isinstance(found, Program):
+            raise ValueError("it holds no program")
+        return found
+
+    reader = TableReader(table)
+    if reader.header.consuming != consuming:
+        raise ValueError("it holds a program that is called in another way")
+
+    def launcher(name: str, target: str) -> BuiltKernel:
+        return launcher_for(target, kernels[name], lambda: _kernel_of(program(), name), options)
+
+    flat = restored(table, objects, asked, launcher)
+    events.count("kernels", reader.count("launches"))
+    if flat is None:
+        return bind(program(), kernels, options, consuming, arenas)
+    return Executable.of_table(flat, program, options.threads, kernels, arenas)
+
+
+def _kernel_of(program: Program, name: str) -> Kernel:
+    return next(kernel for kernel in program.kernels if kernel.name == name)
+
+
+def _kernels(rows: Any, described: Any, codes: Sequence[bytes]) -> dict[str, StoredCode]:
     if len(described) != len(codes):
         raise ValueError("an image is missing")
     images = [_loaded_image(description, code) for description, code in zip(described, codes, strict=True)]
@@ -234,7 +269,4 @@ def _half(program: Any, rows: Any, described: Any, codes: Sequence[bytes]) -> Ha
         if isinstance(found, Loaded) and not all(each in found.offsets for each in functions):
             raise ValueError(f"kernel {name} has no code")
         kernels[name] = StoredCode(found, symbol, buffers, size_count, per_thread, phases, workspace)
-    for kernel in program.kernels:
-        if kernel.name not in kernels or kernels[kernel.name].buffers != len(kernel.parameters):
-            raise ValueError(f"kernel {kernel.name} has no code")
-    return Half(program, kernels)
+    return kernels

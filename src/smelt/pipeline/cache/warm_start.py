@@ -18,8 +18,8 @@ from smelt.base.options import Options
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.graph import Traced
 from smelt.ir.nodes.ambient import Ambient
-from smelt.pipeline.cache.entries import CacheEntry, Half
-from smelt.pipeline.parts import Parts, bind, program_of
+from smelt.pipeline.cache.entries import CacheEntry
+from smelt.pipeline.parts import Parts, executable_of
 from smelt.runtime.autograd.differentiable import Flat
 from smelt.runtime.program.arenas import Arenas
 
@@ -51,10 +51,10 @@ def _load(
     The graphs that were traced from it are not stored: if a backward was never compiled, they are traced anew, and are
     the same.
     """
-    found = entry.read(options)
+    found = entry.read(options, arenas)
     if found is None:
         return None
-    plan, ambient, number = found.plan, Ambient.now(), found.forward.program.name.removeprefix("forward")
+    plan, ambient, number = found.plan, Ambient.now(), found.forward.name.removeprefix("forward")
     events.count("saved_bytes", plan.saved_bytes)
 
     @functools.cache
@@ -62,7 +62,7 @@ def _load(
         return make_rest(traced(), options, plan, arenas, f"backward{number}", ambient)
 
     parts = Parts(
-        _bound(found.forward, options, False, arenas),
+        found.forward.run,
         plan,
         eager=lambda *inputs: rest().eager(*inputs),
         replay=found.why_not_replay or (lambda inputs: rest().replay(inputs)),
@@ -80,18 +80,12 @@ def with_stored_backwards(parts: Parts, entry: CacheEntry, options: Options, are
         return parts
 
     def backward(arrived: int) -> Flat | None:
-        found = entry.read_backward(arrived, options)
+        found = entry.read_backward(arrived, options, arenas)
         if found is not None:
-            return _bound(found, options, True, arenas)
+            return found.run
         made = make(arrived)
         if made is not None and "executable" in made.__dict__:  # else PyTorch runs it
-            entry.write_backward(arrived, *program_of(made))
+            entry.write_backward(arrived, executable_of(made))
         return made
 
     return replace(parts, backwards=backward)
-
-
-def _bound(half: Half, options: Options, consuming: bool, arenas: Arenas) -> Flat:
-    events.count("kernels", len(half.program.kernels))
-    run: Callable[..., Any] = bind(half.program, half.kernels, options, consuming, arenas).run
-    return run

@@ -144,8 +144,8 @@ class _Flattener:
             if isinstance(step, Launch):
                 if writes_from is None and _writes_one_of(inputs, step):
                     writes_from = writer.step_count
-                kernel = step.kernel.name
-                writer.launch(kernel, self.kernels[kernel], [self._whole(name).value for name in step.args])
+                kernel, values = step.kernel.name, [self._whole(name).value for name in step.args]
+                writer.launch(kernel, self.kernels[kernel], values, step.target)
             else:
                 self._write_call(step)
             dying = [self.numbers[name] for name in last_use.get(position, ()) if name in self.local]

@@ -79,6 +79,10 @@ class Executable:
         self.run.__dict__["writes_from"] = None if header.writes_from < 0 else header.writes_from
         note(self)
 
+    @property
+    def name(self) -> str:
+        return TableReader(self.flat.table).name
+
     @cached_property
     def program(self) -> Program:
         return self._program()

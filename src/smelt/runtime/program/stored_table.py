@@ -1,0 +1,69 @@
+"""Flat tables in files: which of their objects the table itself names, and finding those in another process.
+
+    stored_objects(flat)              (None, None, ("out",), …)    None: a kernel, a function, a dtype or a device
+    restored(table, plain, launch)    the objects, with what the table names found by those names
+
+What native calls depend on may be otherwise in another process (`SMELT_NO_LAYOUT`, for one): what was asked when the
+table was written is stored with it, and if an answer differs, the program is flattened anew.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from smelt.ir import serialize
+from smelt.ir.flat.read import TableReader
+from smelt.runtime.program.flatten import BINDINGS, FlatTable
+from smelt.torch_abi.boxed_calls import would_be_same
+
+Launch = Callable[[str, str], Any]  # what launches a kernel, by its name and its target's
+
+
+def stored_objects(flat: FlatTable) -> tuple[Any, ...]:
+    """The objects that are stored beside a table."""
+    objects = list(flat.objects)
+    for place, _ in _named_objects(TableReader(flat.table), lambda name, target: None):
+        objects[place] = None
+    return tuple(objects)
+
+
+def restored(table: bytes, plain: Sequence[Any], asked: Sequence[tuple[str, bool]], launch: Launch) -> FlatTable | None:
+    """A table as it was stored, with all of its objects; None if this process would write another."""
+    answers = dict(asked)
+    if not would_be_same(answers):
+        return None
+    objects = list(plain)
+    for place, find in _named_objects(TableReader(table), launch):
+        objects[place] = find()
+    return FlatTable(table, tuple(objects), answers)
+
+
+def _named_objects(reader: TableReader, launch: Launch) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """The objects that a table names: where each is, and how it is found."""
+    strings = reader.strings
+    for dtype in reader.rows("dtypes"):
+        yield dtype.object, partial(_dtype, strings[dtype.name])
+    for device in reader.rows("devices"):
+        yield device.object, partial(torch.device, strings[device.name])
+    for kernel in reader.rows("kernels"):
+        yield kernel.object, partial(launch, strings[kernel.name], strings[kernel.target])
+    functions = {call.function: strings[call.name] for call in reader.rows("calls")}
+    for place, name in functions.items():
+        yield place, partial(_function, name)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name} is no dtype")
+    return found
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """What calls an operator, "aten::mm.out" for example."""
+    namespace, _, rest = name.partition("::")
+    plain, _, overload = rest.partition(".")
+    op = serialize.operator(["#o", namespace, plain, overload or "default"])
+    return BINDINGS.get(op, op)

@@ -1,0 +1,102 @@
+"""Flat tables out of the disk cache: run as they were stored, or written anew where native calls are others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.ir.flat.steps import LaunchStep
+from smelt.ir.program import Program
+from smelt.runtime.cache import CacheStore
+from smelt.runtime.program import launch
+from smelt.runtime.program.launch import Executable
+from tests.layout import needs_layout
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CacheStore]:
+    """The cache switched on, in a directory of its own."""
+    monkeypatch.delenv("SMELT_CACHE", raising=False)
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
+    smelt.reset()
+    yield CacheStore(tmp_path, 1 << 30)
+    smelt.reset()
+
+
+class Layers(torch.nn.Module):
+    """Kernels, products, an operator by the dispatcher, arguments that are Python's: a dtype, lists, names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv1d(8, 8, 3)
+        self.linear = torch.nn.Linear(8, 70)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(self.convolution(x).transpose(1, 2)).softmax(-1)
+        return y.sort(-1).values.cumsum(1, dtype=torch.float64).sum()
+
+
+def train() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = Layers()
+    smelt.reset()
+    result = smelt.compile(model, options={"fallback": False})(torch.randn(3, 8, 12))
+    result.backward()
+    return [result.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+
+
+@pytest.fixture
+def flattened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The programs that are flattened from here on, by name."""
+    names: list[str] = []
+    original = launch.flatten
+
+    def noting(program: Program, *rest: Any) -> Any:
+        names.append(program.name)
+        return original(program, *rest)
+
+    monkeypatch.setattr(launch, "flatten", noting)
+    return names
+
+
+def test_a_stored_table_is_run_as_it_is(
+    cache: CacheStore, monkeypatch: pytest.MonkeyPatch, flattened: list[str]
+) -> None:
+    expected = train()
+    assert len(flattened) == 2
+    flattened.clear()
+    read: list[Executable] = []
+    monkeypatch.setattr(launch, "note", read.append)
+    assert all(map(torch.equal, train(), expected))
+    assert smelt.counters["cache_hits"] == 2 and not flattened
+    for executable in read:
+        assert "program" not in executable.__dict__  # nobody asked
+        again = launch.flatten(executable.program, kernels_of(executable), executable.read().consuming)
+        assert again.table == executable.flat.table and again.asked == executable.flat.asked
+        assert [str(each) for each in again.objects] == [str(each) for each in executable.run.objects]
+
+
+def kernels_of(executable: Executable) -> dict[str, Any]:
+    return {step.kernel: step.function for step in executable.read().steps if isinstance(step, LaunchStep)}
+
+
+@needs_layout
+def test_a_table_for_another_interface_is_written_anew(
+    cache: CacheStore, monkeypatch: pytest.MonkeyPatch, flattened: list[str]
+) -> None:
+    """Stored with native calls, read where there are none, and the other way."""
+    expected = train()
+    for connected in (False, True):
+        with monkeypatch.context() as patched:
+            patched.setattr("smelt.torch_abi.boxed_calls.connect", lambda answer=connected: answer)
+            cache.clear()
+            train()
+        flattened.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr("smelt.torch_abi.boxed_calls.connect", lambda answer=not connected: answer)
+            found = train()
+        assert smelt.counters["cache_hits"] == 2 and len(flattened) == 2
+        assert all(torch.allclose(one, other) for one, other in zip(found, expected, strict=True))
