@@ -427,8 +427,9 @@ class Runner:
     def times(self) -> tuple[int, tuple[int, ...]]:
         """How many calls were timed, and the nanoseconds each step took in all of them; (0, ()) if none is."""
 
-    def time(self, on: bool, /) -> None:
-        """Note from now on how long each step takes, beginning at zero; or no more, which costs nothing."""
+    def time(self, on: bool | Callable[[], object], /) -> None:
+        """Note from now on how long each step takes, beginning at zero; or no more, which costs nothing. A callable is
+        called after each step: it waits until a device is done with it."""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
 

@@ -321,6 +321,35 @@ def test_steps_are_timed_while_somebody_asks() -> None:
     del callback
 
 
+def test_devices_are_waited_for_after_each_step() -> None:
+    callback, address = kernel(lambda buffers, threads, space: seen.append("kernel"))
+    seen: list[str] = []
+
+    def wait() -> None:
+        seen.append("waited")
+        time.sleep(0.02)
+
+    made = runner((AllocateStep(2), LaunchStep("k", Launcher(address, 1, 0, 0), (0,))), (Ref(2),))
+    made.time(wait)
+    made(Buffer(1))
+    assert seen == ["waited", "kernel", "waited"]
+    assert made.times[0] == 1 and all(each >= 20_000_000 for each in made.times[1])
+    before = sys.getrefcount(wait)
+    made.time(True)
+    made(Buffer(1))
+    assert seen[3:] == ["kernel"] and sys.getrefcount(wait) == before - 1
+    failing = runner((AllocateStep(2), AllocateStep(3)), ())
+    failing.time(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError) as failure:
+        failing(Buffer(1))
+    assert failure.value.smelt_step == 0  # type: ignore[attr-defined]
+    off = runner((AllocateStep(2),), ())
+    off.time(lambda: off.time(False))
+    off(Buffer(1))
+    assert off.times == (0, ())
+    del callback
+
+
 def test_a_call_that_fails_is_not_timed() -> None:
     made = runner((call(lambda: 1 // 0),), ())
     made.time(True)

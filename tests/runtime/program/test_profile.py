@@ -1,10 +1,15 @@
 """Programs are timed step by step while somebody asks, and only those made meanwhile."""
 
+from typing import Any
+
+import pytest
 import torch
 
 import smelt
 from smelt.base.events import collect
-from smelt.ir.program import Program
+from smelt.ir.program import Place, Program, ProgramBuffer
+from smelt.ir.tensorspec import TensorSpec
+from smelt.runtime.program import profile
 from smelt.runtime.program.profile import profiling
 
 
@@ -49,3 +54,29 @@ def test_results_are_the_same() -> None:
     plain = smelt.compile(f)(X, W)
     with profiling():
         assert torch.equal(smelt.compile(f)(X, W), plain)
+
+
+def test_gpus_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program on a GPU each step is over when the GPU is done."""
+
+    class Executable:
+        def __init__(self, device: str) -> None:
+            buffer = ProgramBuffer("x", TensorSpec((1,), (1,), torch.float32, torch.device(device)), Place.INPUT)
+            self.program, self.run, self.on = Program("p", (buffer,), ("x",), (), (), ()), self, None
+
+        def time(self, on: Any) -> None:
+            self.on = on
+
+    asking: list[list[Any]] = [[]]
+    waited: list[int] = []
+    monkeypatch.setattr(profile, "_asking", asking)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    host, gpu = Executable("cpu"), Executable("cuda:1")
+    profile.note(host)
+    profile.note(gpu)
+    assert host.on is True and callable(gpu.on)
+    for recording in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda recording=recording: recording)
+        gpu.on()
+        assert waited == ([] if recording else [0, 1])

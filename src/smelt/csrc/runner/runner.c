@@ -37,7 +37,7 @@ nanoseconds(void)
 }
 
 /* The same, with a look at the clock after each step. Threads add to what the program has taken so far in turn: each
-   notes its own times first. */
+   notes its own times first. What a device does after a step has returned is waited for, if somebody said how. */
 static int
 run_steps_timed(Run *run, Runner *program)
 {
@@ -46,16 +46,28 @@ run_steps_timed(Run *run, Runner *program)
     if (taken == NULL) {
         return run_steps(run);
     }
+    PyObject *wait = NULL;
+    if (program->wait) {
+        acquire_gil(run);
+        wait = Py_XNewRef(program->wait);
+    }
     int status = 0;
     int64_t before = nanoseconds();
     for (int64_t i = 0; status == 0 && i < count; i++) {
         run->step = i;
         status = run_step(run, &run->table->steps[i]);
+        if (status == 0 && wait) {
+            acquire_gil(run);
+            PyObject *result = PyObject_CallNoArgs(wait);
+            Py_XDECREF(result);
+            status = result ? 0 : -1;
+        }
         int64_t after = nanoseconds();
         taken[i] = after - before;
         before = after;
     }
     come_back(run);
+    Py_XDECREF(wait);
     if (status == 0 && program->taken) {
         program->timed_calls++;
         for (int64_t i = 0; i < count; i++) {

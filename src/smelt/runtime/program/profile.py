@@ -4,12 +4,15 @@
         …
     times()                             [Taken("forward0", calls=3, nanoseconds=(…, …, …))], a number per step
 
-A program that nobody asks about is not slowed down: its runner looks at one pointer per call.
+A program that nobody asks about is not slowed down: its runner looks at one pointer per call. On a GPU a step is over
+when the GPU is done with it, which is waited for: short kernels seem to take as long as it takes to launch them.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
+
+import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.flat.layout import StepKind
@@ -43,7 +46,18 @@ def note(executable: Timed) -> None:
     """A program was made."""
     for programs in _asking:
         programs.append(executable)
-        executable.run.time(True)
+        executable.run.time(_wait_for_gpus if _has_gpus(executable.program) else True)
+
+
+def _has_gpus(program: Program) -> bool:
+    return any(buffer.spec.device.type == "cuda" for buffer in program.buffers)
+
+
+def _wait_for_gpus() -> None:
+    """For all of them: a program may be on several. Not while a CUDA graph is recorded, which would end that."""
+    if not torch.cuda.is_current_stream_capturing():
+        for number in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(number)
 
 
 @contextlib.contextmanager
