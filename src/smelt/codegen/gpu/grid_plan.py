@@ -34,7 +34,7 @@ _REGISTERS = 96  # of those a thread may spend on what it keeps of a row
 _WORKING_REGISTERS = 24
 _MULTIPROCESSORS = 132  # of a large chip
 _ENOUGH_BLOCKS = 2 * _MULTIPROCESSORS
-_SHARED_BYTES = 48 << 10  # of a block
+_SHARED_BYTES = 40 << 10  # of a block: of the 48 KiB that there are, a few are for folds within teams
 _TEAMS_THREADS = 256  # of a block that several teams make
 _MOST_ROWS_EACH = 128  # that a block goes through one after the other: their sums are no longer chains than that
 _MOST_WARPS = 16  # that share rows side by side
@@ -225,9 +225,11 @@ def _one_pass(kernel: Kernel, warp: int) -> list[PhasePlan] | None:
 
 def _several_teams(made: PhasePlan) -> PhasePlan:
     """With as many rows at once as make a block of some size: fewer blocks leave fewer partial folds."""
+    if not made.unrolled:
+        team = max(made.team, made.warp)  # what a block folds is in memory: one row at a time adds to it
+        return replace(made, team=team, threads=team)
     threads = max(made.threads, made.team * (min(_TEAMS_THREADS, made.warp**2) // made.team))
-    room = made.points * threads * 8
-    return replace(made, threads=threads) if made.unrolled and room <= _SHARED_BYTES else made
+    return replace(made, threads=threads) if made.points * threads * 8 <= _SHARED_BYTES else made
 
 
 def _resident(made: PhasePlan) -> int:
@@ -403,7 +405,7 @@ def _live(kernel: Kernel) -> int:
 
 
 def _width(kernel: Kernel, last: Sequence[Axis], bounds: Sequence[Bound]) -> int:
-    if not last:
+    if not last or any(each.part == last[0].name for each in bounds):
         return 1
     parts = [size for each in bounds if each.inner == last[0].name for size in (each.chunk, each.size)]
     return vector_width(kernel, last[0], (last[0].size, *parts))
@@ -412,10 +414,18 @@ def _width(kernel: Kernel, last: Sequence[Axis], bounds: Sequence[Bound]) -> int
 def uses_wide_positions(made: GridPlan) -> bool:
     """Whether positions need 64 bits."""
     for phase in made.phases:
-        sizes = [buffer.size for buffer in phase.kernel.buffers]
-        sizes += [product(axis.size for axis in phase.kernel.rows), phase.kernel.col_count]
-        sizes += [index.offset for index in indices(phase.kernel)]
-        sizes += [stride for index in indices(phase.kernel) for _, stride in index.terms]
-        if any(is_symsize(size) or abs(size) >= 1 << 30 for size in sizes):
+        kernel = phase.kernel
+        sizes = [buffer.size for buffer in kernel.buffers] + [kernel.row_count, kernel.col_count]
+        sizes += [_reach(index, kernel.rows + kernel.cols) for index in indices(kernel)]
+        if any(is_symsize(size) or size >= 1 << 30 for size in sizes):
             return True
     return False
+
+
+def _reach(index: Index, axes: Sequence[Axis]) -> Size:
+    """No position on the way to one of `index` is further from zero. Those of a `Position` are in no buffer."""
+    reach = index.offset if is_symsize(index.offset) else abs(index.offset)
+    for axis in axes:
+        stride = index.stride(axis.name)
+        reach = reach + (stride if is_symsize(stride) else abs(stride)) * axis.size
+    return reach

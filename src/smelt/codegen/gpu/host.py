@@ -136,6 +136,9 @@ class HostWarp(Simt):
         self.declared.add(f"declare void @{SIMT_BARRIER}()")
         self.emit(f"call void @{SIMT_BARRIER}()")
 
+    def warp_barrier(self) -> None:
+        pass  # a warp is a vector
+
     def load_shared(self, first: int, at: LlvmValue, kind: str) -> LlvmValue:
         (found,) = self.load_global(self.element("%shared", "i8", first), at, kind)
         return found

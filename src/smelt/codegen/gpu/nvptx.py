@@ -17,6 +17,7 @@ from smelt.symbolic.symsize import is_symsize
 
 _GLOBAL, _SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 _WHOLE_WARP = "i32 -1"
+_SHARED_NAME = "@smelt_shared"
 _MOST_BYTES = 16  # of one access
 
 
@@ -150,6 +151,10 @@ class Nvptx(Simt):
         self.declared.add("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
         self.emit("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
+    def warp_barrier(self) -> None:
+        self.declared.add("declare void @llvm.nvvm.bar.warp.sync(i32)")
+        self.emit(f"call void @llvm.nvvm.bar.warp.sync({_WHOLE_WARP})")
+
     def load_shared(self, first: int, at: LlvmValue, kind: str) -> LlvmValue:
         address = self._address(self._shared(first), kind, at, _SHARED)
         return self.op(f"load {LLVM_TYPES[kind]}, {_SHARED} {address}, align {memory_bytes(kind)}", kind, 1)
@@ -159,8 +164,9 @@ class Nvptx(Simt):
         self.emit(f"store {value}, {_SHARED} {address}, align {memory_bytes(value.kind)}")
 
     def _shared(self, first: int) -> str:
-        whole = f"@{self.symbol}.shared"
-        return f"getelementptr (i8, {_SHARED} {whole}, i64 {first})" if first else whole
+        """In the memory that a launch gives each block; one name in a module stands for all kernels' own."""
+        self.declared.add(f"{_SHARED_NAME} = external addrspace(3) global [0 x i8], align 16")
+        return f"getelementptr (i8, {_SHARED} {_SHARED_NAME}, i64 {first})" if first else _SHARED_NAME
 
     # The function.
 
@@ -170,8 +176,4 @@ class Nvptx(Simt):
         taken += [f"{_GLOBAL} noundef %workspace", *(f"i64 noundef %size{n}" for n in range(len(self.sizes.params)))]
         body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*self.prologue, *self.lines))
         limit = f'"nvvm.maxntid"="{self.threads}"'
-        text = f"define ptx_kernel void @{self.symbol}({', '.join(taken)}) {limit} {{\nentry:\n{body}\n  ret void\n}}\n"
-        if not self.shared_bytes:
-            return text
-        array = f"[{self.shared_bytes} x i8]"
-        return f"@{self.symbol}.shared = internal addrspace(3) global {array} undef, align 16\n{text}"
+        return f"define ptx_kernel void @{self.symbol}({', '.join(taken)}) {limit} {{\nentry:\n{body}\n  ret void\n}}\n"

@@ -7,6 +7,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from smelt.base.errors import SmeltError
 from smelt.codegen.gpu.grid_plan import Along, PhasePlan
 from smelt.codegen.gpu.simt import Mask, Simt
@@ -39,6 +41,8 @@ from smelt.symbolic.symsize import is_symsize
 Values = tuple[LlvmValue, ...]  # one for all points that a thread takes at once, or one for each
 Coordinates = dict[str, LlvmValue]
 
+_TILES_OF_SUM = 16  # of a thread, that are added up in the dtype they have
+
 
 class PhaseBody:
     """A phase being written. `pointers`: of each buffer of its kernel, scratch excepted."""
@@ -59,6 +63,7 @@ class PhaseBody:
         self.registers: dict[tuple[str, Index, int], Values] = {}  # what is loaded or kept aside, by tile
         self.scans: StageScans  # of the loop being written
         self.stored_once: dict[tuple[str, Index], Values] = {}
+        self.reads_rewritten = False  # something was loaded that this kernel stores to as well
 
     def write(self) -> None:
         if self.plan.along is not Along.POINTS:
@@ -131,16 +136,55 @@ class PhaseBody:
             assert not is_symsize(tiles)
             for tile in range(int(tiles)):
                 partial = self._tile(stage, folds, b.index(tile), tile, partial)
+            kinds = [self.dtypes[fold.value] for fold in folds]
         else:
-            # The fold of nothing in every lane: a loop carries values of one type.
-            partial = [b.splat(each, self._lanes) for each in partial]
-            last = b.const("i64", tiles)
-            loop = b.begin(b.const("i64", 0), last, 1, partial, guard=is_symsize(tiles))
-            number = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
-            after = self._tile(stage, folds, number, 0, list(loop.values))
-            partial = list(loop.end(*(b.splat(each, self._lanes) for each in after)))
-            self.registers.clear()
-        self._finish(folds, partial)
+            partial, kinds = self._long_loop(stage, folds, partial)
+        self._finish(folds, kinds, partial)
+
+    def _long_loop(
+        self, stage: Stage, folds: Sequence[Reduce], nothing: list[LlvmValue]
+    ) -> tuple[list[LlvmValue], list[torch.dtype]]:
+        """All tiles one after the other: the folds, and of which dtype they are. Sums are emptied into a float64 every
+        few tiles, so that their error does not grow with the length."""
+        b, tiles = self.b, self.plan.tiles
+        dtypes = [self.dtypes[fold.value] for fold in folds]
+        kept = [fold.op == "sum" and dtype.is_floating_point for fold, dtype in zip(folds, dtypes, strict=True)]
+        is_sum = [each for each in kept for _ in range(self._ways)]
+        is_sum += [False] * (len(nothing) - len(is_sum))  # what scans carry along
+        # The fold of nothing in every lane: a loop carries values of one type.
+        nothing = [b.splat(each, self._lanes) for each in nothing]
+        zero = b.const("f64", 0.0, self._lanes)
+        totals = [zero if each else start for each, start in zip(is_sum, nothing, strict=True)]
+        known = set(b.shared)
+        whole = not any(is_sum)
+        step = 1 if whole else _TILES_OF_SUM
+        last = b.const("i64", tiles)
+        loop = b.begin(b.const("i64", 0), last, step, totals, guard=is_symsize(tiles))
+        if whole:
+            after = self._numbered_tile(stage, folds, loop.index, list(loop.values))
+        else:
+            begin = [start if each else value for each, start, value in zip(is_sum, nothing, loop.values, strict=True)]
+            beyond = b.add(loop.index, step)
+            end = b.select(b.icmp("slt", beyond, last), beyond, last)
+            inner = b.begin(loop.index, end, 1, begin, guard=False)
+            after = list(inner.end(*self._numbered_tile(stage, folds, inner.index, list(inner.values))))
+            after = [
+                b.fadd(total, b.convert("fpext", value, "f64")) if each else value
+                for each, total, value in zip(is_sum, loop.values, after, strict=True)
+            ]
+        found = list(loop.end(*after))
+        self.registers.clear()
+        for each in [*b.shared]:
+            if each not in known:
+                del b.shared[each]  # what was computed inside is not there after a loop that may not have run
+        return found, [torch.float64 if each else dtype for each, dtype in zip(kept, dtypes, strict=True)]
+
+    def _numbered_tile(
+        self, stage: Stage, folds: Sequence[Reduce], number: LlvmValue, partial: list[LlvmValue]
+    ) -> list[LlvmValue]:
+        b = self.b
+        number = number if b.index_kind == "i64" else b.convert("trunc", number, b.index_kind)
+        return [b.splat(each, self._lanes) for each in self._tile(stage, folds, number, 0, partial)]
 
     def _scans_of(self, stage: Stage) -> StageScans:
         plan = self.plan
@@ -217,12 +261,12 @@ class PhaseBody:
     def _spread(self, values: Values) -> Values:
         return values if len(values) == self.plan.width else values * self.plan.width
 
-    def _finish(self, folds: Sequence[Reduce], partial: list[LlvmValue]) -> None:
+    def _finish(self, folds: Sequence[Reduce], dtypes: Sequence[torch.dtype], partial: list[LlvmValue]) -> None:
         """Between the points of a thread, then between threads."""
         b, plan, ways = self.b, self.plan, self._ways
         if not folds:
             return
-        kinds = [(fold.op, self.dtypes[fold.value]) for fold in folds]
+        kinds = [(fold.op, dtype) for fold, dtype in zip(folds, dtypes, strict=True)]
         mine = [tuple(partial[place * ways : (place + 1) * ways]) for place in range(len(folds))]
         if plan.along is Along.ROWS:
             found = fold_teams(b, kinds, mine, plan.threads // plan.team, plan.threads)
@@ -231,8 +275,9 @@ class PhaseBody:
             for (op, dtype), values in zip(kinds, mine, strict=True):
                 single.append(halved(values, lambda x, y, op=op, dtype=dtype: combine(b, op, dtype, x, y)))  # type: ignore[misc]
             found = [(each,) for each in fold_team(b, kinds, single, plan.team, plan.threads)]
-        for fold, values in zip(folds, found, strict=True):
-            self.values[fold.out] = values
+        for fold, dtype, values in zip(folds, dtypes, found, strict=True):
+            want = self.dtypes[fold.value]
+            self.values[fold.out] = tuple(cast(b, each, dtype, want) for each in values)
 
     # Instructions.
 
@@ -297,6 +342,7 @@ class PhaseBody:
         if key in self.registers:
             return self.registers[key]
         constant = buffer.role is Role.INPUT
+        self.reads_rewritten = self.reads_rewritten or buffer.role is Role.INOUT
         raw = self._load(i.buffer, i.index, where, constant=constant)
         found = tuple(from_memory(self.b, each, buffer.dtype) for each in raw)
         if constant and not once and self.plan.unrolled:
@@ -330,6 +376,7 @@ class PhaseBody:
             return
         if once:
             self.stored_once[i.buffer, i.index] = values
+            self._wait_for_team()
         else:
             self.registers.pop((i.buffer, i.index, tile), None)
         with b.where(mask):
@@ -353,6 +400,16 @@ class PhaseBody:
         else:
             for way, each in enumerate(raw):
                 b.store_global(pointer, b.add(at, b.index(way * step)) if way else at, [each])
+
+    def _wait_for_team(self) -> None:
+        """Before one thread stores what others of its team load: all of them have."""
+        if not self.reads_rewritten or self.is_first is None:
+            return
+        if self.plan.along is Along.ROWS or self.plan.team > self.b.warp:
+            self.b.barrier()
+        else:
+            self.b.warp_barrier()
+        self.reads_rewritten = False
 
     def _position(self, index: Index, where: Coordinates) -> Values:
         b, step = self.b, self._step_of(index)

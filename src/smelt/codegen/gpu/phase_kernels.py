@@ -12,6 +12,7 @@ added up in an order that differs from run to run.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
+from itertools import takewhile
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.check_kernel import operands, result, value_dtypes
@@ -97,7 +98,7 @@ def turned(kernel: Kernel) -> Kernel | None:
     once = [i for stage in kernel.stages if not stage.loop for i in stage.body]
     if loops and any(isinstance(i, Store | Accumulate) for i in once):
         return None
-    axes = kernel.rows + kernel.cols
+    axes = kernel.rows + (kernel.cols if loops else ())
     rows = tuple(axis for axis in axes if axis.name in kept)
     cols = tuple(axis for axis in axes if axis.name not in kept)
     body: list[Instruction] = []
@@ -205,6 +206,11 @@ def split_rows(kernel: Kernel, parts: Size) -> list[PhaseKernel] | None:
     chunk = -(-axis.size // parts)
     made = _Split(scratch_in_memory(kernel), axis, -(-axis.size // chunk), chunk)
     stages = list(made.kernel.stages)
+    before = list(takewhile(lambda stage: not stage.loop, stages))
+    made.row_code += [i for stage in before for i in stage.body if not isinstance(i, Store)]
+    if any(isinstance(i, Store) for stage in before for i in stage.body):
+        only_rows = with_buffers(made.kernel, before, (), f"{kernel.name}.rows")
+        made.found.append(PhaseKernel(replace(only_rows, cols=())))
     for place, stage in enumerate(stages):
         if stage.loop:
             after: list[Instruction] = []
@@ -213,11 +219,6 @@ def split_rows(kernel: Kernel, parts: Size) -> list[PhaseKernel] | None:
                     break
                 after += later.body
             _add_loop(made, stage, after)
-        elif place == 0:
-            made.row_code += [i for i in stage.body if not isinstance(i, Store)]
-            if any(isinstance(i, Store) for i in stage.body):
-                only_rows = with_buffers(made.kernel, [stage], (), f"{kernel.name}.rows")
-                made.found.append(PhaseKernel(replace(only_rows, cols=())))
     return made.found
 
 

@@ -33,6 +33,7 @@ class Simt(Builder, ABC):
         super().__init__(target, symbol, sizes)
         self.index_kind = index_kind  # of positions and counts: i32 where all of them fit
         self.shared_bytes = 0
+        self._exchange: int | None = None  # where the memory begins that is used again
         self.has_barrier = False
 
     # Where this is.
@@ -101,12 +102,25 @@ class Simt(Builder, ABC):
     def barrier(self) -> None:
         """What any thread of the block stored before it, every thread may load after it."""
 
+    @abstractmethod
+    def warp_barrier(self) -> None:
+        """The same for the threads of a warp."""
+
     def shared_array(self, kind: str, length: int) -> int:
         """Room for elements that the threads of a block share: its first byte."""
         size = memory_bytes(kind)
         first = -(-self.shared_bytes // 16) * 16
         self.shared_bytes = first + size * length
         return first
+
+    def exchange_array(self, size: int) -> int:
+        """So many bytes to share for a while: the next who asks gets the same ones."""
+        if self._exchange is None:
+            self._exchange = self.shared_array("i8", 0)
+        else:
+            self.barrier()  # all have loaded what was there before
+        self.shared_bytes = max(self.shared_bytes, self._exchange + size)
+        return self._exchange
 
     @abstractmethod
     def load_shared(self, first: int, at: LlvmValue, kind: str) -> LlvmValue:

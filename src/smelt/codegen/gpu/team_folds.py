@@ -51,7 +51,7 @@ def fold_teams(
     if threads == apart:
         return mine
     kinds = [memory_kind(dtype) for _, dtype in folds]
-    room = b.shared_array(max(kinds, key=memory_bytes), threads * len(mine[0]))
+    room = b.exchange_array(max(map(memory_bytes, kinds)) * threads * len(mine[0]))
     first = b.and_(b.thread(), apart - 1)
     found = []
     for number, ((op, dtype), kind, given) in enumerate(zip(folds, kinds, mine, strict=True)):
