@@ -248,14 +248,12 @@ def test_folds_over_several_cols() -> None:
     )
 
 
-@pytest.mark.parametrize("kept", ["b", "i", "b i", "j", "b j", "i j", "b i j", ""])
+@pytest.mark.parametrize("kept", ["b", "i", "j", "b j", "i j", ""])
 @pytest.mark.parametrize("reduced", [False, True])
 def test_folds_that_keep_some_rows_and_cols(kept: str, reduced: bool) -> None:
     """With a fold of the row beside it, nothing can be turned: what is folded is kept aside."""
     sizes = {"b": 3, "i": 10, "j": 21}
     names = kept.split()
-    if {"b", "i"} <= set(names):
-        pytest.skip("that leaves no row out")
     place, size = [], 1
     for name in reversed(names):
         place.insert(0, f"{size}*{name}" if size > 1 else name)
