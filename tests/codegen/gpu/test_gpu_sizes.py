@@ -1,6 +1,8 @@
 """One piece of code for all sizes: GPU schedules over symbols, made for one example and run at others; positions that
 need 64 bits."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -34,17 +36,19 @@ kernel waves rows(i:s0) cols(j:s1)
     store y[s1*i + j] = v4
 """
 ALL = {**TEXTS, "waves": WAVES}
+# Of long axes whose size is a multiple of what is read at once, code may rely on that.
+MULTIPLES = [(8, 8), (16, 64), (64, 1000), (1000, 16)]
 
 
-def holding(name: str, example: tuple[int, int], warp: int) -> None:
+def holding(name: str, example: tuple[int, int], warp: int, at: Sequence[tuple[int, int]] = SIZES) -> None:
     built = build(parse_kernel(ALL[name], dict(zip(("s0", "s1"), example, strict=True))), warp)
     ran = 0
-    for s0, s1 in SIZES:
+    for s0, s1 in at:
         sizes = {"s0": s0, "s1": s1}
         if all(fact.holds(lambda symbol, sizes=sizes: sizes[symbol.text]) for fact in built.code.facts):
             same_at(built, sizes)
             ran += 1
-    assert ran >= len(SIZES) - 1  # where a size less one is one, its axis is none
+    assert ran >= (2 if name == "shifted" else len(at))  # of which a size less one is a multiple, or one
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -56,13 +60,15 @@ def test_one_piece_of_code_for_all_sizes(name: str) -> None:
 def test_code_for_long_rows_is_right_for_short_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks share a row of the example."""
     split_more(monkeypatch)
-    holding(name, (3, 5000), 4)
+    holding(name, (3, 5001), 4)
+    holding(name, (8, 5000), 4, MULTIPLES)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_code_for_many_rows_is_right_for_few(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     split_more(monkeypatch)
-    holding(name, (5000, 3), 4)
+    holding(name, (5001, 3), 4)
+    holding(name, (5000, 8), 4, MULTIPLES)
 
 
 def test_sizes_that_are_known_beside_some_that_vary() -> None:
