@@ -1,6 +1,8 @@
 """Kernels by GPU schedules on the host, a warp as a vector, against the reference interpreter; and as PTX."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal
 
 import torch
 
@@ -19,7 +21,8 @@ from smelt.symbolic.symsize import expression_of, is_symsize
 from tests.kernel_reference import run_kernel
 
 WARP = 8
-ORDERS = ("forward", "reverse", "shuffled")
+Order = Literal["forward", "reverse", "shuffled"]
+ORDERS: tuple[Order, ...] = ("forward", "reverse", "shuffled")
 
 
 def filled(buffer: Buffer, seed: int) -> torch.Tensor:
@@ -37,9 +40,10 @@ def _text(code: EntryCode) -> str:
 class OnHost:
     """A kernel, compiled: for all sizes that its symbols stand for."""
 
-    def __init__(self, kernel: Kernel, *, aligned: bool = True) -> None:
-        target, generator = describe_host_warps("test", WARP), HostGenerator()
+    def __init__(self, kernel: Kernel, *, aligned: bool = True, warp: int = WARP) -> None:
+        target, generator = describe_host_warps("test", warp), HostGenerator()
         self.kernel = kernel
+        self.warp = warp
         self.plan: GridPlan = generator.schedule(kernel, target, Fuel(), check=False, of="")
         self.code = generator.emit("k", self.plan, target, aligned=aligned)
         self.built = generator.load([_text(self.code)], target)[0] if self.plan.phases else None
@@ -58,15 +62,23 @@ class OnHost:
         values = [as_integer(size.evaluate(lambda symbol: sizes[symbol.text])) for size in self.code.sizes]
         told = [torch.tensor(values)] if values else []
         buffers = len(tensors) + len(told)
-        launch = _native.GridLauncher(phases, buffers, size(self.code.workspace), sizes=len(values), warp=WARP)
+        launch = _native.GridLauncher(phases, buffers, size(self.code.workspace), sizes=len(values), warp=self.warp)
         launch(1, *tensors, *told)
 
-    def check(self, sizes: Mapping[str, int] | None = None, *, rtol: float = 1e-5, atol: float | None = None) -> None:
+    def check(
+        self,
+        sizes: Mapping[str, int] | None = None,
+        *,
+        rtol: float = 1e-5,
+        atol: float | None = None,
+        given: Sequence[torch.Tensor] | None = None,
+    ) -> None:
         """The same as the reference interpreter leaves, in whichever order warps take turns."""
         sizes = sizes or {}
         plain = resized(self.kernel, lambda size: size.expression.evaluate(lambda symbol: sizes[symbol.text]))
         assert isinstance(plain, Kernel)
-        given = [filled(buffer, seed) for seed, buffer in enumerate(plain.parameters)]
+        if given is None:
+            given = [filled(buffer, seed) for seed, buffer in enumerate(plain.parameters)]
         want = [tensor.clone() for tensor in given]
         run_kernel(plain, want)
         allowed = 2e-6 * max(4, plain.row_count * plain.col_count) ** 0.5 if atol is None else atol
@@ -79,7 +91,7 @@ class OnHost:
                 _native.set_simt_order("forward")
             for buffer, mine, theirs in zip(plain.parameters, got, want, strict=True):
                 torch.testing.assert_close(
-                    mine, theirs, rtol=rtol, atol=allowed, equal_nan=True, msg=lambda m, b=buffer: f"{b.name}: {m}"
+                    mine, theirs, rtol=rtol, atol=allowed, equal_nan=True, msg=partial("{}: {}".format, buffer.name)
                 )
 
 

@@ -17,6 +17,7 @@ from smelt.codegen.gpu.nvptx import Nvptx
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.points_body import PointsBody
 from smelt.codegen.gpu.row_folds_body import RowFoldsBody
+from smelt.codegen.gpu.scatters.run_folds import RunFoldBody
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.gpu.transpose_body import TransposeBody
 from smelt.codegen.llvm import compile as llvm_compile
@@ -80,6 +81,8 @@ class GpuGenerator(ABC):
 def _body(phase: PhasePlan) -> type[PhaseBody]:
     if phase.tile is not None:
         return TransposeBody
+    if phase.runs is not None:
+        return RunFoldBody
     if phase.along is Along.POINTS:
         return PointsBody
     return PhaseBody if phase.folds is None else RowFoldsBody

@@ -17,11 +17,14 @@ from smelt.codegen.axes import fold_rows_first, indices, is_pointwise, merged, w
 from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, kept_aside, scratch_in_memory, split_rows, turned
 from smelt.codegen.gpu.row_folds import RowFolds, finishing, in_one_pass, preloadable, with_room
 from smelt.codegen.gpu.scan_kernels import has_scans, scan_kernels, split_scan
+from smelt.codegen.gpu.scatters.run_levels import RunLevel, run_levels
+from smelt.codegen.gpu.scatters.scatter_kernels import any_order_is_right, last_ones, places_of, taken_apart
+from smelt.codegen.gpu.scatters.stable_sort import sorted_events
 from smelt.codegen.gpu.transpose_tiles import TransposeTile, transpose_tile
 from smelt.codegen.gpu.vector_width import is_multiple, vector_width
 from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Position, Role, Store
 from smelt.symbolic.shapes import Size, product
-from smelt.symbolic.symsize import hint, is_symsize
+from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
 # What is chosen by these is right whatever they are; which are fastest is to be measured on a GPU.
 _POINT_THREADS = 256
@@ -70,6 +73,7 @@ class PhasePlan:
     tile: TransposeTile | None = None  # of a block whose reads go across
     vectors: int = 1  # of `width` points each, that a thread of a pointwise kernel has
     preloads: bool = False  # what is the same in all of those rows is loaded once
+    runs: RunLevel | None = None  # of a scatter's points that are sorted: what is folded is said here
 
     @property
     def vector_axis(self) -> Axis | None:
@@ -110,6 +114,8 @@ class PhasePlan:
             return self.folds.group_count * self.folds.parts
         if self.tile is not None:
             return self.tile.blocks(self.kernel.rows)
+        if self.runs is not None:
+            return -(-self.runs.thread_count // self.threads)
         if self.along is Along.POINTS:
             return -(-self.kernel.col_count // (self.threads * self.width * self.vectors))
         return -(-self.kernel.row_count // self.rows_at_once)
@@ -128,7 +134,10 @@ class GridPlan:
 def plan(kernel: Kernel, warp: int) -> GridPlan:
     """How `kernel` runs."""
     simple = without_unit_axes(kernel)
-    phases = _all_phases(simple, warp)
+    rest, scatters = taken_apart(simple)
+    phases = [] if rest is None else _all_phases(rest, warp)
+    for each in scatters:
+        phases += _scatter_phases(each, warp)
     given = {buffer.name for buffer in kernel.parameters}
     own: dict[str, Buffer] = {}
     for phase in phases:
@@ -244,6 +253,29 @@ def _scan_phases(kernel: Kernel, whole: PhasePlan, warp: int) -> list[PhasePlan]
     wanted = min(-(-_ENOUGH_BLOCKS // max(blocks, 1)), hint(kernel.col_count) // least)
     parts = split_scan(kernel, wanted) if wanted > 1 else None
     return [whole] if parts is None else [_rows(part, warp) for part in parts]
+
+
+def _scatter_phases(kernel: Kernel, warp: int) -> list[PhasePlan]:
+    if any(known_equal(axis.size, 0) for axis in kernel.cols):
+        return []
+    places = places_of(kernel)
+    if any_order_is_right(places):
+        return [_points(kernel, warp)]
+    if places.scatter.op is None:
+        return [_points(each, warp) for each in last_ones(places)]
+    events = sorted_events(places)
+    phases: list[PhasePlan] = []
+    for part in events.kernels:
+        if part.bounds:
+            phases.append(_rows(part, warp))
+        elif part.kernel.rows or has_scans(part.kernel):
+            phases += _phases(part.kernel, warp)
+        else:
+            phases.append(_points(part.kernel, warp))
+    for folded, level in run_levels(places, events):
+        made = PhasePlan(folded, (), Along.POINTS, _POINT_THREADS, _POINT_THREADS, 1, False, warp, runs=level)
+        phases.append(made)
+    return phases
 
 
 # Pointwise kernels.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from smelt.codegen.cpu.target import describe_host
-from smelt.codegen.gpu.simt import Mask, Simt, memory_bytes
+from smelt.codegen.gpu.simt import Change, Mask, Simt, memory_bytes
 from smelt.codegen.llvm.builder import LLVM_TYPES, LlvmValue, suffix
 from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
@@ -100,6 +100,22 @@ class HostWarp(Simt):
         self.declared.add(f"declare void @{name}({vector}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
         mask = f"<{lanes} x i1> splat (i1 true)" if self._mask is None else str(self._all(self._mask))
         self.emit(f"call void @{name}({self._all(value)}, <{lanes} x ptr> {addresses}, i32 {align}, {mask})")
+
+    def atomic(
+        self, pointer: str, at: LlvmValue, kind: str, value: LlvmValue, change: Change, plain: str | None = None
+    ) -> None:
+        places, values = self._all(at), self._all(value)
+        mask = None if self._mask is None else self._all(self._mask)
+        for lane in range(self.warp):
+            after = self.new_label("after")
+            if mask is not None:
+                inside = self.new_label("atomic")
+                self.branch(self.extract(mask, lane), inside, after)
+                self.label(inside)
+            where = self.element(pointer, kind, self.extract(places, lane))
+            self.store(change(self.load(where, kind), self.extract(values, lane)), where)
+            self.jump(after)
+            self.label(after)
 
     @contextmanager
     def where(self, mask: Mask) -> Iterator[None]:

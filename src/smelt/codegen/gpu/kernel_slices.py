@@ -15,7 +15,6 @@ Values are recomputed rather than passed on through memory where nothing but loa
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from smelt.base.errors import SmeltError
 from smelt.codegen.gpu.phase_kernels import with_buffers
 from smelt.ir.check_kernel import operands, result
 from smelt.ir.kernel import (
@@ -41,7 +40,6 @@ def sliced(kernel: Kernel, wanted: Collection[Instruction], extra: Iterable[Buff
     kernel = replace(kernel, buffers=(*kernel.buffers, *extra))
     chosen = {id(i) for i in wanted}
     roles = {buffer.name: buffer.role for buffer in kernel.buffers}
-    updated = _read_after_update(kernel)
     values = {value for i in wanted for value in operands(i)}
     memory: set[str] = set()
     stages: list[Stage] = []
@@ -52,8 +50,6 @@ def sliced(kernel: Kernel, wanted: Collection[Instruction], extra: Iterable[Buff
             if id(instruction) in chosen or into or result(instruction) in values:
                 body.append(instruction)
                 values.update(operands(instruction))
-                if id(instruction) in updated:
-                    raise SmeltError("SM030", f"{instruction} reads what the kernel has changed before")
                 if isinstance(instruction, Load) and roles[instruction.buffer] in (Role.SCRATCH, Role.OUTPUT):
                     memory.add(instruction.buffer)  # what is stored there twice is the same
         if body:
@@ -61,16 +57,17 @@ def sliced(kernel: Kernel, wanted: Collection[Instruction], extra: Iterable[Buff
     return with_buffers(kernel, tuple(reversed(stages)), (), name or kernel.name)
 
 
-def _read_after_update(kernel: Kernel) -> set[int]:
-    """Loads of what was updated in place before: a slice that leaves the update out would not find it."""
+def reads_updates(kernel: Kernel, part: Kernel) -> bool:
+    """Whether a slice of `kernel` loads what the kernel has updated in place before: without the update, it would not
+    find it."""
+    names = {result(i) for i in part.instructions()}
     updated: set[str] = set()
-    found: set[int] = set()
     for instruction in kernel.instructions():
-        if isinstance(instruction, Load) and instruction.buffer in updated:
-            found.add(id(instruction))
+        if isinstance(instruction, Load) and instruction.buffer in updated and instruction.out in names:
+            return True
         if isinstance(instruction, Store) and kernel.buffer(instruction.buffer).role is Role.INOUT:
             updated.add(instruction.buffer)
-    return found
+    return False
 
 
 def effects(kernel: Kernel) -> list[Instruction]:
@@ -79,10 +76,10 @@ def effects(kernel: Kernel) -> list[Instruction]:
     return [i for i in kernel.instructions() if isinstance(i, _EFFECTS) and i.buffer not in scratch]
 
 
-def is_pure(kernel: Kernel) -> bool:
-    """Whether every value is computed from what is in inputs, point by point."""
+def is_pure(kernel: Kernel, part: Kernel) -> bool:
+    """Whether every value of a slice is computed point by point, from what is in the kernel's inputs."""
     buffers = {buffer.name: buffer.role for buffer in kernel.buffers}
-    for instruction in kernel.instructions():
+    for instruction in part.instructions():
         if isinstance(instruction, Reduce | Scan):
             return False
         if isinstance(instruction, Load | Gather) and buffers[instruction.buffer] is not Role.INPUT:

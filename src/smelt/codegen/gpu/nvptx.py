@@ -9,7 +9,7 @@ intrinsics for exp, log and the like, which end the process: the math is our own
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from smelt.codegen.gpu.simt import Mask, Simt, memory_bytes
+from smelt.codegen.gpu.simt import Change, Mask, Simt, memory_bytes
 from smelt.codegen.llvm.builder import BITS, LLVM_TYPES, LlvmValue, Number, type_text
 from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
@@ -19,6 +19,7 @@ _GLOBAL, _SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 _WHOLE_WARP = "i32 -1"
 _SHARED_NAME = "@smelt_shared"
 _MOST_BYTES = 16  # of one access
+_ATOMIC = 'syncscope("device") monotonic'  # nothing else is said to other threads by it
 
 
 class Nvptx(Simt):
@@ -99,6 +100,31 @@ class Nvptx(Simt):
             address = self._address(pointer, kind, self.add(at, first) if first else at, _GLOBAL)
             vector = self.gathered(list(values[first : first + piece]))
             self.emit(f"store {vector}, {_GLOBAL} {address}, align {size * piece}")
+
+    def atomic(
+        self, pointer: str, at: LlvmValue, kind: str, value: LlvmValue, change: Change, plain: str | None = None
+    ) -> None:
+        address = self._address(pointer, kind, at, _GLOBAL)
+        if plain is not None:
+            self.emit(f"{self.fresh()} = atomicrmw {plain} {_GLOBAL} {address}, {value} {_ATOMIC}")
+            return
+        # What is there now is written over only if it is still what the new element was computed from.
+        whole = f"i{BITS[kind]}"
+        before, again, done = self.block, self.new_label("again"), self.new_label("done")
+        first = self.op(f"load {whole}, {_GLOBAL} {address}, align {memory_bytes(kind)}", whole, 1)
+        self.jump(again)
+        self.label(again)
+        place = len(self.lines)
+        old = self.op("", whole, 1)
+        new = change(self._back(old, kind), value)
+        given = self.bits(new) if kind.startswith("f") else new
+        pair = self.fresh()
+        self.emit(f"{pair} = cmpxchg {_GLOBAL} {address}, {old}, {given} {_ATOMIC} monotonic")
+        seen = self.op(f"extractvalue {{ {whole}, i1 }} {pair}, 0", whole, 1)
+        stored = self.op(f"extractvalue {{ {whole}, i1 }} {pair}, 1", "i1", 1)
+        self.lines[place] = f"{old.name} = phi {whole} [ {first.name}, %{before} ], [ {seen.name}, %{self.block} ]"
+        self.branch(stored, done, again)
+        self.label(done)
 
     @contextmanager
     def where(self, mask: Mask) -> Iterator[None]:

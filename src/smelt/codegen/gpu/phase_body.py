@@ -11,6 +11,7 @@ import torch
 
 from smelt.base.errors import SmeltError
 from smelt.codegen.gpu.grid_plan import Along, PhasePlan
+from smelt.codegen.gpu.scatters.scatter_updates import put
 from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.gpu.team_folds import fold_team, fold_teams
 from smelt.codegen.gpu.team_scans import RunningFold, StageScans
@@ -32,6 +33,7 @@ from smelt.ir.kernel import (
     Reduce,
     Role,
     Scan,
+    Scatter,
     Stage,
     Store,
 )
@@ -299,6 +301,8 @@ class PhaseBody:
             case Cast(out, value, dtype):
                 source = self.dtypes[value]
                 self.values[out] = self._each([self.values[value]], lambda x: cast(b, x, source, dtype))
+            case Scatter():
+                self._scatter(i, where, mask)
             case Store():
                 self._store(i, where, mask, tile, once=once)
             case _:
@@ -432,6 +436,21 @@ class PhaseBody:
             return from_memory(b, raw, buffer.dtype)
 
         return self._each([self._position(i.index, where), *(self.values[name] for name, _, _ in i.by)], read)
+
+    def _scatter(self, i: Scatter, where: Coordinates, mask: Mask) -> None:
+        """Each point by itself, in any order; one whose place is outside leaves nothing."""
+        b, buffer, dtype = self.b, self.kernel.buffer(i.buffer), self.dtypes[i.value]
+        pointer = self.pointers[i.buffer]()
+        places = [self.values[name] for name, _, _ in i.by]
+        given = [self._position(i.index, where), self.values[i.value], *places]
+        for at, value, *found in zip(*map(self._spread, given), strict=True):
+            counts = mask
+            for place, (_, stride, extent) in zip(found, i.by, strict=True):
+                inside = b.icmp("ult", place, b.const("i64", extent))
+                counts = self._both(counts, inside)
+                at = b.add(at, b.mul(b.select(inside, place, 0), b.const("i64", stride)))
+            with b.where(counts):
+                put(b, i.op, pointer, at, value, dtype, buffer.dtype)
 
 
 def halved(values: Sequence[LlvmValue], join: Callable[[LlvmValue, LlvmValue], LlvmValue]) -> LlvmValue:

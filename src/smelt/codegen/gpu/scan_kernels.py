@@ -17,9 +17,10 @@ from dataclasses import replace
 
 import torch
 
+from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import forward_scans, scanned
-from smelt.codegen.gpu.kernel_slices import effects, exchanged, sliced
+from smelt.codegen.gpu.kernel_slices import effects, exchanged, reads_updates, sliced
 from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, dense, in_order, with_buffers
 from smelt.codegen.llvm.reductions import fold_dtype
 from smelt.ir.check_kernel import operands, value_dtypes
@@ -101,6 +102,8 @@ def _kept_aside(kernel: Kernel) -> list[Kernel]:
         kept = Store(aside.name, index, scan.out)
         name = f"{kernel.name}.{scan.out}"
         whole = sliced(exchanged(kernel, scan, [scan, kept], [aside]), [kept], name=name)
+        if reads_updates(kernel, whole):
+            raise SmeltError("SM030", f"what kernel {kernel.name} scans depends on what it has updated in place")
         alone = _others_as_rows(whole)
         if alone is None:
             given = Buffer(f"{scan.out}.given", dtype, size, Role.OUTPUT)

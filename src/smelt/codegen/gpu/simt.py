@@ -13,7 +13,7 @@ nothing.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from smelt.codegen.llvm.builder import BITS, Builder, LlvmValue, Number
@@ -22,6 +22,7 @@ from smelt.device import Target
 from smelt.symbolic.symsize import is_symsize
 
 Mask = LlvmValue | None  # None: all threads
+Change = Callable[[LlvmValue, LlvmValue], LlvmValue]  # an element, as it is in memory, and a value → the element then
 
 
 class Simt(Builder, ABC):
@@ -78,6 +79,13 @@ class Simt(Builder, ABC):
     @abstractmethod
     def store_global(self, pointer: str, at: LlvmValue, values: Sequence[LlvmValue], *, aligned: bool = True) -> None:
         """Elements side by side, from `at` on."""
+
+    @abstractmethod
+    def atomic(
+        self, pointer: str, at: LlvmValue, kind: str, value: LlvmValue, change: Change, plain: str | None = None
+    ) -> None:
+        """An element becomes what `change` makes of it and `value`, and no other thread changes it meanwhile. Threads
+        come in any order. `plain`: what LLVM's `atomicrmw` calls this, where it has a name for it."""
 
     @abstractmethod
     @contextmanager

@@ -52,11 +52,13 @@ def _moved(kernel: Kernel, axis: Axis) -> list[tuple[Index, int, int]]:
 
 
 def _is_one(stride: Size) -> bool:
-    return not is_symsize(stride) and stride == 1
+    return not is_symsize(stride) and stride in (1, -1)
 
 
-def _steps(index: Index, axis: Axis) -> list[Size]:
-    return [index.offset, *(stride for name, stride in index.terms if name != axis.name)]
+def _steps(index: Index, axis: Axis, width: int) -> list[Size]:
+    """What has to be a multiple of the width. Those that go backwards are accessed from the last on."""
+    first = index.offset if index.stride(axis.name) == 1 else index.offset + 1 - width
+    return [first, *(stride for name, stride in index.terms if name != axis.name)]
 
 
 def _score(kernel: Kernel, moved: Sequence[tuple[Index, int, int]], axis: Axis, width: int) -> float:
@@ -64,7 +66,7 @@ def _score(kernel: Kernel, moved: Sequence[tuple[Index, int, int]], axis: Axis, 
     are further apart between threads."""
     total = 0.0
     for index, size, whole in moved:
-        aligned = not any(hint(step) % width for step in _steps(index, axis))
+        aligned = not any(hint(step) % width for step in _steps(index, axis, width))
         total += whole * (min(_BYTES, size * width) if aligned else size / 2)
     return total
 
@@ -73,7 +75,7 @@ def _relied_on(moved: Sequence[tuple[Index, int, int]], axis: Axis, extents: Seq
     """That extents are multiples, and whole lines where they are in the example; False where that is not worth it."""
     asked = [*extents]
     for index, _, _ in moved:
-        steps = _steps(index, axis)
+        steps = _steps(index, axis, width)
         if not any(hint(step) % width for step in steps):
             asked += steps
     unknown = [size for size in asked if not is_multiple(size, width)]

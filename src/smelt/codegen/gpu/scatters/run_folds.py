@@ -1,0 +1,149 @@
+"""Folds of those points of a scatter that meet: runs of equal keys in a sorted list, each run one element.
+
+    keys     0 2 2 | 7 7 7 | 7 9       chunks of the list, a thread each (and for each inner point of a place)
+    chunk 0  y[0] += v, y[2] += v + v'         runs that end where they began are done
+    chunk 1  7: what its part of the run comes to goes into a list for the next level
+    chunk 2  7: as well; y[9] += v
+    next     7 7 7 7: y[7] += …                the same, of far fewer
+
+Two entries a chunk are left for the next level: of its first run, if that began in an earlier chunk, and of its last,
+if that goes on; where there is none, its key and the fold of nothing. So keys stay sorted, and equal ones together.
+"""
+
+from collections.abc import Callable, Mapping
+
+from smelt.codegen.gpu.grid_plan import PhasePlan
+from smelt.codegen.gpu.phase_body import PhaseBody
+from smelt.codegen.gpu.simt import Mask, Simt
+from smelt.codegen.llvm.builder import LlvmValue
+from smelt.codegen.llvm.reductions import combine
+from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, from_memory, memory_kind, to_memory
+from smelt.symbolic.shapes import product
+from smelt.symbolic.symsize import is_symsize
+
+
+class RunFoldBody(PhaseBody):
+    """One level, being written."""
+
+    def __init__(self, b: Simt, plan: PhasePlan, pointers: Mapping[str, Callable[[], str]], *, aligned: bool) -> None:
+        super().__init__(b, plan, pointers, aligned=aligned)
+        assert plan.runs is not None
+        self.level = plan.runs
+        self.places = plan.runs.places
+        self.dtype = self.dtypes[self.places.scatter.value]
+        op = self.places.scatter.op
+        assert op is not None
+        self.op = op
+        self.point: LlvmValue = b.index(0)  # of its place, which this thread folds
+        self.inner = product(axis.size for axis in self.places.inner)
+
+    def write(self) -> None:
+        b, level = self.b, self.level
+        thread = b.add(b.mul(b.block_number(), self.plan.threads), b.thread())
+        mine = b.icmp("slt", thread, b.index(level.chunks * self.inner))
+        thread = b.select(mine, thread, 0)
+        chunk, self.point = self._split(thread)
+        self.rows = self._coordinates(self.point, self.places.inner)
+        first = b.mul(chunk, b.index(level.chunk))
+        end = b.add(first, b.index(level.chunk))
+        first_key = self._key(first, None)
+        none = b.index(-1)
+        began = b.icmp("sgt", chunk, 0)
+        previous = b.select(began, self._key(b.sub(first, 1), began), none)
+        more = b.icmp("slt", end, b.index(level.count))
+        following = b.select(more, self._key(end, more), none)
+        continues = b.icmp("eq", previous, first_key)
+        nothing = b.const(VALUE_KINDS[self.dtype], -0.0 if self.op == "sum" else 1.0)
+
+        carried = [first_key, nothing, nothing, b.const("i1", True)]
+        carried = [b.splat(each, self._lanes) for each in carried]
+        loop = b.begin(b.const("i64", 0), b.const("i64", level.chunk), 1, carried, guard=False)
+        step = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
+        key, total, head, is_head = loop.values
+        at = b.add(first, step)
+        inside = b.and_(mine, b.icmp("slt", at, b.index(level.count)))
+        at = b.select(inside, at, 0)
+        found = self._key(at, None)
+        value = self._value(at)
+        changed = b.and_(inside, b.icmp("ne", found, key))
+        of_before = b.and_(is_head, continues)
+        self._flush(key, total, b.and_(changed, b.not_(of_before)))
+        head = b.select(b.and_(changed, of_before), total, head)
+        added = b.select(inside, combine(b, self.op, self.dtype, total, value), total)
+        total = b.select(changed, value, added)
+        key = b.select(changed, found, key)
+        is_head = b.and_(is_head, b.not_(changed))
+        key, total, head, is_head = loop.end(*(b.splat(each, self._lanes) for each in (key, total, head, is_head)))
+
+        of_before = b.and_(is_head, continues)
+        goes_on = b.icmp("eq", following, key)
+        self._flush(key, total, b.and_(mine, b.not_(b.or_(of_before, goes_on))))
+        if level.further is None:
+            return
+        head = b.select(of_before, total, head)
+        tail = b.select(b.and_(goes_on, b.not_(of_before)), total, nothing)
+        self._leave(chunk, (first_key, key), (head, tail), mine)
+
+    def _split(self, thread: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+        b, inner = self.b, self.inner
+        if not is_symsize(inner) and inner == 1:
+            return thread, b.index(0)
+        extent = b.index(inner)
+        chunk = b.binary("udiv", thread, extent)
+        return chunk, b.sub(thread, b.mul(chunk, extent))
+
+    def _number(self, name: str, at: LlvmValue) -> LlvmValue:
+        b, dtype = self.b, self.places.dtype
+        (raw,) = b.load_global(self.pointers[name](), at, memory_kind(dtype), constant=True)
+        return b.convert("trunc" if b.index_kind == "i32" else "sext", raw, b.index_kind)
+
+    def _key(self, at: LlvmValue, where: Mask) -> LlvmValue:
+        at = at if where is None else self.b.select(where, at, 0)
+        return self._number(self.level.keys, at)
+
+    def _value(self, at: LlvmValue) -> LlvmValue:
+        """Of an entry of the list."""
+        b, level = self.b, self.level
+        if level.order is None:
+            place = b.add(b.mul(at, b.index(self.inner)), self.point)
+            (raw,) = b.load_global(self.pointers[level.values](), place, memory_kind(self.dtype), constant=True)
+            return from_memory(b, raw, self.dtype)
+        event = self._number(level.order, at)
+        where = {**self.rows, **self._coordinates(event, self.places.events)}
+        outside = {**self.values}
+        for instruction in self.places.value_code():
+            self._step(instruction, where, None)
+        (value,) = self.values[self.places.scatter.value]
+        self.values = outside
+        return value
+
+    def _flush(self, key: LlvmValue, total: LlvmValue, mask: LlvmValue) -> None:
+        """A run is complete: the element of this key is folded with it."""
+        b, places = self.b, self.places
+        buffer = self.kernel.buffer(places.scatter.buffer)
+        mask = b.and_(mask, b.icmp("slt", key, b.index(places.count)))
+        place = b.add(b.mul(b.select(mask, key, 0), b.index(places.step)), b.index(places.offset))
+        place = b.add(place, self._offset(places.inner_index(), self.rows))
+        pointer, kind = self.pointers[buffer.name](), memory_kind(buffer.dtype)
+        with b.where(mask):
+            (raw,) = b.load_global(pointer, place, kind)
+            old = cast(b, from_memory(b, raw, buffer.dtype), buffer.dtype, self.dtype)
+            new = cast(b, combine(b, self.op, self.dtype, old, total), self.dtype, buffer.dtype)
+            b.store_global(pointer, place, [to_memory(b, new, buffer.dtype)])
+
+    def _leave(
+        self, chunk: LlvmValue, keys: tuple[LlvmValue, ...], values: tuple[LlvmValue, ...], mask: LlvmValue
+    ) -> None:
+        """For the next level."""
+        b, level = self.b, self.level
+        assert level.further is not None
+        to_keys, to_values = level.further
+        for side, (key, value) in enumerate(zip(keys, values, strict=True)):
+            entry = b.add(b.mul(chunk, 2), side)
+            kind = memory_kind(self.places.dtype)
+            wide = b.convert("sext" if b.index_kind == "i32" else "trunc", key, kind)
+            with b.where(b.and_(mask, b.icmp("eq", self.point, 0))):
+                b.store_global(self.pointers[to_keys](), entry, [wide])
+            place = b.add(b.mul(entry, b.index(self.inner)), self.point)
+            with b.where(mask):
+                b.store_global(self.pointers[to_values](), place, [to_memory(b, value, self.dtype)])

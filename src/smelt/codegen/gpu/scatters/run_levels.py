@@ -1,0 +1,76 @@
+"""The levels by which runs of equal keys in a sorted list are folded, each over a list far shorter than the one before.
+
+    1,000,000 entries in chunks of 32  →  62,500 in chunks of 32  →  3,908  →  246  →  16 in one chunk
+"""
+
+from dataclasses import replace
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.scatters.scatter_kernels import Places, loop
+from smelt.codegen.gpu.scatters.stable_sort import SortedEvents
+from smelt.ir.check_kernel import value_dtypes
+from smelt.ir.kernel import Buffer, Kernel, Role
+from smelt.symbolic.shapes import Size, product
+from smelt.symbolic.symsize import hint, is_symsize
+
+_CHUNKS = (8, 32)  # entries of a chunk: short ones where there are few threads otherwise
+_ENOUGH_THREADS = 132 * 1024
+_ONE_CHUNK = 64  # so many are folded by one thread
+
+
+@dataclass(frozen=True, slots=True)
+class RunLevel:
+    """One level. `keys` and `values` name the list's buffers; the first level has none for values, but the numbers of
+    events in `order`. `further`: keys and values for the next level."""
+
+    places: Places
+    count: Size
+    chunk: Size
+    keys: str
+    order: str | None
+    values: str
+    further: tuple[str, str] | None
+
+    @property
+    def chunks(self) -> Size:
+        return -(-self.count // self.chunk)
+
+    @property
+    def thread_count(self) -> Size:
+        return self.chunks * product(axis.size for axis in self.places.inner)
+
+
+def run_levels(places: Places, events: SortedEvents) -> list[tuple[Kernel, RunLevel]]:
+    """Each with a kernel that has the buffers it touches."""
+    found: list[tuple[Kernel, RunLevel]] = []
+    dtype = value_dtypes(places.kernel)[places.scatter.value]
+    inner = product(axis.size for axis in places.inner)
+    count, keys, values = places.event_count, events.keys, None
+    while True:
+        level = len(found)
+        given = [replace(keys, role=Role.INPUT)]
+        given.append(replace(events.order if values is None else values, role=Role.INPUT))
+        last = hint(count) <= _ONE_CHUNK
+        enough = hint(count) * hint(inner) // _CHUNKS[1] >= _ENOUGH_THREADS
+        # One more where the count varies: none are no chunk then.
+        whole = count + 1 if is_symsize(count) else count
+        chunk = whole if last else _CHUNKS[1] if enough else _CHUNKS[0]
+        order, source = (events.order.name, "") if values is None else (None, values.name)
+        made = RunLevel(places, count, chunk, keys.name, order, source, None)
+        new: list[Buffer] = []
+        if not last:
+            entries = 2 * made.chunks
+            stem = f"{places.scatter.buffer}.level{level}"
+            new = [Buffer(f"{stem}.keys", places.dtype, entries, Role.OUTPUT)]
+            new.append(Buffer(f"{stem}.values", dtype, entries * inner, Role.OUTPUT))
+            made = replace(made, further=(new[0].name, new[1].name))
+        found.append((_kernel(places, [*given, *new], level), made))
+        if last:
+            return found
+        (keys, values), count = new, 2 * made.chunks
+
+
+def _kernel(places: Places, extra: list[Buffer], level: int) -> Kernel:
+    kernel = places.kernel
+    made = loop(kernel, kernel.cols, kernel.instructions(), (), f"fold{level}")
+    return replace(made, buffers=(*made.buffers, *extra))
