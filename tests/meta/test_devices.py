@@ -105,6 +105,9 @@ def test_lists_of_tensors_are_computed_one_by_one() -> None:
         assert [each.device for each in made] == [CPU, CUDA]
         with pytest.raises(RuntimeError, match="on the same device"):
             torch._foreach_add([X, N], [N, X])
+    assert result_device(aten._foreach_copy.default, ([X, N], [N, X]), {}) == CUDA
+    assert result_device(aten._foreach_addcdiv.Tensor, ([X, X], [X, X], [X, X], ghost(CPU, 2)), {}) == CUDA
+    assert result_device(aten._pack_padded_sequence.default, (X, index(CPU, 8), False), {}) == CUDA
 
 
 def test_a_device_without_a_number_is_one_with() -> None:

@@ -465,6 +465,7 @@ def test_every_entry_is_tested() -> None:
     elsewhere |= {torch.logcumsumexp, torch.Tensor.logcumsumexp}
     elsewhere.update(op for op in DECOMPOSITIONS if "upsample" in str(op) and "linear" in str(op))  # test_resampling.py
     elsewhere |= {aten.upsample_bicubic2d.default, aten.upsample_bicubic2d_backward.default}
+    elsewhere.add(aten.native_dropout_backward.default)  # tests/pipeline/test_ahead.py: of GPUs only
     elsewhere.update(NAMED)
     assert set(DECOMPOSITIONS) == set(SAMPLES) | set(VIEWS) | identities | {aten.native_dropout.default} | elsewhere
 

@@ -1,5 +1,6 @@
 """Compiling for a device that is not here: what PyTorch would do on it, down to kernels of its target."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -81,6 +82,7 @@ def test_a_transformer_block_trains_by_the_kernels_of_cuda() -> None:
     assert found.backward is not None and targets(found) == {"gpu"} and devices(found) == {"cuda:0"}
     expected = {"_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward", "native_dropout"}
     assert expected <= called(found) and not WRITTEN_OUT & called(found)
+    assert "native_dropout_backward" not in called(found)  # nothing is drawn in it
     assert "native_layer_norm" not in called(found)  # it is fused, with moments in float32 as on CUDA
     assert found.plan.random == ("cuda:0",)
     assert all(tangent.device == CUDA for tangent in found.plan.tangents)
@@ -201,6 +203,17 @@ def test_a_scalar_of_the_cpu_goes_to_the_device_first() -> None:
     assert len(arena) <= 1
 
 
+def test_a_number_read_from_a_tensor_stays_on_its_device() -> None:
+    """What takes it becomes an operator on tensors, which is where they are."""
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(x, x, x + 1, value=x.sum().item() * 2)
+
+    found = ahead(scaled, spec_like((4, 4)))
+    on_host = [buffer for buffer in found.forward.buffers if buffer.spec.device != CUDA]
+    assert all(buffer.spec.shape == () for buffer in on_host) and "addcmul" not in called(found)
+
+
 def test_what_is_copied_between_devices_is_a_library_call() -> None:
     found = ahead(lambda x: (x.sin().cpu().cos().to("cuda") + x, x.cpu()), spec_like((8,)))
     assert called(found) == {"_to_copy"} and targets(found) == {"gpu", "cpu"}
@@ -231,7 +244,8 @@ def test_targets_without_a_name_here_are_refused() -> None:
 
 
 def test_a_device_without_a_target_has_no_kernels() -> None:
-    with pytest.raises(CannotTrace, match="is on cuda, and kernels are made for"):
+    with warnings.catch_warnings(), pytest.raises(CannotTrace, match="is on cuda, and kernels are made for"):
+        warnings.simplefilter("ignore")  # why there is none
         ahead(torch.sin, spec_like((4,)), target="")
 
 

@@ -119,7 +119,12 @@ def check_wanted(name: str) -> None:
 
 
 def devices() -> dict[str, str]:
-    """The types of devices that kernels are made for, each with its target."""
+    """The types of devices that kernels are made for, each with its target. One that is to be chosen yet is chosen now
+    where this process computes on such devices: what is made for one kind of chip must not be taken for another's."""
+    for kind in [kind for kind in _choices if kind not in _by_device]:
+        backend = getattr(torch, kind, None)
+        if backend is not None and backend.is_available() and getattr(backend, "is_initialized", lambda: True)():
+            target_of(torch.device(kind))
     return {device: name for device, name in _by_device.items() if name is not None}
 
 

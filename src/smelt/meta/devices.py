@@ -18,6 +18,7 @@ from smelt.meta.effects import is_pointwise_op
 
 # Operators that take their operands from anywhere: they copy from one device to another.
 _COPIES = frozenset({"copy", "copy_", "_to_copy", "_copy_from", "_copy_from_and_resize", "set_data"})
+_LIST_COPIES = frozenset({"_foreach_copy", "_foreach_copy_"})
 
 # Operators with arguments that may be on the CPU whatever the others are on, by the names of those.
 _HOST_ARGUMENTS: dict[str, frozenset[str]] = {
@@ -25,6 +26,10 @@ _HOST_ARGUMENTS: dict[str, frozenset[str]] = {
         ("index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put", "_index_put_impl",
          "_index_put_impl_", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"),
         frozenset({"indices"}),
+    ),
+    **dict.fromkeys(
+        ("_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss", "_use_cudnn_ctc_loss"),
+        frozenset({"targets", "input_lengths", "target_lengths"}),
     ),
     "_pack_padded_sequence": frozenset({"lengths"}),
     "_pack_padded_sequence_backward": frozenset({"batch_sizes"}),
@@ -76,7 +81,10 @@ def result_devices(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     lists = [value for value in args if isinstance(value, tuple | list) and value and _is_tensor(value[0])]
     if not _is_foreach(func) or not lists or len(lists[0]) != count:
         return [result_device(func, args, kwargs)] * count
-    numbers = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    if _name(func) in _LIST_COPIES:
+        return [tensor.device for tensor in lists[0]]
+    named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}
+    numbers = [value for name, value in named.items() if isinstance(value, torch.Tensor) and name != "scalars"]
     return [_of_operands(func, [*each, *numbers], True) for each in zip(*lists, strict=True)]
 
 

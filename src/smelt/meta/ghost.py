@@ -141,7 +141,7 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     device = result_device(func, args, kwargs)
     template = described(func, args, kwargs, device)
     written = _written_arguments(func, args, kwargs)
-    if isinstance(template, UnplacedSpec | TensorSpec):
+    if isinstance(template, _SPECS):
         return written[0] if written and written[0] is not None else _ghost(template, device)
     if isinstance(template, tuple | list):
         devices = result_devices(func, args, kwargs, len(template)) if type(template) is list else ()
@@ -226,7 +226,7 @@ def forget() -> None:
     _known.clear()
 
 
-_SPECS = UnplacedSpec | TensorSpec
+_SPECS = (UnplacedSpec, TensorSpec)
 
 
 def _ghost(spec: UnplacedSpec | TensorSpec, device: torch.device) -> GhostTensor:
