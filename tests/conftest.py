@@ -4,6 +4,7 @@ What an earlier run left on the disk must not be what is tested; the tests of th
 directory. Several processes may run the tests at once (pytest-xdist): they share what LLVM made of a text.
 """
 
+import gc
 import os
 import shutil
 import sys
@@ -40,6 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         shutil.rmtree(os.environ.pop(shared_kernels.FOLDER), ignore_errors=True)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is there before the first test stays: the collector need not walk through PyTorch and ten thousand tests
+    whenever a test has made some objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

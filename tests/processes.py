@@ -42,7 +42,7 @@ shared_kernels.share(pathlib.Path(os.environ["{shared_kernels.FOLDER}"]))
 # Reads a line for each script, has it run by a child, and answers with what became of that. For each way to begin there
 # is a server of its own, which is a child of the first one: torch is imported once.
 _SERVER = """
-import atexit, faulthandler, json, os, signal, sys, threading, traceback, types, warnings
+import atexit, faulthandler, gc, json, os, signal, sys, threading, traceback, types, warnings
 
 def child(order):
     os.setsid()
@@ -96,6 +96,7 @@ while line := orders.readline():
         if not os.fork():
             os.close(there[1]), os.close(back[0])
             exec(begin, {})
+            gc.collect(), gc.freeze()
             orders, answers, began, servers = os.fdopen(there[0]), os.fdopen(back[1], "w"), begin, {}
             continue
         os.close(there[0]), os.close(back[1])
