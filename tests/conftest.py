@@ -19,6 +19,8 @@ from tests import golden as golden_module
 from tests import shared_kernels, skips, targets
 
 os.environ["SMELT_CACHE"] = "0"
+for _name in ("SMELT_CACHE_DIR", "SMELT_LOGS", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+    os.environ.pop(_name, None)  # what is printed does not depend on who runs the tests
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads that wait for work sleep rather than spin: other processes of the tests want the processors.

@@ -55,7 +55,7 @@ blocking = True
 compiled = smelt.compile(program, backend=backend)
 thread = threading.Thread(target=compiled, args=(x,))
 thread.start()
-there.wait()
+assert there.wait(60)
 def work():
     global blocking
     blocking = False
@@ -71,15 +71,15 @@ assert torch.equal(compiled(x), expected)
     "while a thread generates code": """
 from smelt.codegen.llvm import compile as engine
 load, there = engine._load, threading.Event()
-def slowly(*given):
+def slowly(*given, **named):
     there.set()
     time.sleep(0.5)
-    return load(*given)
+    return load(*given, **named)
 engine._load = slowly
 compiled = smelt.compile(program)
 thread = threading.Thread(target=compiled, args=(x,))
 thread.start()
-there.wait()
+assert there.wait(60)
 in_child(lambda: torch.allclose(compiled(x), expected))
 thread.join()
 """,
@@ -108,7 +108,7 @@ for kind, name in ((Differentiable, "_make"), (SizedGraph, "_make")):
         return torch.allclose(leaf.grad, torch.full((size,), size * 2.718281828))
     thread = threading.Thread(target=train)
     thread.start()
-    there.wait()
+    assert there.wait(60)
     in_child(lambda: train() and train(7))
     waits.set()
     thread.join()
