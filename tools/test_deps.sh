@@ -2,7 +2,7 @@
 # What some tests need beside .venv, so that none is left out for want of it:
 #     tools/test_deps.sh .venv/bin/python
 # Debian packages (a browser to open the report with, node to run its scripts) where this is Debian and root asks, and
-# the frameworks of docs/frameworks.md. What cannot be fetched is told, and the tests that need it are left out.
+# the frameworks of docs/frameworks.md, ptxas. What cannot be fetched is told, and the tests that need it are left out.
 python=$1
 packages=""
 command -v node >/dev/null || packages="$packages nodejs"
@@ -23,5 +23,11 @@ fi
     echo "smelt: installing the frameworks of docs/frameworks.md"
     timeout 900 "$python" -m pip --disable-pip-version-check install -qq --editable '.[frameworks]' ||
         echo "smelt: cannot install them; the tests that need them are left out"
+}
+"$python" -c "import glob, nvidia, sys; sys.exit(not glob.glob(nvidia.__path__[0] + '/*/bin/ptxas'))" 2>/dev/null ||
+    command -v ptxas >/dev/null || {
+    echo "smelt: installing ptxas, which assembles code for GPUs"
+    timeout 900 "$python" -m pip --disable-pip-version-check install -qq --editable '.[test-gpu]' ||
+        echo "smelt: cannot install it; the tests that need it are left out"
 }
 exit 0

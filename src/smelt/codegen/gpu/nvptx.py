@@ -6,6 +6,7 @@ Sixteen bytes are loaded at once where they are aligned so. No function of the C
 intrinsics for exp, log and the like, which end the process: the math is our own.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,11 +16,27 @@ from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.symbolic.symsize import is_symsize
 
+# Of LLVM's intrinsics those that it writes out for these chips itself. Others, and any function that is not defined in
+# the text, end the process or the assembler.
+_KNOWN = re.compile(
+    r"llvm\.(nvvm\.[\w.]+|(fma|fabs|sqrt|floor|ceil|trunc|roundeven|copysign|minimum|maximum|[su]min|[su]max|fptosi\.sat)"
+    r"(\.[fiv]\d+)+)"
+)
 _GLOBAL, _SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 _WHOLE_WARP = "i32 -1"
 _SHARED_NAME = "@smelt_shared"
 _MOST_BYTES = 16  # of one access
 _ATOMIC = 'syncscope("device") monotonic'  # nothing else is said to other threads by it
+
+
+def why_not_ptx(text: str) -> str | None:
+    """Why LLVM must not be asked to write a text out for NVIDIA's GPUs."""
+    defined = set(re.findall(r"^define [^@]*@([\w.]+)\(", text, re.MULTILINE))
+    called = set(re.findall(r"\bcall [^@\n]*@([\w.]+)\(", text)) | set(
+        re.findall(r"^declare [^@\n]*@([\w.]+)\(", text, re.MULTILINE)
+    )
+    unknown = sorted(name for name in called - defined if not _KNOWN.fullmatch(name))
+    return f"no GPU has the function {unknown[0]}" if unknown else None
 
 
 class Nvptx(Simt):

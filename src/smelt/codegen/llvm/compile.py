@@ -182,10 +182,14 @@ def _load_by_llvm(text: str, target: Target) -> Built:
     return Built(lambda symbol: int(engine.get_function_address(symbol)), (engine, module), None)
 
 
-def assemble(text: str, target: Target) -> str:
-    """The assembly `text` becomes, for people to read."""
+def assemble(text: str, target: Target, level: int = 2) -> str:
+    """The assembly `text` becomes, for people to read or for another assembler."""
     with _native.Held(_lock):
-        generator = machine(target)
+        generator = machine(target, level)
         module = _parsed(text, target)
+        try:
+            module.verify()  # what is wrong in it would end the process below
+        except RuntimeError as error:
+            raise SmeltError("SM030", f"LLVM rejects the generated code: {error}") from error
         _optimized(module, generator)
         return str(generator.emit_assembly(module))

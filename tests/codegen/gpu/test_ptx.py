@@ -1,0 +1,200 @@
+"""PTX of GPU schedules: assembled by ptxas for old and new chips, with few registers, nothing spilled, sixteen bytes an
+access; and what LLVM must not be asked for is refused before it ends the process."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from smelt.base.errors import SmeltError
+from smelt.base.fuel import Fuel
+from smelt.codegen.generator import EntryCode
+from smelt.codegen.gpu.cuda_target import describe_cuda
+from smelt.codegen.gpu.gpu_generator import CudaGenerator, ptx
+from smelt.ir.kernel import Kernel
+from smelt.ir.scalar import SCALAR_OPS, kind_of
+from tests.codegen.cpu.test_online_softmax import FOLDED, IN_PLACE, LOG_SOFTMAX, LOGSUMEXP
+from tests.codegen.cpu.test_transpose_tiles import turned
+from tests.codegen.llvm.test_scalars import DTYPES, kernel_of
+from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
+from tests.kernel_text import parse_kernel
+
+CHIPS = ["sm_75", "sm_80", "sm_90", "sm_100"]
+MOST_REGISTERS = 64  # a block of 1024 threads has no more for each
+
+
+def found_ptxas() -> str | None:
+    """On the path, or in the wheel nvidia-cuda-nvcc."""
+    spec = importlib.util.find_spec("nvidia")
+    places = [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
+    wheels = [str(file) for place in places for file in sorted(place.glob("*/bin/ptxas"))]
+    return shutil.which("ptxas") or (wheels[0] if wheels else None)
+
+
+PTXAS = found_ptxas()
+assembled_here = pytest.mark.skipif(PTXAS is None, reason="no ptxas: pip install nvidia-cuda-nvcc")
+
+
+def code_of(symbol: str, kernel: Kernel, chip: str) -> EntryCode:
+    generator, target = CudaGenerator(), describe_cuda(chip)
+    return generator.emit(symbol, generator.schedule(kernel, target, Fuel(), check=True, of=""), target)
+
+
+def joined(codes: Sequence[EntryCode]) -> str:
+    """One module of them all."""
+    declared = sorted(frozenset().union(*(code.declarations for code in codes)))
+    helpers = {name: text for code in codes for name, text in code.helpers}
+    return "\n".join([*declared, *helpers.values(), *(code.functions for code in codes)])
+
+
+def ptx_of(kernels: dict[str, Kernel], chip: str = "sm_90") -> str:
+    return ptx(joined([code_of(name, kernel, chip) for name, kernel in kernels.items()]), describe_cuda(chip))
+
+
+def assembled(text: str, chip: str, folder: Path, level: int = 3) -> dict[str, tuple[int, int]]:
+    """By function: the registers it uses, and the bytes it spills."""
+    assert PTXAS is not None
+    (folder / "k.ptx").write_text(text)
+    command = [PTXAS, f"-arch={chip}", f"-O{level}", "-v", str(folder / "k.ptx"), "-o", str(folder / "k.cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, tuple[int, int]] = {}
+    for part in re.split(r"Compiling entry function", done.stderr)[1:]:
+        (name,) = re.findall(r"^ '(\w+)'", part)
+        spilled = sum(map(int, re.findall(r"(\d+) bytes spill", part)))
+        found[name] = int(re.findall(r"Used (\d+) registers", part)[0]), spilled
+    return found
+
+
+def pointwise(op: str, dtype: str, size: int = 1 << 24) -> Kernel:
+    """Of one input; narrow floats by way of f32."""
+    wide = dtype in ("bf16", "f16")
+    before, after = (" b = cast a : f32\n", f" d = cast c : {dtype}\n") if wide else ("", "")
+    given, out, work = ("b", "d", "f32") if wide else ("a", "c", dtype)
+    return parse_kernel(
+        f"kernel k rows() cols(j:{size})\n in x: {dtype}[{size}]\n out y: {dtype}[{size}]\n loop:\n a = load x[j]\n"
+        f"{before} c = {op} {given} : {work}\n{after} store y[j] = {out}"
+    )
+
+
+FORMS = {
+    "softmax": SOFTMAX, "in_place": IN_PLACE, "folded": FOLDED, "log_softmax": LOG_SOFTMAX, "logsumexp": LOGSUMEXP,
+    "layer_norm": LAYER_NORM, "column_sum": COLUMN_SUM,
+}  # fmt: skip
+SHAPES = [(4096, 33), (4096, 1024), (512, 8000), (4096, 50_000), (4, 1_000_000)]
+
+
+def golden() -> dict[str, Kernel]:
+    """Kernels of every schedule: part of a warp, a warp, a block a row, many blocks a row, and columns."""
+    found = {}
+    for form, text in FORMS.items():
+        found |= {f"{form}_{rows}_{cols}": parse_kernel(sized(text, rows, cols)) for rows, cols in SHAPES}
+    found |= {f"gelu_{dtype}": pointwise("ndtr", dtype) for dtype in ("f32", "bf16", "f16")}
+    found |= {f"turned_{dtype}": turned(1024, 768, dtype) for dtype in ("f32", "bf16", "f64")}
+    text = SOFTMAX.format(rows="s0", cols="s1", total="s0*s1")
+    return found | {"sizes": parse_kernel(text, {"s0": 4096, "s1": 1000})}
+
+
+@assembled_here
+@pytest.mark.parametrize("chip", CHIPS)
+def test_golden_kernels_assemble_and_spill_nothing(chip: str, tmp_path: Path) -> None:
+    found = assembled(ptx_of(golden(), chip), chip, tmp_path)
+    assert len(found) > len(golden())
+    assert {name: used for name, (used, _) in found.items() if used > MOST_REGISTERS} == {}
+    assert {name: spilled for name, (_, spilled) in found.items() if spilled} == {}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "i32", "i16"])
+def test_contiguous_memory_goes_sixteen_bytes_at_once(dtype: str) -> None:
+    op = "ndtr" if dtype[-2:] in ("16", "32") and dtype[0] != "i" else "neg"
+    text = ptx_of({"k": pointwise(op, dtype)})
+    loads, stores = re.findall(r"ld\.global\S*", text), re.findall(r"st\.global\S*", text)
+    assert loads and set(loads) == {"ld.global.nc.v4.b32"}
+    assert stores and set(stores) == {"st.global.v4.b32"}
+
+
+def test_two_doubles_are_one_access() -> None:
+    text = ptx_of({"k": pointwise("neg", "f64")})
+    assert set(re.findall(r"ld\.global\S*|st\.global\S*", text)) == {"ld.global.nc.v2.b64", "st.global.v2.b64"}
+
+
+@pytest.mark.parametrize("form", ["softmax", "layer_norm"])
+def test_rows_go_sixteen_bytes_at_once(form: str) -> None:
+    text = ptx_of({"k": parse_kernel(sized(FORMS[form], 4096, 1024))})
+    assert {"ld.global.nc.v4.b32", "st.global.v4.b32"} <= set(re.findall(r"(?:ld|st)\.global\S*", text))
+    assert "ld.global.nc.b32" not in text
+
+
+def test_buffers_at_any_address_go_one_by_one() -> None:
+    generator, target = CudaGenerator(), describe_cuda("sm_90")
+    made = generator.schedule(pointwise("neg", "f32"), target, Fuel(), check=True, of="")
+    text = ptx(joined([generator.emit("k", made, target, aligned=False)]), target)
+    assert not re.search(r"global\S*\.v[24]", text)
+
+
+def test_every_rounding_is_said() -> None:
+    """An addition or a product without it may be fused by the assembler: sums that undo each other's rounding need
+    theirs."""
+    text = ptx_of({"k": parse_kernel(sized(LAYER_NORM, 4096, 1024)), "l": pointwise("log1p", "f32")})
+    assert re.search(r"\b(add|mul)\.rn\.f32", text)
+    assert not re.search(r"\b(add|sub|mul)\.f(32|64)", text)
+
+
+# Scalar operations.
+
+# Those that call functions of the C library.
+LEFT = {
+    "floordiv_float32", "floordiv_float64", "remainder_float32", "remainder_float64", "fmod_float32", "fmod_float64",
+    "sin_float64", "cos_float64", "erf_float64", "ndtr_float64", "gelu_slope_float64", "pow_float64",
+}  # fmt: skip
+
+
+def operations() -> dict[str, Kernel]:
+    found = {}
+    for op in SCALAR_OPS.values():
+        for dtype in DTYPES:
+            if kind_of(dtype) in op.kinds:
+                given = [torch.bool if op.name == "where" and n == 0 else dtype for n in range(op.arity)]
+                out = torch.bool if op.result == "bool" else dtype
+                found[f"{op.name}_{str(dtype)[6:]}"] = kernel_of("k", op.name, given, out, 64)
+    return found
+
+
+@assembled_here
+@pytest.mark.parametrize("chip", ["sm_75", "sm_90"])
+def test_every_operation_of_every_dtype_assembles(chip: str, tmp_path: Path) -> None:
+    kernels = {name: kernel for name, kernel in operations().items() if name not in LEFT}
+    assert len(assembled(ptx_of(kernels, chip), chip, tmp_path, level=1)) == len(kernels)
+
+
+@pytest.mark.parametrize("name", sorted(LEFT))
+def test_operations_that_are_left_are_refused(name: str) -> None:
+    with pytest.raises(SmeltError, match="no GPU has the function"):
+        ptx_of({name: operations()[name]})
+
+
+@pytest.mark.parametrize("name", ["llvm.exp.f32", "llvm.pow.f64", "llvm.sin.f32", "expf", "llvm.experimental.widget"])
+def test_functions_that_no_gpu_has_are_refused_before_llvm_sees_them(name: str) -> None:
+    text = (
+        f"declare float @{name}(float)\ndefine ptx_kernel void @k(ptr addrspace(1) %p) {{\n"
+        f"  %x = load float, ptr addrspace(1) %p\n  %y = call float @{name}(float %x)\n"
+        "  store float %y, ptr addrspace(1) %p\n  ret void\n}\n"
+    )
+    with pytest.raises(SmeltError, match=f"no GPU has the function {name}"):
+        ptx(text, describe_cuda("sm_90"))
+
+
+def test_text_that_is_not_in_order_raises() -> None:
+    """Where LLVM is not asked to check, it ends the process."""
+    text = (
+        "define ptx_kernel void @k(ptr addrspace(1) %p, i1 %c) {\nentry:\n  br i1 %c, label %a, label %b\na:\n"
+        "  %x = load float, ptr addrspace(1) %p\n  br label %b\nb:\n  store float %x, ptr addrspace(1) %p\n"
+        "  ret void\n}\n"
+    )
+    with pytest.raises(SmeltError, match="LLVM rejects the generated code"):
+        ptx(text, describe_cuda("sm_90"))
