@@ -80,10 +80,12 @@ class Campaign:
             waiting.register(worker.stdout, selectors.EVENT_READ)
             seed, done = start, 0
             while done < count:
-                line = worker.stdout.readline() if waiting.select(PATIENCE) else ""
+                answers = bool(waiting.select(PATIENCE))
+                line = worker.stdout.readline() if answers else ""
                 if not line:
-                    worker.kill()
-                    how = "hangs" if worker.poll() is None else f"ends the process with status {worker.wait()}"
+                    if not answers:
+                        worker.kill()
+                    how = f"ends the process with status {worker.wait()}" if answers else "hangs"
                     yield {"seed": seed, "failure": f"program {seed} {how}:\n\n{self.script(seed)}"}
                     return
                 found = json.loads(line)

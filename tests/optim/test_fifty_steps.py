@@ -137,7 +137,13 @@ def _turned(by: int) -> Step:
     return turned
 
 
-@pytest.mark.parametrize("model, optimizer", COMBINATIONS)
+@pytest.mark.parametrize(
+    "model, optimizer",
+    [
+        pytest.param(*each.values, marks=() if each.values == ("mlp", "SGD") else pytest.mark.slow)
+        for each in COMBINATIONS
+    ],
+)
 def test_fifty_steps_in_a_row(model: str, optimizer: str) -> None:
     task = Task(model)
     with nothing_narrow():
