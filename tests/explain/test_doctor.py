@@ -39,7 +39,8 @@ def test_a_wrong_result_fails_the_self_check() -> None:
 
 def test_the_driver_and_its_gpus(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for target, good, end in ((None, None, "; graphs on it fall back to eager, "), ("sm_90", True, "")):
+    ends = ((None, None, "; graphs on it fall back to eager, "), ("sm_90", True, "; code is generated for sm_90"))
+    for target, good, end in ends:
         monkeypatch.setattr("smelt.device.target_of", lambda device, target=target: target)
         found, text = doctor._gpu()
         assert found is good and text.startswith("CUDA driver 12.4: Fake GPU 0 (sm_90), Fake GPU 1 (sm_90)" + end)

@@ -101,6 +101,7 @@ def _layouts() -> tuple[bool | None, str]:
 
 def _gpu() -> tuple[bool | None, str]:
     """The driver and its GPUs, or why none is used. Asked of the driver itself, which PyTorch might not be for."""
+    from smelt.codegen import targets as _targets  # noqa: F401  those that come with the package are on offer
     from smelt.device import target_of
     from smelt.runtime.cuda.driver import driver, why_not_cuda, why_not_device
 
@@ -116,9 +117,10 @@ def _gpu() -> tuple[bool | None, str]:
     text = f"CUDA driver {found.text}: {', '.join(names)}"
     if not seen_by_torch:
         return None, f"{text}; this PyTorch cannot use it"
-    if target_of(torch.device("cuda")) is None:
-        return None, f"{text}; graphs on it fall back to eager, as code is generated for CPUs only"
-    return True, text
+    target = target_of(torch.device("cuda"))
+    if target is None:
+        return None, f"{text}; graphs on it fall back to eager, as no target is for it"
+    return True, f"{text}; code is generated for {target}"
 
 
 def _cache() -> tuple[bool | None, str]:
