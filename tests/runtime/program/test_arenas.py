@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from smelt.ir.flat.steps import FlatValue
+from smelt.runtime.cuda.memory import or_spare
 from smelt.runtime.program import arenas as arenas_module
 from smelt.runtime.program.arenas import Arenas
 
@@ -139,3 +140,38 @@ def test_arenas_that_have_become_too_small(gpus: Gpus) -> None:
     assert second.arena.size >= 4096
     arenas.release(second)
     assert small().arena is second.arena
+
+
+def test_free_arenas_are_let_go_where_memory_is_short(gpus: Gpus) -> None:
+    arenas, other = Arenas(), Arenas()
+    acquire = arenas.acquirer(*needs("cuda:0"))
+    used, spare = acquire(), acquire()
+    arenas.release(spare)
+    elsewhere = other.acquirer(*needs("cuda:1"))()
+    other.release(elsewhere)
+    tried: list[int] = []
+
+    def allocate() -> int:
+        tried.append(len(tried))
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return 7
+
+    assert or_spare(allocate) == 7 and tried == [0, 1]
+    assert not any(arenas.by_streams.values()) and not any(other.by_streams.values())
+    arenas.release(used)  # it was in use meanwhile, and is kept
+    assert acquire() is used
+    tried.clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        or_spare(allocate)  # nothing is free
+    assert tried == [0]
+
+
+def test_errors_other_than_of_memory_are_raised_at_once(gpus: Gpus) -> None:
+    arenas = Arenas()
+    acquire = arenas.acquirer(*needs("cuda:0"))
+    kept = acquire()
+    arenas.release(kept)
+    with pytest.raises(ZeroDivisionError):
+        or_spare(lambda: 1 // 0)
+    assert acquire() is kept

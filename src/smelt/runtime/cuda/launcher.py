@@ -14,6 +14,7 @@ from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.kernel_code import KernelCode
 from smelt.runtime.cuda.image import CudaCode
+from smelt.runtime.cuda.memory import or_spare
 from smelt.torch_abi import cuda_shims
 
 _OUT_OF_MEMORY = 2
@@ -96,7 +97,7 @@ class _Support:
         return found
 
     def workspace(self, device: int, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", device))
+        return or_spare(lambda: torch.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", device)))
 
     def failed(self, code: int, phase: int) -> NoReturn:
         raise launch_error(code, self.grids[phase].symbol)

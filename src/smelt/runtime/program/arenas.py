@@ -7,16 +7,20 @@
 An arena is one block of memory with the views that library calls and kernels need already made: pages are faulted in
 once. Calls that overlap in time each acquire their own. What a GPU does on a stream it does in order, so the next call
 on the same stream may have an arena whose last kernels still run, and one on another stream may not: arenas are kept by
-stream. A call that is recorded into a CUDA graph gets memory of that graph, which nobody else may have.
+stream. A call that is recorded into a CUDA graph gets memory of that graph, which nobody else may have. Where a GPU has
+no memory left, free arenas are let go.
 """
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
+from smelt import _native
+from smelt.base import locks
 from smelt.ir.flat.steps import FlatValue
+from smelt.runtime.cuda.memory import offer_spare, or_spare
 
 ARENA_ALIGNMENT = 64
 _FEW = 8  # programs with arenas as large as they need
@@ -57,6 +61,10 @@ class _Arena:
         return made
 
 
+_all: "WeakSet[Arenas]" = WeakSet()
+_all_lock = locks.lock()
+
+
 class Arenas:
     """Planned memory of programs that run in turn, as the halves of a training step do: they use the same blocks."""
 
@@ -65,6 +73,8 @@ class Arenas:
         self.free: list[_Arena] = []
         self.by_streams: dict[tuple[int, ...], list[_Arena]] = {}  # free ones of programs on GPUs
         self.programs = 0
+        with _native.Held(_all_lock):
+            _all.add(self)
 
     def acquirer(
         self, needed: int, devices: Iterable[torch.device], views: Callable[[], Sequence[FlatValue]]
@@ -109,6 +119,19 @@ class Arenas:
         return pool
 
 
+def _let_go() -> bool:
+    """Of the free arenas of programs on GPUs: whether there were any."""
+    with _native.Held(_all_lock):
+        every = list(_all)
+    pools = [pool for arenas in every for pool in list(arenas.by_streams.values()) if pool]
+    for pool in pools:
+        pool.clear()
+    return bool(pools)
+
+
+offer_spare(_let_go)
+
+
 def _gpus_among(devices: Iterable[torch.device]) -> tuple[int, ...]:
     """The numbers of GPUs, -1 for the current one."""
     return tuple(sorted(-1 if each.index is None else each.index for each in devices if each.type == "cuda"))
@@ -120,6 +143,6 @@ def _current_stream(gpu: int) -> int:
 
 
 def _aligned_block(size: int, device: torch.device) -> torch.Tensor:
-    block = torch.empty(size + ARENA_ALIGNMENT, dtype=torch.uint8, device=device)
+    block = or_spare(lambda: torch.empty(size + ARENA_ALIGNMENT, dtype=torch.uint8, device=device))
     skip = -block.data_ptr() % ARENA_ALIGNMENT
     return block[skip : skip + size]

@@ -16,6 +16,7 @@ from smelt.base.torch_originals import BASE
 from smelt.ir.flat.read import TableReader, read
 from smelt.ir.flat.steps import FlatProgram
 from smelt.ir.program import Program
+from smelt.runtime.cuda.memory import or_spare
 from smelt.runtime.program.arenas import Arenas
 from smelt.runtime.program.flatten import BuiltKernel, FlatTable, flatten
 from smelt.runtime.program.profile import note
@@ -96,7 +97,7 @@ class Executable:
 
 
 def _allocate(shape: Shape, stride: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return or_spare(lambda: torch.empty_strided(shape, stride, dtype=dtype, device=device))
 
 
 def _view(tensor: torch.Tensor, shape: Shape, stride: Shape, offset: int) -> torch.Tensor:
