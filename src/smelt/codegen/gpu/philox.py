@@ -1,0 +1,124 @@
+"""Random numbers as PyTorch draws them on NVIDIA's GPUs: Philox4x32-10, four words for each counter, in closed form.
+
+    words = philox(b, (seed_low, seed_high), (counter_low, counter_high, sequence_low, sequence_high))
+    u = uniform(b, words[0])                    in (0, 1], as curand_uniform gives it
+
+A CUDA generator has a seed and an offset. A kernel of PyTorch's has `threads` of them draw, each its own sequence of
+the seed's numbers, from `offset / 4` on; the generator's offset then moves by as many words as each drew at most. So
+what any element gets follows from its number alone: `drawn`.
+
+Not yet in the kernel form. It is to be an instruction of it,
+
+    Random(out, seed: str, offset: int, index: Index, layout: Draws)      out = u of the element at `index`, f32
+
+with `seed` a buffer of two i64, the seed and the offset that the generator has when the program runs (where a CUDA
+graph is captured, the tensors that PyTorch keeps for it), `offset` how far earlier draws of the same program have moved
+it, and `layout` a `Draws`: how many elements there are, how many threads PyTorch would launch for them, how many side
+by side each would take. What masks dropout keeps is then `lt u, 1 - p`; a thread that takes four points side by side
+computes one counter for them. The runtime moves the generator on by `Draws.words` before the launch, as eager does.
+"""
+
+from collections.abc import Sequence
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+
+_FACTORS = 0xD2511F53, 0xCD9E8D57
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+_BLOCK = 256  # threads of PyTorch's kernels that draw
+_AT_ONCE = 4  # words of a counter
+_STEP = 2.0**-32
+
+Words = tuple[LlvmValue, LlvmValue, LlvmValue, LlvmValue]
+
+
+def philox(b: Builder, key: Sequence[LlvmValue], counter: Sequence[LlvmValue]) -> Words:
+    """Four random words for a counter of four, all i32."""
+    low_key, high_key = key
+    x, y, z, w = counter
+    for number in range(_ROUNDS):
+        if number:
+            low_key = b.add(low_key, _signed(_KEY_STEPS[0]))
+            high_key = b.add(high_key, _signed(_KEY_STEPS[1]))
+        high_x, low_x = _product(b, x, _FACTORS[0])
+        high_z, low_z = _product(b, z, _FACTORS[1])
+        x, y, z, w = b.xor(b.xor(high_z, y), low_key), low_z, b.xor(b.xor(high_x, w), high_key), low_x
+    return x, y, z, w
+
+
+def _product(b: Builder, value: LlvmValue, factor: int) -> tuple[LlvmValue, LlvmValue]:
+    """The upper and the lower half."""
+    whole = b.mul(b.convert("zext", value, "i64"), factor)
+    return b.convert("trunc", b.lshr(whole, 32), "i32"), b.convert("trunc", whole, "i32")
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+def uniform(b: Builder, word: LlvmValue) -> LlvmValue:
+    """An f32 above 0 and at most 1: word · 2⁻³² + 2⁻³³."""
+    return b.fma(b.convert("uitofp", word, "f32"), _STEP, _STEP / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How PyTorch shares out `count` elements that are drawn. `at_once`: how many side by side a thread takes, 1 where
+    it takes one of each quarter of what all threads take in a round. Dropout takes 4, or 8 of 16 bits; that is checked
+    against PyTorch bit for bit. `rand` and `bernoulli` take 1."""
+
+    count: int
+    threads: int
+    at_once: int
+
+    @classmethod
+    def of(cls, count: int, multiprocessors: int, threads_each: int, at_once: int = 1) -> "Draws":
+        """On a GPU with so many multiprocessors, each of which runs so many threads."""
+        blocks = min(-(-count // _BLOCK), multiprocessors * (threads_each // _BLOCK))
+        return cls(count, blocks * _BLOCK, at_once)
+
+    @property
+    def words(self) -> int:
+        """What the generator's offset moves by: four for every round of four elements a thread, however many a thread
+        takes side by side."""
+        return -(-self.count // (self.threads * _AT_ONCE)) * _AT_ONCE
+
+
+def place_of(b: Builder, draws: Draws, element: LlvmValue) -> tuple[LlvmValue, LlvmValue, LlvmValue]:
+    """Of an element, as i64: whose sequence it is from, how many counters after the offset's, and which word."""
+    if draws.at_once == 1:
+        number, thread = _divided(b, element, draws.threads)
+        return thread, b.lshr(number, 2), b.and_(number, _AT_ONCE - 1)
+    number, rest = _divided(b, element, draws.threads * draws.at_once)
+    thread, inside = _divided(b, rest, draws.at_once)
+    counters = b.add(b.mul(number, draws.at_once // _AT_ONCE), b.lshr(inside, 2))
+    return thread, counters, b.and_(inside, _AT_ONCE - 1)
+
+
+def _divided(b: Builder, value: LlvmValue, by: int) -> tuple[LlvmValue, LlvmValue]:
+    if by & (by - 1) == 0:
+        return b.lshr(value, by.bit_length() - 1), b.and_(value, by - 1)
+    whole = b.binary("udiv", value, by)
+    return whole, b.sub(value, b.mul(whole, by))
+
+
+def words_of(b: Builder, seed: LlvmValue, offset: LlvmValue, thread: LlvmValue, counters: LlvmValue) -> Words:
+    """The four words that a thread draws, so many counters after those drawn before `offset`; all given as i64."""
+    counter = b.add(b.lshr(offset, 2), counters)
+    halves = [*_halves(b, counter), *_halves(b, thread)]
+    return philox(b, _halves(b, seed), halves)
+
+
+def _halves(b: Builder, value: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+    return b.convert("trunc", value, "i32"), b.convert("trunc", b.lshr(value, 32), "i32")
+
+
+def drawn(b: Builder, draws: Draws, seed: LlvmValue, offset: LlvmValue, element: LlvmValue) -> LlvmValue:
+    """The number in (0, 1] that an element gets."""
+    thread, counters, word = place_of(b, draws, element)
+    found = words_of(b, seed, offset, thread, counters)
+    chosen = found[0]
+    for number in range(1, _AT_ONCE):
+        chosen = b.select(b.icmp("eq", word, number), found[number], chosen)
+    return uniform(b, chosen)
