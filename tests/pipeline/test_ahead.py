@@ -137,6 +137,45 @@ def test_what_a_kind_of_chip_can_do() -> None:
     assert capability("simt-host") == (8, 0)
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_attention_inside_of_pytorchs_own_functions_is_seen(weights: bool) -> None:
+    """`F.multi_head_attention_forward` is a function of Python's, handed to modes as a whole."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.MultiheadAttention(64, 4, dropout=0.1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.heads(x, x, x, need_weights=weights)[0]
+
+    found = ahead(Heads().bfloat16(), spec_like((2, 16, 64), torch.bfloat16))
+    expected = {"native_dropout"} if weights else {"_scaled_dot_product_flash_attention"}
+    assert expected <= called(found) and not {"bernoulli", "bernoulli_"} & called(found)
+    assert ("bmm" in called(found)) == weights  # as eager does where it returns the weights
+
+
+NORMS: dict[str, tuple[Callable[[], nn.Module], torch.dtype]] = {
+    "layer": (lambda: nn.LayerNorm(6), torch.float32),
+    "layer in 16 bits": (lambda: nn.LayerNorm(6).bfloat16(), torch.bfloat16),
+    "batch": (lambda: nn.BatchNorm2d(8), torch.float32),
+    "batch, mixed": (lambda: nn.BatchNorm2d(8), torch.bfloat16),
+    "batch, evaluated": (lambda: nn.BatchNorm2d(8).eval(), torch.float16),
+    "group": (lambda: nn.GroupNorm(2, 8).half(), torch.float16),
+    "instance": (lambda: nn.InstanceNorm2d(8, affine=True), torch.float32),
+    "instance with statistics": (lambda: nn.InstanceNorm2d(8, track_running_stats=True), torch.float32),
+}
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_norms_are_fused(case: str) -> None:
+    """With the dtypes that they have on CUDA: moments of 16 bits are float32 there."""
+    make, dtype = NORMS[case]
+    given = spec_like((4, 8, 6, 6), dtype)
+    for spec in (given, replace(given, requires_grad=True)):
+        assert called(ahead(make(), spec)) == set()
+
+
 class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()

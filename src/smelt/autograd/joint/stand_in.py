@@ -10,6 +10,8 @@ and where PyTorch itself chooses operators by device, its choices for that devic
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.overrides import TorchFunctionMode
@@ -94,6 +96,9 @@ class StandIn(TorchFunctionMode):
             return args[0].to(_META)
         args = [self._stand_in(value, func in _TAKE_DEVICES) for value in args]
         kwargs = {name: self._stand_in(value, name == "device") for name, value in kwargs.items()}
+        if func is F.multi_head_attention_forward:
+            with self:
+                return _body(func)(*args, **kwargs)
         chosen = _CHOSEN.get(func) if self._device.type == "cuda" else None
         made = NotImplemented if chosen is None else chosen(self._target, *args, **kwargs)
         return func(*args, **kwargs) if made is NotImplemented else made
@@ -105,6 +110,20 @@ class StandIn(TorchFunctionMode):
             same = meant.type == self._device.type and meant.index in (None, self._device.index)
             return _META if same else value
         return value
+
+
+@cache
+def _body(function: Any) -> Callable[..., Any]:
+    """A function of PyTorch's, written in Python, that is not handed to modes as a whole: they see what it calls."""
+    handed_on = {name: _is_handed_on for name in function.__globals__ if name.startswith("has_torch_function")}
+    names = {**function.__globals__, **handed_on}
+    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _is_handed_on(*given: Any) -> bool:
+    return False
 
 
 # What a program may ask of a tensor's device.

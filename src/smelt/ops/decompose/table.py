@@ -92,8 +92,10 @@ def _expected(op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
 def _conformed(value: Any, spec: UnplacedSpec | None) -> Any:
     """The value laid out as `spec` says, or `NotImplemented` where it cannot be. One that is wider is rounded: to which
     dtype moments are, differs by device."""
-    if value is None or spec is None:
-        return value if value is spec else NotImplemented
+    if value is None:  # a gradient that nobody asked for, whatever a meta kernel says of it
+        return None
+    if spec is None:
+        return NotImplemented
     if tuple(value.shape) != spec.shape:
         return NotImplemented
     if value.dtype is not spec.dtype:
