@@ -46,7 +46,7 @@ _TERM = rf"([+-]?)(?:(\d+)\*)?({_NAME}|\d+)"
 _STORE = rf"store ({_NAME})\[([^\]]*)\] = ({_NAME})"
 _ACCUMULATE = rf"accumulate (\w+) ({_NAME})\[([^\]]*)\] = ({_NAME})"
 _LOAD = rf"load ({_NAME})\[([^\]]*)\]"
-_SCATTER = rf"scatter (\w+) ({_NAME})\[([^\]]*)\] by (.+) = ({_NAME})"
+_SCATTER = rf"scatter (\w+) ({_NAME})\[([^\]]*)\] by (.+) = ({_NAME})( unordered)?"
 _GATHER = rf"gather ({_NAME})\[([^\]]*)\] by (.+)"
 _REACH = rf"(-?\d+|\(.+\))\*({_NAME}) below (.+)"
 _REDUCE = rf"reduce (\w+) ({_NAME})"
@@ -184,7 +184,8 @@ class _Parser:
             return Accumulate(match[2], _parse_reduction(match[1]), self.index(match[3]), match[4])
         if match := re.fullmatch(_SCATTER, text):
             fold = None if match[1] == "last" else _parse_reduction(match[1])
-            return Scatter(match[2], fold, self.index(match[3]), self._reaches(match[4], text), match[5])
+            by = self._reaches(match[4], text)
+            return Scatter(match[2], fold, self.index(match[3]), by, match[5], match[6] is not None)
         out, equals, rest = text.partition(" = ")
         if not equals or not re.fullmatch(_NAME, out):
             raise SpecError("SM022", f"not an instruction: {text!r}")

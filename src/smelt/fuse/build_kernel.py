@@ -195,7 +195,7 @@ class _Assembler:
         value = self.names.of(effect.expr)
         if effect.by:
             by = tuple((self.names.of(place), stride, extent) for place, stride, extent in effect.by)
-            return Scatter(buffer, effect.fold, index, by, value)
+            return Scatter(buffer, effect.fold, index, by, value, effect.unordered)
         if effect.fold is None:
             return Store(buffer, index, value)
         return Accumulate(buffer, effect.fold, index, value)

@@ -36,6 +36,7 @@ class Effect:
     looped: bool  # once per point, else once per row
     fold: Reduction | None = None
     by: tuple[tuple[Expr, Size, Size], ...] = ()
+    unordered: bool = False
 
     @property
     def needs(self) -> tuple[Expr, ...]:
@@ -184,7 +185,8 @@ class _Puller:
         put, places = _Emitter(self, value, value.spec.dtype, self.space.point).scattered(rule)
         by = tuple((at, *reach) for at, reach in zip(places, rule.by, strict=True))
         dtype = value.spec.dtype if rule.call.fold is None else put.dtype
-        return Effect(value, place, self.exprs.cast(put, dtype), True, rule.call.fold, by)
+        unordered = rule.call.unordered
+        return Effect(value, place, self.exprs.cast(put, dtype), True, rule.call.fold, by, unordered)
 
     def split(self, place: Place, shape: Shape, stride: Shape) -> list[Place]:
         key = (place, shape, stride)

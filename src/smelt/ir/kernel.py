@@ -204,7 +204,8 @@ class Scatter:
     """`buffer[index + Σ stride · place]` = what is there folded with `value`, or `value` itself where `op` is None.
 
     Each of `by` is (place, stride, extent) as in a gather, but a point with a place outside of its extent leaves
-    nothing. A value of f32 may go to a narrower buffer: it is rounded each time.
+    nothing. A value of f32 may go to a narrower buffer: it is rounded each time. With `unordered`, points that meet
+    may take turns in any order, another one each time: eager does so too.
     """
 
     buffer: str
@@ -212,6 +213,7 @@ class Scatter:
     index: Index
     by: tuple[tuple[str, Size, Size], ...]
     value: str
+    unordered: bool = False
 
 
 Instruction = Const | Load | Gather | Position | Compute | Cast | Store | Reduce | Scan | Accumulate | Scatter

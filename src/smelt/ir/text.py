@@ -92,9 +92,9 @@ def format_instruction(instruction: Instruction) -> str:
             return f"{out} = scan {op} {source} along {axis}{' backwards' if backwards else ''}"
         case Accumulate(buffer, op, index, source):
             return f"accumulate {op} {buffer}[{format_index(index)}] = {source}"
-        case Scatter(buffer, op, index, by, source):
-            places = ", ".join(map(_format_reach, by))
-            return f"scatter {op or 'last'} {buffer}[{format_index(index)}] by {places} = {source}"
+        case Scatter(buffer, op, index, by, source, unordered):
+            places, how = ", ".join(map(_format_reach, by)), " unordered" if unordered else ""
+            return f"scatter {op or 'last'} {buffer}[{format_index(index)}] by {places} = {source}{how}"
 
 
 def _format_reach(reach: tuple[str, Size, Size]) -> str:

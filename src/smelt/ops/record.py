@@ -232,7 +232,8 @@ class ScatterCall:
     `along` has for each dim of the result the dim of the points that it runs along with, or None where the place is
     worked out: `emit(emitter, together, *indices)` calls `together` with one place for each, given the elements of the
     indices at a point. A point with a place out of range puts nothing. Points that meet are folded in order by `fold`;
-    without one the last stays. With `wide`, 16-bit floats are folded in float32 and rounded when all is done.
+    without one the last stays. With `wide`, 16-bit floats are folded in float32 and rounded when all is done. With
+    `unordered`, eager folds them in any order, and so may a kernel.
     """
 
     base: fx.Node | None
@@ -245,6 +246,7 @@ class ScatterCall:
     fold: Fold | None = None
     scale: Number = 1  # what each element is multiplied with
     wide: bool = False
+    unordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

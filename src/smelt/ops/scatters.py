@@ -44,6 +44,12 @@ def _is_of(number: object, dtype: torch.dtype) -> bool:
     return isinstance(number, int)
 
 
+def _in_any_order(device: torch.device) -> bool:
+    """Whether eager adds up numbers that meet by atomic operations: on GPUs, unless results are to be the same in every
+    run. Gradients of embeddings, and `index_put`, it sorts even there."""
+    return device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
+
+
 def _by_rows(put: Reduction | str | None, *, from_end: bool = False) -> Read:
     """`index_…`: whole slices along a dim, which one index of one dimension counts."""
 
@@ -72,6 +78,7 @@ def _by_rows(put: Reduction | str | None, *, from_end: bool = False) -> Read:
             _adds(spec.dtype) if put == "sum" else put,  # type: ignore[arg-type]
             scale,
             wide=put == "sum",
+            unordered=put == "sum" and _in_any_order(spec.device),
         )
 
     return read
@@ -117,6 +124,7 @@ def _one_by_one(put: Reduction | None = None) -> Read:
             (Demand(index, spec.shape[dim]),),
             fold,
             wide=fold is not None,
+            unordered=fold is not None and _in_any_order(spec.device),
         )
 
     return read

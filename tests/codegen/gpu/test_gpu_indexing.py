@@ -11,7 +11,9 @@ from torch import Tensor
 import smelt
 from smelt.base import events
 from smelt.codegen.targets import SIMT_HOST
+from smelt.ir.kernel import Scatter
 from smelt.ir.program import Launch, Program
+from smelt.ops import scatters
 from tests.targets import on_target
 
 
@@ -88,6 +90,23 @@ def test_results_and_gradients(name: str) -> None:
     programs = [event.subject for event in collected if isinstance(event.subject, Program)]
     launches = [step for program in programs for step in program.steps if isinstance(step, Launch)]
     assert launches and all(step.target == SIMT_HOST for step in launches)
+
+
+def test_points_that_meet_may_take_any_order_where_eager_lets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    assert scatters._in_any_order(cuda) and not scatters._in_any_order(torch.device("cpu"))
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert not scatters._in_any_order(cuda)
+    monkeypatch.setattr(scatters, "_in_any_order", lambda device: True)
+    for name, unordered in (("scatter_add", True), ("index_add", True), ("accumulated", False), ("embedding", False)):
+        function, given = PROGRAMS[name]
+        with events.collect() as collected:
+            found = results(smelt.compile(function, options={"fallback": False}), given)
+        for mine, theirs in zip(found, results(function, given), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+        programs = [event.subject for event in collected if isinstance(event.subject, Program)]
+        steps = [i for program in programs for kernel in program.kernels for i in kernel.instructions()]
+        assert {step.unordered for step in steps if isinstance(step, Scatter)} == {unordered}
 
 
 DYNAMIC: dict[str, tuple[Callable[..., Tensor], Callable[[int], tuple[Tensor, ...]]]] = {

@@ -1,5 +1,7 @@
 """Scans as GPUs run them, on the host, against the reference interpreter: every axis, direction, length and fold."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from smelt.ir.kernel import Kernel
 from smelt.ir.tensorspec import short_name
 from tests.codegen.cpu.test_scans import ALONG_ROWS, DOWN, DTYPES, SHARES
 from tests.codegen.gpu.on_host import OnHost, ptx
+from tests.codegen.gpu.test_ptx import CHIPS, assembled, assembled_here, ptx_of
 from tests.kernel_text import parse_kernel
 
 # Folds of whole rows, and scans along either axis, in one kernel.
@@ -159,3 +162,13 @@ def test_accesses_of_sixteen_bytes_in_either_direction(architecture: str) -> Non
         assert "v4.b32" in text and "shfl.sync.up" in text and "ld.global.nc.b32" not in text
         text = ptx(down(64, 128, 1024, "max", how=how), architecture)
         assert "v4.b32" in text and "shfl" not in text
+
+
+@assembled_here
+@pytest.mark.parametrize("chip", CHIPS)
+def test_ptxas_takes_them(chip: str, tmp_path: Path) -> None:
+    kernels = {f"{op}_{cols}": along(64, cols, op) for op in ("sum", "max", "logaddexp") for cols in (40, 4096)}
+    kernels |= {"long": along(1, 1_000_000, "sum", how=" backwards"), "down": down(1, 8192, 1024, "sum")}
+    found = assembled(ptx_of(kernels, chip), chip, tmp_path)
+    # A word or two it spills by choice, for another block at the same time.
+    assert len(found) > len(kernels) and all(spilled <= 16 for _, spilled in found.values())

@@ -1,6 +1,9 @@
 """Scatters as GPUs run them, on the host: atomic operations, who is last, runs of a sorted list; in any order of
 blocks and warps with the same result, bit for bit."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,8 +13,10 @@ from smelt.codegen.gpu.scatters import run_levels, stable_sort
 from smelt.codegen.gpu.scatters.scatter_kernels import places_of, taken_apart
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
+from smelt.ir.text import format_kernel
 from tests.codegen.cpu.test_scatters import rows_kernel
 from tests.codegen.gpu.on_host import ORDERS, OnHost, Order, ptx
+from tests.codegen.gpu.test_ptx import CHIPS, assembled, assembled_here, ptx_of
 from tests.kernel_text import parse_kernel
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -221,6 +226,31 @@ def test_atomic_operations(op: str, dtype: str, atomic: str, architecture: str) 
     assert f"global.{atomic}" in ptx(rows_kernel(90, 11, 7, op, dtype), architecture)
 
 
+def unordered(kernel: Kernel) -> Kernel:
+    return parse_kernel(f"{format_kernel(kernel)} unordered")
+
+
 def test_floats_are_not_added_by_atomic_operations() -> None:
     for rows in (90, 40_000):
         assert "atom" not in ptx(rows_kernel(rows, 64, 7, "sum"))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
+@pytest.mark.parametrize("op", ["sum", "prod"])
+def test_floats_in_any_order_where_that_is_allowed(dtype: str, op: str) -> None:
+    kernel = unordered(rows_kernel(90, 11, 7, op, dtype))
+    assert len(plan(kernel, 32).phases) == 1
+    check(unordered(rows_kernel(9, 11, 7, op, dtype)), 7)
+    found = re.findall(r"atom\.[\w.]*|red\.[\w.]*", ptx(kernel))
+    assert len(found) == 1 and ("add.f" in found[0]) is (op == "sum" and dtype in ("f32", "f64"))
+
+
+@assembled_here
+@pytest.mark.parametrize("chip", CHIPS)
+def test_ptxas_takes_them(chip: str, tmp_path: Path) -> None:
+    kinds = [(op, dtype) for op in ("max", "last") for dtype in ("f32", "bf16")]
+    kernels = {f"{op}_{dtype}": rows_kernel(90, 11, 7, op, dtype) for op, dtype in kinds}
+    kernels |= {"few": rows_kernel(4096, 768, 32000), "many": rows_kernel(40_000, 64, 32000)}
+    kernels |= {f"sum_{dtype}": unordered(rows_kernel(90, 11, 7, "sum", dtype)) for dtype in ("f32", "f64", "f16")}
+    found = assembled(ptx_of(kernels, chip), chip, tmp_path, 1)
+    assert len(found) > len(kernels) and all(not spilled for _, spilled in found.values())

@@ -16,7 +16,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import fold_rows_first, indices, is_pointwise, merged, without_unit_axes
 from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, kept_aside, scratch_in_memory, split_rows, turned
 from smelt.codegen.gpu.row_folds import RowFolds, finishing, in_one_pass, preloadable, with_room
-from smelt.codegen.gpu.scan_kernels import has_scans, scan_kernels, split_scan
+from smelt.codegen.gpu.scan_kernels import has_logs, has_scans, scan_kernels, split_scan
 from smelt.codegen.gpu.scatters.run_levels import RunLevel, run_levels
 from smelt.codegen.gpu.scatters.scatter_kernels import any_order_is_right, last_ones, places_of, taken_apart
 from smelt.codegen.gpu.scatters.stable_sort import sorted_events
@@ -367,7 +367,8 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
     while width > 1 and cols < width * warp:
         width //= 2
     team = 1
-    most = min(_MOST_THREADS, warp * warp)  # what the warps of a team found, one warp folds
+    # What the warps of a team found, one warp folds. Long code needs more registers than the largest block has.
+    most = min(_MOST_THREADS // 2 if has_logs(kernel) else _MOST_THREADS, warp * warp)
     while team < most and team * width < cols:
         team *= 2
     while team > 2 * warp and cols <= team // 2 * width * 2:
@@ -412,7 +413,7 @@ def _narrower(made: PhasePlan) -> PhasePlan:
 def _unrolled(made: PhasePlan) -> PhasePlan:
     """With its loops unrolled, if what a thread has of a row fits into registers; else the scratch of a row is in
     memory."""
-    few = not is_symsize(made.tiles) and made.tiles <= _MOST_TILES
+    few = not is_symsize(made.tiles) and made.tiles <= (1 if has_logs(made.kernel) else _MOST_TILES)
     if few and (made.tiles <= 1 or made.points * _live(made.kernel) <= _registers(made.threads)):
         return replace(made, unrolled=True)
     return replace(made, kernel=scratch_in_memory(made.kernel))

@@ -53,6 +53,11 @@ def has_scans(kernel: Kernel) -> bool:
     return any(isinstance(i, Scan) for i in kernel.instructions())
 
 
+def has_logs(kernel: Kernel) -> bool:
+    """Whether there are scans whose steps are long code."""
+    return any(isinstance(i, Scan) and i.op == "logaddexp" for i in kernel.instructions())
+
+
 def scan_kernels(kernel: Kernel) -> list[Kernel]:
     """The same, in which scans run forwards along the only axis of their kernel's cols."""
     if not has_scans(kernel):

@@ -3,6 +3,7 @@
     whole numbers, bools, max, min     any order is right: each point by an atomic operation
     the last one stays                 who is last of those that meet is found by an atomic maximum of their numbers;
                                        then these alone store
+    floats that may be added in any order   as well; PyTorch's own `scatter_add` and `index_add` do so on GPUs
     sums and products of floats        which points meet is found by sorting them by their places, stably; then those
                                        that meet are folded, neighbours first (`run_folds`)
 
@@ -224,7 +225,7 @@ def _keeps_apart(places: Places) -> bool:
 def any_order_is_right(places: Places) -> bool:
     """Whether points may be taken in any order, each by itself."""
     scatter = places.scatter
-    if known_equal(places.event_count, 1):
+    if scatter.unordered or known_equal(places.event_count, 1):
         return True
     if scatter.op in ("sum", "prod"):
         return not value_dtypes(places.kernel)[scatter.value].is_floating_point

@@ -1,6 +1,6 @@
 """What one point of a scatter does to its element: it is stored, or folded into what is there, by an atomic operation.
 
-    whole numbers of 32 or 64 bits    one instruction of the chip
+    whole numbers of 32 or 64 bits    one instruction of the chip; sums of floats of as many bits too
     other numbers, products           what is there is read, folded, and written if it is still there; if not, again
     bools                             a plain store by those that decide: all of them store the same
 """
@@ -13,8 +13,15 @@ from smelt.codegen.llvm.reductions import combine
 from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Reduction
 
-_PLAIN = {"sum": "add", "max": "max", "min": "min"}  # as LLVM's `atomicrmw` calls them
-_PLAIN_DTYPES = (torch.int32, torch.int64)
+# As LLVM's `atomicrmw` calls what chips have an instruction for.
+_OF_INTEGERS = {"sum": "add", "max": "max", "min": "min"}
+_OF_FLOATS = {"sum": "fadd"}
+_PLAIN: dict[torch.dtype, dict[str, str]] = {
+    torch.int32: _OF_INTEGERS,
+    torch.int64: _OF_INTEGERS,
+    torch.float32: _OF_FLOATS,
+    torch.float64: _OF_FLOATS,
+}
 
 
 def put(
@@ -34,5 +41,5 @@ def put(
         wide = cast(b, from_memory(b, old, to), to, dtype)
         return to_memory(b, cast(b, combine(b, op, dtype, wide, given), dtype, to), to)
 
-    plain = _PLAIN.get(op) if to in _PLAIN_DTYPES else None
+    plain = _PLAIN.get(to, {}).get(op)
     b.atomic(pointer, at, memory_kind(to), value, change, plain)
