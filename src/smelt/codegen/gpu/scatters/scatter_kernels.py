@@ -75,8 +75,8 @@ def taken_apart(kernel: Kernel) -> tuple[Kernel | None, list[Kernel]]:
 def _from_aside(
     kernel: Kernel, scatter: Scatter, axes: Sequence[Axis]
 ) -> tuple[Kernel, list[Instruction], list[Buffer]]:
-    """A scatter of what is left for it in the workspace, and what leaves it there. What can be computed from inputs
-    alone is computed again."""
+    """A scatter of what is left for it in the workspace, and what leaves it there. What follows from inputs
+    alone is recomputed."""
     dtypes = value_dtypes(kernel)
     size, index = product(axis.size for axis in axes), dense(axes)
     code: list[Instruction] = []
