@@ -134,7 +134,7 @@ class CudaGenerator(GpuGenerator):
 
 def _load_cuda(text: str, target: Target) -> Built:
     """Assembled at once for the GPUs that are there, side by side with other texts; elsewhere PTX is all there is."""
-    code = CudaCode(ptx(text, target))
+    code = CudaCode(ptx(text, target, llvm_compile.assembled))
     for device in {device.capability: device for device in devices() if why_not_device(device) is None}.values():
         code.image(device)
     return Built(lambda symbol: 0, code, code)
@@ -147,7 +147,10 @@ def _all_targets() -> None:
     llvm_compile.llvm().initialize_all_asmprinters()
 
 
-def ptx(text: str, target: Target) -> str:
+Assemble = Callable[[str, Target, int], str]
+
+
+def ptx(text: str, target: Target, assemble: Assemble = llvm_compile.assemble) -> str:
     """What LLVM makes of a text for an NVIDIA GPU. The assembler optimizes again: of long straight code, which takes
     LLVM four times as long at its second level as at none, it makes the same either way."""
     reason = why_not_ptx(text)
@@ -155,4 +158,4 @@ def ptx(text: str, target: Target) -> str:
         raise SmeltError("SM030", reason)
     _all_targets()
     longest = max(map(len, text.split("\ndefine ")))
-    return llvm_compile.assemble(text, target, 0 if longest > _LONG else 2)
+    return assemble(text, target, 0 if longest > _LONG else 2)

@@ -185,11 +185,16 @@ def _load_by_llvm(text: str, target: Target) -> Built:
 def assemble(text: str, target: Target, level: int = 2) -> str:
     """The assembly `text` becomes, for people to read or for another assembler."""
     with _native.Held(_lock):
-        generator = machine(target, level)
-        module = _parsed(text, target)
-        try:
-            module.verify()  # what is wrong in it would end the process below
-        except RuntimeError as error:
-            raise SmeltError("SM030", f"LLVM rejects the generated code: {error}") from error
-        _optimized(module, generator)
-        return str(generator.emit_assembly(module))
+        return assembled(text, target, level)
+
+
+def assembled(text: str, target: Target, level: int = 2) -> str:
+    """The same for whoever `side_by_side` called: the lock is held for all of them."""
+    generator = machine(target, level)
+    module = _parsed(text, target)
+    try:
+        module.verify()  # what is wrong in it would end the process below
+    except RuntimeError as error:
+        raise SmeltError("SM030", f"LLVM rejects the generated code: {error}") from error
+    _optimized(module, generator)
+    return str(generator.emit_assembly(module))
