@@ -69,7 +69,7 @@ def online(kernel: Kernel) -> tuple[Kernel, Online | None]:
         return kernel, None
     loops = [place for place, stage in enumerate(kernel.stages) if stage.loop]
     for one, other in pairwise(loops):
-        found = _matched(kernel, one, other)
+        found = matched(kernel, one, other)
         if found is None or not kernel.col_count > WORTH:  # whatever the sizes are: no row is empty
             continue
         put = next((i for i in found.second.body if isinstance(i, Store)), None)
@@ -77,7 +77,7 @@ def online(kernel: Kernel) -> tuple[Kernel, Online | None]:
     return kernel, None
 
 
-def _matched(kernel: Kernel, one: int, other: int) -> Online | None:
+def matched(kernel: Kernel, one: int, other: int) -> Online | None:
     """The loops at two places of a kernel, if they find a maximum and sum the powers below it and nothing else."""
     first, between, second = kernel.stages[one], kernel.stages[one + 1 : other], kernel.stages[other]
     peaks, totals = _effects(first.body), _effects(second.body)

@@ -15,6 +15,7 @@ from smelt.codegen.generator import EntryCode, Family
 from smelt.codegen.gpu.grid_plan import Along, GridPlan, PhasePlan, plan, uses_wide_positions
 from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.nvptx import Nvptx, why_not_ptx
+from smelt.codegen.gpu.online_body import OnlineBody
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.points_body import PointsBody
 from smelt.codegen.gpu.row_folds_body import RowFoldsBody
@@ -88,6 +89,8 @@ def _body(phase: PhasePlan) -> type[PhaseBody]:
         return RunFoldBody
     if phase.along is Along.POINTS:
         return PointsBody
+    if phase.online is not None:
+        return OnlineBody
     return PhaseBody if phase.folds is None else RowFoldsBody
 
 

@@ -14,6 +14,8 @@ from enum import Enum
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import fold_rows_first, indices, is_pointwise, merged, without_unit_axes
+from smelt.codegen.cpu.online_softmax import Online
+from smelt.codegen.gpu.long_rows import online_loops, without_scratch
 from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, kept_aside, scratch_in_memory, split_rows, turned
 from smelt.codegen.gpu.row_folds import RowFolds, finishing, in_one_pass, preloadable, with_room
 from smelt.codegen.gpu.scan_kernels import has_logs, has_scans, scan_kernels, split_scan
@@ -70,6 +72,7 @@ class PhasePlan:
     unrolled: bool
     warp: int  # threads that run in step
     folds: RowFolds | None = None  # rows that blocks go through one after the other, with folds over them
+    online: Online | None = None  # two loops over cols that are not unrolled, and run as one
     tile: TransposeTile | None = None  # of a block whose reads go across
     vectors: int = 1  # of `width` points each, that a thread of a pointwise kernel has
     preloads: bool = False  # what is the same in all of those rows is loaded once
@@ -228,7 +231,7 @@ def _one_pass(kernel: Kernel, warp: int) -> list[PhasePlan] | None:
     folds = RowFolds(groups, parts, each)
     same = len(preloadable(made.kernel.stages, folds, made.kernel.rows))
     preloads = made.unrolled and made.points * (_live(made.kernel) + same) <= _registers(made.threads)
-    made = replace(made, kernel=with_room(made.kernel, parts), folds=folds, preloads=preloads)
+    made = replace(made, kernel=with_room(made.kernel, parts), folds=folds, preloads=preloads, online=None)
     return [made, *(phase for part in finishing(given, parts) for phase in _phases(part, warp))]
 
 
@@ -411,12 +414,13 @@ def _narrower(made: PhasePlan) -> PhasePlan:
 
 
 def _unrolled(made: PhasePlan) -> PhasePlan:
-    """With its loops unrolled, if what a thread has of a row fits into registers; else the scratch of a row is in
-    memory."""
+    """With its loops unrolled, if what a thread has of a row fits into registers; else the scratch of a row is
+    computed again, or in memory."""
     few = not is_symsize(made.tiles) and made.tiles <= (1 if has_logs(made.kernel) else _MOST_TILES)
     if few and (made.tiles <= 1 or made.points * _live(made.kernel) <= _registers(made.threads)):
         return replace(made, unrolled=True)
-    return replace(made, kernel=scratch_in_memory(made.kernel))
+    kernel = scratch_in_memory(without_scratch(made.kernel))
+    return replace(made, kernel=kernel, online=online_loops(kernel) if made.along is Along.COLS else None)
 
 
 def _registers(threads: int) -> int:

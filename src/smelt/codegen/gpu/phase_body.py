@@ -71,10 +71,7 @@ class PhaseBody:
         if self.plan.along is not Along.POINTS:
             self._find_row()
         for stage in self.kernel.stages:
-            if stage.loop:
-                self._loop(stage)
-            else:
-                self._run_once(stage)
+            self._stage(stage)
 
     # Which points are this thread's.
 
@@ -122,6 +119,12 @@ class PhaseBody:
         return self.b.and_(one, other)
 
     # Stages.
+
+    def _stage(self, stage: Stage) -> None:
+        if stage.loop:
+            self._loop(stage)
+        else:
+            self._run_once(stage)
 
     def _run_once(self, stage: Stage) -> None:
         for instruction in stage.body:

@@ -60,10 +60,7 @@ class RowFoldsBody(PhaseBody):
         self._next_row()
         self.values, self.stored_once, self.registers = {}, {}, dict(preloaded)
         for stage in self.kernel.stages:
-            if stage.loop:
-                self._loop(stage)
-            else:
-                self._run_once(stage)
+            self._stage(stage)
         if self._waits == 1:
             b.barrier()  # the next row writes to the shared memory that this one is read from
         self.carried = list(loop.end(*(b.splat(each, self._lanes) for each in self.carried)))

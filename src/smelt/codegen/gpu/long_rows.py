@@ -1,0 +1,119 @@
+"""Kernels whose rows do not stay in registers: what they keep aside is computed again, which costs no memory traffic
+but a read, and a maximum and the powers below it are found in one pass.
+
+    loop: m = reduce max x                      loop: m, s = a maximum and the sum of powers below it
+    loop: store e[j] = exp(x - m), s = sum e  → loop: store y = exp(x - m) / s
+    loop: store y = load e[j] / s
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from smelt.codegen.cpu.online_softmax import Online, matched
+from smelt.ir.check_kernel import operands, result
+from smelt.ir.kernel import (
+    Access,
+    Cast,
+    Compute,
+    Const,
+    Gather,
+    Instruction,
+    Kernel,
+    Load,
+    Position,
+    Role,
+    Stage,
+    Store,
+)
+
+_MOST_AGAIN = 32  # instructions that are computed again rather than kept
+_MOST_READ = 2  # arrays that are read again for that
+
+_Pure = Const | Load | Gather | Position | Compute | Cast
+
+
+def without_scratch(kernel: Kernel) -> Kernel:
+    """What a loop keeps aside for a later one is computed there again, where that takes little."""
+    for buffer in kernel.buffers:
+        if buffer.role is Role.SCRATCH:
+            kernel = _computed_again(kernel, buffer.name)
+    return kernel
+
+
+def _computed_again(kernel: Kernel, name: str) -> Kernel:
+    puts = [(place, i) for place, stage in enumerate(kernel.stages) for i in stage.body if _stores(i, name)]
+    uses = [i for i in kernel.instructions() if isinstance(i, Access) and i.buffer == name]
+    if len(puts) != 1:
+        return kernel
+    place, put = puts[0]
+    assert isinstance(put, Store)
+    needed = _leading_to(kernel.stages[place].body, put.value)
+    if not kernel.stages[place].loop or not _is_cheap(kernel, needed):
+        return kernel
+    if any(not isinstance(i, Load) or i.index != put.index for i in uses if i is not put):
+        return kernel
+    if any(isinstance(i, Load) and i.buffer == name for i in kernel.stages[place].body):
+        return kernel
+    stages = []
+    for number, stage in enumerate(kernel.stages):
+        body: list[Instruction] = []
+        for i in stage.body:
+            if isinstance(i, Load) and i.buffer == name:
+                body += _again(needed, put.value, i.out)
+            elif i is not put:
+                body.append(i)
+        if any(isinstance(i, Load) and i.buffer == name for i in stage.body) and not (stage.loop and number > place):
+            return kernel
+        stages.append(Stage(stage.loop, tuple(body)))
+    buffers = tuple(each for each in kernel.buffers if each.name != name)
+    return replace(kernel, buffers=buffers, stages=tuple(stages))
+
+
+def _stores(instruction: Instruction, name: str) -> bool:
+    return isinstance(instruction, Store) and instruction.buffer == name
+
+
+def _leading_to(body: Sequence[Instruction], value: str) -> list[Instruction]:
+    """The instructions of a loop that a value of it comes from."""
+    wanted, found = {value}, []
+    for instruction in reversed(body):
+        if result(instruction) in wanted:
+            wanted.update(operands(instruction))
+            found.append(instruction)
+    return found[::-1]
+
+
+def _is_cheap(kernel: Kernel, needed: Sequence[Instruction]) -> bool:
+    read = {i.buffer for i in needed if isinstance(i, Load | Gather)}
+    still = all(kernel.buffer(name).role is Role.INPUT for name in read)  # nobody writes there meanwhile
+    pure = all(isinstance(i, _Pure) for i in needed)
+    return bool(needed) and pure and still and len(needed) <= _MOST_AGAIN and len(read) <= _MOST_READ
+
+
+def _again(needed: Sequence[Instruction], value: str, out: str) -> list[Instruction]:
+    """The same instructions under other names, the last of them under the name `out`."""
+    names = {result(i): f"{out}.{result(i)}" for i in needed}
+    names[value] = out
+    found: list[Instruction] = []
+    for i in needed:
+        assert isinstance(i, _Pure)
+        changed = replace(i, out=names[i.out])
+        if isinstance(changed, Compute):
+            changed = replace(changed, args=tuple(names.get(arg, arg) for arg in changed.args))
+        elif isinstance(changed, Cast):
+            changed = replace(changed, value=names.get(changed.value, changed.value))
+        elif isinstance(changed, Gather):
+            changed = replace(changed, by=tuple((names.get(at, at), step, extent) for at, step, extent in changed.by))
+        found.append(changed)
+    return found
+
+
+def online_loops(kernel: Kernel) -> Online | None:
+    """Two loops of a kernel that may run as one; what they find is all they leave."""
+    loops = [place for place, stage in enumerate(kernel.stages) if stage.loop]
+    for one, other in pairwise(loops):
+        found = matched(kernel, one, other)
+        if found is not None and not any(isinstance(i, Store) for i in found.second.body):
+            return found
+    return None

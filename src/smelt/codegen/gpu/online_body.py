@@ -1,0 +1,119 @@
+"""`OnlineBody` writes out a grid in which each thread finds a maximum and the sum of powers below it in one pass.
+
+    of every few points:   n = max(m, theirs), s = s · exp(m - n) + Σ exp(v - n), m = n
+    between threads:       m = the largest, s = Σ of s · exp(own m - m)
+
+Where all is -inf so far, points are relative to the lowest number, from which they are infinitely far and add nothing.
+"""
+
+import math
+from itertools import takewhile
+
+import torch
+
+from smelt.codegen.cpu.online_softmax import Online
+from smelt.codegen.gpu.phase_body import PhaseBody, Values, halved
+from smelt.codegen.gpu.simt import Mask
+from smelt.codegen.gpu.team_folds import fold_team
+from smelt.codegen.llvm.builder import LlvmValue
+from smelt.codegen.llvm.reductions import combine
+from smelt.codegen.llvm.scalars import compute
+from smelt.ir.kernel import Accumulate, Instruction, Reduce, Scatter, Stage, Store
+from smelt.symbolic.symsize import is_symsize
+
+_LOWEST = torch.finfo(torch.float32).min
+_POINTS = 16  # that a thread takes at once: all read before the first is computed
+_F32 = torch.float32
+
+
+class OnlineBody(PhaseBody):
+    """A phase with `PhasePlan.online` being written."""
+
+    @property
+    def online(self) -> Online:
+        assert self.plan.online is not None
+        return self.plan.online
+
+    def _stage(self, stage: Stage) -> None:
+        if stage is self.online.first:
+            self._both_loops()
+        elif stage is not self.online.second:
+            super()._stage(stage)
+
+    def _between(self) -> list[Instruction]:
+        """What is computed once a row between the two loops."""
+        stages = self.kernel.stages
+        after = stages[[stage is self.online.first for stage in stages].index(True) + 1 :]
+        within = takewhile(lambda stage: stage is not self.online.second, after)
+        return [i for stage in within for i in stage.body if not isinstance(i, Store | Accumulate | Scatter)]
+
+    def _reference(self, most: LlvmValue) -> LlvmValue:
+        """What distances are from, if this is the maximum."""
+        if self.online.reference == self.online.peak.out:
+            return self.b.select(self.b.fcmp("oeq", most, -math.inf), _LOWEST, most)
+        self.values[self.online.peak.out] = (most,)
+        for instruction in self._between():
+            self._step(instruction, self.rows, None, once=True)
+        (found,) = self.values[self.online.reference]
+        return found
+
+    def _moved(self, total: LlvmValue, before: LlvmValue, after: LlvmValue) -> LlvmValue:
+        """A sum of powers, relative to another number."""
+        b = self.b
+        by = compute(b, "exp", [b.fsub(before, after)], _F32)
+        return b.select(b.fcmp("oeq", total, 0.0), 0.0, b.fmul(total, by))
+
+    @property
+    def _at_once(self) -> int:
+        """How many tiles are taken at once."""
+        plan = self.plan
+        wanted = max(1, _POINTS // plan.width)
+        if not is_symsize(plan.tiles) and not self.kernel.col_count % plan.stride:
+            while plan.tiles % wanted:  # no tile is masked
+                wanted //= 2
+        return wanted
+
+    def _both_loops(self) -> None:
+        b, plan, online = self.b, self.plan, self.online
+        at_once, before = self._at_once, {**self.values}
+        most, total = (b.splat(b.const("f32", value), self._lanes) for value in (-math.inf, 0.0))
+        reference = b.splat(self._reference(most), self._lanes)
+        turns = -(-plan.tiles // at_once)
+        carried = (most, reference, total)
+        loop = b.begin(b.const("i64", 0), b.const("i64", turns), 1, carried, guard=is_symsize(turns))
+        most, reference, total = loop.values
+        number = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
+        tiles = [b.add(b.mul(number, at_once), tile) for tile in range(at_once)]
+        values = [each for tile in tiles for each in self._values(online.first, online.peak, tile, -math.inf)]
+        largest = combine(b, "max", _F32, most, halved(values, lambda x, y: combine(b, "max", _F32, x, y)))
+        further = self._reference(largest)
+        self.values = {**before, online.reference: (further,)}
+        powers = [each for tile in tiles for each in self._values(online.second, online.total, tile, 0.0)]
+        total = b.fadd(self._moved(total, reference, further), halved(powers, b.fadd))
+        self.values = before
+        carried = loop.end(*(b.splat(each, self._lanes) for each in (largest, further, total)))
+        self._share(*carried)
+
+    def _values(self, stage: Stage, fold: Reduce, tile: LlvmValue, nothing: float) -> Values:
+        """What a loop folds of a tile; `nothing` for points that are none."""
+        outside = {**self.values}
+        where, inside = self._cols(tile)
+        mask: Mask = self._both(inside, self.row_mask)
+        for instruction in stage.body:
+            if instruction is not fold:
+                self._step(instruction, {**self.rows, **where}, mask)
+        found = self._spread(self.values[fold.value])
+        self.values = outside
+        return found if mask is None else tuple(self.b.select(mask, each, nothing) for each in found)
+
+    def _share(self, most: LlvmValue, reference: LlvmValue, total: LlvmValue) -> None:
+        """What all threads of the team found."""
+        b, plan, online = self.b, self.plan, self.online
+        (whole,) = fold_team(b, [("max", _F32)], [most], plan.team, plan.threads)
+        before = {**self.values}
+        moved = self._moved(total, reference, self._reference(whole))
+        self.values = before
+        (powers,) = fold_team(b, [("sum", _F32)], [moved], plan.team, plan.threads)
+        if online.reference == online.peak.out:
+            powers = b.select(b.fcmp("oeq", whole, -math.inf), math.nan, powers)  # -inf - -inf
+        self.values[online.peak.out], self.values[online.total.out] = (whole,), (powers,)
