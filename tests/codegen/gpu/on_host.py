@@ -13,7 +13,6 @@ from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator
 from smelt.codegen.gpu.grid_plan import GridPlan
 from smelt.codegen.gpu.host import describe_host_warps
-from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.runtime_sizes import as_integer
 from smelt.ir.kernel import Buffer, Kernel
 from smelt.ir.substitute_sizes import resized
@@ -100,14 +99,4 @@ def ptx(kernel: Kernel, architecture: str = "sm_90") -> str:
     """What an NVIDIA GPU would be given."""
     target, generator = describe_cuda(architecture), CudaGenerator()
     plan = generator.schedule(kernel, target, Fuel(), check=False, of="")
-    binding = llvm_compile.llvm()
-    binding.initialize_all_targets()
-    binding.initialize_all_asmprinters()
-    module = binding.parse_assembly(_text(generator.emit("k", plan, target)), binding.create_context())
-    module.triple = target.triple
-    chip = binding.Target.from_triple(target.triple)
-    machine = chip.create_target_machine(cpu=target.cpu, features=target.features, opt=3)
-    passes = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(3))
-    passes.getModulePassManager().run(module, passes)
-    found: str = machine.emit_assembly(module)
-    return found
+    return generator.assemble(_text(generator.emit("k", plan, target)), target)

@@ -155,7 +155,7 @@ Assemble = Callable[[str, Target, int], str]
 
 def ptx(text: str, target: Target, assemble: Assemble = llvm_compile.assemble) -> str:
     """What LLVM makes of a text for an NVIDIA GPU. The assembler optimizes again: of long straight code, which takes
-    LLVM four times as long at its second level as at none, it makes the same either way."""
+    LLVM up to forty times as long at its second level as at none, it makes the same either way."""
     reason = why_not_ptx(text)
     if reason is not None:
         raise SmeltError("SM030", reason)

@@ -35,7 +35,7 @@ _BYTES_IN_FLIGHT = 64  # that it reads so
 _MOST_THREADS = 1024
 _MOST_TILES = 8  # of a row, a thread: more are not unrolled
 _REGISTER_FILE = 65536  # of a multiprocessor, which has a block of 1024 threads at least
-_REGISTERS = 96  # of those a thread may spend on what it keeps of a row
+_REGISTERS = 80  # of those a thread may spend on what it keeps of a row
 _WORKING_REGISTERS = 24
 _MULTIPROCESSORS = 132  # of a large chip
 _ENOUGH_BLOCKS = 2 * _MULTIPROCESSORS
@@ -45,7 +45,7 @@ _MOST_ROWS_EACH = 128  # that a block goes through one after the other: their su
 _MOST_WARPS = 16  # that share rows side by side
 _LEAST_BYTES = 64  # that a warp reads side by side
 _LEAST_WORK = 8192  # points that are worth a block of their own
-_WORTH_SPLITTING = 32768  # points of a block that are worth another grid
+_WORTH_SPLITTING = 65536  # points of a block that are worth another grid
 _LEAST_SCAN = 128  # points that one thread scans, one after the other, before others help it
 _LEAST_PART = 2048  # points of a row that are worth a block of their own in a scan
 
@@ -193,7 +193,8 @@ def _phases(kernel: Kernel, warp: int) -> list[PhasePlan]:
     blocks = max(1, hint(whole.blocks))
     loops = sum(stage.loop for stage in kernel.stages)
     work = hint(kernel.col_count) * whole.rows_at_once
-    if blocks <= _MULTIPROCESSORS and loops * work >= _WORTH_SPLITTING * (2 * loops - 1):
+    least = _WORTH_SPLITTING if whole.along is Along.COLS else 2 * _WORTH_SPLITTING
+    if blocks <= _MULTIPROCESSORS and loops * work >= least * (2 * loops - 1):
         wanted = min(-(-_ENOUGH_BLOCKS // blocks), work // _LEAST_WORK)
         parts = split_rows(kernel, wanted) if wanted > 1 else None
         if parts is not None:
@@ -229,10 +230,17 @@ def _one_pass(kernel: Kernel, warp: int) -> list[PhasePlan] | None:
     each = max(1, min(-(-many // wanted), _MOST_ROWS_EACH))
     parts = -(-folded // (made.rows_at_once * each))
     folds = RowFolds(groups, parts, each)
-    same = len(preloadable(made.kernel.stages, folds, made.kernel.rows))
-    preloads = made.unrolled and made.points * (_live(made.kernel) + same) <= _registers(made.threads)
+    same = preloadable(made.kernel.stages, folds, made.kernel.rows)
+    more = sum(_loops_with(made.kernel, load) == 1 for load in same)  # others are kept anyhow
+    preloads = made.unrolled and made.points * (_live(made.kernel) + more) <= _registers(made.threads)
     made = replace(made, kernel=with_room(made.kernel, parts), folds=folds, preloads=preloads, online=None)
     return [made, *(phase for part in finishing(given, parts) for phase in _phases(part, warp))]
+
+
+def _loops_with(kernel: Kernel, load: Load) -> int:
+    """How many loops have this read."""
+    at = (load.buffer, load.index)
+    return sum(any(isinstance(i, Load) and (i.buffer, i.index) == at for i in stage.body) for stage in kernel.stages)
 
 
 def _several_teams(made: PhasePlan) -> PhasePlan:
@@ -246,7 +254,7 @@ def _several_teams(made: PhasePlan) -> PhasePlan:
 
 def _resident(made: PhasePlan) -> int:
     """How many blocks run at the same time, if they use as many registers as is likely."""
-    used = _WORKING_REGISTERS + 8 + (made.points * _live(made.kernel) if made.unrolled else 0)
+    used = _WORKING_REGISTERS + 8 + (made.points * _live(made.kernel) if made.unrolled else 32)
     return max(1, _REGISTER_FILE // max(32, used) // made.threads) * _MULTIPROCESSORS
 
 
@@ -370,8 +378,9 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
     while width > 1 and cols < width * warp:
         width //= 2
     team = 1
+    folds = any(isinstance(i, Accumulate) for i in kernel.instructions())
     # What the warps of a team found, one warp folds. Long code needs more registers than the largest block has.
-    most = min(_MOST_THREADS // 2 if has_logs(kernel) else _MOST_THREADS, warp * warp)
+    most = min(_MOST_THREADS // 2 if folds or has_logs(kernel) else _MOST_THREADS, warp * warp)
     while team < most and team * width < cols:
         team *= 2
     while team > 2 * warp and cols <= team // 2 * width * 2:

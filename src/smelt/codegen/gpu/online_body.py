@@ -7,6 +7,7 @@ Where all is -inf so far, points are relative to the lowest number, from which t
 """
 
 import math
+from collections.abc import Sequence
 from itertools import takewhile
 
 import torch
@@ -18,11 +19,10 @@ from smelt.codegen.gpu.team_folds import fold_team
 from smelt.codegen.llvm.builder import LlvmValue
 from smelt.codegen.llvm.reductions import combine
 from smelt.codegen.llvm.scalars import compute
-from smelt.ir.kernel import Accumulate, Instruction, Reduce, Scatter, Stage, Store
+from smelt.ir.kernel import Accumulate, Instruction, Reduce, Scatter, Stage, Store, neutral
 from smelt.symbolic.symsize import is_symsize
 
 _LOWEST = torch.finfo(torch.float32).min
-_POINTS = 16  # that a thread takes at once: all read before the first is computed
 _F32 = torch.float32
 
 
@@ -63,48 +63,44 @@ class OnlineBody(PhaseBody):
         by = compute(b, "exp", [b.fsub(before, after)], _F32)
         return b.select(b.fcmp("oeq", total, 0.0), 0.0, b.fmul(total, by))
 
-    @property
-    def _at_once(self) -> int:
-        """How many tiles are taken at once."""
-        plan = self.plan
-        wanted = max(1, _POINTS // plan.width)
-        if not is_symsize(plan.tiles) and not self.kernel.col_count % plan.stride:
-            while plan.tiles % wanted:  # no tile is masked
-                wanted //= 2
-        return wanted
-
     def _both_loops(self) -> None:
         b, plan, online = self.b, self.plan, self.online
-        at_once, before = self._at_once, {**self.values}
+        at_once, before = self._tiles_at_once(online.first), {**self.values}
         most, total = (b.splat(b.const("f32", value), self._lanes) for value in (-math.inf, 0.0))
         reference = b.splat(self._reference(most), self._lanes)
-        turns = -(-plan.tiles // at_once)
+        turns, known = -(-plan.tiles // at_once), set(b.shared)
         carried = (most, reference, total)
         loop = b.begin(b.const("i64", 0), b.const("i64", turns), 1, carried, guard=is_symsize(turns))
         most, reference, total = loop.values
         number = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
         tiles = [b.add(b.mul(number, at_once), tile) for tile in range(at_once)]
-        values = [each for tile in tiles for each in self._values(online.first, online.peak, tile, -math.inf)]
+        self._read_ahead(online.first, tiles)
+        values = [each for tile in range(at_once) for each in self._values(online.first, online.peak, tiles, tile)]
         largest = combine(b, "max", _F32, most, halved(values, lambda x, y: combine(b, "max", _F32, x, y)))
         further = self._reference(largest)
         self.values = {**before, online.reference: (further,)}
-        powers = [each for tile in tiles for each in self._values(online.second, online.total, tile, 0.0)]
+        powers = [each for tile in range(at_once) for each in self._values(online.second, online.total, tiles, tile)]
         total = b.fadd(self._moved(total, reference, further), halved(powers, b.fadd))
         self.values = before
-        carried = loop.end(*(b.splat(each, self._lanes) for each in (largest, further, total)))
-        self._share(*carried)
+        self.registers.clear()
+        for each in [*b.shared]:
+            if each not in known:
+                del b.shared[each]  # what was computed inside is not there after a loop that may not have run
+        self._share(*loop.end(*(b.splat(each, self._lanes) for each in (largest, further, total))))
 
-    def _values(self, stage: Stage, fold: Reduce, tile: LlvmValue, nothing: float) -> Values:
-        """What a loop folds of a tile; `nothing` for points that are none."""
+    def _values(self, stage: Stage, fold: Reduce, numbers: Sequence[LlvmValue], tile: int) -> Values:
+        """What a loop folds of a tile."""
         outside = {**self.values}
-        where, inside = self._cols(tile)
+        where, inside = self._cols(numbers[tile])
         mask: Mask = self._both(inside, self.row_mask)
         for instruction in stage.body:
             if instruction is not fold:
-                self._step(instruction, {**self.rows, **where}, mask)
+                self._step(instruction, {**self.rows, **where}, mask, tile=tile)
         found = self._spread(self.values[fold.value])
         self.values = outside
-        return found if mask is None else tuple(self.b.select(mask, each, nothing) for each in found)
+        if mask is None:
+            return found
+        return tuple(self.b.select(mask, each, neutral(fold.op, _F32)) for each in found)
 
     def _share(self, most: LlvmValue, reference: LlvmValue, total: LlvmValue) -> None:
         """What all threads of the team found."""

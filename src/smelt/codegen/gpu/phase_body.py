@@ -44,6 +44,8 @@ Values = tuple[LlvmValue, ...]  # one for all points that a thread takes at once
 Coordinates = dict[str, LlvmValue]
 
 _TILES_OF_SUM = 16  # of a thread, that are added up in the dtype they have
+_POINTS = 16  # that a thread reads at once in a loop that is not unrolled; to be measured
+_MOST_TILES = 4
 
 
 class PhaseBody:
@@ -151,7 +153,7 @@ class PhaseBody:
     ) -> tuple[list[LlvmValue], list[torch.dtype]]:
         """All tiles one after the other: the folds, and of which dtype they are. Sums are emptied into a float64 every
         few tiles, so that their error does not grow with the length."""
-        b, tiles = self.b, self.plan.tiles
+        b, tiles, at_once = self.b, self.plan.tiles, self._tiles_at_once(stage)
         dtypes = [self.dtypes[fold.value] for fold in folds]
         kept = [fold.op == "sum" and dtype.is_floating_point for fold, dtype in zip(folds, dtypes, strict=True)]
         is_sum = [each for each in kept for _ in range(self._ways)]
@@ -162,17 +164,17 @@ class PhaseBody:
         totals = [zero if each else start for each, start in zip(is_sum, nothing, strict=True)]
         known = set(b.shared)
         whole = not any(is_sum)
-        step = 1 if whole else _TILES_OF_SUM
-        last = b.const("i64", tiles)
+        step = 1 if whole else max(1, _TILES_OF_SUM // at_once)
+        last = b.const("i64", -(-tiles // at_once))
         loop = b.begin(b.const("i64", 0), last, step, totals, guard=is_symsize(tiles))
         if whole:
-            after = self._numbered_tile(stage, folds, loop.index, list(loop.values))
+            after = self._tiles(stage, folds, loop.index, at_once, list(loop.values))
         else:
             begin = [start if each else value for each, start, value in zip(is_sum, nothing, loop.values, strict=True)]
             beyond = b.add(loop.index, step)
             end = b.select(b.icmp("slt", beyond, last), beyond, last)
             inner = b.begin(loop.index, end, 1, begin, guard=False)
-            after = list(inner.end(*self._numbered_tile(stage, folds, inner.index, list(inner.values))))
+            after = list(inner.end(*self._tiles(stage, folds, inner.index, at_once, list(inner.values))))
             after = [
                 b.fadd(total, b.convert("fpext", value, "f64")) if each else value
                 for each, total, value in zip(is_sum, loop.values, after, strict=True)
@@ -184,12 +186,40 @@ class PhaseBody:
                 del b.shared[each]  # what was computed inside is not there after a loop that may not have run
         return found, [torch.float64 if each else dtype for each, dtype in zip(kept, dtypes, strict=True)]
 
-    def _numbered_tile(
-        self, stage: Stage, folds: Sequence[Reduce], number: LlvmValue, partial: list[LlvmValue]
+    def _tiles(
+        self, stage: Stage, folds: Sequence[Reduce], turn: LlvmValue, at_once: int, partial: list[LlvmValue]
     ) -> list[LlvmValue]:
+        """Several tiles, all read before the first is computed."""
         b = self.b
-        number = number if b.index_kind == "i64" else b.convert("trunc", number, b.index_kind)
-        return [b.splat(each, self._lanes) for each in self._tile(stage, folds, number, 0, partial)]
+        number = turn if b.index_kind == "i64" else b.convert("trunc", turn, b.index_kind)
+        numbers = [b.add(b.mul(number, at_once), tile) for tile in range(at_once)] if at_once > 1 else [number]
+        self._read_ahead(stage, numbers)
+        for tile, each in enumerate(numbers):
+            partial = self._tile(stage, folds, each, tile, partial)
+        return [b.splat(each, self._lanes) for each in partial]
+
+    def _tiles_at_once(self, stage: Stage, points: int = _POINTS) -> int:
+        """How many tiles a loop that is not unrolled takes at once. Those that are none are masked."""
+        plan = self.plan
+        if any(isinstance(i, Scan) for i in stage.body):
+            return 1
+        read = {(i.buffer, i.index) for i in stage.body if isinstance(i, Load) and i.index.terms}
+        wanted = max(1, min(_MOST_TILES, points // (plan.width * max(1, len(read)))))
+        if not is_symsize(plan.tiles) and not self.kernel.col_count % plan.stride:
+            while plan.tiles % wanted:
+                wanted //= 2
+        return wanted
+
+    def _read_ahead(self, stage: Stage, numbers: Sequence[LlvmValue]) -> None:
+        """What all of these tiles read that nobody writes: it comes at the same time."""
+        if len(numbers) == 1:
+            return
+        for tile, number in enumerate(numbers):
+            where, _ = self._cols(number)
+            for i in stage.body:
+                if isinstance(i, Load) and self.kernel.buffer(i.buffer).role is Role.INPUT:
+                    found = self._loaded(i, {**self.rows, **where}, tile, once=False)
+                    self.registers[i.buffer, i.index, tile] = found
 
     def _scans_of(self, stage: Stage) -> StageScans:
         plan = self.plan

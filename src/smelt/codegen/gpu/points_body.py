@@ -17,12 +17,12 @@ class PointsBody(PhaseBody):
 
     def write(self) -> None:
         if self.plan.vectors > 1:
-            self._read_ahead()
+            self._read_all()
         super().write()
         if self.plan.leaves_some:
             self._write_rest()
 
-    def _read_ahead(self) -> None:
+    def _read_all(self) -> None:
         """What all vectors of a thread read, before anything is stored: as much as there is comes at the same time."""
         (stage,) = self.kernel.stages
         stores = {(i.buffer, i.index) for i in stage.body if isinstance(i, Store)}
