@@ -12,16 +12,16 @@ from smelt.base.errors import SmeltError
 from smelt.base.fuel import Fuel
 from smelt.base.row import Row
 from smelt.codegen.generator import EntryCode, Family
+from smelt.codegen.gpu.bodies.online_body import OnlineBody
+from smelt.codegen.gpu.bodies.points_body import PointsBody
+from smelt.codegen.gpu.bodies.row_folds_body import RowFoldsBody
+from smelt.codegen.gpu.bodies.transpose_body import TransposeBody
 from smelt.codegen.gpu.grid_plan import Along, GridPlan, PhasePlan, plan, uses_wide_positions
 from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.nvptx import Nvptx, why_not_ptx
-from smelt.codegen.gpu.online_body import OnlineBody
 from smelt.codegen.gpu.phase_body import PhaseBody
-from smelt.codegen.gpu.points_body import PointsBody
-from smelt.codegen.gpu.row_folds_body import RowFoldsBody
 from smelt.codegen.gpu.scatters.run_folds import RunFoldBody
 from smelt.codegen.gpu.simt import Simt
-from smelt.codegen.gpu.transpose_body import TransposeBody
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.runtime_sizes import Sizes

@@ -194,7 +194,7 @@ def _phases(kernel: Kernel, warp: int) -> list[PhasePlan]:
     loops = sum(stage.loop for stage in kernel.stages)
     work = hint(kernel.col_count) * whole.rows_at_once
     least = _WORTH_SPLITTING if whole.along is Along.COLS else 2 * _WORTH_SPLITTING
-    if blocks <= _MULTIPROCESSORS and loops * work >= least * (2 * loops - 1):
+    if blocks <= _MULTIPROCESSORS and loops * work >= least * (loops + 1):
         wanted = min(-(-_ENOUGH_BLOCKS // blocks), work // _LEAST_WORK)
         parts = split_rows(kernel, wanted) if wanted > 1 else None
         if parts is not None:
@@ -224,7 +224,8 @@ def _one_pass(kernel: Kernel, warp: int) -> list[PhasePlan] | None:
     count = product(axis.size for axis in groups)
     many = -(-hint(folded) // made.rows_at_once)
     loops = sum(stage.loop for stage in kernel.stages)
-    if hint(count) * many < _MULTIPROCESSORS // 2 and hint(kernel.col_count) >= _WORTH_SPLITTING * loops:
+    long = loops * hint(kernel.col_count) >= _WORTH_SPLITTING * (loops + 1)
+    if hint(count) * many < _MULTIPROCESSORS // 2 and long:
         return None
     wanted = max(1, _resident(made) // max(1, hint(count)))
     each = max(1, min(-(-many // wanted), _MOST_ROWS_EACH))

@@ -21,6 +21,7 @@ from smelt.codegen.llvm.reductions import combine, start
 from smelt.codegen.llvm.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
 from smelt.ir.check_kernel import value_dtypes
 from smelt.ir.kernel import (
+    Accumulate,
     Axis,
     Cast,
     Compute,
@@ -203,7 +204,7 @@ class PhaseBody:
         plan = self.plan
         if any(isinstance(i, Scan) for i in stage.body):
             return 1
-        read = {(i.buffer, i.index) for i in stage.body if isinstance(i, Load) and i.index.terms}
+        read = {(i.buffer, i.index) for i in stage.body if isinstance(i, Load | Accumulate) and i.index.terms}
         wanted = max(1, min(_MOST_TILES, points // (plan.width * max(1, len(read)))))
         if not is_symsize(plan.tiles) and not self.kernel.col_count % plan.stride:
             while plan.tiles % wanted:
