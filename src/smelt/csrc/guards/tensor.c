@@ -130,10 +130,29 @@ sizes_equal(PyObject *actual, const int64_t *sizes, Py_ssize_t rank)
     return PyErr_Occurred() ? -1 : equal;
 }
 
+/* An attribute as PyTorch's own C type has it: what a program put in its place above that is not to run here. */
+static PyObject *
+own_attribute(PyObject *value, PyObject *name)
+{
+    PyObject *mro = Py_TYPE(value)->tp_mro;
+    for (Py_ssize_t i = mro ? PyTuple_GET_SIZE(mro) : 0; i-- > 0;) {
+        PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM(mro, i);
+        PyObject *found = type->tp_dict ? PyDict_GetItemWithError(type->tp_dict, name) : NULL;
+        if (found && (Py_IS_TYPE(found, &PyGetSetDescr_Type) || Py_IS_TYPE(found, &PyMethodDescr_Type))) {
+            return Py_TYPE(found)->tp_descr_get(found, value, (PyObject *)Py_TYPE(value));
+        }
+        if (found == NULL && PyErr_Occurred()) {
+            return NULL;
+        }
+    }
+    return PyObject_GetAttr(value, name);
+}
+
+
 static int
 attribute_is(PyObject *value, PyObject *name, PyObject *expected)
 {
-    PyObject *actual = PyObject_GetAttr(value, name);
+    PyObject *actual = own_attribute(value, name);
     Py_XDECREF(actual);
     return actual ? actual == expected : -1;
 }
@@ -141,7 +160,7 @@ attribute_is(PyObject *value, PyObject *name, PyObject *expected)
 static int
 device_equal(PyObject *value, PyObject *expected)
 {
-    PyObject *actual = PyObject_GetAttr(value, names.device);
+    PyObject *actual = own_attribute(value, names.device);
     int equal = actual ? PyObject_RichCompareBool(actual, expected, Py_EQ) : -1;
     Py_XDECREF(actual);
     return equal;
@@ -151,12 +170,21 @@ device_equal(PyObject *value, PyObject *expected)
 static int
 denies(PyObject *value, PyObject *name)
 {
-    PyObject *answer = PyObject_GetAttr(value, name);
+    PyObject *answer = own_attribute(value, name);
     if (answer && !PyBool_Check(answer)) {
         Py_SETREF(answer, PyObject_CallNoArgs(answer));
     }
     Py_XDECREF(answer);
     return answer ? answer == Py_False : -1;
+}
+
+static PyObject *
+own_stride(PyObject *value)
+{
+    PyObject *stride = own_attribute(value, names.stride);
+    PyObject *found = stride ? PyObject_CallNoArgs(stride) : NULL;
+    Py_XDECREF(stride);
+    return found;
 }
 
 /* One property of a tensor, by its place in the check. */
@@ -171,10 +199,9 @@ tensor_property_holds(const TensorSpec *spec, PyObject *value, int property)
     case TENSOR_DEVICE:
         return device_equal(value, spec->device);
     case TENSOR_SHAPE:
-        return sizes_equal(PyObject_GetAttr(value, names.shape), spec->sizes, spec->rank);
+        return sizes_equal(own_attribute(value, names.shape), spec->sizes, spec->rank);
     case TENSOR_STRIDE:
-        return spec->any_stride
-               || sizes_equal(PyObject_CallMethodNoArgs(value, names.stride), spec->sizes + spec->rank, spec->rank);
+        return spec->any_stride || sizes_equal(own_stride(value), spec->sizes + spec->rank, spec->rank);
     case TENSOR_GRAD:
         return attribute_is(value, names.requires_grad, spec->requires_grad ? Py_True : Py_False);
     default:
