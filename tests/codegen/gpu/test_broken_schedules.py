@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from smelt.codegen.gpu import grid_plan, phase_body, row_folds_body
+from smelt.codegen.gpu import grid_plan, phase_body
+from smelt.codegen.gpu.bodies import online_body, row_folds_body
+from smelt.codegen.gpu.bodies.points_body import PointsBody
+from smelt.codegen.gpu.bodies.row_folds_body import RowFoldsBody
 from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.phase_body import PhaseBody
-from smelt.codegen.gpu.points_body import PointsBody
-from smelt.codegen.gpu.row_folds_body import RowFoldsBody
 from smelt.ir.kernel import Kernel
 from tests.codegen.cpu.test_transpose_tiles import turned
 from tests.codegen.gpu.running import Order, build, same_as_reference, split_more
@@ -111,6 +112,7 @@ def no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_mask_of_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     folded = PhaseBody._folded
     monkeypatch.setattr(PhaseBody, "_folded", lambda body, fold, place, all, mask: folded(body, fold, place, all, None))
+    monkeypatch.setattr(online_body, "neutral", lambda op, dtype: 3.0)  # what it makes of points that are none
 
 
 def no_neutral_element(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +123,7 @@ def no_neutral_element(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(phase_body, "start", wrong)
     monkeypatch.setattr(row_folds_body, "start", wrong)
+    monkeypatch.setattr(online_body, "neutral", lambda op, dtype: 1.0)
 
 
 def a_step_of_an_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
