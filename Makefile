@@ -17,6 +17,9 @@
 #              (ARGS="--start 7 --count 1000 --jobs 1" to choose)
 # make test-stored  20,000 of them with captures stored on disk and loaded (ARGS as above)
 # make test-tensors   20,000 random tensor programs against eager PyTorch, forward and backward (ARGS as above)
+# make test-gpu  what a GPU must do as the host does, on a GPU: its own tests, operators, torch.nn, optimizers, models,
+#              fifty steps, hooks, random programs (ARGS="-k attention" to choose). tools/gpu_check.py runs the same and
+#              longer campaigns in pieces that end in time: --list says which
 # make test-worlds    5,000 stories of worlds that change between calls, some 40,000 changes, against plain Python
 #              (ARGS as above)
 # make test-interrupts  an exception at every step of the compiler, after which nothing may have stayed behind: days
@@ -46,7 +49,9 @@ NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/guards/test_g
 	tests/runtime/autograd/test_moved_storage.py tests/runtime/test_overlap.py \
 	$(patsubst %,tests/runtime/program/test_%.py,interface products launch)
 
-.PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
+ON_GPU := $(addprefix tests/,gpu ops ops_db nn optim models autograd compiled_autograd pipeline/test_random_tensors.py)
+
+.PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-gpu test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -107,6 +112,9 @@ test-interrupts: $(VENV)/dev
 
 test-versions:
 	@for version in 3.11 3.12 3.13; do tools/test_version.sh $$version $(ARGS) || exit 1; done
+
+test-gpu: $(VENV)/dev
+	@$(PY) -m pytest -q $(AT_ONCE) --device cuda -m 'slow or not slow' $(ON_GPU) $(ARGS)
 
 test-no-layout: $(VENV)/dev
 	@SMELT_NO_LAYOUT=1 $(PY) -m pytest -q $(AT_ONCE) $(NO_LAYOUT) $(ARGS)

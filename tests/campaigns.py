@@ -3,11 +3,14 @@
     Campaign(module, examine, script, counts).main()   →   progress, a script for each failure, 1 if there was any
 
 Programs are numbered; a campaign without `--start` begins at a number of its own and prints it, and every report says
-how to go on from there. Workers run one per core unless `--jobs` says otherwise.
+how to go on from there. Workers run one per core unless `--jobs` says otherwise. With `--seconds` it ends after that
+time, and those with `devices` run on a GPU or by its kernels: `--device cuda`, `--target simt-host` (`targets`).
 """
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import queue
 import random
@@ -17,10 +20,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests import targets
 
 PATIENCE = 300
 """Seconds without a word from the worker after which its program is taken to hang."""
@@ -40,9 +45,15 @@ class Campaign:
     counts: tuple[str, ...]
     prepare: Callable[[], None] = lambda: None
     count: int = 50_000
+    devices: bool = False
 
-    def outcomes(self, start: int, count: int, jobs: int) -> Iterator[dict[str, Any]]:
-        """What `jobs` workers at a time say of the programs, as they say it."""
+    def outcomes(
+        self, start: int, count: int, jobs: int, options: Sequence[str] = (), seconds: float = math.inf
+    ) -> Iterator[dict[str, Any]]:
+        """What `jobs` workers at a time say of the programs, as they say it, for so many seconds."""
+        end = time.monotonic() + seconds
+        running: set[subprocess.Popen[str]] = set()
+        over = threading.Event()
         length = max(1, min(_SHIFT, -(-count // jobs)))
         shifts: queue.SimpleQueue[int] = queue.SimpleQueue()
         for first in range(start, start + count, length):
@@ -51,11 +62,11 @@ class Campaign:
 
         def employ() -> None:
             try:
-                while not shifts.empty():
+                while not shifts.empty() and not over.is_set():
                     seed = shifts.get_nowait()
-                    end = min(seed + length, start + count)
-                    while seed < end:
-                        for each in self._shift(seed, end - seed):
+                    last = min(seed + length, start + count)
+                    while seed < last and not over.is_set():
+                        for each in self._shift(seed, last - seed, options, running):
                             found.put(each)
                             seed = each["seed"] + 1
             except queue.Empty:  # another took the last
@@ -66,15 +77,24 @@ class Campaign:
         for _ in range(jobs):
             threading.Thread(target=employ, daemon=True).start()
         for _ in range(count):
-            each = found.get()
+            try:
+                each = found.get(timeout=None if end == math.inf else max(end - time.monotonic(), 0))
+            except queue.Empty:
+                break
             if isinstance(each, BaseException):
                 raise each
             yield each
+        over.set()
+        for worker in list(running):
+            worker.kill()
 
-    def _shift(self, start: int, count: int) -> Iterator[dict[str, Any]]:
+    def _shift(
+        self, start: int, count: int, options: Sequence[str], running: set["subprocess.Popen[str]"]
+    ) -> Iterator[dict[str, Any]]:
         """One worker's programs; ends early, with a failure, where it crashes or hangs."""
         command = [sys.executable, "-m", self.module, "--worker", "--start", str(start), "--count", str(count)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        started = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        with started as worker, _among(running, worker):
             assert worker.stdout is not None
             waiting = selectors.DefaultSelector()
             waiting.register(worker.stdout, selectors.EVENT_READ)
@@ -93,13 +113,18 @@ class Campaign:
                 if "failure" in found:
                     done += 1
                     yield found
+                    if found.get("ended"):  # nothing more runs in that process
+                        return
 
     def _work(self, start: int, count: int) -> None:
         """The worker: a line before each program and one after it."""
         self.prepare()
         for seed in range(start, start + count):
             print(json.dumps({"seed": seed}), flush=True)
-            print(json.dumps({"seed": seed} | self.examine(seed)), flush=True)
+            found = self.examine(seed)
+            print(json.dumps({"seed": seed} | found), flush=True)
+            if found.get("ended"):
+                return
 
     def main(self) -> int:
         parser = argparse.ArgumentParser(description=self.module)
@@ -109,15 +134,30 @@ class Campaign:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         parser.add_argument("--jobs", type=int, default=cores, help="so many programs at a time; as many as cores")
         parser.add_argument("--keep", type=Path, help="a folder for the scripts of failures")
+        parser.add_argument("--seconds", type=float, default=math.inf, help="end after so long")
         parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+        if self.devices:
+            targets.add_options(parser)
         given = parser.parse_args()
+        options: list[str] = []
+        if self.devices:
+            options = [f"--device={given.device}", f"--target={given.target}", f"--jobs={given.jobs}"]
         if given.worker:
+            if self.devices:
+                targets.use(given.device, given.target, given.jobs)
             self._work(given.start, given.count)
             return 0
         totals: Counter[str] = Counter()
-        began, first, later = time.monotonic(), given.start, set[int]()
+        began, first, later, done = time.monotonic(), given.start, set[int](), 0
+
+        def progress() -> None:
+            counted = ", ".join(f"{totals[name]} {name}" for name in self.counts)
+            went = f"{done} programs ({counted}) in {time.monotonic() - began:.0f} s: {totals['failures']} failed"
+            print(f"{went}; go on with --start {first} --count {given.start + given.count - first}", flush=True)
+
         print(f"{given.count} programs from {given.start}, {given.jobs} at a time", flush=True)
-        for done, found in enumerate(self.outcomes(given.start, given.count, given.jobs), 1):
+        for found in self.outcomes(given.start, given.count, given.jobs, options, given.seconds):
+            done += 1
             later.add(found["seed"])
             while first in later:  # all before it have run
                 later.remove(first)
@@ -129,11 +169,19 @@ class Campaign:
                 if given.keep:
                     given.keep.mkdir(parents=True, exist_ok=True)
                     (given.keep / f"program_{found['seed']}.py").write_text(_commented(found["failure"]))
-            if done % 1000 == 0 or done == given.count:
-                counted = ", ".join(f"{totals[name]} {name}" for name in self.counts)
-                went = f"{done} programs ({counted}) in {time.monotonic() - began:.0f} s: {totals['failures']} failed"
-                print(f"{went}; go on with --start {first} --count {given.start + given.count - first}", flush=True)
+            if done % 1000 == 0 and done < given.count:
+                progress()
+        progress()
         return 1 if totals["failures"] else 0
+
+
+@contextlib.contextmanager
+def _among(running: "set[subprocess.Popen[str]]", worker: "subprocess.Popen[str]") -> Iterator[None]:
+    running.add(worker)
+    try:
+        yield
+    finally:
+        running.discard(worker)
 
 
 def _commented(text: str) -> str:

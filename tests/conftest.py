@@ -31,11 +31,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ from what is printed now")
     parser.addoption("--device", help="where tensors are that tests make without saying where: cuda")
     parser.addoption("--target", help="what kernels on the host's tensors are made for: simt-host, for GPU schedules")
+    parser.addoption("--part", default="1/1", help="2/5: of the tests every fifth, from the second on")
+    parser.addoption("--sharing", type=int, help="so many processes run tests on the same GPU at once")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     golden_module.updating = bool(config.getoption("--update-golden"))
-    targets.use(config.getoption("--device"), config.getoption("--target"))
+    processes = config.getoption("--sharing") or int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    targets.use(config.getoption("--device"), config.getoption("--target"), processes)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         os.environ[shared_kernels.FOLDER] = tempfile.mkdtemp(prefix="smelt-tests-")
 
@@ -50,6 +53,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     whenever a test has made some objects."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    number, parts = map(int, str(config.getoption("--part")).split("/"))
+    if parts > 1:
+        chosen = set(items[number - 1 :: parts])
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,22 +2,90 @@
 
     pytest --device cuda tests/ops        tensors that tests make without saying where are on the GPU
     pytest --target simt-host tests/ops   kernels are those of a GPU, run on the host, where a warp is a vector
+
+Tests that need to know ask here: `device_type()` for `torch.autocast`, `seeded(7)` for a generator that draws there,
+`random_states()` for all there is to compare or put back.
 """
 
+import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 HOST = "cpu"
+_FOR_TENSORS = 0.8
+"""The part of a GPU's memory that processes share for their tensors: each has a context and libraries besides."""
+
+chosen: tuple[str, str] = (HOST, HOST)
+"""The device and the target of this process."""
 
 
-def use(device: str | None, target: str | None) -> None:
-    """Run what follows there. Nothing is imported where both are as ever."""
-    if target is not None:
+def use(device: str | None, target: str | None, processes: int = 1) -> None:
+    """Run what follows there, beside so many other processes. Nothing is imported where both are as ever."""
+    global chosen
+    chosen = (device or HOST, target or HOST)
+    if target is not None and target != HOST:
         _make_default(target)
-    if device is not None:
-        import torch
+    if device is None or device == HOST:
+        return
+    share(device, processes)
+    import torch
 
-        torch.set_default_device(device)
+    torch.set_default_device(device)
+
+
+def share(device: str, processes: int) -> None:
+    """Take no more of a GPU's memory than this process's part of it, and give back what is not used."""
+    if not device.startswith("cuda") or processes == 1:
+        return
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    import torch
+
+    torch.cuda.set_per_process_memory_fraction(_FOR_TENSORS / processes)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """For campaigns: the same two options that pytest has here."""
+    parser.add_argument("--device", default=HOST, help="where tensors are: cuda")
+    parser.add_argument("--target", default=HOST, help="what kernels on the host are made for: simt-host")
+
+
+def device_type() -> str:
+    """The kind of device that tensors are on by default."""
+    import torch
+
+    return torch.get_default_device().type
+
+
+def seeded(seed: int) -> "torch.Generator":
+    """A generator of the device that tensors are on by default."""
+    import torch
+
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
+def random_states() -> "list[torch.Tensor]":
+    """The state of the host's random numbers and, where it is in use, of the GPU's."""
+    import torch
+
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+
+
+def why_dead() -> str | None:
+    """Why no kernel runs on the GPU any more, if so: after an error on the device none does in this process."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from torch import nn
 
 import smelt
 from smelt.base.errors import GraphBreakError
+from tests.targets import seeded
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def test_a_compiled_model_inside_a_compiled_step() -> None:
             return loss
 
         run = smelt.compile(step, fullgraph=True) if compiled else step
-        given = [torch.Generator().manual_seed(number) for number in range(4)]
+        given = [seeded(number) for number in range(4)]
         losses = [run(torch.randn(5, 4, generator=g), torch.randint(0, 3, (5,), generator=g)) for g in given]
         state = opt.state_dict()["state"]
         return losses, list(original.parameters()), original.calls, [dict(state[key]) for key in state]

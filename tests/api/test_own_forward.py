@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import smelt
+from tests.targets import device_type
 
 
 class Twice(nn.Module):
@@ -29,7 +30,7 @@ def plain(model: nn.Module) -> None:
 
 def under_autocast(model: nn.Module) -> None:
     """As accelerate does for mixed precision: a decorated function, bound to the model again."""
-    forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward.__func__)  # type: ignore[attr-defined]
+    forward = torch.autocast(device_type(), dtype=torch.bfloat16)(model.forward.__func__)  # type: ignore[attr-defined]
 
     @functools.wraps(forward)
     def in_float32(*args: Any, **kwargs: Any) -> Any:

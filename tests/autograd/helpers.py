@@ -12,6 +12,7 @@ from smelt.autograd.joint.trace_joint import Joint, trace_joint
 from smelt.autograd.partition import partition
 from smelt.ir.graph import GraphLevel, Traced, check_graph, output_node, placeholders
 from smelt.ir.tensorspec import TensorSpec, set_spec
+from tests.targets import random_states, seeded
 
 PARTITIONS = [partition.default, partition.min_cut]
 
@@ -67,7 +68,7 @@ def outputs_of(result: Any) -> list[Any]:
 
 
 def gradients_of(outputs: Sequence[Any], inputs: Sequence[Any], seed: int) -> list[Any]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     chosen = [out for out in outputs if isinstance(out, torch.Tensor) and out.requires_grad]
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
     if not chosen or not wanted:
@@ -96,10 +97,10 @@ def compare(
         mine_in, eager_in = leaves(inputs), leaves(inputs)
         torch.manual_seed(seed)
         mine = outputs_of(compiled(*mine_in))
-        mine_state = torch.get_rng_state()
+        mine_states = random_states()
         torch.manual_seed(seed)
         eager = outputs_of(function(*eager_in))
-        assert torch.equal(mine_state, torch.get_rng_state())
+        assert all(map(torch.equal, mine_states, random_states()))
         assert len(mine) == len(eager)
         for one, other in zip([*mine, *mine_in], [*eager, *eager_in], strict=True):
             assert_same(one, other)

@@ -16,6 +16,7 @@ from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
 from smelt.autograd.partition import partition
 from smelt.base.errors import SmeltError, SmeltWarning
 from tests.autograd.helpers import Seen
+from tests.targets import HOST, device_type
 
 Make = Callable[[int], tuple[Any, ...]]
 MODES: dict[str, Callable[[], Any]] = {
@@ -169,7 +170,7 @@ def test_objects_that_may_change_are_looked_at_in_every_call() -> None:
 
     check(lambda x, s: x * s.factor, changed)
     check(lambda pair: pair.tensor * pair.number, lambda i: (Pair(leaf(3), i),))
-    check(lambda x, a: x * torch.from_numpy(a), lambda i: (leaf(3), np.full(3, i, np.float32)))
+    check(lambda x, a: x * torch.from_numpy(a).to(x.device), lambda i: (leaf(3), np.full(3, i, np.float32)))
     check(lambda x, s: x * len(s), lambda i: (leaf(3), set(range(i))))
 
 
@@ -417,7 +418,7 @@ LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_who_looks_at_data_is_told_that_there_is_none(name: str) -> None:
     """NumPy makes memory of its own for an array without data, and takes what is there for numbers."""
     with pytest.raises(SmeltError, match="does not run without data"):
-        aot_function(LOOKS[name], Seen().compiler)(torch.ones(3))
+        aot_function(LOOKS[name], Seen().compiler)(torch.ones(3, device=HOST))
 
 
 @pytest.mark.filterwarnings("ignore::smelt.base.errors.SmeltWarning")
@@ -442,7 +443,7 @@ def test_settings_of_the_process_are_those_of_the_call() -> None:
     product = aot_function(torch.mm, Seen().compiler)
     a = torch.randn(3, 3)
     for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype=dtype):
+        with torch.autocast(device_type(), dtype=dtype):
             assert product(a, a).dtype is dtype
     assert product(a, a).dtype is torch.float32
     filled = aot_function(lambda x: x + torch.zeros(3), Seen().compiler)
@@ -450,7 +451,7 @@ def test_settings_of_the_process_are_those_of_the_call() -> None:
         with default_dtype(dtype):
             assert filled(torch.ones(3, dtype=torch.float32)).dtype is dtype
     halved = aot_function(lambda x: torch.sin(x), Seen().compiler)
-    assert halved(torch.ones(3)).device.type == "cpu"
+    assert halved(torch.ones(3)).device.type == device_type()
     with torch.device("meta"):
         assert aot_function(lambda x: torch.zeros(3), Seen().compiler)(torch.ones(3)).is_meta
 

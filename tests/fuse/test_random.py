@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuse.running import assert_same
+from tests.targets import seeded
 
 SHAPES = [(4, 6), (6,), (4, 1), (), (2, 3, 4), (6, 4), (24,), (1, 6), (3, 4)]
 
@@ -121,7 +122,7 @@ recipes = st.builds(
 
 
 def _inputs(recipe: Recipe, dtype: torch.dtype) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(len(recipe.steps))
+    generator = seeded(len(recipe.steps))
     made: list[Any] = [torch.randn(SHAPES[n], generator=generator, dtype=torch.float64) for n in recipe.shapes]
     return [tensor.to(dtype) for tensor in made]
 

@@ -26,6 +26,7 @@ from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import assert_same, compare, fused
 from tests.golden import golden
 from tests.kernel_reference import run_program
+from tests.targets import seeded
 
 aten = torch.ops.aten
 
@@ -44,7 +45,7 @@ def block_joint(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, g: torch.Tens
 
 
 def inputs(rows: int, cols: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     shapes = ((rows, cols), (cols,), (cols,), (rows, cols))
     return [torch.randn(*shape, generator=generator, dtype=dtype) for shape in shapes]
 

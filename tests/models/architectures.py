@@ -79,7 +79,7 @@ class Architecture:
     def build(self, transformers: Any) -> torch.nn.Module:
         kind = getattr(transformers, self.model)
         model: torch.nn.Module = kind(kind.config_class(**(SMALL | self.config)))
-        return model
+        return model.to(torch.get_default_device())  # what is made of NumPy's arrays is on the host
 
 
 SMALL: Inputs = {"vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_labels": 3}

@@ -10,6 +10,7 @@ import torch
 import smelt
 from tests.models.architectures import ARCHITECTURES, Architecture
 from tests.models.test_models import outcome, raise_errors
+from tests.targets import device_type
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
@@ -44,7 +45,7 @@ def test_autocast(row: Architecture, backend: str) -> None:
     model, inputs = row.build(transformers).train(), row.inputs()
 
     def run(**inputs: Any) -> Any:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(device_type(), dtype=torch.bfloat16):
             return model(**inputs)
 
     compare(model, run, inputs, backend, 5e-2 if backend == "llvm" else 0.0)

@@ -26,7 +26,7 @@ def build(name: str) -> Any:
     architecture, settings = SETTINGS[name]
     kind = getattr(transformers, architecture)
     torch.manual_seed(0)
-    return kind(kind.config_class(vocab_size=100, **settings)).eval()
+    return kind(kind.config_class(vocab_size=100, **settings)).eval().to(torch.get_default_device())
 
 
 def generate(model: Any, cache: str) -> torch.Tensor:

@@ -31,7 +31,7 @@ def llama() -> Any:
 def test_batches_and_lengths_compile_no_kernels(make: Callable[[], Any]) -> None:
     smelt.reset()
     torch.manual_seed(0)
-    model = make().double()
+    model = make().double().to(torch.get_default_device())
     compiled = smelt.compile(model, dynamic=True)
     built = 0
     for batch, length in ((4, 9), (4, 12), (3, 12), (2, 5), (7, 33), (5, 7)):

@@ -15,6 +15,7 @@ from smelt.base.events import collect
 from smelt.base.options import config
 from smelt.capture import BreakRecord
 from tests.nn.modules import EXAMPLES, NOT_CALLABLE, RECURRENT, Example
+from tests.targets import random_states
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def step(module: nn.Module, run: Any, inputs: tuple[Any, ...]) -> list[Any]:
     gradients = [value.grad for value in (*leaves, *module.parameters())]
     written = tree_flatten(given)[0]
     buffers = [value.clone() for value in module.buffers()]
-    return [torch.random.get_rng_state(), *outputs, *gradients, *buffers, *written]
+    return [*random_states(), *outputs, *gradients, *buffers, *written]
 
 
 def same(one: Any, other: Any, exact: bool) -> None:

@@ -20,6 +20,7 @@ from smelt.ir.scalar import SCALAR_OPS
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import fused
 from tests.kernel_reference import run_program
+from tests.targets import seeded
 
 Tensor = torch.Tensor
 Case = tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]
@@ -273,7 +274,7 @@ ZEROS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", ZEROS)
 def test_which_of_several_zeros(name: str, dtype: torch.dtype) -> None:
     """Where the place is told, the value is the element that stands there."""
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     compiled = smelt.compile(lambda x: (*ZEROS[name](x), ZEROS[name](x)[0] * 1), dynamic=False)
     for sign in (1.0, -1.0):
         for shape in ((9, 5), (33, 70)):

@@ -10,6 +10,7 @@ import smelt
 from smelt.ir.program import Launch, Library, Program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import fused
+from tests.targets import seeded
 
 CLASSES = 5
 SHAPES = {"rows": (6, CLASSES), "images": (2, CLASSES, 3, 4), "steps": (2, CLASSES, 3), "one": (CLASSES,)}
@@ -25,7 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def _given(shape: tuple[int, ...], ignored: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(5)
+    generator = seeded(5)
     x = torch.randn(shape, generator=generator)
     target = torch.randint(0, CLASSES, (*shape[:1], *shape[2:]) if len(shape) > 1 else (), generator=generator)
     if target.dim():

@@ -20,6 +20,7 @@ from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import traced
 from tests.ops_db.accuracy import Change, eager_errors
 from tests.ops_db.comparing import changed, difference
+from tests.targets import seeded
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -528,7 +529,7 @@ def test_batch_norm_is_trained_in_kernels_in_16_bits_too() -> None:
 @pytest.mark.parametrize("number", range(4))
 def test_what_is_normalized_alone_has_no_gradient(number: int) -> None:
     """Its mean is itself. A product less itself, rounded once, was not nothing."""
-    generator = torch.Generator().manual_seed(number)
+    generator = seeded(number)
     x, weight, tangent = (torch.randn(shape, generator=generator) for shape in ((3, 1), (1,), (3, 1)))
     norm = smelt.compile(lambda x, weight: torch.nn.functional.layer_norm(x, (1,), weight))
     given = x.requires_grad_()
@@ -562,7 +563,7 @@ def test_norms_of_equal_numbers_are_nothing(size: int, value: float) -> None:
 
 
 def test_norms_of_small_deviations_are_no_further_off_than_eagers() -> None:
-    x = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0)) * 1e-2 + 100
+    x = torch.randn(64, 1000, generator=seeded(0)) * 1e-2 + 100
     true = F.layer_norm(x.double(), (1000,))
     mine = smelt.compile(lambda x: F.layer_norm(x, (1000,)))(x)
     assert (mine - true).abs().max() <= (F.layer_norm(x, (1000,)) - true).abs().max()

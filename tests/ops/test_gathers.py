@@ -11,12 +11,13 @@ import smelt
 from smelt.ir.program import Launch, Library
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import assert_same, fused
+from tests.targets import seeded
 
 Case = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
 
 
 def _x(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    return torch.randn(shape, generator=seeded(3))
 
 
 CASES: dict[str, Case] = {

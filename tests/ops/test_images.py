@@ -11,6 +11,7 @@ import smelt
 from smelt.ir.program import Library, Program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import fused
+from tests.targets import seeded
 
 Function = Callable[[torch.Tensor], Any]
 
@@ -39,7 +40,7 @@ WAYS: dict[str, Function] = {
 
 
 def _image(channels_last: bool) -> torch.Tensor:
-    x = torch.randn(2, 3, 6, 10, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(2, 3, 6, 10, generator=seeded(2))
     x[0, 0, :3] = 1.0  # equals
     x[0, 1, 2:, 4:] = -torch.inf
     x[1, 2, 0, 0] = x[1, 2, 5, 9] = x[1, 1, 3, 3] = x[1, 1, 3, 4] = torch.nan
@@ -54,7 +55,7 @@ def test_numbers_and_gradients_are_eagers(name: str, channels_last: bool) -> Non
     found, expected = smelt.compile(lambda x: function(x), fullgraph=True)(x), function(x)
     assert found.stride() == expected.stride()
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    tangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(4))
+    tangent = torch.randn(expected.shape, generator=seeded(4))
     mine, theirs = (torch.autograd.grad(each, x, tangent, retain_graph=True)[0] for each in (found, expected))
     torch.testing.assert_close(mine, theirs, equal_nan=True)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import smelt
 from smelt.codegen.cpu import schedule
+from tests.targets import seeded
 
 Tensor = torch.Tensor
 Take = Callable[[Callable[[torch.Generator], Tensor]], Tensor]  # an operand: made and noted down, or the next one given
@@ -135,7 +136,7 @@ def check(program: list[tuple[str, Step]], tensors: Iterator[Tensor], dynamic: b
     compiled = smelt.compile(run, dynamic=dynamic or None)
     for x in tensors:
         operands: list[Tensor] = []
-        generator = torch.Generator().manual_seed(x.numel())
+        generator = seeded(x.numel())
 
         def noted(make: Callable[[torch.Generator], Tensor]) -> Tensor:
             operands.append(make(generator))  # noqa: B023  # of this round
@@ -160,7 +161,7 @@ def drawn(seed: int) -> tuple[list[tuple[str, Step]], Iterator[Tensor], bool]:
     dtype, how, dynamic = chance.choice(DTYPES), chance.choice(LAYOUTS), chance.random() < 0.3
     shape = [chance.randint(1, 12) for _ in range(chance.randint(1, 3))]
     sizes = [shape, [shape[0] + 5, *shape[1:]]] if dynamic else [shape]
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     tensors = (_laid_out(torch.randn(each, generator=generator).to(dtype), how) for each in sizes)
     return program, tensors, dynamic
 

@@ -13,6 +13,7 @@ from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import compare, fused
 from tests.kernel_reference import run_program
 from tests.ops_db.accuracy import off
+from tests.targets import seeded
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -48,7 +49,7 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 def _x(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    return torch.randn(shape, generator=seeded(3))
 
 
 def _results(function: Function, x: torch.Tensor, tangent: torch.Tensor | None = None) -> list[torch.Tensor]:
@@ -58,7 +59,7 @@ def _results(function: Function, x: torch.Tensor, tangent: torch.Tensor | None =
 
 
 def _tangent(function: Function, x: torch.Tensor) -> torch.Tensor:
-    return torch.randn(function(x).shape, generator=torch.Generator().manual_seed(4))
+    return torch.randn(function(x).shape, generator=seeded(4))
 
 
 def _assert_near(function: Function, x: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from smelt.ir.program import Library, Program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import compare, fused
 from tests.kernel_reference import run_program
+from tests.targets import seeded
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -46,7 +47,7 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 def _x(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    return torch.randn(shape, generator=seeded(5))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -57,7 +58,7 @@ def test_numbers_and_gradients_are_eagers(name: str, layout: str) -> None:
     assert found.stride() == expected.stride() and found.dtype is expected.dtype
     torch.testing.assert_close(found, expected)
     if expected.requires_grad:
-        tangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(4), dtype=expected.dtype)
+        tangent = torch.randn(expected.shape, generator=seeded(4), dtype=expected.dtype)
         mine, theirs = (torch.autograd.grad(each, x, tangent)[0] for each in (found, expected))
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
@@ -137,7 +138,7 @@ def test_integers(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_long_sums_are_as_exact_as_eagers(dtype: torch.dtype) -> None:
-    x = torch.rand(2, 20_000, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x = torch.rand(2, 20_000, generator=seeded(1)).to(dtype)
     expected = x.double().cumsum(1)
     found, eager = smelt.compile(lambda x: x.cumsum(1))(x), x.cumsum(1)
     assert (found.double() - expected).abs().max() <= (eager.double() - expected).abs().max()
@@ -146,7 +147,7 @@ def test_long_sums_are_as_exact_as_eagers(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.uint8])
 def test_extremes_stand_where_eager_finds_them(dtype: torch.dtype) -> None:
     """The last of equals; NaN is more extreme than anything, and the last of those stays."""
-    x = torch.randint(0, 4, (3, 67), generator=torch.Generator().manual_seed(2)).to(dtype)
+    x = torch.randint(0, 4, (3, 67), generator=seeded(2)).to(dtype)
     if dtype.is_floating_point:
         x[0, 20], x[0, 40], x[1, 3], x[1, 9] = torch.nan, torch.nan, torch.inf, -torch.inf
     for scan in (torch.cummax, torch.cummin):

@@ -12,13 +12,14 @@ from smelt.ir.program import Launch, Library
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import assert_same, compare, fused
 from tests.kernel_reference import run_program
+from tests.targets import seeded
 
 aten = torch.ops.aten
 Case = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
 
 
 def _x(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return torch.randn(shape, generator=seeded(sum(shape)))
 
 
 def _i(*numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -143,7 +144,7 @@ DTYPES = [*FLOATS, torch.int64, torch.int16, torch.uint8, torch.bool]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype(dtype: torch.dtype) -> None:
     x, source = (_x(8, 16) * 3).to(dtype), (_x(40, 16) * 3).to(dtype)
-    index = torch.randint(0, 8, (40,), generator=torch.Generator().manual_seed(1))
+    index = torch.randint(0, 8, (40,), generator=seeded(1))
 
     def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, ...]:
         each = index[:, None].expand(40, 16)

@@ -11,6 +11,7 @@ import smelt
 from smelt.ir.program import Library
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import fused
+from tests.targets import seeded
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -46,7 +47,7 @@ CALLS = {"rolled over the ends": "aten.roll.default", "repeated never": "aten.re
 
 
 def _x(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    return torch.randn(shape, generator=seeded(5))
 
 
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
@@ -65,7 +66,7 @@ def test_numbers_and_gradients_are_eagers(name: str, layout: str) -> None:
     found, expected = smelt.compile(lambda x: move(x) * 2, fullgraph=True)(x), move(x) * 2
     assert found.stride() == expected.stride()
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    tangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(4))
+    tangent = torch.randn(expected.shape, generator=seeded(4))
     mine, theirs = (torch.autograd.grad(each, x, tangent)[0] for each in (found, expected))
     torch.testing.assert_close(mine, theirs)
 

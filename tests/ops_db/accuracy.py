@@ -32,7 +32,8 @@ def nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return tensor
     if tensor.dtype.is_complex:
         return torch.view_as_complex(nudged(torch.view_as_real(tensor.resolve_conj()).contiguous(), generator))
-    to = (torch.randint(-1, 2, tensor.shape, generator=generator) * torch.inf).to(tensor.dtype)
+    drawn = torch.randint(-1, 2, tensor.shape, generator=generator, device="cpu")
+    to = (drawn * torch.inf).to(tensor.device, tensor.dtype)
     moved = torch.nextafter(tensor, torch.where(torch.isnan(to), tensor, to))
     return torch.where((tensor == 0) | ~torch.isfinite(moved), tensor, moved)
 
@@ -44,7 +45,7 @@ def near(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return tensor
     if tensor.dtype.is_complex:
         return torch.view_as_complex(near(torch.view_as_real(tensor.resolve_conj()).contiguous(), generator))
-    part = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) / 256
+    part = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device="cpu").to(tensor.device) / 256
     return torch.where(tensor == tensor.round(), tensor, (tensor.to(torch.float64) * (1 - part)).to(tensor.dtype))
 
 

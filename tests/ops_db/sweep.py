@@ -3,6 +3,8 @@
     python -m tests.ops_db.sweep --dtypes float32,bfloat16 --samples 6 --only softmax,cumsum --jobs 2
     python -m tests.ops_db.sweep --backend aot_eager --samples 0 --second       every sample, second derivatives too
     python -m tests.ops_db.sweep --samples 0 --share 2/5 --jobs 16 --threads 1  every fifth sample, from the second on
+    python -m tests.ops_db.sweep --device cuda --jobs 16 --seconds 500          on a GPU, what is done by then
+    python -m tests.ops_db.sweep --target simt-host                             by a GPU's kernels, on the host
 
 Operators run in worker processes that announce each one before they start it, so that a crash or a hang is known by
 name; the sweep goes on behind it.
@@ -10,6 +12,7 @@ name; the sweep goes on behind it.
 
 import argparse
 import json
+import math
 import os
 import selectors
 import subprocess
@@ -27,6 +30,7 @@ from typing import Any
 import torch
 
 import smelt
+from tests import targets
 from tests.ops_db.fallbacks import is_listed
 
 ROOT = Path(__file__).parent.parent.parent
@@ -69,6 +73,14 @@ class Task:
     second: bool = False
     share: tuple[int, int] = (1, 1)
     threads: int = 2
+    device: str = targets.HOST
+    target: str = targets.HOST
+    jobs: int = 1
+    """So many at a time: on a GPU each has its part of the memory."""
+
+    @property
+    def device_type(self) -> str:
+        return torch.device(self.device).type
 
 
 @dataclass
@@ -79,15 +91,19 @@ class Answer:
     fallbacks: list[str]
     unlisted: list[str] = field(default_factory=list)
     samples: int = 0
+    ended: bool = False
+    """Nothing more runs in this process: an error on a GPU stays."""
 
 
-def all_cases(dtypes: Sequence[str], only: Sequence[str] = ()) -> Iterator[Case]:
+def all_cases(
+    dtypes: Sequence[str], only: Sequence[str] = (), device_type: str = targets.HOST
+) -> Iterator[Case]:
     """Every operator of the database at those of `dtypes` that it takes."""
     for info in _database():
         if only and info.name not in only:
             continue
         for name in dtypes:
-            if info.supports_dtype(getattr(torch, name), "cpu"):
+            if info.supports_dtype(getattr(torch, name), device_type):
                 yield Case(info.name, info.variant_test_name, name)
 
 
@@ -110,11 +126,11 @@ def check(case: Case, task: Task) -> Answer:
 
     (info,) = [i for i in _database() if (i.name, i.variant_test_name) == (case.operator, case.variant)]
     dtype = getattr(torch, case.dtype)
-    gradients = dtype in info.supported_backward_dtypes("cpu") and info.supports_autograd
+    gradients = info.supports_autograd and dtype in info.supported_backward_dtypes(task.device_type)
     answer = Answer([], [])
     torch.manual_seed(0)
     random = bool(torch.Tag.nondeterministic_seeded in _tags(case.operator)) or "dropout" in case.operator
-    given = list(info.sample_inputs("cpu", dtype, requires_grad=gradients))
+    given = list(info.sample_inputs(task.device, dtype, requires_grad=gradients))
     few = 0 < task.samples < len(given)
     chosen = [given[i * len(given) // task.samples] for i in range(task.samples)] if few else given
     number, shares = task.share
@@ -171,6 +187,8 @@ def work(task: Task, lines: Iterable[str]) -> None:
     """The worker: cases as JSON lines in, answers as JSON lines out."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(task.threads)
+    targets.share(task.device, task.jobs)
+    targets.use(None, task.target)  # samples say where they are
     _database()
     for line in lines:
         case = Case(**json.loads(line))
@@ -178,7 +196,13 @@ def work(task: Task, lines: Iterable[str]) -> None:
             answer = check(case, task)
         except BaseException as error:
             answer = Answer([f"the test itself: {type(error).__name__}: {error}"], [])
+        why = targets.why_dead()
+        if why is not None:
+            answer.wrong.append(f"nothing runs on the device any more: {why}")
+            answer.ended = True
         print("\x1e" + json.dumps(vars(answer)), flush=True)
+        if answer.ended:
+            return
 
 
 class Worker:
@@ -187,13 +211,16 @@ class Worker:
     def __init__(self, task: Task) -> None:
         command = [sys.executable, *WORKER, "--work", f"--samples={task.samples}", f"--backend={task.backend}"]
         command += [f"--share={task.share[0]}/{task.share[1]}", f"--threads={task.threads}"]
+        command += [f"--device={task.device}", f"--target={task.target}", f"--jobs={task.jobs}"]
         command += ["--second"] if task.second else []
+        # Samples for "cpu" name other devices where there are any.
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if task.device_type == targets.HOST else {}
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
-                "CUDA_VISIBLE_DEVICES": "",  # samples for "cpu" name other devices where there are any
+                **hidden,
             },
         )
         self.case: Case | None = None
@@ -219,10 +246,10 @@ class Worker:
 
 
 def sweep(
-    cases: Sequence[Case], task: Task, *, jobs: int = 2, limit: float = 90.0
+    cases: Sequence[Case], task: Task, *, jobs: int = 2, limit: float = 90.0, seconds: float = math.inf
 ) -> Iterator[tuple[Case, Answer]]:
-    """Every case with what was found, as answers come in."""
-    waiting = list(reversed(cases))
+    """Every case with what was found, as answers come in; of those only that are done within `seconds`."""
+    waiting, end = list(reversed(cases)), time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         busy: set[Worker] = set()
 
@@ -242,17 +269,21 @@ def sweep(
 
         for _ in range(min(jobs, len(cases))):
             give(Worker(task))
-        while busy:
+        while busy and time.monotonic() < end:
             for key, _ in selector.select(timeout=1.0):
                 worker: Worker = key.data
                 case, found = take(worker), worker.answer()
                 yield case, found
+                if found.ended:
+                    worker.stop()
                 give(worker if worker.process.poll() is None else Worker(task))
             for worker in [w for w in busy if time.monotonic() - w.since > limit]:
                 case = take(worker)
                 worker.stop()
                 yield case, Answer([f"no answer within {limit} s"], [])
                 give(Worker(task))
+        for worker in busy:
+            worker.stop()
 
 
 def main() -> int:
@@ -266,21 +297,28 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2, help="of each job")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds an operator may take")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after so long, with what is done by then")
+    targets.add_options(parser)
     parser.add_argument("--fallbacks", action="store_true", help="print what is left to PyTorch, and why")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     number, shares = map(int, options.share.split("/"))
     if not 1 <= number <= shares:
         parser.error(f"there is no share {options.share}")
-    task = Task(options.backend, options.samples, options.second, (number, shares), options.threads)
+    task = Task(
+        options.backend, options.samples, options.second, (number, shares), options.threads, options.device,
+        options.target, options.jobs,
+    )  # fmt: skip
     if options.work:
         work(task, sys.stdin)
         return 0
     only = [name for name in options.only.split(",") if name]
-    cases = list(all_cases(options.dtypes.split(","), only))
+    cases = list(all_cases(options.dtypes.split(","), only, task.device_type))
     answers: list[Answer] = []
     failed = 0
-    for case, answer in sweep(cases, task, jobs=options.jobs, limit=options.limit):
+    for case, answer in sweep(
+        cases, task, jobs=options.jobs, limit=options.limit, seconds=options.seconds
+    ):
         answers.append(answer)
         if answer.wrong:
             failed += 1
@@ -291,8 +329,10 @@ def main() -> int:
             print(f"{case} left to PyTorch\n" + "\n".join(f"    {text}" for text in shown), flush=True)
     left = sum(bool(answer.fallbacks) for answer in answers)
     samples = sum(answer.samples for answer in answers)
+    missed = len(cases) - len(answers)
     print(
-        f"{len(cases)} cases, {samples} samples, {failed} cases with differences, {left} with something left to PyTorch"
+        f"{len(answers)} cases, {samples} samples, {failed} cases with differences, {left} with something left to "
+        f"PyTorch{f'; {missed} cases not reached in time' if missed else ''}"
     )
     return 1 if failed else 0
 

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from tests.ops_db.comparing import compare
+from tests.targets import seeded
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0, grad: bool = False) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     made = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
     return made.to(dtype).requires_grad_(grad)
 

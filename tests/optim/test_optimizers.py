@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
+from tests.targets import seeded
 
 # Flags and the values they are tried with, where an optimizer has them.
 FLAGS: dict[str, tuple[Any, ...]] = {
@@ -50,7 +51,7 @@ def _step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torc
 
 
 def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(number)
+    generator = seeded(number)
     return torch.randn(5, 4, generator=generator), torch.randint(0, 3, (5,), generator=generator)
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
+from tests.targets import device_type, seeded
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -27,7 +28,7 @@ def _model(out: int = 4) -> Any:
 
 
 def _batch(number: int) -> Batch:
-    generator = torch.Generator().manual_seed(number)
+    generator = seeded(number)
     return torch.randn(5, 8, generator=generator), torch.randint(0, 4, (5,), generator=generator)
 
 
@@ -129,7 +130,7 @@ def _averaged_weights(wrap: Wrap) -> list[Any]:
 
 def _two_optimizers_under_one_scaler(wrap: Wrap) -> list[Any]:
     maker, judge = _model(8), _model(1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler = torch.amp.GradScaler(device_type(), init_scale=64.0)
     of_maker, of_judge = _adam(maker), _adam(judge)
 
     def step(x: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,6 +16,7 @@ import smelt
 from smelt.base.errors import SmeltWarning
 from smelt.base.events import collect
 from smelt.ir.program import Library, Program
+from tests.targets import device_type, seeded
 
 BACKENDS = ["eager", "aot_eager", "llvm"]
 
@@ -40,7 +41,7 @@ def _step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torc
 
 
 def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(number)
+    generator = seeded(number)
     return torch.randn(5, 8, generator=generator), torch.randint(0, 4, (5,), generator=generator)
 
 
@@ -387,7 +388,7 @@ def test_a_scaler_skips_steps_with_infinite_gradients(name: str, infinite: tuple
     def train(compiled: bool, unscaled: bool) -> list[Any]:
         model = _model()
         opt = _SCALED[name](model.parameters())
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        scaler = torch.amp.GradScaler(device_type(), init_scale=8.0, growth_interval=2)
 
         def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             opt.zero_grad()
@@ -454,7 +455,7 @@ def test_two_steps_under_a_scaler_in_one_function() -> None:
     def train(compiled: bool) -> list[Any]:
         model = _model()
         opt = torch.optim.Adam(model.parameters(), lr=0.01)
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler = torch.amp.GradScaler(device_type(), init_scale=8.0)
 
         def step(x: torch.Tensor, y: torch.Tensor) -> None:
             for part, wanted in zip(x.chunk(2), y.chunk(2), strict=True):
@@ -495,7 +496,7 @@ def test_tied_weights_are_one_parameter() -> None:
     mine, plain = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (ours, theirs))
     compiled = smelt.compile(step, fullgraph=True)
     for number in range(4):
-        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(number))
+        x = torch.randn(5, 6, generator=seeded(number))
         torch.testing.assert_close(compiled(ours, mine, x), step(theirs, plain, x))
     _same(list(ours.parameters()), list(theirs.parameters()))
     assert smelt.counters["graphs"] == 2
@@ -552,7 +553,7 @@ def test_sparse_gradients_are_a_break(name: str) -> None:
             return loss
 
         run = smelt.compile(step) if compiled else step
-        given = [torch.Generator().manual_seed(number) for number in range(5)]
+        given = [seeded(number) for number in range(5)]
         losses = [run(torch.randint(0, 11, (5, 3), generator=g), torch.randint(0, 3, (5,), generator=g)) for g in given]
         return losses, list(table.parameters()), list(layer.parameters()), sparse.state_dict()["state"]
 

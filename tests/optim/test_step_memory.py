@@ -13,6 +13,7 @@ from smelt.fuse.memory_plan import lifetimes, peak, plan, plan_memory
 from smelt.ir.program import Operand, Place, Program
 from smelt.pipeline.sizes import template
 from smelt.runtime.program import flatten
+from tests.targets import seeded
 
 
 @pytest.fixture(autouse=True)
@@ -312,7 +313,7 @@ def test_gradients_that_somebody_keeps_stay_as_they_were() -> None:
     compiled = smelt.compile(_step, fullgraph=True)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     for number in range(4):
-        compiled(model, opt, torch.randn(64, 32, generator=torch.Generator().manual_seed(number)))
+        compiled(model, opt, torch.randn(64, 32, generator=seeded(number)))
         kept += [(p.grad, p.grad.clone()) for p in model.parameters() if p.grad is not None]
     for gradient, then in kept:
         assert torch.equal(gradient, then)

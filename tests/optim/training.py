@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.targets import seeded
+
 Step = Callable[..., torch.Tensor]
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -73,12 +75,12 @@ class Task:
 
         architecture, settings = _HUGGING_FACE[self.name]
         kind = getattr(transformers, architecture)
-        built: nn.Module = kind(kind.config_class(**settings)).train().to(dtype)
+        built: nn.Module = kind(kind.config_class(**settings)).train().to(torch.get_default_device(), dtype)
         return built
 
     def batch(self, number: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
         """Another one for each number."""
-        generator = torch.Generator().manual_seed(1000 * self.seed + number)
+        generator = seeded(1000 * self.seed + number)
         if self.name in ("gpt2", "llama"):
             tokens = torch.randint(0, 64, (2, 6, 16), generator=generator)
             return tokens[0], tokens[1]

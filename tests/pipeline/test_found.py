@@ -12,6 +12,7 @@ import smelt
 from smelt.base.options import config
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.ghost import Recorder
+from tests.targets import seeded
 
 every_backend = pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
 
@@ -244,7 +245,7 @@ def test_what_is_no_number_reaches_the_elements_it_weighs_nothing_in(size: int) 
     """The gradient of a result goes to both its neighbours, to one of them by nothing at times."""
     outcomes = []
     for wrap in (smelt.compile, lambda function: function):
-        x = torch.randn(1, 3, 3, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        x = torch.randn(1, 3, 3, generator=seeded(2)).requires_grad_()
         enlarged = wrap(lambda x: F.interpolate(x, size=size, mode="linear"))(x)
         gradient = torch.ones_like(enlarged)
         gradient[0, 0, 0] = gradient[0, 1, size // 2] = gradient[0, 2, -1] = float("nan")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
+from tests.targets import seeded
 
 Step = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
@@ -117,7 +118,7 @@ def test_training_follows_eager_over_many_steps() -> None:
     losses: dict[str, list[float]] = {}
     for name, net in (("eager", model), ("smelt", compiled)):
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-        generator = torch.Generator().manual_seed(1)
+        generator = seeded(1)
         losses[name] = []
         for _ in range(30):
             x = torch.randn(8, 16, generator=generator, dtype=torch.float64)

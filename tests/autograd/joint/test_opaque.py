@@ -120,9 +120,9 @@ def _(x: torch.Tensor, by: str) -> torch.Tensor:
 
 
 def _cosine(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-    x = ctx.saved_tensors[0].detach()
+    x = ctx.saved_tensors[0].detach().cpu()
     array = {"numpy": lambda: x.numpy(), "asarray": lambda: np.asarray(x), "dlpack": lambda: np.from_dlpack(x)}[ctx.by]
-    return gradient * torch.from_numpy(np.cos(array())), None
+    return gradient * torch.from_numpy(np.cos(array())).to(gradient.device), None
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

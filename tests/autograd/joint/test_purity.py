@@ -16,6 +16,7 @@ from torch import nn
 
 import smelt
 from smelt.base import events
+from tests.targets import seeded
 
 BACKENDS = ["aot_eager", "llvm"]
 
@@ -351,7 +352,7 @@ class World:
         }
 
     def gradients(self) -> list[Any] | str:
-        generator = torch.Generator().manual_seed(3)
+        generator = seeded(3)
         has_history = [_asked(lambda tensor: tensor.grad_fn is not None, tensor) is True for tensor in self.tensors]
         chosen = [tensor for tensor, has in zip(self.tensors, has_history, strict=True) if has]
         if not chosen or not self.leaves:

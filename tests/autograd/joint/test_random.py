@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
+from tests.targets import random_states
 
 BACKENDS = ["aot_eager", "llvm"]
 
@@ -44,7 +45,7 @@ def trained(compiled: Callable[[nn.Module], Any], steps: int = 4) -> list[Any]:
         loss.backward()
         found.append((out.detach(), [None if p.grad is None else p.grad.clone() for p in model.parameters()]))
         optimizer.step()
-    return [*found, torch.get_rng_state()]
+    return [*found, *random_states()]
 
 
 @pytest.mark.parametrize("recompute", [True, False])

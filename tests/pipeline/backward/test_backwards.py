@@ -14,6 +14,7 @@ from smelt.base.errors import SmeltError, SmeltWarning
 from smelt.pipeline import passes
 from smelt.runtime.cache import CacheStore
 from tests.processes import run, run_new
+from tests.targets import device_type, seeded
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def heads(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def given() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     return torch.randn(4, 4, generator=generator), torch.randn(4, 4, generator=generator).requires_grad_()
 
 
@@ -123,9 +124,9 @@ def test_the_state_of_the_process_is_that_of_the_forward() -> None:
     compiled = smelt.compile(heads, fullgraph=True)
     x, w = given()
     loss, _ = compiled(x, w)
-    with torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"), torch.no_grad():
+    with torch.autocast(device_type(), dtype=torch.bfloat16), torch.device("meta"), torch.no_grad():
         loss.backward()
-    assert w.grad is not None and not torch.is_autocast_enabled("cpu")
+    assert w.grad is not None and not torch.is_autocast_enabled(device_type())
     torch.testing.assert_close(w.grad, step(heads))
 
 

@@ -1,6 +1,8 @@
 """Many random tensor programs against eager PyTorch: `make test-tensors`, or
 
     python -m tests.pipeline.generated.campaign --count 20000 --start 7 --jobs 2 --keep failures/
+    python -m tests.pipeline.generated.campaign --device cuda --jobs 16 --seconds 500
+    python -m tests.pipeline.generated.campaign --target simt-host --count 300
 
 For each failure the program is printed, made small.
 """
@@ -10,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests import targets
 from tests.campaigns import Campaign
 from tests.capture.generated.campaign import alone
 from tests.pipeline.generated.grammar import Program, program_of
@@ -20,6 +23,8 @@ def told(program: Program) -> str:
     """The program and how it is called, as text to run `failure_of` on."""
     imports = "from tests.pipeline.generated.grammar import Input, Program\n"
     imports += "from tests.pipeline.generated.running import failure_of\n\n"
+    if targets.chosen != (targets.HOST, targets.HOST):
+        imports = f"from tests import targets\n{imports}targets.use{targets.chosen}\n\n"
     return f'{imports}"""\n{program.text}"""\nprint(failure_of({program!r}))\n'
 
 
@@ -79,12 +84,22 @@ def _smaller(program: Program) -> Iterator[Program]:
 def examine(seed: int) -> dict[str, Any]:
     """Program `seed` run all ways."""
     program = program_of(seed)
-    failure = _verdict(program)
-    return {"calls": len(program.sizes), "failure": failure and report(program, failure)}
+    failure, calls = _verdict(program), len(program.sizes)
+    why = targets.why_dead()
+    if why is not None:  # and no smaller program can be tried
+        told_so = f"program {seed}: {failure}; nothing runs on the device any more: {why}\n\n{told(program)}"
+        return {"calls": calls, "failure": told_so, "ended": True}
+    return {"calls": calls, "failure": failure and report(program, failure)}
 
 
 CAMPAIGN = Campaign(
-    "tests.pipeline.generated.campaign", examine, lambda seed: told(program_of(seed)), ("calls",), alone, count=20_000
+    "tests.pipeline.generated.campaign",
+    examine,
+    lambda seed: told(program_of(seed)),
+    ("calls",),
+    alone,
+    count=20_000,
+    devices=True,
 )
 
 

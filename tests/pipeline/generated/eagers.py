@@ -128,7 +128,8 @@ class OtherNaN(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         made = _is_plain(func) and not any(bool(each.isnan().any()) for each in _floats(args, kwargs))
         if func in _OF_ROWS:
-            free = ~_one_sign(args[0], args[1], keepdim=result.dim() == args[0].dim()) | _loses_sign(func)
+            free = ~_one_sign(args[0], args[1], keepdim=result.dim() == args[0].dim())
+            free |= _loses_sign(func, args[0].device)
             return torch.where(result.isnan() & free, -result, result)
         for each in _floats(result) if made else ():
             each.copy_(torch.where(each.isnan(), -each, each))
@@ -143,12 +144,13 @@ def _one_sign(value: Tensor, dims: Any, keepdim: bool) -> Tensor:
 
 
 @cache
-def _loses_sign(func: Any) -> bool:
+def _loses_sign(func: Any, device: torch.device) -> bool:
     """Whether the only NaN of a row, wherever it stands, comes out with another sign here."""
     dims = [1] if func is aten.logsumexp.default else 1
     rest = () if func is aten.logsumexp.default else (False,)
-    for nan in (torch.tensor(torch.nan), -torch.tensor(torch.nan)):
-        given = torch.where(torch.eye(_MANY + 1, dtype=torch.bool), nan, torch.ones(()))
+    one = torch.ones((), device=device)
+    for nan in (torch.full_like(one, torch.nan), -torch.full_like(one, torch.nan)):
+        given = torch.where(torch.eye(_MANY + 1, dtype=torch.bool, device=device), nan, one)
         for rows in (given, given.t().contiguous().t()):
             if bool((func(rows, dims, *rest).signbit() != nan.signbit()).any()):
                 return True

@@ -10,8 +10,11 @@ A template's names in braces are drawn: `x` is any tensor, the others are descri
 with one to three choices of sizes, so that what a compiler took for a constant shows. What PyTorch leaves open is left
 out: integers made of what none can hold, the sign of NaN, the gradient of a product with NaN in it. So is a norm of
 order zero, which lets no gradient through: where a function has nothing else, smelt's result does not require one.
+
+Programs are written by the host, whatever device they are for, so that a number stands for the same one everywhere.
 """
 
+import contextlib
 import math
 import random
 import re
@@ -23,6 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.pipeline.generated.vocabulary import BOUNDS, GROWN_FROM, MEMORIES, Vocabulary, in_one_memory
+from tests.targets import HOST, device_type
 
 Tensor = torch.Tensor
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 70, 130)
@@ -333,16 +337,16 @@ class Input:
         generator = torch.Generator().manual_seed((draw * 31 + ord(self.name) * 1009) % 2**31)
         base, view = _layout(self.layout, shape)
         if self.dtype in FLOATS:
-            made = torch.randn(base, generator=generator, dtype=torch.float64)
+            made = torch.randn(base, generator=generator, dtype=torch.float64, device=HOST)
             if self.special and made.numel():
                 for value in (torch.nan, torch.inf, -torch.inf, -0.0, 0.0, 1e-40):
-                    made.view(-1)[torch.randint(made.numel(), (1,), generator=generator)] = value
+                    made.view(-1)[torch.randint(made.numel(), (1,), generator=generator, device=HOST)] = value
             made = made.to(FLOATS[self.dtype])
             made = made.double() if exact else made
         else:
-            made = torch.randint(0 if self.dtype in ("uint8", "bool") else -9, 10, base, generator=generator)
-            made = made.to(getattr(torch, self.dtype))
-        return view(made).detach().requires_grad_(self.grad)
+            least = 0 if self.dtype in ("uint8", "bool") else -9
+            made = torch.randint(least, 10, base, generator=generator, device=HOST).to(getattr(torch, self.dtype))
+        return view(made.to(torch.get_default_device())).detach().requires_grad_(self.grad)
 
 
 def tensors_of(inputs: tuple[Input, ...], sizes: dict[str, int], draw: int, exact: bool = False) -> list[Tensor]:
@@ -631,8 +635,18 @@ def _run(lines: list[str], inputs: tuple[Input, ...], sizes: dict[str, int], see
     return found if fine else None
 
 
+def on_host() -> contextlib.AbstractContextManager[Any]:
+    """Within, tensors are made on the host."""
+    return contextlib.nullcontext() if device_type() == HOST else torch.device(HOST)
+
+
 def program_of(seed: int) -> Program:
     """Program number `seed`."""
+    with on_host():
+        return _written(seed)
+
+
+def _written(seed: int) -> Program:
     chance = random.Random(seed)
     inputs = _inputs(chance)
     words = Vocabulary(chance) if seed >= GROWN_FROM else None

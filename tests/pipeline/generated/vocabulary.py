@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.targets import HOST
+
 GROWN_FROM = 600_000_000
 
 # No float of 16 bits: eager compares with these themselves, or with what they are rounded to.
@@ -128,14 +130,16 @@ def in_one_memory(
     kind: str, places: Sequence[tuple[list[int], float]], values: torch.Tensor
 ) -> tuple[Any, list[torch.Tensor]]:
     """What holds the memory, and tensors of these shapes in it, each behind that part of the first one's size."""
+    if values.device.type != HOST and kind in ("numpy", "buffer"):  # which have the host's memory alone
+        kind = "storage"
     first = int(np.prod(places[0][0]))
     starts = [int(part * first) for _, part in places]
     sizes = [int(np.prod(shape)) for shape, _ in places]
     length = max(start + size for start, size in zip(starts, sizes, strict=True))
     if values.numel():
-        values = values.reshape(-1)[torch.arange(length) % values.numel()]
+        values = values.reshape(-1)[torch.arange(length, device=values.device) % values.numel()]
     else:
-        values = torch.zeros(length, dtype=values.dtype)
+        values = torch.zeros(length, dtype=values.dtype, device=values.device)
     by_numpy = kind == "numpy" and values.dtype is not torch.bfloat16
     if by_numpy or kind == "buffer" or kind == "numpy":
         held: Any = values.numpy().copy() if by_numpy else bytearray(values.view(torch.uint8).numpy().tobytes())
@@ -144,7 +148,7 @@ def in_one_memory(
     made = []
     for start, size, (shape, _) in zip(starts, sizes, places, strict=True):
         if size == 0:
-            part = torch.empty(0, dtype=values.dtype)
+            part = torch.empty(0, dtype=values.dtype, device=values.device)
         elif by_numpy:
             part = torch.from_numpy(held[start : start + size])
         elif isinstance(held, bytearray):
@@ -152,6 +156,6 @@ def in_one_memory(
         elif kind == "exchanged":
             part = torch.from_dlpack(held[start : start + size])
         else:
-            part = torch.empty(0, dtype=values.dtype).set_(held.untyped_storage(), start, (size,), (1,))
+            part = values.new_empty(0).set_(held.untyped_storage(), start, (size,), (1,))
         made.append(part.view(shape))
     return held, made
