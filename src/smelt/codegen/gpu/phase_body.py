@@ -202,8 +202,11 @@ class PhaseBody:
     def _tiles_at_once(self, stage: Stage, points: int = _POINTS) -> int:
         """How many tiles a loop that is not unrolled takes at once. Those that are none are masked."""
         plan = self.plan
-        if any(isinstance(i, Scan) for i in stage.body):
-            return 1
+        scans = [i for i in stage.body if isinstance(i, Scan)]
+        if any(scan.op == "logaddexp" for scan in scans):
+            return 1  # that is long code
+        if scans and plan.along is Along.COLS:
+            points = min(points, 2 * plan.width)  # each tile waits for the one before it
         read = {(i.buffer, i.index) for i in stage.body if isinstance(i, Load | Accumulate) and i.index.terms}
         wanted = max(1, min(_MOST_TILES, points // (plan.width * max(1, len(read)))))
         if not is_symsize(plan.tiles) and not self.kernel.col_count % plan.stride:
