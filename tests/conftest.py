@@ -64,6 +64,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    why = targets.why_dead() if targets.chosen[0] != targets.HOST else None
+    if why is not None:  # none of the tests that are left would say anything
+        pytest.exit(f"since the test before {item.nodeid} nothing runs on the GPU any more: {why}", returncode=3)
     shared_kernels.share(Path(os.environ[shared_kernels.FOLDER]))
     for name in ("torch.cuda", "torch.mtia", "torch.xpu"):
         if name in sys.modules:

@@ -36,10 +36,12 @@ def use(device: str | None, target: str | None, processes: int = 1) -> None:
     import torch
 
     torch.set_default_device(device)
+    # Tests compare bits with eager's, whose convolutions may else differ from themselves.
+    torch.backends.cudnn.deterministic = True
 
 
 def share(device: str, processes: int) -> None:
-    """Take no more of a GPU's memory than this process's part of it, and give back what is not used."""
+    """Take no more of a GPU's memory than this process's part of it."""
     if not device.startswith("cuda") or processes == 1:
         return
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

@@ -31,6 +31,7 @@ SANITIZER = "compute-sanitizer"
 GRACE = 10.0
 """Seconds that are kept back for ending processes and writing the summary."""
 _FINE_FOR_PYTEST = (0, 5)  # 5: none of the tests was chosen
+_SHARED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # many processes have few pages to spare each
 DTYPES = "float32,float16,bfloat16,float64"
 
 
@@ -130,13 +131,13 @@ def _ops(setup: Setup, seconds: float) -> list[Job]:
     command = _python("-m", "tests.ops_db.sweep", *setup.places, "--dtypes", DTYPES, "--threads", "1")
     command += ["--samples", str(setup.samples), "--share", setup.share, "--jobs", str(setup.jobs)]
     command += ["--seconds", str(seconds - GRACE), *(["--only", setup.only] if setup.only else [])]
-    return [Job("sweep", command)]
+    return [Job("sweep", command, dict(_SHARED))]
 
 
 def _programs(setup: Setup, seconds: float) -> list[Job]:
     command = _python("-m", "tests.pipeline.generated.campaign", *setup.places, "--jobs", str(setup.jobs))
     command += ["--count", str(setup.count), "--start", str(setup.start), "--seconds", str(seconds - GRACE)]
-    return [Job("campaign", [*command, "--keep", str(setup.out / "programs" / "failures")])]
+    return [Job("campaign", [*command, "--keep", str(setup.out / "programs" / "failures")], dict(_SHARED))]
 
 
 def _pytest(*patterns: str, parts: int | dict[str, int] = 1, slow: bool = True) -> Callable[[Setup, float], list[Job]]:
@@ -154,7 +155,8 @@ def _pytest(*patterns: str, parts: int | dict[str, int] = 1, slow: bool = True) 
                 command += ["--part", f"{number}/{several}", str(path.relative_to(ROOT))]
                 place = path.relative_to(ROOT / "tests").with_suffix("").as_posix().replace("/", ".")
                 name = f"{place} {number} of {several}" if several > 1 else place
-                made.append(Job(name, command, {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, _FINE_FOR_PYTEST))
+                variables = {**_SHARED, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+                made.append(Job(name, command, variables, _FINE_FOR_PYTEST))
         return sorted(made, key=lambda job: " of " not in job.name)  # the long ones first
 
     return jobs

@@ -337,10 +337,10 @@ RECURRENT = [
 
 
 def parallel() -> nn.Module:
-    """On the CPU, whatever else there is: then it calls its module."""
+    """On one device, whatever others there are: then it calls its module."""
     module = nn.DataParallel(nn.Linear(4, 3))
     module.device_ids = []
-    return module.cpu()
+    return module.to(torch.get_default_device())
 
 
 SMALL: dict[str, Any] = {"nhead": 2, "dim_feedforward": 12, "batch_first": True}
