@@ -425,7 +425,7 @@ def _narrower(made: PhasePlan) -> PhasePlan:
 
 def _unrolled(made: PhasePlan) -> PhasePlan:
     """With its loops unrolled, if what a thread has of a row fits into registers; else the scratch of a row is
-    computed again, or in memory."""
+    recomputed, or in memory."""
     few = not is_symsize(made.tiles) and made.tiles <= (1 if has_logs(made.kernel) else _MOST_TILES)
     if few and (made.tiles <= 1 or made.points * _live(made.kernel) <= _registers(made.threads)):
         return replace(made, unrolled=True)

@@ -1,4 +1,4 @@
-"""Kernels whose rows do not stay in registers: what they keep aside is computed again, which costs no memory traffic
+"""Kernels whose rows do not stay in registers: what they keep aside is recomputed, which costs no memory traffic
 but a read, and a maximum and the powers below it are found in one pass.
 
     loop: m = reduce max x                      loop: m, s = a maximum and the sum of powers below it
@@ -27,7 +27,7 @@ from smelt.ir.kernel import (
     Store,
 )
 
-_MOST_AGAIN = 32  # instructions that are computed again rather than kept
+_MOST_AGAIN = 32  # instructions that are recomputed rather than kept
 _MOST_READ = 2  # arrays that are read again for that
 
 _Pure = Const | Load | Gather | Position | Compute | Cast
