@@ -34,7 +34,7 @@ _Pure = Const | Load | Gather | Position | Compute | Cast
 
 
 def without_scratch(kernel: Kernel) -> Kernel:
-    """What a loop keeps aside for a later one is computed there again, where that takes little."""
+    """What a loop keeps aside for a later one is recomputed there, where that takes little."""
     for buffer in kernel.buffers:
         if buffer.role is Role.SCRATCH:
             kernel = _computed_again(kernel, buffer.name)

@@ -1,0 +1,163 @@
+"""Many pointwise kernels of one body in one grid: an optimizer's update of all its parameters, say.
+
+    k0: cols(j:256) …, k1: cols(j:65536) …     →   blocks 0 to 0 are k0's, 1 to 64 are k1's; buffers k0's, then k1's
+
+A block finds out by its number, in a tree of branches that all its threads take, which kernel it is of; from there on
+the pointers and sizes are that kernel's, and the code is written once. What they are the kernel is given as parameters,
+so the runtime launches it as any other.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.axes import is_pointwise
+from smelt.codegen.generator import EntryCode, Family
+from smelt.codegen.gpu.bodies.points_body import PointsBody
+from smelt.codegen.gpu.grid_plan import Along, GridPlan, plan
+from smelt.codegen.gpu.host import HostWarp
+from smelt.codegen.gpu.nvptx import Nvptx
+from smelt.codegen.gpu.simt import Simt
+from smelt.codegen.llvm.builder import LlvmValue, Number
+from smelt.codegen.llvm.runtime_sizes import Sizes, as_integer
+from smelt.device import Target
+from smelt.ir.kernel_code import GridPhase
+from smelt.ir.substitute_sizes import resized, shape_env_of
+from smelt.symbolic.expressions import ShapeEnv, Symbol
+from smelt.symbolic.symsize import expression_of
+
+MOST_POINTERS = 500  # of 4096 bytes that parameters of a grid may have on all chips
+_OWN = "member"  # where the code of a member begins
+
+
+def _always(value: int) -> Callable[[Symbol], int]:
+    """What the symbol of a family stands for in a member."""
+    return lambda _: value
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """Of a group: what stands for the symbol in each, and the first block of each."""
+
+    values: tuple[int, ...]
+    starts: tuple[int, ...]
+    buffers: int  # of each
+
+    def sizes(self, sizes: Sizes) -> list[list[int]]:
+        """Of each size that the code needs: what it is in each member."""
+        return [[as_integer(size.evaluate(_always(value))) for value in self.values] for size in sizes.params]
+
+    def entry(self, phis: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]:
+        """From the block's number to the member, with the values named by `phis`: (name, type, that of each member)."""
+        lines: list[str] = ["entry:"]
+        self._search(lines, 0, len(self.values))
+        lines.append(f"{_OWN}:")
+        for name, kind, each in (*phis, ("%first", "i64", [str(start) for start in self.starts])):
+            given = ", ".join(f"[ {value}, %leaf{number} ]" for number, value in enumerate(each))
+            lines.append(f"{name} = phi {kind} {given}")
+        lines.append("%own = sub i64 %block, %first")
+        return lines
+
+    def _search(self, lines: list[str], low: int, high: int) -> None:
+        if high - low == 1:
+            lines += [f"br label %leaf{low}", f"leaf{low}:", f"br label %{_OWN}"]
+            return
+        middle = (low + high) // 2
+        name = f"search{low}.{high}"
+        lines.append(f"%{name} = icmp ult i64 %block, {self.starts[middle]}")
+        lines.append(f"br i1 %{name}, label %{name}.low, label %{name}.high")
+        lines.append(f"{name}.low:")
+        self._search(lines, low, middle)
+        lines.append(f"{name}.high:")
+        self._search(lines, middle, high)
+
+
+class _GroupedPtx(Nvptx):
+    """Code for the members of a group, for NVIDIA's GPUs."""
+
+    def __init__(self, target: Target, symbol: str, sizes: Sizes, members: _Members, threads: int) -> None:
+        super().__init__(target, symbol, sizes, "i64", buffers=members.buffers, threads=threads)
+        self.members, self.block = members, _OWN
+
+    def block_number(self) -> LlvmValue:
+        return LlvmValue("%own", "i64")
+
+    def function(self) -> str:
+        assert self.sizes is not None
+        members, pointer = self.members, "ptr addrspace(1)"
+        count = len(members.values)
+        phis = []
+        for number in range(members.buffers):
+            each = [f"%given{member * members.buffers + number}" for member in range(count)]
+            phis.append((f"%b{number}", pointer, each))
+        for slot, values in enumerate(members.sizes(self.sizes)):
+            phis.append((f"%size{slot}", "i64", [str(value) for value in values]))
+        self.declared.add("declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()")
+        first, *rest = members.entry(phis)
+        where = ["%here = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()", "%block = zext i32 %here to i64"]
+        body = "\n".join([first, *where, *rest, *self.prologue, *self.lines])
+        taken = [f"{pointer} noundef %given{n}" for n in range(count * members.buffers)]
+        limit = f'"nvvm.maxntid"="{self.threads}"'
+        given = ", ".join([*taken, f"{pointer} noundef %workspace"])
+        return f"define ptx_kernel void @{self.symbol}({given}) {limit} {{\n{body}\n  ret void\n}}\n"
+
+
+class _GroupedWarp(HostWarp):
+    """The same for the host."""
+
+    def __init__(self, target: Target, symbol: str, sizes: Sizes, members: _Members) -> None:
+        super().__init__(target, symbol, sizes, "i64", warp=target.warp_size)
+        self.members, self.block = members, _OWN
+
+    def block_number(self) -> LlvmValue:
+        return LlvmValue("%own", "i64")
+
+    def runtime_param(self, number: Number) -> LlvmValue:
+        assert self.sizes is not None
+        return LlvmValue(f"%size{self.sizes.slot(number)}", "i64")
+
+    def function(self) -> str:
+        assert self.sizes is not None
+        members = self.members
+        phis = [("%base", "i64", [str(member * members.buffers) for member in range(len(members.values))])]
+        for slot, values in enumerate(members.sizes(self.sizes)):
+            phis.append((f"%size{slot}", "i64", [str(value) for value in values]))
+        found = ["%mine = getelementptr ptr, ptr %buffers, i64 %base"]
+        prologue = [line.replace("ptr %buffers,", "ptr %mine,") for line in self.prologue]
+        body = "\n".join([*members.entry(phis), *found, *prologue, *self.lines])
+        taken = "ptr %buffers, ptr %workspace, i64 %block, i64 %warp, ptr %shared"
+        return f"define void @{self.symbol}({taken}) {{\n{body}\n  ret void\n}}\n"
+
+
+def emit_group(symbol: str, family: Family, target: Target, *, on_host: bool, aligned: bool = True) -> EntryCode | None:
+    """One grid for all kernels of a family, whose buffers come one kernel's after the other's, in the order of their
+    places; None where their body is no pointwise kernel along a line, or they are too many."""
+    shape_env = shape_env_of(family.body)
+    if shape_env is None or not is_pointwise(family.body):
+        return None
+    buffers = len(family.body.parameters)
+    if buffers * len(family.lengths) > MOST_POINTERS:
+        return None
+    lengths = [family.lengths[place] for place in sorted(family.lengths)]
+    own = ShapeEnv()
+    for each in shape_env.symbols:
+        own.symbol(each.text, sum(lengths))  # as many points as all have together keep the chip busy
+    made: GridPlan = plan(resized(family.body, lambda size: size.moved(own)), target.warp_size)
+    (phase,) = made.phases
+    if phase.along is not Along.POINTS or phase.tile is not None:
+        return None
+    values = tuple(length - family.more for length in lengths)
+    if not all(guard.holds(_always(value)) for guard in own.guards for value in values):
+        return None
+    blocks = [expression_of(phase.blocks).evaluate(_always(value)) for value in values]
+    members = _Members(values, tuple(accumulate(blocks[:-1], initial=0)), buffers)
+    sizes = Sizes(buffers)
+    b: Simt
+    if on_host:
+        b = _GroupedWarp(target, symbol, sizes, members)
+    else:
+        b = _GroupedPtx(target, symbol, sizes, members, phase.threads)
+    pointers = {buffer.name: (lambda n=n: b.parameter(n)) for n, buffer in enumerate(made.kernel.parameters)}
+    PointsBody(b, phase, pointers, aligned=aligned).write()
+    grid = GridPhase(symbol, sum(blocks), phase.threads, b.shared_bytes, b.has_barrier)
+    return EntryCode(b.function(), frozenset(b.declared), tuple(b.helpers.items()), 0, phases=(grid,))
