@@ -126,6 +126,13 @@ def main_wide() -> None:
     quarter = (np.pi / 4 * 1.001) ** 2
     fit_wide("SIN_WIDE", lambda k: (-1) ** k / mpmath.factorial(2 * k + 1), 1, 0, quarter, 6)
     fit_wide("COS_WIDE", lambda k: (-1) ** k / mpmath.factorial(2 * k), 2, 0, quarter, 6)
+    # erf(x) = x + x P(x²) up to one, 1 - e^(-x²) P((x - 3) / (x + 3)) from there to six
+    near = lambda s: mpmath.erf(mpmath.sqrt(s)) / mpmath.sqrt(s) - 1 if s else 2 / mpmath.sqrt(mpmath.pi) - 1  # noqa: E731
+    _chebyshev("ERF_NEAR", near, 0, 1, 12)
+    back = lambda t: 3 * (1 + t) / (1 - t)  # noqa: E731
+    _chebyshev("ERF_TAIL", lambda t: mpmath.exp(back(t) ** 2) * mpmath.erfc(back(t)), -1 / 2, 1 / 3, 16)
+    # log2 m = 2 / ln 2 (s + s³/3 + s⁵ P(s²)) with s = (m - 1) / (m + 1), for pow
+    fit_wide("POW_LOG2_WIDE", lambda k: mpmath.mpf(1) / (2 * k + 1), 2, 0, span, 8)
     # atan(t) = t + t s P(s) in s = t², for `smelt.ops.math_functions`
     atan = lambda s: (mpmath.atan(mpmath.sqrt(s)) / mpmath.sqrt(s) - 1) / s if s else -mpmath.mpf(1) / 3  # noqa: E731
     _chebyshev("ATAN", atan, 0, 1, 9)

@@ -45,11 +45,22 @@ def _logistic(x: np.ndarray) -> np.ndarray:
     return result
 
 
-# Of float64 those that are written out; erf and pow are the C library's.
-WIDE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+def _error_function(x: np.ndarray) -> np.ndarray:
+    """By a series whose terms are all positive."""
+    size = np.minimum(np.abs(x), 7)
+    term = total = size
+    for k in range(1, 250):
+        term = term * 2 * size * size / (2 * k + 1)
+        total = total + term
+    pi = np.longdouble("3.14159265358979323846264338327950288")
+    result: np.ndarray = np.copysign(2 / np.sqrt(pi) * np.exp(-size * size) * total, x)
+    return result
+
+
+WIDE: dict[str, Callable[..., np.ndarray]] = {
     "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log1p": np.log1p,
     "sin": np.sin, "cos": np.cos, "tanh": np.tanh, "sigmoid": _logistic, "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x), "reciprocal": lambda x: 1 / x,
+    "rsqrt": lambda x: 1 / np.sqrt(x), "reciprocal": lambda x: 1 / x, "erf": _error_function, "pow": np.power,
 }  # fmt: skip
 
 
@@ -95,12 +106,30 @@ def errors_wide(got: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return np.where((rounded == 0) & (np.signbit(got) != np.signbit(rounded)), WRONG, found).astype(np.float64)
 
 
-def measure_wide(name: str, x: np.ndarray) -> np.ndarray:
-    """The errors of the compiled function at `x`, which is float64."""
-    got = torch.empty(len(x), dtype=torch.float64)
-    call(compile_kernels([kernel_of(name, len(x), "f64")], Options())[name], [torch.from_numpy(x), got])
+def measure_wide(name: str, *inputs: np.ndarray) -> np.ndarray:
+    """The errors of the compiled function at `inputs`, which are float64."""
+    got = torch.empty(len(inputs[0]), dtype=torch.float64)
+    kernel = kernel_of(name, len(got), "f64")
+    call(compile_kernels([kernel], Options())[name], [*map(torch.from_numpy, inputs), got])
     with np.errstate(all="ignore"):
-        return errors_wide(got.numpy(), WIDE[name](x.astype(np.longdouble)))
+        return errors_wide(got.numpy(), WIDE[name](*(x.astype(np.longdouble) for x in inputs)))
+
+
+def wide_inputs(name: str, each: int, seed: int) -> tuple[np.ndarray, ...]:
+    return wide_pairs(200 * each, seed) if name == "pow" else (wide_sample(each, seed),)
+
+
+def wide_pairs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """As `pairs`, of float64."""
+    draw = np.random.default_rng(seed)
+    special = [0.0, -0.0, 1, -1, 2, -2, 3, -3, 0.5, -0.5, 5e-324, -5e-324, 1.7e308, -1.7e308, 2.0**53, 2.0**54, -7.5]
+    edges = np.array([*special, 2.0**53 - 1, 1 + 2.0**-52, np.inf, -np.inf, np.nan])
+    grid = np.array(np.meshgrid(edges, edges)).reshape(2, -1)
+    bits = draw.integers(0, 1 << 64, (3, count), dtype=np.uint64).view(np.float64)
+    near, whole = np.exp(draw.normal(size=count)), draw.integers(-40, 40, count).astype(np.float64)
+    small, large = draw.normal(size=count), draw.normal(size=count) * 3e8
+    bases = np.concatenate([grid[0], bits[0], near, near, np.abs(bits[2]), bits[1], 1 + near / 1e6])
+    return bases, np.concatenate([grid[1], bits[1], whole, near * 200, small, whole, large])
 
 
 def wide_sample(each: int, seed: int) -> np.ndarray:
@@ -168,9 +197,9 @@ def worst_of_float32(name: str, step: int) -> tuple[float, str]:
 
 def worst_of_float64(name: str) -> tuple[float, str]:
     def of(seed: int) -> tuple[float, str]:
-        x = wide_sample(50, seed)
-        found = measure_wide(name, x)
-        return float(found.max()), repr(float(x[int(found.argmax())]))
+        inputs = wide_inputs(name, 50, seed)
+        found = measure_wide(name, *inputs)
+        return float(found.max()), ", ".join(repr(float(x[int(found.argmax())])) for x in inputs)
 
     return worst(map(of, range(5)))
 

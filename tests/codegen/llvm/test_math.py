@@ -1,5 +1,6 @@
 """The inline functions keep to the bounds docs/math.md states, on a sample of all exponents and special values."""
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -19,8 +20,9 @@ from tests.codegen.ulps import (
     measure,
     measure_wide,
     pairs,
-    wide_sample,
+    wide_inputs,
 )
+from tests.kernel_text import parse_kernel
 
 SPECIAL = [
     0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 1e-45, -1e-45, 2.0**-126, -(2.0**-126),
@@ -57,10 +59,56 @@ def test_error_stays_within_the_bound(name: str) -> None:
 @pytest.mark.skipif(np.finfo(np.longdouble).nmant < 60, reason="longdouble is no wider than float64 here")
 @pytest.mark.parametrize("name", WIDE)
 def test_error_in_float64_stays_within_the_bound(name: str) -> None:
-    x = wide_sample(20, seed=3)
-    found = measure_wide(name, x)
+    inputs = wide_inputs(name, 20, seed=3)
+    found = measure_wide(name, *inputs)
     place = int(found.argmax())
-    assert found[place] <= bounds(2)[name], float(x[place])
+    assert found[place] <= bounds(2)[name], [float(x[place]) for x in inputs]
+
+
+LARGEST = 6381956970095103 * 2.0**797  # of all float64, the one nearest to a multiple of π/2
+
+
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_large_angles_of_float64(name: str) -> None:
+    """Against numbers of 200 bits: what C libraries give is not said."""
+    draw = np.random.default_rng(0)
+    x = np.concatenate([np.exp2(draw.uniform(20, 1023.9, 1000)) * draw.choice([-1, 1], 1000), [LARGEST, 1e22, 2.0**20]])
+    got = torch.empty(len(x), dtype=torch.float64)
+    call(compile_kernels([kernel_of(name, len(x), "f64")], Options())[name], [torch.from_numpy(x), got])
+    with mpmath.workprec(1300):
+        for angle, mine in zip(x, got, strict=True):
+            truth = getattr(mpmath, name)(mpmath.mpf(float(angle)))
+            unit = mpmath.mpf(2) ** (mpmath.floor(mpmath.log(abs(truth), 2)) - 52)
+            assert abs(mpmath.mpf(float(mine)) - truth) <= bounds(2)[name] * unit, angle
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_fmod_is_exact(dtype: str) -> None:
+    """Of numbers of all sizes, those below the normal range too, and of special ones with each other."""
+    if dtype == "f32":
+        bits = from_bits(torch.randint(0, 2**32, (2, 50_000), generator=torch.Generator().manual_seed(1)))
+        small = from_bits(torch.randint(0, 1 << 23, (50_000,), generator=torch.Generator().manual_seed(2)))
+        edges = torch.cartesian_prod(torch.tensor(SPECIAL), torch.tensor(SPECIAL))
+    else:
+        draw = np.random.default_rng(1)
+        bits = torch.from_numpy(draw.integers(0, 1 << 64, (2, 50_000), dtype=np.uint64).view(np.float64))
+        small = torch.from_numpy(draw.integers(0, 1 << 52, 50_000, dtype=np.uint64).view(np.float64))
+        special = torch.tensor([*SPECIAL, 5e-324, 1e-310, 1.7e308], dtype=torch.float64)
+        edges = torch.cartesian_prod(special, special)
+    near = torch.randn(2, 50_000, dtype=bits.dtype)
+    x = torch.cat([bits[0], edges[:, 0], near[0] * 100, bits[0], small])
+    y = torch.cat([bits[1], edges[:, 1], near[1], small, small.flip(0)])
+    kernel = parse_kernel(
+        f"kernel k rows() cols(j:{len(x)})\n in x: {dtype}[{len(x)}]\n in y: {dtype}[{len(x)}]\n"
+        f" out z: {dtype}[{len(x)}]\n loop:\n a = load x[j]\n b = load y[j]\n c = fmod a, b : {dtype}\n store z[j] = c"
+    )
+    got = torch.empty_like(x)
+    call(compile_kernels([kernel], Options())["k"], [x, y, got])
+    with np.errstate(all="ignore"):
+        want = torch.from_numpy(np.fmod(x.numpy(), y.numpy()))
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.nan_to_num(), want.nan_to_num())
+    assert torch.equal(torch.signbit(got)[~want.isnan()], torch.signbit(want)[~want.isnan()])
 
 
 @pytest.mark.parametrize(("name", "bound"), [("ndtr", 4), ("gelu_slope", 5)])

@@ -11,7 +11,7 @@ import torch
 
 from smelt.codegen.llvm.builder import BITS, SIGNED_LESS, UNSIGNED_LESS, Builder, LlvmValue
 from smelt.codegen.llvm.math import FLOAT32, FLOAT64
-from smelt.codegen.llvm.math.library import library
+from smelt.codegen.llvm.math.remainder import fmod
 from smelt.ir.scalar import kind_of
 from smelt.symbolic.symsize import is_symsize, varies
 
@@ -102,7 +102,7 @@ def _float_sign(b: Builder, _: torch.dtype, args: Sequence[LlvmValue]) -> LlvmVa
 
 def _float_remainder(b: Builder, _: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
     x, y = args
-    rest = library("fmod")(b, x, y)
+    rest = fmod(b, x, y)
     return b.select(_leans_away(b, rest, y), b.fadd(rest, y), rest)
 
 
@@ -115,7 +115,7 @@ def _leans_away(b: Builder, rest: LlvmValue, divisor: LlvmValue) -> LlvmValue:
 def _float_floordiv(b: Builder, _: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
     """From the exact remainder, so that the quotient is not rounded up to the next integer before the floor."""
     x, y = args
-    rest = library("fmod")(b, x, y)
+    rest = fmod(b, x, y)
     quotient = b.fdiv(x, y)
     exact = b.fdiv(b.fsub(x, rest), y)
     exact = b.select(_leans_away(b, rest, y), b.fsub(exact, 1.0), exact)
@@ -134,7 +134,7 @@ _FLOAT_OPS: dict[str, Lower] = {
     "floordiv": _float_floordiv,
     "truncdiv": lambda b, _, args: b.intrinsic("llvm.trunc", b.fdiv(*args)),
     "remainder": _float_remainder,
-    "fmod": lambda b, _, args: library("fmod")(b, *args),
+    "fmod": lambda b, _, args: fmod(b, *args),
     "neg": lambda b, _, args: b.fneg(*args),
     "abs": _intrinsic("llvm.fabs"),
     "sign": _float_sign,

@@ -1,19 +1,18 @@
 """Elementary functions as straight vector code: the same text for any number of lanes and any target.
 
-`FLOAT32[name](b, x)` writes the function for f32, `FLOAT64` the same for f64, where erf and pow are calls into the C
-library, one a lane. Accuracy, measured over the whole range, is in docs/math.md; the polynomials come from
-tools/fit_math.py.
+`FLOAT32[name](b, x)` writes the function for f32, `FLOAT64` the same for f64. No function of the C library is called,
+but for f64 on processors without fma. Accuracy, measured over the whole range, is in docs/math.md; the polynomials
+come from tools/fit_math.py.
 """
 
 from collections.abc import Callable
 
 from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.math.error import erf
+from smelt.codegen.llvm.math.error import erf, erf_wide
 from smelt.codegen.llvm.math.exponential import exp, exp2, exp_of_negative, expm1, sigmoid, tanh, tanh_wide
-from smelt.codegen.llvm.math.library import library
 from smelt.codegen.llvm.math.logarithm import log, log1p, log2
 from smelt.codegen.llvm.math.normal import gelu_slope, gelu_slope_wide, normal_share, normal_share_wide
-from smelt.codegen.llvm.math.power import power
+from smelt.codegen.llvm.math.power import power, power_wide
 from smelt.codegen.llvm.math.trigonometry import cos, cos_wide, sin, sin_wide
 
 Function = Callable[..., LlvmValue]
@@ -40,7 +39,7 @@ FLOAT32: dict[str, Function] = _EXACT | {
 }  # fmt: skip
 
 FLOAT64: dict[str, Function] = FLOAT32 | {
-    "tanh": tanh_wide, "sin": sin_wide, "cos": cos_wide, "erf": library("erf"), "pow": library("pow"),
+    "tanh": tanh_wide, "sin": sin_wide, "cos": cos_wide, "erf": erf_wide, "pow": power_wide,
     "ndtr": normal_share_wide, "gelu_slope": gelu_slope_wide,
 }  # fmt: skip
 

@@ -95,6 +95,13 @@ def exp2_moderate(b: Builder, x: LlvmValue) -> LlvmValue:
     return b.scaled(small, n) if b.scales(x) else b.fmul(small, two_to(b, held))
 
 
+def exp2_of_two(b: Builder, x: LlvmValue, low: LlvmValue) -> LlvmValue:
+    """exp2 of a sum of two, the second much smaller; any x that matters."""
+    n, held = round_scaled(b, x, 1.0)
+    r = b.fadd(b.fsub(x, n), low)
+    return scale_by_two_to(b, b.fma(polynomial(b, r, _EXP2[x.kind]), r, 1.0), n, held)
+
+
 def exp2(b: Builder, x: LlvmValue) -> LlvmValue:
     inside = _between(b, x, _EXP2_ENDS[x.kind])
     n, held = round_scaled(b, inside, 1.0)

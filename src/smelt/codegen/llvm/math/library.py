@@ -1,4 +1,4 @@
-"""Functions of the C library, called once a lane: the f64 versions of what has no vector code yet."""
+"""Functions of the C library, called once a lane: f64 versions of what vector code needs fma for."""
 
 from collections.abc import Callable
 

@@ -12,8 +12,8 @@ adds erf to one, and the slope is the second term, which keeps its digits.
 import math
 
 from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.math.error import erf_wide
 from smelt.codegen.llvm.math.exponential import exp2_moderate, exp_of_negative
-from smelt.codegen.llvm.math.library import library
 from smelt.codegen.llvm.math.polynomial import polynomial
 
 # U and, but for its value of ½ at zero, R.
@@ -48,7 +48,7 @@ def gelu_slope(b: Builder, x: LlvmValue) -> LlvmValue:
 
 def normal_share_wide(b: Builder, x: LlvmValue) -> LlvmValue:
     """For f64."""
-    return b.fmul(b.fadd(library("erf")(b, b.fmul(x, math.sqrt(0.5))), 1.0), 0.5)
+    return b.fmul(b.fadd(erf_wide(b, b.fmul(x, math.sqrt(0.5))), 1.0), 0.5)
 
 
 def gelu_slope_wide(b: Builder, x: LlvmValue) -> LlvmValue:

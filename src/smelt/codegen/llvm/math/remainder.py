@@ -1,0 +1,55 @@
+"""fmod, exact for f32 and f64: what is left of |x| when multiples of |y| are taken from it.
+
+A quotient below 2^p, p the bits of a mantissa, is rounded to the right whole number or to the next one, and what is
+left beside that is exact by fma. Where x is larger still, multiples of y · 2^k are taken away first: a loop that runs
+until no lane needs it.
+"""
+
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.math.library import library
+from smelt.codegen.llvm.math.polynomial import FORMS
+
+INFINITY, NAN = float("inf"), float("nan")
+
+
+def fmod(b: Builder, x: LlvmValue, y: LlvmValue) -> LlvmValue:
+    if not b.target.has_fma:
+        return library("fmod")(b, x, y)
+    x, y = b.lift(x, y)
+    size, divisor = b.fabs(x), b.fabs(y)
+    fine = b.and_(b.fcmp("olt", size, INFINITY), b.fcmp("ogt", divisor, 0.0))
+    first, divisor = b.select(fine, size, 0.0), b.select(fine, divisor, 1.0)
+    rest = _reduced(b, first, divisor)
+    return b.select(fine, b.copysign(rest, x), NAN)
+
+
+def _reduced(b: Builder, first: LlvmValue, divisor: LlvmValue) -> LlvmValue:
+    """Of finite numbers that are not negative, the second not zero."""
+    form = FORMS[first.kind]
+    near = b.fmul(divisor, 2.0**form.mantissa)  # infinite: all numbers are below
+    mantissa = _mantissa(b, divisor)
+    before, again, done = b.block, b.new_label("taking"), b.new_label("taken")
+    b.jump(again)
+    b.label(again)
+    place, rest = len(b.lines), b.op("", first.kind, first.lanes)
+    # 2^p · d would be more than `rest`; the smallest normal exponent is small enough for all that are larger than that.
+    exponent = b.sub(b.lshr(b.bits(rest), form.mantissa), form.mantissa - 1)
+    exponent = b.select(b.icmp("sgt", exponent, 1), exponent, 1)
+    far = b.from_bits(b.or_(b.shl(exponent, form.mantissa), mantissa))
+    taken = b.select(b.fcmp("olt", rest, near), divisor, far)
+    count = b.intrinsic("llvm.trunc", b.fdiv(rest, taken))
+    left = b.fma(b.fneg(count), taken, rest)
+    left = b.select(b.fcmp("olt", left, 0.0), b.fadd(left, taken), left)
+    left = b.select(b.fcmp("oge", rest, divisor), left, rest)
+    b.lines[place] = f"{rest.name} = phi {rest.type} [ {first.name}, %{before} ], [ {left.name}, %{b.block} ]"
+    b.branch(b.any_lane(b.fcmp("oge", left, divisor)), again, done)
+    b.label(done)
+    return left
+
+
+def _mantissa(b: Builder, divisor: LlvmValue) -> LlvmValue:
+    """Its bits without the exponent; of those below the normal range as if they were not."""
+    form = FORMS[divisor.kind]
+    small = b.fcmp("olt", divisor, 2.0**form.smallest_exponent)
+    normal = b.select(small, b.fmul(divisor, 2.0 ** (form.mantissa + 1)), divisor)
+    return b.and_(b.bits(normal), (1 << form.mantissa) - 1)
