@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tests.targets import seeded
 
 from tests.targets import seeded
 
