@@ -121,7 +121,7 @@ def test_equal_parts_are_written_once() -> None:
     table, objects = written()
     reader = TableReader(table)
     assert len(set(reader.strings)) == len(reader.strings) and len(set(map(id, objects))) == len(objects)
-    assert reader.count("dtypes") == 3 and reader.count("devices") == 1 and reader.count("kernels") == 2
+    assert reader.length_of("dtypes") == 3 and reader.length_of("devices") == 1 and reader.length_of("kernels") == 2
 
 
 def test_a_table_of_another_version_or_layout_says_so() -> None:
@@ -174,7 +174,7 @@ def flipped(table: bytes, count: int, seed: int) -> Iterator[bytes]:
 
 def try_altered(table: bytes, objects: tuple[Any, ...], count: int, seed: int) -> tuple[int, int]:
     """How many altered tables were refused, and how many were taken, each for a program of as many steps."""
-    steps, refused, taken = TableReader(table).count("steps"), 0, 0
+    steps, refused, taken = TableReader(table).length_of("steps"), 0, 0
     for made in flipped(table, count, seed):
         try:
             found = runner(made, objects)

@@ -49,13 +49,13 @@ def test_what_is_made_while_modules_are_loaded_is_old_at_once(monkeypatch: pytes
         return any(each is made for each in gc.get_objects(generation=2))
 
     thresholds = gc.get_threshold()
+    gc.unfreeze()  # what was there before the first test is frozen
     try:
         assert not burst(())
         assert burst(("smelt_test_module",))
         gc.freeze()
         assert not burst(("smelt_test_module_2",)) and gc.get_freeze_count()
     finally:
-        gc.unfreeze()
         gc.set_threshold(*thresholds)
 
 

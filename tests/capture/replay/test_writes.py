@@ -407,11 +407,16 @@ def test_a_module_writes_to_itself() -> None:
     assert not runner.breaks and not runner.recompiles
 
 
-def test_a_module_made_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = nn.Module.__init__.__globals__["Module"].__init__
-    while original.__module__ != nn.Module.__module__:  # torch.compile, once used in the process, puts its own round it
-        (original,) = (cell.cell_contents for cell in original.__closure__ if callable(cell.cell_contents))
-    monkeypatch.setattr(nn.Module, "__init__", original)
+@pytest.mark.parametrize("beside_torch_compile", [False, True])
+def test_a_module_made_inside(monkeypatch: pytest.MonkeyPatch, beside_torch_compile: bool) -> None:
+    if beside_torch_compile:  # which notes for itself what modules are made, once it has been used in the process
+        import torch._dynamo.mutation_guard as guard
+
+        monkeypatch.setattr(nn.Module, "__init__", nn.Module.__init__)
+        monkeypatch.setattr(nn.Module, "__setstate__", nn.Module.__setstate__)
+        monkeypatch.setattr(nn.Module, "___needs_generation_tag_patch", True, raising=False)
+        guard.install_generation_tagging_init()
+        assert nn.Module.__init__.__module__ == guard.__name__
 
     def program(x: torch.Tensor) -> Any:
         loss = nn.MSELoss()

@@ -66,8 +66,8 @@ from smelt.capture.model.policy import (
     is_torch_leaf,
     is_transform,
     known_name,
-    optimizer_behind,
     treatment_of_code,
+    wrapped_by_torch_compile,
 )
 from smelt.capture.model.static import ABSENT, is_a, static_lookup
 from smelt.capture.model.values import (
@@ -375,7 +375,7 @@ def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: di
         if forward is not None:
             return call(interp, forward, args[1:], kwargs)
     if treatment_of_code(real.__code__) is not Treatment.INLINE:
-        behind = optimizer_behind(real)
+        behind = wrapped_by_torch_compile(real)
         if behind is not None and function.source is not None:
             return call(interp, _in_closure(interp, function, behind), args, kwargs)
         raise Unsupported("B025" if is_transform(real.__code__) else "B002", f"{real.__module__}.{real.__qualname__}")

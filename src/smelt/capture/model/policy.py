@@ -80,6 +80,8 @@ _STDLIB_PARTS: dict[str, tuple[str, ...]] = {
 # Where functions that were compiled by `torch.compile`, or are kept from it, begin.
 _TORCH_COMPILE = tuple(_TORCH + name + os.sep for name in ("_dynamo", "_inductor"))
 _DISABLING = _TORCH + os.path.join("_dynamo", "eval_frame.py")
+_TAGGING = _TORCH + os.path.join("_dynamo", "mutation_guard.py")
+_TAGGED = {"patched_init": "init", "patched_setstate": "setstate"}
 
 # Code that tensors may pass through on their way, and that never starts anything.
 _FOLLOWED_ONLY = (
@@ -306,13 +308,16 @@ def acts_as_in_eager(code: types.CodeType) -> bool:
     return code.co_filename.startswith(os.path.join(_TORCH, "optim", ""))
 
 
-def optimizer_behind(function: types.FunctionType) -> str | None:
-    """If this keeps `torch.compile` out of a function of `torch.optim`, the name of that function in its closure.
+def wrapped_by_torch_compile(function: types.FunctionType) -> str | None:
+    """If `torch.compile` put this round a function of PyTorch's own, the name of that function in its closure.
 
-    `torch.compile` wraps such functions when it is first used, if only as a decorator: it cannot follow them, capture
-    can. What the program itself wrapped so it wants to run in Python.
+    It does so when it is first used, if only as a decorator: it keeps itself out of `torch.optim`, which it cannot
+    follow and capture can, and notes which modules are made when, for itself alone. What the program itself wrapped so
+    it wants to run in Python.
     """
     code = function.__code__
+    if code.co_filename == _TAGGING:
+        return _TAGGED.get(code.co_name)
     if code.co_filename != _DISABLING or code.co_name != "_fn" or "fn" not in code.co_freevars:
         return None
     assert function.__closure__ is not None

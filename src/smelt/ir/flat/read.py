@@ -69,7 +69,7 @@ class TableReader:
             ]
         return found
 
-    def row_count(self, section: str) -> int:
+    def length_of(self, section: str) -> int:
         """How many records a section has."""
         return self._place(section)[1]
 
@@ -118,7 +118,7 @@ class TableReader:
         return {devices[value.device] for value in self._arena_rows()}
 
     def _arena_rows(self) -> list[Any]:
-        return self.rows("values")[self.row_count("values") - self.header.arena :]
+        return self.rows("values")[self.length_of("values") - self.header.arena :]
 
 
 def read(table: bytes, objects: Sequence[Any]) -> FlatProgram:

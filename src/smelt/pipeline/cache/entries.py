@@ -247,7 +247,7 @@ def _bound(half: Any, parts: list[bytes], consuming: bool, options: Options, are
         return launcher_for(target, kernels[name], lambda: _kernel_of(program(), name), options)
 
     flat = restored(table, objects, asked, launcher)
-    events.count("kernels", reader.row_count("launches"))
+    events.count("kernels", reader.length_of("launches"))
     if flat is None:
         return bind(program(), kernels, options, consuming, arenas)
     return Executable.of_table(flat, program, options.threads, kernels, arenas)
