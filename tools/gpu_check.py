@@ -44,6 +44,7 @@ class Setup:
     jobs: int
     share: str
     samples: int
+    first: int
     count: int
     start: int
     only: str
@@ -130,13 +131,14 @@ def _python(*arguments: str) -> list[str]:
 def _ops(setup: Setup, seconds: float) -> list[Job]:
     command = _python("-m", "tests.ops_db.sweep", *setup.places, "--dtypes", DTYPES, "--threads", "1")
     command += ["--samples", str(setup.samples), "--share", setup.share, "--jobs", str(setup.jobs)]
-    command += ["--seconds", str(seconds - GRACE), *(["--only", setup.only] if setup.only else [])]
+    command += ["--seconds", str(seconds - 2 * GRACE), "--first", str(setup.first)]
+    command += ["--only", setup.only] if setup.only else []
     return [Job("sweep", command, dict(_SHARED))]
 
 
 def _programs(setup: Setup, seconds: float) -> list[Job]:
     command = _python("-m", "tests.pipeline.generated.campaign", *setup.places, "--jobs", str(setup.jobs))
-    command += ["--count", str(setup.count), "--start", str(setup.start), "--seconds", str(seconds - GRACE)]
+    command += ["--count", str(setup.count), "--start", str(setup.start), "--seconds", str(seconds - 2 * GRACE)]
     return [Job("campaign", [*command, "--keep", str(setup.out / "programs" / "failures")], dict(_SHARED))]
 
 
@@ -374,6 +376,7 @@ def _read() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--share", default="1/1", help="ops: 2/5 for every fifth sample, from the second on")
     parser.add_argument("--samples", type=int, default=0, help="ops: samples of each operator; 0 for all")
+    parser.add_argument("--first", type=int, default=0, help="ops: the case to go on with, as the run before said")
     parser.add_argument("--count", type=int, default=20_000, help="programs: how many")
     parser.add_argument("--start", type=int, default=700_000_000, help="programs: the number of the first")
     parser.add_argument("--only", default="", help="ops: operators; tests: -k; benchmarks, sanitizer: part of a name")
@@ -390,8 +393,8 @@ def main() -> int:
     end = time.monotonic() + given.seconds - GRACE
     checks = chosen(given.checks, given.seconds)
     setup = Setup(
-        given.device, given.target, given.jobs, given.share, given.samples, given.count, given.start, given.only,
-        given.peer, given.out.resolve(),
+        given.device, given.target, given.jobs, given.share, given.samples, given.first, given.count, given.start,
+        given.only, given.peer, given.out.resolve(),
     )  # fmt: skip
     summary = Summary(setup, checks)
     wrong = build()

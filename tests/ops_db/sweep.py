@@ -298,6 +298,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2, help="of each job")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds an operator may take")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after so long, with what is done by then")
+    parser.add_argument("--first", type=int, default=0, help="the number of the case to begin with")
     targets.add_options(parser)
     parser.add_argument("--fallbacks", action="store_true", help="print what is left to PyTorch, and why")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -313,13 +314,15 @@ def main() -> int:
         work(task, sys.stdin)
         return 0
     only = [name for name in options.only.split(",") if name]
-    cases = list(all_cases(options.dtypes.split(","), only, task.device_type))
+    began = time.monotonic()
+    cases = list(all_cases(options.dtypes.split(","), only, task.device_type))[options.first :]
+    left_s = options.seconds - (time.monotonic() - began)
     answers: list[Answer] = []
+    waiting = dict.fromkeys(cases)
     failed = 0
-    for case, answer in sweep(
-        cases, task, jobs=options.jobs, limit=options.limit, seconds=options.seconds
-    ):
+    for case, answer in sweep(cases, task, jobs=options.jobs, limit=options.limit, seconds=left_s):
         answers.append(answer)
+        waiting.pop(case, None)
         if answer.wrong:
             failed += 1
             print(f"{case}\n" + "\n".join(f"    {text}" for text in answer.wrong), flush=True)
@@ -329,10 +332,13 @@ def main() -> int:
             print(f"{case} left to PyTorch\n" + "\n".join(f"    {text}" for text in shown), flush=True)
     left = sum(bool(answer.fallbacks) for answer in answers)
     samples = sum(answer.samples for answer in answers)
-    missed = len(cases) - len(answers)
+    missed = ""
+    if waiting:
+        first = options.first + cases.index(next(iter(waiting)))
+        missed = f"; {len(waiting)} not reached in time, go on with --first {first}"
     print(
         f"{len(answers)} cases, {samples} samples, {failed} cases with differences, {left} with something left to "
-        f"PyTorch{f'; {missed} cases not reached in time' if missed else ''}"
+        f"PyTorch{missed}"
     )
     return 1 if failed else 0
 

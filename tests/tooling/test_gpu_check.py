@@ -16,7 +16,7 @@ from tools.gpu_check import CHECKS, Check, Job, Setup
 
 
 def setup(out: Path, device: str = "cpu") -> Setup:
-    return Setup(device, "cpu", 2, "1/1", 1, 4, 0, "", False, out)
+    return Setup(device, "cpu", 2, "1/1", 1, 0, 4, 0, "", False, out)
 
 
 def scripts(**texts: str) -> Callable[[Setup, float], list[Job]]:
