@@ -130,15 +130,25 @@ sizes_equal(PyObject *actual, const int64_t *sizes, Py_ssize_t rank)
     return PyErr_Occurred() ? -1 : equal;
 }
 
+static bool
+is_of_c(PyObject *descriptor)
+{
+    return Py_IS_TYPE(descriptor, &PyGetSetDescr_Type) || Py_IS_TYPE(descriptor, &PyMethodDescr_Type);
+}
+
 /* An attribute as PyTorch's own C type has it: what a program put in its place above that is not to run here. */
 static PyObject *
 own_attribute(PyObject *value, PyObject *name)
 {
+    PyObject *nearest = _PyType_Lookup(Py_TYPE(value), name); /* which Python keeps in a cache, and is it as a rule */
+    if (nearest && is_of_c(nearest)) {
+        return Py_TYPE(nearest)->tp_descr_get(nearest, value, (PyObject *)Py_TYPE(value));
+    }
     PyObject *mro = Py_TYPE(value)->tp_mro;
     for (Py_ssize_t i = mro ? PyTuple_GET_SIZE(mro) : 0; i-- > 0;) {
         PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM(mro, i);
         PyObject *found = type->tp_dict ? PyDict_GetItemWithError(type->tp_dict, name) : NULL;
-        if (found && (Py_IS_TYPE(found, &PyGetSetDescr_Type) || Py_IS_TYPE(found, &PyMethodDescr_Type))) {
+        if (found && is_of_c(found)) {
             return Py_TYPE(found)->tp_descr_get(found, value, (PyObject *)Py_TYPE(value));
         }
         if (found == NULL && PyErr_Occurred()) {
