@@ -47,7 +47,7 @@ NATIVE := $(wildcard src/smelt/csrc/*.[ch] src/smelt/csrc/*/*.[ch])
 # Capture, runtime and compiled autograd pass whole without it; these files are what depends on it most.
 NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/guards/test_guards.py \
 	tests/runtime/autograd/test_moved_storage.py tests/runtime/test_overlap.py \
-	$(patsubst %,tests/runtime/program/test_%.py,interface products launch)
+	$(patsubst %,tests/runtime/program/test_%.py,aoti_shims small_matmul launch)
 
 ON_GPU := $(addprefix tests/,gpu ops ops_db nn optim models autograd compiled_autograd pipeline/test_random_tensors.py)
 
