@@ -21,6 +21,7 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Contract,
     Gather,
     Index,
     Instruction,
@@ -55,7 +56,7 @@ def value_dtypes(kernel: Kernel) -> dict[str, torch.dtype]:
     found: dict[str, torch.dtype] = {}
     for instruction in kernel.instructions():
         match instruction:
-            case Const(out, _, dtype) | Compute(out, _, _, dtype) | Cast(out, _, dtype):
+            case Const(out, _, dtype) | Compute(out, _, _, dtype) | Cast(out, _, dtype) | Contract(out, dtype=dtype):
                 found[out] = dtype
             case (Load(out, buffer, _) | Gather(out, buffer, _, _)) if buffer in buffers:
                 found[out] = buffers[buffer]

@@ -28,7 +28,19 @@ element at an index that leaves some row axes out becomes the fold of all values
 zero-fill needed). How a fold is kept accurate and shared between threads is the target's business; sums of f32 and
 narrower are to be kept so that their error does not grow with the number of rows. `Scatter` changes what is in a
 buffer, at places that depend on data; points that meet at one place take turns in the order of their rows, then
-cols, and elsewhere the buffer stays as it is.
+cols, and elsewhere the buffer stays as it is. `Contract` multiplies two buffers and sums over axes of its own; it is a
+value of a loop stage as others are, and what follows it is its epilogue:
+
+    kernel linear rows(i:128) cols(j:3072)
+      in x: f32[98304]
+      in w: f32[2359296]
+      in b: f32[3072]
+      out y: f32[393216]
+      loop:
+        p = contract (k:768) x[768*i + k], w[768*j + k] : f32
+        v1 = load b[j]
+        v2 = add p, v1 : f32
+        store y[3072*i + j] = v2
 """
 
 from enum import Enum
@@ -216,7 +228,44 @@ class Scatter:
     unordered: bool = False
 
 
-Instruction = Const | Load | Gather | Position | Compute | Cast | Store | Reduce | Scan | Accumulate | Scatter
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """`buffer[index]`, one of the two things a contraction multiplies; zero where a position is out of its bounds.
+
+    `index` is over rows, cols and the contraction's own axes. Each of `bounds` is (position, extent): where a position
+    is not one of 0 … extent - 1 nothing is read and the factor is zero (padding).
+    """
+
+    buffer: str
+    index: Index
+    bounds: tuple[tuple[Index, Size], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """`out` = the sum over all points of `axes` of `left · right`, each converted to `dtype` first and summed in it.
+
+    Axes of rows and cols that only one factor names count what it has of its own (M and N of a product), those that
+    both name are a batch. The sum may be taken in any order, but in the same one whatever the number of threads: f32
+    for f32 and narrower, f64 for f64. What a factor out of its bounds is multiplied with may be left unread, as eager's
+    convolutions do or do not: whether 0 · inf is in the sum is not said. With no points to sum over it is zero.
+    A kernel has one contraction at most, and then one stage, a loop, with no other folds in it.
+    """
+
+    out: str
+    axes: tuple[Axis, ...]
+    left: Factor
+    right: Factor
+    dtype: torch.dtype
+
+    @property
+    def factors(self) -> tuple[Factor, Factor]:
+        return self.left, self.right
+
+
+Instruction = (
+    Const | Load | Gather | Position | Compute | Cast | Store | Reduce | Scan | Accumulate | Scatter | Contract
+)
 Access = Load | Gather | Store | Accumulate | Scatter  # has a buffer and an index
 
 

@@ -24,6 +24,8 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Contract,
+    Factor,
     Gather,
     Index,
     Instruction,
@@ -95,6 +97,14 @@ def format_instruction(instruction: Instruction) -> str:
         case Scatter(buffer, op, index, by, source, unordered):
             places, how = ", ".join(map(_format_reach, by)), " unordered" if unordered else ""
             return f"scatter {op or 'last'} {buffer}[{format_index(index)}] by {places} = {source}{how}"
+        case Contract(out, axes, left, right, dtype):
+            factors = f"{_format_factor(left)}, {_format_factor(right)}"
+            return f"{out} = contract ({_format_axes(axes)}) {factors} : {short_name(dtype)}"
+
+
+def _format_factor(factor: Factor) -> str:
+    bounds = " and ".join(f"{format_index(position)} below {extent}" for position, extent in factor.bounds)
+    return f"{factor.buffer}[{format_index(factor.index)}]{' where ' if bounds else ''}{bounds}"
 
 
 def _format_reach(reach: tuple[str, Size, Size]) -> str:
