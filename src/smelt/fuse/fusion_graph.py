@@ -11,16 +11,16 @@ import operator
 from collections.abc import Iterator
 from dataclasses import field
 from enum import Enum
-from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.fuse import index_exprs
 from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
+from smelt.fuse.lowering import index_exprs
+from smelt.fuse.lowering.rules import ContractRule, FoldRule, PointRule, ScanRule, ScatterRule, Slot
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
@@ -61,6 +61,7 @@ class FusionKind(Enum):
     REDUCE = "reduce"
     SCAN = "scan"  # folds up to each element
     SCATTER = "scatter"  # lies where what it changes lay, which nobody else reads
+    PRODUCT = "product"  # sums of products, by a kernel of our own
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class FusionValue:
     spec: TensorSpec
     numel: Size
     readings: tuple[FusionRead, ...] = ()
-    rule: "PointRule | FoldRule | ScanRule | ScatterRule | None" = None
+    rule: PointRule | FoldRule | ScanRule | ScatterRule | ContractRule | None = None
     cost: int = 0
     users: "list[FusionValue]" = field(default_factory=list)
     needed: bool = False  # must be in memory: returned, or read by a library call
@@ -105,7 +106,7 @@ class FusionValue:
 
     @property
     def is_computed(self) -> bool:
-        return self.kind in (FusionKind.POINTWISE, FusionKind.REDUCE, FusionKind.SCAN, FusionKind.SCATTER)
+        return self.kind not in (FusionKind.LEAF, FusionKind.LIBRARY)
 
     @property
     def memory(self) -> "FusionValue":
@@ -122,84 +123,6 @@ class FusionValue:
 
     def __str__(self) -> str:
         return self.name
-
-
-@dataclass(frozen=True, slots=True)
-class PointRule:
-    """How an element follows from its readings: the record's rule and the call's arguments, tensors as `Slot`s."""
-
-    lowering: Pointwise
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    common: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """In a rule's arguments: the element of the `number`-th reading."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class FoldRule:
-    """A fold over `dims` of points `shape`, visited in the order of dense `stride`. `result` are the strides of the
-    folded value's own memory over those dims, zero where a dim is folded away."""
-
-    call: FoldCall
-    shape: Shape
-    stride: Shape
-    result: Shape
-    count: Size  # how many elements fold into one
-    inner: Size  # extent of the innermost run of folded dims, in visiting order
-    kept_inner: Size  # extent of the innermost run of dims that stay
-    is_rows: bool  # folds exactly the innermost run, into results that lie in the order of the rows
-
-    @classmethod
-    def of(cls, call: FoldCall, shape: Shape, stride: Shape, result: Shape) -> "FoldRule":
-        inside_out = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: stride[d])
-        folded = [dim in call.dims for dim in inside_out]
-        sizes = [shape[dim] for dim in inside_out]
-        inner = product(size for size, _ in zip(sizes, takewhile(bool, folded), strict=False))
-        kept_inner = product(size for size, _ in zip(sizes, takewhile(operator.not_, folded), strict=False))
-        count = product(shape[dim] for dim in call.dims)
-        is_rows = inner == count and all(
-            result[dim] * inner == stride[dim] for dim in inside_out if dim not in call.dims
-        )
-        return cls(call, shape, stride, result, count, inner, kept_inner, is_rows)
-
-
-@dataclass(frozen=True, slots=True)
-class ScanRule:
-    """A scan along one dim, whose neighbours are `step` apart in memory: points are visited in rows of `cols`."""
-
-    call: ScanCall
-    size: Size
-    step: Size
-
-    @property
-    def cols(self) -> Size:
-        return self.step * self.size
-
-
-@dataclass(frozen=True, slots=True)
-class ScatterRule:
-    """What the points `shape`, visited in the order of `stride`, put where. `result` are the strides of the value's
-    memory over those dims, zero where `by` has a place instead: (stride, extent) of each. The readings are what is
-    changed, then the element to be put, if it is no number, then the indices."""
-
-    call: ScatterCall
-    shape: Shape
-    stride: Shape
-    result: Shape
-    by: tuple[tuple[Size, Size], ...]
-    cols: Size  # points at the end that share their places, or the last dim where there are none
-    offset: Size = 0  # where in the value's memory the first of them lies
-
-    @property
-    def first_index(self) -> int:
-        """The number of the reading that is the first index."""
-        return 2 if isinstance(self.call.source, fx.Node) else 1
 
 
 @dataclass(eq=False, slots=True)
