@@ -12,6 +12,8 @@ from smelt.ir.kernel import (
     Access,
     Accumulate,
     Axis,
+    Contract,
+    Factor,
     Index,
     Instruction,
     Kernel,
@@ -53,11 +55,18 @@ def fold_rows_first(kernel: Kernel) -> Kernel:
 def without_axes(kernel: Kernel, gone: set[str], rows: Iterable[Axis], cols: Iterable[Axis]) -> Kernel:
     """`kernel` with new axes; index terms of those that are gone are dropped."""
 
+    def over(index: Index) -> Index:
+        return Index(tuple(term for term in index.terms if term[0] not in gone), index.offset)
+
+    def read(factor: Factor) -> Factor:
+        return Factor(factor.buffer, over(factor.index), tuple((over(at), extent) for at, extent in factor.bounds))
+
     def fixed(instruction: Instruction) -> Instruction:
+        if isinstance(instruction, Contract):
+            return replace(instruction, left=read(instruction.left), right=read(instruction.right))
         if not isinstance(instruction, Access | Position):
             return instruction
-        terms = tuple(term for term in instruction.index.terms if term[0] not in gone)
-        return replace(instruction, index=Index(terms, instruction.index.offset))
+        return replace(instruction, index=over(instruction.index))
 
     stages = tuple(Stage(stage.loop, tuple(map(fixed, stage.body))) for stage in kernel.stages)
     return replace(kernel, rows=tuple(rows), cols=tuple(cols), stages=stages)
@@ -92,7 +101,9 @@ def forward_scans(kernel: Kernel) -> Kernel:
 
 
 def indices(kernel: Kernel) -> list[Index]:
-    return [i.index for i in kernel.instructions() if isinstance(i, Access | Position)]
+    found = [i.index for i in kernel.instructions() if isinstance(i, Access | Position)]
+    factors = [each for i in kernel.instructions() if isinstance(i, Contract) for each in i.factors]
+    return found + [index for each in factors for index in (each.index, *(at for at, _ in each.bounds))]
 
 
 def merged(kernel: Kernel, *, cols: bool) -> Kernel:

@@ -1,15 +1,38 @@
-"""The host CPU's code generator: the functions that `codegen.generator.Generator` names."""
+"""The host CPU's code generator: the functions that `codegen.generator.Generator` names.
+
+A kernel with a contraction has a schedule of `products.plan`, any other one of `schedule_passes`.
+"""
 
 from collections.abc import Mapping, Sequence
 
+from smelt.base.fuel import Fuel
 from smelt.base.row import Row
-from smelt.codegen.cpu.entry_points import write as emit
-from smelt.codegen.cpu.schedule_passes import SCHEDULE
-from smelt.codegen.cpu.schedule_passes import plan as schedule
+from smelt.codegen.cpu.entry_points import write
+from smelt.codegen.cpu.products.plan import ProductPlan, plan_product
+from smelt.codegen.cpu.products.problem import contraction
+from smelt.codegen.cpu.schedule import SchedulePlan
+from smelt.codegen.cpu.schedule_passes import SCHEDULE, plan
 from smelt.codegen.cpu.shared_bodies import MODULE, member
 from smelt.codegen.cpu.shared_bodies import shared as share
+from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.compile import assemble, load
+from smelt.device import Target
+from smelt.ir.kernel import Kernel
 
 TABLES: Mapping[str, Sequence[Row]] = {"the kernels of a program": MODULE, "each kernel": SCHEDULE}
 
 __all__ = ["TABLES", "assemble", "emit", "load", "member", "schedule", "share"]
+
+
+def schedule(
+    kernel: Kernel, target: Target, fuel: Fuel, *, check: bool = False, of: str = ""
+) -> SchedulePlan | ProductPlan:
+    if contraction(kernel) is not None:
+        return plan_product(kernel, target)
+    return plan(kernel, target, fuel, check=check, of=of)
+
+
+def emit(symbol: str, plan: SchedulePlan | ProductPlan, target: Target, *, aligned: bool = True) -> EntryCode:
+    if isinstance(plan, ProductPlan):
+        return plan.schedule.write(symbol, plan.problem, target)
+    return write(symbol, plan, target, aligned=aligned)

@@ -19,7 +19,7 @@ from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import greater, lesser
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
-_DECLARE_PARALLEL_FOR = f"declare i64 @{PARALLEL_FOR}(ptr, ptr, ptr, i64, i64, i64, i64)"
+DECLARE_PARALLEL_FOR = f"declare i64 @{PARALLEL_FOR}(ptr, ptr, ptr, i64, i64, i64, i64)"
 
 
 def write(symbol: str, plan: SchedulePlan, target: Target, *, aligned: bool = True) -> EntryCode:
@@ -38,22 +38,23 @@ def write(symbol: str, plan: SchedulePlan, target: Target, *, aligned: bool = Tr
         LoopNest.of(part, each, layout).write()
         builders.append(part)
         signature = f"internal void @{name}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
-        texts += [part.pool_text, _function(signature, part)]
+        texts += [part.pool_text, function_text(signature, part)]
     combine = plan.split in (Split.ROWS, Split.SCATTER_BUCKETS) and bool(plan.accumulators)
     if combine:
         finish = Builder(target, symbol, sizes)
         _write_finish(finish, plan, variants[0][2], workspace)
         builders.append(finish)
-        texts.append(_function(f"internal void @{symbol}.finish(ptr %buffers, ptr %mine, i64 %chunks)", finish))
+        texts.append(function_text(f"internal void @{symbol}.finish(ptr %buffers, ptr %mine, i64 %chunks)", finish))
     entry = Builder(target, symbol, sizes)
     _write_entry(entry, [(name, each) for name, each, _ in variants], workspace, combine=combine)
-    texts.append(_function(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False))
-    declarations = frozenset({_DECLARE_PARALLEL_FOR}).union(*(builder.declared for builder in builders))
+    texts.append(function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False))
+    declarations = frozenset({DECLARE_PARALLEL_FOR}).union(*(builder.declared for builder in builders))
     helpers = {name: text for builder in builders for name, text in builder.helpers.items()}
     return EntryCode("\n".join(texts), declarations, tuple(helpers.items()), workspace, tuple(sizes.params))
 
 
-def _function(signature: str, b: Builder, *, label: bool = True) -> str:
+def function_text(signature: str, b: Builder, *, label: bool = True) -> str:
+    """The function that a builder has written the body of."""
     body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*b.prologue, *b.lines))
     head = "entry:\n" if label else ""
     order = f' "tune-cpu"="{b.target.tune_cpu}"' if b.target.tune_cpu else ""

@@ -27,6 +27,7 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Contract,
     Gather,
     Index,
     Instruction,
@@ -254,7 +255,7 @@ def loop_variant(kernel: Kernel, stage: Stage) -> list[Instruction]:
                 moves = source in inside
             case Const(out, _, _):
                 moves = False
-            case Scan(out):
+            case Scan(out) | Contract(out):
                 moves = True
             case _:
                 out, moves = "", True

@@ -14,7 +14,7 @@ from smelt.base.fuel import Fuel
 from smelt.base.row import Burns, Row, run_rows
 from smelt.codegen.generator import EntryCode, Family
 from smelt.codegen.llvm.runtime_sizes import as_integer
-from smelt.ir.kernel import Accumulate, Axis, Gather, Kernel, Load, Scatter, Store
+from smelt.ir.kernel import Accumulate, Axis, Contract, Gather, Kernel, Load, Scatter, Store
 from smelt.ir.substitute_sizes import resized, shape_env_of
 from smelt.ir.text import format_kernel
 from smelt.symbolic.expressions import SMALLEST, ShapeEnv, Symbol
@@ -74,7 +74,7 @@ def _along(kernel: Kernel) -> Axis | None:
     axis = next(iter(kernel.rows + kernel.cols), None)
     if axis is None or axis.size < _least(kernel):
         return None
-    if any(isinstance(instruction, Gather | Scatter) for instruction in kernel.instructions()):
+    if any(isinstance(instruction, Gather | Scatter | Contract) for instruction in kernel.instructions()):
         return None
     steps = _steps(kernel, axis)
     for buffer in kernel.buffers:

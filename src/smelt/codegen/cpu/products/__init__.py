@@ -1,0 +1,1 @@
+"""Code for kernels with a contraction: a `Problem` is read out of the kernel, and a schedule of the table writes it."""

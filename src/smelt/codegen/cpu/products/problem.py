@@ -1,0 +1,172 @@
+"""`Problem`: a kernel with a contraction as what products are chosen by, its axes sorted by which factors name them.
+
+    rows(i:128) cols(j:3072), p = contract (k:768) x[768*i + k], w[768*j + k]
+    → m (i:128, 768 in left)   n (j:3072, 768 in right)   k (k:768, 1 in both)
+
+The factors are put so that the kernel's last col axis, which vectors of a result run along, is the right one's: the
+axes of `n`. Axes of one point are gone, and neighbours that everything walks as one are one.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.axes import merged, without_unit_axes
+from smelt.ir.kernel import Axis, Contract, Factor, Index, Instruction, Kernel, Stage
+from smelt.symbolic.shapes import product
+from smelt.symbolic.symsize import is_symsize
+
+
+@dataclass(frozen=True, slots=True)
+class ProductAxis:
+    """An axis, and how far a step along it moves in each factor."""
+
+    name: str
+    size: int
+    left: int
+    right: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A contraction and what surrounds it. `kernel` is the one asked for, in the shape that code is written for."""
+
+    kernel: Kernel
+    contract: Contract
+    batch: tuple[ProductAxis, ...]  # named by both factors, or by none
+    m: tuple[ProductAxis, ...]  # of the left factor alone
+    n: tuple[ProductAxis, ...]  # of the right factor alone; the last of them is the kernel's last col axis
+    k: tuple[ProductAxis, ...]  # summed over
+
+    @property
+    def stage(self) -> Stage:
+        return self.kernel.stages[0]
+
+    @property
+    def epilogue(self) -> tuple[Instruction, ...]:
+        """Everything beside the contraction, in order."""
+        return tuple(i for i in self.stage.body if i is not self.contract)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is summed in."""
+        return self.contract.dtype
+
+    @property
+    def left_dtype(self) -> torch.dtype:
+        return self.kernel.buffer(self.contract.left.buffer).dtype
+
+    @property
+    def right_dtype(self) -> torch.dtype:
+        return self.kernel.buffer(self.contract.right.buffer).dtype
+
+    @property
+    def rows(self) -> int:
+        return count(self.m)
+
+    @property
+    def cols(self) -> int:
+        return count(self.n)
+
+    @property
+    def depth(self) -> int:
+        return count(self.k)
+
+    @property
+    def batches(self) -> int:
+        return count(self.batch)
+
+    @property
+    def multiplications(self) -> int:
+        return self.batches * self.rows * self.cols * self.depth
+
+    @property
+    def is_bounded(self) -> bool:
+        return bool(self.contract.left.bounds or self.contract.right.bounds)
+
+
+def count(axes: tuple[ProductAxis, ...]) -> int:
+    """How many points they have together."""
+    return int(product(axis.size for axis in axes))
+
+
+def contraction(kernel: Kernel) -> Contract | None:
+    """The contraction of a kernel, if it has one."""
+    return next((i for i in kernel.instructions() if isinstance(i, Contract)), None)
+
+
+def why_no_problem(kernel: Kernel) -> str | None:
+    """Why no schedule takes a kernel with a contraction."""
+    contract = contraction(kernel)
+    if contract is None:
+        return "it has no contraction"
+    if len(kernel.stages) != 1:
+        return "other stages are beside the contraction"
+    sizes = [axis.size for axis in kernel.rows + kernel.cols + contract.axes]
+    sizes += [step for factor in contract.factors for _, step in factor.index.terms]
+    if any(is_symsize(size) for size in (*sizes, *(buffer.size for buffer in kernel.buffers))):
+        return "its sizes vary"
+    return None
+
+
+def problem_of(kernel: Kernel) -> Problem:
+    """What `kernel` multiplies; `why_no_problem` has nothing against it."""
+    kernel = merged(merged(_with_merged_sum(without_unit_axes(kernel)), cols=False), cols=True)
+    contract = contraction(kernel)
+    assert contract is not None
+    named_left, named_right = _named(contract.left), _named(contract.right)
+    if kernel.cols and kernel.cols[-1].name in named_left - named_right:
+        turned = replace(contract, left=contract.right, right=contract.left)
+        kernel = _with(kernel, contract, turned)
+        contract, named_left, named_right = turned, named_right, named_left
+    axes = [_axis(contract, axis) for axis in kernel.rows + kernel.cols]
+    only_left, only_right = named_left - named_right, named_right - named_left
+    return Problem(
+        kernel,
+        contract,
+        tuple(each for each in axes if each.name not in only_left | only_right),
+        tuple(each for each in axes if each.name in only_left),
+        tuple(each for each in axes if each.name in only_right),
+        tuple(_axis(contract, axis) for axis in contract.axes),
+    )
+
+
+def _named(factor: Factor) -> frozenset[str]:
+    return factor.index.axes.union(*(position.axes for position, _ in factor.bounds))
+
+
+def _axis(contract: Contract, axis: Axis) -> ProductAxis:
+    left, right = (int(factor.index.stride(axis.name)) for factor in contract.factors)
+    return ProductAxis(axis.name, int(axis.size), left, right)
+
+
+def _with(kernel: Kernel, old: Contract, new: Contract) -> Kernel:
+    body = tuple(new if i is old else i for i in kernel.stages[0].body)
+    return replace(kernel, stages=(Stage(True, body),))
+
+
+def _with_merged_sum(kernel: Kernel) -> Kernel:
+    """The axes summed over in the order the right factor lies in memory, but for those of one point; neighbours that
+    both factors walk as one are one."""
+    contract = contraction(kernel)
+    assert contract is not None
+    indices = [index for factor in contract.factors for index in (factor.index, *(at for at, _ in factor.bounds))]
+    kept = [axis for axis in contract.axes if axis.size != 1]
+    place = len(kept) - 2
+    while place >= 0:
+        outer, inner = kept[place], kept[place + 1]
+        if all(index.stride(outer.name) == index.stride(inner.name) * inner.size for index in indices):
+            kept[place : place + 2] = [Axis(inner.name, outer.size * inner.size)]
+        place -= 1
+    names = {axis.name for axis in (*kernel.rows, *kernel.cols, *kept)}
+
+    def over(index: Index) -> Index:
+        return Index(tuple(term for term in index.terms if term[0] in names), index.offset)
+
+    def fixed(factor: Factor) -> Factor:
+        bounds = tuple((over(position), extent) for position, extent in factor.bounds)
+        return Factor(factor.buffer, over(factor.index), bounds)
+
+    made = replace(contract, axes=tuple(kept), left=fixed(contract.left), right=fixed(contract.right))
+    return _with(kernel, contract, made)
