@@ -20,6 +20,8 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Contract,
+    Factor,
     Gather,
     Index,
     Instruction,
@@ -75,11 +77,7 @@ class _Run:
 
     def spread(self, index: Index) -> Tensor:
         """Positions over the axes the index names; the others have extent one."""
-        total = torch.tensor(index.offset, dtype=torch.int64).reshape((1,) * len(self.axes))
-        for number, axis in enumerate(self.axes):
-            if index.stride(axis.name):
-                total = total + _ramp(axis, number, len(self.axes)) * index.stride(axis.name)
-        return total
+        return _spread(index, self.axes)
 
     def positions(self, index: Index, loop: bool) -> Tensor:
         return self.spread(index).expand(self.grid(loop))
@@ -132,12 +130,44 @@ class _Run:
                     inside = inside & (self.values[put] >= 0) & (self.values[put] < extent)
                     where = where + self.values[put] * stride
                 scatter(op, self.memory[name], where[inside], self.values[source].expand(where.shape)[inside])
+            case Contract(out):
+                self.values[out] = self.contract(instruction)
 
     def accumulate(self, name: str, op: Reduction, index: Index, value: Tensor) -> None:
         dims = tuple(number for number, axis in enumerate(self.axes) if axis.name not in index.axes)
         total = fold(op, value, dims, self.memory[name].dtype)
         where = self.spread(index)
         self.memory[name][where.reshape(-1)] = total.expand(where.shape).reshape(-1)
+
+
+    def contract(self, instruction: Contract) -> Tensor:
+        """The sum of products, by `einsum` in float64; each factor has extent one along axes it does not depend on."""
+        axes = self.axes + instruction.axes
+        left, right = (self.factor(each, axes).to(instruction.dtype).double() for each in instruction.factors)
+        dims, kept = list(range(len(axes))), list(range(len(self.axes)))
+        found = torch.einsum(left, dims, right, dims, kept)
+        for dim, axis in enumerate(instruction.axes, len(self.axes)):
+            if left.shape[dim] == right.shape[dim] == 1:  # along an axis that neither depends on all products are equal
+                found = found * axis.size if axis.size else torch.zeros_like(found)
+        return found.to(instruction.dtype)
+
+    def factor(self, factor: Factor, axes: Sequence[Axis]) -> Tensor:
+        where, memory = _spread(factor.index, axes), self.memory[factor.buffer]
+        inside = torch.ones((), dtype=torch.bool)
+        for position, extent in factor.bounds:
+            at = _spread(position, axes)
+            inside = inside & (at >= 0) & (at < extent)
+        where, inside = torch.broadcast_tensors(where, inside)
+        return memory.new_zeros(where.shape).masked_scatter(inside, memory[where[inside]])
+
+
+def _spread(index: Index, axes: Sequence[Axis]) -> Tensor:
+    """Positions over the axes the index names; the others have extent one."""
+    total = torch.tensor(index.offset, dtype=torch.int64).reshape((1,) * len(axes))
+    for number, axis in enumerate(axes):
+        if index.stride(axis.name):
+            total = total + _ramp(axis, number, len(axes)) * index.stride(axis.name)
+    return total
 
 
 def _ramp(axis: Axis, number: int, rank: int) -> Tensor:

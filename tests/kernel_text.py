@@ -18,6 +18,8 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Contract,
+    Factor,
     Gather,
     Index,
     Instruction,
@@ -51,6 +53,9 @@ _GATHER = rf"gather ({_NAME})\[([^\]]*)\] by (.+)"
 _REACH = rf"(-?\d+|\(.+\))\*({_NAME}) below (.+)"
 _REDUCE = rf"reduce (\w+) ({_NAME})"
 _SCAN = rf"scan (\w+) ({_NAME}) along ({_NAME})( backwards)?"
+_CONTRACT = rf"contract \((.*?)\) (?={_NAME}\[)(.+) : (\w+)"
+_FACTOR = rf"({_NAME})\[([^\]]*)\](?: where (.+))?"
+_BOUND = r"(.+) below (.+)"
 _TYPED = r"(\w+) (.*) : (\w+)"
 
 REDUCTIONS: tuple[str, ...] = get_args(Reduction)
@@ -172,6 +177,14 @@ class _Parser:
         stride = int(match[1]) if re.fullmatch(r"-?\d+", match[1]) else self.size(match[1], whole, "an instruction")
         return match[2], stride, self.size(match[3], whole, "an instruction")
 
+    def _factor(self, text: str, whole: str) -> Factor:
+        match = _need(re.fullmatch(_FACTOR, text), "an instruction", whole)
+        bounds = []
+        for part in match[3].split(" and ") if match[3] else ():
+            bound = _need(re.fullmatch(_BOUND, part), "an instruction", whole)
+            bounds.append((self.index(bound[1]), self.size(bound[2], whole, "an instruction")))
+        return Factor(match[1], self.index(match[2]), tuple(bounds))
+
     def _constant(self, text: str) -> float | int | bool:
         if self.shape_env is not None and set(re.findall(_NAME, text)) & set(self.symbols):
             return self.size(text, text, "a constant")
@@ -197,6 +210,12 @@ class _Parser:
             return Reduce(out, _parse_reduction(match[1]), match[2])
         if match := re.fullmatch(_SCAN, rest):
             return Scan(out, _parse_running(match[1]), match[2], match[3], match[4] is not None)
+        if match := re.fullmatch(_CONTRACT, rest):
+            factors = re.split(rf", (?={_NAME}\[)", match[2])
+            if len(factors) != 2:
+                raise SpecError("SM022", f"not an instruction: {text!r}")
+            left, right = (self._factor(each, text) for each in factors)
+            return Contract(out, self._axes(match[1]), left, right, _parse_dtype(match[3]))
         if rest.startswith("position "):
             return Position(out, self.index(rest.removeprefix("position ")))
         match = _need(re.fullmatch(_TYPED, rest), "an instruction", text)

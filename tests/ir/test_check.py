@@ -73,6 +73,8 @@ BROKEN: dict[str, tuple[str, str]] = {
     "fold dtypes": ("s = reduce sum b", "s = reduce sum b\n    q = reduce any b"),
     "scatters": ("inout sums: f32[24]", "out sums: f32[24]"),
     "accumulate": ("store y[8*i + j] = d", "store y[8*i + j] = d\n    store total[0] = d"),
+    "rows left out": ("store e[j] = b", "store e[j] = b\n    accumulate sum each[8*i + j] = b"),
+    "contractions": ("c = load e[j]", "c = load e[j]\n    p = contract (k:8) x[8*i + k], x[j] : f32"),
 }
 
 
@@ -80,6 +82,8 @@ def broken(rule: str) -> Kernel:
     old, new = BROKEN[rule]
     assert old in GOOD
     text = GOOD.replace(old, new)
+    if rule == "rows left out":
+        text = text.replace("  out total", "  out each: f32[32]\n  out total")
     if rule == "scratch columns":
         text = text.replace("store e[j] = b", "store e[j] = b\n    store g[8*i + j] = b")
     return parse_kernel(text)

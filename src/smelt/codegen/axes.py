@@ -5,7 +5,7 @@
     → flattened           rows() cols(j:32768)
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from smelt.ir.kernel import (
@@ -52,23 +52,28 @@ def fold_rows_first(kernel: Kernel) -> Kernel:
     return replace(kernel, stages=tuple(stages))
 
 
+def reindexed(instruction: Instruction, change: Callable[[Index], Index]) -> Instruction:
+    """An instruction with every index that it has changed."""
+    if isinstance(instruction, Access | Position):
+        return replace(instruction, index=change(instruction.index))
+    if isinstance(instruction, Contract):
+        left, right = (_factor_reindexed(each, change) for each in instruction.factors)
+        return replace(instruction, left=left, right=right)
+    return instruction
+
+
+def _factor_reindexed(factor: Factor, change: Callable[[Index], Index]) -> Factor:
+    bounds = tuple((change(position), extent) for position, extent in factor.bounds)
+    return Factor(factor.buffer, change(factor.index), bounds)
+
+
 def without_axes(kernel: Kernel, gone: set[str], rows: Iterable[Axis], cols: Iterable[Axis]) -> Kernel:
     """`kernel` with new axes; index terms of those that are gone are dropped."""
 
-    def over(index: Index) -> Index:
+    def fixed(index: Index) -> Index:
         return Index(tuple(term for term in index.terms if term[0] not in gone), index.offset)
 
-    def read(factor: Factor) -> Factor:
-        return Factor(factor.buffer, over(factor.index), tuple((over(at), extent) for at, extent in factor.bounds))
-
-    def fixed(instruction: Instruction) -> Instruction:
-        if isinstance(instruction, Contract):
-            return replace(instruction, left=read(instruction.left), right=read(instruction.right))
-        if not isinstance(instruction, Access | Position):
-            return instruction
-        return replace(instruction, index=over(instruction.index))
-
-    stages = tuple(Stage(stage.loop, tuple(map(fixed, stage.body))) for stage in kernel.stages)
+    stages = tuple(Stage(stage.loop, tuple(reindexed(i, fixed) for i in stage.body)) for stage in kernel.stages)
     return replace(kernel, rows=tuple(rows), cols=tuple(cols), stages=stages)
 
 
@@ -129,7 +134,7 @@ def is_pointwise(kernel: Kernel) -> bool:
     return (
         len(kernel.stages) == 1
         and kernel.stages[0].loop
-        and not any(isinstance(i, Reduce | Scan | Accumulate | Scatter) for i in kernel.instructions())
+        and not any(isinstance(i, Reduce | Scan | Accumulate | Scatter | Contract) for i in kernel.instructions())
         and not any(buffer.role is Role.SCRATCH for buffer in kernel.buffers)
         and all(axis.size > 0 for axis in kernel.rows + kernel.cols)
     )

@@ -7,7 +7,7 @@ fault; `KERNEL_RULES` and `PROGRAM_RULES` list them all.
           store y[j] = b          ← the lines round the fault follow
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import torch
 
@@ -18,10 +18,12 @@ from smelt.ir.kernel import (
     Access,
     Accumulate,
     Axis,
+    Buffer,
     Cast,
     Compute,
     Const,
     Contract,
+    Factor,
     Gather,
     Index,
     Instruction,
@@ -102,6 +104,18 @@ def _indexed(kernel: Kernel) -> Iterator[tuple[Stage, Access]]:
             yield stage, instruction
 
 
+def contraction_of(kernel: Kernel) -> Contract | None:
+    """The kernel's contraction, if it has one."""
+    return next((each for each in kernel.instructions() if isinstance(each, Contract)), None)
+
+
+def _factors(kernel: Kernel) -> Iterator[tuple[Contract, Factor]]:
+    for instruction in kernel.instructions():
+        if isinstance(instruction, Contract):
+            yield instruction, instruction.left
+            yield instruction, instruction.right
+
+
 def _repeated(names: Iterable[str]) -> Iterator[str]:
     seen: set[str] = set()
     for name in names:
@@ -115,11 +129,18 @@ def _repeated(names: Iterable[str]) -> Iterator[str]:
 
 def _rule_axes(kernel: Kernel) -> Iterator[Fault]:
     axes = kernel.rows + kernel.cols
+    yield from _axes_faults(kernel, axes)
+    for instruction in kernel.instructions():
+        if isinstance(instruction, Contract):
+            yield from _axes_faults(instruction, axes + instruction.axes)
+
+
+def _axes_faults(place: object, axes: tuple[Axis, ...]) -> Iterator[Fault]:
     for name in _repeated(axis.name for axis in axes):
-        yield kernel, f"two axes are named {name}"
+        yield place, f"two axes are named {name}"
     for axis in axes:
         if axis.size < 0:
-            yield kernel, f"axis {axis.name} has size {axis.size}"
+            yield place, f"axis {axis.name} has size {axis.size}"
 
 
 def _rule_buffers(kernel: Kernel) -> Iterator[Fault]:
@@ -135,6 +156,9 @@ def _rule_buffers_known(kernel: Kernel) -> Iterator[Fault]:
     for _, instruction in _staged(kernel):
         if isinstance(instruction, Access) and instruction.buffer not in names:
             yield instruction, f"there is no buffer {instruction.buffer}"
+    for contraction, factor in _factors(kernel):
+        if factor.buffer not in names:
+            yield contraction, f"there is no buffer {factor.buffer}"
 
 
 # Values.
@@ -237,17 +261,25 @@ def _fits(value: float | bool, dtype: torch.dtype) -> bool:
 def _rule_index_axes(kernel: Kernel) -> Iterator[Fault]:
     """Indices name axes that run where they stand, in axis order, with strides other than zero."""
     for stage, instruction in _staged(kernel):
-        if not isinstance(instruction, Access | Position):
-            continue
-        order = [axis.name for axis in (kernel.rows + kernel.cols if stage.loop else kernel.rows)]
-        named = [name for name, _ in instruction.index.terms]
-        unknown = [name for name in named if name not in order]
-        if unknown:
-            yield instruction, f"no axis {unknown[0]} runs here"
-        elif [name for name in order if name in named] != named:
-            yield instruction, f"the index names its axes out of order or twice: {', '.join(named)}"
-        if any(stride == 0 for _, stride in instruction.index.terms):
-            yield instruction, "the index has a stride of zero"
+        axes = kernel.rows + kernel.cols if stage.loop else kernel.rows
+        if isinstance(instruction, Access | Position):
+            yield from _index_faults(instruction, instruction.index, axes)
+        elif isinstance(instruction, Contract):
+            for factor in instruction.factors:
+                for index in (factor.index, *(position for position, _ in factor.bounds)):
+                    yield from _index_faults(instruction, index, axes + instruction.axes)
+
+
+def _index_faults(place: Instruction, index: Index, axes: tuple[Axis, ...]) -> Iterator[Fault]:
+    order = [axis.name for axis in axes]
+    named = [name for name, _ in index.terms]
+    unknown = [name for name in named if name not in order]
+    if unknown:
+        yield place, f"no axis {unknown[0]} runs here"
+    elif [name for name in order if name in named] != named:
+        yield place, f"the index names its axes out of order or twice: {', '.join(named)}"
+    if any(stride == 0 for _, stride in index.terms):
+        yield place, "the index has a stride of zero"
 
 
 def index_range(index: Index, axes: Iterable[Axis]) -> tuple[Size, Size]:
@@ -257,6 +289,43 @@ def index_range(index: Index, axes: Iterable[Axis]) -> tuple[Size, Size]:
         reach = index.stride(axis.name) * (axis.size - 1)
         low, high = low + min(reach, 0), high + max(reach, 0)
     return low, high
+
+
+def factor_range(factor: Factor, axes: Sequence[Axis]) -> tuple[Size, Size] | None:
+    """The lowest and highest position a factor reads within its bounds; None if it reads nothing.
+
+    The index is taken apart into multiples of the bounded positions and a rest: `W·(oh + kh - 1) + (ow + kw - 1) + …`
+    """
+    if any(axis.size == 0 for axis in axes):
+        return None
+    rest, low, high = factor.index, 0, 0
+    for position, extent in factor.bounds:
+        reached = index_range(position, axes)
+        first, last = max(reached[0], 0), min(reached[1], extent - 1)
+        if first > last:
+            return None
+        times = min((0, *_multiples(rest, position)), key=lambda n: _width(_less(rest, position, n), axes))
+        rest = _less(rest, position, times)
+        ends = times * first, times * last
+        low, high = low + min(ends), high + max(ends)
+    within = index_range(rest, axes)
+    return low + within[0], high + within[1]
+
+
+def _multiples(index: Index, position: Index) -> set[Size]:
+    """How often the position may be in the index, by the strides they have along each axis."""
+    return {index.stride(name) // stride for name, stride in position.terms}
+
+
+def _less(index: Index, position: Index, times: Size) -> Index:
+    names = dict.fromkeys(name for name, _ in (*index.terms, *position.terms))
+    terms = [(name, index.stride(name) - times * position.stride(name)) for name in names]
+    return Index(tuple(term for term in terms if term[1]), index.offset - times * position.offset)
+
+
+def _width(index: Index, axes: Iterable[Axis]) -> Size:
+    low, high = index_range(index, axes)
+    return high - low
 
 
 def _rule_bounds(kernel: Kernel) -> Iterator[Fault]:
@@ -270,6 +339,11 @@ def _rule_bounds(kernel: Kernel) -> Iterator[Fault]:
         size = kernel.buffer(instruction.buffer).size
         if low < 0 or high >= size:
             yield instruction, f"positions {low} to {high} of a buffer of {size}"
+    sizes = {buffer.name: buffer.size for buffer in kernel.buffers}
+    for contraction, factor in _factors(kernel):
+        reads = factor_range(factor, axes + contraction.axes)
+        if reads is not None and not 0 <= reads[0] <= reads[1] < sizes.get(factor.buffer, reads[1] + 1):
+            yield contraction, f"positions {reads[0]} to {reads[1]} of a buffer of {sizes[factor.buffer]}"
 
 
 def _rule_gathers(kernel: Kernel) -> Iterator[Fault]:
@@ -403,7 +477,7 @@ def _rule_fold_dtypes(kernel: Kernel) -> Iterator[Fault]:
 
 
 def _rule_accumulate(kernel: Kernel) -> Iterator[Fault]:
-    """A fold over rows owns its output buffer, leaves rows out, and keeps the positions it names apart."""
+    """A fold over rows owns its output buffer, and keeps the positions it names apart."""
     writers: dict[str, int] = {}
     for _, instruction in _indexed(kernel):
         if not isinstance(instruction, Load | Gather):
@@ -415,13 +489,18 @@ def _rule_accumulate(kernel: Kernel) -> Iterator[Fault]:
             yield instruction, f"{instruction.buffer} is no output: a fold over rows has no prior contents"
         if writers[instruction.buffer] > 1:
             yield instruction, f"{instruction.buffer} is written elsewhere too"
-        named = instruction.index.axes
-        if kernel.rows and all(axis.name in named for axis in kernel.rows):
-            yield instruction, "the index leaves no row axis out: use reduce and store"
         axes = kernel.rows + (kernel.cols if stage.loop else ())
-        fault = _collides(instruction.index, [axis for axis in axes if axis.name in named])
+        fault = _collides(instruction.index, [axis for axis in axes if axis.name in instruction.index.axes])
         if fault:
             yield instruction, fault
+
+
+def _rule_rows_left_out(kernel: Kernel) -> Iterator[Fault]:
+    for instruction in kernel.instructions():
+        if not isinstance(instruction, Accumulate) or not kernel.rows:
+            continue
+        if all(axis.name in instruction.index.axes for axis in kernel.rows):
+            yield instruction, "the index leaves no row axis out: use reduce and store"
 
 
 def _rule_scatters(kernel: Kernel) -> Iterator[Fault]:
@@ -434,6 +513,37 @@ def _rule_scatters(kernel: Kernel) -> Iterator[Fault]:
             yield instruction, f"{instruction.buffer} is not inout: where nothing is scattered it stays as it was"
         if touched.count(instruction.buffer) > 1:
             yield instruction, f"{instruction.buffer} is touched elsewhere too"
+
+
+def _rule_contractions(kernel: Kernel) -> Iterator[Fault]:
+    """One contraction at most, in the one loop of its kernel and without other folds; of floats this kernel reads."""
+    found = [(stage, each) for stage, each in _staged(kernel) if isinstance(each, Contract)]
+    if not found:
+        return
+    stage, contraction = found[0]
+    if len(found) > 1:
+        yield found[1][1], "a kernel has one contraction at most"
+    if not stage.loop or len(kernel.stages) > 1:
+        yield contraction, "a contraction stands in a loop, the only stage of its kernel"
+    for _, instruction in _staged(kernel):
+        if isinstance(instruction, Reduce | Scan | Accumulate | Scatter):
+            yield instruction, "no other fold stands beside a contraction"
+    if contraction.dtype not in (torch.float32, torch.float64):
+        yield contraction, f"products are summed in f32 or f64, not in {short_name(contraction.dtype)}"
+    buffers = {buffer.name: buffer for buffer in kernel.buffers}
+    for factor in contraction.factors:
+        if factor.buffer in buffers:
+            fault = _factor_fault(buffers[factor.buffer], contraction.dtype)
+            if fault:
+                yield contraction, fault
+
+
+def _factor_fault(buffer: Buffer, dtype: torch.dtype) -> str | None:
+    if buffer.role is not Role.INPUT:
+        return f"{buffer.name} is written here: points that were not summed yet would see it"
+    if not buffer.dtype.is_floating_point or (buffer.dtype is torch.float64) != (dtype is torch.float64):
+        return f"{buffer.name} is {short_name(buffer.dtype)}: it is not summed in {short_name(dtype)}"
+    return None
 
 
 KERNEL_RULES: dict[str, Callable[[Kernel], Iterable[Fault]]] = {
@@ -458,17 +568,19 @@ KERNEL_RULES: dict[str, Callable[[Kernel], Iterable[Fault]]] = {
     "scans": _rule_scans,
     "fold dtypes": _rule_fold_dtypes,
     "accumulate": _rule_accumulate,
+    "rows left out": _rule_rows_left_out,
     "scatters": _rule_scatters,
+    "contractions": _rule_contractions,
 }
 
 
 def check_kernel(kernel: Kernel, after: str = "", *, scheduled: bool = False) -> None:
     """Raise `SpecError` on the first rule that `kernel` breaks; `after` names the pass that made it.
 
-    A schedule may put axes in another order than indices name them.
+    A schedule may put axes in another order than indices name them, and drop the row a fold leaves out if it is one.
     """
     for name, rule in KERNEL_RULES.items():
-        if scheduled and rule is _rule_index_axes:
+        if scheduled and rule in (_rule_index_axes, _rule_rows_left_out):
             continue
         for place, fault in rule(kernel):
             raise _error(f"kernel {kernel.name}", name, fault, place, list(kernel_lines(kernel)), after)

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from smelt.ir.graph import Traced, copied_graph
-from smelt.ir.kernel import Access, Const, Gather, Kernel, Position, Scatter
+from smelt.ir.kernel import Access, Const, Contract, Gather, Index, Kernel, Position, Scatter
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 from smelt.symbolic.expressions import ShapeEnv
 from smelt.symbolic.symsize import varies
@@ -68,12 +68,24 @@ def _sizes_in(kernel: Kernel) -> Iterator[Any]:
         if isinstance(instruction, Const):
             yield instruction.value
         elif isinstance(instruction, Access | Position):
-            yield instruction.index.offset
-            for _, stride in instruction.index.terms:
-                yield stride
+            yield from _sizes_in_index(instruction.index)
             for _, stride, extent in instruction.by if isinstance(instruction, Gather | Scatter) else ():
                 yield stride
                 yield extent
+        elif isinstance(instruction, Contract):
+            for axis in instruction.axes:
+                yield axis.size
+            for factor in instruction.factors:
+                yield from _sizes_in_index(factor.index)
+                for position, extent in factor.bounds:
+                    yield from _sizes_in_index(position)
+                    yield extent
+
+
+def _sizes_in_index(index: Index) -> Iterator[Any]:
+    yield index.offset
+    for _, stride in index.terms:
+        yield stride
 
 
 def resize_in_place(graph: fx.Graph, change: Change, is_size: Callable[[Any], bool] = varies) -> None:

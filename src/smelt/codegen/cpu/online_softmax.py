@@ -23,6 +23,7 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Contract,
     Gather,
     Instruction,
     Kernel,
@@ -103,7 +104,7 @@ def matched(kernel: Kernel, one: int, other: int) -> Online | None:
     return Online(first, second, peak, total, apart.out, reference)
 
 
-def _effects(body: Iterable[Instruction]) -> list[Reduce | Scan | Store | Accumulate | Scatter]:
+def _effects(body: Iterable[Instruction]) -> list[Reduce | Scan | Store | Accumulate | Scatter | Contract]:
     return [i for i in body if not isinstance(i, _Pure)]
 
 

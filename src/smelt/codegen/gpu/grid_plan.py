@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
+from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import fold_rows_first, indices, is_pointwise, merged, without_unit_axes
 from smelt.codegen.cpu.online_softmax import Online
@@ -24,6 +25,7 @@ from smelt.codegen.gpu.scatters.scatter_kernels import any_order_is_right, last_
 from smelt.codegen.gpu.scatters.stable_sort import sorted_events
 from smelt.codegen.gpu.transpose_tiles import TransposeTile, transpose_tile
 from smelt.codegen.gpu.vector_width import is_multiple, vector_width
+from smelt.ir.check_kernel import contraction_of
 from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Position, Role, Store
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
@@ -136,6 +138,8 @@ class GridPlan:
 
 def plan(kernel: Kernel, warp: int) -> GridPlan:
     """How `kernel` runs."""
+    if contraction_of(kernel) is not None:
+        raise SmeltError("SM030", f"kernel {kernel.name} is a product: no GPU schedule has those, the library does")
     simple = without_unit_axes(kernel)
     rest, scatters = taken_apart(simple)
     phases = [] if rest is None else _all_phases(rest, warp)

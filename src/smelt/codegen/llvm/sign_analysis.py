@@ -17,6 +17,7 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Contract,
     Gather,
     Index,
     Instruction,
@@ -85,7 +86,7 @@ class _Known:
                 self.signs[out] = self.signs.get(value, 0) if dtype in (torch.float32, torch.float64) else 0
             case Reduce(out, op, value):
                 self._is(out, "reduce", op, self.numbers[value])
-            case Scan(out):
+            case Scan(out) | Contract(out):
                 self._is(out, out)
 
     def _is(self, out: str, *made_of: Hashable) -> None:
