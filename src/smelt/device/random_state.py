@@ -18,6 +18,8 @@ from smelt.device.host_library import HOST, on_host
 
 Saved = Sequence[tuple[torch.Generator, torch.Tensor]]
 
+_HOST_NAME = str(HOST)
+
 
 def default_generator(device: torch.device) -> torch.Generator:
     """The generator that operators on a device draw from unless they are given another."""
@@ -28,9 +30,16 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def save(devices: Iterable[str]) -> Saved:
-    """The state of the default generators of devices."""
-    generators = [default_generator(torch.device(name)) for name in devices]
-    return [(generator, generator.get_state()) for generator in generators]
+    """The state of the default generators of devices.
+
+    Calls of compiled graphs come here. For the host no device is made of the name and asked for its type: that takes as
+    long as to read the state.
+    """
+    saved = []
+    for name in devices:
+        generator = torch.default_generator if name == _HOST_NAME else default_generator(torch.device(name))
+        saved.append((generator, generator.get_state()))
+    return saved
 
 
 def restore(saved: Saved) -> None:

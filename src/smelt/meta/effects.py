@@ -113,7 +113,7 @@ def effect_of(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return CHECK
     if quietly_written(target, args):
         return QUIET_WRITE
-    if is_random(target) and _draws(target, args, kwargs):
+    if draws_random(target, args, kwargs):
         return RANDOM
     return None
 
@@ -158,13 +158,25 @@ def is_random(target: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
-def _draws(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Attention is marked random for its dropout; without any it is not."""
-    for position, argument in enumerate(target._schema.arguments):
-        if argument.name == "dropout_p":
-            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
-            return bool(given != 0.0)
+def draws_random(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of an operator draws random numbers. Attention and recurrent layers are marked random for their
+    dropout: with a probability of zero, or not in training, they draw none."""
+    if not is_random(target):
+        return False
+    for position, name, default in _turned_off_by(target):
+        if (args[position] if position < len(args) else kwargs.get(name, default)) == 0:
+            return False
     return True
+
+
+@cache
+def _turned_off_by(target: torch._ops.OpOverload) -> list[tuple[int, str, Any]]:
+    """The arguments that keep a random operator from drawing if they are zero or false, with their defaults."""
+    return [
+        (position, argument.name, argument.default_value)
+        for position, argument in enumerate(target._schema.arguments)
+        if argument.name in ("dropout_p", "dropout", "train", "training")
+    ]
 
 
 def is_view(target: object) -> bool:

@@ -42,7 +42,7 @@ from smelt.ir.nodes.custom_backward import Derivative
 from smelt.ir.symbolic_numbers import NumberWriter
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, spec_of_value, tensor_spec
 from smelt.meta.devices import result_device
-from smelt.meta.effects import is_random, quietly_written, raises
+from smelt.meta.effects import draws_random, quietly_written, raises
 from smelt.meta.ghost import GhostError, GhostMode, GhostTensor
 from smelt.meta.nonleaf import computed
 from smelt.meta.symbolic_decomps import spell_out
@@ -607,7 +607,7 @@ class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: MappingABC[str, Any] | None = None,
     ) -> Any:
-        if is_random(func):
+        if draws_random(func, args, kwargs or {}):
             self._tape.draws_on.add(str(result_device(func, args, kwargs or {})))
         if raises(func, args):
             self._tape.may_raise()
