@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from smelt.base.options import Options
+from smelt.device.fusion_limits import Limits
 from smelt.fuse import build_program
 from smelt.ir.check_kernel import check_program
 from smelt.ir.graph import GraphLevel, Traced, check_graph
@@ -38,17 +39,21 @@ def fused(
     *args: torch.Tensor,
     fuel: int = -1,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    products: str = "auto",
 ) -> Program:
-    """The checked program of `fn`."""
+    """The checked program of `fn`. With `products="own"`, of a target that has code for all of them."""
     graph = traced(fn, *args, decompositions=decompositions)
-    program = build_program(graph, "program", Options(fuel=fuel, check_specs=True))
+    limits = Limits(contractions=True) if products == "own" else None
+    program = build_program(graph, "program", Options(fuel=fuel, check_specs=True, products=products), limits)
     check_program(program)
     return program
 
 
-def assert_same(fn: Callable[..., Any], *args: torch.Tensor, fuel: int = -1, **tolerance: Any) -> Program:
+def assert_same(
+    fn: Callable[..., Any], *args: torch.Tensor, fuel: int = -1, products: str = "auto", **tolerance: Any
+) -> Program:
     """Run `fn` eagerly and as a program; values, dtypes and strides must agree."""
-    program = fused(fn, *args, fuel=fuel)
+    program = fused(fn, *args, fuel=fuel, products=products)
     expected = fn(*args)
     compare(run_program(program, args), expected if isinstance(expected, tuple) else (expected,), **tolerance)
     return program

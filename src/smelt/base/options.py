@@ -43,6 +43,7 @@ MODES = {
     "shapes are compiled as by default",
 }
 CONVOLUTIONS = ("auto", "library", "products", "channels_last")
+PRODUCTS = ("auto", "library", "own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,12 @@ class Options:
         "(`channels_last`), or `auto`: chosen for the processor",
         in_key=True,
     )
+    products: str = option(
+        "auto",
+        "how matrix products are computed: by the `library`, by kernels of our `own` wherever the target has code for "
+        "them, or `auto`: chosen for each product",
+        in_key=True,
+    )
     target: str = option(
         "",
         "what kernels are made for, by name: `sm_90` for GPUs of that kind, for instance; empty: what the tensors' "
@@ -94,10 +101,9 @@ class Options:
         budget = given.get("memory_budget")
         if budget is not None and not (budget >= 0 and (isinstance(budget, int) or budget <= 1)):
             raise SmeltError("SM003", f"memory_budget is bytes (an int) or a part from 0.0 to 1.0, not {budget!r}")
-        convolutions = given.get("convolutions", "auto")
-        if convolutions not in CONVOLUTIONS:
-            hint = "choose from " + ", ".join(CONVOLUTIONS)
-            raise SmeltError("SM003", f"unknown convolutions {convolutions!r}", hint=hint)
+        for name, choices in (("convolutions", CONVOLUTIONS), ("products", PRODUCTS)):
+            if given.get(name, "auto") not in choices:
+                raise SmeltError("SM003", f"unknown {name} {given[name]!r}", hint="choose from " + ", ".join(choices))
         return cls(**given)
 
 

@@ -8,7 +8,7 @@ Names inside a kernel are positional (`in0`, `out0`, `v3`), so that equal loops 
 from dataclasses import field
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.fuse.expressions import Expr, Place, Space
+from smelt.fuse.expressions import Expr, FactorPlace, Place, Space
 from smelt.fuse.fusion_graph import FusionKind, FusionValue
 from smelt.fuse.inline_exprs import Effect
 from smelt.fuse.stage_split import Line, Ordered
@@ -19,6 +19,8 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Contract,
+    Factor,
     Gather,
     Index,
     Instruction,
@@ -32,7 +34,7 @@ from smelt.ir.kernel import (
     Stage,
     Store,
 )
-from smelt.symbolic.shapes import Size, span
+from smelt.symbolic.shapes import Shape, Size, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,12 @@ class _Axes:
     def index(self, place: Place) -> Index:
         terms = tuple((name, place[1 + axis]) for name, axis in self._leaders if place[1 + axis])
         return Index(terms, place[0])
+
+    def within(self, place: Place, along: Shape, axes: tuple[Axis, ...]) -> Index:
+        """A position that runs along further axes, too."""
+        index = self.index(place)
+        inner = tuple((axis.name, step) for axis, step in zip(axes, along, strict=True) if step)
+        return Index((*index.terms, *inner), index.offset)
 
     def name(self, axis: int) -> str:
         """Of an axis that leads one."""
@@ -163,6 +171,10 @@ class _Assembler:
         out = self.names.new(expr, lasting=not loop)
         if expr.op == "scan":
             return Scan(out, expr.fold, args[0], self.axes.name(expr.axis), expr.backwards)
+        if expr.op == "contract":
+            axes = tuple(Axis(_name("k", n, len(expr.axes)), size) for n, size in enumerate(expr.axes))
+            left, right = (self._factor(factor, axes) for factor in expr.factors)
+            return Contract(out, axes, left, right, expr.dtype)
         if expr.op == "load":
             assert expr.source is not None
             return Load(out, self._input(expr.source), index)
@@ -177,6 +189,10 @@ class _Assembler:
         if expr.op == "cast":
             return Cast(out, args[0], expr.dtype)
         return Compute(out, expr.op, tuple(args), expr.dtype)
+
+    def _factor(self, factor: FactorPlace, axes: tuple[Axis, ...]) -> Factor:
+        bounds = tuple((self.axes.within(place, along, axes), extent) for place, along, extent in factor.bounds)
+        return Factor(self._input(factor.source), self.axes.within(factor.place, factor.along, axes), bounds)
 
     def _aside(self, line: Line) -> Instruction:
         """Putting a value aside for a later pass, or getting it back."""
@@ -221,6 +237,8 @@ def _places(line: Line) -> list[Place]:
         return [line.effect.place]
     if line.from_output is not None:
         return [line.from_output.place]
+    if line.expr.factors:
+        return [place for factor in line.expr.factors for place in factor.places]
     return [line.expr.place] if line.expr.place and line.scratch is None else []
 
 

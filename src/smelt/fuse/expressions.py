@@ -13,7 +13,7 @@ from smelt.base.torch_originals import BASE
 from smelt.fuse.fusion_graph import FusionValue
 from smelt.ir.kernel import Reduction, Running
 from smelt.ops.promote import widened
-from smelt.ops.record import CHEAP, ROOT, TRANSCENDENTAL, Number, Scalar
+from smelt.ops.record import CHEAP, LIBRARY_COST, ROOT, TRANSCENDENTAL, Number, Scalar
 from smelt.symbolic.shapes import Shape, Size
 from smelt.symbolic.symsize import hint, is_symsize, known_equal, varies
 
@@ -36,6 +36,7 @@ _COSTS = {
     "load": 1,
     "gather": ROOT,
     "scan": ROOT,
+    "contract": LIBRARY_COST,
     "const": 0,
     "position": 1,
 }
@@ -134,9 +135,24 @@ def combine(indices: list[Place], stride: Shape, offset: Size, axes: int) -> Pla
     return tuple(total)
 
 
+@dataclass(frozen=True, slots=True)
+class FactorPlace:
+    """Where a factor of a contraction is: a place, and strides along the axes summed over. Each of `bounds` is a
+    position of the same kind, with its extent."""
+
+    source: FusionValue
+    place: Place
+    along: Shape
+    bounds: tuple[tuple[Place, Shape, Size], ...] = ()
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return (self.place, *(place for place, _, _ in self.bounds))
+
+
 @dataclass(slots=True)
 class Expr:
-    """One scalar value. `op` is a scalar operation or const, load, gather, position, cast, reduce, scan."""
+    """One scalar value. `op` is a scalar operation or const, load, gather, position, cast, reduce, scan, contract."""
 
     id: int
     op: str
@@ -149,6 +165,8 @@ class Expr:
     axis: int = 0  # of a scan: the axis it runs along, and whether backwards
     backwards: bool = False
     reach: tuple[tuple[Size, Size], ...] = ()  # of a gather: stride and extent for each place among `args`
+    factors: tuple[FactorPlace, ...] = ()  # of a contraction, and the extents of the axes it sums over
+    axes: Shape = ()
     varies: bool = False
     ready: int = 0
     cost: int = CHEAP
@@ -271,6 +289,19 @@ class Expressions:
             varies=True,
             ready=value.ready,
             cost=_COSTS["scan"],
+        )
+
+    def contract(self, axes: Shape, left: FactorPlace, right: FactorPlace, dtype: torch.dtype) -> Expr:
+        """The sum over axes of its own of what is in memory, multiplied."""
+        return self._intern(
+            ("contract", axes, *((each.source.id, each.place, each.along, each.bounds) for each in (left, right))),
+            op="contract",
+            args=(),
+            dtype=dtype,
+            factors=(left, right),
+            axes=axes,
+            varies=True,
+            cost=_COSTS["contract"],
         )
 
     def scalar(self, expr: Expr) -> Scalar:

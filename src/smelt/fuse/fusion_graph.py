@@ -20,6 +20,8 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
 from smelt.fuse.lowering import index_exprs
+from smelt.fuse.lowering.matrix_products import ProductCall
+from smelt.fuse.lowering.product_choice import ProductChoice
 from smelt.fuse.lowering.rules import ContractRule, FoldRule, PointRule, ScanRule, ScatterRule, Slot
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced, output_node, outputs
@@ -28,6 +30,7 @@ from smelt.meta.effects import why_not_drop, why_not_share
 from smelt.ops.gathers import as_given
 from smelt.ops.promote import promoted, widened
 from smelt.ops.record import (
+    LIBRARY_COST,
     ROOT,
     CopyCall,
     Demand,
@@ -102,7 +105,8 @@ class FusionValue:
     users: "list[FusionValue]" = field(default_factory=list)
     needed: bool = False  # must be in memory: returned, or read by a library call
     call: "Call | None" = None  # what yields it, for results of library calls
-    after: "tuple[Call, ...]" = ()  # calls that must come first: earlier, the value would be in memory for nothing
+    # Calls and products that must come first: earlier, the value would be in memory for nothing.
+    after: "tuple[Call | FusionValue, ...]" = ()
 
     @property
     def is_computed(self) -> bool:
@@ -169,9 +173,10 @@ class Lowered:
         return (item for item in self.items if isinstance(item, FusionValue))
 
 
-def lower(traced: Traced, targets: TargetChoice | None = None) -> Lowered:
-    """Read a pure graph."""
-    return _Lowerer(traced, targets or TargetChoice()).run()
+def lower(traced: Traced, targets: TargetChoice | None = None, products: str = "auto") -> Lowered:
+    """Read a pure graph. `products`: which products are kernels of our own, as the option says."""
+    targets = targets or TargetChoice()
+    return _Lowerer(traced, targets, ProductChoice(products, targets)).run()
 
 
 def references(value: Any) -> Iterator[Ref]:
@@ -189,9 +194,10 @@ def references(value: Any) -> Iterator[Ref]:
 class _Lowerer:
     """One pass over the graph, node by node."""
 
-    def __init__(self, traced: Traced, targets: TargetChoice) -> None:
+    def __init__(self, traced: Traced, targets: TargetChoice, products: ProductChoice) -> None:
         self.traced = traced
         self.targets = targets
+        self.products = products
         self.lowered = Lowered()
         self.refs: dict[fx.Node, Any] = {}  # Ref, or a list of Refs (None where unused) for several results
         self.last_effect: Call | None = None
@@ -262,7 +268,11 @@ class _Lowerer:
             for demand in record.demands(node):
                 self._check(node, demand)
         elif why is not None:
-            self._library(node, record, why)
+            product = self.products.read(node, self._layout)
+            if isinstance(product, ProductCall):
+                self._product(node, product)
+            else:
+                self._library(node, record, product or why)
         elif isinstance(record.lowering, View):
             self._view(node, record.lowering)
         elif isinstance(record.lowering, Pointwise):
@@ -547,6 +557,40 @@ class _Lowerer:
             wanted += "_"
         self.names.add(wanted)
         return wanted
+
+    def _layout(self, node: fx.Node) -> OperandLayout:
+        ref: Ref = self.refs[node]
+        return ref.layout
+
+    def _product(self, node: fx.Node, call: ProductCall) -> None:
+        """A value that is the sums, and one for what is done to them: scaled, added to, rounded once."""
+        spec = tensor_spec(node)
+        points = TensorSpec(call.shape, call.stride, spec.dtype, spec.device)
+        sums = TensorSpec(call.shape, call.stride, widened(spec.dtype), spec.device)
+        readings = []
+        for factor, given in zip(call.rule.factors, (call.left, call.right), strict=True):
+            source: FusionValue = self.refs[given].value
+            source.needed = True
+            readings.append(FusionRead(source, factor.stride, factor.offset, identity_read=False, indirect=True))
+        whole = call.is_bare and sums.dtype is spec.dtype
+        name = node.name if whole else self._name(f"{node.name}_sums")
+        value = self._new(
+            name, FusionKind.PRODUCT, sums, readings=tuple(readings), rule=call.rule, cost=LIBRARY_COST
+        )
+        if not whole:
+            value = self._finished(node, call, value, points)
+        self.refs[node] = Ref(value, call.layout)
+
+    def _finished(self, node: fx.Node, call: ProductCall, sums: FusionValue, spec: TensorSpec) -> FusionValue:
+        readings = [FusionRead.of(sums, OperandLayout(spec.shape, spec.stride), spec.stride)]
+        added, beta = call.added, 0.0
+        if added is not None:
+            layout = OperandLayout(spec.shape, added.stride, added.offset)
+            readings.append(FusionRead.of(self.refs[added.node].value, layout, spec.stride))
+            beta = added.beta
+        args = (call.alpha, beta, *map(Slot, range(len(readings))))
+        rule = PointRule(Pointwise(index_exprs.scaled_sum), args, {}, sums.spec.dtype)
+        return self._new(node.name, FusionKind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=2)
 
     def _reduce(self, node: fx.Node, lowering: Reduce) -> None:
         call = lowering.read(node)

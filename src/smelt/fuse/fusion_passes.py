@@ -36,6 +36,7 @@ class FusionContext:
     traced: Traced
     targets: TargetChoice
     fuel: Fuel
+    products: str = "auto"  # as the option says
     alone: frozenset[int] = frozenset()  # ids of values that get kernels of their own
 
     @property
@@ -45,7 +46,7 @@ class FusionContext:
 
 
 def _read(traced: Traced, context: FusionContext) -> Lowered:
-    return lower(traced, context.targets)
+    return lower(traced, context.targets, context.products)
 
 
 def _rematerialize(lowered: Lowered, context: FusionContext) -> Lowered:
@@ -132,7 +133,7 @@ def build_program(
     """Fuse a pure graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier passes;
     `limits` are the targets' unless they are given."""
     fuel = fuel or Fuel(options.fuel)
-    context = FusionContext(name, traced, TargetChoice(options.target, limits), fuel)
+    context = FusionContext(name, traced, TargetChoice(options.target, limits), fuel, options.products)
     check = FusionCheck() if options.check_specs or config.check_specs else None
     stage = f"{name}: fuse"
     lowered: Lowered = run_rows(traced, READ, context, fuel, stage, check)

@@ -112,6 +112,8 @@ def join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozenset
             group = groups.by_value.get(user)
             if group is None or user.id in alone or not known_equal(group.points, value.numel) or group is first:
                 continue
+            if group.multiplies:  # what it does besides is done to its sums
+                continue
             if first is None or not known_equal(first.points, group.points):
                 first = group
                 continue

@@ -20,7 +20,7 @@ from itertools import pairwise
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
 from smelt.fuse.fusion_graph import Call, FusionKind, FusionRead, FusionValue
-from smelt.fuse.lowering.rules import FoldRule, ScanRule, ScatterRule
+from smelt.fuse.lowering.rules import ContractRule, FoldRule, ScanRule, ScatterRule
 from smelt.fuse.target_choice import TargetChoice
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, known_equal
@@ -65,6 +65,11 @@ class Group:
     @property
     def scatters(self) -> bool:
         return any(value.kind is FusionKind.SCATTER for value in self.members)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether a product is computed in it: the other members are what is done to its sums."""
+        return any(value.kind is FusionKind.PRODUCT for value in self.members)
 
     @property
     def is_plain(self) -> bool:
@@ -128,6 +133,10 @@ class Groups:
             group.points = product(value.rule.shape)
             group.levels[value] = GroupLevel.GRID
             group.cols = value.rule.cols if value.rule.cols != 1 else None
+        elif isinstance(value.rule, ContractRule):
+            group.points, group.cols_fixed = value.numel, True
+            group.cols = value.rule.cols(value.spec.shape, value.spec.stride)
+            group.levels[value] = GroupLevel.FULL
         else:
             group.points = value.numel
             group.levels[value] = GroupLevel.FULL
@@ -209,7 +218,7 @@ def needed_boundaries(value: FusionValue) -> set[Size]:
     shape, stride = value.loop
     axis_boundaries: set[Size] = set()
     strided = any(not reading.identity_read and any(reading.stride) for reading in value.readings)
-    if strided or isinstance(value.rule, FoldRule | ScanRule | ScatterRule):
+    if strided or isinstance(value.rule, FoldRule | ScanRule | ScatterRule | ContractRule):
         for size, step in zip(shape, stride, strict=True):
             if size != 1:
                 axis_boundaries.update((step, step * size))
@@ -272,12 +281,28 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
     plan = _common_rows(a, b)
     if isinstance(plan, str):
         return plan
+    reason = _why_not_after_product(a, b, plan)
+    if reason is not None:
+        return reason
     reason = _why_not_split(a, b, plan) or _why_not_aligned(groups, a, b, plan)
     if reason is not None:
         return reason
     if groups.closes_cycle(a, b):
         return "something between them needs the one and is needed by the other"
     return plan
+
+
+def _why_not_after_product(a: Group, b: Group, plan: Merge) -> str | None:
+    """Sums of products are finished point by point: that is all a product shares its kernel with."""
+    products = [group for group in (a, b) if group.multiplies]
+    if not products:
+        return None
+    if len(products) == 2:
+        return "each of them multiplies"
+    other = b if products[0] is a else a
+    if other.is_plain and plan.row_broadcast is None:
+        return None
+    return f"{products[0]} multiplies, and {other} is more than element-wise at the points of that"
 
 
 def _common_rows(a: Group, b: Group) -> str | Merge:
@@ -372,6 +397,8 @@ def _misread(
     reader: FusionValue, level: GroupLevel, reading: FusionRead, source: GroupLevel, cols: Size | None
 ) -> str | None:
     name = reading.value.name
+    if reading.indirect and reader.kind is FusionKind.PRODUCT:
+        return f"{reader.name} multiplies {name}, of which each point reads other elements"
     if reading.indirect:
         return f"{reader.name} reads {name} at places that depend on data"
     if source is GroupLevel.GRID:

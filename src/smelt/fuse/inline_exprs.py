@@ -13,10 +13,10 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.fusion_limits import Limits
-from smelt.fuse.expressions import Expr, Expressions, NeedsCut, Place, Space, Unbuildable, combine
+from smelt.fuse.expressions import Expr, Expressions, FactorPlace, NeedsCut, Place, Space, Unbuildable, combine
 from smelt.fuse.fusion_graph import FusionRead, FusionValue
 from smelt.fuse.groups import Group, GroupLevel, Groups
-from smelt.fuse.lowering.rules import FoldRule, PointRule, ScanRule, ScatterRule, Slot
+from smelt.fuse.lowering.rules import ContractRule, FoldRule, PointRule, ScanRule, ScatterRule, Slot
 from smelt.ir.kernel import Reduction
 from smelt.ir.scalar import SCALAR_OPS
 from smelt.ops.promote import widened
@@ -140,6 +140,8 @@ class _Puller:
             return self._scanned(value, value.rule, place)
         if isinstance(value.rule, ScatterRule):
             raise Unbuildable(f"{value.name} is read before all of it is written")
+        if isinstance(value.rule, ContractRule):
+            return self._contracted(value, value.rule, place)
         assert isinstance(value.rule, PointRule)
         return _Emitter(self, value, value.rule.common, place).run(value.rule)
 
@@ -162,6 +164,25 @@ class _Puller:
         return self.exprs.scan(
             rule.call.fold, self.exprs.cast(given, rule.call.dtype), found[0], rule.call.backwards
         )
+
+    def _contracted(self, value: FusionValue, rule: ContractRule, place: Place) -> Expr:
+        """The sums of a product at their own point."""
+        if place != self.space.point:
+            raise Unbuildable(f"{value.name} is read at other points than its own")
+        indices, axes = self.split(place, *value.loop), len(self.space.sizes)
+        left, right = (
+            FactorPlace(
+                reading.value,
+                combine(indices, factor.stride, factor.offset, axes),
+                factor.along,
+                tuple(
+                    (combine(indices, bound.stride, bound.offset, axes), bound.along, bound.extent)
+                    for bound in factor.bounds
+                ),
+            )
+            for reading, factor in zip(value.readings, rule.factors, strict=True)
+        )
+        return self.exprs.contract(rule.axes, left, right, value.spec.dtype)
 
     def _total(self, value: FusionValue) -> Effect:
         """A fold over rows: of each row's own fold, or of what stands in each col."""

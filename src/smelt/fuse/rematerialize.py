@@ -5,7 +5,7 @@
 
 The graph of a whole training step has its backward inside, and at its beginning the most memory is in use. Only what is
 element-wise is recomputed, and only where what it is computed from is kept anyway, or is smaller. Each new value
-comes `after` the library call before its first reader, or the fuser would compute it with the old one.
+comes `after` the library call or product before its first reader, or the fuser would compute it with the old one.
 """
 
 from dataclasses import replace
@@ -122,18 +122,18 @@ class _Rematerializer:
                 waiting += [reading.value for reading in source.readings]
         return found
 
-    def _last_reader(self, given: set[FusionValue], position: int) -> Call | None:
-        """The last call of the backward that reads one of these inputs: from there on they may have new values."""
-        late = [call for value in given for call in self.calls.get(value, ()) if self.start <= call.id < position]
+    def _last_reader(self, given: set[FusionValue], position: int) -> FusionValue | Call | None:
+        """The last step of the backward that reads one of these inputs: from there on they may have new values."""
+        readers: list[FusionValue | Call] = []
+        for value in given:
+            readers += [*self.calls.get(value, ()), *filter(_is_heavy, value.users)]
+        late = [each for each in readers if self.start <= each.id < position]
         if late:
-            return max(late, key=lambda call: call.id)
-        return next((item for item in self.lowered.items[self.start : position] if isinstance(item, Call)), None)
+            return max(late, key=lambda each: each.id)
+        return next(filter(_is_heavy, self.lowered.items[self.start : position]), None)
 
-    def _call_before(self, position: int) -> Call | None:
-        for item in reversed(self.lowered.items[self.start : position]):
-            if isinstance(item, Call):
-                return item
-        return None
+    def _call_before(self, position: int) -> FusionValue | Call | None:
+        return next(filter(_is_heavy, reversed(self.lowered.items[self.start : position])), None)
 
     def _rewrite(self) -> None:
         """Put a copy of each recomputed value before its first reader in the backward, which reads that instead."""
@@ -167,6 +167,11 @@ class _Rematerializer:
 
 def _is_idempotent(value: FusionValue) -> bool:
     return value.kind is FusionKind.POINTWISE and not any(reading.indirect for reading in value.readings)
+
+
+def _is_heavy(item: FusionValue | Call) -> bool:
+    """Whether it is a step that others are told to come after: a library call, or a product of our own."""
+    return isinstance(item, Call) or item.kind is FusionKind.PRODUCT
 
 
 def _bytes(value: FusionValue) -> int:

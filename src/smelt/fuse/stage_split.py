@@ -57,6 +57,7 @@ class _Orderer:
         self.lent: dict[Expr, Effect] = {}  # put aside in an output, until what belongs there is written
         self.room = limits.scratch_bytes
         self.last = 0
+        self.one_loop = False  # what is the same for all cols is computed among the rest
 
     def run(self) -> Ordered:
         reductions = self._reductions()
@@ -80,7 +81,7 @@ class _Orderer:
         return ordered
 
     def _reductions(self) -> list[Expr]:
-        """Every fold over cols that an effect depends on, in order."""
+        """Every fold over cols that an effect depends on, in order. Where there is a product there is one loop."""
         seen: set[Expr] = set()
         waiting = [expr for effect in self.pulled.effects for expr in effect.needs]
         while waiting:
@@ -88,6 +89,7 @@ class _Orderer:
             if expr not in seen:
                 seen.add(expr)
                 waiting.extend(expr.args)
+                self.one_loop |= expr.op == "contract"
         return sorted((expr for expr in seen if expr.op == "reduce"), key=lambda expr: expr.id)
 
     def _leave(self, effect: Effect, number: int) -> None:
@@ -114,7 +116,7 @@ class _Orderer:
         """Make an expression available in the loop of pass `number`."""
         if (number, expr) in self.done or expr in self.row_done or expr.op == "reduce":
             return
-        if not expr.varies and expr.op != "const":
+        if not expr.varies and expr.op != "const" and not self.one_loop:
             self._need_in_row(expr)
             return
         self.done[number, expr] = True

@@ -1,4 +1,4 @@
-"""Elements of values that no operator's own rule makes: chosen among parts, looked up, checked, copied, divided.
+"""Elements of values that no operator's own rule makes: chosen, looked up, checked, copied, divided, scaled.
 
     chosen(e, 0, 2, (1,), x)   →   where(position(0) == 1, x, 0)         x is the second half of what is zero otherwise
 """
@@ -47,3 +47,14 @@ def itself(e: Emitter, x: Scalar) -> Scalar:
 
 def divided(e: Emitter, x: Scalar, count: Size) -> Scalar:
     return e.op("div", x, e.const(count, x.dtype))
+
+
+def scaled_sum(e: Emitter, alpha: float, beta: float, x: Scalar, *added: Scalar) -> Scalar:
+    """`alpha · x + beta · added`, where nothing is multiplied by one."""
+    found = e.cast(x, e.result)
+    if alpha != 1:
+        found = e.op("mul", found, e.const(alpha, e.result))
+    for each in added:
+        term = e.cast(each, e.result)
+        found = e.op("add", found, term if beta == 1 else e.op("mul", term, e.const(beta, e.result)))
+    return found

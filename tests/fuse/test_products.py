@@ -1,0 +1,291 @@
+"""Matrix products as kernels of our own: what they read, what joins them, and that programs with them are right."""
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from smelt.base.errors import SmeltError
+from smelt.base.options import Options
+from smelt.ir.kernel import Contract, Role
+from smelt.ir.program import Launch, Library, Program
+from tests.fuse.running import assert_same, fused
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def products(program: Program) -> list[Launch]:
+    """The launches of kernels that multiply."""
+    return [step for step in program.steps if isinstance(step, Launch) and contraction(step) is not None]
+
+
+def contraction(step: Launch) -> Contract | None:
+    return next((each for each in step.kernel.instructions() if isinstance(each, Contract)), None)
+
+
+def own(fn: Callable[..., Any], *args: torch.Tensor, count: int = 1, **rest: Any) -> Program:
+    """A program with so many kernels that multiply, that computes what eager does."""
+    program = assert_same(fn, *args, products="own", **rest)
+    assert len(products(program)) == count
+    assert not [step for step in program.steps if isinstance(step, Library)]
+    return program
+
+
+def _x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float32).to(dtype)
+
+
+def test_library_unless_asked_for() -> None:
+    for wanted in ("auto", "library"):
+        program = fused(torch.mm, _x(4, 8), _x(8, 16), products=wanted)
+        assert [type(step) for step in program.steps] == [Library]
+
+
+def test_unknown_choice_is_refused() -> None:
+    with pytest.raises(SmeltError, match="unknown products"):
+        Options.from_user({"products": "ours"})
+
+
+CALLS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "mm": (torch.mm, [(5, 7), (7, 3)]),
+    "bmm": (torch.bmm, [(2, 5, 7), (2, 7, 3)]),
+    "mv": (torch.mv, [(5, 7), (7,)]),
+    "dot": (torch.dot, [(7,), (7,)]),
+    "vdot": (torch.vdot, [(7,), (7,)]),
+    "addmm": (torch.addmm, [(5, 3), (5, 7), (7, 3)]),
+    "addmm of a row": (torch.addmm, [(3,), (5, 7), (7, 3)]),
+    "addmm of a column": (torch.addmm, [(5, 1), (5, 7), (7, 3)]),
+    "addmm of a number": (torch.addmm, [(), (5, 7), (7, 3)]),
+    "baddbmm": (torch.baddbmm, [(2, 5, 3), (2, 5, 7), (2, 7, 3)]),
+    "baddbmm of a row": (torch.baddbmm, [(3,), (2, 5, 7), (2, 7, 3)]),
+    "addmv": (torch.addmv, [(5,), (5, 7), (7,)]),
+    "matmul": (torch.matmul, [(2, 3, 5, 7), (2, 3, 7, 4)]),
+    "matmul broadcast": (torch.matmul, [(2, 1, 5, 7), (3, 7, 4)]),
+    "linear": (torch.nn.functional.linear, [(2, 5, 7), (3, 7), (3,)]),
+    "einsum": (lambda a, b: torch.einsum("bhid,bhjd->bhij", a, b), [(2, 3, 5, 7), (2, 3, 4, 7)]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_operators(name: str, dtype: torch.dtype) -> None:
+    fn, shapes = CALLS[name]
+    own(fn, *(_x(*shape, dtype=dtype) for shape in shapes))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.complex64], ids=str)
+def test_what_only_the_library_multiplies(dtype: torch.dtype) -> None:
+    x = torch.ones(4, 4, dtype=dtype)
+    program = fused(torch.mm, x, x, products="own")
+    assert [type(step) for step in program.steps] == [Library]
+
+
+SIZES = [(1, 1, 1), (1, 5, 1), (5, 1, 3), (1, 7, 3), (5, 7, 1), (1, 1, 4)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_sides_of_one(sizes: tuple[int, int, int]) -> None:
+    m, k, n = sizes
+    own(lambda a, b, c: torch.relu(a @ b + c), _x(m, k), _x(k, n), _x(n))
+    own(torch.bmm, _x(1, m, k), _x(1, k, n))
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)], ids=str)
+def test_sides_of_zero(sizes: tuple[int, int, int]) -> None:
+    m, k, n = sizes
+    assert_same(lambda a, b: a @ b + 1, _x(m, k), _x(k, n), products="own")
+
+
+LAYOUTS: dict[str, Callable[[int, int], torch.Tensor]] = {
+    "rows": _x,
+    "columns": lambda m, n: _x(n, m).t(),
+    "slice of rows": lambda m, n: _x(m + 3, n)[2:-1],
+    "slice of columns": lambda m, n: _x(m, n + 4)[:, 1:-3],
+    "every other": lambda m, n: _x(2 * m, 3 * n)[::2, ::3],
+    "one row": lambda m, n: _x(1, n).expand(m, n),
+    "one column": lambda m, n: _x(m, 1).expand(m, n),
+    "one number": lambda m, n: _x(1, 1).expand(m, n),
+    "of three": lambda m, n: _x(m, 4, n)[:, 2],
+}
+
+
+@pytest.mark.parametrize(("left", "right"), list(itertools.product(LAYOUTS, LAYOUTS)))
+def test_views_of_factors(left: str, right: str) -> None:
+    """Each is a stride of the kernel's: nothing is copied."""
+    torch.manual_seed(0)
+    program = own(torch.mm, LAYOUTS[left](4, 6), LAYOUTS[right](6, 5))
+    assert len(program.steps) == 1
+
+
+def test_views_inside_the_graph() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        p = (x @ w).view(3, 4, 2, 2, 5).permute(2, 0, 3, 1, 4)
+        return p[0] @ p[1].transpose(-1, -2)
+
+    own(fn, _x(12, 6), _x(6, 20), count=2)
+
+
+@pytest.mark.parametrize("alpha", [1, 0, 2.5])
+@pytest.mark.parametrize("beta", [1, 0, 0.5])
+def test_scaled_sums(alpha: float, beta: float) -> None:
+    def fn(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return aten.addmm.default(c, a, b, alpha=alpha, beta=beta)
+
+    own(fn, _x(4, 5), _x(4, 6), _x(6, 5))
+
+
+def test_what_is_added_zero_times_is_not_read() -> None:
+    def fn(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return aten.addmm.default(c, a, b, beta=0)
+
+    program = own(fn, torch.full((4, 5), float("nan")), _x(4, 6), _x(6, 5))
+    assert "x0" not in products(program)[0].args
+
+
+EPILOGUES: dict[str, Callable[..., Any]] = {
+    "bias": lambda p, b, r, s: p + b,
+    "activation": lambda p, b, r, s: torch.nn.functional.gelu(p + b),
+    "residual": lambda p, b, r, s: torch.relu(p + b) + r,
+    "scale of each row": lambda p, b, r, s: p * s + b,
+    "cast": lambda p, b, r, s: (p + b).bfloat16(),
+    "two results": lambda p, b, r, s: (torch.relu(p + b), torch.sigmoid(p)),
+    "the sums too": lambda p, b, r, s: (p, torch.tanh(p + b)),
+    "mask": lambda p, b, r, s: torch.where(torch.arange(6)[:, None] >= torch.arange(8), p, float("-inf")),
+    "residual computed here": lambda p, b, r, s: p + torch.sin(r) * s,
+    "twice": lambda p, b, r, s: p * torch.sigmoid(p),
+    "view": lambda p, b, r, s: torch.relu(p.view(2, 3, 8) + b) + r.view(2, 3, 8),
+}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_epilogues(name: str) -> None:
+    """What follows at the same points is in the kernel of the product, all of it one loop."""
+
+    def fn(a: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor, s: torch.Tensor) -> Any:
+        return EPILOGUES[name](a @ w.t(), b, r, s)
+
+    program = own(fn, _x(6, 5), _x(8, 5), _x(8), _x(6, 8), _x(6, 1))
+    assert len(program.steps) == 1
+    assert [stage.loop for stage in products(program)[0].kernel.stages] == [True]
+
+
+APART: dict[str, tuple[Callable[..., Any], int]] = {
+    "fold": (lambda p: p.sum(0), 2),
+    "softmax": (lambda p: torch.exp(p - p.amax(-1, keepdim=True)), 2),
+    "scan": (lambda p: p.cumsum(0), 2),
+    "transposed": (lambda p: p.t() + p, 2),
+    "both": (lambda p: (torch.relu(p), torch.relu(p).sum(1)), 2),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_has_a_kernel_of_its_own(name: str) -> None:
+    """What is read elsewhere is stored, and nothing is multiplied twice."""
+    follow, steps = APART[name]
+    program = own(lambda a, b: follow(a @ b), _x(6, 5), _x(5, 6))
+    assert len(program.steps) == steps
+
+
+def test_products_do_not_join() -> None:
+    own(lambda a, b, c: a @ b + a @ c, _x(4, 5), _x(5, 6), _x(5, 6), count=2)
+    own(lambda a, b, c: torch.relu(a @ b) @ c, _x(4, 5), _x(5, 6), _x(6, 7), count=2)
+    own(lambda a: (a @ a) @ a, _x(5, 5), count=2)
+
+
+def test_read_by_many_is_multiplied_once() -> None:
+    def fn(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
+        p = a @ b
+        return (p + 1).t().contiguous(), (p * c).sum(0), p.sum(), torch.relu(p + c)
+
+    own(fn, _x(6, 5), _x(5, 7), _x(7))
+
+
+def test_a_factor_is_not_written_over() -> None:
+    """The last reading of a factor is in a kernel whose result is as long: other points need it still."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = torch.sin(x) @ w
+        return torch.relu((torch.tanh(h) @ w) * 2) + 1
+
+    program = own(fn, _x(8, 8), _x(8, 8), count=2)
+    for step in products(program):
+        factors = {each.buffer for each in contraction(step).factors}  # type: ignore[union-attr]
+        assert not factors & {buffer.name for buffer in step.kernel.buffers if buffer.role is not Role.INPUT}
+
+
+def test_a_residual_may_be_written_over() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        r = torch.exp(x - x.amax(-1, keepdim=True))
+        return (x @ w + r).sum(0)
+
+    program = own(fn, _x(8, 8), _x(8, 8))
+    assert [buffer.role for buffer in products(program)[0].kernel.buffers if buffer.role is Role.INOUT]
+
+
+@pytest.mark.parametrize("fuel", range(6))
+def test_little_fuel(fuel: int) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x.bfloat16() @ w.bfloat16() + b.bfloat16()).float().t() @ x
+
+    own(fn, _x(6, 5), _x(5, 7), _x(7), count=2, fuel=fuel, atol=0.2, rtol=0.05)
+
+
+def test_results_in_columns() -> None:
+    """Whichever dim is innermost, rows of the kernel are what lies together."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return aten.mm.default(a, b)
+
+    own(fn, _x(6, 5), _x(7, 5).t())
+    own(lambda a, b: aten.bmm.default(a, b).transpose(1, 2).contiguous(), _x(3, 6, 5), _x(3, 5, 7))
+
+
+def test_less_precision_is_the_librarys() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert not products(fused(torch.mm, _x(4, 5), _x(5, 6), products="own"))
+        assert products(fused(torch.mm, _x(4, 5).double(), _x(5, 6).double(), products="own"))
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_graphs(seed: int) -> None:
+    """Products and pointwise work among views, in any order."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    sizes = [rng.choice((1, 2, 3, 5, 8)) for _ in range(4)]
+
+    def matrix(m: int, n: int) -> torch.Tensor:
+        return LAYOUTS[rng.choice(list(LAYOUTS))](m, n)
+
+    given = [matrix(m, n) for m, n in itertools.product(sizes, sizes)]
+    plan = rng.random()
+
+    def fn(*args: torch.Tensor) -> Any:
+        choice = random.Random(plan)
+        made = list(args)
+        for _ in range(6):
+            a = choice.choice(made)
+            kind = choice.randrange(5)
+            if kind <= 2:
+                b = choice.choice([each for each in made if each.shape[0] == a.shape[1]] or [a.t()])
+                made.append(a @ b)
+            elif kind == 3:
+                b = choice.choice([each for each in made if each.shape == a.shape])
+                made.append(torch.tanh(a) + b * 0.5)
+            else:
+                summed = a.sum(choice.randrange(2), keepdim=True)
+                made.append(a.t() if choice.random() < 0.5 else torch.relu(a) + summed)
+        return tuple(made[len(args) :])
+
+    assert_same(fn, *given, products="own", rtol=1e-3, atol=1e-3)
