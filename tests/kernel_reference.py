@@ -8,7 +8,7 @@ memory-hungry on purpose: each target is held against it.
     run_kernel(softmax, tensors)      # tensors[1] now holds softmax(x)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -47,7 +47,7 @@ def run_kernel(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
     if len(tensors) != len(kernel.parameters):
         raise ValueError(f"kernel {kernel.name} takes {len(kernel.parameters)} tensors, not {len(tensors)}")
     with torch.no_grad():
-        run = _Run(kernel)
+        run = Run(kernel)
         for buffer, tensor in zip(kernel.parameters, tensors, strict=True):
             if tensor.dtype is not buffer.dtype:
                 raise ValueError(f"kernel {kernel.name}: buffer {buffer.name} is {buffer.dtype}, not {tensor.dtype}")
@@ -57,7 +57,7 @@ def run_kernel(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
                 run.step(instruction, stage.loop)
 
 
-class _Run:
+class Run:
     """One run: the memory of every buffer and the values so far."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -131,7 +131,8 @@ class _Run:
                     where = where + self.values[put] * stride
                 scatter(op, self.memory[name], where[inside], self.values[source].expand(where.shape)[inside])
             case Contract(out):
-                self.values[out] = self.contract(instruction)
+                wide = self.contracted(instruction, lambda read: read.to(instruction.dtype).double())
+                self.values[out] = wide.to(instruction.dtype)
 
     def accumulate(self, name: str, op: Reduction, index: Index, value: Tensor) -> None:
         dims = tuple(number for number, axis in enumerate(self.axes) if axis.name not in index.axes)
@@ -140,16 +141,16 @@ class _Run:
         self.memory[name][where.reshape(-1)] = total.expand(where.shape).reshape(-1)
 
 
-    def contract(self, instruction: Contract) -> Tensor:
-        """The sum of products, by `einsum` in float64; each factor has extent one along axes it does not depend on."""
+    def contracted(self, instruction: Contract, convert: Callable[[Tensor], Tensor]) -> Tensor:
+        """The sum of products of what is read, converted; each factor has extent one along axes it does not name."""
         axes = self.axes + instruction.axes
-        left, right = (self.factor(each, axes).to(instruction.dtype).double() for each in instruction.factors)
+        left, right = (convert(self.factor(each, axes)) for each in instruction.factors)
         dims, kept = list(range(len(axes))), list(range(len(self.axes)))
         found = torch.einsum(left, dims, right, dims, kept)
         for dim, axis in enumerate(instruction.axes, len(self.axes)):
             if left.shape[dim] == right.shape[dim] == 1:  # along an axis that neither depends on all products are equal
                 found = found * axis.size if axis.size else torch.zeros_like(found)
-        return found.to(instruction.dtype)
+        return found
 
     def factor(self, factor: Factor, axes: Sequence[Axis]) -> Tensor:
         where, memory = _spread(factor.index, axes), self.memory[factor.buffer]
@@ -158,6 +159,8 @@ class _Run:
             at = _spread(position, axes)
             inside = inside & (at >= 0) & (at < extent)
         where, inside = torch.broadcast_tensors(where, inside)
+        if any(axis.size == 0 for axis in axes):  # no point reads anything
+            return memory.new_zeros(where.shape)
         return memory.new_zeros(where.shape).masked_scatter(inside, memory[where[inside]])
 
 

@@ -1,0 +1,29 @@
+"""Many random products against float64: `make test-products`, or
+
+    python -m tests.codegen.cpu.products.campaign --count 10000 --start 7 --jobs 2 --keep failures/
+
+Each is run by every schedule that takes it, with several numbers of threads.
+"""
+
+import sys
+from typing import Any
+
+from tests.campaigns import Campaign
+from tests.codegen.cpu.products.running import failures, told
+
+
+def examine(seed: int) -> dict[str, Any]:
+    """Product `seed` by all schedules."""
+    try:
+        schedules, wrong = failures(seed)
+    except Exception as error:
+        schedules, wrong = 0, [f"{type(error).__name__}: {error}"]
+    failure = f"product {seed}: {'; '.join(wrong)}\n\n{told(seed)}" if wrong else None
+    return {"runs": schedules, "refused": int(not schedules and not wrong), "failure": failure}
+
+
+CAMPAIGN = Campaign("tests.codegen.cpu.products.campaign", examine, told, ("runs", "refused"), count=10_000)
+
+
+if __name__ == "__main__":
+    sys.exit(CAMPAIGN.main())
