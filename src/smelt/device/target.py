@@ -34,4 +34,5 @@ class Target:
     has_scalef: bool = False  # one instruction for x · 2^n, for whichever n, of a whole vector
     unroll_light: int = 4  # registers of one value that a loop computes side by side, where a point takes few of them
     tune_cpu: str = ""  # the processor, in LLVM's words, whose order of instructions serves; empty for `cpu` itself
+    fma_by_lane: bool = False  # a multiply-add takes one lane of a register for all lanes of a factor
     warp_size: int = 1  # threads of a GPU that run in step

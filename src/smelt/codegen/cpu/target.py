@@ -39,5 +39,6 @@ def describe_host() -> Target:
         # Arm's cores look a hundred instructions ahead at most: what can run side by side has to stand side by side.
         # With AVX-512 the order for another maker's chip is the better one, by 2 to 5 percent of gelu and tanh.
         unroll_light=8 if arm else 4,
+        fma_by_lane=arm,
         tune_cpu="generic" if arm else "znver4" if features.get("avx512f") else "",
     )

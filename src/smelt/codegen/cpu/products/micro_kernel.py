@@ -1,0 +1,88 @@
+"""The innermost loop of a tiled product: a tile of sums in registers, over one left and one right panel.
+
+    left panel: rows numbers for each step of the sum, side by side; right panel: cols numbers
+    sums[i, j] += left[k, i] * right[k, j]     for all k, then stored, or added to what is there
+
+One function for all products of a module that have a tile in common.
+"""
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.entry_points import function_text
+from smelt.codegen.cpu.products.tile_shape import UNROLL, TileShape
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.scalars import VALUE_KINDS
+from smelt.device import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """A function that is defined once in a module, for all kernels that call it."""
+
+    name: str
+    text: str
+    declared: frozenset[str]
+
+
+def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
+    """`(left, right, steps, out, stride of its rows, adds)`; `steps` is a multiple of `UNROLL`, or zero."""
+    kind = VALUE_KINDS[dtype]
+    name = f"product.tile.{kind}.{tile.rows}x{tile.cols}"
+    b = Builder(target, name)
+    vectors = tile.cols // tile.lanes
+    zero = b.const(kind, 0.0, tile.lanes)
+    ends = [LlvmValue("%left", "ptr"), LlvmValue("%right", "ptr")]
+    first, last = b.const("i64", 0), LlvmValue("%steps", "i64")
+    loop = b.begin(first, last, UNROLL, [*ends, *[zero] * (tile.rows * vectors)], guard=True)
+    left, right = loop.values[0].name, loop.values[1].name
+    sums = list(loop.values[2:])
+    for step in range(UNROLL):
+        across = [_load(b, right, kind, step * tile.cols + v * tile.lanes, tile.lanes) for v in range(vectors)]
+        down = _spread(b, left, kind, step * tile.rows, tile)
+        for i in range(tile.rows):
+            for v in range(vectors):
+                sums[i * vectors + v] = b.fma(down[i], across[v], sums[i * vectors + v])
+    following = [
+        LlvmValue(b.element(left, kind, UNROLL * tile.rows), "ptr"),
+        LlvmValue(b.element(right, kind, UNROLL * tile.cols), "ptr"),
+    ]
+    _, _, *sums = loop.end(*following, *sums)
+    adding, storing = b.new_label("adding"), b.new_label("storing")
+    b.branch(LlvmValue("%adds", "i1"), adding, storing)
+    for label, adds in ((adding, True), (storing, False)):
+        b.label(label)
+        _leave(b, sums, kind, tile, adds=adds)
+        b.emit("ret void")
+    signature = f"internal void @{name}(ptr %left, ptr %right, i64 %steps, ptr %out, i64 %stride, i1 %adds)"
+    return Helper(name, function_text(signature, b), frozenset(b.declared))
+
+
+def _load(b: Builder, base: str, kind: str, offset: int, lanes: int) -> LlvmValue:
+    return b.load(b.element(base, kind, offset), kind, lanes)
+
+
+def _spread(b: Builder, base: str, kind: str, offset: int, tile: TileShape) -> list[LlvmValue]:
+    """One step's numbers of the left panel, each in all lanes of a vector: lanes of what is loaded as vectors, where a
+    multiply-add takes them so."""
+    if not b.target.fma_by_lane or tile.rows % tile.lanes:
+        return [b.splat(_load(b, base, kind, offset + i, 1), tile.lanes) for i in range(tile.rows)]
+    found = []
+    for first in range(0, tile.rows, tile.lanes):
+        vector = _load(b, base, kind, offset + first, tile.lanes)
+        for lane in range(tile.lanes):
+            order = b.iota("i32", [lane] * tile.lanes)
+            found.append(b.op(f"shufflevector {vector}, {vector.type} poison, {order}", kind, tile.lanes))
+    return found
+
+
+def _leave(b: Builder, sums: list[LlvmValue], kind: str, tile: TileShape, *, adds: bool) -> None:
+    vectors = tile.cols // tile.lanes
+    row = "%out"
+    for i in range(tile.rows):
+        for v in range(vectors):
+            place = b.element(row, kind, v * tile.lanes)
+            found = sums[i * vectors + v]
+            b.store(b.fadd(b.load(place, kind, tile.lanes), found) if adds else found, place)
+        if i + 1 < tile.rows:
+            row = b.element(row, kind, LlvmValue("%stride", "i64"))

@@ -1,0 +1,67 @@
+"""How much of a product is computed at once: tiles of registers, blocks for the caches, and what threads share out.
+
+    8 × 12 of f32 with 32 registers of 128 bits: 24 hold sums, 3 a row of the right panel, 2 a column of the left one
+
+The right panels of a block (`depth` × `cols`) stay in the second cache while left panels pass by.
+"""
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.device import Target
+
+UNROLL = 4  # steps of the sum in a round of the micro-kernel; panels are filled up with zeros to a multiple of it
+_BLOCK_DEPTH = 384
+_BLOCK_ROWS = 256
+_BLOCK_COLS = 384
+_UNITS = 8  # so many at least are shared out, if each is worth a thread
+_UNIT_WORTH = 1 << 17  # multiplications
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """The sums that registers hold: `rows` × `cols`, in vectors of `lanes` along cols."""
+
+    rows: int
+    cols: int
+    lanes: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, target: Target) -> "TileShape":
+        lanes = max(1, target.vector_bits // (8 * dtype.itemsize))
+        if target.vector_registers < 32:
+            return cls(6, 2 * lanes, lanes)
+        return cls(8, 3 * lanes, lanes) if target.fma_by_lane else cls(14, 2 * lanes, lanes)
+
+
+def divided(size: int, most: int, step: int) -> int:
+    """Of what size equal blocks are, multiples of `step`, that are no longer than about `most`."""
+    blocks = max(1, -(-size // most))
+    return max(step, -(-(-(-size // blocks)) // step) * step)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Extents of the parts that a product is computed in: how long each is, and how many there are."""
+
+    rows: int
+    cols: int
+    depth: int
+    row_count: int
+    col_count: int
+    depth_count: int
+
+    @classmethod
+    def of(cls, sizes: tuple[int, int, int], batches: int, tile: TileShape) -> "Blocks":
+        m, n, k = (max(1, size) for size in sizes)
+        cols = divided(n, _BLOCK_COLS, tile.cols)
+        depth = divided(k, _BLOCK_DEPTH, UNROLL)
+        units = batches * -(-n // cols)
+        wanted = max(1, min(_UNITS // max(1, units), m * n * k // max(1, -(-n // cols)) // _UNIT_WORTH))
+        rows = divided(m, min(_BLOCK_ROWS, max(tile.rows, -(-m // wanted))), tile.rows)
+        return cls(rows, cols, depth, -(-m // rows), -(-n // cols), max(1, -(-k // depth)))
+
+
+def threads(multiplications: int) -> int:
+    """How many have enough to do to be worth waking."""
+    return max(1, multiplications // _UNIT_WORTH)

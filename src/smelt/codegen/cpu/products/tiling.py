@@ -1,0 +1,116 @@
+"""`Tiling`: a problem in the shape that tiles walk, with its epilogue's axes, and where a part keeps what in its workspace.
+
+    rows(n:4, o:64) cols(h:56, w:56), p = contract (c, i, j) weight, x     NCHW: h and w are one axis of the result
+    → outer (n)   m (o)   n (h, w), 3136 points   the epilogue: rows(n, o) cols(w:3136)
+"""
+
+from dataclasses import replace
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.axes import indices, without_axes
+from smelt.codegen.cpu.products.problem import Problem, ProductAxis, count
+from smelt.codegen.cpu.products.tile_shape import Blocks, TileShape
+from smelt.codegen.cpu.workspace import aligned
+from smelt.device import Target
+from smelt.ir.kernel import Axis, Factor, Index, Kernel, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """`outer` are batches, and axes of n that the epilogue does not walk as one with the last."""
+
+    problem: Problem
+    tile: TileShape
+    blocks: Blocks
+    outer: tuple[ProductAxis, ...]
+    m: tuple[ProductAxis, ...]
+    n: tuple[ProductAxis, ...]
+    epilogue: Problem  # its kernel has rows `outer` and `epilogue.m`, and one col axis at most
+
+    @classmethod
+    def of(cls, problem: Problem, target: Target) -> "Tiling":
+        contract = problem.contract
+        # Beside the contraction only: that reads by tables.
+        bare = replace(contract, left=Factor(contract.left.buffer, Index()), right=Factor(contract.right.buffer, Index()))
+        body = tuple(bare if i is contract else i for i in problem.stage.body)
+        kernel = replace(problem.kernel, stages=(Stage(True, body),))
+        last = problem.kernel.cols[-1].name if problem.kernel.cols else ""
+        tail = len(problem.n) - _trailing(kernel, problem.n)
+        n = problem.n[tail:] if problem.n and problem.n[-1].name == last else ()
+        outer = (*problem.batch, *(axis for axis in problem.n if axis not in n))
+        kept_m = problem.m[-1:] if problem.m and _trailing(kernel, problem.m) == len(problem.m) else problem.m
+        gone = {axis.name for axis in (*problem.m, *n)} - {axis.name for axis in (*kept_m, *n[-1:])}
+        rows = [Axis(axis.name, axis.size) for axis in outer]
+        rows += [Axis(axis.name, count(problem.m) if len(kept_m) == 1 else axis.size) for axis in kept_m]
+        cols = [Axis(axis.name, count(n)) for axis in n[-1:]]
+        kernel = without_axes(kernel, gone, rows, cols)
+        found = next(i for i in kernel.stages[0].body if getattr(i, "out", None) == bare.out)
+        epilogue = replace(problem, kernel=kernel, contract=found, batch=outer, m=kept_m, n=n[-1:])
+        tile = TileShape.of(problem.dtype, target)
+        sizes = (count(problem.m), count(n), count(problem.k))
+        return cls(problem, tile, Blocks.of(sizes, count(outer), tile), outer, problem.m, n, epilogue)
+
+    @property
+    def units(self) -> int:
+        """What threads share out: blocks of rows, of cols, of the outer axes."""
+        return count(self.outer) * self.blocks.col_count * self.blocks.row_count
+
+    @property
+    def padded_rows(self) -> int:
+        return -(-self.blocks.rows // self.tile.rows) * self.tile.rows
+
+    @property
+    def padded_cols(self) -> int:
+        return -(-self.blocks.cols // self.tile.cols) * self.tile.cols
+
+
+def _trailing(kernel: Kernel, axes: tuple[ProductAxis, ...]) -> int:
+    """How many of the last axes everything walks as one."""
+    found = min(1, len(axes))
+    while found < len(axes):
+        outer, inner = axes[-found - 1], axes[-found]
+        if any(index.stride(outer.name) != index.stride(inner.name) * inner.size for index in indices(kernel)):
+            break
+        found += 1
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PanelSpace:
+    """Bytes of a part's workspace, from where each array begins."""
+
+    left: int
+    right: int
+    sums: int
+    left_steps: int
+    right_steps: int
+    left_points: int
+    right_points: int
+    left_step_positions: int
+    right_step_positions: int
+    left_positions: int
+    right_positions: int
+    size: int
+
+    @classmethod
+    def of(cls, tiling: Tiling) -> "PanelSpace":
+        blocks, item = tiling.blocks, tiling.problem.dtype.itemsize
+        bounds = [len(factor.bounds) for factor in tiling.problem.contract.factors]
+        rows = tiling.tile.rows if blocks.depth_count == 1 else tiling.padded_rows
+        sizes = [
+            tiling.padded_rows * blocks.depth * item,
+            tiling.padded_cols * blocks.depth * item,
+            rows * tiling.padded_cols * item,
+            blocks.depth * 8,
+            blocks.depth * 8,
+            tiling.padded_rows * 8,
+            tiling.padded_cols * 8,
+            bounds[0] * blocks.depth * 4,
+            bounds[1] * blocks.depth * 4,
+            bounds[0] * tiling.padded_rows * 4,
+            bounds[1] * tiling.padded_cols * 4,
+        ]
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + int(aligned(size)))
+        return cls(*starts)
