@@ -173,13 +173,13 @@ def _transposed(b: Builder, rows: list[LlvmValue]) -> list[LlvmValue]:
     if count == 1:
         return [b.extract(rows[0], lane) for lane in range(_ACROSS)]
     if count == 2:
-        return [mixed(*rows, [lane, _ACROSS + lane]) for lane in range(_ACROSS)]
+        return [mixed(rows[0], rows[1], [lane, _ACROSS + lane]) for lane in range(_ACROSS)]
     if count == 3:
         pairs = [mixed(rows[0], rows[1], [lane, 4 + lane, lane, lane]) for lane in range(_ACROSS)]
         return [mixed(pair, rows[2], [0, 1, 4 + lane]) for lane, pair in enumerate(pairs)]
     low = [mixed(rows[0], rows[1], [0, 4, 1, 5]), mixed(rows[2], rows[3], [0, 4, 1, 5])]
     high = [mixed(rows[0], rows[1], [2, 6, 3, 7]), mixed(rows[2], rows[3], [2, 6, 3, 7])]
-    return [mixed(*half, order) for half in (low, high) for order in ([0, 1, 4, 5], [2, 3, 6, 7])]
+    return [mixed(half[0], half[1], order) for half in (low, high) for order in ([0, 1, 4, 5], [2, 3, 6, 7])]
 
 
 def pack_bounded(source: torch.dtype, dtype: torch.dtype, width: int, bounds: int, target: Target) -> Helper:

@@ -37,7 +37,8 @@ class TileShape:
 def divided(size: int, most: int, step: int) -> int:
     """Of what size equal blocks are, multiples of `step`, that are no longer than about `most`."""
     blocks = max(1, -(-size // most))
-    return max(step, -(-(-(-size // blocks)) // step) * step)
+    each = -(-size // blocks)
+    return max(step, -(-each // step) * step)
 
 
 @dataclass(frozen=True, slots=True)

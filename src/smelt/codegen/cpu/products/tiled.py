@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.micro_kernel import Helper, micro_kernel
@@ -23,11 +24,12 @@ from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import VALUE_KINDS, memory_kind
+from smelt.codegen.llvm.scalars import VALUE_KINDS
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor, Index
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
+PART = "internal void @{}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
 _FLOATS = (torch.float32, torch.float64)
 
 
@@ -56,12 +58,30 @@ def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
     texts = [
         *part.tables.values(),
         part.b.pool_text,
-        function_text(f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)", part.b),
+        function_text(PART.format(symbol), part.b),
         function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False),
     ]
     declared = frozenset({DECLARE_PARALLEL_FOR}).union(part.b.declared, *(each.declared for each in part.helpers))
     helpers = {**part.b.helpers, **{each.name: each.text for each in part.helpers}}
     return EntryCode("\n".join(texts), declared, tuple(helpers.items()), part.space.size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Points of axes, from the first on."""
+
+    axes: Sequence[ProductAxis]
+    first: LlvmValue
+    number: LlvmValue
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Offsets or positions of points, in the workspace."""
+
+    kind: str
+    name: str
+    place: str
 
 
 class _Side:
@@ -114,9 +134,7 @@ class _Part:
         widths.append(count(tiling.n) - blocks.cols * (blocks.col_count - 1))
         self.lanes = epilogue_lanes(tiling.epilogue, b.target, min(widths))
         self.rest = Epilogue.of(b, tiling.epilogue, self.lanes)
-        self.where = {
-            field: b.element("%mine", "i8", getattr(self.space, field)) for field in self.space.__slots__ if field != "size"
-        }
+        self.where = {name: b.element("%mine", "i8", place) for name, place in self.space.starts.items()}
         units = b.begin(LlvmValue("%first", "i64"), LlvmValue("%last", "i64"), 1, [b.const("i64", -1)], guard=True)
         row_block = b.binary("urem", units.index, blocks.row_count)
         group = b.binary("udiv", units.index, blocks.row_count)
@@ -169,14 +187,12 @@ class _Part:
         self.tables[name] = f"{name} = private constant [{len(numbers)} x i64] [{values}]"
         return f"ptr {name}, i64 {len(numbers) // 2}"
 
-    def _fill(self, index: Index, axes: Sequence[ProductAxis], how: tuple[str, str, str], span: tuple, base: LlvmValue) -> None:
-        """A table of what `index` adds for points of `axes`: `span` is (first, how many, their number in all)."""
-        kind, where, tag = how
-        first, number, total = span
-        table = self._table(axes, [int(index.stride(axis.name)) for axis in axes], tag)
-        last = self.b.const("i64", max(0, total - 1))
-        name = f"product.offsets.{kind}"
-        self.b.emit(f"call void @{name}(ptr {where}, {first}, {number}, {last}, {table}, {base})")
+    def _fill(self, to: "_Table", index: Index, span: "_Span", base: LlvmValue) -> None:
+        """A table of what `index` adds for the points of a span."""
+        axes = self._table(span.axes, [int(index.stride(axis.name)) for axis in span.axes], to.name)
+        last = self.b.const("i64", max(0, count(tuple(span.axes)) - 1))
+        args = f"ptr {to.place}, {span.first}, {span.number}, {last}, {axes}, {base}"
+        self.b.emit(f"call void @product.offsets.{to.kind}({args})")
 
     def _base(self, index: Index) -> LlvmValue:
         """What the axes outside of blocks add."""
@@ -187,14 +203,12 @@ class _Part:
 
     def _points(self, side: _Side, start: LlvmValue) -> None:
         """Offsets of the points of a block, and their positions in its bounds: as many as whole panels hold."""
-        number = self.b.mul(self.panels[side.number], side.width)
-        span = (start, number, count(side.points))
-        where = self.where[f"{side.name}_points"]
-        self._fill(side.factor.index, side.points, ("i64", where, f"{side.name}.x"), span, self._base(side.factor.index))
+        span = _Span(side.points, start, self.b.mul(self.panels[side.number], side.width))
+        table = _Table("i64", f"{side.name}.x", self.where[f"{side.name}_points"])
+        self._fill(table, side.factor.index, span, self._base(side.factor.index))
         for place, (position, _) in enumerate(side.factor.bounds):
             at = self.b.element(self.where[f"{side.name}_positions"], "i32", place * side.length)
-            how = ("i32", at, f"{side.name}.x{place}")
-            self._fill(position, side.points, how, span, self._base(position))
+            self._fill(_Table("i32", f"{side.name}.x{place}", at), position, span, self._base(position))
 
     def _right_of_group(self, *, packs: bool) -> None:
         self._points(self.sides[1], self.j0)
@@ -204,25 +218,22 @@ class _Part:
     def _pack(self, side: _Side, first: LlvmValue, steps: LlvmValue) -> None:
         b, problem = self.b, self.tiling.problem
         ks, zero = self.where[f"{side.name}_steps"], b.const("i64", 0)
-        number = b.const("i64", 1) if side.along else steps
-        span = (first, number, count(problem.k))
-        self._fill(side.factor.index, problem.k, ("i64", ks, f"{side.name}.k"), span, zero)
+        span = _Span(problem.k, first, b.const("i64", 1) if side.along else steps)
+        self._fill(_Table("i64", f"{side.name}.k", ks), side.factor.index, span, zero)
         source, to = self.rest.at.pointers[side.factor.buffer], self.where[side.name]
-        more = ""
-        if side.factor.bounds:
-            more = self._bounds(side, span)
+        more = self._bounds(side, span) if side.factor.bounds else ""
         xs = self.where[f"{side.name}_points"]
         args = f"ptr {to}, ptr {source}, ptr {ks}, ptr {xs}, {steps}, {self._padded(steps)}, {self.panels[side.number]}"
         b.emit(f"call void @{self.packers[side.number].name}({args}{more})")
 
-    def _bounds(self, side: _Side, span: tuple) -> str:
+    def _bounds(self, side: _Side, span: "_Span") -> str:
         """Positions of steps, of all bounds together for each; and what else the packer is given."""
         b, depth = self.b, self.tiling.blocks.depth
         pk, px = self.where[f"{side.name}_step_positions"], self.where[f"{side.name}_positions"]
         for place, (position, _) in enumerate(side.factor.bounds):
-            how = ("i32", b.element(pk, "i32", place * depth), f"{side.name}.k{place}")
+            table = _Table("i32", f"{side.name}.k{place}", b.element(pk, "i32", place * depth))
             # What the axes outside add, and the offset, is in the positions of points.
-            self._fill(position, self.tiling.problem.k, how, span, b.const("i64", 0))
+            self._fill(table, position, span, b.const("i64", 0))
         extents = ", ".join(f"i32 {extent}" for _, extent in side.factor.bounds)
         name = f"@{self.symbol}.{side.name}.extents"
         self.tables[name] = f"{name} = private constant [{len(side.factor.bounds)} x i32] [{extents}]"

@@ -1,4 +1,4 @@
-"""`Tiling`: a problem in the shape that tiles walk, with its epilogue's axes, and where a part keeps what in its workspace.
+"""`Tiling`: a problem in the shape that tiles walk, with its epilogue's axes, and where a part keeps what.
 
     rows(n:4, o:64) cols(h:56, w:56), p = contract (c, i, j) weight, x     NCHW: h and w are one axis of the result
     → outer (n)   m (o)   n (h, w), 3136 points   the epilogue: rows(n, o) cols(w:3136)
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, without_axes
-from smelt.codegen.cpu.products.problem import Problem, ProductAxis, count
+from smelt.codegen.cpu.products.problem import Problem, ProductAxis, contraction, count
 from smelt.codegen.cpu.products.tile_shape import Blocks, TileShape
 from smelt.codegen.cpu.workspace import aligned
 from smelt.device import Target
@@ -31,7 +31,8 @@ class Tiling:
     def of(cls, problem: Problem, target: Target) -> "Tiling":
         contract = problem.contract
         # Beside the contraction only: that reads by tables.
-        bare = replace(contract, left=Factor(contract.left.buffer, Index()), right=Factor(contract.right.buffer, Index()))
+        left, right = (Factor(each.buffer, Index()) for each in contract.factors)
+        bare = replace(contract, left=left, right=right)
         body = tuple(bare if i is contract else i for i in problem.stage.body)
         kernel = replace(problem.kernel, stages=(Stage(True, body),))
         last = problem.kernel.cols[-1].name if problem.kernel.cols else ""
@@ -44,7 +45,8 @@ class Tiling:
         rows += [Axis(axis.name, count(problem.m) if len(kept_m) == 1 else axis.size) for axis in kept_m]
         cols = [Axis(axis.name, count(n)) for axis in n[-1:]]
         kernel = without_axes(kernel, gone, rows, cols)
-        found = next(i for i in kernel.stages[0].body if getattr(i, "out", None) == bare.out)
+        found = contraction(kernel)
+        assert found is not None
         epilogue = replace(problem, kernel=kernel, contract=found, batch=outer, m=kept_m, n=n[-1:])
         tile = TileShape.of(problem.dtype, target)
         sizes = (count(problem.m), count(n), count(problem.k))
@@ -53,7 +55,8 @@ class Tiling:
     @property
     def units(self) -> int:
         """What threads share out: blocks of rows, of cols, of the outer axes."""
-        return count(self.outer) * self.blocks.col_count * self.blocks.row_count
+        blocks = count(self.outer) * self.blocks.col_count * self.blocks.row_count
+        return blocks if count(self.m) and count(self.n) else 0
 
     @property
     def padded_rows(self) -> int:
@@ -77,40 +80,25 @@ def _trailing(kernel: Kernel, axes: tuple[ProductAxis, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PanelSpace:
-    """Bytes of a part's workspace, from where each array begins."""
+    """Where the arrays of a part begin in its workspace, in bytes."""
 
-    left: int
-    right: int
-    sums: int
-    left_steps: int
-    right_steps: int
-    left_points: int
-    right_points: int
-    left_step_positions: int
-    right_step_positions: int
-    left_positions: int
-    right_positions: int
+    starts: dict[str, int]
     size: int
 
     @classmethod
     def of(cls, tiling: Tiling) -> "PanelSpace":
         blocks, item = tiling.blocks, tiling.problem.dtype.itemsize
-        bounds = [len(factor.bounds) for factor in tiling.problem.contract.factors]
-        rows = tiling.tile.rows if blocks.depth_count == 1 else tiling.padded_rows
-        sizes = [
-            tiling.padded_rows * blocks.depth * item,
-            tiling.padded_cols * blocks.depth * item,
-            rows * tiling.padded_cols * item,
-            blocks.depth * 8,
-            blocks.depth * 8,
-            tiling.padded_rows * 8,
-            tiling.padded_cols * 8,
-            bounds[0] * blocks.depth * 4,
-            bounds[1] * blocks.depth * 4,
-            bounds[0] * tiling.padded_rows * 4,
-            bounds[1] * tiling.padded_cols * 4,
-        ]
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + int(aligned(size)))
-        return cls(*starts)
+        sums = tiling.tile.rows if blocks.depth_count == 1 else tiling.padded_rows
+        sizes = {"sums": sums * tiling.padded_cols * item}
+        lengths = (tiling.padded_rows, tiling.padded_cols)
+        for name, length, factor in zip(("left", "right"), lengths, tiling.problem.contract.factors, strict=True):
+            sizes[name] = length * blocks.depth * item
+            sizes[f"{name}_steps"] = blocks.depth * 8
+            sizes[f"{name}_points"] = length * 8
+            sizes[f"{name}_step_positions"] = len(factor.bounds) * blocks.depth * 4
+            sizes[f"{name}_positions"] = len(factor.bounds) * length * 4
+        starts, end = {}, 0
+        for name, size in sizes.items():
+            starts[name] = end
+            end += int(aligned(size))
+        return cls(starts, end)
