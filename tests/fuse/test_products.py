@@ -133,6 +133,48 @@ def test_views_inside_the_graph() -> None:
     own(fn, _x(12, 6), _x(6, 20), count=2)
 
 
+COPIES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "transposed": (lambda a, b: a.t().contiguous() @ b, [(4, 6), (4, 5)]),
+    "heads": (
+        lambda a, b: a.view(2, 3, 4, 5).transpose(1, 2) @ b.view(2, 7, 4, 5).permute(0, 2, 3, 1),
+        [(6, 20), (14, 20)],
+    ),
+    "sum over two dims": (lambda a, b: a.permute(1, 0, 2).reshape(3, 20) @ b, [(4, 3, 5), (20, 6)]),
+    "both": (
+        lambda a, b: a.permute(2, 0, 1).reshape(5, 12) @ b.permute(2, 1, 0).reshape(12, 7),
+        [(4, 3, 5), (7, 3, 4)],
+    ),
+    "rows of two dims": (lambda a, b: a.permute(2, 0, 1).reshape(20, 3) @ b, [(4, 3, 5), (3, 6)]),
+    "slice of a copy": (lambda a, b: a.t().contiguous()[1:4, 2:] @ b, [(6, 5), (4, 3)]),
+    "broadcast": (lambda a, b: a.expand(3, 4, 5).reshape(12, 5) @ b, [(4, 5), (5, 2)]),
+    "copy of a copy": (lambda a, b: a.t().contiguous().t().contiguous() @ b, [(4, 6), (6, 5)]),
+    "wider": (lambda a, b: a.bfloat16().float() @ b.double().float(), [(4, 6), (6, 5)]),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_of_factors(name: str) -> None:
+    fn, shapes = COPIES[name]
+    own(fn, *(_x(*shape) for shape in shapes))
+
+
+@pytest.mark.parametrize("name", ["transposed", "heads", "sum over two dims", "both", "broadcast", "copy of a copy"])
+def test_copies_of_factors_are_not_made(name: str) -> None:
+    fn, shapes = COPIES[name]
+    assert len(fused(fn, *(_x(*shape) for shape in shapes), products="own").steps) == 1
+
+
+def test_wider_copies_are_not_made() -> None:
+    """What a library without code for bfloat16 is given: float32 of it."""
+    program = own(lambda a, b: (a.float() @ b.float()).bfloat16(), _x(4, 6).bfloat16(), _x(6, 5).bfloat16())
+    assert len(program.steps) == 1
+
+
+def test_copies_that_others_read_are_made() -> None:
+    program = own(lambda a, b: (lambda c: (c @ b, c))(a.t().contiguous()), _x(4, 6), _x(4, 5))
+    assert len(program.steps) == 2
+
+
 @pytest.mark.parametrize("alpha", [1, 0, 2.5])
 @pytest.mark.parametrize("beta", [1, 0, 0.5])
 def test_scaled_sums(alpha: float, beta: float) -> None:

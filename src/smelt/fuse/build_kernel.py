@@ -9,8 +9,8 @@ from dataclasses import field
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.fuse.expressions import Expr, FactorPlace, Place, Space
-from smelt.fuse.fusion_graph import FusionKind, FusionValue
 from smelt.fuse.inline_exprs import Effect
+from smelt.fuse.lowering.values import FusionKind, FusionValue
 from smelt.fuse.stage_split import Line, Ordered
 from smelt.ir.kernel import (
     Accumulate,

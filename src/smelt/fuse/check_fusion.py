@@ -7,7 +7,7 @@ its own.
 from typing import Any
 
 from smelt.base.errors import SpecError
-from smelt.fuse.fusion_graph import FusionValue, Lowered
+from smelt.fuse.lowering.values import FusionValue, Lowered
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, before
 from smelt.ir.check_kernel import check_program
 from smelt.ir.kernel import Kernel

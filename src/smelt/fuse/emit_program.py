@@ -17,9 +17,9 @@ import torch
 from smelt.base import events
 from smelt.fuse.build_kernel import Assembled, assemble
 from smelt.fuse.expressions import Unbuildable
-from smelt.fuse.fusion_graph import Call, FusionKind, FusionValue, Lowered, Ref, references
 from smelt.fuse.groups import Group, Groups
 from smelt.fuse.inline_exprs import inline
+from smelt.fuse.lowering.values import Call, FusionKind, FusionValue, Lowered, Ref, references
 from smelt.fuse.program_order import Ordered
 from smelt.fuse.records import Made
 from smelt.fuse.stage_split import order

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
-from smelt.fuse.fusion_graph import FusionValue
+from smelt.fuse.lowering.values import FusionValue
 from smelt.ir.kernel import Reduction, Running
 from smelt.ops.promote import widened
 from smelt.ops.record import CHEAP, LIBRARY_COST, ROOT, TRANSCENDENTAL, Number, Scalar

@@ -9,20 +9,19 @@ their own dimensions, so views, broadcasts and transposes are all the same thing
 
 import operator
 from collections.abc import Iterator
-from dataclasses import field
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import fx
 
-from smelt.base.fast_dataclass import dataclass
 from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
 from smelt.fuse.lowering import index_exprs
+from smelt.fuse.lowering.factors import finished, read_factors
 from smelt.fuse.lowering.matrix_products import ProductCall
 from smelt.fuse.lowering.product_choice import ProductChoice
-from smelt.fuse.lowering.rules import ContractRule, FoldRule, PointRule, ScanRule, ScatterRule, Slot
+from smelt.fuse.lowering.rules import FoldRule, PointRule, ScanRule, ScatterRule, Slot
+from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references, whole
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
@@ -53,142 +52,14 @@ from smelt.ops.record import (
 )
 from smelt.ops.registry import only_result, record_of
 from smelt.ops.views import expand, squeeze
-from smelt.symbolic.shapes import Shape, Size, contiguous_stride, is_dense, product, span
+from smelt.symbolic.shapes import Shape, contiguous_stride, is_dense, product, span
 from smelt.symbolic.symsize import same_sizes
-
-
-class FusionKind(Enum):
-    LEAF = "leaf"  # an input or a constant
-    LIBRARY = "library"  # a result of a library call
-    POINTWISE = "pointwise"
-    REDUCE = "reduce"
-    SCAN = "scan"  # folds up to each element
-    SCATTER = "scatter"  # lies where what it changes lay, which nobody else reads
-    PRODUCT = "product"  # sums of products, by a kernel of our own
-
-
-@dataclass(frozen=True, slots=True)
-class FusionRead:
-    """Where a user finds the element for each point of his dimensions: strides and offset in the value's memory."""
-
-    value: "FusionValue"
-    stride: Shape
-    offset: Size
-    identity_read: bool  # at each point of the user the element of the same number
-    indirect: bool = False  # further places are worked out by the user's code: the value must be in memory by then
-
-    @classmethod
-    def of(cls, value: "FusionValue", layout: OperandLayout, dense: Shape) -> "FusionRead":
-        """A reading over the dims of `layout`, by a user whose points are numbered by `dense` strides."""
-        identity_read = layout.offset == 0 and (
-            layout.stride == dense
-            or all(
-                size == 1 or have == want
-                for size, have, want in zip(layout.shape, layout.stride, dense, strict=True)
-            )
-        )
-        return cls(value, layout.stride, layout.offset, identity_read)
-
-
-@dataclass(eq=False, slots=True)
-class FusionValue:
-    """Something with elements. `id` orders values and calls as the graph does."""
-
-    id: int
-    name: str
-    kind: FusionKind
-    spec: TensorSpec
-    numel: Size
-    readings: tuple[FusionRead, ...] = ()
-    rule: PointRule | FoldRule | ScanRule | ScatterRule | ContractRule | None = None
-    cost: int = 0
-    users: "list[FusionValue]" = field(default_factory=list)
-    needed: bool = False  # must be in memory: returned, or read by a library call
-    call: "Call | None" = None  # what yields it, for results of library calls
-    # Calls and products that must come first: earlier, the value would be in memory for nothing.
-    after: "tuple[Call | FusionValue, ...]" = ()
-
-    @property
-    def is_computed(self) -> bool:
-        return self.kind not in (FusionKind.LEAF, FusionKind.LIBRARY)
-
-    @property
-    def memory(self) -> "FusionValue":
-        """The value in whose memory it lies."""
-        return self.readings[0].value.memory if self.kind is FusionKind.SCATTER else self
-
-    @property
-    def loop(self) -> "tuple[Shape, Shape]":
-        """Shape and dense strides of the points it is computed at: its own, or for a fold those folded over, for a
-        scatter those that are put somewhere."""
-        if isinstance(self.rule, FoldRule | ScatterRule):
-            return self.rule.shape, self.rule.stride
-        return self.spec.shape, self.spec.stride
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    """A library call. Arguments hold `Ref`s where the graph has tensors; `results` has None where one is unused."""
-
-    id: int
-    name: str
-    op: torch._ops.OpOverload
-    lowering: LibraryCall
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    results: list[FusionValue | None]
-    why: str
-    unless: FusionValue | None = None  # one bool: the call is there to raise, and made only if it is false
-    after: "Call | None" = None  # a call that must come first: random numbers are drawn, and errors raised, in order
-
-    @property
-    def reads(self) -> "list[FusionValue]":
-        """The values it reads, each once."""
-        found = dict.fromkeys(ref.value for ref in references((self.args, self.kwargs)))
-        return [*found] if self.unless is None else [*{**found, self.unless: None}]
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A tensor of the graph: a strided view of a value."""
-
-    value: FusionValue
-    layout: OperandLayout
-
-
-@dataclass(slots=True)
-class Lowered:
-    """The whole graph: values and calls in order, and what it returns (`Ref`s and plain values)."""
-
-    items: list[FusionValue | Call] = field(default_factory=list)
-    returns: list[Any] = field(default_factory=list)
-    constants: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    has_backward: bool = False  # whether a backward is inside, as in the graph of a whole training step
-
-    @property
-    def values(self) -> Iterator[FusionValue]:
-        return (item for item in self.items if isinstance(item, FusionValue))
 
 
 def lower(traced: Traced, targets: TargetChoice | None = None, products: str = "auto") -> Lowered:
     """Read a pure graph. `products`: which products are kernels of our own, as the option says."""
     targets = targets or TargetChoice()
     return _Lowerer(traced, targets, ProductChoice(products, targets)).run()
-
-
-def references(value: Any) -> Iterator[Ref]:
-    """Every `Ref` in arguments, lists included."""
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from references(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from references(item)
 
 
 class _Lowerer:
@@ -251,7 +122,7 @@ class _Lowerer:
         return value
 
     def _leaf(self, node: fx.Node) -> None:
-        self.refs[node] = _whole(self._new(node.name, FusionKind.LEAF, tensor_spec(node)))
+        self.refs[node] = whole(self._new(node.name, FusionKind.LEAF, tensor_spec(node)))
 
     def _call_function(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
@@ -336,7 +207,7 @@ class _Lowerer:
         kwargs = {name: place(argument) for name, argument in node.kwargs.items()}
         rule = PointRule(lowering, args, kwargs, promoted(_operand_specs(node)))
         value = self._new(node.name, FusionKind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
-        self.refs[node] = _whole(value)
+        self.refs[node] = whole(value)
 
     def _pieces(self, node: fx.Node, record: OpRecord, lowering: Pieces) -> None:
         """As if the dim were two, which part and where in it: along the first, every tensor stands still."""
@@ -398,7 +269,7 @@ class _Lowerer:
         args = (Slot(0), free, call.emit, *map(Slot, range(1, len(readings))))
         rule = PointRule(Pointwise(index_exprs.looked_up), args, {}, spec.dtype)
         value = self._new(node.name, FusionKind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
-        self.refs[node] = _whole(value)
+        self.refs[node] = whole(value)
 
     def _take(self, node: fx.Node, source: FusionValue, layout: OperandLayout) -> None:
         """The elements of another value that lie where `layout` says."""
@@ -410,7 +281,7 @@ class _Lowerer:
 
     def _gives(self, node: fx.Node, value: FusionValue) -> None:
         """What a call yields, or the first of that."""
-        self.refs[node] = _whole(value) if isinstance(spec_of(node), TensorSpec) else [_whole(value)]
+        self.refs[node] = whole(value) if isinstance(spec_of(node), TensorSpec) else [whole(value)]
 
     def _scan(self, node: fx.Node, call: ScanCall) -> None:
         spec = only_result(node)
@@ -436,7 +307,7 @@ class _Lowerer:
             if dim is not None:
                 result[dim] += have
         readings = [FusionRead(home, tuple(result), 0, identity_read=False, indirect=True)]
-        instead = {} if call.base is None else {call.base: _whole(home)}
+        instead = {} if call.base is None else {call.base: whole(home)}
         if isinstance(call.source, fx.Node):
             ref: Ref = self.refs[call.source]
             instead[call.source] = Ref(home, OperandLayout(ref.layout.shape, (0,) * len(ref.layout.shape)))
@@ -455,7 +326,7 @@ class _Lowerer:
         value = self._new(name, FusionKind.SCATTER, kept, readings=tuple(readings), rule=rule, cost=record.cost)
         if node in self.overwriting.homes:
             value.after = tuple(self.failing)
-        self.refs[node] = _whole(value)
+        self.refs[node] = whole(value)
         if kept.dtype is not spec.dtype:
             self._take(node, value, OperandLayout(kept.shape, kept.stride))
 
@@ -473,7 +344,7 @@ class _Lowerer:
         after = tuple(self.failing)
         spec = tensor_spec(node)
         value = self._new(node.name, FusionKind.SCATTER, spec, readings=readings, rule=rule, cost=1, after=after)
-        self.refs[node] = _whole(value)
+        self.refs[node] = whole(value)
 
     def _home(self, node: fx.Node, base: fx.Node | None, spec: TensorSpec) -> FusionValue:
         """Memory that holds what a scatter changes and that nobody else reads, then or later."""
@@ -536,7 +407,7 @@ class _Lowerer:
         each such operator would stall the host. Nothing after it runs on the device, so nothing reads what is not
         there; the next call that waits for the device raises, and the device is lost to the process."""
         text = f"{node.target}: an index is out of range"
-        op, args = torch.ops.aten._assert_async.msg, (_whole(holds), text)
+        op, args = torch.ops.aten._assert_async.msg, (whole(holds), text)
         call = Call(len(self.lowered.items), node.name, op, LibraryCall(), args, {}, [], "stops the device")
         call.after, self.last_effect = self.last_effect, call
         self.lowered.items.append(call)
@@ -564,33 +435,19 @@ class _Lowerer:
 
     def _product(self, node: fx.Node, call: ProductCall) -> None:
         """A value that is the sums, and one for what is done to them: scaled, added to, rounded once."""
+        sources = [self.refs[given].value for given in (call.left, call.right)]
+        call, readings = read_factors(call, sources)
         spec = tensor_spec(node)
         points = TensorSpec(call.shape, call.stride, spec.dtype, spec.device)
         sums = TensorSpec(call.shape, call.stride, widened(spec.dtype), spec.device)
-        readings = []
-        for factor, given in zip(call.rule.factors, (call.left, call.right), strict=True):
-            source: FusionValue = self.refs[given].value
-            source.needed = True
-            readings.append(FusionRead(source, factor.stride, factor.offset, identity_read=False, indirect=True))
-        whole = call.is_bare and sums.dtype is spec.dtype
-        name = node.name if whole else self._name(f"{node.name}_sums")
-        value = self._new(
-            name, FusionKind.PRODUCT, sums, readings=tuple(readings), rule=call.rule, cost=LIBRARY_COST
-        )
-        if not whole:
-            value = self._finished(node, call, value, points)
+        bare = call.is_bare and sums.dtype is spec.dtype
+        name = node.name if bare else self._name(f"{node.name}_sums")
+        value = self._new(name, FusionKind.PRODUCT, sums, readings=readings, rule=call.rule, cost=LIBRARY_COST)
+        if not bare:
+            added = None if call.added is None else self.refs[call.added.node].value
+            readings, rule = finished(call, value, added)
+            value = self._new(node.name, FusionKind.POINTWISE, points, readings=readings, rule=rule, cost=2)
         self.refs[node] = Ref(value, call.layout)
-
-    def _finished(self, node: fx.Node, call: ProductCall, sums: FusionValue, spec: TensorSpec) -> FusionValue:
-        readings = [FusionRead.of(sums, OperandLayout(spec.shape, spec.stride), spec.stride)]
-        added, beta = call.added, 0.0
-        if added is not None:
-            layout = OperandLayout(spec.shape, added.stride, added.offset)
-            readings.append(FusionRead.of(self.refs[added.node].value, layout, spec.stride))
-            beta = added.beta
-        args = (call.alpha, beta, *map(Slot, range(len(readings))))
-        rule = PointRule(Pointwise(index_exprs.scaled_sum), args, {}, sums.spec.dtype)
-        return self._new(node.name, FusionKind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=2)
 
     def _reduce(self, node: fx.Node, lowering: Reduce) -> None:
         call = lowering.read(node)
@@ -611,7 +468,7 @@ class _Lowerer:
             self._mean(node, rule, reading)
             return
         value = self._new(node.name, FusionKind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
-        self.refs[node] = _whole(value)
+        self.refs[node] = whole(value)
 
     def _mean(self, node: fx.Node, rule: FoldRule, reading: FusionRead) -> None:
         """A sum, then a division: dividing the summands instead would round each, and a mean of equals not be equal."""
@@ -622,7 +479,7 @@ class _Lowerer:
         divide = PointRule(Pointwise(index_exprs.divided), (Slot(0), rule.count), {}, wide.dtype)
         whole = FusionRead.of(total, OperandLayout(spec.shape, spec.stride), spec.stride)
         value = self._new(node.name, FusionKind.POINTWISE, spec, readings=(whole,), rule=divide, cost=ROOT)
-        self.refs[node] = _whole(value)
+        self.refs[node] = whole(value)
 
     def _fold_nothing(self, node: fx.Node, call: FoldCall, base: Ref) -> None:
         """A fold over extents of one is the element itself."""
@@ -662,7 +519,7 @@ class _Lowerer:
         if isinstance(spec, TensorSpec):
             value = self._new(node.name, FusionKind.LIBRARY, spec, call=call)
             call.results.append(value)
-            self.refs[node] = _whole(value)
+            self.refs[node] = whole(value)
         elif isinstance(spec, tuple):
             self.refs[node] = self._several(node, call, spec)
 
@@ -676,7 +533,7 @@ class _Lowerer:
                 continue
             value = self._new(used[position].name, FusionKind.LIBRARY, spec, call=call)
             call.results.append(value)
-            found.append(_whole(value))
+            found.append(whole(value))
         return found
 
 
@@ -702,10 +559,6 @@ def _has_template(node: fx.Node) -> bool:
     """Whether a library call takes its first tensor for its shape alone."""
     lowering = record_of(node.target).lowering if isinstance(node.target, torch._ops.OpOverload) else None
     return isinstance(lowering, LibraryCall) and lowering.template
-
-
-def _whole(value: FusionValue) -> Ref:
-    return Ref(value, OperandLayout(value.spec.shape, value.spec.stride))
 
 
 def _operand_specs(node: fx.Node) -> Iterator[Any]:

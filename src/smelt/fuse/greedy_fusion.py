@@ -11,8 +11,8 @@ stayed apart is said on the "fusion" channel.
 
 from smelt.base import events
 from smelt.base.fuel import Fuel
-from smelt.fuse.fusion_graph import Call, FusionKind, FusionValue, Lowered
 from smelt.fuse.groups import Group, GroupLevel, Groups, merge, why_not_merge
+from smelt.fuse.lowering.values import Call, FusionKind, FusionValue, Lowered
 from smelt.fuse.records import Apart
 from smelt.fuse.target_choice import TargetChoice
 from smelt.symbolic.symsize import hint, known_equal

@@ -19,8 +19,8 @@ from itertools import pairwise
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
-from smelt.fuse.fusion_graph import Call, FusionKind, FusionRead, FusionValue
 from smelt.fuse.lowering.rules import ContractRule, FoldRule, ScanRule, ScatterRule
+from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue
 from smelt.fuse.target_choice import TargetChoice
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, known_equal

@@ -13,8 +13,8 @@ import torch
 
 from smelt.base.fuel import Fuel
 from smelt.fuse.buffer_reuse import may_fail
-from smelt.fuse.fusion_graph import Call, FusionKind, FusionValue, Lowered, Ref, references
 from smelt.fuse.groups import Group, Groups
+from smelt.fuse.lowering.values import Call, FusionKind, FusionValue, Lowered, Ref, references
 from smelt.fuse.program_order import Ranked, before
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import hint

@@ -14,9 +14,9 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.fusion_limits import Limits
 from smelt.fuse.expressions import Expr, Expressions, FactorPlace, NeedsCut, Place, Space, Unbuildable, combine
-from smelt.fuse.fusion_graph import FusionRead, FusionValue
 from smelt.fuse.groups import Group, GroupLevel, Groups
 from smelt.fuse.lowering.rules import ContractRule, FoldRule, PointRule, ScanRule, ScatterRule, Slot
+from smelt.fuse.lowering.values import FusionRead, FusionValue
 from smelt.ir.kernel import Reduction
 from smelt.ir.scalar import SCALAR_OPS
 from smelt.ops.promote import widened

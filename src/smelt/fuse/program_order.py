@@ -7,8 +7,8 @@
 import heapq
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.fuse.fusion_graph import Lowered, references
 from smelt.fuse.groups import Group, Groups
+from smelt.fuse.lowering.values import Lowered, references
 from smelt.symbolic.shapes import Size
 
 

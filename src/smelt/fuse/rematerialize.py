@@ -15,7 +15,7 @@ from torch import fx
 
 from smelt.base import events
 from smelt.base.fuel import Fuel
-from smelt.fuse.fusion_graph import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references
+from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references
 from smelt.ir.nodes.backward_node import backward_of
 from smelt.symbolic.symsize import hint
 

@@ -7,6 +7,7 @@ Transposes, slices and broadcasts of the factors are strides like any others.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,6 +53,14 @@ class ProductCall:
     def is_bare(self) -> bool:
         """Whether the sums are all there is to it."""
         return self.alpha == 1 and self.added is None
+
+    def with_rule(self, rule: ContractRule) -> "ProductCall":
+        return replace(self, rule=rule)
+
+    def with_dims(self, shape: Shape, split: Callable[[Shape], Shape], rule: ContractRule) -> "ProductCall":
+        """The same points by other dims, whose strides `split` gives."""
+        added = None if self.added is None else replace(self.added, stride=split(self.added.stride))
+        return replace(self, rule=rule, shape=shape, stride=split(self.stride), added=added)
 
 
 def read_product(node: fx.Node, layout_of: LayoutOf) -> ProductCall | str | None:

@@ -1,0 +1,91 @@
+"""Copies that only lay a factor out are not made: the product reads what they copy.
+
+    q = clone(permute(x)): f32[2, 4, 8, 8] of strides (768, 8, 96, 1); bmm(view(q, [8, 8, 8]), k)
+    →  points 2 × 4 × 8 × 8, of which x is read at strides (768, 8, 96, 0) and 1 along the sum
+
+Conversions to a wider float are such copies too: a product converts what it reads. A dim of the product that runs over
+several of the copy is split.
+"""
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.fuse.lowering.matrix_products import ProductCall
+from smelt.fuse.lowering.rules import ContractRule, FactorBound, FactorRead
+from smelt.ops.record import OperandLayout
+from smelt.symbolic.shapes import Shape, Size
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A dim of the product, or behind those an axis of its sum, to be split, and the extent of the inner part."""
+
+    number: int
+    inner: Size
+
+
+def read_through(call: ProductCall, number: int, stride: Shape, copied: OperandLayout) -> ProductCall | None:
+    """The product with what a copy was made of for its factor `number`: the copy's dims are dense by `stride`, and the
+    elements they were copied from at `copied`. None where no strides describe that."""
+    while True:
+        factor = call.rule.factors[number]
+        if factor.bounds:
+            return None
+        sizes = (*call.shape, *call.rule.axes)
+        place = (factor.offset, *factor.stride, *factor.along)
+        found = _split(sizes, place, copied.shape, stride)
+        if found is None:
+            return None
+        if isinstance(found, _Cut):
+            call = _with_cut(call, found)
+            continue
+        total = [copied.offset, *(0 for _ in sizes)]
+        for index, step in zip(found, copied.stride, strict=True):
+            total = [have + step * part for have, part in zip(total, index, strict=True)]
+        dims = len(call.shape) + 1
+        read = FactorRead(tuple(total[1:dims]), tuple(total[dims:]), total[0])
+        factors = [read if each == number else old for each, old in enumerate(call.rule.factors)]
+        return call.with_rule(ContractRule(call.rule.axes, *factors))
+
+
+def _split(sizes: Shape, place: Shape, shape: Shape, stride: Shape) -> list[list[Size]] | _Cut | None:
+    """The index along each dim of dense memory, from a position in it: a start and a step for each of `sizes`."""
+    rest = list(place)
+    found: list[list[Size]] = [[0] * len(place)] * len(shape)
+    for dim in sorted((dim for dim in range(len(shape)) if shape[dim] != 1), key=lambda dim: -stride[dim]):
+        step = stride[dim]
+        found[dim] = [part // step for part in rest]
+        rest = [part % step for part in rest]
+        if rest[0] + sum(part * (size - 1) for part, size in zip(rest[1:], sizes, strict=True)) < step:
+            continue
+        for number, (part, size) in enumerate(zip(rest[1:], sizes, strict=True)):
+            inner = step // part if part and step % part == 0 else 0
+            if 1 < inner < size and size % inner == 0:
+                return _Cut(number, inner)
+        return None
+    return found
+
+
+def _with_cut(call: ProductCall, cut: _Cut) -> ProductCall:
+    """The same product, with two dims or axes in the place of one."""
+    dims = len(call.shape)
+    is_dim, number = cut.number < dims, cut.number if cut.number < dims else cut.number - dims
+
+    def sizes(given: Shape) -> Shape:
+        return (*given[:number], given[number] // cut.inner, cut.inner, *given[number + 1 :])
+
+    def steps(given: Shape) -> Shape:
+        return (*given[:number], given[number] * cut.inner, *given[number:])
+
+    def moved(factor: FactorRead) -> FactorRead:
+        bounds = tuple(
+            FactorBound(*_one(bound.stride, bound.along), bound.offset, bound.extent) for bound in factor.bounds
+        )
+        return FactorRead(*_one(factor.stride, factor.along), factor.offset, bounds)
+
+    def _one(stride: Shape, along: Shape) -> tuple[Shape, Shape]:
+        return (steps(stride), along) if is_dim else (stride, steps(along))
+
+    axes = call.rule.axes if is_dim else sizes(call.rule.axes)
+    rule = ContractRule(axes, moved(call.rule.left), moved(call.rule.right))
+    if not is_dim:
+        return call.with_rule(rule)
+    return call.with_dims(sizes(call.shape), steps, rule)

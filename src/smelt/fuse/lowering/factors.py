@@ -1,0 +1,71 @@
+"""What products read and what is done to their sums, as readings of values.
+
+Copies that only lay a factor out are read through: see `factor_views`.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from smelt.fuse.lowering import index_exprs
+from smelt.fuse.lowering.factor_views import read_through
+from smelt.fuse.lowering.matrix_products import ProductCall
+from smelt.fuse.lowering.rules import PointRule, Slot
+from smelt.fuse.lowering.values import FusionRead, FusionValue
+from smelt.ops.record import EmitRule, OperandLayout, Pointwise
+from smelt.ops.registry import record_of
+
+
+def read_factors(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[ProductCall, tuple[FusionRead, ...]]:
+    """The readings of a product's factors, which are in memory from now on, and the product that has them."""
+    found = list(sources)
+    for number in range(len(found)):
+        call, found[number] = _through_copies(call, number, found[number])
+    readings = []
+    for factor, source in zip(call.rule.factors, found, strict=True):
+        source.needed = True
+        readings.append(FusionRead(source, factor.stride, factor.offset, identity_read=False, indirect=True))
+    return call, tuple(readings)
+
+
+def finished(
+    call: ProductCall, sums: FusionValue, added: FusionValue | None
+) -> tuple[tuple[FusionRead, ...], PointRule]:
+    """What a call does to the sums at each point: what that reads, and its rule."""
+    readings = [FusionRead.of(sums, OperandLayout(call.shape, call.stride), call.stride)]
+    if added is not None and call.added is not None:
+        layout = OperandLayout(call.shape, call.added.stride, call.added.offset)
+        readings.append(FusionRead.of(added, layout, call.stride))
+    beta = 0.0 if call.added is None else call.added.beta
+    args = (call.alpha, beta, *map(Slot, range(len(readings))))
+    return tuple(readings), PointRule(Pointwise(index_exprs.scaled_sum), args, {}, sums.spec.dtype)
+
+
+def _through_copies(call: ProductCall, number: int, source: FusionValue) -> tuple[ProductCall, FusionValue]:
+    """What a factor is a copy of, and the product that reads it there; the factor itself if it is none."""
+    while _is_copy(source):
+        reading, spec = source.readings[0], source.spec
+        layout = OperandLayout(spec.shape, reading.stride, reading.offset)
+        found = read_through(call, number, spec.stride, layout)
+        if found is None:
+            break
+        call, source = found, reading.value
+    return call, source
+
+
+def _is_copy(value: FusionValue) -> bool:
+    """Whether a value is the elements of another one, laid out otherwise or as wider floats."""
+    if not isinstance(value.rule, PointRule) or len(value.readings) != 1 or value.spec.varies:
+        return False
+    emit, have, want = value.rule.lowering.emit, value.readings[0].value.spec.dtype, value.spec.dtype
+    if value.readings[0].indirect or not any(emit is each for each in _copies()):
+        return False
+    return have is want or (have.is_floating_point and have.itemsize < want.itemsize and want.is_floating_point)
+
+
+@cache
+def _copies() -> tuple[EmitRule, ...]:
+    """The rules of operators that copy."""
+    lowerings = [record_of(op).lowering for op in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)]
+    return (index_exprs.itself, *(each.emit for each in lowerings if isinstance(each, Pointwise)))
