@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from smelt.base.options import Options
-from smelt.device.fusion_limits import Limits
+from smelt.device import find, register, withdraw
 from smelt.fuse import build_program
 from smelt.ir.check_kernel import check_program
 from smelt.ir.graph import GraphLevel, Traced, check_graph
@@ -43,8 +43,9 @@ def fused(
 ) -> Program:
     """The checked program of `fn`. With `products="own"`, of a target that has code for all of them."""
     graph = traced(fn, *args, decompositions=decompositions)
-    limits = Limits(contractions=True) if products == "own" else None
-    program = build_program(graph, "program", Options(fuel=fuel, check_specs=True, products=products), limits)
+    with reference_target() if products == "own" else contextlib.nullcontext("") as target:
+        options = Options(fuel=fuel, check_specs=True, products=products, target=target)
+        program = build_program(graph, "program", options)
     check_program(program)
     return program
 
@@ -57,6 +58,16 @@ def assert_same(
     expected = fn(*args)
     compare(run_program(program, args), expected if isinstance(expected, tuple) else (expected,), **tolerance)
     return program
+
+
+@contextlib.contextmanager
+def reference_target() -> Iterator[str]:
+    """A target for which there is code for whatever contraction: what the interpreter is."""
+    register("reference", lambda: find("cpu"), devices=("cpu",), contraction_cycles=lambda _: 0.0, on_request=True)
+    try:
+        yield "reference"
+    finally:
+        withdraw("reference")
 
 
 @contextlib.contextmanager

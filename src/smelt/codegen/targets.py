@@ -6,8 +6,9 @@ from typing import Any
 
 from smelt import _native
 from smelt.base.errors import warn
-from smelt.device import Target, choose_for, register
+from smelt.device import Target, choose_for, find, register
 from smelt.device.fusion_limits import Limits
+from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import KernelCode
 
 SIMT_HOST_WARP = 8  # lanes of a vector that are a warp: enough for every schedule, and soon compiled
@@ -33,7 +34,25 @@ def _cpu_launcher(code: KernelCode, unaligned: Unaligned) -> _native.Launcher:
     return _native.Launcher(code.address(code.symbol), code.buffers, 0, code.per_thread_workspace)
 
 
-register("cpu", _describe_cpu, generator=_cpu_generator, launcher=_cpu_launcher, devices=("cpu",))
+def _cpu_contraction_cycles(kernel: Kernel) -> float | str:
+    from smelt.codegen.cpu.products.plan import plan_product, why_not
+
+    target = find("cpu")
+    reason = why_not(kernel, target)
+    if reason is not None:
+        return reason
+    plan = plan_product(kernel, target)
+    return plan.schedule.cycles(plan.problem, target)
+
+
+register(
+    "cpu",
+    _describe_cpu,
+    generator=_cpu_generator,
+    launcher=_cpu_launcher,
+    devices=("cpu",),
+    contraction_cycles=_cpu_contraction_cycles,
+)
 
 
 # GPU schedules on the host's tensors, a warp as a vector: for tests, and to see what a GPU would run.

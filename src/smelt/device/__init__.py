@@ -3,6 +3,7 @@
 from smelt.device.registry import (
     check_wanted,
     choose_for,
+    contraction_cycles,
     devices,
     find,
     generator_of,
@@ -19,6 +20,7 @@ __all__ = [
     "Target",
     "check_wanted",
     "choose_for",
+    "contraction_cycles",
     "devices",
     "find",
     "generator_of",

@@ -13,7 +13,6 @@ class Limits:
     small_ratio: int = 8  # a value this many times smaller than its reader costs its reader next to nothing
     spread_cost: int = 4  # a small value read by many points may be recomputed at each if it costs no more
     unsupported: frozenset[str] = frozenset()  # kinds of operators (`LOWERINGS`) that its kernels cannot hold
-    contractions: bool = False  # whether its kernels may multiply and sum over axes of their own
     host_reads_flags: bool = True  # the host reads what a kernel wrote without waiting for a device
 
 

@@ -31,6 +31,8 @@ class TargetOffer:
     launcher: Callable[[Any, Callable[[], Any]], Any] | None
     limits: Limits
     devices: tuple[str, ...]  # the types of devices whose tensors its kernels work on
+    # A kernel with a contraction → about how many cycles of a thread it takes, or why there is no code for it.
+    contraction_cycles: Callable[[Any], float | str] | None = None
 
 
 _offers: dict[str, TargetOffer] = {}
@@ -48,6 +50,7 @@ def register(
     launcher: Callable[[Any, Callable[[], Any]], Any] | None = None,
     limits: Limits | None = None,
     devices: tuple[str, ...] = (),
+    contraction_cycles: Callable[[Any], float | str] | None = None,
     on_request: bool = False,
 ) -> None:
     """Offer a target under `name`, for tensors on `devices`: for all of them from now on, or `on_request`, where the
@@ -57,8 +60,10 @@ def register(
         if known is not None:
             generator, launcher = generator or known.generator, launcher or known.launcher
             limits, devices = limits or known.limits, devices or known.devices
+            contraction_cycles = contraction_cycles or known.contraction_cycles
         _check_limits(limits or DEFAULT_LIMITS)
-        _offers[name] = TargetOffer(describe, generator, launcher, limits or DEFAULT_LIMITS, devices)
+        limits = limits or DEFAULT_LIMITS
+        _offers[name] = TargetOffer(describe, generator, launcher, limits, devices, contraction_cycles)
         if not on_request:
             _by_device.update(dict.fromkeys(devices, name))
         _made.pop(name, None)
@@ -139,6 +144,12 @@ def generator_of(name: str) -> Any:
     if generator is None:
         raise SmeltError("SM030", f"nothing makes code for the target {name!r}")
     return generator()
+
+
+def contraction_cycles(name: str, kernel: Any) -> float | str:
+    """About how many cycles of a thread a kernel with a contraction takes, or why there is no code for it."""
+    ask = _offer(name).contraction_cycles
+    return f"kernels for {name} cannot hold contractions" if ask is None else ask(kernel)
 
 
 def launcher_of(name: str) -> Callable[[Any, Callable[[], Any]], Any]:

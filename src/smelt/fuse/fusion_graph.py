@@ -17,8 +17,8 @@ from torch import fx
 from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
 from smelt.fuse.lowering import index_exprs
-from smelt.fuse.lowering.factors import finished, read_factors
-from smelt.fuse.lowering.matrix_products import ProductCall
+from smelt.fuse.lowering.factors import finished, read_factors, through_copies
+from smelt.fuse.lowering.matrix_products import ProductCall, read_product
 from smelt.fuse.lowering.product_choice import ProductChoice
 from smelt.fuse.lowering.rules import FoldRule, PointRule, ScanRule, ScatterRule, Slot
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references, whole
@@ -139,11 +139,9 @@ class _Lowerer:
             for demand in record.demands(node):
                 self._check(node, demand)
         elif why is not None:
-            product = self.products.read(node, self._layout)
-            if isinstance(product, ProductCall):
-                self._product(node, product)
-            else:
-                self._library(node, record, product or why)
+            against = self._product(node)
+            if against is not None:
+                self._library(node, record, against or why)
         elif isinstance(record.lowering, View):
             self._view(node, record.lowering)
         elif isinstance(record.lowering, Pointwise):
@@ -433,21 +431,28 @@ class _Lowerer:
         ref: Ref = self.refs[node]
         return ref.layout
 
-    def _product(self, node: fx.Node, call: ProductCall) -> None:
-        """A value that is the sums, and one for what is done to them: scaled, added to, rounded once."""
-        sources = [self.refs[given].value for given in (call.left, call.right)]
-        call, readings = read_factors(call, sources)
+    def _product(self, node: fx.Node) -> str | None:
+        """A value that is the sums, and one for what is done to them: scaled, added to, rounded once. Or the reason why
+        it is a library call; empty for what is no product."""
+        found = read_product(node, self._layout) if self.products.is_open else None
+        if not isinstance(found, ProductCall):
+            return found or ""
+        call, sources = through_copies(found, [self.refs[given].value for given in (found.left, found.right)])
         spec = tensor_spec(node)
-        points = TensorSpec(call.shape, call.stride, spec.dtype, spec.device)
         sums = TensorSpec(call.shape, call.stride, widened(spec.dtype), spec.device)
+        reason = self.products.why_not_own(call, [source.spec for source in sources], sums)
+        if reason is not None:
+            return reason
         bare = call.is_bare and sums.dtype is spec.dtype
         name = node.name if bare else self._name(f"{node.name}_sums")
+        readings = read_factors(call, sources)
         value = self._new(name, FusionKind.PRODUCT, sums, readings=readings, rule=call.rule, cost=LIBRARY_COST)
         if not bare:
-            added = None if call.added is None else self.refs[call.added.node].value
-            readings, rule = finished(call, value, added)
+            points = TensorSpec(call.shape, call.stride, spec.dtype, spec.device)
+            readings, rule = finished(call, value, None if call.added is None else self.refs[call.added.node].value)
             value = self._new(node.name, FusionKind.POINTWISE, points, readings=readings, rule=rule, cost=2)
         self.refs[node] = Ref(value, call.layout)
+        return None
 
     def _reduce(self, node: fx.Node, lowering: Reduce) -> None:
         call = lowering.read(node)
@@ -477,8 +482,8 @@ class _Lowerer:
         name = self._name(f"{node.name}_total")
         total = self._new(name, FusionKind.REDUCE, wide, readings=(reading,), rule=rule, cost=1)
         divide = PointRule(Pointwise(index_exprs.divided), (Slot(0), rule.count), {}, wide.dtype)
-        whole = FusionRead.of(total, OperandLayout(spec.shape, spec.stride), spec.stride)
-        value = self._new(node.name, FusionKind.POINTWISE, spec, readings=(whole,), rule=divide, cost=ROOT)
+        summed = FusionRead.of(total, OperandLayout(spec.shape, spec.stride), spec.stride)
+        value = self._new(node.name, FusionKind.POINTWISE, spec, readings=(summed,), rule=divide, cost=ROOT)
         self.refs[node] = whole(value)
 
     def _fold_nothing(self, node: fx.Node, call: FoldCall, base: Ref) -> None:

@@ -12,8 +12,9 @@ import torch
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.device import limits_of, target_of
+from smelt.device import contraction_cycles, limits_of, target_of
 from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
+from smelt.ir.kernel import Kernel
 from smelt.ops.record import View
 from smelt.ops.registry import only_result, record_of, why_not_lower
 
@@ -39,6 +40,11 @@ class TargetChoice:
             name = self.name_of(device)
             known = self._known[device] = DEFAULT_LIMITS if name is None else limits_of(name)
         return known
+
+    def contraction_cycles(self, device: torch.device, kernel: Kernel) -> float | str:
+        """About how many cycles of a thread a kernel with a contraction takes, or why there is no code for it."""
+        name = self.name_of(device)
+        return f"no kernels are made for {device}" if name is None else contraction_cycles(name, kernel)
 
     def why_not_lower(self, node: fx.Node) -> str | None:
         """Why a call stays a library call on the target of its device, or None."""

@@ -17,16 +17,21 @@ from smelt.ops.record import EmitRule, OperandLayout, Pointwise
 from smelt.ops.registry import record_of
 
 
-def read_factors(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[ProductCall, tuple[FusionRead, ...]]:
-    """The readings of a product's factors, which are in memory from now on, and the product that has them."""
+def through_copies(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[ProductCall, list[FusionValue]]:
+    """The values that a product's factors are copies of, or are themselves, and the product that reads them there."""
     found = list(sources)
     for number in range(len(found)):
         call, found[number] = _through_copies(call, number, found[number])
+    return call, found
+
+
+def read_factors(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[FusionRead, ...]:
+    """The readings of a product's factors, which are in memory from now on."""
     readings = []
-    for factor, source in zip(call.rule.factors, found, strict=True):
+    for factor, source in zip(call.rule.factors, sources, strict=True):
         source.needed = True
         readings.append(FusionRead(source, factor.stride, factor.offset, identity_read=False, indirect=True))
-    return call, tuple(readings)
+    return tuple(readings)
 
 
 def finished(

@@ -1,19 +1,22 @@
 """Which products are kernels of our own, and which are calls of the library.
 
-    ProductChoice("own", targets).read(node, layout_of)   →   ProductCall, or why the library computes it
+    ProductChoice("own", targets).why_not_own(call, factors, sums)   →   None, or why the library computes it
 
 With the option `products` at "own", every product is a kernel that the target can make one for; at "library" none is.
 """
 
+from collections.abc import Sequence
+from dataclasses import field
+
 import torch
-from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, read_product
+from smelt.fuse.lowering.matrix_products import ProductCall
+from smelt.fuse.lowering.rules import FactorRead
 from smelt.fuse.target_choice import TargetChoice
-from smelt.ir.tensorspec import TensorSpec, tensor_spec
-
-LIBRARY = "is left to the library by the option `products`"
+from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
+from smelt.ir.tensorspec import TensorSpec
+from smelt.symbolic.shapes import Shape, Size, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +25,50 @@ class ProductChoice:
 
     wanted: str
     targets: TargetChoice
+    _cycles: dict[Kernel, float | str] = field(default_factory=dict)
 
-    def read(self, node: fx.Node, layout_of: LayoutOf) -> ProductCall | str | None:
-        """What a kernel is to multiply, or why none does; None for what is no product, or no matter of choice."""
-        if self.wanted != "own":
-            return None
-        call = read_product(node, layout_of)
-        if not isinstance(call, ProductCall):
-            return call
-        return self._why_not(tensor_spec(node)) or call
+    @property
+    def is_open(self) -> bool:
+        """Whether any product may be a kernel."""
+        return self.wanted == "own"
 
-    def _why_not(self, spec: TensorSpec) -> str | None:
-        if not self.targets.limits_of(spec.device).contractions:
-            return f"multiplies, and kernels for {self.targets.name_of(spec.device)} cannot hold contractions"
-        if torch.get_float32_matmul_precision() != "highest" and spec.dtype is torch.float32:
-            return "multiplies, and the library is allowed to do so with less precision"
-        return None
+    def why_not_own(self, call: ProductCall, factors: Sequence[TensorSpec], sums: TensorSpec) -> str | None:
+        """Why a product is a library call, after "it"; None if a kernel computes it."""
+        if sums.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest":
+            return "multiplies, and the library may do so with less precision"
+        kernel = bare_kernel(call, factors, sums)
+        found = self._cycles.get(kernel)
+        if found is None:
+            found = self._cycles[kernel] = self.targets.contraction_cycles(sums.device, kernel)
+        return f"multiplies, and there is no code for that: {found}" if isinstance(found, str) else None
+
+
+def bare_kernel(call: ProductCall, factors: Sequence[TensorSpec], sums: TensorSpec) -> Kernel:
+    """The kernel of a product with nothing done to its sums."""
+    shape, stride, rule = call.shape, call.stride, call.rule
+    outside_in = sorted((dim for dim in range(len(shape)) if shape[dim] != 1), key=lambda dim: -stride[dim])
+    cols = rule.cols(shape, stride)
+    names = {dim: f"{'j' if stride[dim] < cols else 'i'}{number}" for number, dim in enumerate(outside_in)}
+    axes = tuple(Axis(f"k{number}", size) for number, size in enumerate(rule.axes))
+
+    def index(steps: Shape, along: Shape, offset: Size) -> Index:
+        terms = [(names[dim], steps[dim]) for dim in outside_in if steps[dim]]
+        terms += [(axis.name, step) for axis, step in zip(axes, along, strict=True) if step]
+        return Index(tuple(terms), offset)
+
+    def factor(name: str, read: FactorRead) -> Factor:
+        bounds = tuple((index(each.stride, each.along, each.offset), each.extent) for each in read.bounds)
+        return Factor(name, index(read.stride, read.along, read.offset), bounds)
+
+    buffers = [
+        Buffer(name, spec.dtype, span(spec.shape, spec.stride), Role.INPUT)
+        for name, spec in zip(("left", "right"), factors, strict=True)
+    ]
+    buffers.append(Buffer("sums", sums.dtype, span(shape, stride), Role.OUTPUT))
+    contract = Contract("p", axes, factor("left", rule.left), factor("right", rule.right), sums.dtype)
+    store = Store("sums", index(stride, (0,) * len(axes), 0), "p")
+    rows, inner = (
+        tuple(Axis(names[dim], shape[dim]) for dim in outside_in if (stride[dim] < cols) is within)
+        for within in (False, True)
+    )
+    return Kernel("product", rows, inner, tuple(buffers), (Stage(True, (contract, store)),))
