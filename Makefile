@@ -33,7 +33,8 @@
 # make lint    ruff and mypy
 # make docs    the documentation as a site, in build/site/index.html, to be read from disk
 # make bench   the benchmark table       (ARGS="--models mlp --modes train infer step --json out.json" to choose;
-#              ARGS="--json out.json --plot build" draws the README's picture of it, too)
+#              ARGS="--json out.json --plot build" draws the README's picture of it, too;
+#              ARGS="--modes infer --peers ort" beside ONNX Runtime, which is installed for it)
 #
 # Python 3.11 and gcc are all that is needed: the first target that wants it creates .venv and fills it.
 
@@ -140,7 +141,7 @@ docs: $(VENV)/docs
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 	@echo "smelt: open build/site/index.html"
 
-bench: $(VENV)/dev
+bench: $(VENV)/dev $(if $(filter ort,$(ARGS)),$(VENV)/peers)
 	@$(PY) -m benchmarks.run $(ARGS)
 
 clean:
@@ -168,6 +169,11 @@ $(VENV)/dev: $(VENV)/smelt
 $(VENV)/frameworks: $(VENV)/dev
 	@echo "smelt: installing the frameworks of docs/frameworks.md"
 	@$(PIP) --editable '.[frameworks]'
+	@touch $@
+
+$(VENV)/peers: $(VENV)/dev
+	@echo "smelt: installing ONNX Runtime, to measure beside it"
+	@$(PIP) --editable '.[peers]'
 	@touch $@
 
 $(VENV)/docs: $(VENV)/smelt

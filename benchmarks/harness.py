@@ -5,7 +5,7 @@
 
 Each backend has a process (`benchmarks.worker`). It does its first step when nothing else of ours runs; then the
 processes take turns at later steps. Disk caches are off, smelt's and torch.compile's, and the cache
-folder of torch.compile is a new empty one each time.
+folder of torch.compile is a new empty one each time. `PEERS` can be measured beside smelt in inference.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = ("eager", "smelt", "torch.compile")
+FREEZING, ORT = "torch.compile-freezing", "ort"
+PEERS = ("torch.compile", FREEZING, ORT)  # the last two in inference only
+SPINS, PAUSE = (ORT,), 0.3  # whose threads spin after a call, and the seconds after which they are asleep for sure
 MODES = ("train", "infer", "step")
 DTYPES = ("float32", "bfloat16")
 FIRST_RUNS, FIRST_SECONDS = 3, 20.0  # the first step: up to three fresh processes, no further one after 20 s
@@ -38,6 +42,14 @@ def compiled_by(backend: str, function: Callable[..., Any]) -> Callable[..., Any
         import torch
 
         return torch.compile(function)
+    if backend == FREEZING:
+        import torch
+
+        return torch.compile(function, options={"freezing": True})
+    if backend == ORT:
+        from benchmarks.onnx_peer import OnnxModel
+
+        return OnnxModel(function)
     return function
 
 
@@ -169,13 +181,13 @@ def measure(
                 continue
             stack.callback(worker.close)
             workers[backend], first[backend] = worker, [worker.first["seconds"]]
-        for backend in workers:
+        for backend in [b for b in workers if b != ORT]:  # its first step is mostly the export
             while len(first[backend]) < FIRST_RUNS and sum(first[backend]) < FIRST_SECONDS:
                 fresh = Worker(key, backend)
                 first[backend].append(fresh.first["seconds"])
                 fresh.close()
         say(f"{key}: steady steps, {', '.join(workers)} alternately")
-        result["steady"] = by_turns(workers, rounds)
+        result["steady"] = by_turns(workers, rounds, pause=PAUSE if any(b in SPINS for b in workers) else 0.0)
         result["error"], result["within"] = _errors(key, folder, list(workers))
     result["first"] = {backend: sorted(seconds)[len(seconds) // 2] for backend, seconds in first.items()}
     if key.device != "cpu":
@@ -188,8 +200,14 @@ def measure(
     return result
 
 
-def by_turns(workers: Mapping[str, Worker], rounds: int, per_round: float = 0.15) -> dict[str, list[dict[str, float]]]:
-    """Seconds per step of each worker, one figure a round: they are interleaved, so a busy minute hits them all."""
+def by_turns(
+    workers: Mapping[str, Worker], rounds: int, per_round: float = 0.15, pause: float = 0.0
+) -> dict[str, list[dict[str, float]]]:
+    """Seconds per step of each worker, one figure a round: they are interleaved, so a busy minute hits them all.
+
+    With a pause each turn begins with that and with a step that does not count: threads of the worker before have gone
+    to sleep by then, and its own are awake.
+    """
     repeats = {}
     for backend, worker in workers.items():
         worker.steps(3)
@@ -197,6 +215,9 @@ def by_turns(workers: Mapping[str, Worker], rounds: int, per_round: float = 0.15
     seconds: dict[str, list[dict[str, float]]] = {backend: [] for backend in workers}
     for _ in range(rounds):
         for backend, worker in workers.items():
+            if pause:
+                time.sleep(pause)
+                worker.steps(1)
             seconds[backend].append(worker.steps(repeats[backend]))
     return seconds
 
@@ -212,9 +233,9 @@ def _errors(key: Key, folder: Path, backends: Sequence[str]) -> tuple[dict[str, 
     import torch
 
     from benchmarks.measure import errors
-    from benchmarks.models import models_for
+    from benchmarks.models import model_named
 
-    if "eager" not in backends or (key.mode != "infer" and models_for(key.device)[key.model].random):
+    if "eager" not in backends or (key.mode != "infer" and model_named(key.model, key.device).random):
         return {}, {}
     try:
         Worker(key, "exact", folder / "exact").close()

@@ -5,7 +5,8 @@
 
 The first two need PyTorch alone. The others are architectures of Hugging Face at small sizes with random weights; they
 compute their loss inside, and in training their dropout is on. `LARGE_MODELS` are for a GPU, without dropout:
-`models_for("cuda")`.
+`models_for("cuda")`. `SMALL_MODELS` are for inference alone, and any model can be had with a smaller batch:
+`model_named("swin/1")`.
 """
 
 from collections.abc import Callable
@@ -36,6 +37,15 @@ class Case:
         kwargs = {name: value for name, value in self.kwargs.items() if name != "labels"}
         inputs = tuple(x.detach() for x in self.inputs)
         return Case(self.module.eval().requires_grad_(False), inputs, self.loss, kwargs)
+
+    def first(self, batch: int) -> "Case":
+        """The same model with the first `batch` samples of each input."""
+
+        def part(x: torch.Tensor) -> torch.Tensor:
+            return x.detach()[:batch].clone().requires_grad_(x.requires_grad)
+
+        kwargs = {name: part(value) for name, value in self.kwargs.items()}
+        return Case(self.module, tuple(map(part, self.inputs)), self.loss, kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,5 +230,77 @@ LARGE_MODELS: dict[str, Model] = {
 FLOAT32_ON_GPUS = ("mlp", "pointwise")  # the others are in bfloat16 there, unless a dtype is asked for
 
 
+# For inference: what people deploy, at sizes where a call takes a few milliseconds.
+
+_SMALL_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": (
+        "Qwen3ForCausalLM",
+        _TEXT | _ENCODER | {"num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 768, "use_cache": False},
+    ),
+    "convnext": (
+        "ConvNextForImageClassification",
+        {"hidden_sizes": [48, 96, 192, 384], "depths": [2, 2, 2, 2], "image_size": 96, "num_labels": 10},
+    ),
+    "swin": (
+        "SwinForImageClassification",
+        {"embed_dim": 48, "depths": [2, 2, 2], "num_heads": [2, 4, 8], "window_size": 6}
+        | {"image_size": 96, "num_labels": 10},
+    ),
+}
+_CLIP_PART = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 3}
+
+
+def _small(name: str) -> Case:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    architecture, settings = _SMALL_SETTINGS[name]
+    kind = getattr(transformers, architecture)
+    text = name == "qwen3"
+    inputs = {"input_ids": torch.randint(0, 1000, (4, 64))} if text else {"pixel_values": torch.randn(4, 3, 96, 96)}
+    return Case(kind(kind.config_class(**settings)), (), lambda output: output.logits.sum(), inputs)
+
+
+def _clip() -> Case:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    words = {"vocab_size": 1000, "max_position_embeddings": 32, "eos_token_id": 999, "bos_token_id": 998}
+    settings = {"text_config": _CLIP_PART | words, "vision_config": _CLIP_PART | {"image_size": 96, "patch_size": 16}}
+    module = transformers.CLIPModel(transformers.CLIPConfig(**settings, projection_dim=128))
+    inputs = {"input_ids": torch.randint(0, 999, (4, 32)), "pixel_values": torch.randn(4, 3, 96, 96)}
+    return Case(module, (), lambda output: output.logits_per_image.sum(), inputs)
+
+
+def _encoder_decoder() -> Case:
+    module = nn.Transformer(64, 4, 2, 2, 256, batch_first=True)
+    return Case(module, (torch.randn(4, 32, 64), torch.randn(4, 32, 64)), lambda output: output.sum())
+
+
+SMALL_MODELS: dict[str, Model] = {
+    model.name: model
+    for model in (
+        Model("transformer64", "nn.Transformer, 2 + 2 layers of 64, 4×32 and 4×32 tokens", _encoder_decoder),
+        Model("qwen3", "Qwen3, 4 layers of 256, 4×64 tokens", lambda: _small("qwen3")),
+        Model("convnext", "ConvNeXt, 8 blocks of 48 to 384, 4×3×96×96", lambda: _small("convnext")),
+        Model("swin", "Swin, 6 blocks of 48 to 192, 4×3×96×96", lambda: _small("swin")),
+        Model("clip", "CLIP, 3 + 3 layers of 192, 4×32 tokens and 4×3×96×96", _clip),
+    )
+}
+
+
 def models_for(device: str) -> dict[str, Model]:
     return MODELS if device == "cpu" else LARGE_MODELS
+
+
+def model_named(name: str, device: str = "cpu") -> Model:
+    """A model by its name, or with the first samples of its batch only: `"resnet/1"`."""
+    plain, _, batch = name.partition("/")
+    model = (models_for(device) | (SMALL_MODELS if device == "cpu" else {}))[plain]
+    if not batch:
+        return model
+
+    def make() -> Case:
+        return model.make().first(int(batch))
+
+    return Model(name, f"{model.what}, the first {batch} of the batch", make, model.random)

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.measure import ratio
-from benchmarks.models import MODELS, models_for
+from benchmarks.models import MODELS, SMALL_MODELS, model_named
 
 CLOCKS = ("seconds", "processor")
 STEP_BAR, PEAK_BAR = 1.15, 0.85  # of whole steps: speed against torch.compile, memory against eager
 FIRST_BAR, STEADY_BAR, COMPILE_BAR, EAGER_BAR, SAVED_BAR = 20.0, 1.10, 0.95, 1.0, 1.0
+PEER_BARS = {"ort": (1.5, 1.0), "torch.compile": (1.3, 0.95), "torch.compile-freezing": (1.3, 0.95)}  # mean, each
 BLANK = "–"
 
 
@@ -59,15 +60,16 @@ def _cell(value: float | None, form: str = "{:.2f}") -> str:
 
 
 def report(result: dict[str, Any], backends: Sequence[str], clock: str) -> str:
-    """One model: the figure of each backend, then smelt against eager and against torch.compile."""
+    """One model: the figure of each backend, then smelt against each of the others."""
+    others = [b for b in backends if b != "smelt"]
 
     def row(label: str, figures: dict[str, float], form: str, scale: float = 1.0) -> list[str]:
         cells = [_cell(figures[b] * scale if b in figures else None, form) for b in backends]
-        return [label, *cells, *(_cell(quotient(figures, b), "{:.2f}×") for b in ("eager", "torch.compile"))]
+        return [label, *cells, *(_cell(quotient(figures, b), "{:.2f}×") for b in others)]
 
     medians = {b: found for b in backends if (found := steady(result, clock, b)) is not None}
     times = row("steady step, ms", medians, "{:.2f}", 1e3)
-    times[-2:] = [_cell(speed(result, clock, other), "{:.2f}×") for other in ("eager", "torch.compile")]
+    times[1 + len(backends) :] = [_cell(speed(result, clock, other), "{:.2f}×") for other in others]
     rows = [row("first step, s", result["first"], "{:.2f}"), times]
     if result["saved"]:
         rows.append(row("saved for backward, MB", result["saved"], "{:.2f}", 1e-6))
@@ -75,9 +77,9 @@ def report(result: dict[str, Any], backends: Sequence[str], clock: str) -> str:
         rows.append(row("memory at the peak, MB", result["peak"], "{:.1f}", 1e-6))
     if result["error"]:
         rows.append(row("error against float64", result["error"], "{:.1e}"))
-    what = models_for(result.get("device", "cpu"))[result["model"]].what
+    what = model_named(result["model"], result.get("device", "cpu")).what
     title = f"\n{result['model']}, {result['mode']}, {result['dtype']}: {what}"
-    lines = [title, aligned([["", *backends, "eager/smelt", "torch.compile/smelt"], *rows])]
+    lines = [title, aligned([["", *backends, *(f"{other}/smelt" for other in others)], *rows])]
     wrong = [backend for backend, within in result["within"].items() if not within]
     lines += [f"{backend}: error more than twice eager's plus 4 ulp" for backend in wrong]
     if result["breaks"].get("smelt"):
@@ -93,19 +95,56 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def _kinds(results: Sequence[dict[str, Any]]) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    order = {name: place for place, name in enumerate(MODELS)}
+    order = {name: place for place, name in enumerate(MODELS | SMALL_MODELS)}
     found = []
     kinds = {(r["mode"], r["dtype"]) for r in results}
     for mode, dtype in sorted(kinds, key=lambda kind: (kind[1] != "float32", kind[0] != "train")):
         these = [r for r in results if (r["mode"], r["dtype"]) == (mode, dtype)]
-        found.append((mode, dtype, sorted(these, key=lambda r: order[r["model"]])))
+        found.append((mode, dtype, sorted(these, key=lambda r: order[r["model"].partition("/")[0]])))
     return found
+
+
+def _with_peers(result: dict[str, Any]) -> bool:
+    """Whether others than torch.compile were measured, too."""
+    return not {"eager", "smelt", "torch.compile"} >= {*result["steady"], *result.get("failed", {})}
+
+
+def _beside_peers(mode: str, dtype: str, these: Sequence[dict[str, Any]], clock: str) -> str:
+    """Steps of all backends, and how much faster smelt is than each; then what failed, and why."""
+    peers = [peer for peer in PEER_BARS if any(peer in r["steady"] or peer in r["failed"] for r in these)]
+    others = ["eager", *peers]
+    head = [f"{mode}, {dtype}: step, ms", "eager", "smelt", *peers, *(f"{other}/smelt" for other in others)]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for r in these:
+        times = [steady(r, clock, b) for b in ("eager", "smelt", *peers)]
+        cells = [_cell(None if t is None else t * 1e3, "{:.2f}") for t in times]
+        cells += [_cell(speed(r, clock, other), "{:.2f}×") for other in others]
+        lines.append("| " + " | ".join([r["model"], *cells]) + " |")
+    means = [_cell(mean(speed(r, clock, other) for r in these), "{:.2f}×") for other in others]
+    lines.append("| " + " | ".join(["geometric mean", *[""] * (2 + len(peers)), *means]) + " |")
+    failed = [f"- {r['model']}: {backend} failed: {why}" for r in these for backend, why in r["failed"].items()]
+    return "\n".join([*lines, *(["", *failed] if failed else [])])
+
+
+def _peer_bars(mode: str, dtype: str, these: Sequence[dict[str, Any]], clock: str) -> list[str]:
+    """What was asked of smelt beside each peer."""
+    lines = []
+    for peer, (mean_bar, single_bar) in PEER_BARS.items():
+        found = {r["model"]: figure for r in these if (figure := speed(r, clock, peer)) is not None}
+        if (average := mean(found.values())) is None:
+            continue
+        verdict = "holds" if average >= mean_bar else "missed"
+        what = f"{mode}, {dtype}: speed against {peer}"
+        lines.append(f"{what} {average:.2f}×, geometric mean; {mean_bar:.2f}× asked: {verdict}")
+        missed = [f"{model} {figure:.2f}×" for model, figure in found.items() if figure < single_bar]
+        lines += [f"{what}, {single_bar:.2f}× asked of each: missed by {', '.join(missed)}"] if missed else []
+    return lines
 
 
 def markdown(results: Sequence[dict[str, Any]], clock: str) -> str:
     """All results: a table for each mode and dtype, with geometric means."""
-    parts = []
-    for mode, dtype, these in _kinds(results):
+    parts = [*(_beside_peers(*kind, clock) for kind in _kinds([r for r in results if _with_peers(r)]))]
+    for mode, dtype, these in _kinds([r for r in results if not _with_peers(r)]):
         training = mode == "train"
         head = f"| {mode}, {dtype} | first step, s: smelt | torch.compile | ratio "
         head += "| step, ms: eager | smelt | torch.compile | eager/smelt | torch.compile/smelt |"
@@ -141,7 +180,9 @@ def markdown(results: Sequence[dict[str, Any]], clock: str) -> str:
 def bars(results: Sequence[dict[str, Any]], clock: str) -> list[str]:
     """What was asked of each kind of run, and every model that misses it."""
     lines = []
-    for mode, dtype, these in _kinds(results):
+    for kind in _kinds([r for r in results if _with_peers(r)]):
+        lines += _peer_bars(*kind, clock)
+    for mode, dtype, these in _kinds([r for r in results if not _with_peers(r)]):
         means = (
             ("first step against torch.compile", mean(quotient(r["first"], "torch.compile") for r in these), FIRST_BAR),
             (

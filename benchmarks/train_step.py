@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from benchmarks.memory import allocated_at_peak
-from benchmarks.models import Case, models_for
+from benchmarks.models import Case, model_named
 
 
 def stepped(name: str, dtype: torch.dtype, device: str = "cpu") -> Case:
     """A model to be trained: `mlp` as the classifier it is, as its sum of outputs is all cancellation."""
-    case = models_for(device)[name].build_on(device, dtype)
+    case = model_named(name, device).build_on(device, dtype)
     if name != "mlp":
         return case
     wanted = torch.randint(0, 10, (len(case.inputs[0]),)).to(device)

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.harness import Key, compiled_by
 from benchmarks.measure import saved_bytes
-from benchmarks.models import Case, models_for
+from benchmarks.models import Case, model_named
 from benchmarks.train_step import stepped, whole_step
 
 
@@ -92,7 +92,7 @@ def serve(key: Key, backend: str, results: str | None, answer: Callable[[Any], N
         import smelt  # before the clock starts, as a user's program has it
     name, mode, device = key.model, key.mode, key.device
     wanted = torch.float64 if backend == "exact" else getattr(torch, key.dtype)
-    case = stepped(name, wanted, device) if mode == "step" else models_for(device)[name].build_on(device, wanted)
+    case = stepped(name, wanted, device) if mode == "step" else model_named(name, device).build_on(device, wanted)
     case = case.inferring() if mode == "infer" else case
     wait = torch.cuda.synchronize if device != "cpu" else lambda: None
     wait()
