@@ -8,8 +8,8 @@ constant weights, fixed sizes, all of its graph optimizations, and its threads s
 take the cores from whoever runs next, so the harness measures in blocks with a pause before each.
 """
 
+import importlib
 import importlib.util
-import io
 from typing import Any
 
 import torch
@@ -43,11 +43,10 @@ def exported(module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any])
             module, inputs, kwargs=kwargs, dynamo=True, opset_version=OPSET, verbose=False, optimize=True
         )
         assert program is not None
-        file = io.BytesIO()
-        program.save(file)
+        written: bytes = program.model_proto.SerializeToString()
     except Exception as error:  # whatever an exporter raises is the reason
         raise CannotExport(f"no export: {_one_line(error)}") from error
-    return file.getvalue()
+    return written
 
 
 class OnnxModel:
@@ -61,8 +60,7 @@ class OnnxModel:
     def _load(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if absent := missing():
             raise CannotExport(f"not installed: pip install {' '.join(absent)}")
-        import onnxruntime
-
+        onnxruntime: Any = importlib.import_module("onnxruntime")  # it may be missing where types are checked
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3

@@ -1,6 +1,7 @@
 """Inference beside peers: who is measured with which models, how turns are taken, what the tables say."""
 
 import argparse
+import time
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ class _Recorded:
 
 def test_a_pause_and_an_uncounted_step_come_before_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[tuple[str, object]] = []
-    monkeypatch.setattr(harness.time, "sleep", lambda seconds: log.append(("sleep", seconds)))
+    monkeypatch.setattr(time, "sleep", lambda seconds: log.append(("sleep", seconds)))
     workers: Any = {name: _Recorded(name, log) for name in ("smelt", "ort")}
     found = harness.by_turns(workers, 2, per_round=0.2, pause=0.3)
     turn = [("sleep", 0.3), ("smelt", 1), ("smelt", 4), ("sleep", 0.3), ("ort", 1), ("ort", 4)]
