@@ -1,14 +1,25 @@
-"""Convolutions as contractions: each rule evaluated point by point, held against PyTorch in float64."""
+"""Convolutions as contractions: each rule evaluated point by point against PyTorch in float64, then whole programs."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
+from smelt.base.options import Options
 from smelt.fuse.lowering.convolutions import Contraction, ConvolutionSteps, to_coarse, to_fine, to_weight
 from smelt.fuse.lowering.rules import FactorRead
+from smelt.ir.kernel import Contract
+from smelt.ir.program import Launch, Library, Program
+from smelt.ops.decompositions import decompositions
 from smelt.ops.record import OperandLayout
 from smelt.symbolic.shapes import Shape, is_dense
+from tests.fuse.running import compare, fused
+from tests.kernel_reference import run_program
+
+aten = torch.ops.aten
 
 
 def evaluated(made: Contraction, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -53,7 +64,7 @@ def _laid(tensor: torch.Tensor, rng: random.Random) -> tuple[torch.Tensor, Opera
     view = memory.narrow(-1, 1, tensor.shape[-1]) if how == "part" else memory
     view = view.permute(sorted(range(len(order)), key=order.__getitem__))
     assert torch.equal(view, tensor)
-    return memory.flatten(), OperandLayout(tuple(view.shape), view.stride(), view.storage_offset())
+    return memory.flatten(), OperandLayout(tuple(view.shape), view.stride(), int(view.storage_offset()))
 
 
 def _empty(shape: Shape, rng: random.Random) -> OperandLayout:
@@ -99,7 +110,7 @@ class Case:
     def check(self, made: Contraction, first: torch.Tensor, second: torch.Tensor, expected: torch.Tensor) -> None:
         found = evaluated(made, first, second)
         assert found.shape == expected.shape
-        assert (found - expected).abs().max() <= 1e-12 * max(1, expected.abs().max())
+        assert float((found - expected).abs().max()) <= 1e-12 * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("first", range(0, 150, 25))
@@ -130,3 +141,170 @@ def test_transposed_convolutions_and_gradients_are_contractions(first: int) -> N
         case.check(backward, grad, weight, case.to_x)
         of_weight = to_weight(x_layout, grad_layout, case.steps, _empty(tuple(case.weight.shape), case.rng))
         case.check(of_weight, x, grad, case.to_weight)
+
+
+def own(fn: Callable[..., Any], *args: torch.Tensor, count: int, **tolerance: Any) -> Program:
+    """A program that computes what eager does, with so many kernels that multiply and no call of the library."""
+    program = fused(fn, *args, products="own", decompositions=decompositions(Options(products="own")))
+    kernels = [step.kernel for step in program.steps if isinstance(step, Launch)]
+    assert sum(isinstance(i, Contract) for kernel in kernels for i in kernel.instructions()) == count
+    assert not [step for step in program.steps if isinstance(step, Library)]
+    expected = fn(*args)
+    compare(run_program(program, args), expected if isinstance(expected, tuple) else (expected,), **tolerance)
+    return program
+
+
+def _x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+FORMS: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
+    "plain": ([2, 4, 7, 6], [6, 4, 3, 3], {}),
+    "padded, by two": ([2, 4, 7, 6], [6, 4, 3, 3], {"stride": 2, "padding": 1}),
+    "by two, even": ([2, 4, 8, 8], [6, 4, 3, 3], {"stride": 2, "padding": 1}),
+    "one by one": ([2, 4, 7, 6], [6, 4, 1, 1], {}),
+    "one by one, by two": ([2, 4, 7, 6], [6, 4, 1, 1], {"stride": 2}),
+    "dilated": ([1, 4, 9, 8], [6, 4, 3, 3], {"dilation": 2, "padding": 2}),
+    "dilated, by three": ([1, 4, 9, 8], [6, 4, 3, 3], {"dilation": 2, "padding": 2, "stride": 3}),
+    "groups": ([2, 4, 7, 6], [6, 2, 3, 3], {"groups": 2, "padding": 1}),
+    "by channel": ([2, 4, 7, 6], [4, 1, 3, 3], {"groups": 4, "padding": 1}),
+    "by channel, several": ([2, 4, 7, 6], [8, 1, 3, 3], {"groups": 4, "padding": 1, "stride": 2}),
+    "wide padding": ([2, 4, 4, 3], [6, 4, 2, 2], {"padding": 5}),
+    "patches": ([2, 3, 8, 12], [6, 3, 4, 4], {"stride": 4}),
+    "signal": ([2, 4, 9], [6, 4, 3], {"stride": 2, "padding": 1}),
+    "volume": ([1, 2, 5, 4, 6], [3, 2, 3, 2, 3], {"padding": 1}),
+    "one pixel": ([1, 4, 1, 1], [6, 4, 1, 1], {}),
+}
+CONVOLVE = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}
+TRANSPOSED = {3: functional.conv_transpose1d, 4: functional.conv_transpose2d, 5: functional.conv_transpose3d}
+
+
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("form", FORMS)
+def test_convolutions_in_programs(form: str, biased: bool) -> None:
+    shape, kernel, options = FORMS[form]
+
+    def fn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return CONVOLVE[len(shape)](x, weight, bias if biased else None, **options)
+
+    program = own(fn, _x(*shape), _x(*kernel), _x(kernel[0]), count=1, rtol=1e-4, atol=1e-4)
+    assert len(program.steps) == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_transposed_convolutions_in_programs(form: str) -> None:
+    shape, kernel, options = FORMS[form]
+    groups = options.get("groups", 1)
+    channels = kernel[0] if groups == 1 else kernel[1] * groups
+    weight = [channels, kernel[0] // groups, *kernel[2:]]
+    options = {**options, "padding": 1 if form == "wide padding" else options.get("padding", 0)}
+
+    def fn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return TRANSPOSED[len(shape)](x, weight, bias, **options)
+
+    x = _x(shape[0], channels, *shape[2:])
+    own(fn, x, _x(*weight), _x(weight[1] * groups), count=1, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_in_programs(form: str, transposed: bool) -> None:
+    shape, kernel, options = FORMS[form]
+    rank, groups = len(shape) - 2, options.get("groups", 1)
+    if transposed:
+        channels = kernel[0] if groups == 1 else kernel[1] * groups
+        shape, kernel = [shape[0], channels, *shape[2:]], [channels, kernel[0] // groups, *kernel[2:]]
+    padding = 1 if transposed and form == "wide padding" else options.get("padding", 0)
+    every = [[each] * rank for each in (options.get("stride", 1), padding, options.get("dilation", 1))]
+    rest = (*every, transposed, [0] * rank, groups)
+    like = aten.convolution.default(_x(*shape), _x(*kernel), None, *rest)
+
+    def fn(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        sizes = [grad.shape[1]]
+        return tuple(aten.convolution_backward.default(grad, x, weight, sizes, *rest, [True, True, True]))
+
+    own(fn, _x(*like.shape), _x(*shape), _x(*kernel), count=2, rtol=1e-4, atol=1e-4)
+
+
+def test_gradient_of_the_bias_of_one_pixel_is_a_copy() -> None:
+    def fn(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rest = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, False, True])
+        found: torch.Tensor = aten.convolution_backward.default(grad, x, weight, [6], *rest)[2]
+        return found
+
+    own(fn, _x(1, 6, 1, 1), _x(1, 4, 1, 1), _x(6, 4, 1, 1), count=0)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradients_that_nobody_reads_are_not_computed(which: int) -> None:
+    def fn(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+        found: torch.Tensor = aten.convolution_backward.default(grad, x, weight, None, *rest)[which]
+        return torch.relu(found)
+
+    program = own(fn, _x(2, 6, 5, 5), _x(2, 4, 5, 5), _x(6, 4, 3, 3), count=1, rtol=1e-4, atol=1e-4)
+    assert len(program.steps) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_dtypes(dtype: torch.dtype) -> None:
+    """Sums are rounded once, after the bias."""
+
+    def fn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.conv2d(x, weight, bias, padding=1)
+
+    x, weight, bias = _x(2, 4, 7, 6, dtype=dtype), _x(6, 4, 3, 3, dtype=dtype), _x(6, dtype=dtype)
+    program = fused(fn, x, weight, bias, products="own", decompositions=decompositions(Options(products="own")))
+    (found,) = run_program(program, (x, weight, bias))
+    exact = fn(x.double(), weight.double(), bias.double())
+    assert isinstance(found, torch.Tensor) and found.dtype is dtype and len(program.steps) == 1
+    assert (found - exact).abs().max() <= 2 * (exact.to(dtype) - exact).abs().max() + 1e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize("last", [(True, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("form", ["plain", "padded, by two", "by two, even", "groups", "by channel"])
+def test_channels_last(form: str, last: tuple[bool, bool]) -> None:
+    """Results have the strides that eager gives them."""
+    shape, kernel, options = FORMS[form]
+
+    def fn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.relu(functional.conv2d(x, weight, **options))
+
+    formats = [torch.channels_last if each else torch.contiguous_format for each in last]
+    given = [_x(*size).to(memory_format=how) for size, how in zip((shape, kernel), formats, strict=True)]
+    program = own(fn, *given, count=1, rtol=1e-4, atol=1e-4)
+    assert len(program.steps) == 1
+
+
+def test_views_of_images() -> None:
+    """Each is a stride of the kernel's: nothing is copied."""
+
+    def fn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.conv2d(x[:, 1:5, ::2].transpose(2, 3), weight[::2], padding=1).contiguous()
+
+    own(fn, _x(2, 6, 10, 6), _x(8, 4, 3, 3), count=1, rtol=1e-4, atol=1e-4)
+
+
+def test_what_follows_a_convolution_is_its_epilogue() -> None:
+    """The bias, batch norm with its running statistics, the sum with what went before, the activation."""
+
+    def fn(x: torch.Tensor, weight: torch.Tensor, before: torch.Tensor, *channels: torch.Tensor) -> torch.Tensor:
+        bias, mean, var, scale, shift = channels
+        y = functional.conv2d(x, weight, bias, padding=1)
+        return torch.relu(functional.batch_norm(y, mean, var.abs() + 1, scale, shift) + before)
+
+    args = (_x(2, 4, 7, 7), _x(6, 4, 3, 3), _x(2, 6, 7, 7), *(_x(6) + number for number in range(5)))
+    program = own(fn, *args, count=1, rtol=1e-4, atol=1e-4)
+    last = program.steps[-1]
+    assert isinstance(last, Launch) and any(isinstance(i, Contract) for i in last.kernel.instructions())
+    assert len(program.steps) == 2  # the variance's root, once for each channel, is before it
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 7, 7), (2, 0, 7, 7)], ids=str)
+def test_nothing_to_convolve(shape: tuple[int, ...]) -> None:
+    def fn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.conv2d(x, weight, padding=1) + 1
+
+    args = (_x(*shape), _x(6, shape[1], 3, 3))
+    program = fused(fn, *args, products="own", decompositions=decompositions(Options(products="own")))
+    compare(run_program(program, args), (fn(*args),))

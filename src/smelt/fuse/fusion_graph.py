@@ -18,8 +18,8 @@ from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
 from smelt.fuse.lowering import index_exprs
 from smelt.fuse.lowering.factors import finished, read_factors, through_copies
-from smelt.fuse.lowering.matrix_products import ProductCall, read_product
-from smelt.fuse.lowering.product_choice import ProductChoice
+from smelt.fuse.lowering.matrix_products import ProductCall
+from smelt.fuse.lowering.product_choice import ProductChoice, read_products
 from smelt.fuse.lowering.rules import FoldRule, PointRule, ScanRule, ScatterRule, Slot
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references, whole
 from smelt.fuse.target_choice import TargetChoice
@@ -139,7 +139,7 @@ class _Lowerer:
             for demand in record.demands(node):
                 self._check(node, demand)
         elif why is not None:
-            against = self._product(node)
+            against = self._products(node)
             if against is not None:
                 self._library(node, record, against or why)
         elif isinstance(record.lowering, View):
@@ -273,9 +273,12 @@ class _Lowerer:
         """The elements of another value that lie where `layout` says."""
         spec = only_result(node)
         assert spec is not None
+        self._gives(node, self._copy(node.name, spec, source, layout).value)
+
+    def _copy(self, name: str, spec: TensorSpec, source: FusionValue, layout: OperandLayout) -> Ref:
         reading = FusionRead.of(source, layout, spec.stride)
         rule = PointRule(Pointwise(index_exprs.itself), (Slot(0),), {}, spec.dtype)
-        self._gives(node, self._new(node.name, FusionKind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
+        return whole(self._new(name, FusionKind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
 
     def _gives(self, node: fx.Node, value: FusionValue) -> None:
         """What a call yields, or the first of that."""
@@ -431,28 +434,60 @@ class _Lowerer:
         ref: Ref = self.refs[node]
         return ref.layout
 
-    def _product(self, node: fx.Node) -> str | None:
-        """A value that is the sums, and one for what is done to them: scaled, added to, rounded once. Or the reason why
-        it is a library call; empty for what is no product."""
-        found = read_product(node, self._layout) if self.products.is_open else None
-        if not isinstance(found, ProductCall):
-            return found or ""
-        call, sources = through_copies(found, [self.refs[given].value for given in (found.left, found.right)])
-        spec = tensor_spec(node)
-        sums = TensorSpec(call.shape, call.stride, widened(spec.dtype), spec.device)
-        reason = self.products.why_not_own(call, [source.spec for source in sources], sums)
-        if reason is not None:
-            return reason
+    def _products(self, node: fx.Node) -> str | None:
+        """The values of a call that multiplies, or the reason why it is a library call: empty where it is no product."""
+        calls = read_products(node, self._layout) if self.products.is_open else None
+        if not isinstance(calls, dict):
+            return calls or ""
+        results = _results(node)
+        plans: dict[int, tuple[ProductCall, list[FusionValue], TensorSpec]] = {}
+        for number, _, spec in results:
+            if number not in calls:
+                continue
+            call = calls[number]
+            call, sources = through_copies(call, [self.refs[call.left].value, self.refs[call.right].value])
+            sums = TensorSpec(call.shape, call.stride, widened(spec.dtype), spec.device)
+            reason = self.products.why_not_own(call, [source.spec for source in sources], sums)
+            if reason is not None:
+                return reason
+            plans[number] = (call, sources, sums)
+        found: dict[int, Ref] = {}
+        for number, name, spec in results:
+            if number in plans:
+                found[number] = self._product(name, spec, *plans[number])
+            else:
+                found[number] = self._sum_of_channels(name, spec, self.refs[node.all_input_nodes[0]])
+        specs = spec_of(node)
+        self.refs[node] = [found.get(each) for each in range(len(specs))] if isinstance(specs, tuple) else found[0]
+        return None
+
+    def _product(
+        self, name: str, spec: TensorSpec, call: ProductCall, sources: list[FusionValue], sums: TensorSpec
+    ) -> Ref:
+        """A value that is the sums, and one for what is done to them: scaled, added to, rounded once. Where the result
+        is a part of the points it is copied."""
+        is_part = product(call.shape) != spec.numel
         bare = call.is_bare and sums.dtype is spec.dtype
-        name = node.name if bare else self._name(f"{node.name}_sums")
+        first = name if bare and not is_part else self._name(f"{name}_sums")
         readings = read_factors(call, sources)
-        value = self._new(name, FusionKind.PRODUCT, sums, readings=readings, rule=call.rule, cost=LIBRARY_COST)
+        value = self._new(first, FusionKind.PRODUCT, sums, readings=readings, rule=call.rule, cost=LIBRARY_COST)
         if not bare:
             points = TensorSpec(call.shape, call.stride, spec.dtype, spec.device)
             readings, rule = finished(call, value, None if call.added is None else self.refs[call.added.node].value)
-            value = self._new(node.name, FusionKind.POINTWISE, points, readings=readings, rule=rule, cost=2)
-        self.refs[node] = Ref(value, call.layout)
-        return None
+            second = self._name(f"{name}_points") if is_part else name
+            value = self._new(second, FusionKind.POINTWISE, points, readings=readings, rule=rule, cost=2)
+        return self._copy(name, spec, value, call.layout) if is_part else Ref(value, call.layout)
+
+    def _sum_of_channels(self, name: str, spec: TensorSpec, image: Ref) -> Ref:
+        """The gradient of a bias that was added to each channel: a sum over images and positions."""
+        shape = image.layout.shape
+        call = FoldCall("sum", tuple(dim for dim in range(len(shape)) if dim != 1), False, widened(spec.dtype))
+        if product(shape[dim] for dim in call.dims) == 1:
+            return self._copy(name, spec, image.value, squeeze(image.layout, call.dims))
+        result = tuple(spec.stride[0] if dim == 1 else 0 for dim in range(len(shape)))
+        rule = FoldRule.of(call, shape, _dense_order(image.layout), result)
+        reading = FusionRead.of(image.value, image.layout, rule.stride)
+        return whole(self._new(name, FusionKind.REDUCE, spec, readings=(reading,), rule=rule, cost=1))
 
     def _reduce(self, node: fx.Node, lowering: Reduce) -> None:
         call = lowering.read(node)
@@ -540,6 +575,15 @@ class _Lowerer:
             call.results.append(value)
             found.append(whole(value))
         return found
+
+
+def _results(node: fx.Node) -> list[tuple[int, str, TensorSpec]]:
+    """Those results of a call that somebody reads: their numbers, what they are called, and their specs."""
+    specs = spec_of(node)
+    if not isinstance(specs, tuple):
+        return [(0, node.name, tensor_spec(node))]
+    found = {user.args[1]: (user.name, tensor_spec(user)) for user in node.users if user.target is operator.getitem}
+    return [(number, *found[number]) for number in range(len(specs)) if number in found]
 
 
 def _forget_unused(lowered: Lowered) -> None:

@@ -31,5 +31,5 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = _TABLE
 
 def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     """The table for one compilation: with convolutions as the options want them."""
-    how = options.convolutions
+    how = "own" if options.convolutions == "auto" and options.products == "own" else options.convolutions
     return DECOMPOSITIONS if how == "auto" else {**DECOMPOSITIONS, **convolutions.convolutions_by(how)}

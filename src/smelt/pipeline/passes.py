@@ -81,7 +81,9 @@ def run_trace_joint(traced: Traced, context: PassContext) -> Joint:
 
 def run_lay_images(found: Pure | Joint, context: PassContext) -> Pure | Joint:
     # What is not decomposed is run operator by operator, as eager would.
-    how = context.options.convolutions if context.decompositions else "library"
+    # Kernels of our own take images as they are.
+    own = context.options.convolutions == "auto" and context.options.products == "own"
+    how = context.options.convolutions if context.decompositions and not own else "library"
     lay_images(found.traced, context.fuel, how)
     return found
 

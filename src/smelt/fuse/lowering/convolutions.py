@@ -13,11 +13,17 @@ group, *kernel]. Every operator is one of three contractions, and a sum for the 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.fuse.lowering.matrix_products import DTYPES, Added, LayoutOf, ProductCall
 from smelt.fuse.lowering.rules import ContractRule, FactorBound, FactorRead
+from smelt.ir.tensorspec import TensorSpec, short_name, spec_of, tensor_spec
 from smelt.ops.record import OperandLayout
-from smelt.symbolic.shapes import Shape, Size, product
+from smelt.symbolic.shapes import Shape, Size, is_dense
 
 # A position: how far it moves with each point dim and each axis of the sum, by name. "" is where it starts.
 Position = dict[str, Size]
@@ -52,12 +58,68 @@ class Contraction:
     stride: Shape
     rule: ContractRule
     layout: OperandLayout
-    swapped: bool = False
+    channel: Shape  # how far each point dim moves in the channels of an image
+    swapped: bool
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the result is all of the memory."""
-        return product(self.shape) == product(self.layout.shape)
+def read_convolution(node: fx.Node, layout_of: LayoutOf) -> ProductCall | str:
+    """What a call of `convolution` multiplies, or the reason why no kernel does."""
+    given: list[Any] = [*node.args]
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = given
+    reason = _why_not(node, (tensor_spec(node),))
+    if reason is not None:
+        return reason
+    steps = ConvolutionSteps.of(len(tensor_spec(x).shape) - 2, stride, padding, dilation, groups)
+    made = (to_fine if transposed else to_coarse)(layout_of(x), layout_of(weight), steps, _layout(tensor_spec(node)))
+    call = _call(made, x, weight)
+    if bias is None:
+        return call
+    given_bias = layout_of(bias)
+    along = tuple(step * given_bias.stride[0] for step in made.channel)
+    return replace(call, added=Added(bias, along, given_bias.offset, 1.0))
+
+
+def read_gradients(node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall] | str:
+    """What a call of `convolution_backward` multiplies for each result but the bias's, which is a sum; or why no kernel
+    does."""
+    given: list[Any] = [*node.args]
+    grad, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = given
+    specs = spec_of(node)
+    assert isinstance(specs, tuple)
+    reason = _why_not(node, [spec for spec in specs if spec is not None])
+    if reason is not None:
+        return reason
+    steps = ConvolutionSteps.of(len(tensor_spec(x).shape) - 2, stride, padding, dilation, groups)
+    calls = {}
+    if specs[0] is not None:
+        contract = to_coarse if transposed else to_fine
+        calls[0] = _call(contract(layout_of(grad), layout_of(weight), steps, _layout(specs[0])), grad, weight)
+    if specs[1] is not None:
+        coarse, fine = (x, grad) if transposed else (grad, x)
+        calls[1] = _call(to_weight(layout_of(coarse), layout_of(fine), steps, _layout(specs[1])), coarse, fine)
+    return calls
+
+
+def _why_not(node: fx.Node, results: Sequence[TensorSpec]) -> str | None:
+    """Why no kernel computes a call, whatever its layouts; None if one can."""
+    given = [tensor_spec(argument) for argument in node.all_input_nodes]
+    if any(spec.varies for spec in given):
+        return "convolves images of sizes that vary"
+    if 0 in [spec.numel for spec in (*given, *results)]:
+        return "has no elements"
+    if given[0].dtype not in DTYPES or len({spec.dtype for spec in given}) != 1:
+        return f"convolves {' and '.join(dict.fromkeys(short_name(spec.dtype) for spec in given))}"
+    if len({spec.device for spec in given}) != 1:
+        return "convolves on several devices"
+    return None if all(is_dense(spec.shape, spec.stride) for spec in results) else "returns a tensor with gaps"
+
+
+def _layout(spec: TensorSpec) -> OperandLayout:
+    return OperandLayout(spec.shape, spec.stride)
+
+
+def _call(made: "Contraction", first: fx.Node, second: fx.Node) -> ProductCall:
+    left, right = (second, first) if made.swapped else (first, second)
+    return ProductCall(left, right, made.rule, made.shape, made.stride, made.layout)
 
 
 def to_coarse(
@@ -75,7 +137,8 @@ def to_coarse(
         made.axis(f"k{dim}", weight.shape[dim + 2])
         there.append({f"h{dim}": step, f"k{dim}": dilation, "": -pad})
         kernel.append({f"k{dim}": 1})
-    return made.contraction((fine, there), (weight, kernel), OperandLayout(result.shape, result.stride))
+    result = OperandLayout(result.shape, result.stride)
+    return made.contraction((fine, there), (weight, kernel), result, made.coarse_channel)
 
 
 def to_weight(
@@ -121,7 +184,7 @@ def to_fine(
         position, tap = split.positions(made, str(dim), room.stride[dim + 2])
         here.append(position)
         kernel.append(tap)
-    return made.contraction((coarse, here), (weight, kernel), room)
+    return made.contraction((coarse, here), (weight, kernel), room, made.fine_channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +282,7 @@ class _Builder:
         first: tuple[OperandLayout, list[Position]],
         second: tuple[OperandLayout, list[Position]],
         layout: OperandLayout,
+        channel: Position | None = None,
     ) -> Contraction:
         reads = [self._read(*first), self._read(*second, self.conditions)]
         shape = tuple(extent for extent, _ in self.points.values())
@@ -226,7 +290,8 @@ class _Builder:
         axes = tuple(extent for extent in self.axes.values() if extent != 1)
         swapped = _runs_along(reads[0], shape, stride) and not _runs_along(reads[1], shape, stride)
         left, right = reversed(reads) if swapped else reads
-        return Contraction(shape, stride, ContractRule(axes, left, right), layout, swapped)
+        rule = ContractRule(axes, left, right)
+        return Contraction(shape, stride, rule, layout, self._over_points(channel or {}), swapped)
 
     def _read(
         self, layout: OperandLayout, positions: list[Position], conditions: Sequence[Position] = ()

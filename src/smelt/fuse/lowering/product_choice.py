@@ -9,14 +9,28 @@ from collections.abc import Sequence
 from dataclasses import field
 
 import torch
+from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.fuse.lowering.matrix_products import ProductCall
+from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
+from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, read_product
 from smelt.fuse.lowering.rules import FactorRead
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
 from smelt.ir.tensorspec import TensorSpec
 from smelt.symbolic.shapes import Shape, Size, span
+
+aten = torch.ops.aten
+
+
+def read_products(node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall] | str | None:
+    """What a call multiplies for each of its results, by number; why no kernel can; None for what is no product. A
+    result that is not among them is the gradient of a bias."""
+    if node.target is aten.convolution_backward.default:
+        return read_gradients(node, layout_of)
+    read = read_convolution if node.target is aten.convolution.default else read_product
+    call = read(node, layout_of)
+    return {0: call} if isinstance(call, ProductCall) else call
 
 
 @dataclass(frozen=True, slots=True)

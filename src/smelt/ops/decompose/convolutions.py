@@ -45,7 +45,7 @@ def convolution(
     *,
     how: str = "auto",
 ) -> Any:
-    if not on_host(x.device):
+    if not on_host(x.device) or how == "own":
         return NotImplemented
     steps = (stride, padding, dilation)
     result = NotImplemented
@@ -79,7 +79,7 @@ def convolution_backward(
     how: str = "auto",
 ) -> Any:
     products = _as_products(how)
-    if not on_host(x.device) or not (products or slow_narrow_convolutions(x.dtype)):
+    if how == "own" or not on_host(x.device) or not (products or slow_narrow_convolutions(x.dtype)):
         return NotImplemented
     steps = (stride, padding, dilation)
     plane = x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps)
@@ -106,7 +106,8 @@ def convolution_backward(
 
 @cache
 def convolutions_by(how: str) -> Mapping[Any, Callable[..., Any]]:
-    """The two decompositions where somebody has chosen: `how` as the option `convolutions` has it."""
+    """The two decompositions where somebody has chosen: `how` as the option `convolutions` has it, or `own` where
+    products are kernels of our own."""
     forward: Callable[..., Any] = partial(convolution, how=how)
     backward: Callable[..., Any] = partial(convolution_backward, how=how)
     table = {aten.convolution.default: forward, aten.convolution_backward.default: backward}
