@@ -236,6 +236,19 @@ def test_what_has_a_kernel_of_its_own(name: str) -> None:
     assert len(program.steps) == steps
 
 
+def test_what_folds_read_is_stored_once() -> None:
+    """Of what follows a product as much is computed with it as leaves one thing for others to read."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor, r: torch.Tensor, x: torch.Tensor) -> Any:
+        h = a @ b + r
+        g = h * x[0]
+        return h - g.mean(-1, keepdim=True) - x * (g * x).mean(-1, keepdim=True), (h * x).sum(0)
+
+    program = own(fn, _x(6, 5), _x(5, 7), _x(6, 7), _x(6, 7))
+    (product,) = products(program)
+    assert [buffer.role for buffer in product.kernel.buffers].count(Role.OUTPUT) == 1
+
+
 def test_products_do_not_join() -> None:
     own(lambda a, b, c: a @ b + a @ c, _x(4, 5), _x(5, 6), _x(5, 6), count=2)
     own(lambda a, b, c: torch.relu(a @ b) @ c, _x(4, 5), _x(5, 6), _x(6, 7), count=2)
@@ -278,6 +291,25 @@ def test_little_fuel(fuel: int) -> None:
         return torch.relu(x.bfloat16() @ w.bfloat16() + b.bfloat16()).float().t() @ x
 
     own(fn, _x(6, 5), _x(5, 7), _x(7), count=2, fuel=fuel, atol=0.2, rtol=0.05)
+
+
+RESULTS: dict[str, tuple[Callable[..., Any], int]] = {
+    "transposed": (lambda p: p.transpose(1, 2).contiguous(), 1),
+    "heads": (lambda p: p.view(2, 3, 4, 6).transpose(1, 2).reshape(2, 4, 18), 1),
+    "split": (lambda p: p.view(2, 3, 4, 2, 3).permute(0, 3, 2, 1, 4).contiguous(), 1),
+    "part": (lambda p: p[:, 1:3, 2:].permute(2, 0, 1).contiguous(), 1),
+    "copied and followed": (lambda p: torch.relu(p.transpose(1, 2).contiguous() + 1), 1),
+    "copied and kept": (lambda p: (p.transpose(1, 2).contiguous(), p), 2),
+    "copied twice": (lambda p: (p.transpose(1, 2).contiguous(), p.permute(2, 0, 1).contiguous()), 2),
+    "spread": (lambda p: p[:, :, None].expand(6, 4, 2, 6).contiguous(), 2),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_are_computed_where_they_are_copied_to(name: str) -> None:
+    follow, most = RESULTS[name]
+    program = own(lambda a, b: follow(torch.bmm(a, b)), _x(6, 4, 5), _x(6, 5, 6))
+    assert len(program.steps) <= most
 
 
 def test_results_in_columns() -> None:

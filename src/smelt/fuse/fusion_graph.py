@@ -17,7 +17,7 @@ from torch import fx
 from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
 from smelt.fuse.lowering import index_exprs
-from smelt.fuse.lowering.factors import finished, read_factors, through_copies
+from smelt.fuse.lowering.factors import compute_copies, finished, read_factors, through_copies
 from smelt.fuse.lowering.matrix_products import ProductCall
 from smelt.fuse.lowering.product_choice import ProductChoice, read_products
 from smelt.fuse.lowering.rules import FoldRule, PointRule, ScanRule, ScatterRule, Slot
@@ -96,6 +96,8 @@ class _Lowerer:
         for ref in references(self.lowered.returns):
             ref.value.needed = True
         _forget_unused(self.lowered)
+        if self.products.is_open:
+            compute_copies(self.lowered.values)
         return self.lowered
 
     def _check_early(self) -> None:
@@ -435,7 +437,7 @@ class _Lowerer:
         return ref.layout
 
     def _products(self, node: fx.Node) -> str | None:
-        """The values of a call that multiplies, or the reason why it is a library call: empty where it is no product."""
+        """The values of a call that multiplies, or why it is a library call: an empty reason where it is no product."""
         calls = read_products(node, self._layout) if self.products.is_open else None
         if not isinstance(calls, dict):
             return calls or ""

@@ -19,6 +19,7 @@ from itertools import pairwise
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
+from smelt.fuse.epilogues import waiting
 from smelt.fuse.lowering.rules import ContractRule, FoldRule, ScanRule, ScatterRule
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue
 from smelt.fuse.target_choice import TargetChoice
@@ -51,6 +52,7 @@ class Group:
     ancestors: int = 0  # all that must come before it
     predecessors: int = 0  # what it reads itself
     successors: int = 0  # what reads it
+    waiting: frozenset[FusionValue] = frozenset()  # of a product: what better does not join it
 
     @property
     def folds(self) -> list[FoldRule]:
@@ -137,6 +139,7 @@ class Groups:
             group.points, group.cols_fixed = value.numel, True
             group.cols = value.rule.cols(value.spec.shape, value.spec.stride)
             group.levels[value] = GroupLevel.FULL
+            group.waiting = waiting(value)
         else:
             group.points = value.numel
             group.levels[value] = GroupLevel.FULL
@@ -278,12 +281,14 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
         return "the one visits rows in order, the other folds or scatters"
     if a.scatters and b.scatters:
         return "each of them writes at places that depend on data"
+    reason = _why_not_after_product(a, b)
+    if reason is not None:
+        return reason
     plan = _common_rows(a, b)
     if isinstance(plan, str):
         return plan
-    reason = _why_not_after_product(a, b, plan)
-    if reason is not None:
-        return reason
+    if plan.row_broadcast is not None and (a.multiplies or b.multiplies):
+        return f"{plan.row_broadcast} has one element for each row of a product"
     reason = _why_not_split(a, b, plan) or _why_not_aligned(groups, a, b, plan)
     if reason is not None:
         return reason
@@ -292,7 +297,7 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
     return plan
 
 
-def _why_not_after_product(a: Group, b: Group, plan: Merge) -> str | None:
+def _why_not_after_product(a: Group, b: Group) -> str | None:
     """Sums of products are finished point by point: that is all a product shares its kernel with."""
     products = [group for group in (a, b) if group.multiplies]
     if not products:
@@ -300,9 +305,11 @@ def _why_not_after_product(a: Group, b: Group, plan: Merge) -> str | None:
     if len(products) == 2:
         return "each of them multiplies"
     other = b if products[0] is a else a
-    if other.is_plain and plan.row_broadcast is None:
-        return None
-    return f"{products[0]} multiplies, and {other} is more than element-wise at the points of that"
+    if not other.is_plain:
+        return f"{products[0]} multiplies, and {other} is more than element-wise"
+    if not products[0].waiting.isdisjoint(other.members):
+        return f"{products[0]} would store more of what others read"
+    return None
 
 
 def _common_rows(a: Group, b: Group) -> str | Merge:
@@ -428,5 +435,6 @@ def merge(groups: Groups, keep: Group, gone: Group, plan: Merge) -> None:
         keep.levels[plan.demoted] = GroupLevel.GRID
     keep.points = max(keep.points, gone.points)
     keep.cols, keep.cols_fixed, keep.axis_boundaries = plan.cols, plan.cols_fixed, axis_boundaries
+    keep.waiting |= gone.waiting
     groups.absorb(keep, gone)
 

@@ -1,10 +1,12 @@
-"""Copies that only lay a factor out are not made: the product reads what they copy.
+"""Copies that only lay out a factor or a result are not made: the product reads what is copied, or computes the copy.
 
     q = clone(permute(x)): f32[2, 4, 8, 8] of strides (768, 8, 96, 1); bmm(view(q, [8, 8, 8]), k)
     →  points 2 × 4 × 8 × 8, of which x is read at strides (768, 8, 96, 0) and 1 along the sum
 
 Conversions to a wider float are such copies too: a product converts what it reads. A dim of the product that runs over
 several of the copy is split.
+
+    clone(permute(bmm(a, b)))  →  a product with the dims and the memory of the copy
 """
 
 from smelt.base.fast_dataclass import dataclass
@@ -20,6 +22,15 @@ class _Cut:
 
     number: int
     inner: Size
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedProduct:
+    """A product in the memory of its copy."""
+
+    shape: Shape
+    stride: Shape
+    rule: ContractRule
 
 
 def read_through(call: ProductCall, number: int, stride: Shape, copied: OperandLayout) -> ProductCall | None:
@@ -44,6 +55,39 @@ def read_through(call: ProductCall, number: int, stride: Shape, copied: OperandL
         read = FactorRead(tuple(total[1:dims]), tuple(total[dims:]), total[0])
         factors = [read if each == number else old for each, old in enumerate(call.rule.factors)]
         return call.with_rule(ContractRule(call.rule.axes, *factors))
+
+
+def copied(rule: ContractRule, made: OperandLayout, stride: Shape, copy: OperandLayout) -> CopiedProduct | None:
+    """A product with points `made`, as a copy of it that is dense by `stride` and reads it at `copy`."""
+    shape, steps = copy.shape, copy.stride
+    while True:
+        found = _split(shape, (copy.offset, *steps), made.shape, made.stride)
+        if found is None:
+            return None
+        if not isinstance(found, _Cut):
+            break
+        number, inner = found.number, found.inner
+        shape = (*shape[:number], shape[number] // inner, inner, *shape[number + 1 :])
+        steps, stride = (
+            (*given[:number], given[number] * inner, *given[number:]) for given in (steps, stride)
+        )
+    indices = found
+
+    def moved(offset: Size, given: Shape) -> list[Size]:
+        total = [offset, *(0 for _ in shape)]
+        for index, step in zip(indices, given, strict=True):
+            total = [have + step * part for have, part in zip(total, index, strict=True)]
+        return total
+
+    def read(factor: FactorRead) -> FactorRead:
+        place = moved(factor.offset, factor.stride)
+        bounds = []
+        for bound in factor.bounds:
+            at = moved(bound.offset, bound.stride)
+            bounds.append(FactorBound(tuple(at[1:]), bound.along, at[0], bound.extent))
+        return FactorRead(tuple(place[1:]), factor.along, place[0], tuple(bounds))
+
+    return CopiedProduct(shape, stride, ContractRule(rule.axes, read(rule.left), read(rule.right)))
 
 
 def _split(sizes: Shape, place: Shape, shape: Shape, stride: Shape) -> list[list[Size]] | _Cut | None:

@@ -1,20 +1,23 @@
 """What products read and what is done to their sums, as readings of values.
 
-Copies that only lay a factor out are read through: see `factor_views`.
+Copies that only lay out a factor are read through, and those of a product are computed as they are: see `factor_views`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import torch
 
 from smelt.fuse.lowering import index_exprs
-from smelt.fuse.lowering.factor_views import read_through
+from smelt.fuse.lowering.factor_views import copied, read_through
 from smelt.fuse.lowering.matrix_products import ProductCall
-from smelt.fuse.lowering.rules import PointRule, Slot
-from smelt.fuse.lowering.values import FusionRead, FusionValue
+from smelt.fuse.lowering.rules import ContractRule, PointRule, Slot
+from smelt.fuse.lowering.values import FusionKind, FusionRead, FusionValue
+from smelt.ir.tensorspec import TensorSpec
 from smelt.ops.record import EmitRule, OperandLayout, Pointwise
 from smelt.ops.registry import record_of
+from smelt.symbolic.shapes import is_dense
 
 
 def through_copies(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[ProductCall, list[FusionValue]]:
@@ -51,12 +54,41 @@ def _through_copies(call: ProductCall, number: int, source: FusionValue) -> tupl
     """What a factor is a copy of, and the product that reads it there; the factor itself if it is none."""
     while _is_copy(source):
         reading, spec = source.readings[0], source.spec
+        if reading.value.kind is FusionKind.PRODUCT and reading.value.users == [source]:
+            break  # the product may be computed as the copy, which costs nothing
         layout = OperandLayout(spec.shape, reading.stride, reading.offset)
         found = read_through(call, number, spec.stride, layout)
         if found is None:
             break
         call, source = found, reading.value
     return call, source
+
+
+def compute_copies(values: Iterable[FusionValue]) -> None:
+    """Products that are only copied are computed where the copy is."""
+    for value in values:
+        if not _is_copy(value) or value.readings[0].identity_read:
+            continue
+        reading = value.readings[0]
+        product, spec = reading.value, value.spec
+        if not isinstance(product.rule, ContractRule) or product.needed or product.users != [value]:
+            continue
+        if product.spec.dtype is not spec.dtype or not is_dense(spec.shape, spec.stride):
+            continue
+        made = OperandLayout(product.spec.shape, product.spec.stride)
+        found = copied(product.rule, made, spec.stride, OperandLayout(spec.shape, reading.stride, reading.offset))
+        if found is None:
+            continue
+        for factor in product.readings:
+            factor.value.users.remove(product)
+            factor.value.users.append(value)
+        product.users = []
+        value.kind, value.rule, value.cost = FusionKind.PRODUCT, found.rule, product.cost
+        value.spec = TensorSpec(found.shape, found.stride, spec.dtype, spec.device)
+        value.readings = tuple(
+            replace(old, stride=factor.stride, offset=factor.offset)
+            for old, factor in zip(product.readings, found.rule.factors, strict=True)
+        )
 
 
 def _is_copy(value: FusionValue) -> bool:

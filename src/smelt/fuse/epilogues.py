@@ -1,0 +1,45 @@
+"""What is done to the sums of a product in its own kernel, and what better waits for the next one.
+
+    p = mm(…); h = p + r; a = h * w; b = a * x; sum(a), sum(b), … h …
+    →  {p, h}, and a and b join the sums: the kernel of the product stores h alone
+
+Whatever follows point by point could be computed where the sums are. What is stored there and read elsewhere has a
+price, though: of all that follows, in order, as much is taken as leaves one value to be stored, beside those that are
+in memory anyhow.
+"""
+
+from smelt.fuse.lowering.values import FusionKind, FusionValue
+
+_MOST = 32  # values that are looked at
+
+
+def waiting(product: FusionValue) -> frozenset[FusionValue]:
+    """What could follow in the kernel of a product, and does not."""
+    taken, following = {product}, _following(product)
+    best = 0
+    for number, value in enumerate(following, 1):
+        taken.add(value)
+        if _stored(taken) <= 1:
+            best = number
+    return frozenset(following[best:])
+
+
+def _following(product: FusionValue) -> list[FusionValue]:
+    """Values that read the product, or what follows from it, at their own points, in order."""
+    found, open_ends = {product}, set(product.users)
+    following: list[FusionValue] = []
+    while open_ends and len(following) < _MOST:
+        value = min(open_ends, key=lambda user: user.id)
+        open_ends.remove(value)
+        if value.kind is FusionKind.POINTWISE and all(
+            reading.identity_read for reading in value.readings if reading.value in found
+        ):
+            following.append(value)
+            found.add(value)
+            open_ends.update(value.users)
+    return following
+
+
+def _stored(taken: set[FusionValue]) -> int:
+    """How many values would be in memory only because something else reads them."""
+    return sum(not value.needed and any(user not in taken for user in value.users) for value in taken)
