@@ -1,0 +1,216 @@
+"""Blocks of a product that threads share out: each is computed into an array in the cache, then its epilogue is run.
+
+    8 × 1024, 48 columns a block   →   21 blocks, each: its product into the array, then bias, activation, store
+
+For schedules that leave the right factor where it is. The left one is small: each thread keeps its own copy of it, in
+the order the loops read it. The last block takes what is left over, and is never shorter than a vector.
+"""
+
+from collections.abc import Callable
+from dataclasses import field, replace
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
+from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
+from smelt.codegen.cpu.products.problem import Problem, ProductAxis, problem_of
+from smelt.codegen.cpu.schedule import idempotent
+from smelt.codegen.cpu.workspace import aligned
+from smelt.codegen.generator import EntryCode
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.scalars import memory_kind
+from smelt.device import Target
+from smelt.ir.kernel import Factor
+from smelt.torch_abi.symbols import PARALLEL_FOR
+
+_GRAIN = 1 << 17  # multiplications that are worth a thread
+_APART = 512  # bytes between arrays: those that are 4 KiB apart would be in each other's way
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The product of two matrices in blocks of `row_step` × `col_step`; sizes of the arrays that a thread keeps."""
+
+    problem: Problem
+    lanes: int  # of the epilogue
+    row_step: int
+    col_step: int
+    pitch: int  # elements from a row of the block's array to the next
+    block_rows: int  # of the array: whole tiles
+    left_size: int  # elements of the thread's copy of the left factor's rows
+
+    @property
+    def row_blocks(self) -> int:
+        return -(-self.problem.rows // self.row_step)
+
+    @property
+    def col_blocks(self) -> int:
+        return max(1, (self.problem.cols - self.lanes) // self.col_step + 1)
+
+    @property
+    def extent(self) -> int:
+        return self.problem.batches * self.row_blocks * self.col_blocks
+
+    @property
+    def left_place(self) -> int:
+        return int(aligned(self.block_rows * self.pitch * self.problem.dtype.itemsize)) + _APART
+
+    @property
+    def workspace(self) -> int:
+        return self.left_place + int(aligned(self.left_size * self.problem.dtype.itemsize)) + _APART
+
+
+@dataclass(slots=True)
+class Block:
+    """A block being written: where its rows and columns begin in each factor, and how many there are."""
+
+    left: str
+    right: str
+    rows: LlvmValue
+    cols: LlvmValue
+    packed: str  # the thread's copy of the left factor's rows
+    array: str  # what the product is to be in
+    fresh: LlvmValue  # whether `packed` is yet to be filled
+
+
+def with_cols(problem: Problem) -> Problem:
+    """A matrix by a vector as that vector by the matrix: what the result runs along becomes the columns. Where nothing
+    is the right factor's alone, there are none: every axis is one of rows."""
+    kernel = problem.kernel
+    if problem.n:
+        return problem
+    names = {axis.name for axis in problem.m[-1:]} if len(problem.m) == 1 else set()
+    axes = kernel.rows + kernel.cols
+    rows, cols = (tuple(axis for axis in axes if (axis.name in names) == inside) for inside in (False, True))
+    return problem_of(replace(kernel, rows=rows, cols=cols))
+
+
+def why_no_blocks(problem: Problem) -> str | None:
+    """Why a product is not one of plain matrices, with the kernel's last axis along the right one's columns."""
+    if problem.is_bounded:
+        return "a factor has bounds"
+    if len(problem.m) > 1 or len(problem.n) > 1 or len(problem.k) != 1:
+        return "a factor has more than two axes"
+    if [axis.name for axis in problem.kernel.cols[-1:]] != [axis.name for axis in problem.n]:
+        return "the last axis is not the right factor's"
+    if problem.dtype not in (torch.float32, torch.float64):
+        return f"sums of {problem.dtype}"
+    if any(not dtype.is_floating_point for dtype in (problem.left_dtype, problem.right_dtype)):
+        return "a factor is not of floating point"
+    if problem.batches * problem.rows * problem.cols == 0:
+        return "there is nothing to compute"
+    return None
+
+
+def block_lanes(problem: Problem, target: Target, col_step: int) -> int:
+    return epilogue_lanes(problem, target, min(col_step, problem.cols))
+
+
+@dataclass(slots=True)
+class BlockWriter:
+    """The state of writing the part that a thread runs."""
+
+    b: Builder
+    blocks: Blocks
+    epilogue: Epilogue
+    compute: Callable[[Builder, Block], None]
+    batch: dict[str, LlvmValue] = field(default_factory=dict)
+
+    def write(self) -> None:
+        b, made = self.b, self.blocks
+        first, last = LlvmValue("%first", "i64"), LlvmValue("%last", "i64")
+        loop = b.begin(first, last, 1, (), guard=True)
+        rest, number = self._split(loop.index, made.col_blocks)
+        rest, down = self._split(rest, made.row_blocks)
+        for position, axis in enumerate(reversed(made.problem.batch)):
+            outermost = position == len(made.problem.batch) - 1
+            rest, self.epilogue.at.axes[axis.name] = (rest, rest) if outermost else self._split(rest, axis.size)
+        top, left = b.mul(down, made.row_step), b.mul(number, made.col_step)
+        rows = b.intrinsic("llvm.smin", b.sub(made.problem.rows, top), b.const("i64", made.row_step))
+        is_last = b.icmp("eq", number, made.col_blocks - 1)
+        cols = b.select(is_last, b.sub(made.problem.cols, left), made.col_step)
+        fresh = b.or_(b.icmp("eq", number, 0), b.icmp("eq", loop.index, first))
+        array = "%mine"
+        block = Block(
+            self._start(made.problem.contract.left, made.problem.m, top),
+            self._start(made.problem.contract.right, made.problem.n, left),
+            rows,
+            cols,
+            b.element("%mine", "i8", made.left_place),
+            array,
+            fresh,
+        )
+        self.compute(b, block)
+        self._finish(block, top, left, is_last)
+        loop.end()
+        b.emit("ret void")
+
+    def _split(self, number: LlvmValue, size: int) -> tuple[LlvmValue, LlvmValue]:
+        if size == 1:
+            return number, self.b.const("i64", 0)
+        return self.b.binary("udiv", number, size), self.b.binary("urem", number, size)
+
+    def _start(self, factor: Factor, axes: tuple[ProductAxis, ...], first: LlvmValue) -> str:
+        """Where the block's rows or columns begin in a factor."""
+        b, at = self.b, self.epilogue.at
+        total = b.const("i64", factor.index.offset)
+        for axis in self.blocks.problem.batch:
+            stride = factor.index.stride(axis.name)
+            total = b.add(total, b.mul(at.axes[axis.name], stride)) if stride else total
+        for axis in axes:
+            total = b.add(total, b.mul(first, factor.index.stride(axis.name)))
+        return b.element(at.pointers[factor.buffer], at.layout.kinds[factor.buffer], total)
+
+    def _finish(self, block: Block, top: LlvmValue, left: LlvmValue, is_last: LlvmValue) -> None:
+        """The epilogue of a finished block, row by row, in vectors of which the last overlaps the one before it."""
+        b, made, lanes = self.b, self.blocks, self.blocks.lanes
+        problem, kind = made.problem, memory_kind(made.problem.dtype)
+        rows = b.begin(b.const("i64", 0), block.rows, 1, (), guard=False)
+        for axis in problem.m:
+            self.epilogue.at.axes[axis.name] = b.add(top, rows.index)
+        self.epilogue.begin_row()
+        line = b.element(block.array, kind, b.mul(rows.index, made.pitch))
+        b.open_loop()
+        overlaps = idempotent(problem.epilogue)
+        whole = block.cols if overlaps else b.and_(block.cols, -lanes)
+        loop = b.begin(b.const("i64", 0), whole, lanes, (), guard=False)
+        column = b.intrinsic("llvm.smin", loop.index, b.sub(block.cols, lanes)) if overlaps else loop.index
+        self.epilogue.write(b.add(left, column), b.load(b.element(line, kind, column), kind, lanes))
+        loop.end()
+        b.close_loop()
+        if not overlaps and problem.cols % lanes:
+            tail, after = b.new_label("tail"), b.new_label("after")
+            b.branch(is_last, tail, after)
+            b.label(tail)
+            column = b.sub(block.cols, lanes)
+            product = b.load(b.element(line, kind, column), kind, lanes)
+            skipped = lanes - problem.cols % lanes
+            flags = ", ".join(f"i1 {'true' if lane >= skipped else 'false'}" for lane in range(lanes))
+            self.epilogue.write(b.add(left, column), product, LlvmValue(f"<{flags}>", "i1", lanes))
+            b.jump(after)
+            b.label(after)
+        rows.end()
+
+
+def write(
+    symbol: str, blocks: Blocks, target: Target, compute: Callable[[Builder, Block], None], helpers: dict[str, Builder]
+) -> EntryCode:
+    """The functions of a product in blocks. `helpers` are by their signature, for any kernel of a module to share."""
+    part = Builder(target, symbol)
+    BlockWriter(part, blocks, Epilogue.of(part, blocks.problem, blocks.lanes), compute).write()
+    signature = f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
+    texts = [part.pool_text, function_text(signature, part), _entry(symbol, blocks, target)]
+    written = {name: function_text(f"internal void {name}", helper) for name, helper in helpers.items()}
+    declared = frozenset({DECLARE_PARALLEL_FOR}).union(part.declared, *(each.declared for each in helpers.values()))
+    shared = {**part.helpers, **written}
+    return EntryCode("\n".join(texts), declared, tuple(shared.items()), blocks.workspace)
+
+
+def _entry(symbol: str, blocks: Blocks, target: Target) -> str:
+    b = Builder(target, symbol)
+    most = min(blocks.extent, max(1, blocks.problem.multiplications // _GRAIN))
+    given = f"ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, i64 {most}, i64 {blocks.extent}"
+    b.emit(f"%chunks = call i64 @{PARALLEL_FOR}({given}, i64 {blocks.workspace})")
+    b.emit("ret void")
+    return function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", b, label=False)
