@@ -8,8 +8,8 @@ pointer, whatever its strides are, and never falls into the same places of the c
 """
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.products import blocks
-from smelt.codegen.cpu.products.blocks import Block, Blocks
+from smelt.codegen.cpu.products import streamed_blocks as blocks
+from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
 from smelt.codegen.cpu.products.problem import Problem
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.builder import BITS, Builder, LlvmValue
@@ -18,7 +18,7 @@ from smelt.device import Target
 from smelt.ir.tensorspec import short_name
 
 _REGISTER_BITS = 128  # neighbours are added within so many bits, on every target
-_DEPTH = 4096  # of a sum, before it is added to what the block's array has: more of the left factor fits no cache
+_DEPTH = 2048  # of a sum, before it is added to what the block's array has: more of the left factor fits no cache
 _ROWS = 64  # of a block: more would be worth packing both factors
 _COLS = 48
 _AHEAD = 256  # bytes, where each row of the right factor is multiplied with several of the left
@@ -109,7 +109,7 @@ def cycles(problem: Problem, target: Target) -> float:
     return problem.batches * (max(computing, reading) + 0.25 * min(computing, reading))
 
 
-def blocks_of(problem: Problem, target: Target, tile: DotTile) -> Blocks:
+def blocks_of(problem: Problem, target: Target, tile: DotTile) -> StreamedBlocks:
     col_step = -(-min(_COLS, problem.cols) // tile.cols) * tile.cols
     lanes = blocks.block_lanes(problem, target, col_step)
     while col_step % lanes:
@@ -118,7 +118,7 @@ def blocks_of(problem: Problem, target: Target, tile: DotTile) -> Blocks:
     block_rows = -(-row_step // tile.rows) * tile.rows
     pitch = -(-(col_step + lanes) // tile.cols) * tile.cols + _group(problem)
     steps = -(-problem.depth // tile.lanes)
-    return Blocks(problem, lanes, row_step, col_step, pitch, block_rows, block_rows * steps * tile.lanes)
+    return StreamedBlocks(problem, lanes, lanes, row_step, col_step, pitch, block_rows, block_rows * steps * tile.lanes)
 
 
 def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
@@ -130,7 +130,7 @@ def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
     apart = problem.n[0].right if problem.n else 0
     helpers: dict[str, Builder] = {}
 
-    def compute(b: Builder, block: Block) -> None:
+    def compute(b: Builder, block: StreamedBlock) -> None:
         _pack_left(b, problem, tile, block)
         for first in range(0, problem.depth, _DEPTH):
             depth = min(_DEPTH, problem.depth - first)
@@ -150,7 +150,7 @@ def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
 # The left factor.
 
 
-def _pack_left(b: Builder, problem: Problem, tile: DotTile, block: Block) -> None:
+def _pack_left(b: Builder, problem: Problem, tile: DotTile, block: StreamedBlock) -> None:
     """The rows of a block in tiles: at each step along the sum, a vector of each row. What a last vector has in common
     with the one before it is zero; rows that a last tile lacks are the last there is."""
     source, kind, stored = problem.left_dtype, memory_kind(problem.left_dtype), memory_kind(problem.dtype)

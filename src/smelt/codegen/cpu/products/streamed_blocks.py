@@ -3,7 +3,7 @@
     8 × 1024, 48 columns a block   →   21 blocks, each: its product into the array, then bias, activation, store
 
 For schedules that leave the right factor where it is. The left one is small: each thread keeps its own copy of it, in
-the order the loops read it. The last block takes what is left over, and is never shorter than a vector.
+the order the loops read it. The last block of a row takes what is left over, and is never narrower than a vector.
 """
 
 from collections.abc import Callable
@@ -29,16 +29,18 @@ _APART = 512  # bytes between arrays: those that are 4 KiB apart would be in eac
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """The product of two matrices in blocks of `row_step` × `col_step`; sizes of the arrays that a thread keeps."""
+class StreamedBlocks:
+    """The product of two matrices in blocks of `row_step` × `col_step`, and the sizes of the arrays that a thread keeps."""
 
     problem: Problem
     lanes: int  # of the epilogue
+    least: int  # columns that a block has: no fewer than a vector or a tile
     row_step: int
     col_step: int
     pitch: int  # elements from a row of the block's array to the next
     block_rows: int  # of the array: whole tiles
     left_size: int  # elements of the thread's copy of the left factor's rows
+    joined: int = 1  # how many blocks side by side a thread computes as one; more than one if they are all in a row
 
     @property
     def row_blocks(self) -> int:
@@ -46,7 +48,7 @@ class Blocks:
 
     @property
     def col_blocks(self) -> int:
-        return max(1, (self.problem.cols - self.lanes) // self.col_step + 1)
+        return max(1, (self.problem.cols - self.least) // self.col_step + 1)
 
     @property
     def extent(self) -> int:
@@ -62,7 +64,7 @@ class Blocks:
 
 
 @dataclass(slots=True)
-class Block:
+class StreamedBlock:
     """A block being written: where its rows and columns begin in each factor, and how many there are."""
 
     left: str
@@ -108,19 +110,19 @@ def block_lanes(problem: Problem, target: Target, col_step: int) -> int:
 
 
 @dataclass(slots=True)
-class BlockWriter:
+class StreamedBlocksWriter:
     """The state of writing the part that a thread runs."""
 
     b: Builder
-    blocks: Blocks
+    blocks: StreamedBlocks
     epilogue: Epilogue
-    compute: Callable[[Builder, Block], None]
+    compute: Callable[[Builder, StreamedBlock], None]
     batch: dict[str, LlvmValue] = field(default_factory=dict)
 
     def write(self) -> None:
         b, made = self.b, self.blocks
         first, last = LlvmValue("%first", "i64"), LlvmValue("%last", "i64")
-        loop = b.begin(first, last, 1, (), guard=True)
+        loop = b.begin(first, last, made.joined, (), guard=True)
         rest, number = self._split(loop.index, made.col_blocks)
         rest, down = self._split(rest, made.row_blocks)
         for position, axis in enumerate(reversed(made.problem.batch)):
@@ -128,18 +130,19 @@ class BlockWriter:
             rest, self.epilogue.at.axes[axis.name] = (rest, rest) if outermost else self._split(rest, axis.size)
         top, left = b.mul(down, made.row_step), b.mul(number, made.col_step)
         rows = b.intrinsic("llvm.smin", b.sub(made.problem.rows, top), b.const("i64", made.row_step))
-        is_last = b.icmp("eq", number, made.col_blocks - 1)
-        cols = b.select(is_last, b.sub(made.problem.cols, left), made.col_step)
-        fresh = b.or_(b.icmp("eq", number, 0), b.icmp("eq", loop.index, first))
-        array = "%mine"
-        block = Block(
+        after = b.add(number, 1)
+        if made.joined > 1:
+            after = b.intrinsic("llvm.smin", b.add(number, made.joined), last)
+        is_last = b.icmp("eq", after, made.col_blocks)
+        right_end = b.select(is_last, made.problem.cols, b.mul(after, made.col_step))
+        block = StreamedBlock(
             self._start(made.problem.contract.left, made.problem.m, top),
             self._start(made.problem.contract.right, made.problem.n, left),
             rows,
-            cols,
+            b.sub(right_end, left),
             b.element("%mine", "i8", made.left_place),
-            array,
-            fresh,
+            "%mine",
+            b.or_(b.icmp("eq", number, 0), b.icmp("eq", loop.index, first)),
         )
         self.compute(b, block)
         self._finish(block, top, left, is_last)
@@ -162,7 +165,7 @@ class BlockWriter:
             total = b.add(total, b.mul(first, factor.index.stride(axis.name)))
         return b.element(at.pointers[factor.buffer], at.layout.kinds[factor.buffer], total)
 
-    def _finish(self, block: Block, top: LlvmValue, left: LlvmValue, is_last: LlvmValue) -> None:
+    def _finish(self, block: StreamedBlock, top: LlvmValue, left: LlvmValue, is_last: LlvmValue) -> None:
         """The epilogue of a finished block, row by row, in vectors of which the last overlaps the one before it."""
         b, made, lanes = self.b, self.blocks, self.blocks.lanes
         problem, kind = made.problem, memory_kind(made.problem.dtype)
@@ -194,11 +197,15 @@ class BlockWriter:
 
 
 def write(
-    symbol: str, blocks: Blocks, target: Target, compute: Callable[[Builder, Block], None], helpers: dict[str, Builder]
+    symbol: str,
+    blocks: StreamedBlocks,
+    target: Target,
+    compute: Callable[[Builder, StreamedBlock], None],
+    helpers: dict[str, Builder],
 ) -> EntryCode:
     """The functions of a product in blocks. `helpers` are by their signature, for any kernel of a module to share."""
     part = Builder(target, symbol)
-    BlockWriter(part, blocks, Epilogue.of(part, blocks.problem, blocks.lanes), compute).write()
+    StreamedBlocksWriter(part, blocks, Epilogue.of(part, blocks.problem, blocks.lanes), compute).write()
     signature = f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
     texts = [part.pool_text, function_text(signature, part), _entry(symbol, blocks, target)]
     written = {name: function_text(f"internal void {name}", helper) for name, helper in helpers.items()}
@@ -207,7 +214,7 @@ def write(
     return EntryCode("\n".join(texts), declared, tuple(shared.items()), blocks.workspace)
 
 
-def _entry(symbol: str, blocks: Blocks, target: Target) -> str:
+def _entry(symbol: str, blocks: StreamedBlocks, target: Target) -> str:
     b = Builder(target, symbol)
     most = min(blocks.extent, max(1, blocks.problem.multiplications // _GRAIN))
     given = f"ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, i64 {most}, i64 {blocks.extent}"

@@ -1,0 +1,335 @@
+"""Products of few rows by a right factor that is contiguous along its columns, `x @ w`: vectors along them.
+
+    for 32 rows of w: for 12 columns: 8 × 12 sums, to which 32 products are added each; then the next columns
+    → w is read in a few long runs side by side, each element once
+
+The right factor is not copied. The left one is: of each step along the sum, the rows of a tile side by side. Sums are
+kept in the block's array from one run of rows to the next.
+"""
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.products import streamed_blocks as blocks
+from smelt.codegen.cpu.products.problem import Problem
+from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
+from smelt.codegen.generator import EntryCode
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind
+from smelt.device import Target
+from smelt.ir.tensorspec import short_name
+
+_REGISTER_BITS = 128
+_MOST_ROWS = 8  # of a tile
+_ROWS = 64  # of a block
+_ARRAY_BYTES = 16 * 1024  # of a block's sums: they stay in the first cache
+_LEAST_COLS = 64  # of a block
+_DEPTH = 32  # rows of the right factor at a time
+_REST_DEPTH = 256  # and for columns that are no whole tile
+_CROWDED = 4096  # bytes between rows of which a multiple puts all of them in the same few places of the cache
+_CROWDED_DEPTH = 16
+_CACHE_LINE = 64
+_ALONE_DEPTH, _ALONE_VECTORS = 2, 8  # where there is one row to multiply with
+_STREAMED = 512 * 1024  # bytes of a right factor that is read from further away than the processor's own cache
+_BYTES_A_CYCLE = 8  # at which it comes from there
+
+
+@dataclass(frozen=True, slots=True)
+class RowsTile:
+    """`rows` × `vectors` of `lanes` sums at a time; `depth` steps along the sum before the columns that follow."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    depth: int
+    prefetches: bool  # what is beside it: the processor sees two rows go on by itself, but not thirty
+    group: int  # rows of a step are stored in whole registers of so many
+    unroll: int = 1
+
+    @property
+    def cols(self) -> int:
+        return self.vectors * self.lanes
+
+    @property
+    def stored_rows(self) -> int:
+        return -(-self.rows // self.group) * self.group
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    problem = blocks.with_cols(problem)
+    reason = blocks.why_no_blocks(problem)
+    if reason is not None:
+        return reason
+    if not problem.n or problem.n[0].right != 1:
+        return "the right factor is not contiguous along columns"
+    return None
+
+
+def tile_of(problem: Problem, target: Target) -> RowsTile:
+    """The shape with least to do: rows that tiles leave over are computed in vain."""
+    lanes = target.vector_bits // (8 * problem.dtype.itemsize)
+    while lanes > problem.cols:
+        lanes //= 2
+    apart = problem.k[0].right * problem.right_dtype.itemsize
+    depth = _CROWDED_DEPTH if apart % _CROWDED == 0 else _DEPTH
+    group = _REGISTER_BITS // (8 * problem.dtype.itemsize)
+    vectors = max(1, problem.cols // lanes)
+    if problem.rows == 1:
+        return RowsTile(1, min(_ALONE_VECTORS, vectors), lanes, _ALONE_DEPTH, False, group, _ALONE_DEPTH)
+    most = target.vector_registers - 8 if target.vector_registers >= 32 else target.vector_registers - 4
+    found = [
+        RowsTile(rows, count, lanes, depth, True, group)
+        for rows in range(1, _MOST_ROWS + 1)
+        for count in (1, 2, 4)  # whole cache lines, or parts of one
+        if count <= vectors and rows * count <= most
+    ]
+    return min(found, key=lambda tile: _tiles_cost(problem, tile))
+
+
+def _tiles_cost(problem: Problem, tile: RowsTile) -> float:
+    count = -(-problem.rows // tile.rows) * -(-problem.cols // tile.cols)
+    return count * problem.depth * (_step_cost(tile) + tile.rows * tile.vectors * 1.5 / tile.depth)
+
+
+def _step_cost(tile: RowsTile) -> float:
+    """In cycles: two multiplications and two loads each, and what loops and waiting for the first of them take."""
+    return max(tile.rows * tile.vectors / 2, 4.0) + 0.3 * (tile.vectors + tile.rows / 2) + 1.5
+
+
+def cycles(problem: Problem, target: Target) -> float:
+    problem = blocks.with_cols(problem)
+    tile = tile_of(problem, target)
+    packing = problem.rows * problem.depth * (1 if problem.k[0].left == 1 else 2)
+    widened = 1.0 if problem.right_dtype is problem.dtype else 1.4
+    computing = _tiles_cost(problem, tile) * widened + packing
+    size = problem.cols * problem.depth * problem.right_dtype.itemsize
+    reading = size / _BYTES_A_CYCLE if size > _STREAMED else 0.0
+    return problem.batches * (max(computing, reading) + 0.25 * min(computing, reading))
+
+
+def blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBlocks:
+    """Blocks as wide as the cache takes, so that rows of the right factor are read in long runs; where all of them are
+    side by side, in pieces that threads share, and each then joins what is its own."""
+    row_step = min(_ROWS // tile.rows * tile.rows, problem.rows)
+    block_rows = -(-row_step // tile.rows) * tile.rows
+    most = max(_LEAST_COLS, _ARRAY_BYTES // (block_rows * problem.dtype.itemsize))
+    in_a_row = problem.batches == 1 and row_step == problem.rows
+    lanes = blocks.block_lanes(problem, target, problem.cols)
+    col_step = tile.cols
+    while col_step % lanes or col_step < min(_LEAST_COLS if in_a_row else most, problem.cols):
+        col_step += tile.cols
+    joined = max(1, most // col_step) if in_a_row else 1
+    least = max(lanes, tile.cols)
+    pitch = joined * col_step + least + tile.lanes
+    left_size = block_rows // tile.rows * tile.stored_rows * problem.depth
+    return StreamedBlocks(problem, lanes, least, row_step, col_step, pitch, block_rows, left_size, joined)
+
+
+def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
+    problem = blocks.with_cols(problem)
+    tile = tile_of(problem, target)
+    made = blocks_of(problem, target, tile)
+    rows = _Rows(Builder(target, symbol), problem, tile)
+    rows.write()
+
+    def compute(b: Builder, block: StreamedBlock) -> None:
+        _pack_left(b, problem, tile, block)
+        factors = f"ptr {block.packed}, ptr {block.right}, i64 {problem.k[0].right}"
+        sizes = f"{block.rows}, {block.cols}, i64 {problem.depth}"
+        b.emit(f"call void {rows.name}({factors}, ptr {block.array}, i64 {made.pitch}, {sizes})")
+
+    return blocks.write(symbol, made, target, compute, {rows.signature: rows.b})
+
+
+# The left factor.
+
+
+def _pack_left(b: Builder, problem: Problem, tile: RowsTile, block: StreamedBlock) -> None:
+    """The rows of a block in tiles: of each step along the sum, all rows. Those that a last tile lacks are the last
+    there is."""
+    kind, stored = memory_kind(problem.left_dtype), memory_kind(problem.dtype)
+    apart, step, group = problem.m[0].left if problem.m else 0, problem.k[0].left, tile.group
+    pack, after = b.new_label("pack"), b.new_label("packed")
+    b.branch(block.fresh, pack, after)
+    b.label(pack)
+    tiles = b.begin(b.const("i64", 0), block.rows, tile.rows, (), guard=False)
+    lines = []
+    for number in range(tile.stored_rows):
+        row = b.intrinsic("llvm.smin", b.add(tiles.index, min(number, tile.rows - 1)), b.sub(block.rows, 1))
+        lines.append(b.element(block.left, kind, b.mul(row, apart)))
+    place = b.element(
+        block.packed, stored, b.mul(b.binary("udiv", tiles.index, tile.rows), tile.stored_rows * problem.depth)
+    )
+
+    def widened(raw: LlvmValue) -> LlvmValue:
+        return cast(b, from_memory(b, raw, problem.left_dtype), problem.left_dtype, problem.dtype)
+
+    whole = problem.depth // group * group if step == 1 and tile.rows > 1 else 0
+    if whole:
+        loop = b.begin(b.const("i64", 0), b.const("i64", whole), group, (), guard=False)
+        to = b.element(place, stored, b.mul(loop.index, tile.stored_rows))
+        for first in range(0, tile.stored_rows, group):
+            read = [b.load(b.element(line, kind, loop.index), kind, group) for line in lines[first : first + group]]
+            for number, vector in enumerate(_transposed(b, [widened(raw) for raw in read])):
+                b.store(vector, b.element(to, stored, number * tile.stored_rows + first))
+        loop.end()
+    if whole < problem.depth:
+        loop = b.begin(b.const("i64", whole), b.const("i64", problem.depth), 1, (), guard=False)
+        to = b.element(place, stored, b.mul(loop.index, tile.stored_rows))
+        for number, line in enumerate(lines):
+            raw = b.load(b.element(line, kind, b.mul(loop.index, step)), kind)
+            b.store(widened(raw), b.element(to, stored, number))
+        loop.end()
+    tiles.end()
+    b.jump(after)
+    b.label(after)
+
+
+def _transposed(b: Builder, vectors: list[LlvmValue]) -> list[LlvmValue]:
+    """As many vectors as lanes, by interleaving the first half with the second."""
+    half = len(vectors) // 2
+    for _ in range(len(vectors).bit_length() - 1):
+        pairs = zip(vectors[:half], vectors[half:], strict=True)
+        vectors = [part for low, high in pairs for part in b.interleaved(low, high)]
+    return vectors
+
+
+# The sums.
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The function that computes a block: rows of a packed left factor by `cols` columns of the right one, whose rows
+    are `apart` from each other."""
+
+    b: Builder
+    problem: Problem
+    tile: RowsTile
+
+    @property
+    def name(self) -> str:
+        kinds = f"{short_name(self.problem.right_dtype)}.{short_name(self.problem.dtype)}"
+        tile = self.tile
+        return f"@smelt.rows.{kinds}.{tile.rows}x{tile.vectors}x{tile.lanes}.{tile.depth}"
+
+    @property
+    def signature(self) -> str:
+        factors = "ptr %left, ptr %right, i64 %apart"
+        return f"{self.name}({factors}, ptr %array, i64 %pitch, i64 %rows, i64 %cols, i64 %depth)"
+
+    def write(self) -> None:
+        b, tile = self.b, self.tile
+        cols, rows, depth = (LlvmValue(f"%{name}", "i64") for name in ("cols", "rows", "depth"))
+        zero, last = b.const("i64", 0), b.sub(cols, tile.cols)
+        run = b.begin(zero, depth, tile.depth, (), guard=False)
+        until = b.intrinsic("llvm.smin", b.add(run.index, tile.depth), depth)
+        down = b.begin(zero, rows, tile.rows, (), guard=False)
+        panel, line = self._row(down.index)
+        across = b.begin(zero, b.add(last, 1), tile.cols, (), guard=False)
+        sums = self._along(panel, across.index, run.index, until)
+        self._add(line, across.index, sums, b.icmp("sgt", run.index, 0))
+        across.end()
+        down.end()
+        run.end()
+        self._write_rest(last)
+        b.emit("ret void")
+
+    def _write_rest(self, last: LlvmValue) -> None:
+        """Columns that are no whole tile: one that overlaps the tile before it, after all others."""
+        b, tile = self.b, self.tile
+        cols, rows, depth = (LlvmValue(f"%{name}", "i64") for name in ("cols", "rows", "depth"))
+        more, done = b.new_label("more"), b.new_label("done")
+        b.branch(b.icmp("ne", b.binary("urem", cols, tile.cols), 0), more, done)
+        b.label(more)
+        run = b.begin(b.const("i64", 0), depth, _REST_DEPTH, (), guard=False)
+        until = b.intrinsic("llvm.smin", b.add(run.index, _REST_DEPTH), depth)
+        down = b.begin(b.const("i64", 0), rows, tile.rows, (), guard=False)
+        panel, line = self._row(down.index)
+        self._add(line, last, self._along(panel, last, run.index, until), b.icmp("sgt", run.index, 0))
+        down.end()
+        run.end()
+        b.jump(done)
+        b.label(done)
+
+    @property
+    def _kind(self) -> str:
+        return memory_kind(self.problem.dtype)
+
+    def _row(self, first: LlvmValue) -> tuple[str, str]:
+        """Where the rows of a tile are in the left factor, and their sums in the array."""
+        b, tile = self.b, self.tile
+        steps = b.mul(b.binary("udiv", first, tile.rows), tile.stored_rows)
+        panel = b.element("%left", self._kind, b.mul(steps, LlvmValue("%depth", "i64")))
+        return panel, b.element("%array", self._kind, b.mul(first, LlvmValue("%pitch", "i64")))
+
+    def _places(self, line: str, column: LlvmValue) -> list[str]:
+        b, tile = self.b, self.tile
+        places = []
+        for row in range(tile.rows):
+            first = b.element(line, self._kind, b.add(b.mul(LlvmValue("%pitch", "i64"), row), column))
+            places += [b.element(first, self._kind, number * tile.lanes) for number in range(tile.vectors)]
+        return places
+
+    def _add(self, line: str, column: LlvmValue, sums: list[LlvmValue], goes_on: LlvmValue) -> None:
+        """To what the array has of a tile; that is nothing where the sum begins."""
+        b = self.b
+        adds, begins, after = b.new_label("adds"), b.new_label("begins"), b.new_label("after")
+        b.branch(goes_on, adds, begins)
+        b.label(adds)
+        places = self._places(line, column)
+        before = [b.load(place, self._kind, self.tile.lanes) for place in places]
+        self._store(line, column, [b.fadd(old, new) for old, new in zip(before, sums, strict=True)])
+        b.jump(after)
+        b.label(begins)
+        self._store(line, column, sums)
+        b.jump(after)
+        b.label(after)
+
+    def _store(self, line: str, column: LlvmValue, sums: list[LlvmValue]) -> None:
+        for place, total in zip(self._places(line, column), sums, strict=True):
+            self.b.store(total, place)
+
+    def _along(self, panel: str, column: LlvmValue, first: LlvmValue, until: LlvmValue) -> list[LlvmValue]:
+        """The loop along the sum of one tile, which starts at zero: what is added to in between is shorter, and more
+        exact."""
+        b, tile = self.b, self.tile
+        started = [b.const(self._kind, 0.0, tile.lanes)] * (tile.rows * tile.vectors)
+        here = b.element("%right", memory_kind(self.problem.right_dtype), column)
+        if tile.unroll == 1:
+            loop = b.begin(first, until, 1, started, guard=False)
+            return list(loop.end(*self._step(panel, here, loop.index, list(loop.values))))
+        whole = b.add(first, b.and_(b.sub(until, first), -tile.unroll))
+        several = b.begin(first, whole, tile.unroll, started, guard=True)
+        sums = list(several.values)
+        for number in range(tile.unroll):
+            sums = self._step(panel, here, b.add(several.index, number), sums)
+        sums = list(several.end(*sums))
+        loop = b.begin(whole, until, 1, sums, guard=True)
+        return list(loop.end(*self._step(panel, here, loop.index, list(loop.values))))
+
+    def _step(self, panel: str, here: str, at: LlvmValue, sums: list[LlvmValue]) -> list[LlvmValue]:
+        b, tile, source = self.b, self.tile, self.problem.right_dtype
+        kind = memory_kind(source)
+        line = b.element(here, kind, b.mul(at, LlvmValue("%apart", "i64")))
+        size = tile.cols * source.itemsize
+        for place in range(0, size, _CACHE_LINE) if tile.prefetches else ():
+            b.prefetch(b.element(line, "i8", max(_CACHE_LINE, size) + place))
+        right = []
+        for number in range(tile.vectors):
+            raw = b.load(b.element(line, kind, number * tile.lanes), kind, tile.lanes)
+            right.append(cast(b, from_memory(b, raw, source), source, self.problem.dtype))
+        left = self._spread(b.element(panel, self._kind, b.mul(at, tile.stored_rows)))
+        pairs = [(one, other) for one in left for other in right]
+        return [b.fma(one, other, total) for (one, other), total in zip(pairs, sums, strict=True)]
+
+    def _spread(self, place: str) -> list[LlvmValue]:
+        """One step's numbers of the left factor, each in all lanes of a vector."""
+        b, tile, kind = self.b, self.tile, self._kind
+        if not b.target.fma_by_lane or tile.rows == 1:
+            numbers = [b.load(b.element(place, kind, row), kind) for row in range(tile.rows)]
+            return [b.splat(number, tile.lanes) for number in numbers]
+        found = []
+        for first in range(0, tile.rows, tile.group):
+            vector = b.load(b.element(place, kind, first), kind, tile.group)
+            for lane in range(min(tile.group, tile.rows - first)):
+                order = b.iota("i32", [lane] * tile.lanes)
+                found.append(b.op(f"shufflevector {vector}, {vector.type} poison, {order}", kind, tile.lanes))
+        return found
