@@ -9,8 +9,8 @@ pointer, whatever its strides are, and never falls into the same places of the c
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.products import streamed_blocks as blocks
-from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
 from smelt.codegen.cpu.products.problem import Problem
+from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.builder import BITS, Builder, LlvmValue
 from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind
@@ -40,7 +40,7 @@ class DotTile:
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
-    problem = blocks.with_cols(problem)
+    problem = blocks.as_matrices(problem)
     reason = blocks.why_no_blocks(problem)
     if reason is not None:
         return reason
@@ -100,7 +100,7 @@ def _sum_cost(problem: Problem, tile: DotTile) -> float:
 
 
 def cycles(problem: Problem, target: Target) -> float:
-    problem = blocks.with_cols(problem)
+    problem = blocks.as_matrices(problem)
     tile = tile_of(problem, target)
     packing = problem.rows * problem.depth * (0.5 if problem.k[0].left == 1 else 2)
     widened = 1.0 if problem.right_dtype is problem.dtype else 1.4
@@ -122,7 +122,7 @@ def blocks_of(problem: Problem, target: Target, tile: DotTile) -> StreamedBlocks
 
 
 def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
-    problem = blocks.with_cols(problem)
+    problem = blocks.as_matrices(problem)
     tile = tile_of(problem, target)
     made = blocks_of(problem, target, tile)
     steps = -(-problem.depth // tile.lanes)

@@ -54,7 +54,7 @@ class RowsTile:
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
-    problem = blocks.with_cols(problem)
+    problem = blocks.as_matrices(problem)
     reason = blocks.why_no_blocks(problem)
     if reason is not None:
         return reason
@@ -95,7 +95,7 @@ def _step_cost(tile: RowsTile) -> float:
 
 
 def cycles(problem: Problem, target: Target) -> float:
-    problem = blocks.with_cols(problem)
+    problem = blocks.as_matrices(problem)
     tile = tile_of(problem, target)
     packing = problem.rows * problem.depth * (1 if problem.k[0].left == 1 else 2)
     widened = 1.0 if problem.right_dtype is problem.dtype else 1.4
@@ -124,7 +124,7 @@ def blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBlock
 
 
 def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
-    problem = blocks.with_cols(problem)
+    problem = blocks.as_matrices(problem)
     tile = tile_of(problem, target)
     made = blocks_of(problem, target, tile)
     rows = _Rows(Builder(target, symbol), problem, tile)

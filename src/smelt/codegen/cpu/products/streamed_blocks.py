@@ -30,7 +30,7 @@ _APART = 512  # bytes between arrays: those that are 4 KiB apart would be in eac
 
 @dataclass(frozen=True, slots=True)
 class StreamedBlocks:
-    """The product of two matrices in blocks of `row_step` × `col_step`, and the sizes of the arrays that a thread keeps."""
+    """A product of matrices in blocks of `row_step` × `col_step`, and the sizes of the arrays that a thread keeps."""
 
     problem: Problem
     lanes: int  # of the epilogue
@@ -76,26 +76,27 @@ class StreamedBlock:
     fresh: LlvmValue  # whether `packed` is yet to be filled
 
 
-def with_cols(problem: Problem) -> Problem:
-    """A matrix by a vector as that vector by the matrix: what the result runs along becomes the columns. Where nothing
-    is the right factor's alone, there are none: every axis is one of rows."""
+def as_matrices(problem: Problem) -> Problem:
+    """A product of matrices, or several: of axes that only one factor names, one is left to it, and the others count
+    products as a batch does. Columns are what the result runs along; for a matrix by a vector, the axis there is."""
     kernel = problem.kernel
-    if problem.n:
-        return problem
-    names = {axis.name for axis in problem.m[-1:]} if len(problem.m) == 1 else set()
-    axes = kernel.rows + kernel.cols
-    rows, cols = (tuple(axis for axis in axes if (axis.name in names) == inside) for inside in (False, True))
-    return problem_of(replace(kernel, rows=rows, cols=cols))
+    along = (problem.n or problem.m)[-1:]
+    if [axis.name for axis in kernel.cols[-1:]] != [axis.name for axis in along]:
+        names = {axis.name for axis in along}
+        axes = kernel.rows + kernel.cols
+        rows, cols = (tuple(axis for axis in axes if (axis.name in names) == inside) for inside in (False, True))
+        problem = problem_of(replace(kernel, rows=rows, cols=cols))
+    down = max(problem.m, key=lambda axis: axis.size, default=None)
+    outer = (*problem.n[:-1], *(axis for axis in problem.m if axis is not down))
+    return replace(problem, batch=problem.batch + outer, m=() if down is None else (down,), n=problem.n[-1:])
 
 
 def why_no_blocks(problem: Problem) -> str | None:
-    """Why a product is not one of plain matrices, with the kernel's last axis along the right one's columns."""
+    """Why a product is not one of plain matrices, of which there is something to compute."""
     if problem.is_bounded:
         return "a factor has bounds"
-    if len(problem.m) > 1 or len(problem.n) > 1 or len(problem.k) != 1:
-        return "a factor has more than two axes"
-    if [axis.name for axis in problem.kernel.cols[-1:]] != [axis.name for axis in problem.n]:
-        return "the last axis is not the right factor's"
+    if len(problem.k) != 1:
+        return "the sum is over several axes"
     if problem.dtype not in (torch.float32, torch.float64):
         return f"sums of {problem.dtype}"
     if any(not dtype.is_floating_point for dtype in (problem.left_dtype, problem.right_dtype)):
