@@ -10,7 +10,7 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import function_text
-from smelt.codegen.cpu.products.tile_shape import UNROLL, TileShape
+from smelt.codegen.cpu.products.tile_shape import TileShape
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.codegen.llvm.scalars import VALUE_KINDS
 from smelt.device import Target
@@ -26,7 +26,8 @@ class Helper:
 
 
 def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
-    """`(left, right, steps, out, stride of its rows, adds)`; `steps` is a multiple of `UNROLL`, or zero."""
+    """`(left, right, steps, out, stride of its rows, adds)`. One step in a round: the sums leave no registers for more,
+    and processors look far enough ahead."""
     kind = VALUE_KINDS[dtype]
     name = f"product.tile.{kind}.{tile.rows}x{tile.cols}"
     b = Builder(target, name)
@@ -34,18 +35,17 @@ def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
     zero = b.const(kind, 0.0, tile.lanes)
     ends = [LlvmValue("%left", "ptr"), LlvmValue("%right", "ptr")]
     first, last = b.const("i64", 0), LlvmValue("%steps", "i64")
-    loop = b.begin(first, last, UNROLL, [*ends, *[zero] * (tile.rows * vectors)], guard=True)
+    loop = b.begin(first, last, 1, [*ends, *[zero] * (tile.rows * vectors)], guard=True)
     left, right = loop.values[0].name, loop.values[1].name
     sums = list(loop.values[2:])
-    for step in range(UNROLL):
-        across = [_load(b, right, kind, step * tile.cols + v * tile.lanes, tile.lanes) for v in range(vectors)]
-        down = _spread(b, left, kind, step * tile.rows, tile)
-        for i in range(tile.rows):
-            for v in range(vectors):
-                sums[i * vectors + v] = b.fma(down[i], across[v], sums[i * vectors + v])
+    across = [_load(b, right, kind, v * tile.lanes, tile.lanes) for v in range(vectors)]
+    down = _spread(b, left, kind, tile)
+    for i in range(tile.rows):
+        for v in range(vectors):
+            sums[i * vectors + v] = b.fma(down[i], across[v], sums[i * vectors + v])
     following = [
-        LlvmValue(b.element(left, kind, UNROLL * tile.rows), "ptr"),
-        LlvmValue(b.element(right, kind, UNROLL * tile.cols), "ptr"),
+        LlvmValue(b.element(left, kind, tile.rows), "ptr"),
+        LlvmValue(b.element(right, kind, tile.cols), "ptr"),
     ]
     _, _, *sums = loop.end(*following, *sums)
     adding, storing = b.new_label("adding"), b.new_label("storing")
@@ -62,14 +62,14 @@ def _load(b: Builder, base: str, kind: str, offset: int, lanes: int) -> LlvmValu
     return b.load(b.element(base, kind, offset), kind, lanes)
 
 
-def _spread(b: Builder, base: str, kind: str, offset: int, tile: TileShape) -> list[LlvmValue]:
+def _spread(b: Builder, base: str, kind: str, tile: TileShape) -> list[LlvmValue]:
     """One step's numbers of the left panel, each in all lanes of a vector: lanes of what is loaded as vectors, where a
     multiply-add takes them so."""
     if not b.target.fma_by_lane or tile.rows % tile.lanes:
-        return [b.splat(_load(b, base, kind, offset + i, 1), tile.lanes) for i in range(tile.rows)]
+        return [b.splat(_load(b, base, kind, i, 1), tile.lanes) for i in range(tile.rows)]
     found = []
     for first in range(0, tile.rows, tile.lanes):
-        vector = _load(b, base, kind, offset + first, tile.lanes)
+        vector = _load(b, base, kind, first, tile.lanes)
         for lane in range(tile.lanes):
             order = b.iota("i32", [lane] * tile.lanes)
             found.append(b.op(f"shufflevector {vector}, {vector.type} poison, {order}", kind, tile.lanes))

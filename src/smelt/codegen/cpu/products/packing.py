@@ -4,8 +4,10 @@
 
 A point's place in a factor's buffer is the sum of two offsets, one for k and one for x, which are tables that a helper
 fills from the sizes and steps of the axes; so a function serves all layouts, and it is one for all products of a
-module. Points past the last repeat it: what is computed of them is not looked at. Steps past the last are zero.
+module. Points past the last repeat it: what is computed of them is not looked at.
 """
+
+from collections.abc import Callable
 
 import torch
 
@@ -17,6 +19,8 @@ from smelt.device import Target
 from smelt.ir.tensorspec import short_name
 
 _ACROSS = 4  # steps that are read at once where they lie side by side
+_CHUNK = 8  # steps of all panels before the next: rows of a matrix are pages, which a processor knows some of
+_ALL = 1 << 40
 
 
 def offsets(target: Target, kind: str) -> Helper:
@@ -45,38 +49,36 @@ def offsets(target: Target, kind: str) -> Helper:
     return Helper(name, function_text(signature, b), frozenset(b.declared))
 
 
-_ARGUMENTS = "ptr %to, ptr %from, ptr %ks, ptr %xs, i64 %steps, i64 %padded, i64 %panels"
+_ARGUMENTS = "ptr %to, ptr %from, ptr %ks, ptr %xs, i64 %steps, i64 %panels, i1 %ascending"
 
 
 class _Packer:
     """One packing function being written: a loop over panels, and in it over steps."""
 
-    def __init__(self, name: str, source: torch.dtype, dtype: torch.dtype, width: int, target: Target) -> None:
+    def __init__(
+        self, name: str, source: torch.dtype, dtype: torch.dtype, width: int, target: Target, chunk: int = _CHUNK
+    ) -> None:
         self.name = f"product.{name}.{short_name(source)}.{short_name(dtype)}.{width}"
         self.source, self.dtype, self.width = source, dtype, width
         self.b = Builder(target, self.name)
         self.kind, self.memory = VALUE_KINDS[dtype], memory_kind(source)
-        self.steps, self.panels = LlvmValue("%steps", "i64"), LlvmValue("%panels", "i64")
+        self.zero, self.steps = self.b.const("i64", 0), LlvmValue("%steps", "i64")
+        self.chunk = self.b.begin(self.zero, self.steps, chunk, (), guard=True)
+        self.stop = self.b.intrinsic("llvm.smin", self.b.add(self.chunk.index, chunk), self.steps)
+        self.panel = self.b.begin(self.zero, LlvmValue("%panels", "i64"), 1, (), guard=True)
+        self.begin = self.b.mul(self.panel.index, width)  # the panel's first point
+        self.xs = self.b.element("%xs", "i64", self.begin)
+        self.to = self.b.element("%to", self.kind, self.b.mul(self.begin, self.steps))
 
     def widened(self, raw: LlvmValue) -> LlvmValue:
         return cast(self.b, raw, self.source, self.dtype)
 
-    def begin(self) -> None:
-        b = self.b
-        self.panel = b.begin(b.const("i64", 0), self.panels, 1, (), guard=True)
-        self.xs = b.element("%xs", "i64", b.mul(self.panel.index, self.width))
-        length = b.mul(LlvmValue("%padded", "i64"), self.width)
-        self.to = b.element("%to", self.kind, b.mul(self.panel.index, length))
-
     def end(self, more: str = "") -> Helper:
-        b = self.b
-        rest = b.begin(self.steps, LlvmValue("%padded", "i64"), 1, (), guard=True)
-        b.store(b.const(self.kind, 0.0, self.width), self.at(rest.index))
-        rest.end()
         self.panel.end()
-        b.emit("ret void")
+        self.chunk.end()
+        self.b.emit("ret void")
         signature = f"internal void @{self.name}({_ARGUMENTS}{more})"
-        return Helper(self.name, function_text(signature, b), frozenset(b.declared))
+        return Helper(self.name, function_text(signature, self.b), frozenset(self.b.declared))
 
     def at(self, step: LlvmValue) -> str:
         return self.b.element(self.to, self.kind, self.b.mul(step, self.width))
@@ -84,83 +86,89 @@ class _Packer:
     def offset_of_step(self, step: LlvmValue) -> LlvmValue:
         return self.b.load(self.b.element("%ks", "i64", step), "i64")
 
-    def run(self, first: str) -> None:
-        """Steps whose points lie side by side."""
-        b = self.b
-        loop = b.begin(b.const("i64", 0), self.steps, 1, (), guard=True)
-        place = b.element(first, self.memory, self.offset_of_step(loop.index))
-        b.store(self.widened(b.load(place, self.memory, self.width)), self.at(loop.index))
-        loop.end()
-
-    def points(self) -> list[str]:
-        b = self.b
-        found = [b.load(b.element(self.xs, "i64", point), "i64") for point in range(self.width)]
-        return [b.element("%from", self.memory, each) for each in found]
-
-    def scattered(self, first: LlvmValue, offset_of_step: bool = True) -> None:
-        """Steps from `first` on, point by point."""
-        b = self.b
-        points = self.points()
-        loop = b.begin(first, self.steps, 1, (), guard=True)
-        further = self.offset_of_step(loop.index) if offset_of_step else loop.index
-        raw = [b.load(b.element(point, self.memory, further), self.memory) for point in points]
-        place = self.at(loop.index)
-        for number, each in enumerate(raw):
-            b.store(self.widened(each), b.element(place, self.kind, number))
-        loop.end()
+    def source_of(self, point: LlvmValue | int) -> str:
+        """Where what a point of the panel is, but for the step."""
+        return self.b.element("%from", self.memory, self.b.load(self.b.element(self.xs, "i64", point), "i64"))
 
     def side_by_side(self) -> tuple[LlvmValue, LlvmValue]:
-        """Whether the panel's points are, and where the first one is."""
+        """Whether the panel's points are, of which each lies behind the one before; and where the first one is."""
         b = self.b
-        places = b.load(self.xs, "i64", self.width)
-        first = b.extract(places, 0)
-        wanted = b.add(b.splat(first, self.width), b.iota("i64", range(self.width)))
-        return b.fold_lanes("and", b.icmp("eq", places, wanted)), first
+        first, last = b.load(self.xs, "i64"), b.load(b.element(self.xs, "i64", self.width - 1), "i64")
+        together = b.icmp("eq", b.sub(last, first), self.width - 1)
+        return b.and_(LlvmValue("%ascending", "i1"), together), first
+
+    def either(self, condition: LlvmValue, yes: Callable[[], None], no: Callable[[], None]) -> None:
+        b = self.b
+        labels = [b.new_label(stem) for stem in ("yes", "no", "after")]
+        b.branch(condition, labels[0], labels[1])
+        for label, write in zip(labels, (yes, no), strict=False):
+            b.label(label)
+            write()
+            b.jump(labels[2])
+        b.label(labels[2])
 
 
 def pack(source: torch.dtype, dtype: torch.dtype, width: int, target: Target) -> Helper:
-    """`(to, from, ks, xs, steps, padded, panels)`: points of any layout; whole vectors where they lie side by side."""
+    """`(to, from, ks, xs, steps, panels, ascending)`: points of any layout; whole vectors where they lie side by side,
+    if each is known to lie behind the one before."""
     packer = _Packer("pack", source, dtype, width, target)
-    packer.begin()
     b = packer.b
     together, first = packer.side_by_side()
-    run, scattered, after = (b.new_label(stem) for stem in ("run", "scattered", "after"))
-    b.branch(together, run, scattered)
-    b.label(run)
-    packer.run(b.element("%from", packer.memory, first))
-    b.jump(after)
-    b.label(scattered)
-    packer.scattered(b.const("i64", 0))
-    b.jump(after)
-    b.label(after)
+
+    def vectors() -> None:
+        begin = b.element("%from", packer.memory, first)
+        loop = b.begin(packer.chunk.index, packer.stop, 1, (), guard=True)
+        place = b.element(begin, packer.memory, packer.offset_of_step(loop.index))
+        b.store(packer.widened(b.load(place, packer.memory, width)), packer.at(loop.index))
+        loop.end()
+
+    def one_by_one() -> None:
+        point = b.begin(packer.zero, b.const("i64", width), 1, (), guard=False)
+        begin, to = packer.source_of(point.index), b.element(packer.to, packer.kind, point.index)
+        loop = b.begin(packer.chunk.index, packer.stop, 1, (), guard=True)
+        raw = b.load(b.element(begin, packer.memory, packer.offset_of_step(loop.index)), packer.memory)
+        b.store(packer.widened(raw), b.element(to, packer.kind, b.mul(loop.index, width)))
+        loop.end()
+        point.end()
+
+    packer.either(together, vectors, one_by_one)
     return packer.end()
 
 
 def pack_along(source: torch.dtype, dtype: torch.dtype, width: int, target: Target) -> Helper:
     """The same where steps lie side by side: several are read at once, and transposed in registers. `ks` has the first
     step's offset alone."""
-    packer = _Packer("pack_along", source, dtype, width, target)
-    packer.begin()
+    packer = _Packer("pack_along", source, dtype, width, target, _ALL)
     b = packer.b
-    points = packer.points()
     begin = b.load("%ks", "i64")
-    points = [b.element(point, packer.memory, begin) for point in points]
-    whole = b.and_(packer.steps, -_ACROSS)
-    loop = b.begin(b.const("i64", 0), whole, _ACROSS, (), guard=True)
-    to = packer.at(loop.index)
-    for first in range(0, width, _ACROSS):
-        group = points[first : first + _ACROSS]
-        rows = [packer.widened(b.load(b.element(p, packer.memory, loop.index), packer.memory, _ACROSS)) for p in group]
-        for step, column in enumerate(_transposed(b, rows)):
-            b.store(column, b.element(to, packer.kind, step * width + first))
-    loop.end()
-    rest = b.begin(whole, packer.steps, 1, (), guard=True)
-    place = packer.at(rest.index)
-    for number, point in enumerate(points):
-        raw = b.load(b.element(point, packer.memory, rest.index), packer.memory)
-        b.store(packer.widened(raw), b.element(place, packer.kind, number))
-    rest.end()
+    groups = [(0, width // _ACROSS, _ACROSS), (width // _ACROSS * _ACROSS, 1, width % _ACROSS)]
+    for first, count, points in groups:
+        if not count or not points:
+            continue
+        group = b.begin(packer.zero, b.const("i64", count), 1, (), guard=False)
+        start = b.add(b.mul(group.index, _ACROSS), first)
+        sources = [b.element(packer.source_of(b.add(start, n)), packer.memory, begin) for n in range(points)]
+        to = b.element(packer.to, packer.kind, start)
+        _transpose(packer, sources, to)
+        group.end()
     return packer.end()
+
+
+def _transpose(packer: _Packer, sources: list[str], to: str) -> None:
+    """All steps of a few points."""
+    b, memory, kind, width = packer.b, packer.memory, packer.kind, packer.width
+    whole = b.and_(packer.stop, -_ACROSS)
+    loop = b.begin(packer.chunk.index, whole, _ACROSS, (), guard=True)
+    rows = [packer.widened(b.load(b.element(each, memory, loop.index), memory, _ACROSS)) for each in sources]
+    place = b.element(to, kind, b.mul(loop.index, width))
+    for step, column in enumerate(_transposed(b, rows)):
+        b.store(column, b.element(place, kind, step * width))
+    loop.end()
+    rest = b.begin(whole, packer.stop, 1, (), guard=True)
+    place = b.element(to, kind, b.mul(rest.index, width))
+    for number, each in enumerate(sources):
+        b.store(packer.widened(b.load(b.element(each, memory, rest.index), memory)), b.element(place, kind, number))
+    rest.end()
 
 
 def _transposed(b: Builder, rows: list[LlvmValue]) -> list[LlvmValue]:
@@ -186,48 +194,54 @@ def pack_bounded(source: torch.dtype, dtype: torch.dtype, width: int, bounds: in
     """The same with positions that must lie within their extents, or else the element is zero. Positions are tables
     too, of each bound in turn: `pk` of steps, `px` of points. `size`: elements there are to read."""
     packer = _Packer(f"pack_bounded{bounds}", source, dtype, width, target)
-    packer.begin()
-    b = packer.b
+    b, size = packer.b, LlvmValue("%size", "i64")
     together, first = packer.side_by_side()
-    points = packer.points()
-    begin = b.mul(packer.panel.index, width)
-    at = [b.add(begin, b.mul(LlvmValue("%points.stride", "i64"), number)) for number in range(bounds)]
-    positions = [b.load(b.element("%px", "i32", place), "i32", width) for place in at]
-    extents = [b.load(b.element("%extents", "i32", number), "i32") for number in range(bounds)]
-    loop = b.begin(b.const("i64", 0), packer.steps, 1, (), guard=True)
-    further = packer.offset_of_step(loop.index)
-    inside = LlvmValue("splat (i1 true)", "i1", width)
-    for number in range(bounds):
-        row = b.element("%pk", "i32", b.mul(LlvmValue("%steps.stride", "i64"), number))
-        step = b.splat(b.load(b.element(row, "i32", loop.index), "i32"), width)
-        within = b.icmp("ult", b.add(positions[number], step), b.splat(extents[number], width))
-        inside = b.and_(inside, within)
-    to = packer.at(loop.index)
-    # A vector may reach past what is zero anyway, but not out of the buffer.
-    place = b.add(first, further)
-    there = b.icmp("ule", place, b.sub(LlvmValue("%size", "i64"), width))
-    run, scattered, after = (b.new_label(stem) for stem in ("run", "scattered", "after"))
-    # What wraps below zero is above every size, unless the buffer is shorter than a vector.
-    enough = b.icmp("sge", LlvmValue("%size", "i64"), width)
-    b.branch(b.and_(b.and_(together, enough), there), run, scattered)
-    b.label(run)
-    raw = packer.widened(b.load(b.element("%from", packer.memory, place), packer.memory, width))
-    b.store(b.select(inside, raw, b.const(packer.kind, 0.0, width)), to)
-    b.jump(after)
-    b.label(scattered)
-    for number, point in enumerate(points):
-        reading, zero, done = (b.new_label(stem) for stem in ("reading", "zero", "done"))
-        target_place = b.element(to, packer.kind, number)
-        b.branch(b.extract(inside, number), reading, zero)
-        b.label(reading)
-        raw = b.load(b.element(point, packer.memory, further), packer.memory)
-        b.store(packer.widened(raw), target_place)
-        b.jump(done)
-        b.label(zero)
-        b.store(b.const(packer.kind, 0.0), target_place)
-        b.jump(done)
-        b.label(done)
-    b.jump(after)
-    b.label(after)
-    loop.end()
+    enough = b.icmp("sge", size, width)
+    steps_of = [b.element("%pk", "i32", b.mul(LlvmValue("%steps.stride", "i64"), each)) for each in range(bounds)]
+    points_of = [
+        b.element("%px", "i32", b.add(packer.begin, b.mul(LlvmValue("%points.stride", "i64"), each)))
+        for each in range(bounds)
+    ]
+    extents = [b.load(b.element("%extents", "i32", each), "i32") for each in range(bounds)]
+
+    def inside(positions: list[LlvmValue], step: LlvmValue) -> LlvmValue:
+        found = LlvmValue("true", "i1")
+        for position, table, extent in zip(positions, steps_of, extents, strict=True):
+            at = b.add(position, b.load(b.element(table, "i32", step), "i32"))
+            within = b.icmp("ult", at, b.splat(extent, position.lanes))
+            found = within if found.name == "true" else b.and_(found, within)
+        return found
+
+    def one_by_one(only: LlvmValue | None = None) -> None:
+        """Of all steps, or of one."""
+        point = b.begin(packer.zero, b.const("i64", width), 1, (), guard=False)
+        begin, to = packer.source_of(point.index), b.element(packer.to, packer.kind, point.index)
+        positions = [b.load(b.element(table, "i32", point.index), "i32") for table in points_of]
+        loop = b.begin(only or packer.chunk.index, b.add(only, 1) if only else packer.stop, 1, (), guard=True)
+        # What is outside is read at the buffer's first element, to no effect.
+        there = inside(positions, loop.index)
+        place = b.element(begin, packer.memory, packer.offset_of_step(loop.index))
+        place = b.op(f"select {there}, ptr {place}, ptr %from", "ptr", 1).name
+        raw = packer.widened(b.load(place, packer.memory))
+        found = b.select(there, raw, b.const(packer.kind, 0.0))
+        b.store(found, b.element(to, packer.kind, b.mul(loop.index, width)))
+        loop.end()
+        point.end()
+
+    def vectors() -> None:
+        positions = [b.load(table, "i32", width) for table in points_of]
+        loop = b.begin(packer.chunk.index, packer.stop, 1, (), guard=True)
+        place = b.add(first, packer.offset_of_step(loop.index))
+
+        def whole() -> None:
+            raw = packer.widened(b.load(b.element("%from", packer.memory, place), packer.memory, width))
+            there = inside(positions, loop.index)
+            b.store(b.select(there, raw, b.const(packer.kind, 0.0, width)), packer.at(loop.index))
+
+        # A vector may reach past what is zero anyway, but not out of the buffer. What is below it is, as an unsigned
+        # number, above every size.
+        packer.either(b.icmp("ule", place, b.sub(size, width)), whole, lambda: one_by_one(loop.index))
+        loop.end()
+
+    packer.either(b.and_(together, enough), vectors, one_by_one)
     return packer.end(", ptr %pk, i64 %steps.stride, ptr %px, i64 %points.stride, ptr %extents, i64 %size")

@@ -10,10 +10,9 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.device import Target
 
-UNROLL = 4  # steps of the sum in a round of the micro-kernel; panels are filled up with zeros to a multiple of it
-_BLOCK_DEPTH = 384
+_BLOCK_DEPTH = 1024
 _BLOCK_ROWS = 256
-_BLOCK_COLS = 384
+_BLOCK_COLS = 516
 _UNITS = 8  # so many at least are shared out, if each is worth a thread
 _UNIT_WORTH = 1 << 17  # multiplications
 
@@ -56,7 +55,7 @@ class Blocks:
     def of(cls, sizes: tuple[int, int, int], batches: int, tile: TileShape) -> "Blocks":
         m, n, k = (max(1, size) for size in sizes)
         cols = divided(n, _BLOCK_COLS, tile.cols)
-        depth = divided(k, _BLOCK_DEPTH, UNROLL)
+        depth = divided(k, _BLOCK_DEPTH, 1)
         units = batches * -(-n // cols)
         wanted = max(1, min(_UNITS // max(1, units), m * n * k // max(1, -(-n // cols)) // _UNIT_WORTH))
         rows = divided(m, min(_BLOCK_ROWS, max(tile.rows, -(-m // wanted))), tile.rows)

@@ -19,7 +19,7 @@ from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.micro_kernel import Helper, micro_kernel
 from smelt.codegen.cpu.products.packing import offsets, pack, pack_along, pack_bounded
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, count
-from smelt.codegen.cpu.products.tile_shape import UNROLL, TileShape, threads
+from smelt.codegen.cpu.products.tile_shape import TileShape, threads
 from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
@@ -101,6 +101,16 @@ class _Side:
 
     def step(self, axis: ProductAxis) -> int:
         return (axis.left, axis.right)[self.number]
+
+    @property
+    def ascending(self) -> bool:
+        """Whether each point lies behind the one before it."""
+        reach = 0
+        for axis in reversed(self.points):
+            if self.step(axis) <= reach:
+                return False
+            reach += self.step(axis) * (axis.size - 1)
+        return True
 
     def helper(self) -> Helper:
         given = (self.dtype, self.part.tiling.problem.dtype, self.width)
@@ -223,7 +233,8 @@ class _Part:
         source, to = self.rest.at.pointers[side.factor.buffer], self.where[side.name]
         more = self._bounds(side, span) if side.factor.bounds else ""
         xs = self.where[f"{side.name}_points"]
-        args = f"ptr {to}, ptr {source}, ptr {ks}, ptr {xs}, {steps}, {self._padded(steps)}, {self.panels[side.number]}"
+        args = f"ptr {to}, ptr {source}, ptr {ks}, ptr {xs}, {steps}, {self.panels[side.number]}"
+        args += f", i1 {'true' if side.ascending else 'false'}"
         b.emit(f"call void @{self.packers[side.number].name}({args}{more})")
 
     def _bounds(self, side: _Side, span: "_Span") -> str:
@@ -240,9 +251,6 @@ class _Part:
         size = self.tiling.problem.kernel.buffer(side.factor.buffer).size
         return f", ptr {pk}, i64 {depth}, ptr {px}, i64 {side.length}, ptr {name}, i64 {size}"
 
-    def _padded(self, steps: LlvmValue) -> LlvmValue:
-        return self.b.and_(self.b.add(steps, UNROLL - 1), -UNROLL)
-
     # Tiles.
 
     def _depth_block(self, number: LlvmValue, *, packs_right: bool) -> None:
@@ -252,10 +260,10 @@ class _Part:
         self._pack(self.sides[0], first, steps)
         if packs_right:
             self._pack(self.sides[1], first, steps)
-        tile, padded = self.tiling.tile, self._padded(steps)
+        tile = self.tiling.tile
         several = blocks.depth_count > 1
         adds = b.icmp("sgt", number, 0)
-        left_length, right_length = b.mul(padded, tile.rows), b.mul(padded, tile.cols)
+        left_length, right_length = b.mul(steps, tile.rows), b.mul(steps, tile.cols)
         stride = self.tiling.padded_cols
         down = b.begin(b.const("i64", 0), self.panels[0], 1, (), guard=True)
         left = b.element(self.where["left"], self.kind, b.mul(down.index, left_length))
@@ -265,7 +273,7 @@ class _Part:
         across = b.begin(b.const("i64", 0), self.panels[1], 1, (), guard=True)
         right = b.element(self.where["right"], self.kind, b.mul(across.index, right_length))
         out = b.element(sums, self.kind, b.mul(across.index, tile.cols))
-        b.emit(f"call void @{self.tile.name}(ptr {left}, ptr {right}, {padded}, ptr {out}, i64 {stride}, {adds})")
+        b.emit(f"call void @{self.tile.name}(ptr {left}, ptr {right}, {steps}, ptr {out}, i64 {stride}, {adds})")
         across.end()
         finished = b.icmp("eq", number, blocks.depth_count - 1)
         if several:
