@@ -80,11 +80,37 @@ def machine(target: Target, level: int = 2) -> Any:
     )
 
 
+@functools.cache
+def _owning() -> tuple[type[Any], type[Any]]:
+    """A context that owns what is made in it, and such a module.
+
+    LLVM wants the engine gone before the module, and the module before the context. llvmlite frees each when its object
+    dies, and what an exception left in a cycle dies in no order: so only the context is freed, and the rest by it.
+    """
+
+    class Context(llvm().ContextRef):  # type: ignore[misc]
+        engine: Any = None
+
+        def _dispose(self) -> None:
+            if self.engine is not None:
+                self.engine.close()
+            super()._dispose()  # with its modules
+
+    class Module(llvm().ModuleRef):  # type: ignore[misc]
+        _owned = True
+
+    return Context, Module
+
+
 def _parsed(text: str, target: Target) -> Any:
-    try:
-        module = llvm().parse_assembly(text, llvm().create_context())
-    except RuntimeError as error:
-        raise SmeltError("SM030", f"LLVM rejects the generated code: {error}") from error
+    ffi = llvm().ffi
+    owning, owned = _owning()
+    context = owning(ffi.lib.LLVMPY_ContextCreate())
+    with ffi.OutputString() as error:
+        pointer = ffi.lib.LLVMPY_ParseAssembly(context, ctypes.c_char_p(text.encode()), error)
+        if error:
+            raise SmeltError("SM030", f"LLVM rejects the generated code: {error}")
+    module = owned(pointer, context)
     module.triple = target.triple
     return module
 
@@ -177,9 +203,12 @@ def _load_by_llvm(text: str, target: Target) -> Built:
     generator = found.create_target_machine(cpu=target.cpu, features=target.features, opt=2, jit=True)
     module = _parsed(text, target)
     _optimized(module, generator)
-    engine = llvm().create_mcjit_compiler(module, generator)
+    context, module._context = module._context, None  # which is to hold the engine, and that the module
+    context._owned = True  # if an exception comes in between, it stays: better than to go before the engine
+    context.engine = engine = llvm().create_mcjit_compiler(module, generator)
+    context._owned = False
     engine.finalize_object()
-    return Built(lambda symbol: int(engine.get_function_address(symbol)), (engine, module), None)
+    return Built(lambda symbol: int(engine.get_function_address(symbol)), context, None)
 
 
 def assemble(text: str, target: Target, level: int = 2) -> str:
