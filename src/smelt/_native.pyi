@@ -220,7 +220,10 @@ def install_preserved_state(
     """
 
 def preserving_state(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call; however that ends, and wherever an exception arrives, PyTorch's state on this thread is as it was."""
+    """Call; however that ends, and wherever an exception arrives, PyTorch's state on this thread is as it was.
+
+    The program's own code needs that state: handlers that it has for signals wait until then, save
+    `signal.default_int_handler`, and there are no automatic collections, which run finalizers."""
 
 def undoing(undo: Callable[[], object], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call `function`, then `undo()`, however that ends. An exception from outside may interrupt `undo`: it is called

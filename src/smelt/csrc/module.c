@@ -12,6 +12,7 @@
 #include "frame/region.h"
 #include "frame/resume.h"
 #include "runner/program.h"
+#include "state/deferred_signals.h"
 #include "state/preserved_state.h"
 #include "runner/parallel.h"
 #include "gpu/cuda_driver.h"
@@ -150,7 +151,7 @@ PyInit__native(void)
                              &LauncherType, &RunnerType, &CodeType,  &HeldType,  &PausedGCType};
     if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0 || runner_init() < 0
         || hook_init() < 0 || nodes_init() < 0 || accumulate_grad_init() < 0 || preserved_state_init() < 0
-        || parallel_init() < 0) {
+        || deferred_signals_init() < 0 || parallel_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

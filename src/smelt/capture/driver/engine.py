@@ -158,7 +158,7 @@ class Engine:
         code = frame.info.code
         if self.capture_store is None or code in self._histories:
             return None
-        with _native.PausedGC(), timed("load", code.co_qualname):
+        with timed("load", code.co_qualname):
             history = History()
             found = self.capture_store.load(frame, history)
         if found is None:
@@ -251,7 +251,7 @@ class Engine:
                 )
                 return None
         try:
-            with _native.PausedGC(), timed("capture and compile", name):
+            with timed("capture and compile", name):
                 history = self._histories.setdefault(key, History())
                 keep = None if self.capture_store is None or known else self.capture_store.saver(frames[0], history)
                 captured = capture(

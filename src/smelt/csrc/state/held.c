@@ -44,7 +44,7 @@ grow_old(void)
     PyErr_Clear();
 }
 
-static void
+void
 pause_collector(void)
 {
     blocks_here++;
@@ -54,7 +54,7 @@ pause_collector(void)
     }
 }
 
-static void
+void
 resume_collector(void)
 {
     blocks_here--;

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "direct_call.h"
+#include "state/deferred_signals.h"
 
 /* What Python tells of PyTorch, see _native.pyi. */
 static struct {
@@ -386,11 +387,18 @@ preserving_state(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t 
     }
     Before before;
     PyObject *type, *value, *trace;
+    /* What the program does in the handler of a signal, or when garbage is collected, needs the program's state. */
+    bool defers = begin_deferring_signals();
+    pause_collector();
     read_all(&before);
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
     PyErr_Fetch(&type, &value, &trace);
     put_all(&before);
+    resume_collector();
     PyErr_Restore(type, value, trace);
+    if (defers) {
+        end_deferring_signals();
+    }
     return result;
 }
 

@@ -9,6 +9,10 @@ extern PyTypeObject PausedGCType;
 
 int preserved_state_init(void);
 
+/* No automatic collections between them, on any thread. They nest. */
+void pause_collector(void);
+void resume_collector(void);
+
 /* Calls restore() with the exception that is set put aside, again if it is interrupted. */
 void restore_surely(PyObject *restore);
 

@@ -186,7 +186,7 @@ class SizedGraph:
             return None
         grad = torch.is_grad_enabled()
         timing = timed("compile for new sizes", "a graph for new sizes")
-        with _native.PausedGC(), timing, torch._C._InferenceMode(False):
+        with timing, torch._C._InferenceMode(False):
             torch._C._set_grad_enabled(grad)
             run = self._versions[key] = self._bound(values) or self._compiled(values)
         if not self._fits_symbols(values):

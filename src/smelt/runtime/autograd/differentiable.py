@@ -126,7 +126,7 @@ class Differentiable:
         return found or _native.aside(_native.preserving_state, self._make_part, arrived, source)
 
     def _make_part(self, arrived: int, source: int | None) -> Flat:
-        with _native.Held(self.making), _native.PausedGC():
+        with _native.Held(self.making):
             found = self.made_parts.get((arrived, source))
             if found is None:
                 found = None if self.parts is None else self.parts(arrived, source)
@@ -140,7 +140,7 @@ class Differentiable:
         return found
 
     def _make_once(self, arrived: int) -> tuple[Flat, bool]:
-        with _native.Held(self.making), _native.PausedGC():
+        with _native.Held(self.making):
             return self.made.get(arrived) or self._make(arrived)
 
     def _make(self, arrived: int) -> tuple[Flat, bool]:
