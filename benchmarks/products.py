@@ -8,8 +8,8 @@ A shape is rows × cols × depth. Forms: `nn` is x @ w, `nt` is x @ w.t() (a lin
 gradient). Each line: GFLOP/s of `torch.mm` and of ours, ours over the library's (above one: faster), and the schedule;
 then geometric means. With `--schedules` every schedule that takes a product is measured, the one the compiler chooses
 first, else that one alone. They run alternately, a few milliseconds at a time; a ratio is the median of the quotients
-within a round. With one thread the thread's processor time counts, which others on the machine disturb less; with more
-the clock's.
+within a round. With one thread processor time counts, which others on the machine disturb less; with more the clock's.
+Each number of threads has a process of its own: some of the library's products start as many as there were at first.
 """
 
 import argparse
@@ -17,6 +17,10 @@ import contextlib
 import ctypes
 import json
 import math
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,12 +30,13 @@ from unittest import mock
 import torch
 
 from benchmarks import product_costs
-from benchmarks.harness import machine
+from benchmarks.harness import ROOT, machine
 from benchmarks.measure import interleaved, ratio
 from benchmarks.table import mean
 from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
 from smelt.codegen.cpu.products import plan as products
+from smelt.codegen.cpu.products.problem import problem_of
 from smelt.device import find
 from smelt.ir.kernel import Axis, Buffer, Cast, Contract, Factor, Index, Kernel, Role, Stage, Store
 
@@ -105,7 +110,7 @@ def schedules_for(kernel: Kernel) -> tuple[list[str], str | None]:
     target = find(kernel.target)
     if (reason := products.why_not(kernel, target)) is not None:
         return [], reason
-    problem = products.problem_of(kernel)
+    problem = problem_of(kernel)
     fitting = [each.name for each in products.SCHEDULES if each.why_not(problem, target) is None]
     return fitting, products.plan_product(kernel, target).schedule.name
 
@@ -172,7 +177,7 @@ def measured(shape: Shape, threads: int, every: bool, rounds: int, per_round: fl
             way()
             if name != LIBRARY:
                 _check(y, theirs, f"{shape}, {name}")
-        seconds = interleaved(ways, rounds, per_round, time.thread_time if threads == 1 else time.perf_counter)
+        seconds = interleaved(ways, rounds, per_round, time.process_time if threads == 1 else time.perf_counter)
     found = []
     for name, times in seconds.items():
         quotient = ratio(seconds, LIBRARY, name)
@@ -247,23 +252,41 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--fit", type=Path, help="measure nothing: fit the cost model to the figures in this file")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)  # in the process for so many threads
     args = parser.parse_args()
+    if args.one:
+        one_process(args)
+        return
     if args.fit:
         print("\n".join(product_costs.report(read(args.fit))))
         return
-    print(", ".join(f"{key} {value}" for key, value in machine().items()))
-    print(f"{'rows×cols×depth':23} threads  torch.mm     ours  ratio  schedule (GFLOP/s)")
-    figures: list[Figure] = []
-    for dtype in args.dtypes:
-        for threads in args.threads:
-            for sizes in args.shapes:
-                for form in args.forms:
-                    found = measured(Shape(*sizes, form, dtype), threads, args.schedules, args.rounds)
-                    figures += found
-                    print(line(found), flush=True)
+    print(", ".join(f"{key} {value}" for key, value in machine().items() if key != "threads"))
+    print(f"{'rows×cols×depth':23} threads  torch.mm     ours  ratio  schedule (GFLOP/s)", flush=True)
+    figures = [figure for threads in args.threads for figure in in_process(threads, sys.argv[1:])]
     print("\n".join(means(figures)))
     if args.json:
         write(args.json, figures)
+
+
+def in_process(threads: int, arguments: Sequence[str]) -> list[Figure]:
+    """Figures that a new process takes, and prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "figures.json")
+        words = [sys.executable, "-m", "benchmarks.products", *arguments, "--one", str(threads), "--json", str(path)]
+        subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, cwd=ROOT, check=True)
+        return read(path)
+
+
+def one_process(args: argparse.Namespace) -> None:
+    """All figures for one number of threads."""
+    figures: list[Figure] = []
+    for dtype in args.dtypes:
+        for rows, cols, depth in args.shapes:
+            for form in args.forms:
+                found = measured(Shape(rows, cols, depth, form, dtype), args.one, args.schedules, args.rounds)
+                figures += found
+                print(line(found), flush=True)
+    write(args.json, figures)
 
 
 if __name__ == "__main__":
