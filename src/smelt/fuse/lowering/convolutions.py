@@ -256,7 +256,8 @@ class _Builder:
         self.points[name] = (extent, stride)
 
     def axis(self, name: str, extent: Size) -> None:
-        self.axes[name] = extent
+        if extent != 1:
+            self.axes[name] = extent
 
     def only_where(self, position: Position) -> None:
         """Terms count only where a position is zero."""
@@ -284,10 +285,13 @@ class _Builder:
         layout: OperandLayout,
         channel: Position | None = None,
     ) -> Contraction:
+        # The sum goes through the image as it lies in memory.
+        along = dict(zip(self.axes, self._read(*first).along, strict=True))
+        self.axes = {name: self.axes[name] for name in sorted(self.axes, key=lambda name: -abs(along[name]))}
         reads = [self._read(*first), self._read(*second, self.conditions)]
         shape = tuple(extent for extent, _ in self.points.values())
         stride = tuple(step for _, step in self.points.values())
-        axes = tuple(extent for extent in self.axes.values() if extent != 1)
+        axes = tuple(self.axes.values())
         swapped = _runs_along(reads[0], shape, stride) and not _runs_along(reads[1], shape, stride)
         left, right = reversed(reads) if swapped else reads
         rule = ContractRule(axes, left, right)
@@ -312,7 +316,7 @@ class _Builder:
         return tuple(position.get(name, 0) for name in self.points)
 
     def _over_axes(self, position: Position) -> Shape:
-        return tuple(position.get(name, 0) for name, extent in self.axes.items() if extent != 1)
+        return tuple(position.get(name, 0) for name in self.axes)
 
     def _stays(self, position: Position, extent: Size) -> bool:
         """Whether a position is inside for all points and terms."""
