@@ -18,7 +18,7 @@ from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
 from smelt.device import Target
 from smelt.ir.tensorspec import short_name
 
-_ACROSS = 4  # steps that are read at once where they lie side by side
+ACROSS = 4  # steps that are read at once where they lie side by side
 _CHUNK = 8  # steps of all panels before the next: rows of a matrix are pages, which a processor knows some of
 _ALL = 1 << 40
 
@@ -49,7 +49,7 @@ def offsets(target: Target, kind: str) -> Helper:
     return Helper(name, function_text(signature, b), frozenset(b.declared))
 
 
-_ARGUMENTS = "ptr %to, ptr %from, ptr %ks, ptr %xs, i64 %steps, i64 %panels, i1 %ascending"
+ARGUMENTS = "ptr %to, ptr %from, ptr %ks, ptr %xs, i64 %steps, i64 %panels, i1 %ascending"
 
 
 class _Packer:
@@ -77,7 +77,7 @@ class _Packer:
         self.panel.end()
         self.chunk.end()
         self.b.emit("ret void")
-        signature = f"internal void @{self.name}({_ARGUMENTS}{more})"
+        signature = f"internal void @{self.name}({ARGUMENTS}{more})"
         return Helper(self.name, function_text(signature, self.b), frozenset(self.b.declared))
 
     def at(self, step: LlvmValue) -> str:
@@ -141,12 +141,12 @@ def pack_along(source: torch.dtype, dtype: torch.dtype, width: int, target: Targ
     packer = _Packer("pack_along", source, dtype, width, target, _ALL)
     b = packer.b
     begin = b.load("%ks", "i64")
-    groups = [(0, width // _ACROSS, _ACROSS), (width // _ACROSS * _ACROSS, 1, width % _ACROSS)]
+    groups = [(0, width // ACROSS, ACROSS), (width // ACROSS * ACROSS, 1, width % ACROSS)]
     for first, count, points in groups:
         if not count or not points:
             continue
         group = b.begin(packer.zero, b.const("i64", count), 1, (), guard=False)
-        start = b.add(b.mul(group.index, _ACROSS), first)
+        start = b.add(b.mul(group.index, ACROSS), first)
         sources = [b.element(packer.source_of(b.add(start, n)), packer.memory, begin) for n in range(points)]
         to = b.element(packer.to, packer.kind, start)
         _transpose(packer, sources, to)
@@ -157,11 +157,11 @@ def pack_along(source: torch.dtype, dtype: torch.dtype, width: int, target: Targ
 def _transpose(packer: _Packer, sources: list[str], to: str) -> None:
     """All steps of a few points."""
     b, memory, kind, width = packer.b, packer.memory, packer.kind, packer.width
-    whole = b.and_(packer.stop, -_ACROSS)
-    loop = b.begin(packer.chunk.index, whole, _ACROSS, (), guard=True)
-    rows = [packer.widened(b.load(b.element(each, memory, loop.index), memory, _ACROSS)) for each in sources]
+    whole = b.and_(packer.stop, -ACROSS)
+    loop = b.begin(packer.chunk.index, whole, ACROSS, (), guard=True)
+    rows = [packer.widened(b.load(b.element(each, memory, loop.index), memory, ACROSS)) for each in sources]
     place = b.element(to, kind, b.mul(loop.index, width))
-    for step, column in enumerate(_transposed(b, rows)):
+    for step, column in enumerate(transposed(b, rows)):
         b.store(column, b.element(place, kind, step * width))
     loop.end()
     rest = b.begin(whole, packer.stop, 1, (), guard=True)
@@ -171,7 +171,7 @@ def _transpose(packer: _Packer, sources: list[str], to: str) -> None:
     rest.end()
 
 
-def _transposed(b: Builder, rows: list[LlvmValue]) -> list[LlvmValue]:
+def transposed(b: Builder, rows: list[LlvmValue]) -> list[LlvmValue]:
     """Of four numbers each, one to four rows → four columns."""
     kind, count = rows[0].kind, len(rows)
 
@@ -179,11 +179,11 @@ def _transposed(b: Builder, rows: list[LlvmValue]) -> list[LlvmValue]:
         return b.op(f"shufflevector {left}, {right}, {b.iota('i32', order)}", kind, len(order))
 
     if count == 1:
-        return [b.extract(rows[0], lane) for lane in range(_ACROSS)]
+        return [b.extract(rows[0], lane) for lane in range(ACROSS)]
     if count == 2:
-        return [mixed(rows[0], rows[1], [lane, _ACROSS + lane]) for lane in range(_ACROSS)]
+        return [mixed(rows[0], rows[1], [lane, ACROSS + lane]) for lane in range(ACROSS)]
     if count == 3:
-        pairs = [mixed(rows[0], rows[1], [lane, 4 + lane, lane, lane]) for lane in range(_ACROSS)]
+        pairs = [mixed(rows[0], rows[1], [lane, 4 + lane, lane, lane]) for lane in range(ACROSS)]
         return [mixed(pair, rows[2], [0, 1, 4 + lane]) for lane, pair in enumerate(pairs)]
     low = [mixed(rows[0], rows[1], [0, 4, 1, 5]), mixed(rows[2], rows[3], [0, 4, 1, 5])]
     high = [mixed(rows[0], rows[1], [2, 6, 3, 7]), mixed(rows[2], rows[3], [2, 6, 3, 7])]

@@ -10,6 +10,7 @@ products of a module share (`micro_kernel`, `packing`); what is written here for
 """
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import torch
 
@@ -21,6 +22,7 @@ from smelt.codegen.cpu.products.packing import offsets, pack, pack_along, pack_b
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, count
 from smelt.codegen.cpu.products.tile_shape import TileShape, threads
 from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling
+from smelt.codegen.cpu.products.window_packing import MOST_PLACES, pack_channels, pack_windows
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.builder import Builder, LlvmValue
@@ -95,12 +97,33 @@ class _Side:
         self.points = (tiling.m, tiling.n)[number]
         self.width = (tiling.tile.rows, tiling.tile.cols)[number]
         self.length = (tiling.padded_rows, tiling.padded_cols)[number]
-        self.along = not self.factor.bounds and len(problem.k) == 1 and self.step(problem.k[0]) == 1
+        self.period = self._period(problem.k)
+        self.run = 0 if self.period else self._run(problem.k)
+        self.along = not self.factor.bounds and self.run == count(problem.k)
         # Vectors across are at least as good, where both lie side by side.
         self.along &= not (len(self.points) == 1 and self.step(self.points[0]) == 1)
 
     def step(self, axis: ProductAxis) -> int:
         return (axis.left, axis.right)[self.number]
+
+    def _is_bounded(self, axis: ProductAxis) -> bool:
+        return any(position.stride(axis.name) for position, _ in self.factor.bounds)
+
+    def _period(self, k: tuple[ProductAxis, ...]) -> int:
+        """After how many steps positions in bounds repeat, while what is read moves on; 0 if never or after many."""
+        inner = tuple(takewhile(self._is_bounded, reversed(k)))
+        outer = k[: len(k) - len(inner)]
+        repeats = outer and not any(self._is_bounded(axis) or self.step(axis) < 0 for axis in outer)
+        return count(inner) if inner and repeats and count(inner) <= MOST_PLACES else 0
+
+    def _run(self, k: tuple[ProductAxis, ...]) -> int:
+        """How many steps are side by side with one position in bounds; 0 if none."""
+        length = 1
+        for axis in reversed(k):
+            if self._is_bounded(axis) or self.step(axis) != length:
+                break
+            length *= axis.size
+        return length if length > 1 else 0
 
     @property
     def ascending(self) -> bool:
@@ -115,7 +138,8 @@ class _Side:
     def helper(self) -> Helper:
         given = (self.dtype, self.part.tiling.problem.dtype, self.width)
         if self.factor.bounds:
-            return pack_bounded(*given, len(self.factor.bounds), self.part.b.target)
+            packing = pack_windows if self.period else pack_channels if self.run else pack_bounded
+            return packing(*given, len(self.factor.bounds), self.part.b.target)
         return (pack_along if self.along else pack)(*given, self.part.b.target)
 
 
@@ -249,7 +273,12 @@ class _Part:
         name = f"@{self.symbol}.{side.name}.extents"
         self.tables[name] = f"{name} = private constant [{len(side.factor.bounds)} x i32] [{extents}]"
         size = self.tiling.problem.kernel.buffer(side.factor.buffer).size
-        return f", ptr {pk}, i64 {depth}, ptr {px}, i64 {side.length}, ptr {name}, i64 {size}"
+        more = ""
+        if side.period:
+            more = f", i64 {side.period}, ptr {self.where['windows']}"
+        elif side.run:
+            more = f", i64 {side.run}, {b.binary('urem', span.first, side.run)}"
+        return f", ptr {pk}, i64 {depth}, ptr {px}, i64 {side.length}, ptr {name}, i64 {size}{more}"
 
     # Tiles.
 

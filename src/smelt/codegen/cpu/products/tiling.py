@@ -10,6 +10,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, without_axes
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, contraction, count
 from smelt.codegen.cpu.products.tile_shape import Blocks, TileShape
+from smelt.codegen.cpu.products.window_packing import table_bytes
 from smelt.codegen.cpu.workspace import aligned
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor, Index, Kernel, Stage
@@ -97,6 +98,8 @@ class PanelSpace:
             sizes[f"{name}_points"] = length * 8
             sizes[f"{name}_step_positions"] = len(factor.bounds) * blocks.depth * 4
             sizes[f"{name}_positions"] = len(factor.bounds) * length * 4
+        if tiling.problem.is_bounded:
+            sizes["windows"] = table_bytes(max(tiling.tile.rows, tiling.tile.cols))
         starts, end = {}, 0
         for name, size in sizes.items():
             starts[name] = end

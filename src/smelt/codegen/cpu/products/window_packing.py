@@ -1,0 +1,168 @@
+"""Packing for convolutions: panels of windows, with zeros where they reach over an image's edge.
+
+    panel of pixels, 3×3 window: (c=0: 9 steps) (c=1: 9 steps) …     in bounds or not is the same in every channel
+
+Whether an element is in bounds depends on the point and on the place in the window, but not on the channel. So it is
+found out once a panel for each place of the window, and channels are read without asking: by `pack_windows` where the
+places of the window are the innermost steps, by `pack_channels` where channels are, side by side in memory.
+"""
+
+import torch
+
+from smelt.codegen.cpu.entry_points import function_text
+from smelt.codegen.cpu.products.micro_kernel import Helper
+from smelt.codegen.cpu.products.packing import ACROSS, ARGUMENTS, transposed
+from smelt.codegen.llvm.builder import BITS, Builder, LlvmValue
+from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
+from smelt.device import Target
+from smelt.ir.tensorspec import short_name
+
+MOST_PLACES = 64  # of a window
+_ALL, _NONE = 1, 2  # of a panel's points are in bounds, the former side by side
+_BOUNDS = ", ptr %pk, i64 %steps.stride, ptr %px, i64 %points.stride, ptr %extents, i64 %size"
+
+
+def table_bytes(width: int) -> int:
+    """What `pack_windows` keeps: for each place of a window offsets, masks, and how many are in bounds."""
+    return MOST_PLACES * (16 * width + 8)
+
+
+class _WindowPacker:
+    """A packing function being written, inside its loop over panels."""
+
+    def __init__(
+        self, name: str, source: torch.dtype, dtype: torch.dtype, width: int, bounds: int, target: Target
+    ) -> None:
+        self.name = f"product.{name}{bounds}.{short_name(source)}.{short_name(dtype)}.{width}"
+        self.source, self.dtype, self.width = source, dtype, width
+        self.kind, self.memory = VALUE_KINDS[dtype], memory_kind(source)
+        self.b = b = Builder(target, self.name)
+        self.zero, self.steps = b.const("i64", 0), LlvmValue("%steps", "i64")
+        self.panel = b.begin(self.zero, LlvmValue("%panels", "i64"), 1, (), guard=True)
+        first = b.mul(self.panel.index, width)
+        self.to = b.element("%to", self.kind, b.mul(first, self.steps))
+        self.places = b.load(b.element("%xs", "i64", first), "i64", width)
+        at = [b.add(first, b.mul(LlvmValue("%points.stride", "i64"), number)) for number in range(bounds)]
+        self.positions = [b.load(b.element("%px", "i32", place), "i32", width) for place in at]
+
+    def end(self, more: str) -> Helper:
+        self.panel.end()
+        self.b.emit("ret void")
+        signature = f"internal void @{self.name}({ARGUMENTS}{_BOUNDS}{more})"
+        return Helper(self.name, function_text(signature, self.b), frozenset(self.b.declared))
+
+    def at(self, step: LlvmValue) -> str:
+        return self.b.element(self.to, self.kind, self.b.mul(step, self.width))
+
+    def offset_of_step(self, step: LlvmValue) -> LlvmValue:
+        return self.b.load(self.b.element("%ks", "i64", step), "i64")
+
+    def inside(self, step: LlvmValue) -> LlvmValue:
+        """Which points are in all bounds."""
+        b, width = self.b, self.width
+        found = LlvmValue("splat (i1 true)", "i1", width)
+        for number, position in enumerate(self.positions):
+            row = b.element("%pk", "i32", b.mul(LlvmValue("%steps.stride", "i64"), number))
+            further = b.splat(b.load(b.element(row, "i32", step), "i32"), width)
+            extent = b.splat(b.load(b.element("%extents", "i32", number), "i32"), width)
+            found = b.and_(found, b.icmp("ult", b.add(position, further), extent))
+        return found
+
+    def offsets(self, step: LlvmValue, inside: LlvmValue) -> LlvmValue:
+        """Where the points are; for those out of bounds the first of the buffer, which may be read as well."""
+        b = self.b
+        return b.select(inside, b.add(self.places, b.splat(self.offset_of_step(step), self.width)), 0)
+
+    def mask(self, inside: LlvmValue) -> LlvmValue:
+        return self.b.convert("sext", inside, f"i{BITS[self.kind]}")
+
+    def load(self, pointer: str, lanes: int = 1) -> LlvmValue:
+        return cast(self.b, self.b.load(pointer, self.memory, lanes), self.source, self.dtype)
+
+    def masked(self, value: LlvmValue, mask: LlvmValue) -> LlvmValue:
+        return self.b.from_bits(self.b.and_(self.b.bits(value), mask))
+
+
+def pack_windows(source: torch.dtype, dtype: torch.dtype, width: int, bounds: int, target: Target) -> Helper:
+    """As `pack_bounded`, where the positions of steps repeat after `period` of them, and what is between the same step
+    of one period and the next is no less than zero. `table`: see `table_bytes`."""
+    packer = _WindowPacker("pack_windows", source, dtype, width, bounds, target)
+    b, period = packer.b, LlvmValue("%period", "i64")
+    first = b.extract(packer.places, 0)
+    row = b.add(b.splat(first, width), b.iota("i64", range(width)))
+    together = b.fold_lanes("and", b.icmp("eq", packer.places, row))
+    masks = b.element("%table", "i64", b.mul(period, width))
+    flags = b.element(masks, "i64", b.mul(period, width))
+    kind = f"i{BITS[packer.kind]}"
+
+    place = b.begin(packer.zero, b.intrinsic("llvm.smin", period, packer.steps), 1, (), guard=True)
+    inside = packer.inside(place.index)
+    b.store(packer.offsets(place.index, inside), b.element("%table", "i64", b.mul(place.index, width)))
+    b.store(packer.mask(inside), b.element(masks, kind, b.mul(place.index, width)))
+    some = b.select(b.fold_lanes("or", inside), b.const("i64", 0), b.const("i64", _NONE))
+    every = b.and_(b.fold_lanes("and", inside), together)
+    b.store(b.select(every, b.const("i64", _ALL), some), b.element(flags, "i64", place.index))
+    place.end()
+
+    step = b.begin(packer.zero, packer.steps, 1, [packer.zero], guard=True)
+    (number,) = step.values
+    further, to = packer.offset_of_step(step.index), packer.at(step.index)
+    flag = b.load(b.element(flags, "i64", number), "i64")
+    whole, other, none, scattered, after = map(b.new_label, ("whole", "other", "none", "scattered", "after"))
+    b.branch(b.icmp("eq", flag, _ALL), whole, other)
+    b.label(whole)
+    b.store(packer.load(b.element("%from", packer.memory, b.add(first, further)), width), to)
+    b.jump(after)
+    b.label(other)
+    b.branch(b.icmp("eq", flag, _NONE), none, scattered)
+    b.label(none)
+    b.store(b.const(packer.kind, 0.0, width), to)
+    b.jump(after)
+    b.label(scattered)
+    base = b.element("%from", packer.memory, b.sub(further, packer.offset_of_step(number)))
+    offsets = b.element("%table", "i64", b.mul(number, width))
+    each = [b.load(b.element(offsets, "i64", lane), "i64") for lane in range(width)]
+    raw = b.gathered([b.load(b.element(base, packer.memory, offset), packer.memory) for offset in each])
+    mask = b.load(b.element(masks, kind, b.mul(number, width)), kind, width)
+    b.store(packer.masked(cast(b, raw, source, dtype), mask), to)
+    b.jump(after)
+    b.label(after)
+    following = b.add(number, 1)
+    step.end(b.select(b.icmp("eq", following, period), 0, following))
+    return packer.end(", i64 %period, ptr %table")
+
+
+def pack_channels(source: torch.dtype, dtype: torch.dtype, width: int, bounds: int, target: Target) -> Helper:
+    """As `pack_bounded`, where `run` steps after each other have one position and are side by side in memory. Of the
+    first run `phase` steps are done already."""
+    packer = _WindowPacker("pack_channels", source, dtype, width, bounds, target)
+    b, memory, kind = packer.b, packer.memory, packer.kind
+    run, phase = LlvmValue("%run", "i64"), LlvmValue("%phase", "i64")
+    count = b.binary("udiv", b.add(b.add(packer.steps, phase), b.sub(run, 1)), run)
+    runs = b.begin(packer.zero, count, 1, (), guard=True)
+    begin = b.sub(b.mul(runs.index, run), phase)
+    first = b.intrinsic("llvm.smax", begin, packer.zero)
+    length = b.sub(b.intrinsic("llvm.smin", b.add(begin, run), packer.steps), first)
+    inside = packer.inside(first)
+    offsets, mask = packer.offsets(first, inside), packer.mask(inside)
+    points = [b.element("%from", memory, b.extract(offsets, lane)) for lane in range(width)]
+    masks = [b.extract(mask, lane) for lane in range(width)]
+    wide = [b.splat(each, ACROSS) for each in masks]
+    to, whole = packer.at(first), b.and_(length, -ACROSS)
+    loop = b.begin(packer.zero, whole, ACROSS, (), guard=True)
+    for lane in range(0, width, ACROSS):
+        group = range(lane, min(lane + ACROSS, width))
+        rows = [packer.load(b.element(points[each], memory, loop.index), ACROSS) for each in group]
+        rows = [packer.masked(row, wide[each]) for row, each in zip(rows, group, strict=True)]
+        here = b.element(to, kind, b.add(b.mul(loop.index, width), lane))
+        for step, column in enumerate(transposed(b, rows)):
+            b.store(column, b.element(here, kind, step * width))
+    loop.end()
+    rest = b.begin(whole, length, 1, (), guard=True)
+    here = b.element(to, kind, b.mul(rest.index, width))
+    for lane, (point, each) in enumerate(zip(points, masks, strict=True)):
+        found = packer.masked(packer.load(b.element(point, memory, rest.index)), each)
+        b.store(found, b.element(here, kind, lane))
+    rest.end()
+    runs.end()
+    return packer.end(", i64 %run, i64 %phase")
