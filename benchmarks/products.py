@@ -1,7 +1,7 @@
 """Matrix products by kernels of our own beside `torch.mm`, in one run: `python -m benchmarks.products`.
 
     python -m benchmarks.products [--shapes 64x64x64 8x1024x1024] [--forms nn nt tn] [--dtypes float32 bfloat16]
-                                  [--threads 1 2] [--schedules] [--rounds 15] [--json FILE]
+                                  [--threads 1 2] [--schedules] [--rounds 15] [--json FILE] [--grid]
     python -m benchmarks.products --fit FILE     the constants of a cost model that FILE's figures give
 
 A shape is rows × cols × depth. Forms: `nn` is x @ w, `nt` is x @ w.t() (a linear layer), `tn` is x.t() @ w (its
@@ -15,6 +15,7 @@ Each number of threads has a process of its own: some of the library's products 
 import argparse
 import contextlib
 import ctypes
+import itertools
 import json
 import math
 import os
@@ -44,6 +45,7 @@ SHAPES = (
     (64, 64, 64), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024),
     (128, 3072, 768), (32, 1024, 1024), (8, 1024, 1024), (1, 4096, 4096),
 )  # fmt: skip
+GRID = tuple(itertools.product((1, 2, 4, 8, 16, 32, 64, 128, 256, 512), (64, 256, 1024, 3072), (64, 256, 1024)))
 FORMS = ("nn", "nt", "tn")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 LIBRARY = "library"
@@ -77,6 +79,7 @@ class Figure:
     chosen: bool  # by the compiler, among schedules
     seconds: float
     ratio: float
+    cycles: float = 0.0  # of a thread, as the compiler estimates a schedule
 
     @property
     def gflops(self) -> float:
@@ -105,14 +108,16 @@ def _index(strides: dict[str, int]) -> Index:
     return Index(tuple(strides.items()))
 
 
-def schedules_for(kernel: Kernel) -> tuple[list[str], str | None]:
-    """The schedules that take a kernel, and the one that is chosen; or none, and why."""
+def schedules_for(kernel: Kernel) -> dict[str, float]:
+    """The schedules that take a kernel with the cycles they are estimated at, the one that is chosen first."""
     target = find(kernel.target)
-    if (reason := products.why_not(kernel, target)) is not None:
-        return [], reason
+    if products.why_not(kernel, target) is not None:
+        return {}
     problem = problem_of(kernel)
-    fitting = [each.name for each in products.SCHEDULES if each.why_not(problem, target) is None]
-    return fitting, products.plan_product(kernel, target).schedule.name
+    fitting = [each for each in products.SCHEDULES if each.why_not(problem, target) is None]
+    chosen = products.plan_product(kernel, target).schedule
+    fitting.sort(key=lambda each: each is not chosen)
+    return {each.name: each.cycles(problem, target) for each in fitting}
 
 
 @contextlib.contextmanager
@@ -165,12 +170,13 @@ def operands(shape: Shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def measured(shape: Shape, threads: int, every: bool, rounds: int, per_round: float = 0.02) -> list[Figure]:
     """The library, and ours: the schedule that is chosen, or `every` one that fits."""
     kernel = product_kernel(shape)
-    fitting, chosen = schedules_for(kernel)
+    fitting = schedules_for(kernel)
+    chosen = next(iter(fitting), LIBRARY)
     x, w, y = operands(shape)
     left, right = (x.t() if shape.form[0] == "t" else x), (w.t() if shape.form[1] == "t" else w)
     theirs = torch.empty_like(y)
     ways: dict[str, Callable[[], object]] = {LIBRARY: lambda: torch.mm(left, right, out=theirs)}
-    for name in fitting if every else [name for name in fitting if name == chosen]:
+    for name in fitting if every else [*fitting][:1]:
         ways[name] = call_of(kernel, name, (x, w, y), threads)
     with thread_count(threads):
         for name, way in ways.items():
@@ -180,8 +186,8 @@ def measured(shape: Shape, threads: int, every: bool, rounds: int, per_round: fl
         seconds = interleaved(ways, rounds, per_round, time.process_time if threads == 1 else time.perf_counter)
     found = []
     for name, times in seconds.items():
-        quotient = ratio(seconds, LIBRARY, name)
-        found.append(Figure(shape, threads, name, name == chosen, sorted(times)[len(times) // 2], quotient))
+        median, quotient = sorted(times)[len(times) // 2], ratio(seconds, LIBRARY, name)
+        found.append(Figure(shape, threads, name, name == chosen, median, quotient, fitting.get(name, 0.0)))
     return found
 
 
@@ -197,7 +203,6 @@ def _check(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
 def line(figures: Sequence[Figure]) -> str:
     """One product: the library, then ours, the chosen schedule first."""
     library, *ours = figures
-    ours.sort(key=lambda each: not each.chosen)
     parts = [f"{each.gflops:8.1f} {each.ratio:6.2f}  {each.by:10}" for each in ours]
     return f"{library.shape!s:24} {library.threads:2} {library.gflops:12.1f} " + "".join(parts or ["       –      –"])
 
@@ -245,6 +250,7 @@ def parsed(text: str) -> tuple[int, int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.products", description="products of our own beside torch.mm")
     parser.add_argument("--shapes", nargs="+", type=parsed, default=list(SHAPES))
+    parser.add_argument("--grid", dest="shapes", action="store_const", const=list(GRID), help="shapes to fit by")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
