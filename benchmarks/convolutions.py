@@ -169,8 +169,9 @@ def measured(
             way()
         seconds = interleaved(ways, rounds, per_round, clock)
     medians = {name: sorted(times)[len(times) // 2] for name, times in seconds.items()}
-    over = [ratio(seconds, other, OWN) for other in (LIBRARY, "eager")]
-    return Figure(layer.name, layer.flops * (3 if backward else 1), threads, medians, *over, schedules)
+    flops = layer.flops * (3 if backward else 1)
+    library, eager = ratio(seconds, LIBRARY, OWN), ratio(seconds, "eager", OWN)
+    return Figure(layer.name, flops, threads, medians, library, eager, schedules)
 
 
 def line(figure: Figure) -> str:
