@@ -3,7 +3,8 @@
     seconds = call + flops · (1 / rate) + bytes read · (1 / bandwidth) + bytes written · (1 / bandwidth)
 
 for each way to compute a product (the library, or one of our schedules), each form, dtype and number of threads. No
-constant is negative, and relative errors are made small: a product of 64³ counts as much as one of 1024³.
+constant is negative, and relative errors are made small: a product of 64³ counts as much as one of 1024³. Beside that,
+how long a cycle is that schedules estimate: about the same for all of them, if they are to be compared.
 """
 
 import itertools
@@ -96,17 +97,39 @@ class Choice:
 
 def choices(figures: Sequence["Figure"], constants: Mapping[Group, Constants]) -> list[Choice]:
     """Of every product that was measured."""
-    products: dict[tuple[Shape, int], list[Figure]] = {}
-    for figure in figures:
-        products.setdefault((figure.shape, figure.threads), []).append(figure)
     found = []
-    for (shape, threads), these in products.items():
+    for (shape, threads), these in _by_product(figures).items():
         costs = {each.by: predicted(constants[Group.of(each)], shape) for each in these}
         ratios = {each.by: each.ratio for each in these}
         ours = min((name for name in costs if name != LIBRARY), key=costs.__getitem__, default=LIBRARY)
         chosen = ours if costs[LIBRARY] >= BAR * costs[ours] else LIBRARY
         best = max(ratios, key=ratios.__getitem__)
         found.append(Choice(shape, threads, chosen, ratios[chosen], best, ratios[best]))
+    return found
+
+
+def estimates(figures: Sequence["Figure"]) -> list[str]:
+    """How long an estimated cycle is by each schedule, and where another one than the chosen is faster."""
+    lines = [f"{'ns an estimated cycle':36}  median   tenth  ninth tenth"]
+    for by, threads in sorted({(each.by, each.threads) for each in figures if each.cycles}):
+        times = sorted(each.seconds * 1e9 / each.cycles for each in figures if (each.by, each.threads) == (by, threads))
+        median, low, high = (times[int(len(times) * part)] for part in (0.5, 0.1, 0.9))
+        told = f"{by}, {threads} thread{'s' * (threads > 1)}"
+        lines.append(f"{told:36} {median:7.3f} {low:7.3f} {high:12.3f}")
+    for (shape, threads), these in _by_product(figures).items():
+        ours = {each.by: each for each in these if each.by != LIBRARY}
+        chosen = next((each for each in ours.values() if each.chosen), None)
+        best = max(ours.values(), key=lambda each: each.ratio, default=None)
+        if chosen is not None and best is not None and best.ratio > BAR * chosen.ratio:
+            told = f"{best.by} {best.ratio / chosen.ratio:.2f} times as fast as {chosen.by}, which is chosen"
+            lines.append(f"{shape!s:24} {threads:2} {told}")
+    return lines
+
+
+def _by_product(figures: Sequence["Figure"]) -> "dict[tuple[Shape, int], list[Figure]]":
+    found: dict[tuple[Shape, int], list[Figure]] = {}
+    for figure in figures:
+        found.setdefault((figure.shape, figure.threads), []).append(figure)
     return found
 
 
@@ -122,7 +145,7 @@ def report(figures: Sequence["Figure"]) -> list[str]:
             f"{group!s:36} {values[0] * 1e6:8.2f} {rates[0]:>8} {rates[1]:>10} {rates[2]:>8}   "
             f"{statistics.median(errors):13.0%} {max(errors):6.0%}"
         )
-    lines.append("")
+    lines += ["", *estimates(figures), ""]
     for choice in choices(figures, constants):
         told = f"{choice.shape!s:24} {choice.threads:2} {choice.by:10} {choice.ratio:5.2f}"
         if choice.ratio < LOSS:

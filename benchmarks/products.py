@@ -7,9 +7,11 @@
 A shape is rows × cols × depth. Forms: `nn` is x @ w, `nt` is x @ w.t() (a linear layer), `tn` is x.t() @ w (its
 gradient). Each line: GFLOP/s of `torch.mm` and of ours, ours over the library's (above one: faster), and the schedule;
 then geometric means. With `--schedules` every schedule that takes a product is measured, the one the compiler chooses
-first, else that one alone. They run alternately, a few milliseconds at a time; a ratio is the median of the quotients
-within a round. With one thread processor time counts, which others on the machine disturb less; with more the clock's.
-Each number of threads has a process of its own: some of the library's products start as many as there were at first.
+first, else that one alone. A star is at products that `smelt.compile` makes kernels of by itself, as it takes the library
+to be slower; the last mean counts the others as the library's. They run alternately, a few milliseconds at a time; a
+ratio is the median of the quotients within a round. With one thread processor time counts, which others on the machine
+disturb less; with more the clock's. Each number of threads has a process of its own: some of the library's products
+start as many as there were at first.
 """
 
 import argparse
@@ -23,23 +25,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest import mock
 
 import torch
 
+import smelt
 from benchmarks import product_costs
 from benchmarks.harness import ROOT, machine
 from benchmarks.measure import interleaved, ratio
 from benchmarks.table import mean
+from smelt.base import events
 from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
 from smelt.codegen.cpu.products import plan as products
-from smelt.codegen.cpu.products.problem import problem_of
+from smelt.codegen.cpu.products.problem import contraction, problem_of
 from smelt.device import find
 from smelt.ir.kernel import Axis, Buffer, Cast, Contract, Factor, Index, Kernel, Role, Stage, Store
+from smelt.ir.program import Program
 
 SHAPES = (
     (64, 64, 64), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024),
@@ -80,6 +85,7 @@ class Figure:
     seconds: float
     ratio: float
     cycles: float = 0.0  # of a thread, as the compiler estimates a schedule
+    own: bool = False  # whether the compiler makes a kernel of the product by itself
 
     @property
     def gflops(self) -> float:
@@ -174,6 +180,7 @@ def measured(shape: Shape, threads: int, every: bool, rounds: int, per_round: fl
     chosen = next(iter(fitting), LIBRARY)
     x, w, y = operands(shape)
     left, right = (x.t() if shape.form[0] == "t" else x), (w.t() if shape.form[1] == "t" else w)
+    own = is_own(left, right)
     theirs = torch.empty_like(y)
     ways: dict[str, Callable[[], object]] = {LIBRARY: lambda: torch.mm(left, right, out=theirs)}
     for name in fitting if every else [*fitting][:1]:
@@ -187,8 +194,17 @@ def measured(shape: Shape, threads: int, every: bool, rounds: int, per_round: fl
     found = []
     for name, times in seconds.items():
         median, quotient = sorted(times)[len(times) // 2], ratio(seconds, LIBRARY, name)
-        found.append(Figure(shape, threads, name, name == chosen, median, quotient, fitting.get(name, 0.0)))
+        found.append(Figure(shape, threads, name, name == chosen, median, quotient, fitting.get(name, 0.0), own))
     return found
+
+
+def is_own(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether the compiler, when nobody tells it, makes a kernel of a product."""
+    smelt.reset()
+    with events.collect() as seen:
+        smelt.compile(torch.mm)(left, right)
+    programs = [event.subject for event in seen if isinstance(event.subject, Program)]
+    return any(contraction(kernel) is not None for program in programs for kernel in program.kernels)
 
 
 def _check(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
@@ -204,7 +220,8 @@ def line(figures: Sequence[Figure]) -> str:
     """One product: the library, then ours, the chosen schedule first."""
     library, *ours = figures
     parts = [f"{each.gflops:8.1f} {each.ratio:6.2f}  {each.by:10}" for each in ours]
-    return f"{library.shape!s:24} {library.threads:2} {library.gflops:12.1f} " + "".join(parts or ["       –      –"])
+    told = "".join(parts or ["       –      –"])
+    return f"{library.shape!s:24} {library.threads:2} {library.gflops:12.1f} {told} {'*' * library.own}".rstrip()
 
 
 def means(figures: Sequence[Figure]) -> list[str]:
@@ -216,14 +233,16 @@ def means(figures: Sequence[Figure]) -> list[str]:
             continue
         forms = [f"{form} {_mean(each for each in chosen if each.shape.form == form)}" for form in FORMS]
         worst = min(chosen, key=lambda each: each.ratio)
-        lines.append(
-            f"{threads} thread{'s' * (threads > 1)}: geometric mean {_mean(chosen)} ({', '.join(forms)}), "
-            f"worst {worst.ratio:.2f} at {worst.shape}"
-        )
+        told = f"{threads} thread{'s' * (threads > 1)}: geometric mean "
+        lines.append(f"{told}{_mean(chosen)} ({', '.join(forms)}), worst {worst.ratio:.2f} at {worst.shape}")
+        own = [each if each.own else replace(each, ratio=1.0) for each in chosen]
+        worst = min(own, key=lambda each: each.ratio)
+        taken = f"{sum(each.own for each in own)} of {len(own)} by kernels by itself"
+        lines.append(f"{told}{_mean(own)}, {taken}, worst {worst.ratio:.2f} at {worst.shape}")
     return lines
 
 
-def _mean(figures: Iterator[Figure] | Sequence[Figure]) -> str:
+def _mean(figures: Iterable[Figure]) -> str:
     found = mean(each.ratio for each in figures)
     return "–" if found is None else f"{found:.2f}"
 

@@ -68,7 +68,11 @@ def test_means_are_of_what_is_chosen() -> None:
         figure(turned, "library", 2.0, 2.0),
         figure(turned, "tiled", 4.0, 2.0, chosen=True),
     ]
-    assert products.means(found) == ["1 thread: geometric mean 1.00 (nn 2.00, nt 0.50, tn –), worst 0.50 at 8×8×8 nt"]
+    found[1] = replace(found[1], own=True)
+    assert products.means(found) == [
+        "1 thread: geometric mean 1.00 (nn 2.00, nt 0.50, tn –), worst 0.50 at 8×8×8 nt",
+        "1 thread: geometric mean 1.41, 1 of 2 by kernels by itself, worst 1.00 at 8×8×8 nt",
+    ]
     assert "tiled" in products.line(found[:3]) and products.line(found[:1])
 
 
@@ -77,6 +81,19 @@ def test_shapes_are_read_or_refused() -> None:
     for wrong in ("64", "1x2x0", "axbxc", "1x2x3x4"):
         with pytest.raises(argparse.ArgumentTypeError):
             products.parsed(wrong)
+
+
+def test_estimates_are_held_against_what_was_measured() -> None:
+    """A schedule that is chosen for its estimate, and is slower."""
+    shape = Shape(8, 8, 8)
+    found = [
+        figure(shape, "library", 2e-6, 2e-6),
+        replace(figure(shape, "tiled", 4e-6, 2e-6, chosen=True), cycles=8_000),
+        replace(figure(shape, "dot", 1e-6, 2e-6), cycles=9_000),
+    ]
+    lines = product_costs.estimates(found)
+    assert [line.split()[:4:3] for line in lines[1:3]] == [["dot,", "0.111"], ["tiled,", "0.500"]]
+    assert lines[3].endswith("dot 4.00 times as fast as tiled, which is chosen")
 
 
 def grid() -> list[Shape]:
