@@ -7,11 +7,11 @@
 A shape is rows × cols × depth. Forms: `nn` is x @ w, `nt` is x @ w.t() (a linear layer), `tn` is x.t() @ w (its
 gradient). Each line: GFLOP/s of `torch.mm` and of ours, ours over the library's (above one: faster), and the schedule;
 then geometric means. With `--schedules` every schedule that takes a product is measured, the one the compiler chooses
-first, else that one alone. A star is at products that `smelt.compile` makes kernels of by itself, as it takes the library
-to be slower; the last mean counts the others as the library's. They run alternately, a few milliseconds at a time; a
-ratio is the median of the quotients within a round. With one thread processor time counts, which others on the machine
-disturb less; with more the clock's. Each number of threads has a process of its own: some of the library's products
-start as many as there were at first.
+first, else that one alone. A star is at products that `smelt.compile` makes kernels of by itself, where it takes the
+library to be slower; the last mean counts the others as the library's. They run alternately, a few milliseconds at a
+time; a ratio is the median of the quotients within a round. With one thread processor time counts, which others on the
+machine disturb less; with more the clock's. Each number of threads has a process of its own: some of the library's
+products start as many as there were at first.
 """
 
 import argparse
