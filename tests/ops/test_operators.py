@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from smelt.fuse.lowering.matrix_products import FORMS
+from smelt.ops.decompose.without_library import TABLE
 from smelt.ops.decompositions import DECOMPOSITIONS
 from smelt.ops.record import LibraryCall, Lookup, OpRecord, Pieces, Pointwise, Reduce, Scan, Scatter, View
 from smelt.ops.registry import all_records, record_of
@@ -83,7 +85,38 @@ def page() -> str:
     rows = [f"| it {why} | {_listed(names)} |" for why, names in sorted(reasons.items())]
     head = ["## Library calls", "", "| reason | operators |", "|---|---|"]
     parts.append("\n".join([*head, *rows]))
+    parts.append(_without_library())
     return "\n\n".join(parts)
+
+
+ALONE = """## Without libtorch
+
+With `options={"library": "none"}` nothing but kernels computes: products and convolutions are kernels, and these are
+decomposed further: LISTED.
+
+Where something is left, compiling raises an error that names the operators ([SM031](errors.md)). What is left:
+
+- what has a reason in the table below, and operators that are not on this page;
+- what is decomposed only for some arguments: convolutions of one or three dimensions, transposed ones, those of groups
+  unless each channel is one, windows that take more than 64 MB; attention where heads share keys;
+- products of integers, of complex numbers, of tensors without elements, and results whose strides have gaps;
+- anything on a GPU, where kernels hold no products yet.
+
+Kernels still take their memory from PyTorch's allocator. An index that is out of range is given to PyTorch's operator,
+for the error it raises. What is between graphs runs in PyTorch (`fullgraph=True` raises there), and so does a second
+derivative."""
+
+
+def _without_library() -> str:
+    """What no kernel computes, whatever the options are."""
+    kept: dict[str, list[str]] = {}
+    for record in all_records():
+        lowering = record.lowering
+        if isinstance(lowering, LibraryCall) and record.op not in {*DECOMPOSITIONS, *TABLE, *FORMS}:
+            kept.setdefault(lowering.why, []).append(_name(record.op))
+    rows = [f"| it {why} | {_listed(names)} |" for why, names in sorted(kept.items())]
+    text = ALONE.replace("LISTED", _listed([_name(op) for op in TABLE]))
+    return "\n".join([text, "", "| reason | operators |", "|---|---|", *rows])
 
 
 def test_the_page_of_operators_is_what_the_records_say() -> None:

@@ -8,6 +8,7 @@
 
 import sys
 import warnings
+from collections.abc import Mapping
 
 CODES: dict[str, str] = {
     "SM001": "the thing to compile is not callable",
@@ -23,6 +24,7 @@ CODES: dict[str, str] = {
     "SM022": "a kernel or program violates the invariants of the kernel IR",
     "SM023": "an operator returns another shape or dtype than its meta kernel says",
     "SM030": "generated code could not be built for the target",
+    "SM031": "an operator needs libtorch, which library=\"none\" forbids",
     "SM040": "a higher-order derivative through a compiled graph that cannot be recomputed",
     "SM041": "a gradient between two outputs of a compiled graph that cannot be computed separately",
 }
@@ -48,6 +50,19 @@ class SmeltError(RuntimeError):
 
 class GraphBreakError(SmeltError):
     """Raised for a break under `fullgraph=True`."""
+
+
+class LibraryError(SmeltError):
+    """Raised under `library="none"` for a graph that needs libtorch. `operators` says which, each with a reason."""
+
+    def __init__(self, graph: str, operators: Mapping[str, str]) -> None:
+        calls = "".join(f"\n    {name}: {reason}" for name, reason in operators.items())
+        super().__init__(
+            "SM031",
+            f'{graph} needs libtorch, which library="none" forbids:{calls}',
+            hint="docs/operators.md lists what kernels cannot compute; with library=\"torch\" libtorch computes that",
+        )
+        self.operators = dict(operators)
 
 
 class SpecError(SmeltError):

@@ -44,6 +44,7 @@ MODES = {
 }
 CONVOLUTIONS = ("auto", "library", "products", "channels_last")
 PRODUCTS = ("auto", "library", "own")
+LIBRARY = ("torch", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,12 @@ class Options:
         "them, or `auto`: chosen for each product",
         in_key=True,
     )
+    library: str = option(
+        "torch",
+        "what computes that is no kernel: the operators of `torch`, or `none`: everything is a kernel, products and "
+        "convolutions too; where that cannot be, an error names the operators (`fallback` is off)",
+        in_key=True,
+    )
     target: str = option(
         "",
         "what kernels are made for, by name: `sm_90` for GPUs of that kind, for instance; empty: what the tensors' "
@@ -101,9 +108,11 @@ class Options:
         budget = given.get("memory_budget")
         if budget is not None and not (budget >= 0 and (isinstance(budget, int) or budget <= 1)):
             raise SmeltError("SM003", f"memory_budget is bytes (an int) or a part from 0.0 to 1.0, not {budget!r}")
-        for name, choices in (("convolutions", CONVOLUTIONS), ("products", PRODUCTS)):
-            if given.get(name, "auto") not in choices:
+        for name, choices in (("convolutions", CONVOLUTIONS), ("products", PRODUCTS), ("library", LIBRARY)):
+            if given.get(name, choices[0]) not in choices:
                 raise SmeltError("SM003", f"unknown {name} {given[name]!r}", hint="choose from " + ", ".join(choices))
+        if given.get("library") == "none":
+            given["fallback"] = False  # eager is the library, too
         return cls(**given)
 
 

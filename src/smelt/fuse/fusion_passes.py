@@ -9,6 +9,7 @@ A group that cannot be written as a kernel is taken apart for good, and `GROUP` 
 from collections.abc import Sequence
 
 from smelt.base import events
+from smelt.base.errors import LibraryError
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
@@ -20,7 +21,7 @@ from smelt.fuse.emit_program import CannotBuild, build_kernels
 from smelt.fuse.fusion_graph import lower
 from smelt.fuse.greedy_fusion import form_groups, join_siblings
 from smelt.fuse.hoist_updates import hoist_updates
-from smelt.fuse.lowering.values import Lowered
+from smelt.fuse.lowering.values import Call, Lowered
 from smelt.fuse.memory_plan import plan
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
 from smelt.fuse.rematerialize import rematerialize
@@ -38,6 +39,7 @@ class FusionContext:
     targets: TargetChoice
     fuel: Fuel
     products: str = "auto"  # as the option says
+    library: bool = True  # whether there may be library calls
     alone: frozenset[int] = frozenset()  # ids of values that get kernels of their own
 
     @property
@@ -47,7 +49,20 @@ class FusionContext:
 
 
 def _read(traced: Traced, context: FusionContext) -> Lowered:
-    return lower(traced, context.targets, context.products)
+    lowered = lower(traced, context.targets, context.products)
+    if not context.library:
+        _forbid_calls(lowered, context.name)
+    return lowered
+
+
+def _forbid_calls(lowered: Lowered, name: str) -> None:
+    """Raise if kernels do not compute everything. A call that is made only to raise may stay."""
+    reasons: dict[str, dict[str, None]] = {}
+    for item in lowered.items:
+        if isinstance(item, Call) and item.unless is None:
+            reasons.setdefault(str(item.op), {})[item.why] = None
+    if reasons:
+        raise LibraryError(name, {op: "; ".join(why) for op, why in reasons.items()})
 
 
 def _rematerialize(lowered: Lowered, context: FusionContext) -> Lowered:
@@ -134,7 +149,9 @@ def build_program(
     """Fuse a pure graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier passes;
     `limits` are the targets' unless they are given."""
     fuel = fuel or Fuel(options.fuel)
-    context = FusionContext(name, traced, TargetChoice(options.target, limits), fuel, options.products)
+    library = options.library != "none"
+    products = options.products if library else "own"
+    context = FusionContext(name, traced, TargetChoice(options.target, limits), fuel, products, library)
     check = FusionCheck() if options.check_specs or config.check_specs else None
     stage = f"{name}: fuse"
     lowered: Lowered = run_rows(traced, READ, context, fuel, stage, check)

@@ -23,6 +23,7 @@ from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     reductions,
     resampling,
     scatters,
+    without_library,
 )
 from smelt.ops.decompose.table import DECOMPOSITIONS as _TABLE
 
@@ -30,6 +31,9 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = _TABLE
 
 
 def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
-    """The table for one compilation: with convolutions as the options want them."""
-    how = "own" if options.convolutions == "auto" and options.products == "own" else options.convolutions
-    return DECOMPOSITIONS if how == "auto" else {**DECOMPOSITIONS, **convolutions.convolutions_by(how)}
+    """The table for one compilation: with convolutions as the options want them, and more where there is no library."""
+    alone = options.library == "none"
+    own = options.convolutions == "auto" and (alone or options.products == "own")
+    how = "own" if own else options.convolutions
+    table = DECOMPOSITIONS if how == "auto" else {**DECOMPOSITIONS, **convolutions.convolutions_by(how)}
+    return {**table, **without_library.TABLE} if alone else table

@@ -15,6 +15,7 @@ from smelt.autograd.joint.functional_trace import CannotTrace, Decompositions
 from smelt.autograd.joint.trace_joint import Pure, TraceSource, replaying
 from smelt.autograd.partition.partition import Halves
 from smelt.base import events
+from smelt.base.errors import LibraryError
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
 from smelt.ir.call_contract import JointPlan
@@ -231,6 +232,8 @@ def _trace_static(
     except CannotTrace as refused:
         if _has_numbers(traced):
             raise  # with their values known, it may still work
+        if context.options.library == "none":
+            raise LibraryError(context.name, {"all of it": f"falls back to eager: {refused.reason}"}) from refused
         events.count("eager_graphs")
         events.emit("graph", f"{context.name} falls back to eager: {refused.reason}")
         return None

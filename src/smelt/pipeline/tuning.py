@@ -99,6 +99,8 @@ def _is_open(choice: Choice, options: Options) -> bool:
     """Whether the user has left the choice to us."""
     if choice.name == "recompute" and options.memory_budget is not None:
         return False
+    if choice.name == "convolutions" and options.library == "none":
+        return False
     default = next(field.default for field in fields(Options) if field.name == choice.name)
     return bool(getattr(options, choice.name) == default)
 

@@ -65,7 +65,7 @@ class ProductCall:
 
 def read_product(node: fx.Node, layout_of: LayoutOf) -> ProductCall | str | None:
     """What a call multiplies; the reason why no kernel can; None for what is no product."""
-    form = _FORMS.get(node.target)
+    form = FORMS.get(node.target)
     if form is None:
         return None
     reason = why_not_contract(node)
@@ -109,7 +109,7 @@ def why_not_contract(node: fx.Node) -> str | None:
 
 
 # Operator → how many dims of its result are a batch, rows and cols; and whether something is added to the product.
-_FORMS: dict[Any, tuple[int, int, int, bool]] = {
+FORMS: dict[Any, tuple[int, int, int, bool]] = {
     aten.mm.default: (0, 1, 1, False),
     aten.bmm.default: (1, 1, 1, False),
     aten.mv.default: (0, 1, 0, False),

@@ -63,7 +63,7 @@ def checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         if _whole.get() is op:
             return NotImplemented
         tensor = next(value for value in args if isinstance(value, torch.Tensor))
-        expected = _expected(op, args, kwargs)
+        expected = expected_of(op, args, kwargs)
         if expected is NotImplemented or 0 in tensor.shape:
             return NotImplemented
         result = function(*args, **kwargs)
@@ -78,7 +78,7 @@ def checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     return decomposition
 
 
-def _expected(op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+def expected_of(op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
     """What the operator itself returns, or `NotImplemented`. Rules of libraries are those of the CPU; PyTorch's meta
     kernels are asked about other devices, for which they are written."""
     device = result_device(op, args, kwargs)

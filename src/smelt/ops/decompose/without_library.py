@@ -1,0 +1,213 @@
+"""What is taken apart only where no library may be called: attention, and tensors put side by side or into others.
+
+    attention(q, k, v)       →  bmm(softmax(bmm(q, kᵀ) · scale), v), the scores in memory
+    cat([a, b])              →  where(position < len(a), a among zeros, b among zeros)
+
+The library does these faster; as kernels they need nothing but what is generated. See the option `library`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.ir.tensorspec import UnplacedSpec
+from smelt.ops.decompose.table import choose, expected_of, widen
+from smelt.symbolic.shapes import contiguous_stride
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+TABLE: dict[Any, Callable[..., Any]] = {}
+
+
+def _takes_apart(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Use the function for `op`, wherever its results can be laid out as the operator's are."""
+
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        def decomposition(*args: Any, **kwargs: Any) -> Any:
+            expected = expected_of(op, args, kwargs)
+            if expected is NotImplemented:
+                return NotImplemented
+            specs = (expected,) if isinstance(expected, UnplacedSpec) else expected
+            if any(spec is None or 0 in spec.shape for spec in specs):
+                return NotImplemented
+            result = function(*args, **kwargs)
+            if result is NotImplemented:
+                return NotImplemented
+            if isinstance(expected, UnplacedSpec):
+                return _laid_out(result, expected)
+            made = tuple(_laid_out(value, spec) for value, spec in zip(result, specs, strict=True))
+            return NotImplemented if any(value is NotImplemented for value in made) else made
+
+        TABLE[op] = decomposition
+        return function
+
+    return enter
+
+
+def _laid_out(value: Tensor, spec: UnplacedSpec) -> Any:
+    """The value in memory as `spec` has it: dense, in whatever order of the dims."""
+    if tuple(value.shape) != spec.shape:
+        return NotImplemented
+    value = value.to(spec.dtype)
+    if value.stride() == spec.stride:
+        return value
+    order = sorted(range(len(spec.shape)), key=lambda dim: (-spec.stride[dim], -spec.shape[dim], dim))
+    across = aten.permute.default(value, order)
+    dense = contiguous_stride(tuple(across.shape))
+    if dense != tuple(spec.stride[dim] for dim in order):
+        return NotImplemented
+    back = [order.index(dim) for dim in range(len(order))]
+    return aten.permute.default(aten.clone.default(across, memory_format=torch.contiguous_format), back)
+
+
+# Attention.
+
+
+def _multiplied(a: Tensor, b: Tensor) -> Tensor:
+    """The products of matrices, for each image and head."""
+    images, heads, rows, inner = a.shape
+    left, right = a.reshape([images * heads, rows, inner]), b.reshape([images * heads, inner, b.shape[3]])
+    found: Tensor = aten.view.default(aten.bmm.default(left, right), [images, heads, rows, b.shape[3]])
+    return found
+
+
+def _turned(x: Tensor) -> Tensor:
+    found: Tensor = aten.permute.default(x, [0, 1, 3, 2])
+    return found
+
+
+def _scores(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> tuple[Tensor, float]:
+    scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+    scores = _multiplied(widen(query), _turned(widen(key))) * scale
+    if causal:
+        rows, cols = (torch.arange(extent, device=query.device) for extent in scores.shape[2:])
+        scores = choose(cols > aten.unsqueeze.default(rows, 1), -math.inf, scores)
+    return (scores if mask is None else scores + widen(mask)), scale
+
+
+@_takes_apart(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """What a query that may look at nothing finds is zero."""
+    if dropout or query.dim() != 4 or key.shape[1] != query.shape[1]:
+        return NotImplemented
+    scores, _ = _scores(query, key, causal, attn_mask, scale)
+    top = scores.amax(-1, keepdim=True)
+    top = choose(top == -math.inf, 0.0, top)
+    shares = (scores - top).exp()
+    total = shares.sum(-1, keepdim=True)
+    nothing = total == 0
+    safe = choose(nothing, 1.0, total)
+    found = _multiplied(shares, widen(value)) / safe
+    sums = choose(nothing, 0.0, top + safe.log())
+    return found, aten.squeeze.dim(sums, 3)
+
+
+@_takes_apart(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    dropout: float,
+    causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    if dropout or query.dim() != 4 or key.shape[1] != query.shape[1]:
+        return NotImplemented
+    scores, scale = _scores(query, key, causal, attn_mask, scale)
+    shares = (scores - aten.unsqueeze.default(sums, 3)).exp()
+    wide = widen(grad)
+    of_value = _multiplied(_turned(shares), wide)
+    of_shares = _multiplied(wide, _turned(widen(value)))
+    kept = (wide * widen(out)).sum(-1, keepdim=True)
+    of_scores = shares * (of_shares - kept) * scale
+    return _multiplied(of_scores, widen(key)), _multiplied(_turned(of_scores), widen(query)), of_value
+
+
+# Side by side.
+
+
+@_takes_apart(aten.cat.default)
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    parts = [part for part in tensors if 0 not in part.shape]
+    if any(part.dim() != parts[0].dim() for part in parts) or not -parts[0].dim() <= dim < parts[0].dim():
+        return NotImplemented
+    dim %= parts[0].dim()
+    after = parts[0].dim() - 1 - dim
+    dtype = parts[0].dtype
+    for part in parts[1:]:
+        dtype = torch.promote_types(dtype, part.dtype)
+    whole = sum(part.shape[dim] for part in parts)
+    place = aten.view.default(torch.arange(whole, device=parts[0].device), [whole] + [1] * after)
+    start, found = 0, None
+    for part in parts:
+        length = part.shape[dim]
+        pads = [0, 0] * after + [start, whole - start - length]
+        among = aten.constant_pad_nd.default(part.to(dtype), pads, False if dtype is torch.bool else 0)
+        found = among if found is None else aten.where.self(place >= start, among, found)
+        start += length
+    return found
+
+
+def _among_zeros(part: Tensor, size: int, dim: int, start: int, step: int) -> tuple[Tensor, Tensor]:
+    """A tensor of `size` along `dim` with the elements of `part` at `start`, `start + step`, …; and where those are."""
+    after, length = part.dim() - 1 - dim, part.shape[dim]
+    place = torch.arange(size, device=part.device) - start
+    end = (length - 1) * step
+    taken = aten.view.default((place >= 0) & (place <= end) & (place % step == 0), [size] + [1] * after)
+    if step == 1:
+        nothing = False if part.dtype is torch.bool else 0
+        return aten.constant_pad_nd.default(part, [0, 0] * after + [start, size - start - length], nothing), taken
+    found = aten.index_select.default(part, dim, aten.clamp.default(place // step, 0, length - 1))
+    return aten.where.self(taken, found, aten.zeros_like.default(found)), taken
+
+
+def _first(size: int, start: int | None) -> int:
+    """Where a slice begins: not before the first element, nor behind the last."""
+    start = 0 if start is None else start
+    return min(max(start + size if start < 0 else start, 0), size)
+
+
+@_takes_apart(aten.slice_backward.default)
+def slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Any:
+    dim %= len(sizes)
+    return _among_zeros(grad, sizes[dim], dim, _first(sizes[dim], start), step)[0]
+
+
+@_takes_apart(aten.select_backward.default)
+def select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Any:
+    dim %= len(sizes)
+    return _among_zeros(aten.unsqueeze.default(grad, dim), sizes[dim], dim, index % sizes[dim], 1)[0]
+
+
+@_takes_apart(aten.slice_scatter.default)
+def slice_scatter(
+    base: Tensor, part: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    dim %= base.dim()
+    found, taken = _among_zeros(part.to(base.dtype), base.shape[dim], dim, _first(base.shape[dim], start), step)
+    return aten.where.self(taken, found, base)
+
+
+@_takes_apart(aten.select_scatter.default)
+def select_scatter(base: Tensor, part: Tensor, dim: int, index: int) -> Any:
+    dim %= base.dim()
+    whole = aten.unsqueeze.default(part.to(base.dtype), dim)
+    found, taken = _among_zeros(whole, base.shape[dim], dim, index % base.shape[dim], 1)
+    return aten.where.self(taken, found, base)
