@@ -97,9 +97,9 @@ decomposed further: LISTED.
 Where something is left, compiling raises an error that names the operators ([SM031](errors.md)). What is left:
 
 - what has a reason in the table below, and operators that are not on this page;
-- what is decomposed only for some arguments: convolutions of one or three dimensions, transposed ones, those of groups
-  unless each channel is one, windows that take more than 64 MB; attention where heads share keys;
-- products of integers, of complex numbers, of tensors without elements, and results whose strides have gaps;
+- what is decomposed only for some arguments, as pooling is, or attention where heads share keys;
+- products and convolutions of integers, of complex numbers or of tensors without elements;
+- results whose strides have gaps;
 - anything on a GPU, where kernels hold no products yet.
 
 Kernels still take their memory from PyTorch's allocator. An index that is out of range is given to PyTorch's operator,

@@ -41,6 +41,7 @@ def test_eager_is_no_way_out() -> None:
     assert Options().library == "torch" and Options().fallback
     assert not Options.from_user(NONE).fallback
     assert not Options.from_user({**NONE, "fallback": True}).fallback
+    assert Options.from_user(NONE).products == "own"
 
 
 def test_the_error_names_every_operator_with_its_reason() -> None:
@@ -117,6 +118,16 @@ def test_products_are_kernels(function: Callable[..., Tensor]) -> None:
         torch.autograd.grad(mine.sum(), (x, w)), torch.autograd.grad(eager.sum(), (x, w)), wide, strict=True
     ):
         no_worse_than_eager(of_mine, of_eager, of_truth.double())
+
+
+def test_less_precision_is_allowed_not_wanted() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        x = torch.randn(8, 8)
+        torch.testing.assert_close(compiled(lambda x: x @ x)(x), x @ x)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_products_of_any_length_are_compiled_for_each() -> None:

@@ -112,7 +112,7 @@ class Options:
             if given.get(name, choices[0]) not in choices:
                 raise SmeltError("SM003", f"unknown {name} {given[name]!r}", hint="choose from " + ", ".join(choices))
         if given.get("library") == "none":
-            given["fallback"] = False  # eager is the library, too
+            given |= {"products": "own", "fallback": False}  # eager is the library, too
         return cls(**given)
 
 

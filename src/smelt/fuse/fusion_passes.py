@@ -149,9 +149,8 @@ def build_program(
     """Fuse a pure graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier passes;
     `limits` are the targets' unless they are given."""
     fuel = fuel or Fuel(options.fuel)
-    library = options.library != "none"
-    products = options.products if library else "own"
-    context = FusionContext(name, traced, TargetChoice(options.target, limits), fuel, products, library)
+    targets, library = TargetChoice(options.target, limits), options.library != "none"
+    context = FusionContext(name, traced, targets, fuel, options.products, library)
     check = FusionCheck() if options.check_specs or config.check_specs else None
     stage = f"{name}: fuse"
     lowered: Lowered = run_rows(traced, READ, context, fuel, stage, check)

@@ -32,8 +32,6 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = _TABLE
 
 def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     """The table for one compilation: with convolutions as the options want them, and more where there is no library."""
-    alone = options.library == "none"
-    own = options.convolutions == "auto" and (alone or options.products == "own")
-    how = "own" if own else options.convolutions
+    how = "own" if options.convolutions == "auto" and options.products == "own" else options.convolutions
     table = DECOMPOSITIONS if how == "auto" else {**DECOMPOSITIONS, **convolutions.convolutions_by(how)}
-    return {**table, **without_library.TABLE} if alone else table
+    return {**table, **without_library.TABLE} if options.library == "none" else table

@@ -48,7 +48,8 @@ class ProductChoice:
 
     def why_not_own(self, call: ProductCall, factors: Sequence[TensorSpec], sums: TensorSpec) -> str | None:
         """Why a product is a library call, after "it"; None if a kernel computes it."""
-        if sums.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        less = sums.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"
+        if less and self.wanted != "own":
             return "multiplies, and the library may do so with less precision"
         kernel = bare_kernel(call, factors, sums)
         found = self._cycles.get(kernel)
