@@ -310,7 +310,7 @@ def threads() -> None:
     stop.wait(2)
     stop.set()
     for worker in workers:
-        worker.join(30)
+        worker.join(120)
         assert not worker.is_alive(), "a thread never returns"
     sys.setswitchinterval(before)
     assert not failures, failures

@@ -251,7 +251,7 @@ def test_text_can_be_read_in_light_and_dark(page: Page, dark: bool) -> None:
             assert contrast(page, text, back) >= 4.5, (text, back)
     plain = ".replaceAll(' ', '')"  # what is drawn follows too
     drawn = f"drawing.nodes('.call_function')[0].style('color'){plain}"
-    page.wait(f"{drawn} === getComputedStyle(document.body).color{plain}", 10)
+    page.wait(f"{drawn} === getComputedStyle(document.body).color{plain}")
 
 
 def test_a_narrow_window_needs_no_scrolling_sideways(page: Page) -> None:

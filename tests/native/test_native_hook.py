@@ -543,12 +543,12 @@ def test_fork_forgets_the_other_threads() -> None:
 
     def stay() -> None:
         inside.set()
-        leave.wait(10)
+        leave.wait(60)
 
     region = Region(lambda function, slots: None)
     thread = threading.Thread(target=region.call, args=(stay,))
     thread.start()
-    inside.wait(10)
+    inside.wait(60)
     child = os.fork()
     if child == 0:
         good = region.call(double, 2) == 4 and not hook_installed()

@@ -76,7 +76,7 @@ def test_concurrent_calls_have_their_own_workspace() -> None:
 
     def meet(buffers: Any, threads: int, space: int) -> None:
         spaces.append(space)
-        barrier.wait(10)
+        barrier.wait(60)
 
     callback, address = kernel(meet)
     launcher = Launcher(address, 0, 64, 0)

@@ -236,7 +236,7 @@ def test_calls_at_the_same_time_and_inside_each_other() -> None:
 
     def meet(buffers: Any, threads: int, space: int) -> None:
         spaces.append(space)
-        barrier.wait(20)
+        barrier.wait(60)
 
     callback, address = kernel(meet)
     made = runner((LaunchStep("k", Launcher(address, 1, 64, 0), (0,)),), (Ref(0),))

@@ -65,12 +65,12 @@ def test_bursts_of_several_threads_end_with_the_last() -> None:
     def other() -> None:
         with paused():
             inside.set()
-            leave.wait(20)
+            leave.wait(60)
 
     thread = threading.Thread(target=other)
     with paused():
         thread.start()
-        assert inside.wait(20)
+        assert inside.wait(60)
     assert not gc.isenabled()
     leave.set()
     thread.join()

@@ -68,12 +68,12 @@ def test_the_first_call_compiles_and_the_second_is_fast() -> None:
     compiled = smelt.compile(MyModel())
     x = torch.randn(32, 100)
     times = []
-    for _ in range(2):
+    for _ in range(10):  # other processes may take the cores away during some of them
         start = time.perf_counter()
         compiled(x)
         times.append(time.perf_counter() - start)
     assert smelt.counters["graphs"] == 1
-    assert times[1] < times[0] / 3
+    assert min(times[1:]) < times[0] / 3
 
 
 def test_after_a_warm_up_nothing_is_compiled_any_more() -> None:

@@ -13,7 +13,7 @@ _BEGIN = """
 import gc, os, signal, sys, threading, time
 import torch, smelt
 
-def in_child(work, seconds=60):
+def in_child(work, seconds=180):
     \"\"\"What `work` returns in a child of a fork; the child is ended where it hangs.\"\"\"
     child = os.fork()
     if child == 0:
@@ -55,7 +55,7 @@ blocking = True
 compiled = smelt.compile(program, backend=backend)
 thread = threading.Thread(target=compiled, args=(x,))
 thread.start()
-assert there.wait(60)
+assert there.wait(180)
 def work():
     global blocking
     blocking = False
@@ -79,7 +79,7 @@ engine._load = slowly
 compiled = smelt.compile(program)
 thread = threading.Thread(target=compiled, args=(x,))
 thread.start()
-assert there.wait(60)
+assert there.wait(180)
 in_child(lambda: torch.allclose(compiled(x), expected))
 thread.join()
 """,
@@ -108,7 +108,7 @@ for kind, name in ((Differentiable, "_make"), (SizedGraph, "_make")):
         return torch.allclose(leaf.grad, torch.full((size,), size * 2.718281828))
     thread = threading.Thread(target=train)
     thread.start()
-    assert there.wait(60)
+    assert there.wait(180)
     in_child(lambda: train() and train(7))
     waits.set()
     thread.join()
@@ -141,7 +141,7 @@ class Numbers(torch.utils.data.Dataset):
 def collate(rows):
     return compiled(torch.stack(rows))
 for how in ("fork", None):
-    loader = DataLoader(Numbers(), 2, num_workers=2, collate_fn=collate, multiprocessing_context=how, timeout=60)
+    loader = DataLoader(Numbers(), 2, num_workers=2, collate_fn=collate, multiprocessing_context=how, timeout=180)
     found = torch.cat(list(loader))
     assert torch.allclose(found, program(program(torch.arange(8.0)[:, None].expand(8, 8))), atol=1e-6)
 """,
@@ -168,7 +168,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 
 @pytest.mark.parametrize("when", _PROGRAMS)
 def test_nobody_waits_in_vain(when: str) -> None:
-    done = run(_BEGIN + _PROGRAMS[when], warns=False, seconds=240)
+    done = run(_BEGIN + _PROGRAMS[when], warns=False, seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -187,7 +187,7 @@ def work(number):
 if __name__ == "__main__":
     compiled(torch.ones(4))
     with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
-        assert pool.map_async(work, range(4)).get(120) == [True] * 4
+        assert pool.map_async(work, range(4)).get(300) == [True] * 4
 """
 
 
@@ -195,5 +195,5 @@ if __name__ == "__main__":
 def test_processes_of_every_kind(how: str, tmp_path: Path) -> None:
     script = tmp_path / "workers.py"
     script.write_text(_WORKERS)
-    done = run(_WORKERS, file=str(script), arguments=[how], warns=False, seconds=240)
+    done = run(_WORKERS, file=str(script), arguments=[how], warns=False, seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -23,7 +23,7 @@ def test_two_backwards_at_once_have_each_their_answer(monkeypatch: pytest.Monkey
         if task.number == 2:
             return False
         asked.set()
-        answered.wait(10)
+        answered.wait(60)
         return True
 
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: task.number)
@@ -35,17 +35,17 @@ def test_two_backwards_at_once_have_each_their_answer(monkeypatch: pytest.Monkey
 
     def other() -> None:
         task.number = 2
-        asked.wait(10)
+        asked.wait(60)
         found["other"].append(observers.observed_now())
         answered.set()
-        first.join(10)
+        first.join(60)
         found["other"].append(observers.observed_now())
 
     first, second = threading.Thread(target=one), threading.Thread(target=other)
     second.start()
     first.start()
     for thread in (first, second):
-        thread.join(20)
+        thread.join(120)
     assert found == {"one": [True], "other": [False, False]}
 
 

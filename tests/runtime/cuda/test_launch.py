@@ -319,7 +319,7 @@ def test_threads_meet_at_the_first_launch(cuda: FakeCuda) -> None:
         launch, start, failed = sums(CudaCode(TEXT)), threading.Barrier(4), []
 
         def work(launch: Any = launch, start: Any = start, failed: Any = failed) -> None:
-            start.wait(10)
+            start.wait(60)
             try:
                 launch(1, Buffer(range(32)), Buffer([0]), sizes(32, 1, 4))
             except Exception as error:

@@ -395,7 +395,7 @@ def test_another_thread_counts_from_the_first_step_to_the_last(name: str, progra
     for program in programs:
         assert program.run.python_steps == 0 and program.run.gil_acquisitions == 0
     waits = []
-    for _ in range(10):  # other processes may take the cores away
+    for _ in range(100):  # other processes may take the cores away
         with Counter() as counter:
             loss = compiled(x)
             begin = time.perf_counter()
@@ -424,15 +424,20 @@ def test_what_a_program_that_owns_its_inputs_has_used_is_freed_on_the_way() -> N
     program = Program("p", (*given, *outs), ("x", "y"), (), steps, (whole["a"], whole["b"]))
     executable = Executable(program, {}, consuming=True)
     assert executable.run.python_steps == 0
-    memory, freed = Memory(16), []
-    weakref.finalize(memory, lambda: freed.append(time.perf_counter()))
-    inputs = [torch.frombuffer(memory, dtype=torch.float32), y]
-    del memory
-    begin = time.perf_counter()
-    executable.run(inputs)
-    end = time.perf_counter()
-    assert inputs == [] and executable.run.gil_acquisitions == 0
-    assert freed and freed[0] - begin < (end - begin) / 2
+    shares = []
+    for _ in range(20):  # other processes may take the cores away before it is freed
+        memory, freed = Memory(16), list[float]()
+        weakref.finalize(memory, lambda times: times.append(time.perf_counter()), freed)
+        inputs = [torch.frombuffer(memory, dtype=torch.float32), y]
+        del memory
+        begin = time.perf_counter()
+        executable.run(inputs)
+        end = time.perf_counter()
+        assert inputs == [] and executable.run.gil_acquisitions == 0 and freed
+        shares.append((freed[0] - begin) / (end - begin))
+        if shares[-1] < 0.5:
+            break
+    assert min(shares) < 0.5, shares
 
 
 def test_an_owner_of_its_own_keeps_what_a_program_that_owns_its_inputs_is_given() -> None:

@@ -129,7 +129,7 @@ def test_the_arena_is_kept_between_calls_and_aligned() -> None:
 
 
 def test_overlapping_calls_take_arenas_of_their_own() -> None:
-    both_inside = threading.Barrier(2, timeout=20)
+    both_inside = threading.Barrier(2, timeout=60)
     places: list[int] = []
 
     def meet(threads: int, source: torch.Tensor, target: torch.Tensor) -> None:
