@@ -8,7 +8,7 @@ Each says why it does not take a problem, about how many cycles of a thread it w
 from collections.abc import Callable
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.products import dot, few_rows, tiled
+from smelt.codegen.cpu.products import direct, dot, few_rows, tiled
 from smelt.codegen.cpu.products.problem import Problem, problem_of, why_no_problem
 from smelt.codegen.generator import EntryCode
 from smelt.device import Target
@@ -29,6 +29,7 @@ SCHEDULES = (
     ProductSchedule("tiled", tiled.why_not, tiled.cycles, tiled.write),
     ProductSchedule("dot", dot.why_not, dot.cycles, dot.write),
     ProductSchedule("few rows", few_rows.why_not, few_rows.cycles, few_rows.write),
+    ProductSchedule("direct", direct.why_not, direct.cycles, direct.write),
 )
 
 

@@ -1,0 +1,412 @@
+"""Sums of few products whose result runs along one factor, as convolutions by channel: no packing into tiles.
+
+    y[c, oh, ow] = Σ w[c, kh, kw] · x[c, oh + kh - 1, ow + kw - 1]
+    → for each c: what x has for a few rows of y is copied, with zeros round it; then vectors along ow, two rows of y
+      at a time, all taps written out: each vector of x is read once for all taps it is part of, w is in registers
+"""
+
+from dataclasses import replace
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
+from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
+from smelt.codegen.cpu.products.problem import Problem, problem_of
+from smelt.codegen.cpu.products.windows import Window, start, window_of
+from smelt.codegen.cpu.schedule import idempotent
+from smelt.codegen.cpu.workspace import aligned
+from smelt.codegen.generator import EntryCode
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind
+from smelt.device import Target
+from smelt.ir.kernel import Axis, Factor
+from smelt.torch_abi.symbols import PARALLEL_FOR
+
+_TAPS = 128  # of a sum, which are all written out
+_WRITTEN = 512  # vectors of products that are written out
+_IMAGE_BYTES = 24 * 1024  # of a copy: it stays in the first cache
+_NEAR = 8  # positions from an output's window to the next one's
+_GRAIN = 1 << 16  # multiplications that are worth a thread
+_APART = 512
+
+
+@dataclass(frozen=True, slots=True)
+class DirectPlan:
+    """What moves how: `down` and `along` are the windows of the image, `outer` every other axis of the result."""
+
+    problem: Problem
+    image: Factor  # what the result runs along
+    weights: Factor  # the same for all of a row
+    outer: tuple[Axis, ...]
+    down: Window
+    along: Window
+    lanes: int  # of the epilogue
+    width: int  # of a vector
+    rows: int  # of the result at a time
+    block: int  # of the result for one copy
+
+    @property
+    def taps(self) -> int:
+        return self.down.taps * self.along.taps
+
+    @property
+    def pitch(self) -> int:
+        """Elements of one phase of a copied row: every `step`th input, so that vectors find theirs side by side."""
+        return -(-self.along.reach(self.along.outputs) // self.along.step) + self.width
+
+    @property
+    def line(self) -> int:
+        return self.pitch * self.along.step
+
+    @property
+    def image_size(self) -> int:
+        return self.down.reach(self.block) * self.line
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.down.outputs // self.block)
+
+    @property
+    def extent(self) -> int:
+        found = self.blocks
+        for axis in self.outer:
+            found *= int(axis.size)
+        return found
+
+    @property
+    def weights_place(self) -> int:
+        return int(aligned(self.image_size * self.problem.dtype.itemsize)) + _APART
+
+    @property
+    def workspace(self) -> int:
+        return self.weights_place + int(aligned((self.taps + self.width) * self.problem.dtype.itemsize)) + _APART
+
+
+def direct_plan(problem: Problem, target: Target) -> DirectPlan | str:
+    """How a product is computed directly, or why not."""
+    kernel, contract = problem.kernel, problem.contract
+    if not kernel.cols or problem.dtype not in (torch.float32, torch.float64):
+        return "there is nothing to run along, or sums are not of floating point"
+    across = kernel.cols[-1]
+    rest = tuple(axis for axis in kernel.rows + kernel.cols if axis is not across)
+    problem = problem_of(replace(kernel, rows=rest, cols=(across,)))
+    kernel, contract = problem.kernel, problem.contract
+    across = kernel.cols[-1]
+    weights, image = contract.factors
+    if weights.bounds or across.name in weights.index.axes or across.name not in image.index.axes:
+        return "not one factor alone runs along the last axis, or the other has bounds"
+    if not 0 < problem.depth <= _TAPS or problem.batches * problem.rows * problem.cols == 0:
+        return "there are more products than are written out, or none"
+    if any(axis.name not in image.index.axes for axis in kernel.rows):
+        return "the factor that the result runs along is used by several rows"
+    found = _windows(problem, image, weights)
+    if found is None:
+        return "bounds are not those of two windows"
+    down, along = found
+    outer = tuple(axis for axis in kernel.rows if axis.name != down.output)
+    width = target.vector_bits // (8 * problem.dtype.itemsize)
+    lanes = epilogue_lanes(problem, target, 4 * width)
+    rows = 2 if down.outputs > 1 and idempotent(problem.epilogue) else 1
+    while rows > 1 and rows * max(1, lanes // width) * problem.depth > _WRITTEN:
+        rows //= 2
+    made = DirectPlan(problem, image, weights, outer, down, along, lanes, min(width, lanes), rows, down.outputs)
+    most = _IMAGE_BYTES // problem.dtype.itemsize
+    while made.image_size > most and made.block > rows:
+        made = replace(made, block=max(rows, made.block // 2))
+    return made
+
+
+def _windows(problem: Problem, image: Factor, weights: Factor) -> tuple[Window, Window] | None:
+    """The window of each axis summed over: one may move with the columns, one with an axis of rows."""
+    kernel = problem.kernel
+    across, ks = kernel.cols[-1], list(problem.contract.axes)
+    if len(ks) > 2 or any(not image.index.stride(axis.name) for axis in ks):
+        return None
+    free = [axis for axis in kernel.rows if axis.name not in weights.index.axes]
+    bounded = {name: {each for at, _ in image.bounds if name in at.axes for each in at.axes} for name in _names(ks)}
+    along_k = next((k for k in ks if across.name in bounded[k.name]), None)
+    loose = [k for k in ks if bounded[k.name] <= {k.name} and k is not along_k]
+    if along_k is None and loose:
+        along_k = min(loose, key=lambda k: abs(int(image.index.stride(k.name))))
+    others = [k for k in ks if k is not along_k]
+    if len(others) > 1:
+        return None
+    down_k = others[0] if others else None
+    named = bounded[down_k.name] if down_k else set()
+    rows = [axis for axis in free if axis.name in named]
+    along = window_of(image, along_k, across)
+    down = window_of(image, down_k, rows[0] if rows else None)
+    if free and not named:  # no bounds say what it moves with: an axis that is as near as strides of windows are
+        near = window_of(image, down_k, free[-1])
+        down = near if near is not None and near.step <= _NEAR else down
+    if along is None or down is None or not 1 <= along.step <= _NEAR:
+        return None
+    seen = sum(1 for window in (along, down) if window.extent is not None)
+    always = sum(1 for at, extent in image.bounds if not at.axes and 0 <= at.offset < extent)
+    if seen + always != len(image.bounds):
+        return None
+    return down, along
+
+
+def _names(axes: list[Axis]) -> set[str]:
+    return {axis.name for axis in axes}
+
+
+def why_not(problem: Problem, target: Target) -> str | None:
+    made = direct_plan(problem, target)
+    return made if isinstance(made, str) else None
+
+
+def cycles(problem: Problem, target: Target) -> float:
+    made = direct_plan(problem, target)
+    assert isinstance(made, DirectPlan)
+    outer = made.extent / made.blocks
+    width = -(-made.along.outputs // made.lanes) * made.lanes
+    products = made.down.outputs * width * made.taps / (2 * made.width) * (1.2 if made.rows > 1 else 1.8)
+    copied = made.blocks * (made.image_size * (1.5 if made.along.step == 1 else 3) / made.width + 4 * made.taps)
+    return outer * (products + copied + made.down.outputs * width)
+
+
+def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
+    made = direct_plan(problem, target)
+    assert isinstance(made, DirectPlan)
+    part = Builder(target, symbol)
+    _Direct(part, made, [Epilogue.of(part, made.problem, made.lanes) for _ in range(made.rows)]).write()
+    signature = f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
+    entry = Builder(target, symbol)
+    most = min(made.extent, max(1, problem.multiplications // _GRAIN))
+    given = f"ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, i64 {most}, i64 {made.extent}"
+    entry.emit(f"%chunks = call i64 @{PARALLEL_FOR}({given}, i64 {made.workspace})")
+    entry.emit("ret void")
+    head = f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)"
+    texts = [part.pool_text, function_text(signature, part), function_text(head, entry, label=False)]
+    declared = frozenset({DECLARE_PARALLEL_FOR, *part.declared})
+    return EntryCode("\n".join(texts), declared, tuple(part.helpers.items()), made.workspace)
+
+
+@dataclass(slots=True)
+class _Direct:
+    """The state of writing the part that a thread runs."""
+
+    b: Builder
+    made: DirectPlan
+    epilogues: list[Epilogue]  # one for each row at a time
+
+    def write(self) -> None:
+        b, made = self.b, self.made
+        first, last = LlvmValue("%first", "i64"), LlvmValue("%last", "i64")
+        self._fill(b.const("i64", 0), made.image_size)
+        loop = b.begin(first, last, 1, (), guard=True)
+        rest, number = self._split(loop.index, made.blocks)
+        for position, axis in enumerate(reversed(made.outer)):
+            outermost = position == len(made.outer) - 1
+            rest, at = (rest, rest) if outermost else self._split(rest, int(axis.size))
+            for epilogue in self.epilogues:
+                epilogue.at.axes[axis.name] = at
+        top = b.mul(number, made.block)
+        if idempotent(made.problem.epilogue):  # the last block is as long as the others
+            top = b.intrinsic("llvm.smin", top, b.const("i64", made.down.outputs - made.block))
+        rows = b.intrinsic("llvm.smin", b.sub(made.down.outputs, top), b.const("i64", made.block))
+        self._copy_image(top, rows)
+        self._copy_weights()
+        self._rows(top, rows)
+        loop.end()
+        b.emit("ret void")
+
+    def _split(self, number: LlvmValue, size: int) -> tuple[LlvmValue, LlvmValue]:
+        if size == 1:
+            return number, self.b.const("i64", 0)
+        return self.b.binary("udiv", number, size), self.b.binary("urem", number, size)
+
+    @property
+    def _kind(self) -> str:
+        return memory_kind(self.made.problem.dtype)
+
+    def _fill(self, first: LlvmValue, size: int) -> None:
+        """Zeros, from an element of the image on."""
+        b, width = self.b, self.made.width
+        loop = b.begin(b.const("i64", 0), b.const("i64", size // width * width), width, (), guard=True)
+        b.store(b.const(self._kind, 0.0, width), b.element("%mine", self._kind, b.add(first, loop.index)))
+        loop.end()
+        loop = b.begin(b.const("i64", size // width * width), b.const("i64", size), 1, (), guard=True)
+        b.store(b.const(self._kind, 0.0), b.element("%mine", self._kind, b.add(first, loop.index)))
+        loop.end()
+
+    def _offset(self, factor: Factor, base: int) -> str:
+        """Where a factor begins, at the axes outside of windows."""
+        b, at = self.b, self.epilogues[0].at
+        total = b.const("i64", base)
+        for axis in self.made.outer:
+            stride = factor.index.stride(axis.name)
+            total = b.add(total, b.mul(at.axes[axis.name], stride)) if stride else total
+        return b.element(at.pointers[factor.buffer], at.layout.kinds[factor.buffer], total)
+
+    # The image.
+
+    def _copy_image(self, top: LlvmValue, rows: LlvmValue) -> None:
+        """The rows that a block reaches; round them are zeros, which stay from one block to the next."""
+        b, made = self.b, self.made
+        down = made.down
+        count = b.add(b.mul(b.sub(rows, 1), down.step), down.reach(1))
+        base = self._offset(made.image, start(made.image.index, (made.down, made.along)))
+        before = b.add(b.mul(top, down.step), down.first)
+        loop = b.begin(b.const("i64", 0), count, 1, (), guard=False)
+        row = b.add(before, loop.index)
+        to = b.mul(loop.index, made.line)
+        after = b.new_label("copied")
+        if down.extent is not None:
+            inside, outside = b.new_label("inside"), b.new_label("outside")
+            b.branch(b.icmp("ult", row, down.extent), inside, outside)
+            b.label(outside)
+            self._fill(to, made.line)
+            b.jump(after)
+            b.label(inside)
+        kind = memory_kind(made.problem.kernel.buffer(made.image.buffer).dtype)
+        self._copy_row(b.element(base, kind, b.mul(row, down.apart)), to)
+        b.jump(after)
+        b.label(after)
+        loop.end()
+
+    def _copy_row(self, source: str, to: LlvmValue) -> None:
+        along = self.made.along
+        reach = along.reach(along.outputs)
+        low = max(0, -along.first) if along.extent is not None else 0
+        high = min(reach, along.extent - along.first) if along.extent is not None else reach
+        for phase in range(along.step):
+            first = max(0, -(-(low - phase) // along.step))
+            last = -(-(high - phase) // along.step)
+            if last > first:
+                self._copy_phase(source, to, phase, first, last)
+
+    def _copy_phase(self, source: str, to: LlvmValue, phase: int, first: int, last: int) -> None:
+        """Every `step`th element: in vectors as far as those do not reach past the last one."""
+        b, made = self.b, self.made
+        along = made.along
+        dtype = made.problem.kernel.buffer(made.image.buffer).dtype
+        kind, width = memory_kind(dtype), made.width
+        step = along.step * along.apart
+        read = b.element(source, kind, (phase + along.first) * along.apart)
+        written = b.element("%mine", self._kind, b.add(to, phase * made.pitch))
+
+        def put(place: LlvmValue, raw: LlvmValue) -> None:
+            found = cast(b, from_memory(b, raw, dtype), dtype, made.problem.dtype)
+            b.store(found, b.element(written, self._kind, place))
+
+        # A vector that is read whole reaches over elements of other phases, but not over the last of its own.
+        vectors = max(0, (last - first) // width - (step > 1)) if 1 <= step <= 2 and width > 1 else 0
+        if vectors:
+            loop = b.begin(b.const("i64", first), b.const("i64", first + vectors * width), width, (), guard=False)
+            raw = b.load(b.element(read, kind, b.mul(loop.index, step)), kind, width * step)
+            if step > 1:
+                order = b.iota("i32", range(0, width * step, step))
+                raw = b.op(f"shufflevector {raw}, {raw.type} poison, {order}", kind, width)
+            put(loop.index, raw)
+            loop.end()
+        rest = first + vectors * width
+        loop = b.begin(b.const("i64", rest), b.const("i64", last), 1, (), guard=True)
+        put(loop.index, b.load(b.element(read, kind, b.mul(loop.index, step)), kind))
+        loop.end()
+
+    # The weights.
+
+    def _copy_weights(self) -> None:
+        b, made = self.b, self.made
+        dtype = made.problem.kernel.buffer(made.weights.buffer).dtype
+        base = self._offset(made.weights, int(made.weights.index.offset))
+        for number, (down, along) in enumerate(self._taps()):
+            place = down * made.weights.index.stride(made.down.k) + along * made.weights.index.stride(made.along.k)
+            raw = b.load(b.element(base, memory_kind(dtype), int(place)), memory_kind(dtype))
+            found = cast(b, from_memory(b, raw, dtype), dtype, made.problem.dtype)
+            b.store(found, b.element(self._weights, self._kind, number))
+
+    def _taps(self) -> list[tuple[int, int]]:
+        return [(down, along) for down in range(self.made.down.taps) for along in range(self.made.along.taps)]
+
+    @property
+    def _weights(self) -> str:
+        return self.b.element("%mine", "i8", self.made.weights_place)
+
+    def _held_weights(self) -> list[LlvmValue]:
+        """Vectors of them, as far as there are registers to keep them in."""
+        b, made = self.b, self.made
+        lanes = made.width
+        if not b.target.fma_by_lane or lanes < 2 or -(-made.taps // lanes) > b.target.vector_registers // 2 - 2:
+            return []
+        place = self._weights
+        return [b.load(b.element(place, self._kind, first), self._kind, lanes) for first in range(0, made.taps, lanes)]
+
+    def _weight(self, held: list[LlvmValue], number: int) -> LlvmValue:
+        b, lanes = self.b, self.made.width
+        if not held:
+            return b.splat(b.load(b.element(self._weights, self._kind, number), self._kind), lanes)
+        vector, order = held[number // lanes], b.iota("i32", [number % lanes] * lanes)
+        return b.op(f"shufflevector {vector}, {vector.type} poison, {order}", self._kind, lanes)
+
+    # The result.
+
+    def _rows(self, top: LlvmValue, rows: LlvmValue) -> None:
+        """A few rows of the result at a time; the last few overlap those before them."""
+        b, made = self.b, self.made
+        loop = b.begin(b.const("i64", 0), rows, made.rows, (), guard=False)
+        row = b.intrinsic("llvm.smin", loop.index, b.sub(rows, made.rows)) if made.rows > 1 else loop.index
+        for number, epilogue in enumerate(self.epilogues):
+            if made.down.output:
+                epilogue.at.axes[made.down.output] = b.add(b.add(top, row), number)
+            epilogue.begin_row()
+        held = self._held_weights()
+        line = b.element("%mine", self._kind, b.mul(row, made.down.step * made.line))
+        overlaps, size = idempotent(made.problem.epilogue), made.along.outputs
+        whole = size if overlaps else size // made.lanes * made.lanes
+        b.open_loop()
+        across = b.begin(b.const("i64", 0), b.const("i64", whole), made.lanes, (), guard=False)
+        column = across.index
+        if overlaps and size % made.lanes:
+            column = b.intrinsic("llvm.smin", column, b.const("i64", size - made.lanes))
+        self._point(line, held, column)
+        across.end()
+        b.close_loop()
+        if not overlaps and size % made.lanes:
+            skipped = made.lanes - size % made.lanes
+            flags = ", ".join(f"i1 {'true' if lane >= skipped else 'false'}" for lane in range(made.lanes))
+            self._point(line, held, b.const("i64", size - made.lanes), LlvmValue(f"<{flags}>", "i1", made.lanes))
+        loop.end()
+
+    def _point(self, line: str, held: list[LlvmValue], column: LlvmValue, mask: LlvmValue | None = None) -> None:
+        b = self.b
+        for epilogue, sums in zip(self.epilogues, self._sums(b.element(line, self._kind, column), held), strict=True):
+            while len(sums) > 1:
+                sums = [_joined(b, low, high) for low, high in zip(sums[::2], sums[1::2], strict=True)]
+            epilogue.write(column, sums[0], mask)
+
+    def _sums(self, first: str, held: list[LlvmValue]) -> list[list[LlvmValue]]:
+        """Of each row, as vectors. A vector of the image is read once for all rows and taps that it is a part of."""
+        b, made = self.b, self.made
+        down, along, count = made.down, made.along, made.lanes // made.width
+        sums: list[list[LlvmValue]] = [[] for _ in range(made.rows)]
+        for place in range(down.reach(made.rows)):
+            users = [
+                (row, tap)
+                for row in range(made.rows)
+                for tap in range(down.taps)
+                if down.step * row + down.place(tap) == place
+            ]
+            for tap in range(along.taps) if users else ():
+                phase, further = along.place(tap) % along.step, along.place(tap) // along.step
+                at = place * made.line + phase * made.pitch + further
+                read = [
+                    b.load(b.element(first, self._kind, at + number * made.width), self._kind, made.width)
+                    for number in range(count)
+                ]
+                for row, other in users:
+                    weight = self._weight(held, other * along.taps + tap)
+                    if sums[row]:
+                        sums[row] = [b.fma(one, weight, total) for one, total in zip(read, sums[row], strict=True)]
+                    else:
+                        sums[row] = [b.fmul(one, weight) for one in read]
+        return sums
+
+
+def _joined(b: Builder, low: LlvmValue, high: LlvmValue) -> LlvmValue:
+    order = b.iota("i32", range(2 * low.lanes))
+    return b.op(f"shufflevector {low}, {high}, {order}", low.kind, 2 * low.lanes)
