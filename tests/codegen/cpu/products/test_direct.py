@@ -105,26 +105,28 @@ def test_every_width_and_height(busy: None) -> None:
     same_as_reference([by_channel((h, 9), (3, 3)) for h in range(1, 9)], "direct", threads=(1, 3))
 
 
-WINDOWS: list[tuple[Pair, dict[str, Pair]]] = [
-    ((1, 5), {"padding": (0, 2)}),
-    ((5, 1), {"padding": (2, 0)}),
-    ((3, 3), {"padding": (0, 0)}),
-    ((3, 3), {"padding": (0, 0), "step": (2, 3)}),
-    ((7, 7), {"padding": (3, 3)}),
-    ((3, 5), {"padding": (4, 1)}),
-    ((2, 4), {"padding": (1, 3), "step": (1, 2)}),
-    ((3, 3), {"step": (2, 2)}),
-    ((3, 3), {"step": (3, 3), "padding": (2, 0)}),
-    ((3, 2), {"dilation": (2, 3), "padding": (2, 2)}),
-    ((3, 3), {"dilation": (2, 2), "step": (2, 2), "padding": (2, 2)}),
+WINDOWS = [  # taps, steps, padding, dilation
+    ((1, 5), (1, 1), (0, 2), (1, 1)),
+    ((5, 1), (1, 1), (2, 0), (1, 1)),
+    ((3, 3), (1, 1), (0, 0), (1, 1)),
+    ((3, 3), (2, 3), (0, 0), (1, 1)),
+    ((7, 7), (1, 1), (3, 3), (1, 1)),
+    ((3, 5), (1, 1), (4, 1), (1, 1)),
+    ((2, 4), (1, 2), (1, 3), (1, 1)),
+    ((3, 3), (2, 2), (1, 1), (1, 1)),
+    ((3, 3), (3, 3), (2, 0), (1, 1)),
+    ((3, 2), (1, 1), (2, 2), (2, 3)),
+    ((3, 3), (2, 2), (2, 2), (2, 2)),
 ]
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize(("taps", "how"), WINDOWS)
-def test_windows(taps: Pair, how: dict[str, Pair], turned: bool, busy: None) -> None:
+@pytest.mark.parametrize(("taps", "step", "padding", "dilation"), WINDOWS)
+def test_windows(taps: Pair, step: Pair, padding: Pair, dilation: Pair, turned: bool, busy: None) -> None:
     sizes = [(17, 19), (8, 40), (23, 66)]
-    kernels = [by_channel(size, taps, turned=turned, **how) for size in sizes]
+    kernels = [
+        by_channel(size, taps, step=step, padding=padding, dilation=dilation, turned=turned) for size in sizes
+    ]
     same_as_reference(kernels, "direct", threads=(1, 2))
 
 
