@@ -7,12 +7,14 @@ fills from the sizes and steps of the axes; so a function serves all layouts, an
 module. Points past the last repeat it: what is computed of them is not looked at.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import function_text
 from smelt.codegen.cpu.products.micro_kernel import Helper
+from smelt.codegen.cpu.products.numbers import RECORD, SIDE, read
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
 from smelt.device import Target
@@ -23,25 +25,28 @@ _CHUNK = 8  # steps of all panels before the next: rows of a matrix are pages, w
 _ALL = 1 << 40
 
 
-def offsets(target: Target, kind: str) -> Helper:
+FILL = "product.fill.{}"
+_POINTS = "product.points{}"
+
+
+def fill(kind: str, target: Target) -> Helper:
     """`(table, first, count, last, axes, how many, base)`: table[t] = base + Σ step · position along an axis, for the
     points first, first + 1, …, none above `last`. `axes` has the size and step of each."""
-    name = f"product.offsets.{kind}"
+    name = FILL.format(kind)
     b = Builder(target, name)
+    number = LlvmValue("%axes.count", "i64")
     one = b.begin(b.const("i64", 0), LlvmValue("%count", "i64"), 1, (), guard=True)
     point = b.intrinsic("llvm.smin", b.add(LlvmValue("%first", "i64"), one.index), LlvmValue("%last", "i64"))
     # From the last axis on; the first takes what is left over, whatever its size.
-    start = (LlvmValue("%base", "i64"), point)
-    each = b.begin(b.const("i64", 1), LlvmValue("%axes.count", "i64"), 1, start, guard=True)
+    each = b.begin(b.const("i64", 1), number, 1, (LlvmValue("%base", "i64"), point), guard=True)
     total, left = each.values
-    place = b.shl(b.sub(LlvmValue("%axes.count", "i64"), each.index), 1)
+    place = b.shl(b.sub(number, each.index), 1)
     size = b.load(b.element("%axes", "i64", place), "i64")
     step = b.load(b.element("%axes", "i64", b.add(place, 1)), "i64")
     more = b.mul(b.binary("urem", left, size), step)
     total, left = each.end(b.add(total, more), b.binary("udiv", left, size))
-    step = b.load(b.element("%axes", "i64", 1), "i64")
-    total = b.add(total, b.mul(left, step))
-    b.store(b.convert("trunc", total, kind) if kind != "i64" else total, b.element("%table", kind, one.index))
+    total = b.add(total, b.mul(left, b.load(b.element("%axes", "i64", 1), "i64")))
+    b.store(b.convert("trunc", total, kind), b.element("%table", kind, one.index))
     one.end()
     b.emit("ret void")
     numbers = "i64 %first, i64 %count, i64 %last"
@@ -49,42 +54,131 @@ def offsets(target: Target, kind: str) -> Helper:
     return Helper(name, function_text(signature, b), frozenset(b.declared))
 
 
-ARGUMENTS = "ptr %to, ptr %from, ptr %ks, ptr %xs, i64 %steps, i64 %panels, i1 %ascending"
+def _axes(b: Builder, record: str, groups: Sequence[str]) -> str:
+    """Where the axes of an index are that come after those of `groups`."""
+    place = b.element(record, "i64", RECORD)
+    for group in groups:
+        place = b.element(place, "i64", b.shl(read(b, "%side", SIDE, f"{group}_count"), 1))
+    return place
 
 
-class _Packer:
-    """One packing function being written: a loop over panels, and in it over steps."""
+def _fill(b: Builder, kind: str, table: str, span: Sequence[LlvmValue], axes: tuple[str, LlvmValue, LlvmValue]) -> None:
+    numbers = ", ".join(map(str, span))
+    b.emit(f"call void @{FILL.format(kind)}(ptr {table}, {numbers}, ptr {axes[0]}, {axes[1]}, {axes[2]})")
 
-    def __init__(
-        self, name: str, source: torch.dtype, dtype: torch.dtype, width: int, target: Target, chunk: int = _CHUNK
-    ) -> None:
-        self.name = f"product.{name}.{short_name(source)}.{short_name(dtype)}.{width}"
-        self.source, self.dtype, self.width = source, dtype, width
+
+def points(bounded: bool, target: Target) -> Helper:
+    """`(side, mine, first, count, outer)`: the offsets of so many points of a factor and, where it is `bounded`, their
+    positions, at a point of the outer axes."""
+    name = _POINTS.format(".bounded" if bounded else "")
+    b = Builder(target, name)
+    first, number, outer = (LlvmValue(each, "i64") for each in ("%first", "%count", "%outer"))
+    last = b.sub(read(b, "%side", SIDE, "points"), 1)
+    xs = b.element("%mine", "i8", read(b, "%side", SIDE, "xs"))
+    px = b.element("%mine", "i8", read(b, "%side", SIDE, "px"))
+    length, records = read(b, "%side", SIDE, "length"), b.element("%side", "i64", len(SIDE))
+
+    def index(place: LlvmValue, kind: str, table: str) -> None:
+        record = b.element(records, "i64", b.mul(place, read(b, "%side", SIDE, "record")))
+        offset = b.load(b.element(record, "i64", 1), "i64")
+        beyond = (_axes(b, record, ()), read(b, "%side", SIDE, "outer_count"), offset)
+        _fill(b, "i64", xs, (outer, b.const("i64", 1), outer), beyond)
+        base = b.load(xs, "i64")
+        within = (_axes(b, record, ("outer",)), read(b, "%side", SIDE, "point_count"), base)
+        _fill(b, kind, table, (first, number, last), within)
+
+    if bounded:
+        loop = b.begin(b.const("i64", 0), read(b, "%side", SIDE, "bounds"), 1, (), guard=True)
+        index(b.add(loop.index, 1), "i32", b.element(px, "i32", b.mul(loop.index, length)))
+        loop.end()
+    index(b.const("i64", 0), "i64", xs)
+    b.emit("ret void")
+    signature = f"internal void @{name}(ptr %side, ptr %mine, i64 %first, i64 %count, i64 %outer)"
+    return Helper(name, function_text(signature, b), frozenset(b.declared))
+
+
+_ARGUMENTS = "ptr %side, ptr %mine, ptr %from, i64 %first, i64 %steps, i64 %panels"
+
+
+@dataclass(frozen=True, slots=True)
+class PanelForm:
+    """What panels are made of and hold, and how many points each has."""
+
+    source: torch.dtype
+    dtype: torch.dtype
+    width: int
+
+
+class PackerFrame:
+    """A packing function being written: what it is given, read out of the record of its side, and its tables of steps
+    filled."""
+
+    def __init__(self, name: str, form: PanelForm, target: Target, *, bounds: int = 0, at_once: bool = False) -> None:
+        self.source, self.dtype, self.width = form.source, form.dtype, form.width
+        self.name = f"product.{name}.{short_name(self.source)}.{short_name(self.dtype)}.{self.width}"
         self.b = Builder(target, self.name)
-        self.kind, self.memory = VALUE_KINDS[dtype], memory_kind(source)
+        self.kind, self.memory = VALUE_KINDS[self.dtype], memory_kind(self.source)
         self.zero, self.steps = self.b.const("i64", 0), LlvmValue("%steps", "i64")
+        self.ks, self.all_xs, self.panels = (self.array(each) for each in ("ks", "xs", "panels"))
+        records = self.b.element("%side", "i64", len(SIDE))
+        self._fill_steps("i64", self.ks, records, self.b.const("i64", 1) if at_once else self.steps)
+        self.bounds = [self._bound(records, number) for number in range(bounds)]
+
+    def given(self, name: str) -> LlvmValue:
+        return read(self.b, "%side", SIDE, name)
+
+    def array(self, name: str) -> str:
+        """An array of the workspace."""
+        return self.b.element("%mine", "i8", self.given(name))
+
+    def _fill_steps(self, kind: str, table: str, record: str, number: LlvmValue) -> None:
+        b, first = self.b, LlvmValue("%first", "i64")
+        axes = (_axes(b, record, ("outer", "point")), self.given("step_count"), self.zero)
+        _fill(b, kind, table, (first, number, b.sub(self.given("steps"), 1)), axes)
+
+    def _bound(self, records: str, number: int) -> tuple[str, str, LlvmValue]:
+        """Positions of steps and of all points for a bound, and its extent."""
+        b = self.b
+        record = b.element(records, "i64", b.mul(self.given("record"), number + 1))
+        pk, px = (
+            b.element(self.array(name), "i32", b.mul(self.given(stride), number))
+            for name, stride in (("pk", "depth"), ("px", "length"))
+        )
+        self._fill_steps("i32", pk, record, self.steps)
+        return pk, px, b.convert("trunc", b.load(record, "i64"), "i32")
+
+    def offset_of_step(self, step: LlvmValue) -> LlvmValue:
+        return self.b.load(self.b.element(self.ks, "i64", step), "i64")
+
+    def helper(self) -> Helper:
+        self.b.emit("ret void")
+        signature = f"internal void @{self.name}({_ARGUMENTS})"
+        return Helper(self.name, function_text(signature, self.b), frozenset(self.b.declared))
+
+
+class _Packer(PackerFrame):
+    """With loops over chunks of steps, and over panels; in them a loop over the steps of a chunk."""
+
+    def __init__(self, name: str, form: PanelForm, target: Target, *, chunk: int = _CHUNK, bounds: int = 0) -> None:
+        super().__init__(name, form, target, bounds=bounds, at_once=chunk == _ALL)
+        self.ascending = self.b.icmp("ne", self.given("ascending"), 0)
         self.chunk = self.b.begin(self.zero, self.steps, chunk, (), guard=True)
         self.stop = self.b.intrinsic("llvm.smin", self.b.add(self.chunk.index, chunk), self.steps)
         self.panel = self.b.begin(self.zero, LlvmValue("%panels", "i64"), 1, (), guard=True)
-        self.begin = self.b.mul(self.panel.index, width)  # the panel's first point
-        self.xs = self.b.element("%xs", "i64", self.begin)
-        self.to = self.b.element("%to", self.kind, self.b.mul(self.begin, self.steps))
+        self.begin = self.b.mul(self.panel.index, self.width)  # the panel's first point
+        self.xs = self.b.element(self.all_xs, "i64", self.begin)
+        self.to = self.b.element(self.panels, self.kind, self.b.mul(self.begin, self.steps))
 
     def widened(self, raw: LlvmValue) -> LlvmValue:
         return cast(self.b, raw, self.source, self.dtype)
 
-    def end(self, more: str = "") -> Helper:
+    def end(self) -> Helper:
         self.panel.end()
         self.chunk.end()
-        self.b.emit("ret void")
-        signature = f"internal void @{self.name}({ARGUMENTS}{more})"
-        return Helper(self.name, function_text(signature, self.b), frozenset(self.b.declared))
+        return self.helper()
 
     def at(self, step: LlvmValue) -> str:
         return self.b.element(self.to, self.kind, self.b.mul(step, self.width))
-
-    def offset_of_step(self, step: LlvmValue) -> LlvmValue:
-        return self.b.load(self.b.element("%ks", "i64", step), "i64")
 
     def source_of(self, point: LlvmValue | int) -> str:
         """Where what a point of the panel is, but for the step."""
@@ -95,7 +189,7 @@ class _Packer:
         b = self.b
         first, last = b.load(self.xs, "i64"), b.load(b.element(self.xs, "i64", self.width - 1), "i64")
         together = b.icmp("eq", b.sub(last, first), self.width - 1)
-        return b.and_(LlvmValue("%ascending", "i1"), together), first
+        return b.and_(self.ascending, together), first
 
     def either(self, condition: LlvmValue, yes: Callable[[], None], no: Callable[[], None]) -> None:
         b = self.b
@@ -108,11 +202,11 @@ class _Packer:
         b.label(labels[2])
 
 
-def pack(source: torch.dtype, dtype: torch.dtype, width: int, target: Target) -> Helper:
-    """`(to, from, ks, xs, steps, panels, ascending)`: points of any layout; whole vectors where they lie side by side,
-    if each is known to lie behind the one before."""
-    packer = _Packer("pack", source, dtype, width, target)
-    b = packer.b
+def pack(form: PanelForm, target: Target) -> Helper:
+    """`(side, mine, from, first, steps, panels)`: points of any layout; whole vectors where they lie side by side, if
+    each is known to lie behind the one before."""
+    packer = _Packer("pack", form, target)
+    b, width = packer.b, form.width
     together, first = packer.side_by_side()
 
     def vectors() -> None:
@@ -135,12 +229,12 @@ def pack(source: torch.dtype, dtype: torch.dtype, width: int, target: Target) ->
     return packer.end()
 
 
-def pack_along(source: torch.dtype, dtype: torch.dtype, width: int, target: Target) -> Helper:
-    """The same where steps lie side by side: several are read at once, and transposed in registers. `ks` has the first
-    step's offset alone."""
-    packer = _Packer("pack_along", source, dtype, width, target, _ALL)
-    b = packer.b
-    begin = b.load("%ks", "i64")
+def pack_along(form: PanelForm, target: Target) -> Helper:
+    """The same where steps lie side by side: several are read at once, and transposed in registers. The table of
+    steps has the first one's offset alone."""
+    packer = _Packer("pack_along", form, target, chunk=_ALL)
+    b, width = packer.b, form.width
+    begin = b.load(packer.ks, "i64")
     groups = [(0, width // ACROSS, ACROSS), (width // ACROSS * ACROSS, 1, width % ACROSS)]
     for first, count, points in groups:
         if not count or not points:
@@ -190,19 +284,16 @@ def transposed(b: Builder, rows: list[LlvmValue]) -> list[LlvmValue]:
     return [mixed(half[0], half[1], order) for half in (low, high) for order in ([0, 1, 4, 5], [2, 3, 6, 7])]
 
 
-def pack_bounded(source: torch.dtype, dtype: torch.dtype, width: int, bounds: int, target: Target) -> Helper:
-    """The same with positions that must lie within their extents, or else the element is zero. Positions are tables
-    too, of each bound in turn: `pk` of steps, `px` of points. `size`: elements there are to read."""
-    packer = _Packer(f"pack_bounded{bounds}", source, dtype, width, target)
-    b, size = packer.b, LlvmValue("%size", "i64")
+def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:
+    """The same with positions that must lie within their extents, or else the element is zero."""
+    packer = _Packer(f"pack_bounded{bounds}", form, target, bounds=bounds)
+    b, width = packer.b, form.width
+    size = packer.given("size")
     together, first = packer.side_by_side()
     enough = b.icmp("sge", size, width)
-    steps_of = [b.element("%pk", "i32", b.mul(LlvmValue("%steps.stride", "i64"), each)) for each in range(bounds)]
-    points_of = [
-        b.element("%px", "i32", b.add(packer.begin, b.mul(LlvmValue("%points.stride", "i64"), each)))
-        for each in range(bounds)
-    ]
-    extents = [b.load(b.element("%extents", "i32", each), "i32") for each in range(bounds)]
+    steps_of = [pk for pk, _, _ in packer.bounds]
+    points_of = [b.element(px, "i32", packer.begin) for _, px, _ in packer.bounds]
+    extents = [extent for _, _, extent in packer.bounds]
 
     def inside(positions: list[LlvmValue], step: LlvmValue) -> LlvmValue:
         found = LlvmValue("true", "i1")
@@ -244,4 +335,4 @@ def pack_bounded(source: torch.dtype, dtype: torch.dtype, width: int, bounds: in
         loop.end()
 
     packer.either(b.and_(together, enough), vectors, one_by_one)
-    return packer.end(", ptr %pk, i64 %steps.stride, ptr %px, i64 %points.stride, ptr %extents, i64 %size")
+    return packer.end()

@@ -1,37 +1,38 @@
 """Products in register tiles of packed panels, for sizes that are worth packing.
 
-    for each block of cols, of rows:
-      for each block of the sum:
-        pack the right panels, pack the left panels
-        for each left panel: for each right panel: a tile of sums; then the epilogue of these rows
+    k0(buffers, threads, workspace)      smelt_parallel_for(k0.part, …) over blocks of rows and cols
+      k0.part                            product.drive…, told k0.numbers: packs panels, sums tiles
+        k0.finish(…, sums, …)            the epilogue of some rows of a block
 
-What is packed and the tiles' sums are a part's own, in its workspace. The work is done by a few functions that all
-products of a module share (`micro_kernel`, `packing`); what is written here for each kernel only drives them.
+What is packed and the tiles' sums are a part's own, in its workspace. The work is done by functions that all products
+of a module share (`drive`, `packing`, `micro_kernel`); of its own a kernel has a table of numbers and its epilogue.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Sequence
 
 import torch
 
-from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
+from smelt.codegen.cpu.products.drive import drive
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.micro_kernel import Helper, micro_kernel
-from smelt.codegen.cpu.products.packing import offsets, pack, pack_along, pack_bounded
+from smelt.codegen.cpu.products.numbers import Numbers, stored
+from smelt.codegen.cpu.products.packing import PanelForm, fill, pack, pack_along, pack_bounded, points
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, count
+from smelt.codegen.cpu.products.step_runs import period, run
 from smelt.codegen.cpu.products.tile_shape import TileShape, threads
 from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling
-from smelt.codegen.cpu.products.window_packing import MOST_PLACES, pack_channels, pack_windows
+from smelt.codegen.cpu.products.window_packing import pack_channels, pack_windows
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.codegen.llvm.scalars import VALUE_KINDS
 from smelt.device import Target
-from smelt.ir.kernel import Axis, Factor, Index
+from smelt.ir.kernel import Store
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
 PART = "internal void @{}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
+_FINISH = "internal void @{}.finish(ptr %buffers, ptr %sums, i64 %outer, i64 %top, i64 %rows, i64 %left, i64 %cols)"
 _FLOATS = (torch.float32, torch.float64)
 
 
@@ -50,147 +51,90 @@ def cycles(problem: Problem, target: Target) -> float:
 def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
     """The functions of a kernel under the name `symbol`."""
     tiling = Tiling.of(problem, target)
-    part = _Part(symbol, tiling, target)
-    part.write()
-    entry = Builder(target, symbol)
+    space = PanelSpace.of(tiling)
+    out = stored(tiling)
+    helpers = _helpers(tiling, target, in_place=out is not None)
+    part, finish, entry = Builder(target, symbol), Builder(target, symbol), Builder(target, symbol)
+    _write_part(part, tiling, helpers, out)
+    texts = [Numbers.of(tiling, space).text(f"{symbol}.numbers"), function_text(PART.format(symbol), part)]
+    if out is None:
+        _Finish(finish, tiling).write()
+        texts += [finish.pool_text, function_text(_FINISH.format(symbol), finish)]
     work = min(threads(problem.multiplications), tiling.units)
-    shared = f"i64 %threads, i64 {work}, i64 {tiling.units}, i64 {part.space.size}"
+    shared = f"i64 %threads, i64 {work}, i64 {tiling.units}, i64 {space.size}"
     entry.emit(f"call i64 @{PARALLEL_FOR}(ptr @{symbol}.part, ptr %buffers, ptr %workspace, {shared})")
     entry.emit("ret void")
-    texts = [
-        *part.tables.values(),
-        part.b.pool_text,
-        function_text(PART.format(symbol), part.b),
-        function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False),
-    ]
-    declared = frozenset({DECLARE_PARALLEL_FOR}).union(part.b.declared, *(each.declared for each in part.helpers))
-    helpers = {**part.b.helpers, **{each.name: each.text for each in part.helpers}}
-    return EntryCode("\n".join(texts), declared, tuple(helpers.items()), part.space.size)
+    texts.append(function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False))
+    declared = frozenset({DECLARE_PARALLEL_FOR}).union(finish.declared, *(each.declared for each in helpers.values()))
+    defined = {**finish.helpers, **{each.name: each.text for each in helpers.values()}}
+    return EntryCode("\n".join(texts), declared, tuple(defined.items()), space.size)
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Points of axes, from the first on."""
-
-    axes: Sequence[ProductAxis]
-    first: LlvmValue
-    number: LlvmValue
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Offsets or positions of points, in the workspace."""
-
-    kind: str
-    name: str
-    place: str
+def _helpers(tiling: Tiling, target: Target, *, in_place: bool) -> dict[str, Helper]:
+    """The functions that a product shares with others, by what each is for."""
+    problem, tile = tiling.problem, tiling.tile
+    found = {"tile": micro_kernel(tile, problem.dtype, target), "fill.i64": fill("i64", target)}
+    if problem.is_bounded:
+        found["fill.i32"] = fill("i32", target)
+    widths, kinds = (tile.rows, tile.cols), (problem.left_dtype, problem.right_dtype)
+    for number, name in enumerate(("left", "right")):
+        form = PanelForm(kinds[number], problem.dtype, widths[number])
+        found[f"points.{name}"] = points(bool(problem.contract.factors[number].bounds), target)
+        found[f"pack.{name}"] = _packer(tiling, number, form, target)
+    found["drive"] = drive(tile, problem.dtype, found["tile"].name, target, in_place=in_place)
+    return found
 
 
-class _Side:
-    """One factor: what is packed of it, by which functions, and where to."""
-
-    def __init__(self, part: "_Part", number: int) -> None:
-        tiling, problem = part.tiling, part.tiling.problem
-        self.part, self.number, self.name = part, number, ("left", "right")[number]
-        self.factor: Factor = problem.contract.factors[number]
-        self.dtype = (problem.left_dtype, problem.right_dtype)[number]
-        self.points = (tiling.m, tiling.n)[number]
-        self.width = (tiling.tile.rows, tiling.tile.cols)[number]
-        self.length = (tiling.padded_rows, tiling.padded_cols)[number]
-        self.period = self._period(problem.k)
-        self.run = 0 if self.period else self._run(problem.k)
-        self.along = not self.factor.bounds and self.run == count(problem.k)
-        # Vectors across are at least as good, where both lie side by side.
-        self.along &= not (len(self.points) == 1 and self.step(self.points[0]) == 1)
-
-    def step(self, axis: ProductAxis) -> int:
-        return (axis.left, axis.right)[self.number]
-
-    def _is_bounded(self, axis: ProductAxis) -> bool:
-        return any(position.stride(axis.name) for position, _ in self.factor.bounds)
-
-    def _period(self, k: tuple[ProductAxis, ...]) -> int:
-        """After how many steps positions in bounds repeat, while what is read moves on; 0 if never or after many."""
-        inner = tuple(takewhile(self._is_bounded, reversed(k)))
-        outer = k[: len(k) - len(inner)]
-        repeats = outer and not any(self._is_bounded(axis) or self.step(axis) < 0 for axis in outer)
-        return count(inner) if inner and repeats and count(inner) <= MOST_PLACES else 0
-
-    def _run(self, k: tuple[ProductAxis, ...]) -> int:
-        """How many steps are side by side with one position in bounds; 0 if none."""
-        length = 1
-        for axis in reversed(k):
-            if self._is_bounded(axis) or self.step(axis) != length:
-                break
-            length *= axis.size
-        return length if length > 1 else 0
-
-    @property
-    def ascending(self) -> bool:
-        """Whether each point lies behind the one before it."""
-        reach = 0
-        for axis in reversed(self.points):
-            if self.step(axis) <= reach:
-                return False
-            reach += self.step(axis) * (axis.size - 1)
-        return True
-
-    def helper(self) -> Helper:
-        given = (self.dtype, self.part.tiling.problem.dtype, self.width)
-        if self.factor.bounds:
-            packing = pack_windows if self.period else pack_channels if self.run else pack_bounded
-            return packing(*given, len(self.factor.bounds), self.part.b.target)
-        return (pack_along if self.along else pack)(*given, self.part.b.target)
+def _packer(tiling: Tiling, number: int, form: PanelForm, target: Target) -> Helper:
+    k, points = tiling.problem.k, (tiling.m, tiling.n)[number]
+    factor = tiling.problem.contract.factors[number]
+    if factor.bounds:
+        packing = pack_windows if period(factor, k) else pack_channels if run(factor, k) else pack_bounded
+        return packing(form, len(factor.bounds), target)
+    # Vectors across are at least as good as along, where both lie side by side.
+    across = len(points) == 1 and factor.index.stride(points[0].name) == 1
+    return (pack_along if run(factor, k) == count(k) and not across else pack)(form, target)
 
 
-class _Part:
-    """Writing the part that one thread runs: the units `first` up to `last`."""
+def _write_part(b: Builder, tiling: Tiling, helpers: dict[str, Helper], out: Store | None) -> None:
+    """The units of one thread, by the loops that are shared."""
+    names = [buffer.name for buffer in tiling.problem.kernel.parameters]
 
-    def __init__(self, symbol: str, tiling: Tiling, target: Target) -> None:
-        self.symbol, self.tiling = symbol, tiling
-        self.b = Builder(target, symbol)
-        self.space = PanelSpace.of(tiling)
-        self.kind = VALUE_KINDS[tiling.problem.dtype]
-        self.tables: dict[str, str] = {}
-        self.sides = (_Side(self, 0), _Side(self, 1))
-        self.tile = micro_kernel(tiling.tile, tiling.problem.dtype, target)
-        self.packers = tuple(side.helper() for side in self.sides)
-        self.offsets = offsets(target, "i64")
-        bounded = tiling.problem.is_bounded
-        self.positions = offsets(target, "i32") if bounded else None
-        self.helpers = [self.tile, *self.packers, self.offsets, *([self.positions] if self.positions else [])]
-        self.lanes = 1
+    def address(buffer: str) -> str:
+        slot = b.element("%buffers", "ptr", names.index(buffer))
+        return f"ptr {b.op(f'load ptr, ptr {slot}', 'ptr', 1).name}"
 
-    def write(self) -> None:
-        b, tiling = self.b, self.tiling
+    factors = [address(factor.buffer) for factor in tiling.problem.contract.factors]
+    by = [f"ptr @{helpers[f'{what}.{side}'].name}" for what in ("points", "pack") for side in ("left", "right")]
+    last = f"ptr @{b.symbol}.finish" if out is None else address(out.buffer)
+    args = [f"ptr @{b.symbol}.numbers", "ptr %buffers", "ptr %mine", "i64 %first", "i64 %last", *factors, *by, last]
+    b.emit(f"call void @{helpers['drive'].name}({', '.join(args)})")
+    b.emit("ret void")
+
+
+class _Finish:
+    """Writing what follows the sums of one panel's rows."""
+
+    def __init__(self, b: Builder, tiling: Tiling) -> None:
+        self.b, self.tiling, self.kind = b, tiling, VALUE_KINDS[tiling.problem.dtype]
         blocks = tiling.blocks
         widths = [blocks.cols] if blocks.col_count > 1 else []
         widths.append(count(tiling.n) - blocks.cols * (blocks.col_count - 1))
         self.lanes = epilogue_lanes(tiling.epilogue, b.target, min(widths))
         self.rest = Epilogue.of(b, tiling.epilogue, self.lanes)
-        self.where = {name: b.element("%mine", "i8", place) for name, place in self.space.starts.items()}
-        units = b.begin(LlvmValue("%first", "i64"), LlvmValue("%last", "i64"), 1, [b.const("i64", -1)], guard=True)
-        row_block = b.binary("urem", units.index, blocks.row_count)
-        group = b.binary("udiv", units.index, blocks.row_count)
-        col_block = b.binary("urem", group, blocks.col_count)
-        self._place(tiling.outer, b.binary("udiv", group, blocks.col_count))
-        self.i0, self.j0 = b.mul(row_block, blocks.rows), b.mul(col_block, blocks.cols)
-        self.row_extent = self._rest(self.i0, count(tiling.m), blocks.rows)
-        self.col_extent = self._rest(self.j0, count(tiling.n), blocks.cols)
-        self.panels = (
-            self._panels(self.row_extent, tiling.tile.rows), self._panels(self.col_extent, tiling.tile.cols)
-        )
-        self._points(self.sides[0], self.i0)
-        # Consecutive units of a part have the right panels in common, where there is one block of the sum.
-        kept = blocks.depth_count == 1
-        self._unless(b.icmp("eq", group, units.values[0]), lambda: self._right_of_group(packs=kept))
-        depth = b.begin(b.const("i64", 0), b.const("i64", blocks.depth_count), 1, (), guard=False)
-        self._depth_block(depth.index, packs_right=not kept)
-        depth.end()
-        units.end(group)
-        b.emit("ret void")
 
-    # Where things are.
+    def write(self) -> None:
+        b = self.b
+        self._place(self.tiling.outer, LlvmValue("%outer", "i64"))
+        loop = b.begin(b.const("i64", 0), LlvmValue("%rows", "i64"), 1, (), guard=False)
+        self._place(self.rest.problem.m, b.add(LlvmValue("%top", "i64"), loop.index))
+        line = b.element("%sums", self.kind, b.mul(loop.index, self.tiling.padded_cols))
+        self.rest.begin_row()
+        b.open_loop()
+        self._row(line)
+        b.close_loop()
+        loop.end()
+        b.emit("ret void")
 
     def _place(self, axes: Sequence[ProductAxis], point: LlvmValue) -> None:
         """The positions of axes of which `point` counts the points."""
@@ -199,143 +143,12 @@ class _Part:
             self.rest.at.axes[axis.name] = point if last else self.b.binary("urem", point, axis.size)
             point = point if last else self.b.binary("udiv", point, axis.size)
 
-    def _rest(self, start: LlvmValue, size: int, block: int) -> LlvmValue:
-        return self.b.intrinsic("llvm.smin", self.b.sub(size, start), self.b.const("i64", block))
-
-    def _panels(self, extent: LlvmValue, width: int) -> LlvmValue:
-        return self.b.binary("udiv", self.b.add(extent, width - 1), width)
-
-    def _unless(self, condition: LlvmValue, write: Callable[[], None]) -> None:
-        doing, after = self.b.new_label("doing"), self.b.new_label("after")
-        self.b.branch(condition, after, doing)
-        self.b.label(doing)
-        write()
-        self.b.jump(after)
-        self.b.label(after)
-
-    def _table(self, axes: Sequence[ProductAxis], steps: Sequence[int], tag: str) -> str:
-        """A constant of the kernel's: size and step of each axis, and how many they are."""
-        numbers = [each for axis, step in zip(axes, steps, strict=True) for each in (axis.size, step)] or [1, 0]
-        values = ", ".join(f"i64 {number}" for number in numbers)
-        name = f"@{self.symbol}.{tag}"
-        self.tables[name] = f"{name} = private constant [{len(numbers)} x i64] [{values}]"
-        return f"ptr {name}, i64 {len(numbers) // 2}"
-
-    def _fill(self, to: "_Table", index: Index, span: "_Span", base: LlvmValue) -> None:
-        """A table of what `index` adds for the points of a span."""
-        axes = self._table(span.axes, [int(index.stride(axis.name)) for axis in span.axes], to.name)
-        last = self.b.const("i64", max(0, count(tuple(span.axes)) - 1))
-        args = f"ptr {to.place}, {span.first}, {span.number}, {last}, {axes}, {base}"
-        self.b.emit(f"call void @product.offsets.{to.kind}({args})")
-
-    def _base(self, index: Index) -> LlvmValue:
-        """What the axes outside of blocks add."""
-        axes = [Axis(axis.name, axis.size) for axis in self.tiling.outer]
-        return self.rest.at.add(self.b.const("i64", index.offset), self.rest.at.terms(index, axes))
-
-    # Packing.
-
-    def _points(self, side: _Side, start: LlvmValue) -> None:
-        """Offsets of the points of a block, and their positions in its bounds: as many as whole panels hold."""
-        span = _Span(side.points, start, self.b.mul(self.panels[side.number], side.width))
-        table = _Table("i64", f"{side.name}.x", self.where[f"{side.name}_points"])
-        self._fill(table, side.factor.index, span, self._base(side.factor.index))
-        for place, (position, _) in enumerate(side.factor.bounds):
-            at = self.b.element(self.where[f"{side.name}_positions"], "i32", place * side.length)
-            self._fill(_Table("i32", f"{side.name}.x{place}", at), position, span, self._base(position))
-
-    def _right_of_group(self, *, packs: bool) -> None:
-        self._points(self.sides[1], self.j0)
-        if packs:
-            self._pack(self.sides[1], self.b.const("i64", 0), self.b.const("i64", count(self.tiling.problem.k)))
-
-    def _pack(self, side: _Side, first: LlvmValue, steps: LlvmValue) -> None:
-        b, problem = self.b, self.tiling.problem
-        ks, zero = self.where[f"{side.name}_steps"], b.const("i64", 0)
-        span = _Span(problem.k, first, b.const("i64", 1) if side.along else steps)
-        self._fill(_Table("i64", f"{side.name}.k", ks), side.factor.index, span, zero)
-        source, to = self.rest.at.pointers[side.factor.buffer], self.where[side.name]
-        more = self._bounds(side, span) if side.factor.bounds else ""
-        xs = self.where[f"{side.name}_points"]
-        args = f"ptr {to}, ptr {source}, ptr {ks}, ptr {xs}, {steps}, {self.panels[side.number]}"
-        args += f", i1 {'true' if side.ascending else 'false'}"
-        b.emit(f"call void @{self.packers[side.number].name}({args}{more})")
-
-    def _bounds(self, side: _Side, span: "_Span") -> str:
-        """Positions of steps, of all bounds together for each; and what else the packer is given."""
-        b, depth = self.b, self.tiling.blocks.depth
-        pk, px = self.where[f"{side.name}_step_positions"], self.where[f"{side.name}_positions"]
-        for place, (position, _) in enumerate(side.factor.bounds):
-            table = _Table("i32", f"{side.name}.k{place}", b.element(pk, "i32", place * depth))
-            # What the axes outside add, and the offset, is in the positions of points.
-            self._fill(table, position, span, b.const("i64", 0))
-        extents = ", ".join(f"i32 {extent}" for _, extent in side.factor.bounds)
-        name = f"@{self.symbol}.{side.name}.extents"
-        self.tables[name] = f"{name} = private constant [{len(side.factor.bounds)} x i32] [{extents}]"
-        size = self.tiling.problem.kernel.buffer(side.factor.buffer).size
-        more = ""
-        if side.period:
-            more = f", i64 {side.period}, ptr {self.where['windows']}"
-        elif side.run:
-            more = f", i64 {side.run}, {b.binary('urem', span.first, side.run)}"
-        return f", ptr {pk}, i64 {depth}, ptr {px}, i64 {side.length}, ptr {name}, i64 {size}{more}"
-
-    # Tiles.
-
-    def _depth_block(self, number: LlvmValue, *, packs_right: bool) -> None:
-        b, blocks = self.b, self.tiling.blocks
-        first = b.mul(number, blocks.depth)
-        steps = self._rest(first, count(self.tiling.problem.k), blocks.depth)
-        self._pack(self.sides[0], first, steps)
-        if packs_right:
-            self._pack(self.sides[1], first, steps)
-        tile = self.tiling.tile
-        several = blocks.depth_count > 1
-        adds = b.icmp("sgt", number, 0)
-        left_length, right_length = b.mul(steps, tile.rows), b.mul(steps, tile.cols)
-        stride = self.tiling.padded_cols
-        down = b.begin(b.const("i64", 0), self.panels[0], 1, (), guard=True)
-        left = b.element(self.where["left"], self.kind, b.mul(down.index, left_length))
-        sums = self.where["sums"]
-        if several:
-            sums = b.element(sums, self.kind, b.mul(down.index, tile.rows * stride))
-        across = b.begin(b.const("i64", 0), self.panels[1], 1, (), guard=True)
-        right = b.element(self.where["right"], self.kind, b.mul(across.index, right_length))
-        out = b.element(sums, self.kind, b.mul(across.index, tile.cols))
-        b.emit(f"call void @{self.tile.name}(ptr {left}, ptr {right}, {steps}, ptr {out}, i64 {stride}, {adds})")
-        across.end()
-        finished = b.icmp("eq", number, blocks.depth_count - 1)
-        if several:
-            self._unless(b.not_(finished), lambda: self._finish(b.mul(down.index, tile.rows), sums))
-        else:
-            self._finish(b.mul(down.index, tile.rows), sums)
-        down.end()
-
-    # What follows a tile.
-
-    def _finish(self, top: LlvmValue, sums: str) -> None:
-        """The epilogue of one panel's rows."""
-        b, tile = self.b, self.tiling.tile
-        rows = self._rest_of_panel(top, tile.rows)
-        loop = b.begin(b.const("i64", 0), rows, 1, (), guard=False)
-        point = b.add(b.add(self.i0, top), loop.index)
-        self._place(self.rest.problem.m, point)
-        line = b.element(sums, self.kind, b.mul(loop.index, self.tiling.padded_cols))
-        self.rest.begin_row()
-        b.open_loop()
-        self._row(line)
-        b.close_loop()
-        loop.end()
-
-    def _rest_of_panel(self, top: LlvmValue, rows: int) -> LlvmValue:
-        return self.b.intrinsic("llvm.smin", self.b.sub(self.row_extent, top), self.b.const("i64", rows))
-
     def _row(self, line: str) -> None:
         """Vectors of a row of the block; the last begins earlier where it would reach past the end, if it does no harm
         to do a point twice, and otherwise what it would hold is done point by point."""
         b = self.b
         overlaps = idempotent(self.rest.inside)
-        width = self.col_extent
+        width = LlvmValue("%cols", "i64")
         whole = b.and_(width, -self.lanes)
         last = width if overlaps or self.lanes == 1 else whole
         loop = b.begin(b.const("i64", 0), last, self.lanes, (), guard=not overlaps)
@@ -351,4 +164,4 @@ class _Part:
 
     def _vector(self, line: str, column: LlvmValue, lanes: int) -> None:
         found = self.b.load(self.b.element(line, self.kind, column), self.kind, lanes)
-        self.rest.write(self.b.add(self.j0, column), found)
+        self.rest.write(self.b.add(LlvmValue("%left", "i64"), column), found)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, without_axes
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, contraction, count
+from smelt.codegen.cpu.products.step_runs import table_bytes
 from smelt.codegen.cpu.products.tile_shape import Blocks, TileShape
-from smelt.codegen.cpu.products.window_packing import table_bytes
 from smelt.codegen.cpu.workspace import aligned
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor, Index, Kernel, Stage

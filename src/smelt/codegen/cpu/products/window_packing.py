@@ -7,65 +7,41 @@ found out once a panel for each place of the window, and channels are read witho
 places of the window are the innermost steps, by `pack_channels` where channels are, side by side in memory.
 """
 
-import torch
-
-from smelt.codegen.cpu.entry_points import function_text
 from smelt.codegen.cpu.products.micro_kernel import Helper
-from smelt.codegen.cpu.products.packing import ACROSS, ARGUMENTS, transposed
-from smelt.codegen.llvm.builder import BITS, Builder, LlvmValue
-from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
+from smelt.codegen.cpu.products.packing import ACROSS, PackerFrame, PanelForm, transposed
+from smelt.codegen.llvm.builder import BITS, LlvmValue
+from smelt.codegen.llvm.scalars import cast
 from smelt.device import Target
-from smelt.ir.tensorspec import short_name
 
-MOST_PLACES = 64  # of a window
 _ALL, _NONE = 1, 2  # of a panel's points are in bounds, the former side by side
-_BOUNDS = ", ptr %pk, i64 %steps.stride, ptr %px, i64 %points.stride, ptr %extents, i64 %size"
 
 
-def table_bytes(width: int) -> int:
-    """What `pack_windows` keeps: for each place of a window offsets, masks, and how many are in bounds."""
-    return MOST_PLACES * (16 * width + 8)
+class _WindowPacker(PackerFrame):
+    """Inside its loop over panels."""
 
-
-class _WindowPacker:
-    """A packing function being written, inside its loop over panels."""
-
-    def __init__(
-        self, name: str, source: torch.dtype, dtype: torch.dtype, width: int, bounds: int, target: Target
-    ) -> None:
-        self.name = f"product.{name}{bounds}.{short_name(source)}.{short_name(dtype)}.{width}"
-        self.source, self.dtype, self.width = source, dtype, width
-        self.kind, self.memory = VALUE_KINDS[dtype], memory_kind(source)
-        self.b = b = Builder(target, self.name)
-        self.zero, self.steps = b.const("i64", 0), LlvmValue("%steps", "i64")
+    def __init__(self, name: str, form: PanelForm, bounds: int, target: Target) -> None:
+        super().__init__(f"{name}{bounds}", form, target, bounds=bounds)
+        b, width = self.b, self.width
         self.panel = b.begin(self.zero, LlvmValue("%panels", "i64"), 1, (), guard=True)
         first = b.mul(self.panel.index, width)
-        self.to = b.element("%to", self.kind, b.mul(first, self.steps))
-        self.places = b.load(b.element("%xs", "i64", first), "i64", width)
-        at = [b.add(first, b.mul(LlvmValue("%points.stride", "i64"), number)) for number in range(bounds)]
-        self.positions = [b.load(b.element("%px", "i32", place), "i32", width) for place in at]
+        self.to = b.element(self.panels, self.kind, b.mul(first, self.steps))
+        self.places = b.load(b.element(self.all_xs, "i64", first), "i64", width)
+        self.positions = [b.load(b.element(px, "i32", first), "i32", width) for _, px, _ in self.bounds]
 
-    def end(self, more: str) -> Helper:
+    def end(self) -> Helper:
         self.panel.end()
-        self.b.emit("ret void")
-        signature = f"internal void @{self.name}({ARGUMENTS}{_BOUNDS}{more})"
-        return Helper(self.name, function_text(signature, self.b), frozenset(self.b.declared))
+        return self.helper()
 
     def at(self, step: LlvmValue) -> str:
         return self.b.element(self.to, self.kind, self.b.mul(step, self.width))
-
-    def offset_of_step(self, step: LlvmValue) -> LlvmValue:
-        return self.b.load(self.b.element("%ks", "i64", step), "i64")
 
     def inside(self, step: LlvmValue) -> LlvmValue:
         """Which points are in all bounds."""
         b, width = self.b, self.width
         found = LlvmValue("splat (i1 true)", "i1", width)
-        for number, position in enumerate(self.positions):
-            row = b.element("%pk", "i32", b.mul(LlvmValue("%steps.stride", "i64"), number))
-            further = b.splat(b.load(b.element(row, "i32", step), "i32"), width)
-            extent = b.splat(b.load(b.element("%extents", "i32", number), "i32"), width)
-            found = b.and_(found, b.icmp("ult", b.add(position, further), extent))
+        for position, (pk, _, extent) in zip(self.positions, self.bounds, strict=True):
+            further = b.splat(b.load(b.element(pk, "i32", step), "i32"), width)
+            found = b.and_(found, b.icmp("ult", b.add(position, further), b.splat(extent, width)))
         return found
 
     def offsets(self, step: LlvmValue, inside: LlvmValue) -> LlvmValue:
@@ -83,21 +59,21 @@ class _WindowPacker:
         return self.b.from_bits(self.b.and_(self.b.bits(value), mask))
 
 
-def pack_windows(source: torch.dtype, dtype: torch.dtype, width: int, bounds: int, target: Target) -> Helper:
-    """As `pack_bounded`, where the positions of steps repeat after `period` of them, and what is between the same step
-    of one period and the next is no less than zero. `table`: see `table_bytes`."""
-    packer = _WindowPacker("pack_windows", source, dtype, width, bounds, target)
-    b, period = packer.b, LlvmValue("%period", "i64")
+def pack_windows(form: PanelForm, bounds: int, target: Target) -> Helper:
+    """As `pack_bounded`, where the positions of steps repeat after a period of them, and what is between the same step
+    of one period and the next is no less than zero. The table: see `step_runs.table_bytes`."""
+    packer = _WindowPacker("pack_windows", form, bounds, target)
+    b, width, period, table = packer.b, form.width, packer.given("period"), packer.array("table")
     first = b.extract(packer.places, 0)
     row = b.add(b.splat(first, width), b.iota("i64", range(width)))
     together = b.fold_lanes("and", b.icmp("eq", packer.places, row))
-    masks = b.element("%table", "i64", b.mul(period, width))
+    masks = b.element(table, "i64", b.mul(period, width))
     flags = b.element(masks, "i64", b.mul(period, width))
     kind = f"i{BITS[packer.kind]}"
 
     place = b.begin(packer.zero, b.intrinsic("llvm.smin", period, packer.steps), 1, (), guard=True)
     inside = packer.inside(place.index)
-    b.store(packer.offsets(place.index, inside), b.element("%table", "i64", b.mul(place.index, width)))
+    b.store(packer.offsets(place.index, inside), b.element(table, "i64", b.mul(place.index, width)))
     b.store(packer.mask(inside), b.element(masks, kind, b.mul(place.index, width)))
     some = b.select(b.fold_lanes("or", inside), b.const("i64", 0), b.const("i64", _NONE))
     every = b.and_(b.fold_lanes("and", inside), together)
@@ -120,24 +96,25 @@ def pack_windows(source: torch.dtype, dtype: torch.dtype, width: int, bounds: in
     b.jump(after)
     b.label(scattered)
     base = b.element("%from", packer.memory, b.sub(further, packer.offset_of_step(number)))
-    offsets = b.element("%table", "i64", b.mul(number, width))
+    offsets = b.element(table, "i64", b.mul(number, width))
     each = [b.load(b.element(offsets, "i64", lane), "i64") for lane in range(width)]
     raw = b.gathered([b.load(b.element(base, packer.memory, offset), packer.memory) for offset in each])
     mask = b.load(b.element(masks, kind, b.mul(number, width)), kind, width)
-    b.store(packer.masked(cast(b, raw, source, dtype), mask), to)
+    b.store(packer.masked(cast(b, raw, form.source, form.dtype), mask), to)
     b.jump(after)
     b.label(after)
     following = b.add(number, 1)
     step.end(b.select(b.icmp("eq", following, period), 0, following))
-    return packer.end(", i64 %period, ptr %table")
+    return packer.end()
 
 
-def pack_channels(source: torch.dtype, dtype: torch.dtype, width: int, bounds: int, target: Target) -> Helper:
-    """As `pack_bounded`, where `run` steps after each other have one position and are side by side in memory. Of the
-    first run `phase` steps are done already."""
-    packer = _WindowPacker("pack_channels", source, dtype, width, bounds, target)
-    b, memory, kind = packer.b, packer.memory, packer.kind
-    run, phase = LlvmValue("%run", "i64"), LlvmValue("%phase", "i64")
+def pack_channels(form: PanelForm, bounds: int, target: Target) -> Helper:
+    """As `pack_bounded`, where runs of steps after each other have one position and are side by side in memory. Of the
+    first run some steps may have been done already."""
+    packer = _WindowPacker("pack_channels", form, bounds, target)
+    b, width, memory, kind = packer.b, form.width, packer.memory, packer.kind
+    run = packer.given("period")
+    phase = b.binary("urem", LlvmValue("%first", "i64"), run)
     count = b.binary("udiv", b.add(b.add(packer.steps, phase), b.sub(run, 1)), run)
     runs = b.begin(packer.zero, count, 1, (), guard=True)
     begin = b.sub(b.mul(runs.index, run), phase)
@@ -165,4 +142,4 @@ def pack_channels(source: torch.dtype, dtype: torch.dtype, width: int, bounds: i
         b.store(found, b.element(here, kind, lane))
     rest.end()
     runs.end()
-    return packer.end(", i64 %run, i64 %phase")
+    return packer.end()

@@ -1,0 +1,163 @@
+"""The loops of a tiled product: one function for all of a module that have a tile in common, told sizes by `numbers`.
+
+    for each unit, which is a block of rows and of cols:
+      for each block of the sum:
+        pack the right panels, unless the unit before left them, and the left panels
+        for each left panel: for each right panel: a tile of sums; then what follows for these rows
+
+What follows is a function of the kernel's own, or nothing: where results are sums as they are, whole tiles are stored
+in place, and the others by way of the workspace.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from smelt.codegen.cpu.entry_points import function_text
+from smelt.codegen.cpu.products.micro_kernel import Helper
+from smelt.codegen.cpu.products.numbers import HEAD, SIDE, read
+from smelt.codegen.cpu.products.packing import FILL
+from smelt.codegen.cpu.products.tile_shape import TileShape
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.scalars import VALUE_KINDS
+from smelt.device import Target
+
+_WHO = "ptr %numbers, ptr %buffers, ptr %mine, i64 %first, i64 %last, ptr %from.left, ptr %from.right"
+_BY = "ptr %points.left, ptr %points.right, ptr %pack.left, ptr %pack.right"
+
+
+def drive(tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, *, in_place: bool) -> Helper:
+    """`(numbers, buffers, mine, first, last, left, right, helpers of each, what follows, or where results are)`."""
+    writer = _Drive(tile, dtype, micro_kernel, target, in_place)
+    writer.write()
+    signature = f"internal void @{writer.name}({_WHO}, {_BY}, ptr %{'out' if in_place else 'finish'})"
+    return Helper(writer.name, function_text(signature, writer.b), frozenset(writer.b.declared))
+
+
+class _Drive:
+    def __init__(self, tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, in_place: bool) -> None:
+        self.tile, self.micro_kernel, self.in_place = tile, micro_kernel, in_place
+        self.kind, self.size = VALUE_KINDS[dtype], dtype.itemsize
+        self.name = f"product.{'store' if in_place else 'drive'}.{self.kind}.{tile.rows}x{tile.cols}"
+        self.b = Builder(target, self.name)
+
+    def write(self) -> None:
+        b = self.b
+        self.given = {name: read(b, "%numbers", HEAD, name) for name in HEAD}
+        given = self.given
+        self.sides = {name: b.element("%numbers", "i64", given[name]) for name in ("left", "right")}
+        self.sums = b.element("%mine", "i8", given["sums"])
+        self.panels = {
+            name: b.element("%mine", "i8", read(b, side, SIDE, "panels")) for name, side in self.sides.items()
+        }
+        self.alone = b.icmp("eq", given["depth_blocks"], 1)
+        units = b.begin(LlvmValue("%first", "i64"), LlvmValue("%last", "i64"), 1, [b.const("i64", -1)], guard=True)
+        group = b.binary("udiv", units.index, given["row_blocks"])
+        self.outer = b.binary("udiv", group, given["col_blocks"])
+        self.i0 = b.mul(b.sub(units.index, b.mul(group, given["row_blocks"])), given["rows"])
+        self.j0 = b.mul(b.sub(group, b.mul(self.outer, given["col_blocks"])), given["cols"])
+        self.height, self.width = self._rest("m", "rows", self.i0), self._rest("n", "cols", self.j0)
+        self.down, self.across = self._panels(self.height, self.tile.rows), self._panels(self.width, self.tile.cols)
+        self._points("left", self.i0, b.mul(self.down, self.tile.rows))
+        fresh = b.icmp("ne", group, units.values[0])
+        self._where(fresh, lambda: self._points("right", self.j0, b.mul(self.across, self.tile.cols)))
+        # Consecutive units have the right panels in common, where there is one block of the sum.
+        packs = b.or_(fresh, b.not_(self.alone))
+        if self.in_place:
+            self._locate()
+        depth = b.begin(b.const("i64", 0), given["depth_blocks"], 1, (), guard=False)
+        start = b.mul(depth.index, given["depth"])
+        self.steps = self._rest("k", "depth", start)
+        self._where(packs, lambda: self._pack("right", start, self.across))
+        self._pack("left", start, self.down)
+        self._block(depth.index)
+        depth.end()
+        units.end(group)
+        b.emit("ret void")
+
+    def _rest(self, size: str, block: str, start: LlvmValue) -> LlvmValue:
+        return self.b.intrinsic("llvm.smin", self.b.sub(self.given[size], start), self.given[block])
+
+    def _panels(self, extent: LlvmValue, width: int) -> LlvmValue:
+        return self.b.binary("udiv", self.b.add(extent, width - 1), width)
+
+    def _where(self, condition: LlvmValue, write: Callable[[], None]) -> None:
+        doing, after = self.b.new_label("doing"), self.b.new_label("after")
+        self.b.branch(condition, doing, after)
+        self.b.label(doing)
+        write()
+        self.b.jump(after)
+        self.b.label(after)
+
+    def _points(self, name: str, first: LlvmValue, number: LlvmValue) -> None:
+        args = f"ptr {self.sides[name]}, ptr %mine, {first}, {number}, {self.outer}"
+        self.b.emit(f"call void %points.{name}({args})")
+
+    def _pack(self, name: str, start: LlvmValue, panels: LlvmValue) -> None:
+        args = f"ptr {self.sides[name]}, ptr %mine, ptr %from.{name}, {start}, {self.steps}, {panels}"
+        self.b.emit(f"call void %pack.{name}({args})")
+
+    def _locate(self) -> None:
+        """Where the results of a unit begin."""
+        b, given = self.b, self.given
+        axes = b.element("%numbers", "i64", given["out_axes"])
+        args = f"ptr {self.sums}, {self.outer}, i64 1, {self.outer}, ptr {axes}"
+        b.emit(f"call void @{FILL.format('i64')}({args}, {given['outer_count']}, {given['out_base']})")
+        begin = b.add(b.load(self.sums, "i64"), b.add(b.mul(self.i0, given["out_step"]), self.j0))
+        self.out = b.element("%out", self.kind, begin)
+
+    # Tiles.
+
+    def _block(self, number: LlvmValue) -> None:
+        """All tiles of a unit, for one block of the sum."""
+        b, tile, given = self.b, self.tile, self.given
+        adds = b.icmp("sgt", number, 0)
+        finished = b.icmp("eq", b.add(number, 1), given["depth_blocks"])
+        lengths = b.mul(self.steps, tile.rows), b.mul(self.steps, tile.cols)
+        # With one block of the sum, the rows of a panel are done with before the next.
+        rows_apart = b.select(self.alone, b.const("i64", 0), b.mul(given["stride"], tile.rows))
+        down = b.begin(b.const("i64", 0), self.down, 1, (), guard=True)
+        left = b.element(self.panels["left"], self.kind, b.mul(down.index, lengths[0]))
+        sums = b.element(self.sums, self.kind, b.mul(down.index, rows_apart))
+        top = b.mul(down.index, tile.rows)
+        height = b.intrinsic("llvm.smin", b.sub(self.height, top), b.const("i64", tile.rows))
+        across = b.begin(b.const("i64", 0), self.across, 1, (), guard=True)
+        right = b.element(self.panels["right"], self.kind, b.mul(across.index, lengths[1]))
+        start = b.mul(across.index, tile.cols)
+        place, stride = b.element(sums, self.kind, start), given["stride"]
+        args = f"ptr {left}, ptr {right}, {self.steps}"
+        if self.in_place:
+            self._store(args, adds, finished, (place, top, start, height))
+        else:
+            b.emit(f"call void @{self.micro_kernel}({args}, ptr {place}, {stride}, {adds})")
+        across.end()
+        if not self.in_place:
+            spans = f"{b.add(self.i0, top)}, {height}, {self.j0}, {self.width}"
+            finish = f"call void %finish(ptr %buffers, ptr {sums}, {self.outer}, {spans})"
+            self._where(finished, lambda: b.emit(finish))
+        down.end()
+
+    def _store(
+        self, args: str, adds: LlvmValue, finished: LlvmValue, where: tuple[str, LlvmValue, LlvmValue, LlvmValue]
+    ) -> None:
+        """A tile in place; one that is not whole by way of the workspace, its numbers one by one at the end."""
+        b, tile, given = self.b, self.tile, self.given
+        place, top, start, height = where
+        width = b.intrinsic("llvm.smin", b.sub(self.width, start), b.const("i64", tile.cols))
+        whole = b.and_(b.icmp("eq", height, tile.rows), b.icmp("eq", width, tile.cols))
+        out = b.element(b.element(self.out, self.kind, b.mul(top, given["out_step"])), self.kind, start)
+        to = b.op(f"select {whole}, ptr {out}, ptr {place}", "ptr", 1).name
+        stride = b.select(whole, given["out_step"], given["stride"])
+        b.emit(f"call void @{self.micro_kernel}({args}, ptr {to}, {stride}, {adds})")
+
+        def copy() -> None:
+            rows = b.begin(b.const("i64", 0), height, 1, (), guard=False)
+            source = b.element(place, self.kind, b.mul(rows.index, given["stride"]))
+            target = b.element(out, self.kind, b.mul(rows.index, given["out_step"]))
+            cols = b.begin(b.const("i64", 0), width, 1, (), guard=False)
+            number = b.load(b.element(source, self.kind, cols.index), self.kind)
+            b.store(number, b.element(target, self.kind, cols.index))
+            cols.end()
+            rows.end()
+
+        self._where(b.and_(finished, b.not_(whole)), copy)

@@ -1,0 +1,40 @@
+"""How the steps of a sum run through a bounded factor: convolutions repeat the places of a window for each channel.
+
+    (c:64, i:3, j:3), x[… 3136*c + 56*i + j] where i and j are bounded   →   positions repeat after 9 steps
+    (i:3, j:3, c:64), x[… 3584*i + 64*j + c]                             →   64 steps side by side have one position
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from smelt.codegen.cpu.products.problem import ProductAxis, count
+from smelt.ir.kernel import Factor
+
+MOST_PLACES = 64  # of a window
+
+
+def table_bytes(width: int) -> int:
+    """What packing windows keeps: for each place of a window offsets, masks, and how many are in bounds."""
+    return MOST_PLACES * (16 * width + 8)
+
+
+def _is_bounded(factor: Factor, axis: ProductAxis) -> bool:
+    return any(position.stride(axis.name) for position, _ in factor.bounds)
+
+
+def period(factor: Factor, k: Sequence[ProductAxis]) -> int:
+    """After how many steps positions in bounds repeat, while what is read moves on; 0 if never or after many."""
+    inner = tuple(takewhile(lambda axis: _is_bounded(factor, axis), reversed(k)))
+    outer = k[: len(k) - len(inner)]
+    moves_on = all(not _is_bounded(factor, axis) and factor.index.stride(axis.name) >= 0 for axis in outer)
+    return count(inner) if inner and outer and moves_on and count(inner) <= MOST_PLACES else 0
+
+
+def run(factor: Factor, k: Sequence[ProductAxis]) -> int:
+    """How many steps are side by side with one position in bounds; 0 if none."""
+    length = 1
+    for axis in reversed(k):
+        if _is_bounded(factor, axis) or factor.index.stride(axis.name) != length:
+            break
+        length *= axis.size
+    return length if length > 1 else 0
