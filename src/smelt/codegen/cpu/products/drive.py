@@ -61,8 +61,10 @@ class _Drive:
         self._points("left", self.i0, b.mul(self.down, self.tile.rows))
         fresh = b.icmp("ne", group, units.values[0])
         self._where(fresh, lambda: self._points("right", self.j0, b.mul(self.across, self.tile.cols)))
-        # Consecutive units have the right panels in common, where there is one block of the sum.
-        packs = b.or_(fresh, b.not_(self.alone))
+        # Consecutive units have the right panels in common, where there is one block of the sum, or all are kept.
+        apart = read(b, self.sides["right"], SIDE, "apart")
+        kept = b.or_(self.alone, b.icmp("ne", apart, 0))
+        packs = b.or_(fresh, b.not_(kept))
         if self.in_place:
             self._locate()
         depth = b.begin(b.const("i64", 0), given["depth_blocks"], 1, (), guard=False)
@@ -70,7 +72,7 @@ class _Drive:
         self.steps = self._rest("k", "depth", start)
         self._where(packs, lambda: self._pack("right", start, self.across))
         self._pack("left", start, self.down)
-        self._block(depth.index)
+        self._block(depth.index, b.element(self.panels["right"], self.kind, b.mul(start, apart)))
         depth.end()
         units.end(group)
         b.emit("ret void")
@@ -108,8 +110,8 @@ class _Drive:
 
     # Tiles.
 
-    def _block(self, number: LlvmValue) -> None:
-        """All tiles of a unit, for one block of the sum."""
+    def _block(self, number: LlvmValue, panels: str) -> None:
+        """All tiles of a unit, for one block of the sum with these right panels."""
         b, tile, given = self.b, self.tile, self.given
         adds = b.icmp("sgt", number, 0)
         finished = b.icmp("eq", b.add(number, 1), given["depth_blocks"])
@@ -122,7 +124,7 @@ class _Drive:
         top = b.mul(down.index, tile.rows)
         height = b.intrinsic("llvm.smin", b.sub(self.height, top), b.const("i64", tile.rows))
         across = b.begin(b.const("i64", 0), self.across, 1, (), guard=True)
-        right = b.element(self.panels["right"], self.kind, b.mul(across.index, lengths[1]))
+        right = b.element(panels, self.kind, b.mul(across.index, lengths[1]))
         start = b.mul(across.index, tile.cols)
         place, stride = b.element(sums, self.kind, start), given["stride"]
         args = f"ptr {left}, ptr {right}, {self.steps}"

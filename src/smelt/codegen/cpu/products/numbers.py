@@ -22,6 +22,7 @@ HEAD = (
 SIDE = (
     "panels", "ks", "xs", "pk", "px", "depth", "length", "size", "ascending", "bounds",
     "points", "steps", "outer_count", "point_count", "step_count", "record", "period", "table",
+    "apart",
 )  # fmt: skip
 RECORD = 2  # numbers of an index before its axes: extent, offset
 
@@ -84,6 +85,7 @@ def _side(tiling: Tiling, space: PanelSpace, number: int) -> list[int]:
         "step_count": max(1, len(tiling.problem.k)), "record": len(records[0]),
         "period": period(factor, tiling.problem.k) or run(factor, tiling.problem.k),
         "table": space.starts.get("windows", 0),
+        "apart": tiling.padded_cols if number and tiling.keeps_right else 0,
     }  # fmt: skip
     return [*(side[each] for each in SIDE), *(value for record in records for value in record)]
 

@@ -119,7 +119,10 @@ class PackerFrame:
         self.b = Builder(target, self.name)
         self.kind, self.memory = VALUE_KINDS[self.dtype], memory_kind(self.source)
         self.zero, self.steps = self.b.const("i64", 0), LlvmValue("%steps", "i64")
-        self.ks, self.all_xs, self.panels = (self.array(each) for each in ("ks", "xs", "panels"))
+        self.ks, self.all_xs, panels = (self.array(each) for each in ("ks", "xs", "panels"))
+        # Panels of one block of the sum after the other, where they are kept.
+        before = self.b.mul(LlvmValue("%first", "i64"), self.given("apart"))
+        self.panels = self.b.element(panels, self.kind, before)
         records = self.b.element("%side", "i64", len(SIDE))
         self._fill_steps("i64", self.ks, records, self.b.const("i64", 1) if at_once else self.steps)
         self.bounds = [self._bound(records, number) for number in range(bounds)]

@@ -13,6 +13,8 @@ from smelt.device import Target
 _BLOCK_DEPTH = 1024
 _BLOCK_ROWS = 256
 _BLOCK_COLS = 516
+KEPT = 1 << 20  # elements of the right factor that are kept in panels from one block of rows to the next
+_FEW_PANELS = 4  # a block of cols has no fewer, if it has a choice
 _UNITS = 8  # so many at least are shared out, if each is worth a thread
 _UNIT_WORTH = 1 << 17  # multiplications
 
@@ -58,6 +60,10 @@ class Blocks:
         depth = divided(k, _BLOCK_DEPTH, 1)
         units = batches * -(-n // cols)
         wanted = max(1, min(_UNITS // max(1, units), m * n * k // max(1, -(-n // cols)) // _UNIT_WORTH))
+        if wanted > 1 and m < n and cols * k > KEPT:
+            # Blocks of rows would pack the right factor each; blocks of cols pack the left one, which is less.
+            each = -(-n // (wanted * -(-n // cols)))
+            cols, wanted = divided(n, max(_FEW_PANELS * tile.cols, each), tile.cols), 1
         rows = divided(m, min(_BLOCK_ROWS, max(tile.rows, -(-m // wanted))), tile.rows)
         return cls(rows, cols, depth, -(-m // rows), -(-n // cols), max(1, -(-k // depth)))
 

@@ -10,7 +10,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, without_axes
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, contraction, count
 from smelt.codegen.cpu.products.step_runs import table_bytes
-from smelt.codegen.cpu.products.tile_shape import Blocks, TileShape
+from smelt.codegen.cpu.products.tile_shape import KEPT, Blocks, TileShape
 from smelt.codegen.cpu.workspace import aligned
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor, Index, Kernel, Stage
@@ -60,6 +60,12 @@ class Tiling:
         return blocks if count(self.m) and count(self.n) else 0
 
     @property
+    def keeps_right(self) -> bool:
+        """Whether the right panels of all blocks of the sum are kept for the blocks of rows that follow."""
+        blocks = self.blocks
+        return blocks.row_count > 1 < blocks.depth_count and blocks.depth_count * blocks.depth * blocks.cols <= KEPT
+
+    @property
     def padded_rows(self) -> int:
         return -(-self.blocks.rows // self.tile.rows) * self.tile.rows
 
@@ -93,7 +99,8 @@ class PanelSpace:
         sizes = {"sums": sums * tiling.padded_cols * item}
         lengths = (tiling.padded_rows, tiling.padded_cols)
         for name, length, factor in zip(("left", "right"), lengths, tiling.problem.contract.factors, strict=True):
-            sizes[name] = length * blocks.depth * item
+            kept = blocks.depth_count if name == "right" and tiling.keeps_right else 1
+            sizes[name] = length * blocks.depth * kept * item
             sizes[f"{name}_steps"] = blocks.depth * 8
             sizes[f"{name}_points"] = length * 8
             sizes[f"{name}_step_positions"] = len(factor.bounds) * blocks.depth * 4
