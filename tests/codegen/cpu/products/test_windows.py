@@ -5,7 +5,7 @@ import torch
 
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
-from smelt.codegen.cpu.products import tile_shape
+from smelt.codegen.cpu.products import tile_shape, tiling
 from smelt.codegen.cpu.products.plan import plan_product
 from smelt.device import find
 from smelt.fuse.lowering.convolutions import Contraction, ConvolutionSteps, to_coarse, to_fine, to_weight
@@ -92,6 +92,25 @@ def test_windows(form: str, memory_format: str, dtype: torch.dtype, monkeypatch:
     check(found, exact.detach(), c * k * k)
     check(computed(to_fine(layout(grad), layout(weight), steps, layout(x)), grad, weight, 2), to_x, o * k * k)
     check(computed(to_weight(layout(grad), layout(x), steps, layout(weight)), grad, x, 1), to_w, grad[:, 0].numel())
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "packed for each"])
+@pytest.mark.parametrize("sizes", [(40, 30), (8, 40), (30, 5)], ids=str)
+def test_right_panels_of_several_blocks(sizes: tuple[int, int], kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of rows, of cols and of the sum: several of each, with the same right panels or not."""
+    monkeypatch.setattr(tile_shape, "_BLOCK_DEPTH", 50)
+    monkeypatch.setattr(tile_shape, "_UNIT_WORTH", 1)
+    monkeypatch.setattr(tile_shape, "_FEW_PANELS", 1)
+    for module in (tile_shape, tiling):
+        monkeypatch.setattr(module, "KEPT", 1 << 20 if kept else 0)
+    torch.manual_seed(0)
+    out, width = sizes
+    # Of other sizes than in other tests, whose code would be found again.
+    x, weight = torch.randn(1, 17 + kept, 3, width), torch.randn(out, 17 + kept, 3, 3)
+    exact = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
+    made = to_coarse(layout(x), layout(weight), ConvolutionSteps.of(2, [1], [1], [1], 1), layout(exact))
+    for threads in (1, 3):
+        check(computed(made, x, weight, threads), exact, 162)
 
 
 def test_windows_are_tiled() -> None:
