@@ -208,6 +208,53 @@ assert others == [1, 2] and len(handled) == 1
 """)
 
 
+@pytest.mark.parametrize("kind", ["collector", "method of the collector", "handler", "finalizer"])
+def test_what_python_calls_in_the_middle_is_no_part_of_the_program(kind: str) -> None:
+    """It is not compiled with it, and need not be one graph where the program must be."""
+    _succeeds(f"""
+import gc, signal
+import torch, smelt
+
+ran = []
+def aside(*_):
+    ran.append(torch.ones(2).tolist())  # a graph break, if it is captured
+
+class Watches:
+    def collected(self, *_):
+        aside()
+    def __del__(self):
+        aside()
+
+def program(x):
+    y = (x * 2).sin()
+    if kind == "handler":
+        signal.raise_signal(signal.SIGUSR1)
+    elif kind == "finalizer":
+        del watches[:]
+    else:
+        gc.collect()
+    return y + 1
+
+kind = {kind!r}
+watches = []
+x = torch.arange(8.0)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+expected = smelt.compile(program)(x)
+of_program = {{name: smelt.counters[name] for name in ("graphs", "graph_breaks")}}
+smelt.reset()
+if kind == "handler":
+    signal.signal(signal.SIGUSR1, aside)
+elif kind == "finalizer":
+    watches.append(Watches())
+else:
+    gc.callbacks.append(aside if kind == "collector" else Watches().collected)
+assert torch.equal(smelt.compile(program)(x), expected)
+gc.callbacks.clear()
+assert ran and ran[0] == [1.0, 1.0], ran
+assert of_program == {{name: smelt.counters[name] for name in of_program}}
+""")
+
+
 def _succeeds(script: str) -> None:
     done = run(script)
     assert done.returncode == 0, done.stdout + done.stderr

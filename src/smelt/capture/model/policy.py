@@ -5,6 +5,8 @@ LEAF    one node of the graph          torch functions and tensor methods (`is_t
 BREAK   only Python can run it         everything with effects or frames of its own
 """
 
+import _signal
+import gc
 import os
 import types
 from enum import Enum
@@ -350,8 +352,22 @@ def frame_is_worth_capturing(code: types.CodeType) -> bool:
 
 
 def frame_runs_alone(code: types.CodeType) -> bool:
-    """Whether a frame met while a region is active is left alone with all that it calls: `torch.compile`'s, imports."""
-    return code.co_filename.startswith(_TORCH_COMPILE) or code.co_filename == "<frozen importlib._bootstrap>"
+    """Whether a frame met while a region is active is left alone with all that it calls: `torch.compile`'s, imports,
+    and what Python calls in the middle of a program."""
+    if code.co_filename.startswith(_TORCH_COMPILE) or code.co_filename == "<frozen importlib._bootstrap>":
+        return True
+    if code.co_name == "__del__":
+        return True
+    return any(_is_code_of(each, code) for each in (*gc.callbacks, *map(_signal.getsignal, _SIGNALS)))
+
+
+_SIGNALS = sorted(map(int, _signal.valid_signals()))
+
+
+def _is_code_of(function: object, code: types.CodeType) -> bool:
+    if type(function) is types.MethodType:
+        function = function.__func__
+    return type(function) is types.FunctionType and function.__code__ is code
 
 
 _LEAF_MODULES = frozenset(
