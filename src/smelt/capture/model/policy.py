@@ -5,11 +5,11 @@ LEAF    one node of the graph          torch functions and tensor methods (`is_t
 BREAK   only Python can run it         everything with effects or frames of its own
 """
 
-import _signal
 import gc
 import os
 import types
 from enum import Enum
+from signal import getsignal, valid_signals
 from typing import Any
 
 import torch
@@ -358,10 +358,10 @@ def frame_runs_alone(code: types.CodeType) -> bool:
         return True
     if code.co_name == "__del__":
         return True
-    return any(_is_code_of(each, code) for each in (*gc.callbacks, *map(_signal.getsignal, _SIGNALS)))
+    return any(_is_code_of(each, code) for each in (*gc.callbacks, *map(getsignal, _SIGNALS)))
 
 
-_SIGNALS = sorted(map(int, _signal.valid_signals()))
+_SIGNALS = sorted(valid_signals())
 
 
 def _is_code_of(function: object, code: types.CodeType) -> bool:
