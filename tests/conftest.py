@@ -1,14 +1,13 @@
 """Shared by all tests: the `--update-golden` switch, `tests.*` importable from any test folder, and no disk cache.
 
 What an earlier run left on the disk must not be what is tested; the tests of the cache switch it on, each in its own
-directory. Several processes may run the tests at once (pytest-xdist): they share what LLVM made of a text.
+directory. Several processes may run the tests at once (pytest-xdist): they and later runs share what LLVM made of a
+text.
 """
 
 import gc
 import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -40,12 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
     processes = config.getoption("--sharing") or int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     targets.use(config.getoption("--device"), config.getoption("--target"), processes)
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        os.environ[shared_kernels.FOLDER] = tempfile.mkdtemp(prefix="smelt-tests-")
+        os.environ[shared_kernels.FOLDER] = str(shared_kernels.begin(getattr(config, "cache", None)))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        shutil.rmtree(os.environ.pop(shared_kernels.FOLDER), ignore_errors=True)
+        shared_kernels.end(Path(os.environ.pop(shared_kernels.FOLDER)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
