@@ -9,6 +9,8 @@ import torch
 from torch.nn import functional
 
 from smelt.base.options import Options
+from smelt.device import host_library
+from smelt.fuse import build_program
 from smelt.fuse.lowering.convolutions import Contraction, ConvolutionSteps, to_coarse, to_fine, to_weight
 from smelt.fuse.lowering.rules import FactorRead
 from smelt.ir.kernel import Contract
@@ -16,7 +18,7 @@ from smelt.ir.program import Launch, Library, Program
 from smelt.ops.decompositions import decompositions
 from smelt.ops.record import OperandLayout
 from smelt.symbolic.shapes import Shape, is_dense
-from tests.fuse.running import compare, fused
+from tests.fuse.running import compare, fused, traced
 from tests.kernel_reference import run_program
 
 aten = torch.ops.aten
@@ -308,3 +310,60 @@ def test_nothing_to_convolve(shape: tuple[int, ...]) -> None:
     args = (_x(*shape), _x(6, shape[1], 3, 3))
     program = fused(fn, *args, products="own", decompositions=decompositions(Options(products="own")))
     compare(run_program(program, args), (fn(*args),))
+
+
+@pytest.fixture
+def slow_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on processors where the library has no good convolutions."""
+    monkeypatch.setattr(host_library, "slow_convolutions", lambda: True)
+
+
+def chosen(fn: Callable[..., Any], *args: torch.Tensor, **options: Any) -> tuple[int, int]:
+    """How many kernels convolve, and how many convolutions the library computes, when the compiler chooses."""
+    given = Options(check_specs=True, **options)
+    program = build_program(traced(fn, *args, decompositions=decompositions(given)), "program", given)
+    expected = fn(*args)
+    compare(run_program(program, args), expected if isinstance(expected, tuple) else (expected,), rtol=1e-4, atol=1e-4)
+    kernels = [step.kernel for step in program.steps if isinstance(step, Launch)]
+    calls = [step for step in program.steps if isinstance(step, Library) and "convolution" in str(step)]
+    return sum(isinstance(i, Contract) for kernel in kernels for i in kernel.instructions()), len(calls)
+
+
+@pytest.mark.usefixtures("slow_library")
+@pytest.mark.parametrize("kernel", [(3, 3), (7, 7), (1, 5)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 3}], ids=str)
+def test_kernels_convolve_channels_by_themselves(kernel: tuple[int, int], options: dict[str, Any]) -> None:
+    """With the bias and what follows, and nobody has to ask for it."""
+
+    def fn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.relu(functional.conv2d(x, weight, bias, groups=6, **options))
+
+    args = (_x(2, 6, 15, 16), _x(6, 1, *kernel), _x(6))
+    assert chosen(fn, *args) == (1, 0)
+    assert chosen(fn, *args, products="library")[0] == 0
+    assert chosen(fn, *args, convolutions="library") == (0, 1)
+
+
+@pytest.mark.usefixtures("slow_library")
+@pytest.mark.parametrize("size", [3, 7])
+def test_kernels_compute_gradients_of_images_by_channel(size: int) -> None:
+    """Where every point was visited; the weight's by sums, or the library."""
+    rest = ([1, 1], [size // 2] * 2, [1, 1], False, [0, 0], 6)
+
+    def fn(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        return tuple(aten.convolution_backward.default(grad, x, weight, [6], *rest, [True, True, True]))
+
+    args = (_x(2, 6, 9, 8), _x(2, 6, 9, 8) + 1, _x(6, 1, size, size))
+    assert chosen(fn, *args, convolutions="auto")[0] == 1
+
+
+@pytest.mark.usefixtures("slow_library")
+@pytest.mark.parametrize("case", ["channels last", "float64", "one channel", "groups", "several for each"])
+def test_other_convolutions_are_not_left_for_kernels(case: str) -> None:
+    groups, each = {"one channel": (1, 1), "groups": (3, 2), "several for each": (6, 1)}.get(case, (6, 1))
+    x, weight = _x(2, groups * each, 9, 8), _x(12 if case == "several for each" else groups * each, each, 3, 3)
+    if case == "channels last":
+        x, weight = (each.to(memory_format=torch.channels_last) for each in (x, weight))
+    if case == "float64":
+        x, weight = x.double(), weight.double()
+    assert chosen(lambda x, weight: functional.conv2d(x, weight, groups=groups), x, weight)[0] == 0

@@ -8,11 +8,15 @@ times, which stand beside them.
 """
 
 import platform
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 
+from smelt.symbolic.shapes import Size
+
 _ARM = ("aarch64", "arm64")
+_BY_CHANNEL_TAPS, _BY_CHANNEL_STRIDE = 128, 8  # the most that kernels have code for
 
 HOST = torch.device("cpu")  # where PyTorch makes tensors unless somebody says otherwise, and keeps its numbers
 
@@ -53,6 +57,19 @@ def slow_convolutions() -> bool:
     itself 8 and 6; 144 channels by themselves 1.7 and 0.3.
     """
     return platform.machine() in _ARM
+
+
+def slow_by_channel(weight: Sequence[Size], groups: int, stride: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether kernels convolve each channel of a contiguous image by itself, faster than the library and than sums do.
+
+    Measured on Arm with 8 to 960 channels of 5² to 112² and one or four images: 3×3 and 5×5 take 0.3 to 0.8 of the time
+    of sums, 7×7 0.2 to 0.4 of the library's.
+    """
+    if len(weight) != 4 or not slow_convolutions() or dtype is not torch.float32 or stride[-1] > _BY_CHANNEL_STRIDE:
+        return False
+    if any(not isinstance(size, int) for size in weight) or weight[0] == 1:
+        return False
+    return groups == weight[0] and weight[1] == 1 and weight[2] * weight[3] <= _BY_CHANNEL_TAPS
 
 
 @cache

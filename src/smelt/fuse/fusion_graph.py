@@ -56,10 +56,12 @@ from smelt.symbolic.shapes import Shape, contiguous_stride, is_dense, product, s
 from smelt.symbolic.symsize import same_sizes
 
 
-def lower(traced: Traced, targets: TargetChoice | None = None, products: str = "auto") -> Lowered:
-    """Read a pure graph. `products`: which products are kernels of our own, as the option says."""
+def lower(
+    traced: Traced, targets: TargetChoice | None = None, products: str = "auto", convolutions: str = "auto"
+) -> Lowered:
+    """Read a pure graph. `products` and `convolutions`: which are kernels of our own, as the options say."""
     targets = targets or TargetChoice()
-    return _Lowerer(traced, targets, ProductChoice(products, targets)).run()
+    return _Lowerer(traced, targets, ProductChoice(products, targets, convolutions)).run()
 
 
 class _Lowerer:
@@ -438,7 +440,7 @@ class _Lowerer:
 
     def _products(self, node: fx.Node) -> str | None:
         """The values of a call that multiplies, or why it is a library call: an empty reason where it is no product."""
-        calls = read_products(node, self._layout) if self.products.is_open else None
+        calls = read_products(node, self._layout) if self.products.takes(node) else None
         if not isinstance(calls, dict):
             return calls or ""
         results = _results(node)

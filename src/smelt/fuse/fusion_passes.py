@@ -39,6 +39,7 @@ class FusionContext:
     targets: TargetChoice
     fuel: Fuel
     products: str = "auto"  # as the option says
+    convolutions: str = "auto"  # as the option says
     library: bool = True  # whether there may be library calls
     alone: frozenset[int] = frozenset()  # ids of values that get kernels of their own
 
@@ -49,7 +50,7 @@ class FusionContext:
 
 
 def _read(traced: Traced, context: FusionContext) -> Lowered:
-    lowered = lower(traced, context.targets, context.products)
+    lowered = lower(traced, context.targets, context.products, context.convolutions)
     if not context.library:
         _forbid_calls(lowered, context.name)
     return lowered
@@ -150,7 +151,7 @@ def build_program(
     `limits` are the targets' unless they are given."""
     fuel = fuel or Fuel(options.fuel)
     targets, library = TargetChoice(options.target, limits), options.library != "none"
-    context = FusionContext(name, traced, targets, fuel, options.products, library)
+    context = FusionContext(name, traced, targets, fuel, options.products, options.convolutions, library)
     check = FusionCheck() if options.check_specs or config.check_specs else None
     stage = f"{name}: fuse"
     lowered: Lowered = run_rows(traced, READ, context, fuel, stage, check)

@@ -33,5 +33,7 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = _TABLE
 def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     """The table for one compilation: with convolutions as the options want them, and more where there is no library."""
     how = "own" if options.convolutions == "auto" and options.products == "own" else options.convolutions
-    table = DECOMPOSITIONS if how == "auto" else {**DECOMPOSITIONS, **convolutions.convolutions_by(how)}
+    kernels = options.products == "auto"
+    usual = how == "auto" and kernels
+    table = DECOMPOSITIONS if usual else {**DECOMPOSITIONS, **convolutions.convolutions_by(how, kernels)}
     return {**table, **without_library.TABLE} if options.library == "none" else table

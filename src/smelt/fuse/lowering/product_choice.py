@@ -3,6 +3,7 @@
     ProductChoice("own", targets).why_not_own(call, factors, sums)   →   None, or why the library computes it
 
 With the option `products` at "own", every product is a kernel that the target can make one for; at "library" none is.
+At "auto" convolutions are that were left whole for it, where kernels were measured to be faster.
 """
 
 from collections.abc import Sequence
@@ -12,13 +13,14 @@ import torch
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.device.host_library import on_host, slow_by_channel
 from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
 from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, read_product
 from smelt.fuse.lowering.rules import FactorRead
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
-from smelt.ir.tensorspec import TensorSpec
-from smelt.symbolic.shapes import Shape, Size, span
+from smelt.ir.tensorspec import TensorSpec, tensor_spec
+from smelt.symbolic.shapes import Shape, Size, contiguous_stride, span
 
 aten = torch.ops.aten
 
@@ -33,24 +35,42 @@ def read_products(node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall] 
     return {0: call} if isinstance(call, ProductCall) else call
 
 
+def _is_by_channel(node: fx.Node) -> bool:
+    """Whether a call convolves each channel by itself, as kernels do faster than the library."""
+    if node.target is not aten.convolution.default:
+        return False
+    x, weight, _, stride, _, _, transposed, _, groups = node.args
+    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node) and isinstance(groups, int)
+    image, filters = tensor_spec(x), tensor_spec(weight)
+    if image.varies or not on_host(image.device) or (transposed and stride != [1, 1]):
+        return False
+    if not slow_by_channel(filters.shape, groups, stride, image.dtype):  # type: ignore[arg-type]
+        return False
+    return all(spec.stride == contiguous_stride(spec.shape) for spec in (image, filters))
+
+
 @dataclass(frozen=True, slots=True)
 class ProductChoice:
     """The choice for the products of one program."""
 
     wanted: str
     targets: TargetChoice
+    convolutions: str = "auto"  # as the option says
     _cycles: dict[Kernel, float | str] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
         """Whether any product may be a kernel."""
+        return self.wanted != "library"
+
+    def takes(self, node: fx.Node) -> bool:
+        """Whether a call may be a kernel, if it is a product and there is code for it."""
+        if self.wanted == "auto":
+            return self.convolutions == "auto" and _is_by_channel(node)
         return self.wanted == "own"
 
     def why_not_own(self, call: ProductCall, factors: Sequence[TensorSpec], sums: TensorSpec) -> str | None:
         """Why a product is a library call, after "it"; None if a kernel computes it."""
-        less = sums.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"
-        if less and self.wanted != "own":
-            return "multiplies, and the library may do so with less precision"
         kernel = bare_kernel(call, factors, sums)
         found = self._cycles.get(kernel)
         if found is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from smelt.device.host_library import on_host, slow_convolutions, slow_narrow_convolutions
+from smelt.device.host_library import on_host, slow_by_channel, slow_convolutions, slow_narrow_convolutions
 from smelt.ops.decompose.products import widened
 from smelt.ops.decompose.table import checked, decomposes, widen
 from smelt.symbolic.shapes import product
@@ -44,12 +44,15 @@ def convolution(
     groups: int,
     *,
     how: str = "auto",
+    kernels: bool = True,
 ) -> Any:
     if not on_host(x.device) or how == "own":
         return NotImplemented
     steps = (stride, padding, dilation)
     result = NotImplemented
     plane = x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps)
+    if kernels and how == "auto" and plane and _by_kernel(x, weight, stride, groups):
+        return NotImplemented
     if _as_products(how) and plane:
         result = _convolved(widen(x).contiguous(), widen(weight).contiguous(), steps, groups)
     if result is not NotImplemented:
@@ -77,6 +80,7 @@ def convolution_backward(
     mask: Sequence[bool],
     *,
     how: str = "auto",
+    kernels: bool = True,
 ) -> Any:
     products = _as_products(how)
     if how == "own" or not on_host(x.device) or not (products or slow_narrow_convolutions(x.dtype)):
@@ -94,10 +98,14 @@ def convolution_backward(
     if mask[1]:
         to_weight = _to_weight(*wide, steps, groups)
     if mask[0]:
-        to_x = _to_image(*wide, steps, groups)
+        whole = kernels and how == "auto" and _by_kernel(wide[0], wide[2], stride, groups)
+        to_x = _to_image(*wide, steps, groups, whole)
         if to_x is NotImplemented and mask[1] and to_weight is not NotImplemented:
             rest = (bias_sizes, *steps, transposed, output_padding, groups, [True, False, False])
             to_x = aten.convolution_backward.default(*wide, *rest)[0]
+        elif to_weight is NotImplemented and whole and to_x is not NotImplemented:
+            rest = (bias_sizes, *steps, transposed, output_padding, groups, [False, True, False])
+            to_weight = aten.convolution_backward.default(*wide, *rest)[1]
     if to_x is NotImplemented or to_weight is NotImplemented:
         return NotImplemented
     to_bias = torch.sum(wide[0], [0, 2, 3]) if mask[2] else None
@@ -105,17 +113,25 @@ def convolution_backward(
 
 
 @cache
-def convolutions_by(how: str) -> Mapping[Any, Callable[..., Any]]:
+def convolutions_by(how: str, kernels: bool) -> Mapping[Any, Callable[..., Any]]:
     """The two decompositions where somebody has chosen: `how` as the option `convolutions` has it, or `own` where
-    products are kernels of our own."""
-    forward: Callable[..., Any] = partial(convolution, how=how)
-    backward: Callable[..., Any] = partial(convolution_backward, how=how)
+    products are kernels of our own. With `kernels`, some are left for those by `auto` too."""
+    forward: Callable[..., Any] = partial(convolution, how=how, kernels=kernels)
+    backward: Callable[..., Any] = partial(convolution_backward, how=how, kernels=kernels)
     table = {aten.convolution.default: forward, aten.convolution_backward.default: backward}
     return {op: checked(op, function) for op, function in table.items()}
 
 
 def _as_products(how: str) -> bool:
     return slow_convolutions() if how == "auto" else how == "products"
+
+
+def _by_kernel(x: Tensor, weight: Tensor, stride: Sequence[int], groups: int) -> bool:
+    """Whether a convolution is left whole, for a kernel."""
+    varies = any(not isinstance(size, int) for size in x.shape)
+    if varies or not slow_by_channel(weight.shape, groups, stride, x.dtype):
+        return False
+    return x.dtype is weight.dtype and x.is_contiguous() and weight.is_contiguous()
 
 
 def _padded(x: Tensor, padding: Sequence[int]) -> Tensor:
@@ -195,12 +211,12 @@ def _to_weight(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, groups: in
     return aten.view.default(found, list(weight.shape))
 
 
-def _to_image(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, groups: int) -> Any:
+def _to_image(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, groups: int, whole: bool) -> Any:
     outputs, each, *kernel = weight.shape
     stride, padding, dilation = steps
     images, channels, *size = x.shape
     if groups == channels == outputs:
-        return _to_image_by_channel(grad, x, weight, steps)
+        return _to_image_by_channel(grad, x, weight, steps, whole)
     points, elements = product(grad.shape[2:]), each * product(kernel)
     if groups != 1 or images * points * elements * grad.dtype.itemsize > _ROOM:
         return NotImplemented
@@ -213,9 +229,12 @@ def _to_image(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, groups: int
     return aten.col2im.default(columns, size, kernel, list(dilation), list(padding), list(stride))
 
 
-def _to_image_by_channel(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps) -> Any:
-    """A convolution with the kernel flipped, where every point was visited."""
+def _to_image_by_channel(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, whole: bool) -> Any:
+    """A convolution with the kernel flipped, where every point was visited; where a kernel computes it, it is left
+    `whole` instead."""
     stride, padding, dilation = steps
+    if whole and set(stride) == {1}:
+        return aten.convolution.default(grad, weight, None, *steps, True, [0, 0], weight.shape[0])
     kernel = weight.shape[2:]
     around = [step * (size - 1) - pad for step, size, pad in zip(dilation, kernel, padding, strict=True)]
     if set(stride) != {1} or min(around) < 0 or product(kernel) > _TAPS:
