@@ -113,6 +113,17 @@ def test_right_panels_of_several_blocks(sizes: tuple[int, int], kept: bool, monk
         check(computed(made, x, weight, threads), exact, 162)
 
 
+@pytest.mark.parametrize("stride", [3, 4], ids=str)
+def test_the_last_panel_may_reach_as_far_as_a_whole_one(stride: int) -> None:
+    """Six points that lie as far apart as twelve side by side are no twelve, nor is any number of others."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 3, 7, 10, 3), torch.randn(24, 1, 1, 3, 1)
+    steps = ConvolutionSteps.of(3, [1, stride, 1], [0, 1, 0], [1, 3, 1], 3)
+    given = (steps.stride, steps.padding, steps.dilation, steps.groups)
+    exact = torch.nn.functional.conv3d(x.double(), weight.double(), None, *given)
+    check(computed(to_coarse(layout(x), layout(weight), steps, layout(exact)), x, weight, 1), exact, 3)
+
+
 def test_windows_are_tiled() -> None:
     """Or the tests above would test something else."""
     x, weight, y = torch.empty(1, 64, 14, 14), torch.empty(64, 64, 3, 3), torch.empty(1, 64, 14, 14)

@@ -188,10 +188,13 @@ class _Packer(PackerFrame):
         return self.b.element("%from", self.memory, self.b.load(self.b.element(self.xs, "i64", point), "i64"))
 
     def side_by_side(self) -> tuple[LlvmValue, LlvmValue]:
-        """Whether the panel's points are, of which each lies behind the one before; and where the first one is."""
+        """Whether the panel's points are, of which each lies behind the one before; and where the first one is. A panel
+        that is not whole ends in the same point twice, and may reach as far as a whole one."""
         b = self.b
-        first, last = b.load(self.xs, "i64"), b.load(b.element(self.xs, "i64", self.width - 1), "i64")
-        together = b.icmp("eq", b.sub(last, first), self.width - 1)
+        first, almost, last = (
+            b.load(b.element(self.xs, "i64", place), "i64") for place in (0, self.width - 2, self.width - 1)
+        )
+        together = b.and_(b.icmp("eq", b.sub(last, first), self.width - 1), b.icmp("ne", almost, last))
         return b.and_(self.ascending, together), first
 
     def either(self, condition: LlvmValue, yes: Callable[[], None], no: Callable[[], None]) -> None:
