@@ -64,8 +64,8 @@ class _BoundedRun(Run):
                 self.found[out] = self._cast(self.found[source], dtype)
             case Const(out) | Load(out) | Position(out):
                 self.step(instruction, True)
-                value = self.values[out]
-                truth = value.double() if value.dtype.is_floating_point else value
+                read = self.values[out]
+                truth = read.double() if read.dtype.is_floating_point else read
                 self.found[out] = Bounded(truth, torch.zeros(()).double())
 
     def _product(self, contraction: Contract, dtype: torch.dtype) -> Bounded:

@@ -32,7 +32,7 @@ from smelt.ir.kernel import (
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 20, 24, 25, 31, 32, 33, 40, 48, 63, 64, 65)
-LARGE = (96, 100, 127, 128, 129, 200, 255, 256, 257, 384, 500, 513)
+LARGE = (96, 100, 127, 128, 129, 200, 255, 256, 257, 384, 500, 513, 1030, 2049)
 MOST_POINTS, MOST_PRODUCTS = 40_000, 1_500_000
 
 
@@ -175,7 +175,7 @@ class _Maker:
             stride, dilation = ([chance.choice(of) for _ in range(dims)] for of in ((1, 1, 1, 2, 3), (1, 1, 1, 2)))
             padding = [chance.choice((0, 0, 1, 1, 2, 3)) for _ in range(dims)]
             groups = chance.choice((1, 1, 1, 1, 2, 3, 8))
-            count, into, out = chance.choice((1, 1, 2, 3)), chance.choice((1, 1, 2, 3, 4, 5, 16)), self.size()
+            count, into, out = chance.choice((1, 1, 2, 3)), chance.choice((1, 1, 2, 3, 4, 5, 16, 130)), self.size()
             if groups > 1 and self.often(0.5):
                 into = out = 1  # depthwise
             inner = [d * (w - 1) + 1 for d, w in zip(dilation, window, strict=True)]

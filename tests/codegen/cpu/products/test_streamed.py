@@ -151,7 +151,7 @@ def test_what_is_refused() -> None:
         (product(3, 9, 7), dot, "the right factor is not contiguous along the sum"),
         (product(3, 9, 3, right="bjk"), dot, "too few products for a vector"),
         (product(3, 9, 7, right="bjk"), few_rows, "the right factor is not contiguous along columns"),
-        (product(0, 9, 7, right="bjk"), dot, "there is nothing to compute"),
+        (product(0, 9, 7, right="bjk"), dot, "there is nothing to multiply"),
     ):
         assert schedule.why_not(problem_of(kernel), target) == reason
 

@@ -4,8 +4,12 @@ import pytest
 import torch
 
 from smelt.codegen.cpu.products import tile_shape
+from smelt.codegen.cpu.products.plan import SCHEDULES
+from smelt.codegen.cpu.products.problem import ProductAxis, contraction, problem_of
+from smelt.codegen.cpu.products.step_runs import period
 from smelt.codegen.cpu.products.tile_shape import TileShape
 from smelt.device import find
+from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
 from tests.codegen.cpu.products.written import BF16, F16, F32, F64, product, same_as_reference
 from tests.ir.products import WRITTEN
@@ -59,8 +63,91 @@ def test_blocks_of_their_own_size(busy: None) -> None:
     same_as_reference([product(300, 800, 900), product(270, 50, 1500, epilogue=True)], "tiled", threads=(1, 2))
 
 
+def _spread_out(m: int, n: int, steps: tuple[int, int], where: str = "") -> Kernel:
+    """Rows of x and columns of w that are `steps` apart, the sum across them."""
+    x, w = (step * (size - 1) + 1 for step, size in zip(steps, (m, n), strict=True))
+    text = f"""
+kernel spread_{m}_{n}_{steps[0]}_{steps[1]} rows(i:{m}) cols(j:{n})
+  in x: f32[{5 * x}]
+  in w: f32[{5 * w}]
+  out y: f32[{m * n}]
+  loop:
+    p = contract (k:5) x[{steps[0]}*i + {x}*k], w[{steps[1]}*j + {w}*k]{where} : f32
+    store y[{n}*i + j] = p
+"""
+    return parse_kernel(text)
+
+
+@pytest.mark.parametrize("where", ["", " where k - 1 below 3", " where j + k - 1 below 6"])
+def test_a_part_of_a_panel_that_reaches_as_far_as_a_whole_one(where: str) -> None:
+    """Two columns 11 apart are not twelve side by side."""
+
+    def reaching(width: int) -> list[tuple[int, int]]:
+        return [(points, (width - 1) // (points - 1)) for points in range(2, width) if (width - 1) % (points - 1) == 0]
+
+    kernels = [_spread_out(m, 14, (step, 1), where) for m, step in reaching(TILE.rows)]
+    for n, step in reaching(TILE.cols):
+        kernels += [_spread_out(9, n + more, (1, step), where) for more in (0, TILE.cols)]
+    assert len(kernels) > 2
+    same_as_reference(kernels, "tiled")
+
+
+NOTHING = {
+    "no step": "p = contract (k:0) x[i], w[j] : f32",
+    "no step along one axis": "p = contract (h:3, k:0) x[i + 7*h], w[j] : f32",
+    "no step along the outer of two": "p = contract (h:0, k:3) x[i + k], w[j + k] : f32",
+    "steps out of bounds": "p = contract (k:3) x[i + 7*k], w[j + 9*k] where k + 3 below 2 : f32",
+    "rows out of bounds": "p = contract (k:3) x[3*i + k] where i - 7 below 9, w[j + 9*k] : f32",
+    "no steps to sum, out of bounds": "p = contract () x[i], w[j] where j + 1 below 0 : f32",
+    "windows out of bounds": "p = contract (c:3, k:3) x[i + c + k], w[j + 9*c + k] where j + k + 20 below 9 : f32",
+    "channels out of bounds": "p = contract (k:3, c:4) x[i + k + c], w[j + 4*k + c] where j + k + 20 below 9 : f32",
+    "both out of bounds": "p = contract (k:3) x[k] where k + 3 below 1, w[j + k] where k - 4 below 9 : f32",
+}
+
+
+@pytest.mark.parametrize("contraction", NOTHING.values(), ids=NOTHING)
+def test_factors_without_an_element(contraction: str) -> None:
+    """Nothing of a factor is read where all of it is out of bounds: there may be no memory."""
+    text = f"""
+kernel nothing rows(i:7) cols(j:9)
+  in x: f32[{0 if "i - 7" in contraction or "x[k] where" in contraction else 21}]
+  in w: f32[{0 if "where j" in contraction or "where k" in contraction else 27}]
+  in b: f32[9]
+  out y: f32[63]
+  loop:
+    {contraction}
+    v0 = load b[j]
+    v1 = add p, v0 : f32
+    store y[9*i + j] = v1
+"""
+    kernel, target = parse_kernel(text), find("cpu")
+    check_kernel(kernel)
+    taken = [each.name for each in SCHEDULES if each.why_not(problem_of(kernel), target) is None]
+    assert taken == ["tiled"]
+    same_as_reference([kernel], "tiled", threads=(1, 2))
+
+
+def test_windows_are_packed_by_channels_that_never_go_back() -> None:
+    """What is out of bounds is read at the beginning of the buffer, as much further on as the sum has moved."""
+    factor = parse_kernel("""
+kernel back rows() cols(w:12)
+  in x: f32[93]
+  in f: f32[72]
+  out y: f32[12]
+  loop:
+    p = contract (a:2, b:6, j:3) f[18*a + 3*b + j], x[w + a + 16*b + j - 1] where w + j - 1 below 12 : f32
+    store y[w] = p
+""")
+    contract = contraction(factor)
+    assert contract is not None
+    a, b, j = (ProductAxis(axis.name, int(axis.size), 0, 0) for axis in contract.axes)
+    assert period(contract.right, (b, j)) == period(contract.right, (b, a, j)) == 3
+    assert period(contract.right, (a, b, j)) == 0
+
+
 def test_nothing_to_sum_or_to_compute() -> None:
     same_as_reference([product(5, 6, 0), product(5, 6, 0, epilogue=True)], "tiled")
+    same_as_reference([product(5, 6, 0), product(1, 40, 0, right="bjk", epilogue=True)])  # by whichever is chosen
     same_as_reference([product(0, 6, 3), product(5, 0, 3), product(5, 6, 3, batch=0)], "tiled")
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from smelt.codegen.build import CompiledKernel, _join
 from smelt.codegen.cpu.products.plan import plan_product
 from smelt.codegen.llvm.compile import load
-from smelt.device import find
+from smelt.device import Target, find
 from smelt.ir.kernel import (
     Axis,
     Buffer,
@@ -51,8 +51,8 @@ def product(
         return {axis: found[axis] for axis in "bijk" if axis in found}
 
     total = F64 if dtype is F64 else F32
-    factors = [Factor(name, index(**strided(order))) for name, order in (("x", left), ("w", right))]
-    body: list[Instruction] = [Contract("p", (Axis("k", k),), *factors, total)]
+    x, w = (Factor(name, index(**strided(order))) for name, order in (("x", left), ("w", right)))
+    body: list[Instruction] = [Contract("p", (Axis("k", k),), x, w, total)]
     value, place = "p", index(**strided("bij"))
     if epilogue:
         body += [
@@ -61,8 +61,9 @@ def product(
         ]  # fmt: skip
         value = "u"
     if in_place:
-        before = [Load("o", "y", place), *([Cast("q", "o", total)] if dtype is not total else [])]
-        body += [*before, Compute("s", "add", (value, "o" if dtype is total else "q"), total)]
+        body.append(Load("o", "y", place))
+        body += [Cast("q", "o", total)] if dtype is not total else []
+        body += [Compute("s", "add", (value, "o" if dtype is total else "q"), total)]
         value = "s"
     if dtype is not total:
         body.append(Cast("narrow", value, dtype))
@@ -84,12 +85,15 @@ def _count(sizes: dict[str, int], order: str) -> int:
     return found
 
 
-def compiled_by(kernels: Sequence[Kernel], schedule: str | None = None) -> list[CompiledKernel]:
-    """All in one module, by the schedule of that name."""
-    target = find("cpu")
+def compiled_by(
+    kernels: Sequence[Kernel], schedule: str | Sequence[str] | None = None, target: Target | None = None
+) -> list[CompiledKernel]:
+    """All in one module, by the schedule of that name, or each by its own."""
+    target = target or find("cpu")
+    names = [schedule] * len(kernels) if schedule is None or isinstance(schedule, str) else schedule
     codes = []
-    for number, kernel in enumerate(kernels):
-        plan = plan_product(kernel, target, schedule)
+    for number, (kernel, name) in enumerate(zip(kernels, names, strict=True)):
+        plan = plan_product(kernel, target, name)
         codes.append(plan.schedule.write(f"k{number}", plan.problem, target))
     (built,) = load([_join(codes)], target)
     return [

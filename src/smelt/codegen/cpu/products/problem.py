@@ -13,6 +13,7 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import merged, without_unit_axes
+from smelt.ir.check_kernel import factor_range
 from smelt.ir.kernel import Axis, Contract, Factor, Index, Instruction, Kernel, Stage
 from smelt.symbolic.shapes import product
 from smelt.symbolic.symsize import is_symsize
@@ -146,11 +147,33 @@ def _with(kernel: Kernel, old: Contract, new: Contract) -> Kernel:
     return replace(kernel, stages=(Stage(True, body),))
 
 
+def _sums_nothing(kernel: Kernel, contract: Contract) -> bool:
+    """Whether there is no step, or a factor is out of bounds everywhere: its buffer may have no element to read."""
+    if any(axis.size == 0 for axis in contract.axes):
+        return True
+    axes = kernel.rows + kernel.cols
+    if any(axis.size == 0 for axis in axes):
+        return False
+    return any(each.bounds and factor_range(each, axes + contract.axes) is None for each in contract.factors)
+
+
+def _empty_sum(contract: Contract) -> Contract:
+    """The sum over one axis without a step, of factors that are read nowhere and so need no bounds."""
+    gone = {axis.name for axis in contract.axes}
+    left, right = (
+        Factor(each.buffer, Index(tuple(term for term in each.index.terms if term[0] not in gone)))
+        for each in contract.factors
+    )
+    return replace(contract, axes=(Axis(f"{contract.out}.none", 0),), left=left, right=right)
+
+
 def _with_merged_sum(kernel: Kernel) -> Kernel:
     """The axes summed over in the order the right factor lies in memory, but for those of one point; neighbours that
     both factors walk as one are one."""
     contract = contraction(kernel)
     assert contract is not None
+    if _sums_nothing(kernel, contract):
+        return _with(kernel, contract, _empty_sum(contract))
     indices = [index for factor in contract.factors for index in (factor.index, *(at for at, _ in factor.bounds))]
     kept = [axis for axis in contract.axes if axis.size != 1]
     place = len(kept) - 2

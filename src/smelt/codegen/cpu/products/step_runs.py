@@ -26,8 +26,20 @@ def period(factor: Factor, k: Sequence[ProductAxis]) -> int:
     """After how many steps positions in bounds repeat, while what is read moves on; 0 if never or after many."""
     inner = tuple(takewhile(lambda axis: _is_bounded(factor, axis), reversed(k)))
     outer = k[: len(k) - len(inner)]
-    moves_on = all(not _is_bounded(factor, axis) and factor.index.stride(axis.name) >= 0 for axis in outer)
+    moves_on = not any(_is_bounded(factor, axis) for axis in outer) and _never_goes_back(factor, outer)
     return count(inner) if inner and outer and moves_on and count(inner) <= MOST_PLACES else 0
+
+
+def _never_goes_back(factor: Factor, axes: Sequence[ProductAxis]) -> bool:
+    """Whether no step along the axes, the last one fastest, is to a place before the one it comes from: what is out of
+    bounds is read at the beginning of the buffer, as much further on as the sum has moved since its block began."""
+    reach = 0
+    for axis in reversed(axes):
+        step = int(factor.index.stride(axis.name))
+        if step < reach:
+            return False
+        reach += step * (axis.size - 1)
+    return True
 
 
 def run(factor: Factor, k: Sequence[ProductAxis]) -> int:

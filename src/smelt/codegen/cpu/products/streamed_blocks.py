@@ -101,8 +101,8 @@ def why_no_blocks(problem: Problem) -> str | None:
         return f"sums of {problem.dtype}"
     if any(not dtype.is_floating_point for dtype in (problem.left_dtype, problem.right_dtype)):
         return "a factor is not of floating point"
-    if problem.batches * problem.rows * problem.cols == 0:
-        return "there is nothing to compute"
+    if problem.multiplications == 0:
+        return "there is nothing to multiply"
     return None
 
 
