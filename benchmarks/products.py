@@ -5,13 +5,13 @@
     python -m benchmarks.products --fit FILE     the constants of a cost model that FILE's figures give
 
 A shape is rows × cols × depth. Forms: `nn` is x @ w, `nt` is x @ w.t() (a linear layer), `tn` is x.t() @ w (its
-gradient). Each line: GFLOP/s of `torch.mm` and of ours, ours over the library's (above one: faster), and the schedule;
-then geometric means. With `--schedules` every schedule that takes a product is measured, the one the compiler chooses
-first, else that one alone. A star is at products that `smelt.compile` makes kernels of by itself, where it takes the
-library to be slower; the last mean counts the others as the library's. They run alternately, a few milliseconds at a
-time; a ratio is the median of the quotients within a round. With one thread processor time counts, which others on the
-machine disturb less; with more the clock's. Each number of threads has a process of its own: some of the library's
-products start as many as there were at first.
+gradient); where the compiler gives the library w @ x.t() in its place, so does this. Each line: GFLOP/s of `torch.mm`
+and of ours, ours over the library's (above one: faster), and the schedule; then geometric means. With `--schedules`
+every schedule that takes a product is measured, the one the compiler chooses first, else that one alone. A star is at
+products that `smelt.compile` makes kernels of by itself, where it takes the library to be slower; the last mean counts
+the others as the library's. They run alternately, a few milliseconds at a time; a ratio is the median of the quotients
+within a round. With one thread processor time counts, which others on the machine disturb less; with more the clock's.
+Each number of threads has a process of its own: some of the library's products start as many as there were at first.
 """
 
 import argparse
@@ -43,6 +43,7 @@ from smelt.codegen import build, compile_kernels
 from smelt.codegen.cpu.products import plan as products
 from smelt.codegen.cpu.products.problem import contraction, problem_of
 from smelt.device import find
+from smelt.device.host_library import given_transposed
 from smelt.ir.kernel import Axis, Buffer, Cast, Contract, Factor, Index, Kernel, Role, Stage, Store
 from smelt.ir.program import Program
 
@@ -182,7 +183,10 @@ def measured(shape: Shape, threads: int, every: bool, rounds: int, per_round: fl
     left, right = (x.t() if shape.form[0] == "t" else x), (w.t() if shape.form[1] == "t" else w)
     own = is_own(left, right)
     theirs = torch.empty_like(y)
-    ways: dict[str, Callable[[], object]] = {LIBRARY: lambda: torch.mm(left, right, out=theirs)}
+    given, out = (left, right), theirs
+    if shape.form == "nt" and given_transposed((shape.rows, shape.cols, shape.depth), {y.dtype}):
+        given, out = (right.t(), left.t()), theirs.t()
+    ways: dict[str, Callable[[], object]] = {LIBRARY: lambda: torch.mm(*given, out=out)}
     for name in fitting if every else [*fitting][:1]:
         ways[name] = call_of(kernel, name, (x, w, y), threads)
     with thread_count(threads):
@@ -202,7 +206,7 @@ def is_own(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether the compiler, when nobody tells it, makes a kernel of a product."""
     smelt.reset()
     with events.collect() as seen:
-        smelt.compile(torch.mm)(left, right)
+        smelt.compile(lambda x, w: torch.mm(x, w))(left, right)
     programs = [event.subject for event in seen if isinstance(event.subject, Program)]
     return any(contraction(kernel) is not None for program in programs for kernel in program.kernels)
 

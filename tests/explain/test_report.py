@@ -82,7 +82,7 @@ def test_steps_are_a_graph_too(data: Any) -> None:
     assert [node["label"] for node in shown] == [step["name"] for step in program["steps"]]
     assert [step["kind"] for step in program["steps"]] == ["library", "kernel"]
     assert ["step 1", "step 2"] in stage["edges"] and nodes["step 1"]["shape"] == "float32[4, 16]"
-    assert program["steps"][0]["why"].startswith("multiplies matrices")
+    assert program["steps"][0]["why"].startswith("multiplies 4×16×8, ")
 
 
 def test_memory_rises_in_the_forward_and_covers_both_halves(data: Any) -> None:

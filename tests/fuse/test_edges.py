@@ -195,7 +195,7 @@ def _groups(fn: Callable[..., Any], *args: torch.Tensor) -> Any:
 
 def test_reasons_in_words() -> None:
     groups, values = _groups(lambda x: x.sum(0) * x.mm(x).relu(), torch.randn(4, 4))
-    reason = "multiplies matrices, for which the library is tuned to the machine"
+    reason = "multiplies 4×4×4, which is too little for a kernel to be worth it"
     assert why_not_fuse(groups, values["mm"], values["relu"]) == f"mm is a library call: it {reason}"
     assert "only after all rows" in str(why_not_fuse(groups, values["sum_1"], values["mul"]))
     assert why_not_fuse(groups, values["mul"], values["relu"]) is None

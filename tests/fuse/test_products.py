@@ -9,10 +9,17 @@ import pytest
 import torch
 
 from smelt.base.errors import SmeltError
+from smelt.base.events import collect
 from smelt.base.options import Options
+from smelt.device import host_library, product_costs
+from smelt.device.product_costs import MatrixSizes, ProductCosts, library_costs
+from smelt.fuse.lowering import product_choice
+from smelt.fuse.lowering.rules import ContractRule, FactorRead
+from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.kernel import Contract, Role
 from smelt.ir.program import Launch, Library, Program
 from tests.fuse.running import assert_same, fused
+from tests.processes import run
 
 aten = torch.ops.aten
 
@@ -47,6 +54,82 @@ def test_library_unless_asked_for() -> None:
     for wanted in ("auto", "library"):
         program = fused(torch.mm, _x(4, 8), _x(8, 16), products=wanted)
         assert [type(step) for step in program.steps] == [Library]
+
+
+def _library_takes(monkeypatch: pytest.MonkeyPatch, cycles: float | str) -> None:
+    """Have the library take so long for every product, or not be known for a reason."""
+    costs = cycles if isinstance(cycles, str) else ProductCosts(cycles, 0, 0, 0, 1.0)
+    monkeypatch.setattr(product_choice, "library_costs", lambda sizes, dtype, along: costs)
+
+
+@pytest.mark.parametrize(
+    ("library", "own", "why"),
+    [
+        (1e9, True, "computes {mm}: it multiplies 64×48×32 in about 0."),
+        (1.5e5, False, "mm is a library call: it multiplies 64×48×32 in about 0.68 of the library's time by a kernel"),
+        ("was not measured", False, "mm is a library call: it was not measured"),
+    ],
+)
+def test_chosen_by_cost(monkeypatch: pytest.MonkeyPatch, library: float | str, own: bool, why: str) -> None:
+    """By default a product is a kernel where the library is known to take longer, and the reason is told."""
+    _library_takes(monkeypatch, library)
+    monkeypatch.setattr(TargetChoice, "contraction_cycles", lambda *_: 1e5)
+    with collect() as events:
+        program = fused(torch.mm, _x(64, 32), _x(32, 48))
+    assert bool(products(program)) is own
+    assert any(why in event.text for event in events)
+
+
+def test_little_is_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    _library_takes(monkeypatch, 1e9)
+    with collect() as events:
+        assert not products(fused(torch.mm, _x(4, 8), _x(8, 16)))
+    assert any("mm is a library call: it multiplies 4×16×8, which is too little" in event.text for event in events)
+
+
+def test_what_follows_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that is about as fast is a kernel for the sake of what is done to its sums."""
+    _library_takes(monkeypatch, 1.11e6)
+    monkeypatch.setattr(TargetChoice, "contraction_cycles", lambda *_: 1.1e6)
+    x, w = _x(256, 16), _x(16, 256)
+    assert not products(fused(torch.mm, x, w))
+    assert products(fused(lambda x, w: torch.relu((x @ w).view(2, 128, 256)), x, w))
+
+
+def test_sizes_are_counted_by_factor() -> None:
+    rule = ContractRule((7,), FactorRead((35, 7, 0, 0), (1,)), FactorRead((21, 0, 3, 0), (1,)))
+    assert rule.sides((2, 5, 3, 4)) == (8, 5, 3, 7)
+    assert rule.cols((2, 5, 3, 4), (60, 12, 4, 1)) == 4
+
+
+def test_costs_grow_with_sizes() -> None:
+    costs = ProductCosts(100, 0.1, 0.2, 0.3, 1.0)
+    assert costs.cycles(MatrixSizes(1, 2, 3, 4), 4) == pytest.approx(100 + 2.4 + 16 * 5 * 0.2 + 24 * 0.3)
+    assert costs.cycles(MatrixSizes(8, 2, 3, 4), 4) > costs.cycles(MatrixSizes(1, 2, 3, 4), 4)
+    assert isinstance(library_costs(MatrixSizes(1, 64, 64, 64), torch.int64, along=True), str)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "along", "known"),
+    [
+        ((1, 8, 1024, 1024), False, "few rows"),
+        ((1, 8, 1024, 1024), True, "few rows along"),
+        ((1, 256, 256, 256), True, "many rows along"),
+        ((1, 64, 64, 64), True, None),  # the library is given the transposes
+        ((1, 256, 256, 256), False, None),
+        ((1, 1, 1024, 1024), True, None),
+        ((1, 1024, 1, 1024), True, None),
+        ((12, 256, 256, 256), True, None),
+    ],
+)
+def test_costs_are_known_where_measured(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int, int], along: bool, known: str | None
+) -> None:
+    monkeypatch.setattr(product_costs, "_processor", lambda: "aarch64 without SVE")
+    monkeypatch.setattr(host_library, "slow_transposed_products", lambda: True)
+    found = library_costs(MatrixSizes(*sizes), torch.float32, along=along)
+    table = product_costs._MEASURED[("aarch64 without SVE", torch.float32)]
+    assert found == table[known] if known else isinstance(found, str) and "as fast" in found
 
 
 def test_unknown_choice_is_refused() -> None:
@@ -322,14 +405,28 @@ def test_results_in_columns() -> None:
     own(lambda a, b: aten.bmm.default(a, b).transpose(1, 2).contiguous(), _x(3, 6, 5), _x(3, 5, 7))
 
 
-def test_less_precision_is_the_librarys() -> None:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        assert not products(fused(torch.mm, _x(4, 5), _x(5, 6), products="own"))
-        assert products(fused(torch.mm, _x(4, 5).double(), _x(5, 6).double(), products="own"))
-    finally:
-        torch.set_float32_matmul_precision(before)
+@pytest.mark.parametrize(
+    "change", ['torch.set_float32_matmul_precision("medium")', 'torch.backends.mkldnn.matmul.fp32_precision = "bf16"']
+)
+def test_library_may_round(change: str) -> None:
+    """Either way to allow that is seen. In a process of its own, for PyTorch does not undo all of it."""
+    done = run(f"""
+import torch
+from smelt.device.host_library import may_round_products
+assert not may_round_products()
+{change}
+assert may_round_products()
+""")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("rounds", "count"), [(True, 0), (False, 1)])
+def test_rounded_products_are_the_librarys(monkeypatch: pytest.MonkeyPatch, rounds: bool, count: int) -> None:
+    _library_takes(monkeypatch, 1e9)
+    monkeypatch.setattr(product_choice, "may_round_products", lambda: rounds)
+    monkeypatch.setattr(TargetChoice, "contraction_cycles", lambda *_: 1.0)
+    assert len(products(fused(torch.mm, _x(64, 32), _x(32, 48)))) == count
+    assert len(products(fused(torch.mm, _x(64, 32).double(), _x(32, 48).double()))) == 1
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -7,6 +7,7 @@ Facts about hosts, not choices of a compilation: they come from what PyTorch say
 times, which stand beside them.
 """
 
+import math
 import platform
 from collections.abc import Sequence
 from functools import cache
@@ -24,7 +25,6 @@ HOST = torch.device("cpu")  # where PyTorch makes tensors unless somebody says o
 def on_host(device: torch.device) -> bool:
     """Whether it is this processor, and PyTorch's library for it, that computes with tensors on a device."""
     return device.type == "cpu"
-
 
 
 @cache
@@ -82,6 +82,17 @@ def slow_transposed_products() -> bool:
     return platform.machine() in _ARM
 
 
+_ALL_SIDES, _LEAST, _MOST = 8, 8 * 1024, 1 << 23  # what is given to oneDNN: sides longer than this, multiplications
+
+
+def given_transposed(sides: Sequence[Size], dtypes: set[torch.dtype]) -> bool:
+    """Whether products by a transposed matrix, of so many rows, cols and terms, are better given to the library as
+    products of the transposes."""
+    if dtypes != {torch.float32} or not slow_transposed_products():
+        return False
+    return min(sides) > _ALL_SIDES and _LEAST < math.prod(sides) <= _MOST
+
+
 @cache
 def same_coins(dtype: torch.dtype) -> bool:
     """Whether coins fall alike in a tensor of `dtype` and in one of bools, and leave the generator alike."""
@@ -92,6 +103,15 @@ def same_coins(dtype: torch.dtype) -> bool:
     ]
     states = [generator.get_state() for generator in generators]
     return torch.equal(tossed[0].to(torch.bool), tossed[1]) and torch.equal(*states)
+
+
+def may_round_products() -> bool:
+    """Whether the library may multiply float32 with less precision, as the process has asked for."""
+    ask = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if ask is None:
+        return torch.get_float32_matmul_precision() != "highest"
+    asked = [ask(*each) for each in (("mkldnn", "matmul"), ("mkldnn", "all"), ("generic", "all"))]
+    return next((each for each in asked if each != "none"), "ieee") != "ieee"
 
 
 def _supported(question: str) -> bool:

@@ -191,6 +191,7 @@ class _Graphs:
             described: dict[str, Any] = {"name": record.name, "members": list(record.members)}
             if isinstance(step, Launch):
                 described |= {"kind": "kernel", "code": self._codes.number(step.kernel)}
+                described |= {} if record.why is None else {"why": record.why}
             else:
                 described |= {"kind": "library", "why": record.why, "text": str(step)}
             steps.append(described)

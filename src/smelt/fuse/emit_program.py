@@ -88,7 +88,9 @@ class _Builder:
                 self._buffer(value, self._place(value))
         if events.wanted("fusion"):
             members = tuple(value.name for value in group.members)
-            events.emit("fusion", f"{assembled.kernel.name} computes {group}", Made(assembled.kernel.name, members))
+            why = next((value.why for value in group.members if value.why), None)
+            text = f"{assembled.kernel.name} computes {group}{'' if why is None else f': it {why}'}"
+            events.emit("fusion", text, Made(assembled.kernel.name, members, why))
         return [Launch(assembled.kernel, tuple(value.memory.name for value in assembled.values))]
 
     def _leaves(self, group: Group, value: FusionValue) -> bool:

@@ -19,7 +19,7 @@ from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
 from smelt.fuse.lowering import index_exprs
 from smelt.fuse.lowering.factors import compute_copies, finished, read_factors, through_copies
 from smelt.fuse.lowering.matrix_products import ProductCall
-from smelt.fuse.lowering.product_choice import ProductChoice, read_products
+from smelt.fuse.lowering.product_choice import ProductChoice
 from smelt.fuse.lowering.rules import FoldRule, PointRule, ScanRule, ScatterRule, Slot
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references, whole
 from smelt.fuse.target_choice import TargetChoice
@@ -440,21 +440,25 @@ class _Lowerer:
 
     def _products(self, node: fx.Node) -> str | None:
         """The values of a call that multiplies, or why it is a library call: an empty reason where it is no product."""
-        calls = read_products(node, self._layout) if self.products.takes(node) else None
+        calls = self.products.read(node, self._layout)
         if not isinstance(calls, dict):
             return calls or ""
         results = _results(node)
-        plans: dict[int, tuple[ProductCall, list[FusionValue], TensorSpec]] = {}
+        plans: dict[int, tuple[ProductCall, list[FusionValue], TensorSpec, str]] = {}
         for number, _, spec in results:
             if number not in calls:
                 continue
             call = calls[number]
+            along = call.rule.runs_along  # as the library would be given the factors
             call, sources = through_copies(call, [self.refs[call.left].value, self.refs[call.right].value])
             sums = TensorSpec(call.shape, call.stride, widened(spec.dtype), spec.device)
-            reason = self.products.why_not_own(call, [source.spec for source in sources], sums)
-            if reason is not None:
-                return reason
-            plans[number] = (call, sources, sums)
+            followed = not call.is_bare or _is_followed(node)
+            decision = self.products.decide(
+                node, call, [source.spec for source in sources], sums, along=along, followed=followed
+            )
+            if not decision.own:
+                return decision.why
+            plans[number] = (call, sources, sums, decision.why)
         found: dict[int, Ref] = {}
         for number, name, spec in results:
             if number in plans:
@@ -466,7 +470,7 @@ class _Lowerer:
         return None
 
     def _product(
-        self, name: str, spec: TensorSpec, call: ProductCall, sources: list[FusionValue], sums: TensorSpec
+        self, name: str, spec: TensorSpec, call: ProductCall, sources: list[FusionValue], sums: TensorSpec, why: str
     ) -> Ref:
         """A value that is the sums, and one for what is done to them: scaled, added to, rounded once. Where the result
         is a part of the points it is copied."""
@@ -474,7 +478,9 @@ class _Lowerer:
         bare = call.is_bare and sums.dtype is spec.dtype
         first = name if bare and not is_part else self._name(f"{name}_sums")
         readings = read_factors(call, sources)
-        value = self._new(first, FusionKind.PRODUCT, sums, readings=readings, rule=call.rule, cost=LIBRARY_COST)
+        value = self._new(
+            first, FusionKind.PRODUCT, sums, readings=readings, rule=call.rule, cost=LIBRARY_COST, why=why
+        )
         if not bare:
             points = TensorSpec(call.shape, call.stride, spec.dtype, spec.device)
             readings, rule = finished(call, value, None if call.added is None else self.refs[call.added.node].value)
@@ -588,6 +594,15 @@ def _results(node: fx.Node) -> list[tuple[int, str, TensorSpec]]:
         return [(0, node.name, tensor_spec(node))]
     found = {user.args[1]: (user.name, tensor_spec(user)) for user in node.users if user.target is operator.getitem}
     return [(number, *found[number]) for number in range(len(specs)) if number in found]
+
+
+def _is_followed(node: fx.Node) -> bool:
+    """Whether something is done to a result point by point, as far as operators tell."""
+    for user in node.users:
+        lowering = record_of(user.target).lowering if isinstance(user.target, torch._ops.OpOverload) else None
+        if isinstance(lowering, Pointwise) or (isinstance(lowering, View) and _is_followed(user)):
+            return True
+    return False
 
 
 def _forget_unused(lowered: Lowered) -> None:

@@ -5,7 +5,8 @@ from smelt.base.fast_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A step: the kernel or library call, the values of the graph it computes, and for a call why it is one."""
+    """A step: the kernel or library call, the values of the graph it computes, and why it is a call, or for a
+    product a kernel."""
 
     name: str
     members: tuple[str, ...]

@@ -61,7 +61,7 @@ function drawKernels(view) {
 }
 
 function stepBox(graph, number, program, step, at, slowest) {
-  const about = step.kind === "kernel" ? step.members.join(", ") : `library call: it ${step.why}`;
+  const about = step.kind === "kernel" ? step.members.join(", ") + (step.why ? `: it ${step.why}` : "") : `library call: it ${step.why}`;
   const spent = step.time === undefined ? null : make("span", { class: "spent" }, duration(step.time), make("span", { class: "track" }, make("i", { class: step.kind === "kernel" ? "" : "other", style: `width:${100 * step.time / slowest}%` })));
   const box = make("details", { class: `step ${step.kind}` }, make("summary", {}, make("span", { class: "number" }, String(at + 1)), make("span", { class: "name" }, step.name), make("span", { class: "about" }, about), spent));
   box.addEventListener("toggle", () => { if (box.open && box.children.length === 1) box.append(stepBody(graph, number, program.name, step)); });

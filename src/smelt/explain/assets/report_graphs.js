@@ -253,7 +253,7 @@ function describe(id) {
   by("node").replaceChildren(
     make("h3", {}, node.op === "step" ? `${node.id}: ${node.label}` : node.id),
     make("table", {},
-      node.op === "step" ? row("kind", step.kind === "kernel" ? "kernel" : `library call: it ${step.why}`) : row("operator", node.label),
+      node.op === "step" ? row("kind", step.kind === "kernel" ? (step.why ? `kernel: it ${step.why}` : "kernel") : `library call: it ${step.why}`) : row("operator", node.label),
       row("value", node.shape || "–"),
       node.saved ? row("saved", "for the backward") : null,
       node.recomputed ? row("saved", "no: recomputed here") : null,

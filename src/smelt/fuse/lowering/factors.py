@@ -83,7 +83,7 @@ def compute_copies(values: Iterable[FusionValue]) -> None:
             factor.value.users.remove(product)
             factor.value.users.append(value)
         product.users = []
-        value.kind, value.rule, value.cost = FusionKind.PRODUCT, found.rule, product.cost
+        value.kind, value.rule, value.cost, value.why = FusionKind.PRODUCT, found.rule, product.cost, product.why
         value.spec = TensorSpec(found.shape, found.stride, spec.dtype, spec.device)
         value.readings = tuple(
             replace(old, stride=factor.stride, offset=factor.offset)

@@ -63,15 +63,17 @@ class ProductCall:
         return replace(self, rule=rule, shape=shape, stride=split(self.stride), added=added)
 
 
-def read_product(node: fx.Node, layout_of: LayoutOf) -> ProductCall | str | None:
-    """What a call multiplies; the reason why no kernel can; None for what is no product."""
-    form = FORMS.get(node.target)
-    if form is None:
-        return None
+def is_product(node: fx.Node) -> bool:
+    """Whether a call multiplies matrices or vectors."""
+    return node.target in FORMS
+
+
+def read_product(node: fx.Node, layout_of: LayoutOf) -> ProductCall | str:
+    """What a call multiplies, or the reason why no kernel can."""
     reason = why_not_contract(node)
     if reason is not None:
         return reason
-    spec, (batch, rows, cols, added) = tensor_spec(node), form
+    spec, (batch, rows, cols, added) = tensor_spec(node), FORMS[node.target]
     first = 1 if added else 0
     left, right = node.args[first], node.args[first + 1]
     assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
@@ -95,6 +97,8 @@ def why_not_contract(node: fx.Node) -> str | None:
         return "does not return one tensor"
     if result.dtype not in DTYPES:
         return f"multiplies {short_name(result.dtype)}, for which only the library has code"
+    if any(tensor_spec(each).varies for each in (node, *node.all_input_nodes)):
+        return "multiplies matrices of sizes that vary"
     for argument in node.all_input_nodes:
         spec = tensor_spec(argument)
         if spec.dtype is not result.dtype:

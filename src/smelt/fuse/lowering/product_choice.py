@@ -1,9 +1,11 @@
 """Which products are kernels of our own, and which are calls of the library.
 
-    ProductChoice("own", targets).why_not_own(call, factors, sums)   →   None, or why the library computes it
+    decide(mm of 8×1024×1024)        →   own: "multiplies 8×1024×1024 in about 0.79 of the library's time"
+    decide(mm of 256×64×64)          →   not: "multiplies 256×64×64, which the library does as fast"
 
 With the option `products` at "own", every product is a kernel that the target can make one for; at "library" none is.
-At "auto" convolutions are that were left whole for it, where kernels were measured to be faster.
+At "auto" one is where the target's own estimate is clearly below what the library was measured to take, and
+convolutions are that were left whole for it, where kernels were measured to be faster.
 """
 
 from collections.abc import Sequence
@@ -13,9 +15,10 @@ import torch
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.device.host_library import on_host, slow_by_channel
+from smelt.device.host_library import may_round_products, on_host, slow_by_channel
+from smelt.device.product_costs import MatrixSizes, library_costs
 from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
-from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, read_product
+from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_product, read_product
 from smelt.fuse.lowering.rules import FactorRead
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
@@ -24,15 +27,18 @@ from smelt.symbolic.shapes import Shape, Size, contiguous_stride, span
 
 aten = torch.ops.aten
 
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
-def read_products(node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall] | str | None:
-    """What a call multiplies for each of its results, by number; why no kernel can; None for what is no product. A
-    result that is not among them is the gradient of a bias."""
+
+def _read(node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall] | str:
     if node.target is aten.convolution_backward.default:
         return read_gradients(node, layout_of)
-    read = read_convolution if node.target is aten.convolution.default else read_product
-    call = read(node, layout_of)
+    call = (read_convolution if node.target is aten.convolution.default else read_product)(node, layout_of)
     return {0: call} if isinstance(call, ProductCall) else call
+
+
+def _is_on_host(node: fx.Node) -> bool:
+    return on_host(tensor_spec(node).device)
 
 
 def _is_by_channel(node: fx.Node) -> bool:
@@ -50,6 +56,14 @@ def _is_by_channel(node: fx.Node) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a product is a kernel of our own, and why or why not, after "it"."""
+
+    own: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProductChoice:
     """The choice for the products of one program."""
 
@@ -63,19 +77,69 @@ class ProductChoice:
         """Whether any product may be a kernel."""
         return self.wanted != "library"
 
-    def takes(self, node: fx.Node) -> bool:
-        """Whether a call may be a kernel, if it is a product and there is code for it."""
+    def read(self, node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall] | str | None:
+        """What a call multiplies for each of its results, by number; why no kernel can; None for what is no product, or
+        is not compared yet with what kernels take. A result that is not among them is the gradient of a bias."""
+        convolves = node.target in _CONVOLUTIONS
+        if not convolves and not is_product(node):
+            return None
+        if self.wanted == "library":
+            return "is left to the library, as the option `products` asks for"
         if self.wanted == "auto":
-            return self.convolutions == "auto" and _is_by_channel(node)
-        return self.wanted == "own"
+            taken = self.convolutions == "auto" and _is_by_channel(node) if convolves else _is_on_host(node)
+            if not taken:
+                return None
+        return _read(node, layout_of)
 
-    def why_not_own(self, call: ProductCall, factors: Sequence[TensorSpec], sums: TensorSpec) -> str | None:
-        """Why a product is a library call, after "it"; None if a kernel computes it."""
+    def decide(
+        self,
+        node: fx.Node,
+        call: ProductCall,
+        factors: Sequence[TensorSpec],
+        sums: TensorSpec,
+        *,
+        along: bool,
+        followed: bool,
+    ) -> Decision:
+        """Who computes a product of a call. `along`: the library would be given factors that lie along what is summed
+        over; `followed`: something is done to the sums point by point."""
+        sizes = MatrixSizes(*call.rule.sides(call.shape))
+        if self.wanted == "own" or node.target in _CONVOLUTIONS:
+            cycles = self._cycles_of(call, factors, sums)
+            if isinstance(cycles, str):
+                return Decision(False, cycles)
+            asked = f"multiplies {sizes}, as the option `products` asks for"
+            return Decision(True, asked if self.wanted == "own" else "convolves channels one by one")
+        if sizes.multiplications < LEAST:
+            return Decision(False, f"multiplies {sizes}, which is too little for a kernel to be worth it")
+        if sums.dtype is torch.float32 and may_round_products():
+            return Decision(False, "multiplies, and the library may do so with less precision")
+        costs = library_costs(sizes, sums.dtype, along=along)
+        if isinstance(costs, str):
+            return Decision(False, costs)  # before the target is asked, which loads what makes code
+        library = costs.cycles(sizes, sums.dtype.itemsize) + (sums.nbytes * CYCLES_A_BYTE if followed else 0)
+        found = self._cycles_of(call, factors, sums)
+        if isinstance(found, str):
+            return Decision(False, found)
+        ours = LAUNCH + found * costs.lateness
+        share = f"multiplies {sizes} in about {ours / library:.2f} of the library's time"
+        own = library - ours >= max(LEAST_SAVED, LEAST_PART * ours)
+        return Decision(own, share if own else f"{share} by a kernel, which saves too little")
+
+    def _cycles_of(self, call: ProductCall, factors: Sequence[TensorSpec], sums: TensorSpec) -> float | str:
+        """What the target takes for a product with nothing done to its sums, or why it cannot compute it."""
         kernel = bare_kernel(call, factors, sums)
         found = self._cycles.get(kernel)
         if found is None:
             found = self._cycles[kernel] = self.targets.contraction_cycles(sums.device, kernel)
-        return f"multiplies, and there is no code for that: {found}" if isinstance(found, str) else None
+        return f"multiplies, and there is no code for that: {found}" if isinstance(found, str) else found
+
+
+LAUNCH = 1_500  # cycles that a kernel takes to be called
+CYCLES_A_BYTE = 0.5  # of a result that is written and read again, which a kernel saves for what follows
+LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any processor
+# What has to be saved, at least: the fit is off by some percent, and a kernel takes 50 ms to be compiled.
+LEAST_SAVED, LEAST_PART = 100_000, 0.05
 
 
 def bare_kernel(call: ProductCall, factors: Sequence[TensorSpec], sums: TensorSpec) -> Kernel:

@@ -128,6 +128,11 @@ class ContractRule:
     def factors(self) -> tuple[FactorRead, FactorRead]:
         return self.left, self.right
 
+    @property
+    def runs_along(self) -> bool:
+        """Whether both factors lie in memory along what is summed over, as in x @ w.T."""
+        return all(factor.along[-1:] == (1,) for factor in self.factors)
+
     def sides(self, shape: Shape) -> tuple[Size, Size, Size, Size]:
         """Points by the factors that differ between them: both (a batch), left alone, right alone; and the terms of
         each sum. What both leave out counts to the batch."""

@@ -62,6 +62,7 @@ class FusionValue:
     readings: tuple[FusionRead, ...] = ()
     rule: PointRule | FoldRule | ScanRule | ScatterRule | ContractRule | None = None
     cost: int = 0
+    why: str = ""  # of a product: why a kernel computes it
     users: "list[FusionValue]" = field(default_factory=list)
     needed: bool = False  # must be in memory: returned, or read by a library call
     call: "Call | None" = None  # what yields it, for results of library calls

@@ -16,12 +16,11 @@ from collections.abc import Sequence
 
 import torch
 
-from smelt.device.host_library import slow_transposed_products
+from smelt.device.host_library import given_transposed
 from smelt.ir.program import Operand
 from smelt.symbolic.shapes import Shape, Size
 
 MULTIPLICATIONS, SIDE, DEPTH = 4096, 1024, 64  # the most of each
-_ALL_SIDES, _LEAST, _MOST = 8, 8 * 1024, 1 << 23  # what is given to oneDNN: sides longer than this, multiplications
 
 
 def small_product(tensors: Sequence[Operand], begins: Sequence[Size], dtypes: set[torch.dtype]) -> tuple[Size, ...]:
@@ -44,9 +43,7 @@ def as_called(tensors: Sequence[Operand], dtypes: set[torch.dtype]) -> Sequence[
     for which it takes another way."""
     out, left, right = tensors[0], *tensors[-2:]
     sides = (*out.shape[-2:], left.shape[-1])
-    if dtypes != {torch.float32} or not slow_transposed_products():
-        return tensors
-    if min(sides) <= _ALL_SIDES or not _LEAST < math.prod(sides) <= _MOST:
+    if not given_transposed(sides, dtypes):
         return tensors
     if out.stride[-1] != 1 or left.stride[-1] != 1 or right.stride[-2] != 1:
         return tensors  # it goes that way already

@@ -1,0 +1,91 @@
+"""How long PyTorch's library takes for a matrix product on the processor this runs on, in cycles of one thread.
+
+    library_costs(MatrixSizes(1, 8, 1024, 1024), torch.float32, along=True)   →  ProductCosts of few rows
+    library_costs(MatrixSizes(1, 256, 64, 64), torch.float32, along=False)    →  "… which the library does as fast"
+
+Fitted to figures of `python -m benchmarks.products`, for the kinds of products that kernels were measured to be faster
+at: so many cycles a call, a multiplication, a byte of the factors and a byte of the result. About other kinds, and
+where nobody has measured, nothing is said.
+"""
+
+import platform
+from functools import cache
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.device.host_library import given_transposed
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixSizes:
+    """So many products of `rows` × `depth` and `depth` × `cols`."""
+
+    batch: int
+    rows: int
+    cols: int
+    depth: int
+
+    @property
+    def multiplications(self) -> int:
+        return self.batch * self.rows * self.cols * self.depth
+
+    def __str__(self) -> str:
+        several = f"{self.batch} times " if self.batch != 1 else ""
+        return f"{several}{self.rows}×{self.cols}×{self.depth}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProductCosts:
+    """Cycles of one thread, and what kernels take of what their schedules say."""
+
+    call: float
+    multiplication: float
+    byte_read: float
+    byte_written: float
+    lateness: float
+
+    def cycles(self, sizes: MatrixSizes, itemsize: int) -> float:
+        read = sizes.depth * (sizes.rows + sizes.cols) * itemsize
+        written = sizes.rows * sizes.cols * itemsize
+        each = sizes.rows * sizes.cols * sizes.depth * self.multiplication
+        return self.call + sizes.batch * (each + read * self.byte_read + written * self.byte_written)
+
+
+FEW = 8  # rows
+# By what the processor is and the dtype, then the kind of the product: see `_kind`.
+#
+# A Neoverse N1 at 2.6 GHz. What is not here was within some percent of the library, either way.
+_MEASURED: dict[tuple[str, torch.dtype], dict[str, ProductCosts]] = {
+    ("aarch64 without SVE", torch.float32): {
+        "few rows": ProductCosts(10_400, 0.146, 0.2, 0.208, lateness=1.0),
+        "few rows along": ProductCosts(10_400, 0.146, 0.28, 0.208, lateness=1.05),
+        "many rows along": ProductCosts(100_000, 0.162, 0.166, 0.208, lateness=1.1),
+    },
+}
+
+
+def library_costs(sizes: MatrixSizes, dtype: torch.dtype, *, along: bool) -> ProductCosts | str:
+    """What products like this one take by the library, or why that is not told, after "it". `along`: both factors lie
+    along what is summed over, as in x @ w.T."""
+    known = _MEASURED.get((_processor(), dtype))
+    if known is None:
+        return f"multiplies {sizes}, for which nothing was measured on such a processor"
+    found = known.get(_kind(sizes, dtype, along))
+    return f"multiplies {sizes}, which the library does as fast" if found is None else found
+
+
+def _kind(sizes: MatrixSizes, dtype: torch.dtype, along: bool) -> str:
+    if sizes.batch != 1 or sizes.cols <= FEW or sizes.rows == 1:
+        return "several, or vectors"
+    if sizes.rows <= FEW:
+        return "few rows along" if along else "few rows"
+    swapped = given_transposed((sizes.rows, sizes.cols, sizes.depth), {dtype})
+    return "many rows along" if along and not swapped else "many rows"
+
+
+@cache
+def _processor() -> str:
+    """What processors that behave alike are called here."""
+    machine, features = platform.machine(), torch.backends.cpu.get_cpu_capability()
+    return f"{machine} without SVE" if machine == "aarch64" and features == "DEFAULT" else f"{machine} {features}"
