@@ -47,8 +47,11 @@ def compiled_by(backend: str, function: Callable[..., Any]) -> Callable[..., Any
 
         return torch.compile(function, options={"freezing": True})
     if backend == ORT:
+        from torch import nn
+
         from benchmarks.onnx_peer import OnnxModel
 
+        assert isinstance(function, nn.Module), "ONNX Runtime runs modules"
         return OnnxModel(function)
     return function
 

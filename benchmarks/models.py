@@ -266,7 +266,8 @@ def _clip() -> Case:
 
     transformers.logging.set_verbosity_error()
     words = {"vocab_size": 1000, "max_position_embeddings": 32, "eos_token_id": 999, "bos_token_id": 998}
-    settings = {"text_config": _CLIP_PART | words, "vision_config": _CLIP_PART | {"image_size": 96, "patch_size": 16}}
+    pictures = {"image_size": 96, "patch_size": 16}
+    settings: dict[str, Any] = {"text_config": _CLIP_PART | words, "vision_config": _CLIP_PART | pictures}
     module = transformers.CLIPModel(transformers.CLIPConfig(**settings, projection_dim=128))
     inputs = {"input_ids": torch.randint(0, 999, (4, 32)), "pixel_values": torch.randn(4, 3, 96, 96)}
     return Case(module, (), lambda output: output.logits_per_image.sum(), inputs)
