@@ -231,7 +231,7 @@ def test_what_describes_no_product_is_refused(product: tuple[int, ...]) -> None:
 
 @pytest.fixture
 def turning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smelt.runtime.program.small_matmul.slow_transposed_products", lambda: True)
+    monkeypatch.setattr("smelt.device.host_library.slow_transposed_products", lambda: True)
 
 
 def shapes_called(made: Executable) -> list[tuple[int, ...] | None]:
