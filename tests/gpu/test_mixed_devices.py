@@ -10,9 +10,9 @@ import smelt
 from tests.gpu.helpers import CUDA, randn
 
 
-def hold(function: Callable[..., Any], *args: Any) -> None:
+def hold(function: Callable[..., Any], *args: Any, fullgraph: bool = False) -> None:
     """Two calls, of which the second has nothing to compile."""
-    compiled = smelt.compile(function)
+    compiled = smelt.compile(function, fullgraph=fullgraph)
     for _ in range(2):
         mine, eager = compiled(*args), function(*args)
         torch.testing.assert_close(mine, eager)  # the device too
@@ -23,7 +23,7 @@ NUMBERS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "on the left": lambda x, s: s - x,
     "power": lambda x, s: x.abs() ** s,
     "where": lambda x, s: torch.where(x > s, x, s),
-    "clamp": lambda x, s: torch.clamp(x, max=s),
+    "minimum": lambda x, s: torch.minimum(x, s),
     "addcmul": lambda x, s: torch.addcmul(x, x, x) * s,
     "in place": lambda x, s: x.clone().mul_(s),
     "a chain": lambda x, s: torch.softmax(x * (s * 2 + 1), -1) / s,
@@ -73,9 +73,20 @@ def test_masks_of_the_host() -> None:
     hold(lambda x, m: x[m] * 2, randn(33, 65), torch.arange(33, device="cpu") % 3 == 0)
 
 
-@pytest.mark.parametrize("function", [torch.add, torch.mm, lambda x, y: torch.cat([x, y])], ids=["add", "mm", "cat"])
-def test_whole_tensors_do_not_mix(function: Callable[..., Any]) -> None:
-    x, y = randn(4, 4), torch.ones(4, 4, device="cpu")
+MIXED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "add": (torch.add, (4, 4)),
+    "mm": (torch.mm, (4, 4)),
+    "cat": (lambda x, y: torch.cat([x, y]), (4, 4)),
+    "clamp": (lambda x, s: torch.clamp(x, max=s), ()),
+    "dot": (lambda x, s: torch.dot(x[0], s.expand(4)), ()),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_does_not_mix(name: str) -> None:
+    """Whole tensors of two devices, and numbers of the host where PyTorch wants none."""
+    function, shape = MIXED[name]
+    x, y = randn(4, 4), torch.ones(shape, device="cpu")
     with pytest.raises(RuntimeError) as eager:
         function(x, y)
     with pytest.raises(RuntimeError) as mine:
@@ -89,12 +100,47 @@ COPIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "made on the host": lambda x: x + torch.arange(x.shape[-1], device="cpu").to(x.device),
     "as the other": lambda x: torch.ones(x.shape, device="cpu").to(x).mul(x),
     "both": lambda x: (x.cos(), x.cos().cpu()),
+    "by methods": lambda x: x.sin().cpu().exp().cuda() * x,
+    "numbered": lambda x: x.cpu().cuda(0) + x.cpu().cuda("cuda:0") + x.cpu().to(0),
+    "made there": lambda x: torch.tensor([1.0, 2.0], device="cuda").sum() + torch.ones(65, device="cuda") * x,
+    "converted": lambda x: x.to("cpu", torch.float64).sin().to("cuda", torch.float16),
+    "there already": lambda x: x.cuda() + x.to("cuda") + x.cpu().cpu().cuda(),
+    "not waited for, and read": lambda x: x.sin().to("cpu", non_blocking=True) + 1,
+    "waited for by another": lambda x: (x.sin().to("cpu", non_blocking=True), x.cos().cpu()),
+    "the current one": lambda x: x + torch.cuda.current_device() + torch.cuda.device_count(),
 }
 
 
 @pytest.mark.parametrize("name", COPIES)
 def test_copies_between_devices(name: str) -> None:
-    hold(COPIES[name], randn(33, 65))
+    hold(COPIES[name], randn(33, 65), fullgraph=True)
+
+
+def test_a_result_that_is_not_waited_for_is_page_locked_and_right_in_the_end() -> None:
+    compiled = smelt.compile(lambda x: (x.sin() * 3).to("cpu", non_blocking=True), fullgraph=True)
+    for seed in range(3):
+        x = randn(1000, 1000, seed=seed)
+        found = compiled(x)
+        torch.cuda.synchronize()
+        assert found.is_pinned()
+        torch.testing.assert_close(found, (x.sin() * 3).cpu())
+
+
+def test_a_batch_of_the_host_trains() -> None:
+    """A loop that moves its batch inside what is compiled: one graph forward, one backward."""
+    model = torch.nn.Linear(64, 8)
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(model(x.cuda(non_blocking=True)), y.to("cuda"))
+
+    found = []
+    for run in (loss, smelt.compile(loss, fullgraph=True)):
+        model.zero_grad()
+        x, y = randn(16, 64).cpu(), torch.arange(16, device="cpu") % 8
+        value = run(x, y)
+        value.backward()
+        found.append((value, model.weight.grad))
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_gradients_through_copies() -> None:

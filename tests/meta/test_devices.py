@@ -39,7 +39,6 @@ TOGETHER = {
     "two scalars, the CPU's first": (CUDA, aten.add.Tensor, (S, D)),
     "three operands": (CUDA, aten.addcmul.default, (X, S, X)),
     "where": (CUDA, aten.where.self, (ghost(CUDA, 4, 8, dtype=torch.bool), S, X)),
-    "clamp": (CUDA, aten.clamp.Tensor, (X, S, S)),
     "lerp": (CUDA, aten.lerp.Tensor, (X, X, S)),
     "masked fill": (CUDA, aten.masked_fill.Tensor, (X, ghost(CUDA, 4, 8, dtype=torch.bool), S)),
     "reversed": (CUDA, aten.rsub.Tensor, (S, X)),
@@ -79,6 +78,7 @@ APART = {
     "a mask of the CPU": (aten.masked_fill.Scalar, (X, ghost(CPU, 4, 8, dtype=torch.bool), 1.0)),
     "written on the CPU": (aten.add_.Tensor, (S, D)),
     "a weight of the CPU": (aten.native_layer_norm.default, (X, [8], ghost(CPU, 8), None, 1e-5)),
+    "a scalar as a limit": (aten.clamp.Tensor, (X, None, S)),
     "a scalar, not element by element": (aten.dot.default, (ghost(CUDA, 4), ghost(CPU, 4))),
 }
 

@@ -20,8 +20,6 @@ ALLOWED = {
     "ir/serialize.py": _TABLE,
     "ir/tensorspec.py": "numbers of Python are tensors of the host to PyTorch",
     "autograd/engine/read_graph.py": _TABLE,
-    "capture/calls/dispatch.py": "`tensor.cpu()` is a method of PyTorch",
-    "capture/model/policy.py": "`tensor.cpu()` is a method of PyTorch",
     "runtime/autograd/split_nodes.py": "an empty tensor that only ties nodes together",
     "runtime/program/flatten.py": "PyTorch's C functions for the host; other devices are called by the dispatcher",
     "runtime/program/library_workspace.py": _LIBRARY,

@@ -17,6 +17,7 @@ from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.autograd.joint.without_data import WithoutData, stands_for_data
 from smelt.ir.nodes.ambient import autocast_settings, default_devices
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.devices import current_devices
 from smelt.meta.ghost import GhostTensor
 
 _PLAIN = (
@@ -50,7 +51,7 @@ def ambient_key() -> tuple[Any, ...] | None:
         return None
     casts = autocast_settings() if torch._C._is_any_autocast_enabled() else None
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    return grad, inference, casts, torch.get_default_dtype(), devices
+    return grad, inference, casts, torch.get_default_dtype(), devices, current_devices()
 
 
 def why_not_traced(leaf: Any) -> str | None:

@@ -8,7 +8,7 @@ Rules of operators (`meta.rules`) return specs without a device; this is the one
 accept and nothing here knows of raises as well: then the call runs as the program has it, in eager PyTorch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,8 @@ _ELEMENT_WISE = frozenset(
     {"floor_divide", "floor_divide_", "rsub", "copysign_", "eq_", "ne_", "lt_", "le_", "gt_", "ge_", "fill", "fill_",
      "masked_fill", "masked_fill_"}
 )  # fmt: skip
+# Operators that PyTorch marks as element-wise and that take no number of the CPU for another device all the same.
+_ONE_DEVICE = frozenset({"clamp"})
 _BY_INDEX = frozenset(
     {"index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put", "index_fill",
      "index_fill_"}
@@ -97,6 +99,23 @@ def with_index(device: torch.device) -> torch.device:
     return torch.device(device.type, backend.current_device() if usable else 0)
 
 
+def current_index(kind: str) -> Callable[[], int] | None:
+    """What answers the number of the current device of a kind, a function in C where there is one; None where there is
+    no second one that could be current."""
+    backend = getattr(torch, kind, None)
+    if backend is None or not hasattr(backend, "current_device") or backend.device_count() < 2:
+        return None
+    asked: Callable[[], int] = getattr(torch._C, f"_{kind}_getDevice", backend.current_device)
+    return asked
+
+
+def current_devices() -> tuple[torch.device, ...]:
+    """What devices without a number mean now, where that can change: what is traced depends on it."""
+    if not torch.cuda.is_initialized() or current_index("cuda") is None:  # type: ignore[no-untyped-call]
+        return ()
+    return (with_index(torch.device("cuda")),)
+
+
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     """Every tensor among arguments, lists included."""
     found: list[torch.Tensor] = []
@@ -122,7 +141,10 @@ def _is_foreach(func: Any) -> bool:
 
 def is_element_wise(func: Any) -> bool:
     """Whether an operator computes point by point, so that a CPU tensor without dimensions counts as a number."""
-    return is_pointwise_op(func) or (isinstance(func, torch._ops.OpOverload) and _name(func) in _ELEMENT_WISE)
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
+    name = _name(func)
+    return name not in _ONE_DEVICE and (is_pointwise_op(func) or name in _ELEMENT_WISE)
 
 
 def _common_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:

@@ -109,6 +109,8 @@ def why_not_lower(node: fx.Node) -> str | None:
             return "has no elements"
         if spec.device != result.device:
             return f"moves between {spec.device} and {result.device}"
+    if node.kwargs.get("pin_memory"):
+        return "is in page-locked memory, which PyTorch has"
     if not is_dense(result.shape, result.stride):
         return "returns a tensor with gaps"
     if isinstance(record.lowering, Pieces | Lookup | Scan | Scatter):

@@ -18,6 +18,7 @@ from smelt.simplify.constants import fold_constants
 from smelt.simplify.cse import share_common
 from smelt.simplify.dce import drop_dead
 from smelt.simplify.gqa_heads import share_heads
+from smelt.simplify.host_copies import await_copies
 from smelt.simplify.host_scalars import place_scalars
 from smelt.simplify.identities import fold_identities
 from smelt.simplify.matmul_layouts import transpose_matrices
@@ -27,7 +28,8 @@ from smelt.simplify.views import compose_views
 SimplifyPass = Callable[[Traced, Fuel], Traced]
 
 PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
-    ("scalar operands", numbers_as_operands, "before all: the other passes and the fuser know tensors only"),
+    ("host copies", await_copies, "before all: what the program waits by may go in what follows"),
+    ("scalar operands", numbers_as_operands, "next: the other passes and the fuser know tensors only"),
     ("fold constants", fold_constants, "first: tensors of one value become numbers, which the identities look for"),
     ("bool masks", draw_masks, "before identities: the casts it makes meet the casts of what is kept for the backward"),
     ("matmul layouts", transpose_matrices, "before identities: a copy of what was transposed may be redundant"),
@@ -41,6 +43,7 @@ PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
 __all__ = [
     "PASSES",
     "SimplifyPass",
+    "await_copies",
     "compose_views",
     "draw_masks",
     "drop_dead",

@@ -85,7 +85,7 @@ def fold_constants(traced: Traced, fuel: Fuel) -> Traced:
 def _uniform(node: fx.Node, known: dict[fx.Node, _Uniform]) -> _Uniform | None:
     spec = spec_of(node)
     target = node.target
-    if not isinstance(spec, TensorSpec) or spec.dtype not in KNOWN:
+    if not isinstance(spec, TensorSpec) or spec.dtype not in KNOWN or node.kwargs.get("pin_memory"):
         return None
     if target in _NAMED:
         return _rounded(_NAMED[target], spec.dtype)

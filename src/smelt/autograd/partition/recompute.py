@@ -54,11 +54,19 @@ def recomputable(node: fx.Node) -> str | None:
         return None if policy is RecomputePolicy.RECOMPUTE else "saved by its checkpoint policy"
     if op.namespace != "aten":
         return "an operator whose cost is unknown"
+    if op in COPIES and _moves(node):
+        return "a copy between devices"
     if torch.Tag.pointwise in op.tags or op in COPIES or op._schema.name.removeprefix("aten::") in CREATION:
         return None
     if torch.Tag.reduction in op.tags:
         return "a reduction"
     return "a library call"
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether a copy brings data from one device to another, which takes longer than to read it."""
+    specs = map(spec_of, (node, *node.all_input_nodes))
+    return len({spec.device for spec in specs if isinstance(spec, TensorSpec)}) > 1
 
 
 def narrowed(traced: Traced) -> Traced:

@@ -116,7 +116,7 @@ def _tie(
     if "to_save" in marks:
         marks["saved_tensors"] = marks["to_save"]
     tape, wanted = LaterTape(_at_backward(interp)), len(given)
-    tape.methods = interp.tape.methods
+    tape.methods, tape.current_devices = interp.tape.methods, interp.tape.current_devices
     gradients: list[Value] = [
         tape.argument(f"grad_{number}", TensorSpec.of(value.ghost)) if isinstance(value, Tensor) else Constant(None)
         for number, value in enumerate(outputs)

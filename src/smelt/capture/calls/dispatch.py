@@ -94,6 +94,7 @@ from smelt.capture.polyfills.optimizers import STEPPING, averaging_batch_norm
 from smelt.meta.effects import is_pointwise
 
 CONTEXT_CALLS = {**BLOCKS, **BACKWARD_CALLS, **FUNCTION_CALLS, **CHECKPOINTS, **nn_module.MODULE_CALLS}
+_CURRENT_GPU = "torch.cuda.current_device"
 _GENERATOR = 0x20
 _DISPATCHING = functools.singledispatch(lambda first: first).__code__  # type: ignore[attr-defined]
 _SCRIPTED = "_torchdynamo_inline"  # where TorchScript keeps the function that was scripted
@@ -165,6 +166,9 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         if name in OF_THE_MACHINE:
             interp.tree.rely_on_machine(real, None if args or kwargs else answer)
         return answer
+    if name == _CURRENT_GPU and torch.cuda.is_available() and not args and not kwargs:
+        interp.externals.guard_identity(function)
+        return interp.wrap_plain(interp.tape.current_device("cuda"))
     block: Builtin | None = _known(CONTEXT_CALLS, real)
     if block is not None:
         return block(interp, args, kwargs)
@@ -329,7 +333,7 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
             return receiver
         if real.__name__ == "item" and len(args) == 1 and not kwargs:
             return item_of_tensor(interp, receiver)
-        if real.__name__ in TENSOR_BREAKS and not (real.__name__ == "cpu" and receiver.ghost.device.type == "cpu"):
+        if real.__name__ in TENSOR_BREAKS:
             raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
         if "out" in kwargs:
             raise Unsupported("B008", "out=")

@@ -309,6 +309,8 @@ class _Closing:
         self._collect_entry_state()
         for kind, name in sorted(self.tape.methods, key=_place_of_method):
             self.interp.tree.class_attribute(kind, name)
+        for device, index in self.tape.current_devices.items():
+            self.interp.tree.rely_on_current_device(device, index)
         _, collected = self.interp.tree.build()
         arguments = self._order_inputs(len(collected))
         computation = self._computation(arguments, len(collected))

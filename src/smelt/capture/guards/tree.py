@@ -15,6 +15,7 @@ from smelt.base.torch_originals import ASKED_OF_TENSORS, ASKED_OF_TORCH
 from smelt.capture.model.source import Source, plain_text
 from smelt.capture.model.static import ABSENT, class_dict_of, is_a, is_heap_type, mro_of, qualname_of, static_lookup
 from smelt.ir.nodes.ambient import autocast_nesting, autocast_settings, default_devices
+from smelt.meta.devices import current_index
 
 if TYPE_CHECKING:
     from smelt._native import GuardNode, SizeFacts
@@ -141,6 +142,16 @@ class GuardTree:
             self.process("number of threads", function, answer.value)
         else:
             self.machine[function] = answer.value
+
+    def rely_on_current_device(self, kind: str, index: int) -> None:
+        """A device named without a number was taken for this one. Where there is one of the kind, nothing is asked."""
+        asked = current_index(kind)
+        if asked is not None:
+            self.process(f"current {kind} device", asked, index)
+        elif kind == "cuda":
+            self.machine[torch.cuda.device_count] = torch.cuda.device_count()
+        else:
+            self.why_not_persist = f"the current {kind} device"
 
     def process(self, text: str, function: Callable[[], Any], answer: Any) -> None:
         """The process was in a state in which `function` answers so."""

@@ -108,6 +108,7 @@ EVALUATED: frozenset[str] = frozenset(
         "torch._jit_internal.is_scripting",
         "torch.jit._trace.is_tracing",
         "torch.cuda.is_available",
+        "torch.cuda.device_count",
         "torch.finfo",
         "torch.iinfo",
         "torch.device",
@@ -126,6 +127,7 @@ OF_THE_MACHINE: frozenset[str] = frozenset(
         "torch.cuda.amp.common.amp_definitely_not_available",
         "torch.cuda.is_bf16_supported",
         "torch.cuda.is_available",
+        "torch.cuda.device_count",
         "torch.get_num_threads",
     }
 )
@@ -195,7 +197,7 @@ TENSOR_BREAKS: dict[str, str] = {
     **dict.fromkeys(
         ("__repr__", "__str__", "__format__", "__hash__", "__reduce__", "__reduce_ex__", "__deepcopy__"), "B004"
     ),
-    **dict.fromkeys(("cpu", "cuda", "pin_memory", "share_memory_", "apply_", "map_", "map2_", "record_stream"), "B004"),
+    **dict.fromkeys(("pin_memory", "share_memory_", "apply_", "map_", "map2_", "record_stream"), "B004"),
     **dict.fromkeys(
         ("requires_grad_", "backward", "retain_grad", "register_hook", "detach_", "set_", "resize_"), "B015"
     ),

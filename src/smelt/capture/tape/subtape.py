@@ -17,6 +17,7 @@ from smelt.capture.model.values import Number, Tensor
 from smelt.capture.tape.tape import Tape
 from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, tensor_spec
+from smelt.meta.devices import current_index
 from smelt.meta.ghost import GhostTensor
 from smelt.symbolic.symnode import meaning
 
@@ -74,7 +75,7 @@ class Subtape(Tape):
 
 
 class LaterTape(Subtape):
-    """For code that runs when the engine calls it: in which grad mode is not known."""
+    """For code that runs when the engine calls it: in which grad mode, and on which thread, is not known."""
 
     def set_ambient(self, ambient: Ambient) -> None:
         if ambient.grad != self.ambient.grad:
@@ -83,6 +84,11 @@ class LaterTape(Subtape):
 
     def rely_on_grad_mode(self) -> None:
         raise Unsupported("B013", "a grad mode")
+
+    def current_device(self, kind: str) -> int:
+        if current_index(kind) is not None:
+            raise Unsupported("B013", f"the current {kind} device, which is another on each thread of the engine")
+        return super().current_device(kind)
 
 
 class RegionTape(Subtape):
@@ -94,6 +100,7 @@ class RegionTape(Subtape):
         self.regions = outer.regions
         self.inferred = outer.inferred
         self.methods = outer.methods
+        self.current_devices = outer.current_devices
 
     def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
         return self._outer.input(tensor, source, shape, stride)

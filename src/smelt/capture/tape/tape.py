@@ -34,6 +34,7 @@ from smelt.capture.model.values import (
     of_number,
 )
 from smelt.capture.tape.autograd_history import Histories, leaves_of
+from smelt.capture.tape.device_numbers import chosen_kinds, current_number, numbered
 from smelt.capture.tape.uniform_bounds import decided
 from smelt.ir.generators import Own
 from smelt.ir.nodes.ambient import Ambient, forget_casts, set_autocast
@@ -70,6 +71,7 @@ class Tape:
         self._histories: dict[fx.Node, tuple[Any, Any]] = {}
         self.requires_no_overlap = False  # whether it is right only if no inputs overlap: see `WritePolicy`
         self.methods: set[tuple[type, str]] = set()  # of tensors, which the graph finds by name
+        self.current_devices: dict[str, int] = {}  # kinds of devices that were named without a number: the current one
         self.draws_on: set[str] = set()  # devices whose default generators operators draw from
         self.raises = False  # whether an operator raises for some values
         self.backed_up: set[fx.Node] = set()  # inputs that are written before such an operator
@@ -241,6 +243,7 @@ class Tape:
             given = kwargs.get("device", Constant(None))
             if isinstance(given, Constant) and given.value is None:
                 kwargs = {**kwargs, "device": Constant(self.ambient.devices[-1])}
+        args, kwargs = numbered(target, args, kwargs, self.current_device)
         if target in ("new", torch.Tensor.new) and len(args) == 2:
             size = args[1]
             if isinstance(size, Sequence) and size.kind is torch.Size:
@@ -249,6 +252,8 @@ class Tape:
         named = {name: _convert(value, self._ghost) for name, value in kwargs.items()}
         seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
         result = self._run(opcode, target, ghosts, named)
+        for kind in chosen_kinds(_ghosts_in((result,)), [tensor for tensor, _ in seen], (*args, *kwargs.values())):
+            self.current_device(kind)
         written = [self._by_ghost[id(tensor)] for tensor, version in seen if tensor._version != version]
         if self.inferred:
             self._refuse_inference_tensors(target, [tensor for tensor, _ in seen], written, result)
@@ -282,6 +287,12 @@ class Tape:
             if value.ghost is result:
                 self._rebind(value, node)
         return self._wrap(result, node)
+
+    def current_device(self, kind: str) -> int:
+        """The number of the current device of a kind; it is guarded."""
+        index = current_number(kind)
+        self.current_devices[kind] = index
+        return index
 
     def require(self, test: Value, text: str) -> None:
         """The graph fails, with everything undone, where `test` is false."""

@@ -31,6 +31,7 @@ from smelt.ir.graph import Traced
 from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.serialize import NAMESPACES
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
+from smelt.meta.devices import current_devices
 from smelt.symbolic.symnode import Formula
 
 # Whose functions are known by name, because their code is part of the key or of Python itself.
@@ -127,7 +128,7 @@ def _processor() -> list[str]:
 
 def _state() -> str:
     settings = [f"{name}={getattr(torch._C, name)()}" for name in _SETTINGS if hasattr(torch._C, name)]
-    return f"{Ambient.now()} {torch.get_default_dtype()} {' '.join(settings)}"
+    return f"{Ambient.now()} {torch.get_default_dtype()} {current_devices()} {' '.join(settings)}"
 
 
 _harmless: set[str] = set()
