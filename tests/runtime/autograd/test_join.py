@@ -17,7 +17,7 @@ from smelt.autograd.partition import partition
 from smelt.base.errors import SmeltError
 from smelt.ir.call_contract import FromResult, JointPlan
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime.autograd.join import join
+from smelt.runtime.autograd.join import _said, join
 from tests.autograd.helpers import PARTITIONS, aot, leaves
 
 
@@ -745,3 +745,23 @@ def test_an_infinite_derivative_of_what_is_not_used_does_no_harm(backend: str) -
     used, _ = smelt.compile(lambda x: (x * 2, x.sqrt()), backend=backend)(x)
     used.sum().backward()
     assert x.grad is not None and x.grad.eq(2).all()
+
+
+@torch.library.custom_op("smelt_tests::misdescribed", mutates_args=())
+def _misdescribed(x: torch.Tensor) -> torch.Tensor:
+    return x.double()
+
+
+_misdescribed.register_fake(torch.empty_like)
+_misdescribed.register_autograd(lambda ctx, gradient: gradient.float())
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_running_eagerly_at_every_call_is_said_once(grad: bool) -> None:
+    _said.clear()
+    compiled = smelt.compile(lambda x: torch.ops.smelt_tests.misdescribed(x * 2) + 1)
+    x = torch.ones(3, requires_grad=grad)
+    with pytest.warns(smelt.SmeltWarning, match="SM023.*misdescribed.*eager PyTorch instead") as said:
+        assert compiled(x).dtype is torch.float64
+        assert torch.equal(compiled(x), torch.full((3,), 3.0, dtype=torch.float64))
+    assert len(said) == 1

@@ -52,7 +52,7 @@ def _normal(mean: Any, std: Any, generator: Any = None) -> Any:
     return row_major(tuple(mean.shape), mean.dtype)
 
 
-def _gradient_of_second(gradient: Any, value: Any, *rest: Any, **options: Any) -> Any:
+def gradient_of_second(gradient: Any, value: Any, *rest: Any, **options: Any) -> Any:
     """Backward functions whose result is the gradient of their second argument, contiguous."""
     return row_major(tuple(value.shape), value.dtype)
 
@@ -130,11 +130,11 @@ RULES: dict[str, Any] = {
     "_linalg_svd.default": _svd,
     "linalg_eig.default": _eig,
     "normal.Tensor_Tensor": _normal,
-    "multi_margin_loss_backward.default": _gradient_of_second,
-    "multilabel_margin_loss_backward.default": _gradient_of_second,
-    "fractional_max_pool3d_backward.default": _gradient_of_second,
-    "_ctc_loss_backward.default": _gradient_of_second,
-    "_ctc_loss_backward.Tensor": _gradient_of_second,
+    "multi_margin_loss_backward.default": gradient_of_second,
+    "multilabel_margin_loss_backward.default": gradient_of_second,
+    "fractional_max_pool3d_backward.default": gradient_of_second,
+    "_ctc_loss_backward.default": gradient_of_second,
+    "_ctc_loss_backward.Tensor": gradient_of_second,
     "fake_quantize_per_tensor_affine_cachemask.default": _fake_quantized,
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantized,
     "fake_quantize_per_channel_affine_cachemask.default": _fake_quantized,

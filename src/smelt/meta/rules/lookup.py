@@ -1,6 +1,7 @@
 """Which rule answers a call. Families of rules are looked through in turn, each loaded when those before it have none.
 
-The families of `EVERYWHERE` hold on every device, the libraries' on the CPU. No operator has rules in two of them.
+The families of `EVERYWHERE` hold on every device, the libraries' on the CPU, those of `OFF_HOST` everywhere else. No
+operator has rules for one device in two of them.
 Rules go by the names of operators, "sum.dim_IntList": looking up each that has one took longer than capturing an MLP.
 """
 
@@ -20,6 +21,7 @@ else:
 
 EVERYWHERE = ("pointwise", "reduction", "creation", "views")
 ON_CPU = ("linalg_nn", "images", "data_movement", "indexing", "losses", "fourier", "corrections")
+OFF_HOST = ("accelerators",)
 
 Rule = Callable[..., Any]
 
@@ -30,6 +32,7 @@ class _Known(NamedTuple):
     rule: Rule | None = None
     functional: Any = None
     on_cpu: bool = False  # and nowhere else
+    off_host: Rule | None = None  # the rule on devices beside the CPU, if it is another
 
 
 def rules_of(family: str) -> Mapping[str, Rule]:
@@ -44,11 +47,12 @@ def _find(func: Any) -> _Known:
         return _Known(functional=functional)
     if func.namespace != "aten":
         return _Known()
+    off_host = next(filter(None, (rules_of(family).get(func.__name__) for family in OFF_HOST)), None)
     for family in (*EVERYWHERE, *ON_CPU):
         rule = rules_of(family).get(func.__name__)
         if rule is not None:
-            return _Known(rule, on_cpu=family in ON_CPU)
-    return _Known()
+            return _Known(rule, on_cpu=family in ON_CPU, off_host=off_host)
+    return _Known(off_host=off_host)
 
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
@@ -56,6 +60,8 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: 
     known = _find(func)
     if known.functional is not None:
         return _written(known.functional, args, kwargs, device)
+    if known.off_host is not None and not on_host(device):
+        return known.off_host(*args, **kwargs)
     if known.rule is None or (known.on_cpu and not on_host(device)):
         return NotImplemented
     return known.rule(*args, **kwargs)

@@ -44,6 +44,18 @@ def _exact_moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tens
     return mean, x - mean, torch.rsqrt(variance + eps)
 
 
+def _one_pass_moments(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+    """(mean, variance) of memory that is read once, where reading it again takes longer than computing: sums of what is
+    beside one of the values, which is no farther from the mean than others, so that little cancels."""
+    one = x
+    for dim in dims:
+        one = one.narrow(dim, 0, 1)
+    beside = x - one
+    rest = torch.mean(beside, dims, True)
+    variance = torch.mean(beside * beside, dims, True) - rest * rest
+    return one + rest, choose(variance < 0.0, 0.0, variance)
+
+
 def _input_gradient(scaled: Tensor, centered: Tensor, rstd: Tensor, dims: list[int]) -> Tensor:
     if all(scaled.shape[dim] == 1 for dim in dims):  # its own mean: rounded once, a product less its rounded self stays
         return (scaled - scaled) * rstd
@@ -148,10 +160,13 @@ def _batch_norm_training(
     channels = x.shape[1]
     dims = [0, *range(2, x.dim())]
     wide = widen(x)
-    moments = _moments(wide.to(torch.float64) if on_host(x.device) else wide, dims, eps)  # as PyTorch adds them up
-    mean, variance, rstd = (moment.to(wide.dtype) for moment in (moments[0], *moments[2:]))
+    if on_host(x.device):  # as PyTorch adds them up
+        mean, _, variance, rstd = (moment.to(wide.dtype) for moment in _moments(wide.to(torch.float64), dims, eps))
+    else:
+        mean, variance = _one_pass_moments(wide, dims)
+        rstd = torch.rsqrt(variance + eps)
     if eps == 0.0:  # of what does not vary it is nothing, not infinite
-        rstd = choose(moments[2] == 0.0, 0.0, rstd)
+        rstd = choose(variance == 0.0, 0.0, rstd)
     scale = None if weight is None else _per_channel(x, weight)
     shift = None if bias is None else _per_channel(x, bias)
     result = _affine((wide - mean) * rstd, scale, shift).to(x.dtype)

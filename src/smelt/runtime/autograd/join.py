@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 
 from smelt import _native
 from smelt.base.coexist import leave_alone
-from smelt.base.errors import UnexpectedResult
+from smelt.base.errors import UnexpectedResult, warn
 from smelt.base.torch_originals import BASE
 from smelt.device import random_state
 from smelt.ir.call_contract import JointPlan, Replay
@@ -87,10 +87,8 @@ class _Forward:
             return self.eager(*inputs)
         try:
             values = _native.unrecorded(self._values, inputs)
-        except UnexpectedResult:
-            if self.eager is None:
-                raise
-            return self.eager(*inputs)  # nothing is mutated before the last call that can raise this
+        except UnexpectedResult as error:
+            return _eagerly(self.eager, inputs, error)  # nothing is mutated before the last call that can raise this
         except Exception as error:
             step = error.__dict__.pop("smelt_step", -1)
             if self.writes_from is not None and step >= self.writes_from:  # out of memory, maybe between two writes
@@ -105,6 +103,21 @@ class _Forward:
         autocast = torch._C._is_any_autocast_enabled()
         values = without_autocast(self.forward, inputs) if autocast else self.forward(*inputs)
         return clone_aliased(values, self.plan.must_own_memory) if self.plan.must_own_memory else values
+
+
+def _eagerly(eager: Flat | None, inputs: Sequence[Any], error: UnexpectedResult) -> tuple[Any, ...]:
+    """The call in eager PyTorch, where a library call returned what the kernels after it were not built for. It happens
+    at every call, and takes longer than eager alone: so it is said, once for each reason."""
+    if eager is None:
+        raise error
+    if str(error) not in _said:
+        _said.add(str(error))
+        warn(f"{error}. The graph runs in eager PyTorch instead, at every call.")
+    made: tuple[Any, ...] = eager(*inputs)
+    return made
+
+
+_said: set[str] = set()
 
 
 def _restoring_rng(forward: Flat, devices: tuple[str, ...]) -> Flat:
@@ -142,12 +155,10 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
         else:
             run: Flat = Compiled.apply if transformed else apply
             differentiable = run(box, *state.out(given))
-    except UnexpectedResult:
-        if state.eager is None:
-            raise
+    except UnexpectedResult as error:
         if box[1] is not None:
             random_state.restore(box[1])
-        return state.eager(*inputs)
+        return _eagerly(state.eager, inputs, error)
     values: Any = differentiable
     if len(box) > 3:
         values = box[3]
@@ -173,10 +184,8 @@ def _fast_forward(state: _Forward) -> Flat:
             return state(*inputs)
         try:
             values = unrecorded(compute, *inputs) if records() else compute(*inputs)
-        except UnexpectedResult:
-            if eager is None:
-                raise
-            return eager(*inputs)
+        except UnexpectedResult as error:
+            return _eagerly(eager, inputs, error)
         if not is_one:
             return tuple(detach_views(values))
         value = values[0]
@@ -241,10 +250,8 @@ def _fast_path(state: Differentiable) -> Flat:
             inputs = _detached(without_grad, inputs)
         try:
             return run(*out(inputs)) if reordered else run(*inputs)
-        except UnexpectedResult:
-            if state.eager is None:
-                raise
-            return state.eager(*inputs)
+        except UnexpectedResult as error:
+            return _eagerly(state.eager, inputs, error)
 
     return call
 
