@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.overrides import TorchFunctionMode
 
 from smelt.autograd.joint.fused_attention import attention_of
+from smelt.autograd.joint.known_masks import without_known_mask
 from smelt.autograd.joint.trace_joint import Joint, Pure, TraceSource
 from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
@@ -160,6 +161,7 @@ def _attention(
 ) -> Any:
     if not query.is_meta:
         return NotImplemented
+    attn_mask, is_causal = without_known_mask(query, key, attn_mask, is_causal)
     return attention_of(target, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 

@@ -1,7 +1,8 @@
-"""Functions of PyTorch that mutate tensors undeclared, and what is traced in their place.
+"""Functions of PyTorch that mutate tensors undeclared, or choose kernels by them, and what is traced in their place.
 
     F.batch_norm(x, mean, var, training=True)  →  aten._native_batch_norm_legit, whose schema declares the mutation
     F.dropout(x)                               →  bernoulli, div, mul: the same random numbers, no mutation inside
+    F.scaled_dot_product_attention(…, mask)    →  the same without a mask that says nothing (`known_masks`)
 
 Functionalization removes the mutations that an operator's schema declares. An undeclared one would make a graph that
 looks pure and is not; where no substitute catches it first, the recorder refuses it (`meta.effects`).
@@ -14,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from smelt.autograd.joint.bernoulli_order import bernoulli_contiguous
 from smelt.autograd.joint.functional_trace import CannotTrace
+from smelt.autograd.joint.known_masks import without_known_mask
 from smelt.autograd.joint.writes import WriteWatch
 from smelt.base.torch_originals import BASE, meant
 from smelt.device.host_library import on_host
@@ -145,6 +147,22 @@ def _torch_instance_norm(
     return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    attn_mask, is_causal = without_known_mask(query, key, attn_mask, is_causal)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
 def _undeclared_alias(name: str) -> Callable[..., Any]:
     """Results that alias their argument and are no views of it: a pure graph would return copies."""
 
@@ -168,6 +186,7 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = {
         norm: _without_version_bump(norm)
         for norm in (aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default)
     },
+    F.scaled_dot_product_attention: _attention,
     torch.bernoulli: bernoulli_contiguous,
     BASE.bernoulli: bernoulli_contiguous,
 }
