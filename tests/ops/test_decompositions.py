@@ -131,6 +131,13 @@ def _layer_norm(backward: bool) -> Callable[[torch.dtype], Iterator[Any]]:
     return calls
 
 
+def _rms_norm(dtype: torch.dtype) -> Iterator[Any]:
+    for (x, inner, weight, *_), _ in _layer_norm(backward=False)(dtype):
+        if weight is None or weight.dtype is dtype:  # PyTorch takes what is mixed apart itself
+            yield (x, inner, weight, 1e-5), {}
+            yield (x, inner, weight, None), {}
+
+
 def _group_norm(backward: bool) -> Callable[[torch.dtype], Iterator[Any]]:
     def calls(dtype: torch.dtype) -> Iterator[Any]:
         for shape, groups in (((2, 6, 5, 4), 3), ((3, 4, 7), 2), ((2, 4), 1)):
@@ -332,6 +339,7 @@ SAMPLES: dict[Any, Callable[[torch.dtype], Iterator[Any]]] = {
     aten.argmin.default: _extremes_along(whole=True),
     aten.native_layer_norm.default: _layer_norm(backward=False),
     aten.native_layer_norm_backward.default: _layer_norm(backward=True),
+    aten._fused_rms_norm.default: _rms_norm,
     aten.native_group_norm.default: _group_norm(backward=False),
     aten.native_group_norm_backward.default: _group_norm(backward=True),
     aten.native_batch_norm.default: _batch_norm("evaluation"),
@@ -467,8 +475,31 @@ def test_every_entry_is_tested() -> None:
     elsewhere.update(op for op in DECOMPOSITIONS if "upsample" in str(op) and "linear" in str(op))  # test_resampling.py
     elsewhere |= {aten.upsample_bicubic2d.default, aten.upsample_bicubic2d_backward.default}
     elsewhere.add(aten.native_dropout_backward.default)  # tests/pipeline/test_ahead.py: of GPUs only
+    elsewhere.add(aten._fused_rms_norm_backward.default)  # below
     elsewhere.update(NAMED)
     assert set(DECOMPOSITIONS) == set(SAMPLES) | set(VIEWS) | identities | {aten.native_dropout.default} | elsewhere
+
+
+@pytest.mark.parametrize("mask", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+def test_gradients_of_rms_norm(dtype: torch.dtype, mask: tuple[bool, bool]) -> None:
+    """The operator is CUDA's alone; what it computes is what autograd makes of PyTorch's formula."""
+    for (x, inner, weight, eps), _ in _rms_norm(dtype):
+        grad = _normal(*x.shape, dtype=dtype)
+        _, rstd = aten._fused_rms_norm.default(x, inner, weight, eps)
+        if mask[1] and weight is None:
+            continue
+        made = DECOMPOSITIONS[aten._fused_rms_norm_backward.default](grad, x, inner, rstd, weight, list(mask))
+        asked = [each.double().requires_grad_() for each in (x, *([weight] if weight is not None else []))]
+        result = F.rms_norm(asked[0], inner, *asked[1:], eps=torch.finfo(rstd.dtype).eps if eps is None else eps)
+        true = torch.autograd.grad(result, asked, grad.double())
+        for value, exact, given, is_asked in zip(made, true, (x, weight), mask, strict=False):
+            assert (value is not None) == is_asked
+            if value is None:
+                continue
+            assert _spec(value) == (given.shape, given.contiguous().stride(), dtype)
+            size = (exact.abs() + grad.double().abs().max() * rstd.abs().max() * (rstd.dtype is not dtype)).max()
+            assert (value - exact).abs().max() <= 8 * torch.finfo(dtype).eps * size
 
 
 def test_identity_leaves_real_tensors_alone() -> None:

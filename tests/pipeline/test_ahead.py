@@ -22,6 +22,7 @@ from smelt.device.fusion_limits import Limits
 from smelt.ir.program import Launch, Library, Place
 from smelt.ir.tensorspec import TensorSpec
 from smelt.pipeline.ahead import Ahead, compile_ahead, spec_like
+from tests.processes import COMPILER, run
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
@@ -75,6 +76,41 @@ class Block(nn.Module):
 
 
 WRITTEN_OUT = {"bmm", "baddbmm", "_softmax", "_safe_softmax", "bernoulli", "bernoulli_"}
+
+
+_RMS_NORM = """
+from dataclasses import replace
+import torch
+import torch.nn.functional as F
+from smelt.base.options import Options
+from smelt.ir.program import Library
+from smelt.pipeline.ahead import compile_ahead, spec_like
+
+def described(x, normalized, weight, eps):
+    outer = x.shape[: x.dim() - len(normalized)]
+    wide = torch.float32 if x.dtype.itemsize == 2 else x.dtype
+    return torch.empty_like(x).contiguous(), torch.empty((*outer, *(1 for _ in normalized)), dtype=wide, device=x.device)
+
+library = torch.library.Library("aten", "IMPL")
+library.m.impl("_fused_rms_norm", "Meta", described)
+for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+    x, w = (replace(spec_like(shape, dtype), requires_grad=True) for shape in ((6, 64), (64,)))
+    for call, given in (
+        (lambda x, w: F.rms_norm(x, (64,), w), [x, w]),
+        (lambda x: F.rms_norm(x, (64,), eps=1e-5), [x]),
+        (lambda x, w: torch.autograd.grad(F.rms_norm(x, (64,), w).sum(), (x, w)), [x, w]),
+        (lambda x, w: torch.autograd.grad(F.rms_norm(x, (64,), w).exp().sum(), x, create_graph=True), [x, w]),
+    ):
+        found = compile_ahead(call, given, Options(target="sm_90", check_specs=True))
+        assert not [step.op for program in found.programs for step in program.steps if isinstance(step, Library)]
+"""
+
+
+def test_rms_norm_is_fused_where_the_device_has_an_operator_for_it() -> None:
+    """On CUDA autograd takes `_fused_rms_norm` whole, since it has a kernel there; elsewhere its parts, one of which
+    writes in place. Here the device that stands for CUDA has a kernel for it too."""
+    done = run(_RMS_NORM, begin=COMPILER)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_transformer_block_trains_by_the_kernels_of_cuda() -> None:

@@ -124,6 +124,19 @@ def _layer_norm_backward(
     )
 
 
+def _rms_norm(value: Any, normalized: Sequence[int], weight: Any, eps: float | None) -> Any:
+    inner, shape = tuple(normalized), tuple(value.shape)
+    outer = value.dim() - len(inner)
+    if outer < 0 or not inner or shape[outer:] != inner or 0 in shape or value.dtype not in FLOATS:
+        return NotImplemented
+    if weight is not None and (tuple(weight.shape) != inner or weight.dtype is not value.dtype):
+        return NotImplemented
+    if suggests_channels_last(shape, value.stride()) or value.dim() == 5:
+        return NotImplemented
+    wide = torch.float32 if value.dtype.itemsize == 2 else value.dtype
+    return row_major(shape, value.dtype), row_major(shape[:outer] + (1,) * len(inner), wide)
+
+
 def _suggested(value: Any) -> UnplacedSpec:
     """Row-major, or channels-last where a library would take the input for that."""
     shape = tuple(value.shape)
@@ -496,6 +509,7 @@ RULES: dict[str, Any] = {
     "baddbmm.default": _baddbmm,
     "native_layer_norm.default": _layer_norm,
     "native_layer_norm_backward.default": _layer_norm_backward,
+    "_fused_rms_norm.default": _rms_norm,
     "native_batch_norm.default": _batch_norm,
     "_native_batch_norm_legit.default": _batch_norm,
     "_native_batch_norm_legit.no_stats": _batch_norm_no_stats,

@@ -1,4 +1,4 @@
-"""Layer, group and batch normalization and their gradients: two-pass moments, then one multiply and add.
+"""Layer, RMS, group and batch normalization and their gradients: two-pass moments, then one multiply and add.
 
     native_layer_norm(x, [n], w, b, eps) → mean = mean(x); c = x - mean; rstd = rsqrt(mean(c·c) + eps); c · rstd · w + b
 
@@ -7,13 +7,16 @@ that a point takes two multiply-adds:  h · rstd + (c · -rstd²·mean(h · x̂)
 
 Moments and gradients of parameters come out as wide as they were computed, and are rounded to what the operator
 returns.
+
+RMS norm is such an operator on CUDA alone (`_fused_rms_norm`). Elsewhere PyTorch takes it apart before autograd, which
+is done below on CUDA: its own parts write in place, and what is recorded must not.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from smelt.device.host_library import on_host
-from smelt.ops.decompose.table import choose, decomposes, widen
+from smelt.ops.decompose.table import choose, decomposes, rewrites, widen
 from smelt.symbolic.shapes import product
 
 if TYPE_CHECKING:
@@ -109,6 +112,38 @@ def layer_norm_backward(
 def _over(value: Tensor, outer: int) -> Tensor:
     """Summed over the leading `outer` dims."""
     return torch.sum(value, list(range(outer))) if outer else value
+
+
+@decomposes(aten._fused_rms_norm.default)
+def rms_norm(
+    x: Tensor, normalized: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    if not x.is_floating_point():
+        return NotImplemented
+    wide = widen(x)
+    dims = list(range(x.dim() - len(normalized), x.dim()))
+    rstd = torch.rsqrt(torch.mean(wide * wide, dims, True) + (torch.finfo(wide.dtype).eps if eps is None else eps))
+    normed = wide * rstd
+    return (normed if weight is None else normed * widen(weight)).to(x.dtype), rstd
+
+
+@rewrites(aten._fused_rms_norm_backward.default)  # no check against PyTorch's own description: it imports sympy
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, normalized: Sequence[int], rstd: Tensor, weight: Tensor | None, mask: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Like that of layer norm, with a mean of zero. Both results are contiguous."""
+    if 0 in x.shape or not x.is_floating_point():
+        return NotImplemented
+    outer = x.dim() - len(normalized)
+    incoming, wide, inverse = widen(grad), widen(x), rstd.view(*x.shape[:outer], *(1 for _ in normalized))
+    scaled = incoming if weight is None else incoming * widen(weight)
+    to_x = to_weight = None
+    if mask[0]:
+        along = torch.mean(scaled * (wide * inverse), list(range(outer, x.dim())), True) * inverse * -inverse
+        to_x = aten.addcmul.default(wide * along, scaled, inverse).to(x.dtype).contiguous()
+    if mask[1] and weight is not None:
+        to_weight = _over(incoming * (wide * inverse), outer).to(weight.dtype).contiguous()
+    return to_x, to_weight
 
 
 @decomposes(aten.native_group_norm.default)
