@@ -1,5 +1,6 @@
 """A whole training step in one compiled function: zero_grad, forward, backward, clipping and update, in one graph."""
 
+import contextlib
 import copy
 import re
 import warnings
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 from torch.optim import lr_scheduler, swa_utils
 
 import smelt
@@ -416,6 +417,56 @@ def test_a_scaler_skips_steps_with_infinite_gradients(name: str, infinite: tuple
         smelt.reset()
         _same(train(True, unscaled), train(False, unscaled))
         assert smelt.counters["graphs"] <= 4
+
+
+class _Recorded:
+    """A backend that keeps what it is given, and lets PyTorch run it."""
+
+    def __init__(self) -> None:
+        self.graphs: list[fx.GraphModule] = []
+
+    def __call__(self, module: fx.GraphModule, inputs: list[Any]) -> Any:
+        self.graphs.append(module)
+        return module.forward
+
+
+def _elsewhere(kind: Any, steps: str) -> torch.optim.Optimizer:
+    """An optimizer some steps on, with parameters on a device that is not the host: one without data will do."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6))
+    opt = kind(model.parameters(), foreach=True)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    opt.step()
+    moved: torch.optim.Optimizer = kind(model.to("meta").parameters(), foreach=True)
+    for param, known in zip(model.parameters(), opt.state.values(), strict=True):
+        param.grad = torch.ones_like(param)
+        moved.state[param] = {
+            name: each.to(steps if name == "step" or not each.dim() else "meta") for name, each in known.items()
+        }
+    return moved
+
+
+@pytest.mark.parametrize("steps", ["cpu", "meta"])
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "Adamax"])
+def test_a_step_on_another_device_is_one_graph_wherever_steps_are_counted(kind: str, steps: str) -> None:
+    """They are counted on the default device. The device here has no data, so a number of it raises when it runs."""
+    opt, seen = _elsewhere(getattr(torch.optim, kind), steps), _Recorded()
+    with pytest.raises(RuntimeError, match="meta tensors") if steps == "meta" else contextlib.nullcontext():
+        smelt.compile(opt.step, backend=seen)()
+    assert len(seen.graphs) == 1 and smelt.counters["graph_breaks"] == 0
+
+
+def test_a_scaler_asks_the_device_once_for_all_that_is_on_the_host() -> None:
+    opt, seen = _elsewhere(torch.optim.AdamW, "cpu"), _Recorded()
+    scaler = torch.amp.GradScaler("cpu")
+    found = {torch.device("meta"): torch.zeros((), device="meta")}
+    with pytest.raises(NotImplementedError, match="no data"):  # there is none to be copied
+        smelt.compile(lambda: scaler._maybe_opt_step(opt, {"found_inf_per_device": found}), backend=seen)()
+    (module,) = seen.graphs
+    copied = [node for node in module.graph.nodes if node.target is torch.where]
+    counted = [node for node in copied if node.args[2].name.endswith("step")]
+    assert len(copied) == 4 * 4 and len(counted) == 4
+    assert all(node.args[0].target == "to" for node in counted)
 
 
 _AVERAGES: dict[str, Callable[[nn.Module], swa_utils.AveragedModel]] = {

@@ -113,6 +113,18 @@ def test_rms_norm_is_fused_where_the_device_has_an_operator_for_it() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_numbers_of_tensors_stay_on_their_device() -> None:
+    """An optimizer's steps may be counted there: kernels read the number, and its constants are not copied there."""
+
+    def function(p: torch.Tensor, g: torch.Tensor, step: torch.Tensor) -> None:
+        step.add_(1)
+        correction = 1 - 0.9 ** step.item()
+        p.addcmul_(g, g, value=0.1 / correction)
+
+    found = ahead(function, spec_like((130,)), spec_like((130,)), spec_like(()))
+    assert called(found) == set() and targets(found) == {"gpu"} and devices(found) == {"cuda:0"}
+
+
 def test_a_transformer_block_trains_by_the_kernels_of_cuda() -> None:
     found = ahead(Block(torch.bfloat16), spec_like((2, 16, 64), torch.bfloat16))
     assert found.backward is not None and targets(found) == {"gpu"} and devices(found) == {"cuda:0"}

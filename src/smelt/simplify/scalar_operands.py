@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
-from smelt.device.host_library import HOST
+from smelt.device.host_library import HOST, on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
 from smelt.meta.rules.promotion import result_dtype
@@ -62,7 +62,7 @@ def why_not_operands(traced: Traced) -> str | None:
 
 def numbers_as_operands(traced: Traced, fuel: Fuel) -> Traced:
     """Every use of such a number becomes a use of its tensor. Burns no fuel: without it there is no kernel."""
-    holders: dict[fx.Node, fx.Node] = {}
+    holders: Holders = {}
     for node in list(traced.graph.nodes):
         if node.op == "call_function" and isinstance(spec_of(node), NumberSpec):
             holders[node] = _holder(node, holders)
@@ -73,8 +73,11 @@ def numbers_as_operands(traced: Traced, fuel: Fuel) -> Traced:
     return traced
 
 
-def _holder(node: fx.Node, holders: dict[fx.Node, fx.Node]) -> fx.Node:
-    """The tensor that holds a number."""
+Holders = dict[fx.Node, fx.Node | float]  # what holds a number: a tensor; of a constant there is none, but itself
+
+
+def _holder(node: fx.Node, holders: Holders) -> fx.Node | float:
+    """The tensor that holds a number. A constant becomes one where it is used, on the device of what it meets."""
     spec = spec_of(node)
     assert isinstance(spec, NumberSpec)
     if node.target is aten._local_scalar_dense.default:
@@ -85,7 +88,11 @@ def _holder(node: fx.Node, holders: dict[fx.Node, fx.Node]) -> fx.Node:
             given = _insert(node, aten.view.default, given, [])
         wide = not isinstance(spec.what, Formula) or whole.dtype is torch.float64
         return given if wide else _insert(node, aten._to_copy.default, given, dtype=torch.float64)
-    operands = [holders[each] if isinstance(each, fx.Node) else _constant(node, each) for each in node.args]
+    if node.target is float and not node.all_input_nodes:
+        return float(node.args[0])  # type: ignore[arg-type]
+    held = [holders[each] if isinstance(each, fx.Node) else each for each in node.args]
+    device = _device([each for each in held if isinstance(each, fx.Node)])
+    operands = [each if isinstance(each, fx.Node) else _constant(node, each, device) for each in held]
     floats = [
         each
         if tensor_spec(each).dtype is torch.float64
@@ -98,8 +105,14 @@ def _holder(node: fx.Node, holders: dict[fx.Node, fx.Node]) -> fx.Node:
     return _insert(node, _OF_FLOATS[node.target], *floats)
 
 
-def _constant(node: fx.Node, number: Any) -> fx.Node:
-    return _insert(node, aten.full.default, [], float(number), dtype=torch.float64, device=HOST)
+def _device(held: list[fx.Node]) -> torch.device:
+    """Where a number is computed: where one of those that it is computed from is, if that is not the host."""
+    devices = [tensor_spec(each).device for each in held]
+    return next((device for device in devices if not on_host(device)), HOST)
+
+
+def _constant(node: fx.Node, number: Any, device: torch.device) -> fx.Node:
+    return _insert(node, aten.full.default, [], float(number), dtype=torch.float64, device=device)
 
 
 def _insert(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -111,11 +124,14 @@ def _insert(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     return made
 
 
-def _rewrite(node: fx.Node, holders: dict[fx.Node, fx.Node]) -> None:
+def _rewrite(node: fx.Node, holders: Holders) -> None:
     target = _tensor_form(node)
 
     def operand(value: Any) -> Any:
-        return _converted(node, holders[value]) if isinstance(value, fx.Node) and value in holders else value
+        if not isinstance(value, fx.Node) or value not in holders:
+            return value
+        held = holders[value]
+        return _converted(node, held if isinstance(held, fx.Node) else _constant(node, held, HOST))
 
     if target is None:
         _SPELLED_OUT[node.target](node, operand)

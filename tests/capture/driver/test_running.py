@@ -1,8 +1,10 @@
 """Plans at run time: aliasing, graphs that raise, threads, compiler errors, counters, idle frames."""
 
+import contextlib
 import gc
 import threading
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import smelt
 from smelt.base.errors import SmeltWarning
 from smelt.base.events import counters
 from smelt.base.options import config
@@ -130,6 +133,46 @@ def test_compiler_errors_fall_back_with_one_warning() -> None:
 def test_compiler_errors_raise_if_asked_to() -> None:
     with pytest.raises(ValueError, match="the compiler is ill"):
         CompiledRegion(broken_compiler).call(lambda x: x * 2, X)
+
+
+@smelt.disable
+def opaque(number: int) -> list[int]:
+    return [0] * number
+
+
+def test_what_the_compiler_raises_leaves_the_blocks_that_the_program_is_in() -> None:
+    """A warning that is an error is one of the line where the program is: what it is within is left as by any other,
+    and the program may handle it."""
+    finished: list[int] = []
+
+    def f(x, n):
+        try:
+            with torch.no_grad(), torch.autocast("cpu"):
+                y = x * len(opaque(n))
+        finally:
+            finished.append(n)
+        return x * 2, y
+
+    def handled(x, n):
+        try:
+            return f(x, n)
+        except SmeltWarning as error:
+            return str(error)
+
+    x = torch.ones(3, requires_grad=True)
+    limit = config.cache_size_limit
+    for function in (f, handled):
+        finished.clear()
+        compiled = smelt.compile(function, backend="eager")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for n in range(1, limit + 1):
+                assert compiled(x, n)[0].requires_grad
+            with pytest.raises(SmeltWarning, match="SM011") if function is f else contextlib.nullcontext():
+                assert "SM011" in compiled(x, limit + 1)
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        assert finished == [*range(1, limit + 2)]
+        assert compiled(x, limit + 2)[0].requires_grad
 
 
 def test_counters_and_reset() -> None:

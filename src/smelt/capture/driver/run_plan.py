@@ -59,7 +59,13 @@ class _Run:
             outcome = _guarded(self.owner, self.frames, action)
             if outcome is not _RUNNING:
                 return outcome
-            found = self.owner.plan_for(self.frames)
+            try:
+                found = self.owner.plan_for(self.frames)
+            except GraphBreakError:
+                raise
+            except Exception as error:  # a warning that is an error, or a graph that may not fall back to eager
+                self.action = functools.partial(_raise_here, error)
+                continue
             if found is None:
                 self.action = _finish_eagerly
                 continue
@@ -84,7 +90,7 @@ class _Run:
 
     def offer(self, error: BaseException) -> bool:
         """Whether the program may handle what was raised while it waited: Ctrl-C arrives where it stands, and what is
-        raised by the compiler goes to the caller."""
+        raised by a graph goes to the caller."""
         if isinstance(error, Exception) or not self.frames:
             return False
         self.action = functools.partial(_raise_here, error)
@@ -146,6 +152,7 @@ def _one_step(plan: Stop) -> Action:
 
 
 def _raise_here(error: BaseException, owner: Owner, frames: list[LiveFrame]) -> Any:
+    """Blocks that the program is within are left as they would be: gradients stay disabled otherwise."""
     frames[-1].index += 1  # before the instruction that comes next
     raise error
 

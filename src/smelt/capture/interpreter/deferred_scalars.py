@@ -17,7 +17,6 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.policy import acts_as_in_eager, is_layer
 from smelt.capture.model.values import Constant, DeferredScalar, Tensor, Value, python_type
-from smelt.device.host_library import on_host
 
 _NUMBERS = (bool, int, float)
 _OF_ANY = frozenset({operator.add, operator.sub, operator.mul})
@@ -46,9 +45,11 @@ def item_of_tensor(interp: Interpreter, tensor: Tensor, kind: type | None = None
 
 def counts(interp: Interpreter, tensor: Tensor, kind: type | None) -> bool:
     """Whether PyTorch's own code asks for a number: an optimizer, or a layer, which computes with it in the graph.
-    Schedulers, which stand beside optimizers, ask for `float(loss)`, and compare it."""
+    Schedulers, which stand beside optimizers, ask for `float(loss)`, and compare it.
+
+    Wherever the tensor is: kernels read the number from its memory, and the host need not wait for it."""
     ghost, code = tensor.ghost, interp.frames[-1].info.code
-    if ghost.numel() != 1 or not on_host(ghost.device):
+    if ghost.numel() != 1:
         return False
     return acts_as_in_eager(code) and kind is None if ghost.dtype.is_floating_point else is_layer(code)
 

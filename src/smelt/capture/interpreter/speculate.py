@@ -65,7 +65,10 @@ def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[di
         if not given:
             return answer(None)
         source = interp.tape.inputs[given[0]]
-        now = answer(source.value.real)
+        try:
+            now = answer(source.value.real)
+        except Exception as error:  # of a tensor without data, or a device that failed: for the program's own line
+            raise Unsupported("B003", f"a number that cannot be computed now: {error}") from None
 
     def is_same(tensor: Any) -> bool:
         return answer(tensor) is now

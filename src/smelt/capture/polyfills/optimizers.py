@@ -221,14 +221,20 @@ def step_unless_infinite(scaler: Any, optimizer: Any, state: Any, *args: Any, **
         kept.append((list(known), {key: each for key, each in known.items() if not isinstance(each, torch.Tensor)}))
         written.extend(each for each in known.values() if isinstance(each, torch.Tensor))
     with torch.no_grad():
-        infinite = sum(found for found in state["found_inf_per_device"].values()) != 0
+        flags = list(state["found_inf_per_device"].values())
+        infinite = sum(_beside(flag, flags[0]) for flag in flags) != 0
         before = [tensor.clone() for tensor in written]
         result = optimizer.step(*args, **kwargs)
         for tensor, old in zip(written, before, strict=True):
-            tensor.copy_(torch.where(infinite, old, tensor))
+            tensor.copy_(torch.where(_beside(infinite, tensor), old, tensor))
     if any(_is_other(optimizer.state, param, old) for param, old in zip(params, kept, strict=True)):
         defer(_put_back, infinite, optimizer.state, params, kept)
     return result
+
+
+def _beside(flag: Any, tensor: Any) -> Any:
+    """A flag on the device of a tensor: steps are counted on the host, and moved there the flag is moved once."""
+    return flag if flag.device == tensor.device else flag.to(tensor.device)
 
 
 def _is_other(state: Any, param: Any, old: Any) -> bool:
