@@ -479,6 +479,7 @@ def _lookup_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], di
         yield aten.nll_loss2d_backward.default, (loss, image, target, None, reduced, -100, total), {}
     yield aten.mv.default, (x, _filled((8,), dtype)), {}
     yield aten.native_dropout.default, (x, 0.5, True), {}
+    yield aten.native_dropout_backward.default, (x, x > 0, 2.0), {}
     yield aten.gather.default, (x.t(), 1, rows[None, :]), {}
     yield aten.index_select.default, (x.t(), 1, rows), {}
     yield aten.slice_backward.default, (x, [8, 8], 0, 0, 4, 1), {}

@@ -89,7 +89,8 @@ from smelt.pipeline.ahead import compile_ahead, spec_like
 def described(x, normalized, weight, eps):
     outer = x.shape[: x.dim() - len(normalized)]
     wide = torch.float32 if x.dtype.itemsize == 2 else x.dtype
-    return torch.empty_like(x).contiguous(), torch.empty((*outer, *(1 for _ in normalized)), dtype=wide, device=x.device)
+    kept = torch.empty((*outer, *(1 for _ in normalized)), dtype=wide, device=x.device)
+    return torch.empty_like(x).contiguous(), kept
 
 library = torch.library.Library("aten", "IMPL")
 library.m.impl("_fused_rms_norm", "Meta", described)

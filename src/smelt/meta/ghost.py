@@ -25,7 +25,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.base.torch_originals import originals_of_tensors
-from smelt.device.host_library import on_host
+from smelt.device.host_library import HOST, on_host
 from smelt.ir.graph import add_node
 from smelt.ir.symbolic_numbers import NumberWriter
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, UnplacedSpec, set_spec, spec_of_value
@@ -34,7 +34,7 @@ from smelt.meta.layout_probe import tried
 from smelt.meta.rules import describe
 from smelt.meta.sparse import yields_sparse
 from smelt.symbolic.expressions import Expression, ShapeEnv
-from smelt.symbolic.symnode import Formula, as_number, is_symbolic, meaning, surely_equal
+from smelt.symbolic.symnode import Formula, as_number, example_of, is_symbolic, meaning, surely_equal
 from smelt.symbolic.symsize import from_symbolic, is_symbolic_size
 
 # Operators that change nothing but the sizes and strides of their argument. PyTorch uses them within others: a vector
@@ -201,11 +201,55 @@ def _ask(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: to
 
 def _ask_in_symbols(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
     """The answer in terms of symbols. A meta kernel that cannot do that is given the sizes, which specializes them."""
+    if not on_host(device):
+        said = _as_on_host(func, args, kwargs)
+        if said is not NotImplemented:
+            return said
     with contextlib.suppress(RuntimeError, TypeError, ImportError):
         said = _ask(func, args, kwargs, device)
         if said is not NotImplemented:
             return said
     return _ask(func, _specialized(args), {name: _specialized(value) for name, value in kwargs.items()}, device)
+
+
+def _as_on_host(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What the rule for the CPU says in symbols, where PyTorch's meta kernel says the same of the sizes there are now.
+
+    Meta kernels are written for other devices, but many know no symbols: that of `addmm`, those of norms and losses.
+    Dtypes, which sizes do not decide, are the meta kernel's: moments of 16-bit inputs are wider on a GPU.
+    """
+    with contextlib.suppress(RuntimeError, TypeError, ImportError, GhostError):
+        said = describe(func, args, kwargs, HOST)
+        if said is NotImplemented:
+            return said
+        now = {name: _as_example(value) for name, value in kwargs.items()}
+        theirs = _ask_meta_kernel(func, _as_example(args), now)
+        one = isinstance(said, UnplacedSpec)
+        ours, known = ((said,), (theirs,)) if one else (said, theirs)
+        if len(ours) != len(known) or not all(map(_same_at_example, ours, known)):
+            return NotImplemented
+        made = [spec and replace(spec, dtype=other.dtype) for spec, other in zip(ours, known, strict=True)]
+        return made[0] if one else type(said)(made)
+    return NotImplemented
+
+
+def _same_at_example(said: Any, theirs: Any) -> bool:
+    """Whether both describe one layout of the sizes there are now."""
+    if not isinstance(said, UnplacedSpec) or not isinstance(theirs, UnplacedSpec):
+        return said is None  # a gradient that nobody asked for, whatever a meta kernel says of it
+    sizes = [(*map(example_of, (*spec.shape, *spec.stride, spec.offset)),) for spec in (said, theirs)]
+    return sizes[0] == sizes[1]
+
+
+def _as_example(value: Any) -> Any:
+    """The same with the sizes there are now, none of which is relied on."""
+    if isinstance(value, torch.Tensor):
+        spec = TensorSpec.of(value)
+        shape, stride = (tuple(map(example_of, sizes)) for sizes in (spec.shape, spec.stride))
+        return GhostTensor(TensorSpec(shape, stride, spec.dtype, spec.device, example_of(spec.offset)))
+    if isinstance(value, tuple | list):
+        return type(value)(_as_example(item) for item in value)
+    return example_of(value)
 
 
 def _specialized(value: Any) -> Any:

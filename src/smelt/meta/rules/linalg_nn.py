@@ -454,6 +454,14 @@ def _dropout(value: Any, probability: float, train: bool | None) -> Any:
     return row_major(shape, value.dtype), row_major(shape, torch.bool)
 
 
+def _dropout_backward(grad: Any, mask: Any, scale: float) -> Any:
+    """As on a GPU too, as long as both are contiguous."""
+    both = grad.is_contiguous() and mask.is_contiguous()
+    if grad.dtype not in FLOATS or mask.dtype is not torch.bool or grad.shape != mask.shape or not both:
+        return NotImplemented
+    return row_major(tuple(grad.shape), grad.dtype)
+
+
 def _gather(value: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     rank = value.dim()
     if index.dtype is not torch.int64 or index.dim() != rank or rank == 0 or not -rank <= dim < rank:
@@ -532,6 +540,7 @@ RULES: dict[str, Any] = {
     "nll_loss_backward.default": _nll_loss_backward,
     "nll_loss2d_backward.default": _nll_loss2d_backward,
     "native_dropout.default": _dropout,
+    "native_dropout_backward.default": _dropout_backward,
     "gather.default": _gather,
     "index_select.default": _index_select,
     "slice_backward.default": _padded,
