@@ -119,16 +119,21 @@ def test_out_of_memory_is_pytorchs_error_and_leaves_nothing(first: str) -> None:
     done = processes.run_new(
         _BEGIN
         + f"""
+held, stream = torch.cuda.memory_allocated(), torch.cuda.current_stream()
 if {first == "called before"}:
     checked()
+    stream = torch.cuda.Stream()           # the memory of the calls before is that of their stream
 state = torch.ones(64)
-limit(torch.cuda.memory_allocated() + 100 * MiB)
+stream.wait_stream(torch.cuda.current_stream())
+limit(held + 100 * MiB)
 for attempt in range(2):
     try:
-        compiled(state, x)
+        with torch.cuda.stream(stream):
+            compiled(state, x)
         print("no error")
     except torch.OutOfMemoryError as error:
         print("told:", str(error)[:18])
+torch.cuda.synchronize()
 assert torch.equal(state, torch.ones(64)), "something was written"
 limit(1 << 60)
 checked()
@@ -140,6 +145,24 @@ print("fine")
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [*["told: CUDA out of memory"] * 2, "fine"], done
+
+
+def test_memory_of_earlier_calls_serves_later_ones() -> None:
+    """A program keeps the memory it works in: once it ran on a stream, nobody can take that away from it."""
+    done = processes.run_new(
+        _BEGIN
+        + """
+checked()
+state, wanted = torch.ones(64), torch.ones(64)
+update(wanted, x)
+limit(torch.cuda.memory_allocated() + 100 * MiB)
+compiled(state, x)
+torch.testing.assert_close(state, wanted)
+print("fine")
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["fine"], done
 
 
 def test_memory_that_the_allocator_keeps_is_given_back_when_it_runs_short() -> None:

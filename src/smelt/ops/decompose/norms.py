@@ -115,9 +115,7 @@ def _over(value: Tensor, outer: int) -> Tensor:
 
 
 @decomposes(aten._fused_rms_norm.default)
-def rms_norm(
-    x: Tensor, normalized: Sequence[int], weight: Tensor | None, eps: float | None
-) -> tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, normalized: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
     if not x.is_floating_point():
         return NotImplemented
     wide = widen(x)
@@ -130,7 +128,7 @@ def rms_norm(
 @rewrites(aten._fused_rms_norm_backward.default)  # no check against PyTorch's own description: it imports sympy
 def rms_norm_backward(
     grad: Tensor, x: Tensor, normalized: Sequence[int], rstd: Tensor, weight: Tensor | None, mask: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
+) -> Any:
     """Like that of layer norm, with a mean of zero. Both results are contiguous."""
     if 0 in x.shape or not x.is_floating_point():
         return NotImplemented
