@@ -17,6 +17,7 @@ from smelt.simplify.channels_last import lay_images
 from smelt.simplify.constants import fold_constants
 from smelt.simplify.cse import share_common
 from smelt.simplify.dce import drop_dead
+from smelt.simplify.few_elements import look_up_first
 from smelt.simplify.gqa_heads import share_heads
 from smelt.simplify.host_copies import await_copies
 from smelt.simplify.host_scalars import place_scalars
@@ -34,6 +35,7 @@ PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
     ("bool masks", draw_masks, "before identities: the casts it makes meet the casts of what is kept for the backward"),
     ("matmul layouts", transpose_matrices, "before identities: a copy of what was transposed may be redundant"),
     ("fold identities", fold_identities, "before views: a copy that goes may bring two views together"),
+    ("few elements", look_up_first, "after identities: a cast that does nothing is not looked through"),
     ("compose views", compose_views, "before sharing: equal views are then spelled alike"),
     ("host scalars", place_scalars, "after identities, which would take the copy of an input for redundant"),
     ("cse", share_common, "one node for each value, so that the fuser sees it once"),
@@ -50,6 +52,7 @@ __all__ = [
     "fold_constants",
     "fold_identities",
     "lay_images",
+    "look_up_first",
     "numbers_as_operands",
     "place_scalars",
     "share_common",

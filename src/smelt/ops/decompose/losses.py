@@ -6,7 +6,7 @@ nll_loss_backward(g, x, classes, …)      → where(class == classes, -g, 0)   
 
 from typing import TYPE_CHECKING, Any
 
-from smelt.ops.decompose.table import choose, decomposes, left_whole, widen
+from smelt.ops.decompose.table import choose, constant, decomposes, left_whole, widen
 from smelt.symbolic.shapes import product
 
 if TYPE_CHECKING:
@@ -121,7 +121,9 @@ def nll_loss_forward(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
     operator = aten.nll_loss2d_forward.default if x.dim() == 4 else aten.nll_loss_forward.default
-    left_whole(operator, x, target, weight, reduction, ignore_index)
+    # What the targets must be depends on the shape of x alone, which need not be in memory for that.
+    like_x = constant(0.0, x).expand(x.shape)
+    left_whole(operator, like_x, target, weight, reduction, ignore_index)
     kept = target != ignore_index
     index = choose(kept, target, 0)
     term, share = -widen(_at_class(x, index)), torch.ones((), dtype=widen(x).dtype, device=x.device)

@@ -1,0 +1,107 @@
+"""A few elements of something computed are computed of those elements: it need not be in memory for them.
+
+    shifted = sub(x, most); out = sub(shifted, lse); found = gather(out, 1, target)
+    →  found = sub(sub(gather(x, 1, target), gather(expand(most, …), 1, target)), gather(expand(lse, …), 1, target))
+
+So the probabilities of all classes are not written out where a loss looks at one of them. What comes out is the same to
+the last bit.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from smelt.base.fuel import Fuel
+from smelt.ir.graph import Traced
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
+from smelt.meta.rules.strides import is_contiguous
+from smelt.ops.record import Pointwise, Reduce
+from smelt.ops.registry import record_of, why_not_lower
+from smelt.simplify.aliasing import fits, insert, spec_of_call
+from smelt.symbolic.shapes import product
+from smelt.symbolic.symsize import hint, same_sizes
+
+aten = torch.ops.aten
+
+_LOOKUPS = (aten._unsafe_index.Tensor, aten.gather.default, aten.index.Tensor, aten.index_select.default)
+_FEWER = 8  # times as many elements are computed as are looked at
+_LEAST = 4096  # elements that are worth it
+
+
+def look_up_first(traced: Traced, fuel: Fuel) -> Traced:
+    waiting = [node for node in traced.graph.nodes if node.target in _LOOKUPS]
+    while waiting:
+        node = waiting.pop()
+        if _is_worth_it(node) and fuel.take(node):
+            waiting += _looked_up_first(node)
+    return traced
+
+
+def _is_worth_it(node: fx.Node) -> bool:
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or not _is_pointwise(source):
+        return False
+    few, many = spec_of(node), spec_of(source)
+    if not isinstance(few, TensorSpec) or not isinstance(many, TensorSpec):
+        return False
+    count = hint(product(many.shape))
+    if not is_contiguous(few.shape, few.stride):
+        return False
+    return count >= _LEAST and hint(product(few.shape)) * _FEWER <= count and _may_stay_inside(source)
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    lowering = record_of(node.target).lowering
+    tensors = [spec_of(each) for each in node.all_input_nodes]
+    return isinstance(lowering, Pointwise) and not lowering.template and all(isinstance(t, TensorSpec) for t in tensors)
+
+
+def _may_stay_inside(node: fx.Node) -> bool:
+    """Whether nothing else has to find a value in memory."""
+    return all(
+        user.op == "call_function"
+        and isinstance(user.target, torch._ops.OpOverload)
+        and (user.target in _LOOKUPS or isinstance(record_of(user.target).lowering, Pointwise | Reduce))
+        for user in node.users
+    )
+
+
+def _looked_up_first(node: fx.Node) -> list[fx.Node]:
+    """What is looked up instead, if that leads to the same."""
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    shape = _spec(source).shape
+    made: list[fx.Node] = []
+    found: dict[fx.Node, fx.Node] = {}
+    for operand in source.all_input_nodes:
+        if not _spec(operand).shape:
+            continue  # the same for all elements
+        whole = operand
+        if not same_sizes(_spec(operand).shape, shape):
+            whole = insert(node, aten.expand.default, (operand, list(shape)))
+            set_spec(whole, spec_of_call(whole.target, whole.args, {}))
+            made.append(whole)
+        each = insert(node, node.target, (whole, *node.args[1:]), dict(node.kwargs))  # type: ignore[arg-type]
+        set_spec(each, replace(_spec(node), dtype=_spec(operand).dtype))
+        made.append(each)
+        found[operand] = each
+    args = fx.node.map_arg(source.args, lambda each: found.get(each, each))
+    kwargs = dict[str, object](fx.node.map_arg(source.kwargs, lambda each: found.get(each, each)))
+    known = found and all(isinstance(spec_of(each), TensorSpec) for each in made)
+    if not known or any(map(why_not_lower, found.values())) or not fits(node, source.target, args, kwargs):
+        for each in reversed(made):
+            node.graph.erase_node(each)
+        return []
+    last = insert(node, source.target, args, kwargs)  # type: ignore[arg-type]
+    node.replace_all_uses_with(last)
+    node.graph.erase_node(node)
+    return list(found.values())
+
+
+def _spec(node: fx.Node) -> TensorSpec:
+    spec = spec_of(node)
+    assert isinstance(spec, TensorSpec)
+    return spec
