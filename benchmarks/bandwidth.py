@@ -66,6 +66,43 @@ def layer_norm_backward(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Ten
     return results
 
 
+def rms_norm_backward(g: Tensor, x: Tensor, rstd: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Its formula: PyTorch has no operator for it on all devices."""
+    normed, scaled = x * rstd, g * w
+    return (scaled - normed * (scaled * normed).mean(1, keepdim=True)) * rstd, (g * normed).sum(0)
+
+
+def cross_entropy_backward(log_probs: Tensor, target: Tensor) -> Tensor:
+    """Of the mean over all rows."""
+    one, rows = (torch.full((), float(number), device=target.device) for number in (1, len(target)))
+    g = aten.nll_loss_backward(one, log_probs, target, None, 1, -100, rows)
+    result: Tensor = aten._log_softmax_backward_data(g, log_probs, 1, g.dtype)
+    return result
+
+
+class AdamStep:
+    """A step of Adam over parameters of many sizes."""
+
+    def inputs(self, mebibytes: int) -> tuple[Tensor, ...]:
+        """What a step reads: parameters, gradients and two moments, `mebibytes` in all."""
+        sizes = [mebibytes * 2**18 // (4 * 2**number) for number in range(1, 8)]  # halves, down to some small ones
+        params = [torch.randn(size, requires_grad=True) for size in (*sizes, sizes[-1])]
+        for param in params:
+            param.grad = torch.randn_like(param)
+        self.optimizer = torch.optim.Adam(params)
+        self.optimizer.step()
+        states = [self.optimizer.state[param] for param in params]
+        self.updated = [*params, *(state[name] for state in states for name in ("exp_avg", "exp_avg_sq"))]
+        return (*self.updated, *(param.grad for param in params if param.grad is not None))
+
+    def step(self, *_: Tensor) -> list[Tensor]:
+        self.optimizer.step()
+        return self.updated
+
+
+ADAM = AdamStep()
+
+
 def softmax_backward(g: Tensor, y: Tensor) -> Tensor:
     result: Tensor = aten._softmax_backward_data(g, y, 1, g.dtype)
     return result
@@ -96,7 +133,12 @@ CASES: dict[str, Case] = {
         lambda x, w: F.rms_norm(x, x.shape[1:], w),
         lambda size: (matrix(size), torch.randn(COLS)),
     ),
+    "rms norm backward": (
+        rms_norm_backward,
+        lambda size: (matrix(size), x := matrix(size), x.square().mean(1, keepdim=True).rsqrt(), torch.randn(COLS)),
+    ),
     "softmax": (lambda x: F.softmax(x, 1), lambda size: (matrix(size),)),
+    "softmax bfloat16": (lambda x: F.softmax(x, 1), lambda size: (matrix(2 * size).bfloat16(),)),
     "softmax, long rows": (lambda x: F.softmax(x, 1), lambda size: (matrix(size, 2**17),)),
     "log softmax, long rows": (lambda x: F.log_softmax(x, 1), lambda size: (matrix(size, 2**17),)),
     "logsumexp, long rows": (lambda x: torch.logsumexp(x, 1), lambda size: (matrix(size, 2**17),)),
@@ -106,6 +148,12 @@ CASES: dict[str, Case] = {
         lambda x, t: F.cross_entropy(x, t),
         lambda size: (x := matrix(size, 32000), torch.randint(0, 32000, (len(x),))),
     ),
+    "cross entropy backward": (
+        cross_entropy_backward,
+        lambda size: (x := F.log_softmax(matrix(size, 32000), 1), torch.randint(0, 32000, (len(x),))),
+    ),
+    "dropout": (lambda x: F.dropout(x, 0.1), lambda size: (matrix(size),)),
+    "Adam step": (ADAM.step, ADAM.inputs),
     "gelu": (lambda x: F.gelu(x), lambda size: (matrix(size),)),
     "gelu backward": (lambda g, x: aten.gelu_backward(g, x), lambda size: (matrix(size), matrix(size))),
     "gelu by tanh": (lambda x: F.gelu(x, approximate="tanh"), lambda size: (matrix(size),)),

@@ -36,3 +36,4 @@ class Target:
     tune_cpu: str = ""  # the processor, in LLVM's words, whose order of instructions serves; empty for `cpu` itself
     fma_by_lane: bool = False  # a multiply-add takes one lane of a register for all lanes of a factor
     warp_size: int = 1  # threads of a GPU that run in step
+    cluster_blocks: int = 1  # blocks of a GPU that run at the same time and read each other's shared memory, at most

@@ -39,8 +39,8 @@ def _text(code: EntryCode) -> str:
 class OnHost:
     """A kernel, compiled: for all sizes that its symbols stand for."""
 
-    def __init__(self, kernel: Kernel, *, aligned: bool = True, warp: int = WARP) -> None:
-        target, generator = describe_host_warps("test", warp), HostGenerator()
+    def __init__(self, kernel: Kernel, *, aligned: bool = True, warp: int = WARP, cluster: int = 1) -> None:
+        target, generator = describe_host_warps("test", warp, cluster), HostGenerator()
         self.kernel = kernel
         self.warp = warp
         self.plan: GridPlan = generator.schedule(kernel, target, Fuel(), check=False, of="")

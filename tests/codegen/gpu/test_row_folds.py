@@ -1,12 +1,14 @@
 """Folds over rows in the pass that computes what is folded: gradients of norms, groups of rows, long rows."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from smelt.codegen.gpu import grid_plan
 from smelt.ir.kernel import Kernel
 from tests.codegen.gpu.on_host import OnHost, ptx
+from tests.codegen.gpu.test_ptx import assembled, assembled_here
 from tests.ir.kernels import COLUMN_SUM, sized
 from tests.kernel_text import parse_kernel
 
@@ -149,3 +151,31 @@ def test_what_a_gpu_is_given() -> None:
     assert first.count("ld.global.v4") + first.count("ld.global.nc.v4") >= 4  # sixteen bytes at once
     assert "local" not in first
     assert "ld.global.nc.b32" not in first or first.count("ld.global.nc.b32") <= 2
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("rows, cols", [(300, 128), (64, 64), (61, 96), (37, 7)])
+def test_the_next_row_is_read_while_one_is_computed(
+    monkeypatch: pytest.MonkeyPatch, rows: int, cols: int, dtype: str
+) -> None:
+    monkeypatch.setattr(grid_plan, "_resident", lambda made: 3)
+    made = OnHost(norm(rows, cols, dtype))
+    folds = made.plan.phases[0].folds
+    assert made.plan.phases[0].prefetches and folds is not None and folds.each > 1
+    loose = dtype != "f32"
+    made.check(rtol=2e-2 if loose else 1e-5, atol=(1e-2 if loose else 1e-5) * rows)
+
+
+def test_rows_that_would_not_fit_are_not_read_ahead(few_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_plan, "_REGISTERS", 20)
+    made = OnHost(norm(300, 256))
+    assert made.plan.phases[0].unrolled is False or not made.plan.phases[0].prefetches
+    made.check(atol=3e-3)
+
+
+@assembled_here
+@pytest.mark.parametrize("cols, dtype", [(768, "f32"), (1024, "f32"), (1024, "bf16"), (2048, "bf16"), (4096, "bf16")])
+def test_nothing_is_spilled(cols: int, dtype: str, tmp_path: Path) -> None:
+    text = ptx(norm(65536, cols, dtype))
+    registers, spilled = assembled(text, "sm_90", tmp_path)["k_0"]
+    assert not spilled and registers <= 128

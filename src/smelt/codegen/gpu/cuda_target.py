@@ -6,8 +6,8 @@ from smelt.base.errors import SmeltError
 from smelt.device import Target
 
 TRIPLE = "nvptx64-nvidia-cuda"
-# What LLVM knows to write code for, each with the oldest PTX that has it.
-_PTX = {75: 63, 80: 70, 86: 71, 87: 74, 89: 78, 90: 78, 100: 86, 101: 86, 103: 88, 120: 87, 121: 88}
+# What LLVM knows to write code for, each with the oldest PTX that has it, and clusters where it has those.
+_PTX = {75: 63, 80: 70, 86: 71, 87: 74, 89: 78, 90: 80, 100: 86, 101: 86, 103: 88, 120: 87, 121: 88}
 
 
 def describe_cuda(architecture: str) -> Target:
@@ -34,4 +34,5 @@ def describe_cuda(architecture: str) -> Target:
         has_nan_minmax=number >= 80,
         transpose_tile_bytes=(0, 0),
         warp_size=32,
+        cluster_blocks=8 if number >= 90 else 1,
     )

@@ -52,7 +52,7 @@ class GpuGenerator(ABC):
         return None
 
     def schedule(self, kernel: Kernel, target: Target, fuel: Fuel, *, check: bool, of: str) -> GridPlan:
-        return plan(kernel, target.warp_size)
+        return plan(kernel, target.warp_size, target.cluster_blocks)
 
     def emit(self, symbol: str, made: GridPlan, target: Target, *, aligned: bool = True) -> EntryCode:
         """The functions of a kernel's phases. `aligned`: its buffers begin at multiples of sixteen bytes."""
@@ -64,7 +64,7 @@ class GpuGenerator(ABC):
             b = self.simt(f"{symbol}.{number}".replace(".", "_"), phase, target, sizes, kind)
             _body(phase)(b, phase, _pointers(b, made), aligned=aligned).write()
             builders.append(b)
-            phases.append(GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_bytes, b.has_barrier))
+            phases.append(self.grid(b, phase))
         for size in (made.workspace, *(phase.blocks for phase in made.phases)):
             _given(sizes, size)
         functions = "\n".join(b.function() for b in builders)
@@ -74,6 +74,10 @@ class GpuGenerator(ABC):
         return EntryCode(
             functions, declared, tuple(helpers.items()), 0, taken, phases=tuple(phases), workspace=made.workspace
         )
+
+    def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
+        """How a phase that was written out is launched."""
+        return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_bytes, b.has_barrier)
 
     @abstractmethod
     def load(self, texts: Sequence[str], target: Target) -> list[Built]: ...
@@ -113,7 +117,16 @@ class HostGenerator(GpuGenerator):
     """For the processor this runs on: so that GPU schedules run where there is no GPU."""
 
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
-        return HostWarp(target, symbol, sizes, index_kind, warp=target.warp_size)
+        warp, cluster = target.warp_size, phase.cluster
+        warps = phase.threads // warp
+        return HostWarp(target, symbol, sizes, index_kind, warp=warp, cluster=cluster, warps=warps)
+
+    def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
+        if phase.cluster == 1:
+            return super().grid(b, phase)
+        assert isinstance(b, HostWarp)
+        blocks, threads = phase.blocks // phase.cluster, phase.threads * phase.cluster
+        return GridPhase(b.symbol, blocks, threads, b.shared_apart * phase.cluster, b.has_barrier)
 
     def load(self, texts: Sequence[str], target: Target) -> list[Built]:
         return llvm_compile.load(texts, target)
@@ -126,7 +139,8 @@ class CudaGenerator(GpuGenerator):
     """For NVIDIA's GPUs."""
 
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
-        return Nvptx(target, symbol, sizes, index_kind, buffers=sizes.place, threads=phase.threads)
+        buffers, threads, cluster = sizes.place, phase.threads, phase.cluster
+        return Nvptx(target, symbol, sizes, index_kind, buffers=buffers, threads=threads, cluster=cluster)
 
     def load(self, texts: Sequence[str], target: Target) -> list[Built]:
         return llvm_compile.side_by_side(functools.partial(_load_cuda, target=target), texts)

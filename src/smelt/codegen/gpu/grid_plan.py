@@ -16,9 +16,9 @@ from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import fold_rows_first, indices, is_pointwise, merged, without_unit_axes
 from smelt.codegen.cpu.online_softmax import Online
-from smelt.codegen.gpu.long_rows import online_loops, without_scratch
+from smelt.codegen.gpu.long_rows import online_loops, outputs_aside, recomputed
 from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, kept_aside, scratch_in_memory, split_rows, turned
-from smelt.codegen.gpu.row_folds import RowFolds, finishing, in_one_pass, preloadable, with_room
+from smelt.codegen.gpu.row_folds import OnePass, RowFolds, finishing, in_one_pass, preloadable, row_reads, with_room
 from smelt.codegen.gpu.scan_kernels import has_logs, has_scans, scan_kernels, split_scan
 from smelt.codegen.gpu.scatters.run_levels import RunLevel, run_levels
 from smelt.codegen.gpu.scatters.scatter_kernels import any_order_is_right, last_ones, places_of, taken_apart
@@ -36,6 +36,9 @@ _MOST_VECTORS = 4  # that a thread reads before it computes
 _BYTES_IN_FLIGHT = 64  # that it reads so
 _MOST_THREADS = 1024
 _MOST_TILES = 8  # of a row, a thread: more are not unrolled
+_FEW_TILES = 2  # of a row, that a thread has before there are more threads
+_CLUSTER_THREADS = 512  # of a block that shares its row with others
+_CLUSTER_VALUES = 32  # that a thread of it keeps, where a cluster can be large enough
 _REGISTER_FILE = 65536  # of a multiprocessor, which has a block of 1024 threads at least
 _REGISTERS = 80  # of those a thread may spend on what it keeps of a row
 _WORKING_REGISTERS = 24
@@ -44,6 +47,7 @@ _ENOUGH_BLOCKS = 2 * _MULTIPROCESSORS
 _SHARED_BYTES = 40 << 10  # of a block: of the 48 KiB that there are, a few are for folds within teams
 _TEAMS_THREADS = 256  # of a block that several teams make
 _MOST_ROWS_EACH = 128  # that a block goes through one after the other: their sums are no longer chains than that
+_PREFETCH = True
 _MOST_WARPS = 16  # that share rows side by side
 _LEAST_BYTES = 64  # that a warp reads side by side
 _LEAST_WORK = 8192  # points that are worth a block of their own
@@ -78,7 +82,9 @@ class PhasePlan:
     tile: TransposeTile | None = None  # of a block whose reads go across
     vectors: int = 1  # of `width` points each, that a thread of a pointwise kernel has
     preloads: bool = False  # what is the same in all of those rows is loaded once
+    prefetches: bool = False  # the next of those rows is read while one is computed
     runs: RunLevel | None = None  # of a scatter's points that are sorted: what is folded is said here
+    cluster: int = 1  # blocks that share a row
 
     @property
     def vector_axis(self) -> Axis | None:
@@ -110,7 +116,9 @@ class PhasePlan:
 
     @property
     def rows_at_once(self) -> int:
-        """Rows of a block."""
+        """Rows of a block, or of a cluster."""
+        if self.cluster > 1:
+            return 1
         return self.threads // self.team * (self.width if self.along is Along.ROWS else 1)
 
     @property
@@ -123,7 +131,7 @@ class PhasePlan:
             return -(-self.runs.thread_count // self.threads)
         if self.along is Along.POINTS:
             return -(-self.kernel.col_count // (self.threads * self.width * self.vectors))
-        return -(-self.kernel.row_count // self.rows_at_once)
+        return -(-self.kernel.row_count // self.rows_at_once) * self.cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +144,24 @@ class GridPlan:
     workspace: Size
 
 
-def plan(kernel: Kernel, warp: int) -> GridPlan:
-    """How `kernel` runs."""
+@dataclass(frozen=True, slots=True)
+class _Chip:
+    """What a plan depends on."""
+
+    warp: int  # threads that run in step
+    cluster: int  # blocks that read each other's shared memory, at most; 1 where none do
+
+
+def plan(kernel: Kernel, warp: int, cluster: int = 1) -> GridPlan:
+    """How `kernel` runs on a chip with so many threads in a warp and at most so many blocks in a cluster."""
+    chip = _Chip(warp, cluster)
     if contraction_of(kernel) is not None:
         raise SmeltError("SM030", f"kernel {kernel.name} is a product: no GPU schedule has those, the library does")
     simple = without_unit_axes(kernel)
     rest, scatters = taken_apart(simple)
-    phases = [] if rest is None else _all_phases(rest, warp)
+    phases = [] if rest is None else _all_phases(rest, chip)
     for each in scatters:
-        phases += _scatter_phases(each, warp)
+        phases += _scatter_phases(each, chip)
     given = {buffer.name for buffer in kernel.parameters}
     own: dict[str, Buffer] = {}
     for phase in phases:
@@ -162,54 +179,79 @@ def _rounded(size: Size) -> Size:
     return -(-size // 256) * 256
 
 
-def _all_phases(kernel: Kernel, warp: int) -> list[PhasePlan]:
+def _all_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
     """Folds over rows as folds over cols of the kernel turned; else in one pass; else of what was kept aside."""
     if not any(isinstance(i, Accumulate) for i in kernel.instructions()):
-        return _scanning_phases(kernel, warp)
+        return _scanning_phases(kernel, chip)
     other = turned(kernel)
     if other is not None:
-        return _phases(other, warp)
-    found = None if _is_empty(kernel) else _one_pass(kernel, warp)
+        return _phases(other, chip)
+    found = None if _is_empty(kernel) else _one_pass(kernel, chip)
     if found is not None:
         return found
-    return [phase for part in kept_aside(kernel) for phase in _scanning_phases(part, warp)]
+    return [phase for part in kept_aside(kernel) for phase in _scanning_phases(part, chip)]
 
 
-def _scanning_phases(kernel: Kernel, warp: int) -> list[PhasePlan]:
+def _scanning_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
     if is_pointwise(kernel):
-        return _phases(kernel, warp)
-    return [phase for each in scan_kernels(kernel) for phase in _phases(each, warp)]
+        return _phases(kernel, chip)
+    return [phase for each in scan_kernels(kernel) for phase in _phases(each, chip)]
 
 
 def _is_empty(kernel: Kernel) -> bool:
     return any(not is_symsize(axis.size) and axis.size == 0 for axis in kernel.rows)
 
 
-def _phases(kernel: Kernel, warp: int) -> list[PhasePlan]:
+def _phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
     if _is_empty(kernel):
         return []
     if is_pointwise(kernel):
-        return [_points(kernel, warp)]
+        return [_points(kernel, chip.warp)]
     kernel = merged(merged(kernel, cols=False), cols=True)
-    whole = _rows(PhaseKernel(kernel), warp)
+    whole = _rows(PhaseKernel(kernel), chip.warp)
     if has_scans(kernel):
-        return _scan_phases(kernel, whole, warp)
+        return _scan_phases(kernel, whole, chip.warp)
+    shared = _clustered(kernel, whole, chip)
+    if shared is not None:
+        return [shared]
     blocks = max(1, hint(whole.blocks))
     loops = sum(stage.loop for stage in kernel.stages)
     work = hint(kernel.col_count) * whole.rows_at_once
     least = _WORTH_SPLITTING if whole.along is Along.COLS else 2 * _WORTH_SPLITTING
     if blocks <= _MULTIPROCESSORS and loops * work >= least * (loops + 1):
         wanted = min(-(-_ENOUGH_BLOCKS // blocks), work // _LEAST_WORK)
-        parts = split_rows(kernel, wanted) if wanted > 1 else None
+        parts = split_rows(recomputed(kernel), wanted) if wanted > 1 else None
         if parts is not None:
-            return [_narrower(_rows(part, warp)) for part in parts]
+            return [_narrower(_rows(part, chip.warp)) for part in parts]
     return [_narrower(whole)]
+
+
+def _clustered(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> PhasePlan | None:
+    """Blocks that keep a row among them, each a part of it in its registers, so that it is read once; None where a
+    block can have it alone, or they all cannot."""
+    if chip.cluster == 1 or whole.along is not Along.COLS or is_symsize(kernel.col_count) or has_logs(kernel):
+        return None
+    order = {axis.name: axis for axis in kernel.cols}
+    cols = tuple(order[axis.name] for axis in whole.kernel.cols)
+    kernel = outputs_aside(_terms_in_order(replace(kernel, cols=cols)))
+    threads, live = min(_CLUSTER_THREADS, chip.warp**2), _live(kernel)
+    cluster, most = 1, min(chip.cluster, chip.warp)
+
+    def kept() -> int:
+        return -(-kernel.col_count // (cluster * threads * whole.width)) * whole.width * live
+
+    while cluster < most and kept() > _CLUSTER_VALUES:
+        cluster *= 2
+    made = PhasePlan(kernel, (), Along.COLS, threads, cluster * threads, whole.width, True, chip.warp, cluster=cluster)
+    if cluster == 1 or kept() > _registers(threads):
+        return None
+    return made if hint(made.blocks) >= _MULTIPROCESSORS // 2 else None
 
 
 # Kernels with folds over rows beside others.
 
 
-def _one_pass(kernel: Kernel, warp: int) -> list[PhasePlan] | None:
+def _one_pass(kernel: Kernel, chip: _Chip) -> list[PhasePlan] | None:
     """Blocks that go through many rows each, then what they found; None where rows are few, or lie side by side."""
     given = in_one_pass(kernel)
     if given is None:
@@ -218,10 +260,11 @@ def _one_pass(kernel: Kernel, warp: int) -> list[PhasePlan] | None:
     along = _steps(kernel, kernel.cols)
     if _steps(kernel, kernel.rows)[1] > along[1]:
         return None
-    made = _along_cols(PhaseKernel(kernel), along[0], warp)
+    made = _along_cols(PhaseKernel(kernel), along[0], chip.warp)
     if not made.unrolled:
-        made = _along_cols(PhaseKernel(fold_rows_first(kernel)), along[0], warp)
+        made = _along_cols(PhaseKernel(fold_rows_first(kernel)), along[0], chip.warp)
     made = _several_teams(made)
+    made = replace(made, prefetches=_may_prefetch(made, given))
     kept = {name for fold in given.folds for name in fold.index.axes}
     groups = tuple(axis for axis in kernel.rows if axis.name in kept)
     folded = product(axis.size for axis in kernel.rows if axis.name not in kept)
@@ -237,9 +280,18 @@ def _one_pass(kernel: Kernel, warp: int) -> list[PhasePlan] | None:
     folds = RowFolds(groups, parts, each)
     same = preloadable(made.kernel.stages, folds, made.kernel.rows)
     more = sum(_loops_with(made.kernel, load) == 1 for load in same)  # others are kept anyhow
+    more += len(row_reads(made.kernel, folds)) if made.prefetches else 0
     preloads = made.unrolled and made.points * (_live(made.kernel) + more) <= _registers(made.threads)
     made = replace(made, kernel=with_room(made.kernel, parts), folds=folds, preloads=preloads, online=None)
-    return [made, *(phase for part in finishing(given, parts) for phase in _phases(part, warp))]
+    return [made, *(phase for part in finishing(given, parts) for phase in _phases(part, chip))]
+
+
+def _may_prefetch(made: PhasePlan, given: OnePass) -> bool:
+    """Whether what a thread has of the next row fits into registers beside this one."""
+    if not made.unrolled or not _PREFETCH:
+        return False
+    reads = len(row_reads(made.kernel, RowFolds(given.groups, 1, 1)))
+    return made.points * (_live(made.kernel) + reads) <= _registers(made.threads)
 
 
 def _loops_with(kernel: Kernel, load: Load) -> int:
@@ -260,6 +312,8 @@ def _several_teams(made: PhasePlan) -> PhasePlan:
 def _resident(made: PhasePlan) -> int:
     """How many blocks run at the same time, if they use as many registers as is likely."""
     used = _WORKING_REGISTERS + 8 + (made.points * _live(made.kernel) if made.unrolled else 32)
+    if made.prefetches:
+        used += made.points * len(row_reads(made.kernel, RowFolds(made.kernel.rows[:0], 1, 1)))
     return max(1, _REGISTER_FILE // max(32, used) // made.threads) * _MULTIPROCESSORS
 
 
@@ -271,25 +325,25 @@ def _scan_phases(kernel: Kernel, whole: PhasePlan, warp: int) -> list[PhasePlan]
     return [whole] if parts is None else [_rows(part, warp) for part in parts]
 
 
-def _scatter_phases(kernel: Kernel, warp: int) -> list[PhasePlan]:
+def _scatter_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
     if any(known_equal(axis.size, 0) for axis in kernel.cols):
         return []
     places = places_of(kernel)
     if any_order_is_right(places):
-        return [_points(kernel, warp)]
+        return [_points(kernel, chip.warp)]
     if places.scatter.op is None:
-        return [_points(each, warp) for each in last_ones(places)]
+        return [_points(each, chip.warp) for each in last_ones(places)]
     events = sorted_events(places)
     phases: list[PhasePlan] = []
     for part in events.kernels:
         if part.bounds:
-            phases.append(_rows(part, warp))
+            phases.append(_rows(part, chip.warp))
         elif part.kernel.rows or has_scans(part.kernel):
-            phases += _phases(part.kernel, warp)
+            phases += _phases(part.kernel, chip)
         else:
-            phases.append(_points(part.kernel, warp))
+            phases.append(_points(part.kernel, chip.warp))
     for folded, level in run_levels(places, events):
-        made = PhasePlan(folded, (), Along.POINTS, _POINT_THREADS, _POINT_THREADS, 1, False, warp, runs=level)
+        made = PhasePlan(folded, (), Along.POINTS, _POINT_THREADS, _POINT_THREADS, 1, False, chip.warp, runs=level)
         phases.append(made)
     return phases
 
@@ -388,8 +442,8 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
     most = min(_MOST_THREADS // 2 if folds or has_logs(kernel) else _MOST_THREADS, warp * warp)
     while team < most and team * width < cols:
         team *= 2
-    while team > 2 * warp and cols <= team // 2 * width * 2:
-        team //= 2  # two tiles a thread rather than twice the threads
+    while team > 2 * warp and cols <= team // 2 * width * _FEW_TILES:
+        team //= 2  # rather than twice the threads
     threads = team if team > warp else 4 * warp
     made = PhasePlan(kernel, part.bounds, Along.COLS, threads, team, width, False, warp)
     return _unrolled(made)
@@ -431,9 +485,10 @@ def _unrolled(made: PhasePlan) -> PhasePlan:
     """With its loops unrolled, if what a thread has of a row fits into registers; else the scratch of a row is
     recomputed, or in memory."""
     few = not is_symsize(made.tiles) and made.tiles <= (1 if has_logs(made.kernel) else _MOST_TILES)
-    if few and (made.tiles <= 1 or made.points * _live(made.kernel) <= _registers(made.threads)):
-        return replace(made, unrolled=True)
-    kernel = scratch_in_memory(without_scratch(made.kernel))
+    kernel = outputs_aside(made.kernel)
+    if few and (made.tiles <= 1 or made.points * _live(kernel) <= _registers(made.threads)):
+        return replace(made, kernel=kernel, unrolled=True)
+    kernel = scratch_in_memory(recomputed(made.kernel))
     return replace(made, kernel=kernel, online=online_loops(kernel) if made.along is Along.COLS else None)
 
 

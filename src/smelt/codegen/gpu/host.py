@@ -18,12 +18,13 @@ from smelt.device import Target
 from smelt.torch_abi.symbols import SIMT_BARRIER
 
 
-def describe_host_warps(name: str, warp: int) -> Target:
-    """The host as a GPU with so many threads in a warp."""
+def describe_host_warps(name: str, warp: int, cluster: int = 1) -> Target:
+    """The host as a GPU with so many threads in a warp, and at most so many blocks in a cluster."""
     return replace(
         describe_host(),
         name=name,
         warp_size=warp,
+        cluster_blocks=cluster,
         fma_clobbers_addend=False,
         cheap_interleave=False,
         has_narrowing_add=False,
@@ -32,11 +33,14 @@ def describe_host_warps(name: str, warp: int) -> Target:
 
 
 class HostWarp(Simt):
-    """Code of one phase, for the processor this runs on."""
+    """Code of one phase, for the processor this runs on. What is launched as a block is a whole cluster: the warps of
+    all its blocks, `warps` of each, which have their shared memory one after the other."""
 
-    def __init__(self, target: Target, symbol: str, sizes: Sizes, index_kind: str, *, warp: int) -> None:
-        super().__init__(target, symbol, sizes, index_kind)
-        self.warp = warp
+    def __init__(
+        self, target: Target, symbol: str, sizes: Sizes, index_kind: str, *, warp: int, cluster: int = 1, warps: int = 1
+    ) -> None:
+        super().__init__(target, symbol, sizes, index_kind, cluster)
+        self.warp, self.warps = warp, warps
         self._mask: Mask = None
 
     # Where this is.
@@ -45,10 +49,16 @@ class HostWarp(Simt):
         return self.iota(self.index_kind, range(self.warp))
 
     def warp_number(self) -> LlvmValue:
-        return self.convert("trunc", LlvmValue("%warp", "i64"), self.index_kind)
+        number = self.convert("trunc", LlvmValue("%warp", "i64"), self.index_kind)
+        return number if self.cluster == 1 else self.and_(number, self.warps - 1)
 
     def block_number(self) -> LlvmValue:
-        return self.convert("trunc", LlvmValue("%block", "i64"), self.index_kind)
+        number = self.convert("trunc", LlvmValue("%block", "i64"), self.index_kind)
+        return number if self.cluster == 1 else self.add(self.mul(number, self.cluster), self.cluster_rank())
+
+    def cluster_rank(self) -> LlvmValue:
+        number = self.convert("trunc", LlvmValue("%warp", "i64"), self.index_kind)
+        return self.lshr(number, self.warps.bit_length() - 1)
 
     # Memory.
 
@@ -155,16 +165,48 @@ class HostWarp(Simt):
     def warp_barrier(self) -> None:
         pass  # a warp is a vector
 
+    def cluster_barrier(self) -> None:
+        self.barrier()  # a block's barrier is one of its whole cluster
+
+    def leave_cluster(self) -> None:
+        pass  # what a cluster shares stays until all its warps are done
+
+    def load_cluster(self, first: int, rank: LlvmValue, kind: str) -> LlvmValue:
+        where = self.mul(self.convert("zext", rank, "i64"), LlvmValue("%apart", "i64"))
+        first_bytes = self._addresses(self.element("%shared", "i8", first), "i8", self._all(where))
+        return self._gathered(first_bytes, kind)
+
     def load_shared(self, first: int, at: LlvmValue, kind: str) -> LlvmValue:
-        (found,) = self.load_global(self.element("%shared", "i8", first), at, kind)
+        (found,) = self.load_global(self.element(self._shared, "i8", first), at, kind)
         return found
 
     def store_shared(self, first: int, at: LlvmValue, value: LlvmValue) -> None:
-        self.store_global(self.element("%shared", "i8", first), at, [value])
+        self.store_global(self.element(self._shared, "i8", first), at, [value])
+
+    @property
+    def _shared(self) -> str:
+        return "%shared" if self.cluster == 1 else "%shared.mine"
 
     # The function.
 
     def function(self) -> str:
-        body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*self.prologue, *self.lines))
+        lines = [*self._find_shared(), *self.prologue, *self.lines]
+        body = "\n".join(line if line.endswith(":") else f"  {line}" for line in lines)
         taken = "ptr %buffers, ptr %workspace, i64 %block, i64 %warp, ptr %shared"
         return f"define void @{self.symbol}({taken}) {{\nentry:\n{body}\n  ret void\n}}\n"
+
+    def _find_shared(self) -> list[str]:
+        """Where the shared memory of this block of a cluster is, now that its size is known."""
+        if self.cluster == 1:
+            return []
+        return [
+            f"%apart = add i64 0, {self.shared_apart}",
+            f"%rank = lshr i64 %warp, {self.warps.bit_length() - 1}",
+            "%shared.at = mul i64 %rank, %apart",
+            "%shared.mine = getelementptr i8, ptr %shared, i64 %shared.at",
+        ]
+
+    @property
+    def shared_apart(self) -> int:
+        """Bytes between the shared memory of two blocks of a cluster."""
+        return -(-self.shared_bytes // 16) * 16

@@ -11,9 +11,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from smelt.codegen.cpu.online_softmax import Online, matched
+from smelt.codegen.gpu.phase_kernels import dense
 from smelt.ir.check_kernel import operands, result
 from smelt.ir.kernel import (
     Access,
+    Buffer,
     Cast,
     Compute,
     Const,
@@ -31,6 +33,52 @@ _MOST_AGAIN = 32  # instructions that are recomputed rather than kept
 _MOST_READ = 2  # arrays that are read again for that
 
 _Pure = Const | Load | Gather | Position | Compute | Cast
+
+
+def outputs_aside(kernel: Kernel) -> Kernel:
+    """What is put aside in an output, until a later loop writes there what belongs there, is scratch instead."""
+    for buffer in kernel.buffers:
+        if buffer.role is Role.OUTPUT:
+            kernel = _output_aside(kernel, buffer)
+    return kernel
+
+
+def _output_aside(kernel: Kernel, buffer: Buffer) -> Kernel:
+    seen = [
+        (place, number, i)
+        for place, stage in enumerate(kernel.stages)
+        for number, i in enumerate(stage.body)
+        if isinstance(i, Access) and i.buffer == buffer.name
+    ]
+    puts = [(place, number) for place, number, i in seen if isinstance(i, Store)]
+    alike = all(isinstance(i, Load | Store) and i.index == seen[0][2].index for _, _, i in seen)
+    loops = all(kernel.stages[place].loop for place, _, _ in seen)
+    names = {axis.name for axis in kernel.rows + kernel.cols}
+    if len(puts) != 2 or puts[0] != seen[0][:2] or puts[0][0] == puts[1][0] or not alike or not loops:
+        return kernel
+    if seen[0][2].index.axes != names:
+        return kernel  # several points write to one place
+    aside = Buffer(f"{buffer.name}.row", buffer.dtype, kernel.col_count, Role.SCRATCH)
+    where = dense(kernel.cols)
+
+    def moved(at: tuple[int, int], i: Instruction) -> Instruction:
+        if isinstance(i, Load | Store) and i.buffer == buffer.name and at < puts[1]:
+            return replace(i, buffer=aside.name, index=where)
+        return i
+
+    stages = tuple(
+        Stage(stage.loop, tuple(moved((place, number), i) for number, i in enumerate(stage.body)))
+        for place, stage in enumerate(kernel.stages)
+    )
+    return replace(kernel, buffers=(*kernel.buffers, aside), stages=stages)
+
+
+def recomputed(kernel: Kernel) -> Kernel:
+    """With nothing put aside in scratch or in outputs that can be recomputed for little."""
+    found = without_scratch(outputs_aside(kernel))
+    known = {buffer.name for buffer in kernel.buffers}
+    # What has to be put aside stays in the output: that takes no memory of its own.
+    return found if all(buffer.name in known for buffer in found.buffers) else without_scratch(kernel)
 
 
 def without_scratch(kernel: Kernel) -> Kernel:

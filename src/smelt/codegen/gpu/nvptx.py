@@ -22,7 +22,7 @@ _KNOWN = re.compile(
     r"llvm\.(nvvm\.[\w.]+|(fma|fabs|sqrt|floor|ceil|trunc|roundeven|copysign|minimum|maximum|[su]min|[su]max|fptosi\.sat)"
     r"(\.[fiv]\d+)+)"
 )
-_GLOBAL, _SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
+_GLOBAL, _SHARED, _CLUSTER = "ptr addrspace(1)", "ptr addrspace(3)", "ptr addrspace(7)"
 _WHOLE_WARP = "i32 -1"
 _SHARED_NAME = "@smelt_shared"
 _MOST_BYTES = 16  # of one access
@@ -45,9 +45,17 @@ class Nvptx(Simt):
     warp = 32
 
     def __init__(
-        self, target: Target, symbol: str, sizes: Sizes, index_kind: str, *, buffers: int, threads: int
+        self,
+        target: Target,
+        symbol: str,
+        sizes: Sizes,
+        index_kind: str,
+        *,
+        buffers: int,
+        threads: int,
+        cluster: int = 1,
     ) -> None:
-        super().__init__(target, symbol, sizes, index_kind)
+        super().__init__(target, symbol, sizes, index_kind, cluster)
         self.buffers = buffers
         self.threads = threads
         self._known: dict[str, LlvmValue] = {}
@@ -198,6 +206,25 @@ class Nvptx(Simt):
         self.declared.add("declare void @llvm.nvvm.bar.warp.sync(i32)")
         self.emit(f"call void @llvm.nvvm.bar.warp.sync({_WHOLE_WARP})")
 
+    def cluster_barrier(self) -> None:
+        self._cluster("arrive")
+        self._cluster("wait")
+
+    def leave_cluster(self) -> None:
+        self._cluster("arrive.relaxed")  # what was read is there: it was used
+        self._cluster("wait")
+
+    def _cluster(self, what: str) -> None:
+        self.declared.add(f"declare void @llvm.nvvm.barrier.cluster.{what}()")
+        self.emit(f"call void @llvm.nvvm.barrier.cluster.{what}()")
+
+    def load_cluster(self, first: int, rank: LlvmValue, kind: str) -> LlvmValue:
+        name = "llvm.nvvm.mapa.shared.cluster"
+        self.declared.add(f"declare {_CLUSTER} @{name}({_SHARED}, i32)")
+        address, where = self.fresh("p"), self.convert("trunc", rank, "i32")
+        self.emit(f"{address} = call {_CLUSTER} @{name}({_SHARED} {self._shared(first)}, {where})")
+        return self.op(f"load {LLVM_TYPES[kind]}, {_CLUSTER} {address}, align {memory_bytes(kind)}", kind, 1)
+
     def load_shared(self, first: int, at: LlvmValue, kind: str) -> LlvmValue:
         address = self._address(self._shared(first), kind, at, _SHARED)
         return self.op(f"load {LLVM_TYPES[kind]}, {_SHARED} {address}, align {memory_bytes(kind)}", kind, 1)
@@ -219,4 +246,5 @@ class Nvptx(Simt):
         taken += [f"{_GLOBAL} noundef %workspace", *(f"i64 noundef %size{n}" for n in range(len(self.sizes.params)))]
         body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*self.prologue, *self.lines))
         limit = f'"nvvm.maxntid"="{self.threads}"'
+        limit += f' "nvvm.cluster_dim"="{self.cluster}"' if self.cluster > 1 else ""
         return f"define ptx_kernel void @{self.symbol}({', '.join(taken)}) {limit} {{\nentry:\n{body}\n  ret void\n}}\n"

@@ -75,6 +75,8 @@ class PhaseBody:
             self._find_row()
         for stage in self.kernel.stages:
             self._stage(stage)
+        if self.plan.cluster > 1:
+            self.b.leave_cluster()
 
     # Which points are this thread's.
 
@@ -84,6 +86,9 @@ class PhaseBody:
             lanes = plan.threads // plan.team
             row = b.mul(b.add(b.mul(b.block_number(), lanes), b.and_(b.lane(), lanes - 1)), plan.width)
             self.first = b.warp_number() if lanes == b.warp else b.lshr(b.thread(), lanes.bit_length() - 1)
+        elif plan.cluster > 1:
+            row = b.lshr(b.block_number(), plan.cluster.bit_length() - 1)
+            self.first = b.mul(b.add(b.mul(b.cluster_rank(), plan.threads), b.thread()), plan.width)
         elif plan.team > b.warp:
             row, self.first = b.block_number(), b.mul(b.thread(), plan.width)
         elif plan.team == b.warp:
@@ -446,7 +451,9 @@ class PhaseBody:
         """Before one thread stores what others of its team load: all of them have."""
         if not self.reads_rewritten or self.is_first is None:
             return
-        if self.plan.along is Along.ROWS or self.plan.team > self.b.warp:
+        if self.plan.cluster > 1:
+            self.b.cluster_barrier()
+        elif self.plan.along is Along.ROWS or self.plan.team > self.b.warp:
             self.b.barrier()
         else:
             self.b.warp_barrier()

@@ -141,3 +141,13 @@ def preloadable(stages: Sequence[Stage], folds: RowFolds, rows: Sequence[Axis]) 
     folded = {axis.name for axis in rows[len(folds.groups) :]}
     found = {(i.buffer, i.index): i for stage in stages if stage.loop for i in stage.body if isinstance(i, Load)}
     return [load for load in found.values() if not load.index.axes & folded]
+
+
+def row_reads(kernel: Kernel, folds: RowFolds, *, loop: bool = True) -> list[Load]:
+    """Loads of loops, or of what runs once a row, that differ from row to row, of what nobody writes meanwhile."""
+    folded = {axis.name for axis in kernel.rows[len(folds.groups) :]}
+    found: dict[tuple[str, Index], Load] = {}
+    for i in (i for stage in kernel.stages if stage.loop == loop for i in stage.body):
+        if isinstance(i, Load) and i.index.axes & folded and kernel.buffer(i.buffer).role is Role.INPUT:
+            found.setdefault((i.buffer, i.index), i)
+    return list(found.values())

@@ -30,8 +30,9 @@ class Simt(Builder, ABC):
 
     warp: int  # threads that run in step
 
-    def __init__(self, target: Target, symbol: str, sizes: Sizes, index_kind: str) -> None:
+    def __init__(self, target: Target, symbol: str, sizes: Sizes, index_kind: str, cluster: int = 1) -> None:
         super().__init__(target, symbol, sizes)
+        self.cluster = cluster  # blocks that run at the same time, and read each other's shared memory
         self.index_kind = index_kind  # of positions and counts: i32 where all of them fit
         self.shared_bytes = 0
         self._exchange: int | None = None  # where the memory begins that is used again
@@ -54,6 +55,10 @@ class Simt(Builder, ABC):
     def thread(self) -> LlvmValue:
         """Which thread of its block this is."""
         return self.add(self.mul(self.warp_number(), self.warp), self.lane())
+
+    def cluster_rank(self) -> LlvmValue:
+        """Which block of its cluster this is."""
+        return self.and_(self.block_number(), self.cluster - 1)
 
     def index(self, number: Number) -> LlvmValue:
         """A count or position."""
@@ -114,6 +119,14 @@ class Simt(Builder, ABC):
     def warp_barrier(self) -> None:
         """The same for the threads of a warp."""
 
+    @abstractmethod
+    def cluster_barrier(self) -> None:
+        """The same for the threads of all blocks of a cluster, and what they stored to shared memory."""
+
+    @abstractmethod
+    def leave_cluster(self) -> None:
+        """At the end: no block of a cluster is gone while another reads its shared memory."""
+
     def shared_array(self, kind: str, length: int) -> int:
         """Room for elements that the threads of a block share: its first byte."""
         size = memory_bytes(kind)
@@ -133,6 +146,10 @@ class Simt(Builder, ABC):
     @abstractmethod
     def load_shared(self, first: int, at: LlvmValue, kind: str) -> LlvmValue:
         """An element of a `shared_array`."""
+
+    @abstractmethod
+    def load_cluster(self, first: int, rank: LlvmValue, kind: str) -> LlvmValue:
+        """The first element of a `shared_array` of another block of this cluster."""
 
     @abstractmethod
     def store_shared(self, first: int, at: LlvmValue, value: LlvmValue) -> None:

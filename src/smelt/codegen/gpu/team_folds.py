@@ -2,6 +2,7 @@
 
     part of a warp      the lanes exchange, half as far apart each time
     warps               a number for each goes through shared memory
+    blocks of a cluster a number for each is read from its shared memory by the others
     between teams       each thread's numbers go through shared memory, to the threads at its place in the others
 """
 
@@ -19,7 +20,10 @@ Fold = tuple[Reduction, torch.dtype]
 
 
 def fold_team(b: Simt, folds: Sequence[Fold], values: Sequence[LlvmValue], team: int, threads: int) -> list[LlvmValue]:
-    """Each of `values` folded over a team of threads side by side; a block of `threads` has one or several."""
+    """Each of `values` folded over a team of threads side by side; a block of `threads` has one or several, or a team
+    is several blocks."""
+    if team > threads:
+        return _fold_cluster(b, folds, fold_team(b, folds, values, threads, threads), team // threads)
     found = [_exchanged(b, fold, value, min(team, b.warp)) for fold, value in zip(folds, values, strict=True)]
     if team <= b.warp:
         return found
@@ -36,6 +40,20 @@ def fold_team(b: Simt, folds: Sequence[Fold], values: Sequence[LlvmValue], team:
     for (op, dtype), array in zip(folds, arrays, strict=True):
         mine = b.load_shared(array, where, memory_kind(dtype))
         joined.append(_exchanged(b, (op, dtype), from_memory(b, mine, dtype), warps))
+    return joined
+
+
+def _fold_cluster(b: Simt, folds: Sequence[Fold], values: Sequence[LlvmValue], blocks: int) -> list[LlvmValue]:
+    """What each block found, folded over the blocks of a cluster. Lanes that differ by so many do the same."""
+    arrays = [b.shared_array(memory_kind(dtype), 1) for _, dtype in folds]
+    with b.where(b.icmp("eq", b.thread(), 0)):
+        for (_, dtype), array, value in zip(folds, arrays, values, strict=True):
+            b.store_shared(array, b.index(0), to_memory(b, value, dtype))
+    b.cluster_barrier()
+    joined = []
+    for fold, array in zip(folds, arrays, strict=True):
+        theirs = b.load_cluster(array, b.and_(b.lane(), blocks - 1), memory_kind(fold[1]))
+        joined.append(_exchanged(b, fold, from_memory(b, theirs, fold[1]), blocks))
     return joined
 
 

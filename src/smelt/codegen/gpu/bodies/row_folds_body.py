@@ -1,6 +1,6 @@
 """`RowFoldsBody` writes out a grid whose blocks go through many rows each, with what they fold over them at hand.
 
-    for every row of this block:          row and loop stages as in `PhaseBody`
+    for every row of this block:          the next row is read; row and loop stages of this one as in `PhaseBody`
         accumulate sum dw[j] = v          added to registers of the thread whose col that is; long rows: to its part
     between the teams of a block, then    dw.parts of this block
 """
@@ -10,14 +10,15 @@ from collections.abc import Sequence
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.packed_words import packed, unpacked, words_of
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody, Values, halved
-from smelt.codegen.gpu.row_folds import RowFolds, preloadable
+from smelt.codegen.gpu.row_folds import RowFolds, preloadable, row_reads
 from smelt.codegen.gpu.simt import Mask
 from smelt.codegen.gpu.team_folds import fold_team, fold_teams
 from smelt.codegen.llvm.builder import LlvmValue
 from smelt.codegen.llvm.reductions import combine, start
-from smelt.codegen.llvm.scalars import from_memory, to_memory
-from smelt.ir.kernel import Accumulate, Index, Instruction, Role
+from smelt.codegen.llvm.scalars import from_memory, memory_kind, to_memory
+from smelt.ir.kernel import Accumulate, Index, Instruction, Load, Role
 from smelt.symbolic.symsize import is_symsize
 
 
@@ -54,16 +55,21 @@ class RowFoldsBody(PhaseBody):
             nothing = start(b, kept.fold.op, self._dtype(kept.fold), 1)
             self.carried += [b.splat(nothing, self._lanes)] * kept.count
         preloaded = self._preloaded()
-        loop = b.begin(b.const("i64", 0), b.const("i64", folds.each), 1, self.carried, guard=False)
-        self.carried = list(loop.values)
+        ahead = self._read_row(b.index(0))
+        count = len(self.carried)
+        loop = b.begin(b.const("i64", 0), b.const("i64", folds.each), 1, (*self.carried, *ahead), guard=False)
+        self.carried, ahead = list(loop.values[:count]), list(loop.values[count:])
         self.turn = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
-        self._next_row()
-        self.values, self.stored_once, self.registers = {}, {}, dict(preloaded)
+        known = self._unpacked(ahead)
+        ahead = self._read_row(b.add(self.turn, 1))
+        self.rows, self.row_mask = self._row(self.turn)
+        self.values, self.stored_once, self.registers = {}, {}, preloaded | known
         for stage in self.kernel.stages:
             self._stage(stage)
         if self._waits == 1:
             b.barrier()  # the next row writes to the shared memory that this one is read from
-        self.carried = list(loop.end(*(b.splat(each, self._lanes) for each in self.carried)))
+        after = loop.end(*(b.splat(each, self._lanes) for each in (*self.carried, *ahead)))
+        self.carried = list(after[:count])
         self._leave()
 
     def _dtype(self, fold: Accumulate) -> torch.dtype:
@@ -99,19 +105,52 @@ class RowFoldsBody(PhaseBody):
             group = b.sub(b.block_number(), b.mul(self.part, count))
         self.group = self._coordinates(group, folds.groups)
 
-    def _next_row(self) -> None:
+    def _row(self, turn: LlvmValue, *, beyond: bool = False) -> tuple[Coordinates, Mask]:
+        """The row of a turn, and whether it is one; if not, the first. `beyond`: there may be no such turn."""
         b, plan, folds = self.b, self.plan, self.folds
         axes = self.kernel.rows[len(folds.groups) :]
         count = self.kernel.row_count // folds.group_count
-        number = b.add(b.mul(self.turn, b.index(folds.parts)), self.part)
+        number = b.add(b.mul(turn, b.index(folds.parts)), self.part)
         if plan.rows_at_once > 1:
             number = b.add(b.mul(number, plan.rows_at_once), self.team_number)
         at_once = plan.rows_at_once * folds.each * folds.parts
-        self.row_mask = None
-        if is_symsize(count) or is_symsize(at_once) or count != at_once:
-            self.row_mask = b.icmp("slt", number, b.index(count))
-            number = b.select(self.row_mask, number, 0)
-        self.rows = {**self.group, **self._coordinates(number, axes)}
+        mask: Mask = None
+        if beyond or is_symsize(count) or is_symsize(at_once) or count != at_once:
+            mask = b.icmp("slt", number, b.index(count))
+            number = b.select(mask, number, 0)
+        return {**self.group, **self._coordinates(number, axes)}, mask
+
+    # What is read while the row before is computed.
+
+    @property
+    def _reads(self) -> list[tuple[Load, int]]:
+        """What differs from row to row, by tile; -1 where it is read once a row."""
+        if not self.plan.prefetches:
+            return []
+        loops = [(load, tile) for tile in range(int(self.plan.tiles)) for load in row_reads(self.kernel, self.folds)]
+        return [(load, -1) for load in row_reads(self.kernel, self.folds, loop=False)] + loops
+
+    def _read_row(self, turn: LlvmValue) -> list[LlvmValue]:
+        """All of a row, as it is in memory, in words."""
+        found: list[LlvmValue] = []
+        rows, _ = self._row(turn, beyond=True) if self.plan.prefetches else ({}, None)
+        for load, tile in self._reads:
+            where = rows if tile < 0 else {**rows, **self._cols(self.b.index(tile))[0]}
+            raw = self._load(load.buffer, load.index, where, constant=True)
+            found += packed(self.b, [self.b.splat(each, self._lanes) for each in raw])
+        return found
+
+    def _unpacked(self, words: Sequence[LlvmValue]) -> dict[tuple[str, Index, int], Values]:
+        found: dict[tuple[str, Index, int], Values] = {}
+        first = 0
+        for load, tile in self._reads:
+            dtype, step = self.kernel.buffer(load.buffer).dtype, self._step_of(load.index)
+            width = 1 if not is_symsize(step) and step == 0 else self.plan.width
+            count = words_of(memory_kind(dtype), width)
+            raw = unpacked(self.b, words[first : first + count], memory_kind(dtype), width)
+            found[load.buffer, load.index, tile] = tuple(from_memory(self.b, each, dtype) for each in raw)
+            first += count
+        return found
 
     def _preloaded(self) -> dict[tuple[str, Index, int], Values]:
         """What is the same in all rows of this block: loaded once."""
