@@ -1,5 +1,7 @@
 """Every public class of `torch.nn`, compiled and not: outputs, gradients, buffers afterwards, and breaks."""
 
+import contextlib
+import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +17,10 @@ from smelt.base.events import collect
 from smelt.base.options import config
 from smelt.capture import BreakRecord
 from tests.nn.modules import EXAMPLES, NOT_CALLABLE, RECURRENT, Example
+from tests.ops_db.accuracy import off
 from tests.targets import random_states
+
+RUNS = 32
 
 
 @pytest.fixture(autouse=True)
@@ -48,13 +53,22 @@ def step(module: nn.Module, run: Any, inputs: tuple[Any, ...]) -> list[Any]:
     torch.manual_seed(3)
     outputs = tree_flatten(run(*given))[0]
     differentiable = [value for value in outputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    raised = ""
     if differentiable:
         torch.manual_seed(4)
-        torch.autograd.backward(differentiable, [torch.randn_like(value) for value in differentiable])
+        try:
+            torch.autograd.backward(differentiable, [drawn_like(value) for value in differentiable])
+        except RuntimeError as error:  # cuDNN's recurrent layers have a backward in training alone
+            raised = str(error).splitlines()[0]
     gradients = [value.grad for value in (*leaves, *module.parameters())]
     written = tree_flatten(given)[0]
     buffers = [value.clone() for value in module.buffers()]
-    return [*random_states(), *outputs, *gradients, *buffers, *written]
+    return [*random_states(), raised, *outputs, *gradients, *buffers, *written]
+
+
+def drawn_like(value: torch.Tensor) -> torch.Tensor:
+    """Normal numbers in the shape of a tensor, the same ones in float32 and in float64."""
+    return torch.randn_like(value, dtype=torch.float32).to(value.dtype)
 
 
 def same(one: Any, other: Any, exact: bool) -> None:
@@ -63,7 +77,11 @@ def same(one: Any, other: Any, exact: bool) -> None:
         assert one == other
         return
     assert (one.dtype, one.layout, one.requires_grad) == (other.dtype, other.layout, other.requires_grad)
-    if one.layout is not torch.strided:
+    if one.layout is torch.sparse_coo and exact:  # in dense form equal indices are added up, in any order on a GPU
+        assert one.is_coalesced() == other.is_coalesced()
+        same(one.detach()._indices(), other.detach()._indices(), exact)
+        one, other = one.detach()._values(), other.detach()._values()
+    elif one.layout is not torch.strided:
         one, other = one.to_dense(), other.to_dense()
     one, other = one.detach(), other.detach()
     if exact:
@@ -77,6 +95,49 @@ def build(example: Example, training: bool) -> tuple[nn.Module, tuple[Any, ...]]
     return example.build().train(training), example.inputs()
 
 
+def eager_step(example: Example, training: bool, number: int, dtype: torch.dtype | None = None) -> list[Any]:
+    """What PyTorch gives in the step of that number, from the start; in another type if one is named."""
+    module, inputs = build(example, training)
+    if dtype is not None:
+        module, inputs = module.to(dtype), tree_map(lambda value: in_type(value, dtype), inputs)
+    for _ in range(number + 1):
+        module.zero_grad(set_to_none=True)
+        found = step(module, module, inputs)
+    return found
+
+
+def in_type(value: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value.detach().to(dtype).requires_grad_(value.requires_grad)
+
+
+def differs_from_itself(example: Example, training: bool, number: int, place: int, wanted: torch.Tensor) -> list[Any]:
+    """That result of eager steps from equal seeds, if not all are equal: some of CUDA's backwards add up in any order.
+    Empty if all are equal."""
+    runs = [eager_step(example, training, number)[place] for _ in range(RUNS)]
+    return [] if all(torch.equal(wanted, each) for each in runs) else runs
+
+
+def compare(example: Example, training: bool, number: int, found: list[Any], wanted: list[Any], exact: bool) -> None:
+    """Every result as eager's: bit for bit if `exact`, but what eager itself does not give twice. That is compared with
+    float64, and may be off by twice as much as the worst of eager's runs, and 4 ulp."""
+    assert len(found) == len(wanted)
+    for place, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+        try:
+            same(mine, theirs, exact)
+        except AssertionError:
+            strided = isinstance(theirs, torch.Tensor) and theirs.layout is torch.strided
+            if not exact or not strided or mine.shape != theirs.shape or mine.stride() != theirs.stride():
+                raise
+            runs = differs_from_itself(example, training, number, place, theirs)
+            if not runs:
+                raise
+            true = eager_step(example, training, number, torch.float64)[place]
+            errors = torch.stack([(each.detach().double() - true.detach()).abs() for each in (theirs, *runs)])
+            assert not off(mine.detach(), theirs.detach(), true, errors.amax(0))
+
+
 def check(example: Example, training: bool, backend: str) -> None:
     """Two steps of each side from equal seeds. The second compiled one must need nothing new."""
     eager, inputs = build(example, training)
@@ -88,9 +149,7 @@ def check(example: Example, training: bool, backend: str) -> None:
         wanted = step(eager, eager, inputs)
         with collect() as events:
             found = step(module, compiled, inputs)
-        assert len(found) == len(wanted)
-        for mine, theirs in zip(found, wanted, strict=True):
-            same(mine, theirs, exact=backend == "eager")
+        compare(example, training, attempt, found, wanted, exact=backend == "eager")
         if attempt == 0:
             breaks = [event.subject for event in events if isinstance(event.subject, BreakRecord)]
             known = example.training if training else example.evaluation
@@ -131,3 +190,24 @@ def test_every_public_class_is_here() -> None:
 def test_every_known_break_is_explained() -> None:
     assert all(bool(row.why) == bool(row.training or row.evaluation) for row in EXAMPLES)
     assert len({row.name for row in EXAMPLES}) == len(EXAMPLES)
+
+
+class Unsteady(nn.Module):
+    """Every call is off by a unit in the last place, one way or the other, as sums in any order are."""
+
+    calls = itertools.count()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + 2.0**-23 * (next(self.calls) % 2)) if self.training else x * 1
+
+
+@pytest.mark.parametrize(("training", "factor", "passes"), [
+    (True, 1 + 2.0**-22, True), (True, 1 + 2.0**-12, False), (False, 1 + 2.0**-22, False),
+])  # fmt: skip
+def test_only_what_eager_does_not_give_twice_may_differ(training: bool, factor: float, passes: bool) -> None:
+    row = Example("Identity", Unsteady, lambda: (torch.linspace(1, 2, 9),))
+    wanted = eager_step(row, training, 0)
+    found = [each * factor if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in wanted]
+    found[-1] = wanted[-1]  # what it was given
+    with contextlib.nullcontext() if passes else pytest.raises(AssertionError):
+        compare(row, training, 0, found, wanted, exact=True)

@@ -10,6 +10,9 @@ from torch import nn
 
 import smelt
 from smelt.base.events import collect
+from smelt.base.options import Options
+from smelt.pipeline.ahead import compile_ahead, spec_like
+from tests.targets import device_type
 
 OWN = {"products": "own", "check_specs": True}
 
@@ -114,7 +117,7 @@ def test_without_gradients(name: str) -> None:
 def test_autocast() -> None:
     module, inputs = _inputs("perceptron")
     compiled = smelt.compile(module, options=OWN)
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+    with torch.autocast(device_type(), torch.bfloat16), torch.no_grad():
         result = compiled(*inputs)
         assert result.dtype is torch.bfloat16
         torch.testing.assert_close(result, module(*inputs), rtol=0.05, atol=0.05)
@@ -155,12 +158,25 @@ def test_the_result_may_be_written_to_what_is_read() -> None:
     torch.testing.assert_close(w, expected, rtol=2e-4, atol=2e-5)
 
 
+LIBRARY = "mm is a library call: it is left to the library, as the option `products` asks for"
+OWN_ON_CPU = "computes {mm, add, gelu}: it multiplies 15×33×20, as the option `products` asks for"
+OWN_ELSEWHERE = "mm is a library call: it multiplies, and there is no code for that: kernels for sm_"
+
+
 def test_the_reason_is_explained() -> None:
     module, inputs = _inputs("perceptron")
-    for wanted, told in (
-        ("own", "computes {mm, add, gelu}: it multiplies 15×33×20, as the option `products` asks for"),
-        ("library", "mm is a library call: it is left to the library, as the option `products` asks for"),
-    ):
+    own = OWN_ON_CPU if device_type() == "cpu" else OWN_ELSEWHERE
+    for wanted, told in (("own", own), ("library", LIBRARY)):
         with collect() as events, torch.no_grad():
             smelt.compile(module, options={"products": wanted})(*inputs)
         assert any(told in event.text for event in events), wanted
+
+
+@pytest.mark.parametrize(("wanted", "told"), [("own", OWN_ELSEWHERE), ("library", LIBRARY)])
+def test_the_reason_is_explained_for_a_gpu(wanted: str, told: str) -> None:
+    """Products of our own are the CPU's: on a GPU all are the library's, whatever is asked for, and it is said why."""
+    with torch.device("cpu"):
+        module, _ = _inputs("perceptron")
+    with collect() as events, torch.no_grad():
+        compile_ahead(module, [spec_like((5, 3, 20))], Options(target="sm_90", products=wanted))
+    assert any(told in event.text for event in events)

@@ -73,6 +73,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "nonleaf",
         "layout_probe",
         "ghost",
+        "recurrent_layers",
         "symbolic_decomps",
         "memory_peak",
     ),

@@ -5,9 +5,10 @@
 The text is JSON: plain values in the form of `ir.json_values`, and what is the compiler's own as lists whose kind
 begins with `#`. Records (the frozen dataclasses listed here) are written once each, into a table, and referred to from
 there. What has no form here cannot be stored, and `CannotStore` says so; operators are stored by name, and only
-PyTorch's own. Nothing in a text can name code to be run.
+PyTorch's own and ours. Nothing in a text can name code to be run.
 """
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import fields
@@ -30,7 +31,7 @@ RECORDS: tuple[type, ...] = (
     call_contract.JointPlan,
 )  # fmt: skip
 ENUMS: tuple[type[Enum], ...] = (kernel.Role, program.Place)
-NAMESPACES = frozenset({"aten", "prims"})
+NAMESPACES = frozenset({"aten", "prims", "smelt"})
 
 _RECORDS: dict[str, type] = {each.__name__: each for each in RECORDS}
 _ENUMS: dict[str, type[Enum]] = {each.__name__: each for each in ENUMS}
@@ -101,6 +102,8 @@ def operator(form: Any) -> torch._ops.OpOverload:
     _, namespace, name, overload = form
     if namespace not in NAMESPACES:
         raise ValueError(f"{namespace} is not a namespace of PyTorch's own")
+    if namespace == "smelt":
+        importlib.import_module("smelt.ir.nodes.cudnn_recurrent")  # defines them
     found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     if type(found) is not torch._ops.OpOverload:
         raise ValueError(f"{namespace}.{name}.{overload} is no operator")

@@ -37,6 +37,11 @@ def short_name(dtype: torch.dtype) -> str:
     return SHORT_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
+WORKSPACE = (0, 0, 0)
+"""The shape, in specs, of what an operator of our own keeps for its backward, and alone knows the size of: nothing
+else has it, and no kernel reads an element of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Shape, strides, offset, dtype and device of a tensor that may not exist yet."""

@@ -106,7 +106,7 @@ def effect_of(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if not isinstance(target, torch._ops.OpOverload):
         return "is not an ATen operator"
     if target.namespace not in ("aten", "prims"):
-        return "is a custom operator, which may do anything"
+        return RANDOM if draws_random(target, args, kwargs) else "is a custom operator, which may do anything"
     if target._schema.is_mutable:
         return "writes an argument"
     if not target._schema.returns:

@@ -3,9 +3,9 @@
     torch.linspace(0, 1, s0)   →   torch.where(i < s0 // 2, i * step, 1 - (s0 - 1 - i) * step), i = torch.arange(s0)
 
 Where nothing varies, PyTorch's own is called, but of the few that lay out their result otherwise for a ghost, which is
-a subclass of tensors, than for a tensor (`FOR_TENSORS`). Graphs keep the function by its name: capture runs what is
-spelled out on ghosts, for shapes in symbols, and the tracer of the autograd stage writes down its operators. What is
-rare there says `NotImplemented`, and sizes are relied on.
+a subclass of tensors, than for a tensor (`FOR_TENSORS`), and of recurrent layers by cuDNN. Graphs keep the function by
+its name: capture runs what is spelled out on ghosts, for shapes in symbols, and the tracer of the autograd stage writes
+down its operators. What is rare there says `NotImplemented`, and sizes are relied on.
 """
 
 import functools
@@ -21,6 +21,7 @@ from smelt.base.torch_originals import BASE
 from smelt.device.host_library import HOST, on_host
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.ghost import GhostTensor
+from smelt.meta.recurrent_layers import by_cudnn
 from smelt.symbolic.expressions import Expression, ShapeEnv
 from smelt.symbolic.symnode import as_number, is_symbolic, surely_equal
 
@@ -40,6 +41,9 @@ def spell_out(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
     spelled = FOR_TENSORS.get(function)
     if spelled is not None:
         return spelled(*args, **kwargs)
+    made = by_cudnn(function, args, kwargs)
+    if made is not NotImplemented:
+        return made
     spelled = SPELLED.get(function) or (IN_PLACE.get(function) if in_place else None)
     if spelled is None or torch._C._is_any_autocast_enabled() or not _vary((*args, *kwargs.values())):
         return NotImplemented

@@ -5,7 +5,8 @@
 
 PyTorch's autograd asks a device's own code for streams when it meets a tensor of it, and ends the process where there
 is none. The meta device is everywhere and computes nothing. What a program sees is the device it asked for (`StandIn`),
-and where PyTorch itself chooses operators by device, its choices for that device are made here: dropout and attention.
+and where PyTorch itself chooses operators by device, its choices for that device are made here: dropout, attention,
+recurrent layers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
 from smelt.ir.substitute_sizes import resized
 from smelt.ir.tensorspec import set_spec, spec_of
+from smelt.meta.recurrent_layers import by_cudnn, would_be_for_cudnn
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +104,8 @@ class StandIn(TorchFunctionMode):
                 return _body(func)(*args, **kwargs)
         chosen = _CHOSEN.get(func) if self._device.type == "cuda" else None
         made = NotImplemented if chosen is None else chosen(self._target, *args, **kwargs)
+        if made is NotImplemented and self._device.type == "cuda":
+            made = by_cudnn(func, args, kwargs, _is_for_cudnn)
         return func(*args, **kwargs) if made is NotImplemented else made
 
     def _stand_in(self, value: Any, may_name: bool) -> Any:
@@ -163,6 +167,10 @@ def _attention(
         return NotImplemented
     attn_mask, is_causal = without_known_mask(query, key, attn_mask, is_causal)
     return attention_of(target, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _is_for_cudnn(input: torch.Tensor) -> bool:
+    return input.is_meta and would_be_for_cudnn(input)
 
 
 # Functions in which PyTorch chooses operators by device, as it chooses them on CUDA.

@@ -54,6 +54,8 @@ from smelt.capture.model.values import (
     python_type,
 )
 from smelt.capture.tape.tape import Tape
+from smelt.device.host_library import on_host
+from smelt.meta.recurrent_layers import BY_CUDNN
 
 PUSHED = Value()
 """Answer of a service that pushed a frame: the result will be on the caller's stack when that frame returns."""
@@ -556,6 +558,8 @@ class Interpreter:
         self._force_all(list((kwargs or {}).values()))
         self.tape.place = self._place()
         self.tape.callers = self._callers() if wanted("graph") else ()
+        if target in BY_CUDNN and any(isinstance(each, Tensor) and not on_host(each.ghost.device) for each in args):
+            self.tree.process("cuDNN", torch._C._get_cudnn_enabled, torch._C._get_cudnn_enabled())
         named = {name: self._with_graph_generator(target, value) for name, value in (kwargs or {}).items()}
         return self.tape.call(opcode, target, tuple(self._with_graph_generator(target, value) for value in args), named)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
     from smelt.base.torch_originals import pristine as torch
 
-EVERYWHERE = ("pointwise", "reduction", "creation", "views", "gpu_library")
+EVERYWHERE = ("pointwise", "reduction", "creation", "views", "gpu_library", "recurrent")
 ON_CPU = ("linalg_nn", "images", "data_movement", "indexing", "losses", "fourier", "corrections")
 OFF_HOST = ("accelerators",)
 

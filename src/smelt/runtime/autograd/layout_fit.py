@@ -10,7 +10,7 @@ import torch
 
 from smelt import _native
 from smelt.base.torch_originals import BASE
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import WORKSPACE, TensorSpec
 from smelt.runtime.autograd.differentiable import Differentiable, Flat
 
 
@@ -42,6 +42,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     """A gradient or saved tensor in the layout the backward was traced with; None becomes zeros."""
+    if tensor is not None and spec.shape == WORKSPACE:
+        return tensor
     fitted = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
     if tensor is None:
         return BASE.zero_(fitted)

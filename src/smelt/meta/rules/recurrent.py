@@ -1,0 +1,50 @@
+"""Specs of the cells of recurrent layers, as CUDA computes them: one operator for all gates.
+
+    aten._thnn_fused_gru_cell(f32[3, 18], f32[3, 18], f32[3, 6])   → f32[3, 6], f32[3, 30]
+
+PyTorch describes the LSTM's alone, and only with biases.
+"""
+
+from typing import Any
+
+from smelt.meta.rules.reduction import row_major
+
+_KEPT = 5  # of a GRU's cell for its backward: three gates, the old state, and what the new one is made of
+
+
+def _gru_cell(input_gates: Any, hidden_gates: Any, hx: Any, input_bias: Any = None, hidden_bias: Any = None) -> Any:
+    rows, width = hx.shape
+    if tuple(input_gates.shape) != (rows, 3 * width) or tuple(hidden_gates.shape) != (rows, 3 * width):
+        return NotImplemented
+    return row_major((rows, width), hx.dtype), row_major((rows, _KEPT * width), hx.dtype)
+
+
+def _gru_cell_backward(grad_hy: Any, workspace: Any, has_bias: bool) -> Any:
+    rows, width = workspace.shape[0], 3 * (workspace.shape[1] // _KEPT)
+    gates, bias = row_major((rows, width), workspace.dtype), row_major((width,), workspace.dtype)
+    grad_hx = row_major(tuple(grad_hy.shape), grad_hy.dtype)
+    return (gates, gates, grad_hx, *((bias, bias) if has_bias else (None, None)))
+
+
+def _lstm_cell(input_gates: Any, hidden_gates: Any, cx: Any, input_bias: Any = None, hidden_bias: Any = None) -> Any:
+    rows, width = cx.shape
+    if tuple(input_gates.shape) != (rows, 4 * width) or tuple(hidden_gates.shape) != (rows, 4 * width):
+        return NotImplemented
+    state = row_major((rows, width), cx.dtype)
+    return state, state, row_major((rows, 4 * width), input_gates.dtype)
+
+
+def _lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, workspace: Any, has_bias: bool) -> Any:
+    if grad_hy is None and grad_cy is None:
+        return None, None, None
+    gates, state = tuple(workspace.shape), row_major(tuple(cx.shape), cx.dtype)
+    bias = row_major((gates[1],), workspace.dtype) if has_bias else None
+    return row_major(gates, workspace.dtype), state, bias
+
+
+RULES = {
+    "_thnn_fused_lstm_cell.default": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl.default": _lstm_cell_backward,
+    "_thnn_fused_gru_cell.default": _gru_cell,
+    "_thnn_fused_gru_cell_backward.default": _gru_cell_backward,
+}

@@ -1,0 +1,120 @@
+"""Recurrent layers compiled for a GPU that is not here: cuDNN's where PyTorch takes them, cells by one operator."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from smelt.autograd.joint.stand_in import is_here
+from smelt.base.options import Options
+from smelt.ir import serialize
+from smelt.ir.program import Library
+from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.pipeline.ahead import Ahead, compile_ahead, spec_like
+from smelt.symbolic.shapes import contiguous_stride
+
+CUDA = torch.device("cuda", 0)
+BY_CUDNN = ["smelt::cudnn_recurrent", "smelt::cudnn_recurrent_backward"]
+
+pytestmark = [
+    pytest.mark.skipif(is_here(CUDA), reason="the device is here, and nothing stands for it"),
+    pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN"),  # which the modules ask for
+]
+
+
+def called(found: Ahead) -> list[str]:
+    return [step.op.name() for program in found.programs for step in program.steps if isinstance(step, Library)]
+
+
+def ahead(module: nn.Module, *shapes: tuple[int, ...]) -> Ahead:
+    dtype = next(module.parameters()).dtype
+    return compile_ahead(
+        module, [spec_like(shape, dtype) for shape in shapes], Options(target="sm_90", check_specs=True)
+    )
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = {
+    "rnn": (lambda: nn.RNN(4, 6, nonlinearity="relu", bias=False), [(5, 2, 4)]),
+    "gru": (lambda: nn.GRU(4, 6, 2, bidirectional=True), [(5, 2, 4), (4, 2, 6)]),
+    "lstm": (lambda: nn.LSTM(4, 6, 2, batch_first=True), [(2, 5, 4)]),
+    "dropped out": (lambda: nn.LSTM(4, 6, 2, dropout=0.3), [(5, 2, 4)]),
+    "projected": (lambda: nn.LSTM(4, 6, proj_size=3), [(5, 2, 4)]),
+    "unbatched": (lambda: nn.GRU(4, 6), [(5, 4)]),
+    "half": (lambda: nn.GRU(4, 6).half(), [(5, 2, 4)]),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_layers_are_one_call_each_way(name: str) -> None:
+    make, shapes = MODULES[name]
+    found = ahead(make(), *shapes)
+    assert called(found) == BY_CUDNN
+    assert found.plan.random == (("cuda:0",) if name == "dropped out" else ())
+
+
+def test_nothing_is_drawn_in_evaluation() -> None:
+    make, shapes = MODULES["dropped out"]
+    assert ahead(make().eval(), *shapes).plan.random == ()
+
+
+def test_what_cudnn_does_not_take_is_computed_step_by_step() -> None:
+    assert not set(BY_CUDNN) & set(called(ahead(nn.GRU(4, 6).bfloat16(), (5, 2, 4))))
+    with torch.backends.cudnn.flags(enabled=False):
+        assert called(ahead(nn.GRU(4, 6), (5, 2, 4))).count("aten::mm.out") > 5
+
+
+@contextmanager
+def autocast(dtype: torch.dtype) -> Iterator[None]:
+    """Autocast of CUDA where there is none, which `torch.autocast` refuses."""
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", torch.float16)
+        torch.clear_autocast_cache()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast_gives_cudnn_halves(dtype: torch.dtype) -> None:
+    with autocast(dtype):
+        found = ahead(nn.LSTM(4, 6), (5, 2, 4))
+    assert [name for name in called(found) if name.startswith("smelt")] == BY_CUDNN
+    (layer,) = (each for each in found.forward.steps if isinstance(each, Library) and each.op.name() == BY_CUDNN[0])
+    assert layer.args[-1] is True  # weights are laid out anew
+    assert {found.forward.buffer(each.buffer).spec.dtype for each in layer.args[2]} == {torch.float16}
+
+
+def test_operators_of_our_own_are_stored_by_name() -> None:
+    op = torch.ops.smelt.cudnn_recurrent.default
+    assert serialize.parse(serialize.dump(op)) is op
+
+
+def ghost(*shape: int) -> GhostTensor:
+    return GhostTensor(TensorSpec(shape, contiguous_stride(shape), torch.float32, CUDA))
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("kind", ["gru", "lstm", "rnn_tanh", "rnn_relu"])
+def test_cells_on_cuda_are_known_without_data(kind: str, biases: bool) -> None:
+    gates = {"gru": 3, "lstm": 4}.get(kind, 1)
+    weights = [ghost(6 * gates, 4), ghost(6 * gates, 6), *([ghost(6 * gates), ghost(6 * gates)] if biases else ())]
+    state: Any = (ghost(3, 6), ghost(3, 6)) if kind == "lstm" else ghost(3, 6)
+    with GhostMode():
+        made = getattr(torch, f"{kind}_cell")(ghost(3, 4), state, *weights)
+    outputs = list(made) if isinstance(made, tuple) else [made]
+    assert all(each.device == CUDA and tuple(each.shape) == (3, 6) for each in outputs)
+
+
+def test_the_derivative_of_a_cell_on_cuda_is_known_without_data() -> None:
+    with GhostMode():
+        hidden, kept = torch.ops.aten._thnn_fused_gru_cell(
+            ghost(3, 18), ghost(3, 18), ghost(3, 6), ghost(18), ghost(18)
+        )
+        made = torch.ops.aten._thnn_fused_gru_cell_backward(hidden, kept, True)
+    assert [tuple(each.shape) for each in made] == [(3, 18), (3, 18), (3, 6), (18,), (18,)]
