@@ -135,3 +135,40 @@ def test_other_modes_see_every_operator() -> None:
     with torch.device("cpu"), Doubling():
         assert torch.allclose(compiled(X), X.sin() * 2 + 1)
     assert smelt.counters["calls_under_modes"] == 1
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Two GPUs as PyTorch tells of them; the number of the current one can be set."""
+    current = [0]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
+    return current
+
+
+def test_the_current_gpu_is_the_default_device(gpus: list[int]) -> None:
+    def f(x: Any) -> Any:
+        return torch.get_default_device(), x + 1
+
+    smelt.reset()
+    compiled = smelt.compile(f, backend="eager", fullgraph=True)
+    x = X.clone()
+    with torch.device("cuda"):
+        for gpus[0] in (0, 0, 1, 1, 0):
+            assert compiled(x)[0] == torch.device("cuda", gpus[0])
+    with torch.device("cuda:3"):
+        assert compiled(x)[0] == torch.device("cuda:3")
+    assert compiled(x)[0] == torch.device("cpu")
+    assert smelt.counters["graphs"] == 4 and smelt.counters["graph_breaks"] == 0
+
+
+@pytest.mark.usefixtures("gpus")
+def test_without_a_gpu_pytorch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    compiled = smelt.compile(lambda x: (torch.get_default_device(), x + 1), backend="eager")
+    if torch.backends.cuda.is_built():
+        pytest.skip("PyTorch has a GPU to ask")
+    with torch.device("cuda"), pytest.raises(AssertionError, match="CUDA"):
+        compiled(X)

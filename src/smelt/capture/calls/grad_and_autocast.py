@@ -169,9 +169,12 @@ def _leave_device(interp: Interpreter, args: list[Value], kwargs: dict[str, Valu
 
 def _default_device(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     devices = interp.tape.ambient.devices
-    if devices and devices[-1].index is None and not (on_host(devices[-1]) or devices[-1].type == "meta"):
+    device = devices[-1] if devices else HOST
+    if device.index is not None or on_host(device) or device.type == "meta":
+        return Constant(device)
+    if device.type != "cuda" or not torch.cuda.is_available():
         raise Unsupported("B002", "torch.get_default_device")  # which one of them, only PyTorch knows
-    return Constant(devices[-1] if devices else HOST)
+    return Constant(torch.device("cuda", interp.tape.current_device("cuda")))
 
 
 _CONTEXT = "_inference_mode_context"
