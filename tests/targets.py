@@ -4,7 +4,8 @@
     pytest --target simt-host tests/ops   kernels are those of a GPU, run on the host, where a warp is a vector
 
 Tests that need to know ask here: `device_type()` for `torch.autocast`, `seeded(7)` for a generator that draws there,
-`random_states()` for all there is to compare or put back.
+`random_states()` for all there is to compare or put back. Where it matters that a program moves its model and leaves
+the default device alone, as most do, tests run under `none_by_default()` and make tensors `there()`.
 """
 
 import argparse
@@ -32,6 +33,7 @@ def use(device: str | None, target: str | None, processes: int = 1) -> None:
         _make_default(target)
     if device is None or device == HOST:
         return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what PyTorch asks for where tests want determinism
     share(device, processes)
     import torch
 
@@ -58,16 +60,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def device_type() -> str:
     """The kind of device that tensors are on by default."""
-    import torch
-
-    return torch.get_default_device().type
+    return chosen[0].split(":")[0]
 
 
 def seeded(seed: int) -> "torch.Generator":
     """A generator of the device that tensors are on by default."""
     import torch
 
-    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+    return torch.Generator(chosen[0]).manual_seed(seed)
+
+
+@contextmanager
+def none_by_default() -> Iterator[None]:
+    """Within, tensors are on the host but for those that are made `there()`: no default device is set."""
+    import torch
+
+    if chosen[0] == HOST:
+        yield
+        return
+    torch.set_default_device(None)
+    try:
+        yield
+    finally:
+        torch.set_default_device(chosen[0])
+
+
+@contextmanager
+def there() -> "Iterator[torch.device]":
+    """Within, or in a function that this decorates, tensors are made on the device that the tests are for."""
+    import torch
+
+    device = torch.device(chosen[0])
+    if chosen[0] == HOST:
+        yield device
+        return
+    with device:
+        yield device
 
 
 def random_states() -> "list[torch.Tensor]":

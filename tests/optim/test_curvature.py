@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
+from tests.targets import there
 
 BACKENDS = ["eager", "aot_eager", "llvm"]
 Step = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -71,14 +72,24 @@ def _left_with_histories(model: nn.Module, opt: torch.optim.Optimizer, x: torch.
 STEPS = [_norm_of_gradients, _added_up, _curvature_by_chance, _left_with_histories]
 
 
-def _trained(step: Step, wrap: Callable[[Step], Step]) -> list[Any]:
+@there()
+def _model() -> nn.Module:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+@there()
+def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(number)
+    return torch.randn(5, 8), torch.randint(4, (5,))
+
+
+def _trained(step: Step, wrap: Callable[[Step], Step]) -> list[Any]:
+    model = _model()
     opt, call = torch.optim.SGD(model.parameters(), lr=0.1), wrap(step)
     told: list[Any] = []
     for number in range(4):
-        torch.manual_seed(number)
-        told.append(call(model, opt, torch.randn(5, 8), torch.randint(4, (5,))).detach())
+        told.append(call(model, opt, *_batch(number)).detach())
     for each in model.parameters():
         assert each.grad is not None
         told += [each.detach(), each.grad.detach().clone()]
@@ -102,7 +113,8 @@ def test_a_step_with_gradients_of_gradients_is_one_graph(step: Step, backend: st
 
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_hooks_under_create_graph_are_left_to_python() -> None:
-    weight = torch.ones(3, requires_grad=True)
+    with there():
+        weight, x = torch.ones(3, requires_grad=True), torch.arange(3.0)
     weight.register_hook(lambda gradient: gradient * 2)
 
     def f(x: torch.Tensor) -> Any:
@@ -110,7 +122,6 @@ def test_hooks_under_create_graph_are_left_to_python() -> None:
         (x * weight.exp()).sum().backward(create_graph=True)
         return weight.grad
 
-    x = torch.arange(3.0)
     torch.testing.assert_close(smelt.compile(f)(x), f(x))
     assert smelt.explain(f, backend="eager")(x).break_reasons[0].code == "B026"
     weight.grad = None

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from tests.targets import seeded
+from tests.targets import seeded, there
 
 # Flags and the values they are tried with, where an optimizer has them.
 FLAGS: dict[str, tuple[Any, ...]] = {
@@ -36,6 +36,7 @@ OPTIMIZERS = [
 ]
 
 
+@there()
 def _model() -> nn.Module:
     """Of matrices alone: Muon takes nothing else."""
     torch.manual_seed(1)
@@ -50,6 +51,7 @@ def _step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torc
     return loss
 
 
+@there()
 def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = seeded(number)
     return torch.randn(5, 4, generator=generator), torch.randint(0, 3, (5,), generator=generator)

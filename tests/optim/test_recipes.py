@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from tests.targets import device_type, seeded
+from tests.targets import device_type, seeded, there
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -22,14 +22,21 @@ def _fresh() -> None:
     smelt.reset()
 
 
+@there()
 def _model(out: int = 4) -> Any:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, out))
 
 
+@there()
 def _batch(number: int) -> Batch:
     generator = seeded(number)
     return torch.randn(5, 8, generator=generator), torch.randint(0, 4, (5,), generator=generator)
+
+
+@there()
+def _zeros(count: int) -> torch.Tensor:
+    return torch.zeros(count)
 
 
 def _adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -156,7 +163,7 @@ def _two_optimizers_under_one_scaler(wrap: Wrap) -> list[Any]:
 
 
 def _zeros_for_what_is_not_used(wrap: Wrap) -> list[Any]:
-    model, unused = _model(), torch.zeros(3, requires_grad=True)
+    model, unused = _model(), _zeros(3).requires_grad_()
 
     def step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = F.cross_entropy(model(x), y)
@@ -181,7 +188,7 @@ def _scaled_by_hooks(wrap: Wrap) -> list[Any]:
 
 
 def _masked_by_a_hook(wrap: Wrap) -> list[Any]:
-    model, mask = _model(), torch.arange(128.0).view(16, 8) % 3 > 0
+    model, mask = _model(), _zeros(128).add(1).cumsum(0).view(16, 8) % 3 > 0
     model[0].weight.register_hook(lambda gradient: gradient * mask)
     return _trained(wrap, _plain, model)
 
@@ -251,6 +258,7 @@ def _hooks_in_order(wrap: Wrap) -> list[Any]:
 class _Tied(nn.Module):
     """A weight by two names, at both ends."""
 
+    @there()
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)

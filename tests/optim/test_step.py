@@ -17,7 +17,7 @@ import smelt
 from smelt.base.errors import SmeltWarning
 from smelt.base.events import collect
 from smelt.ir.program import Library, Program
-from tests.targets import device_type, seeded
+from tests.targets import device_type, seeded, there
 
 BACKENDS = ["eager", "aot_eager", "llvm"]
 
@@ -27,6 +27,7 @@ def _fresh() -> None:
     smelt.reset()
 
 
+@there()
 def _model() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -41,6 +42,7 @@ def _step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torc
     return loss
 
 
+@there()
 def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = seeded(number)
     return torch.randn(5, 8, generator=generator), torch.randint(0, 4, (5,), generator=generator)
@@ -211,7 +213,7 @@ def test_a_share_that_the_graph_computes() -> None:
 
 def _accumulating(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     opt.zero_grad()
-    total = torch.zeros(())
+    total = x.new_zeros(())
     for part, wanted in zip(x.chunk(2), y.chunk(2), strict=True):
         loss = F.cross_entropy(model(part), wanted) / 2
         loss.backward()
@@ -385,6 +387,8 @@ _SCALED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 @pytest.mark.parametrize("name", _SCALED)
 def test_a_scaler_skips_steps_with_infinite_gradients(name: str, infinite: tuple[int, ...]) -> None:
     """State that the first step would make is not there after it has been skipped. Fused updates skip themselves."""
+    if name == "fused Adagrad" and device_type() == "cuda":
+        pytest.skip("PyTorch has no fused Adagrad on this device")
 
     def train(compiled: bool, unscaled: bool) -> list[Any]:
         model = _model()
@@ -483,7 +487,8 @@ def test_averages_of_models_are_part_of_the_step(name: str) -> None:
 
     def train(compiled: bool) -> tuple[Any, ...]:
         torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+        with there():
+            model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
         opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         average = _AVERAGES[name](model)
 
@@ -527,6 +532,7 @@ def test_two_steps_under_a_scaler_in_one_function() -> None:
 
 def test_tied_weights_are_one_parameter() -> None:
     class Tied(nn.Module):
+        @there()
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(1)
@@ -547,7 +553,7 @@ def test_tied_weights_are_one_parameter() -> None:
     mine, plain = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (ours, theirs))
     compiled = smelt.compile(step, fullgraph=True)
     for number in range(4):
-        x = torch.randn(5, 6, generator=seeded(number))
+        x = _batch(number)[0][:, :6]
         torch.testing.assert_close(compiled(ours, mine, x), step(theirs, plain, x))
     _same(list(ours.parameters()), list(theirs.parameters()))
     assert smelt.counters["graphs"] == 2

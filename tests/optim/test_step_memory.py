@@ -13,7 +13,7 @@ from smelt.fuse.memory_plan import lifetimes, peak, plan, plan_memory
 from smelt.ir.program import Operand, Place, Program
 from smelt.pipeline.sizes import template
 from smelt.runtime.program import flatten
-from tests.targets import seeded
+from tests.targets import seeded, there
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +22,15 @@ def _fresh() -> None:
     torch.manual_seed(0)
 
 
+@there()
+def _data(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=seeded(seed))
+
+
 class Gated(nn.Module):
     """Layers of which the backward needs much that is cheap to recompute."""
 
+    @there()
     def __init__(self, width: int, inner: int, layers: int) -> None:
         super().__init__()
         torch.manual_seed(1)
@@ -75,7 +81,7 @@ def _alike(make: Callable[[], nn.Module], step: Callable[..., torch.Tensor], x: 
 
 
 def test_what_is_cheap_is_recomputed_in_the_backward() -> None:
-    program = _alike(lambda: Gated(32, 512, 4), _step, torch.randn(64, 32))[-1]
+    program = _alike(lambda: Gated(32, 512, 4), _step, _data(64, 32))[-1]
     recomputed = {buffer.name for buffer in program.buffers if buffer.name.endswith("_recomputed")}
     assert len(recomputed) >= 4
     lives, inner = lifetimes(program), 64 * 512 * 4
@@ -85,7 +91,7 @@ def test_what_is_cheap_is_recomputed_in_the_backward() -> None:
 
 
 def test_gradients_get_the_memory_of_what_the_backward_has_read() -> None:
-    program = _alike(lambda: Gated(128, 512, 4), _step, torch.randn(256, 128))[-1]
+    program = _alike(lambda: Gated(128, 512, 4), _step, _data(256, 128))[-1]
     results = sum(b.spec.nbytes for b in program.buffers if b.place is Place.FRESH and b.name not in _dying(program))
     held = sum(b.spec.nbytes for b in program.buffers if b.name in _dying(program))
     assert held > 4_000_000
@@ -118,6 +124,7 @@ _OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 class Images(nn.Module):
+    @there()
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
@@ -151,11 +158,12 @@ def _held_at_once(program: Program, size: int) -> int:
 
 @pytest.mark.parametrize("kind", _OPTIMIZERS)
 def test_gradients_that_nobody_keeps_never_exist_all_at_once(kind: str) -> None:
+    @there()
     def layers() -> nn.Module:
         torch.manual_seed(1)
         return nn.Sequential(*[part for _ in range(6) for part in (nn.Linear(256, 256), nn.ReLU())])
 
-    x, size = torch.randn(32, 256), 256 * 256 * 4
+    x, size = _data(32, 256), 256 * 256 * 4
     assert _held_at_once(_program(_clipped, layers, kind, x), size) == 6
     program = _program(_let_go, layers, kind, x)
     assert _held_at_once(program, size) == 1
@@ -164,7 +172,7 @@ def test_gradients_that_nobody_keeps_never_exist_all_at_once(kind: str) -> None:
 
 
 def test_gradients_of_convolutions_never_exist_all_at_once() -> None:
-    program = _program(_let_go, Images, "SGD", torch.randn(1, 64, 4, 4))
+    program = _program(_let_go, Images, "SGD", _data(1, 64, 4, 4))
     assert _held_at_once(program, 64 * 64 * 9 * 4) <= 2
     assert all(output is None for output in program.outputs[1:])
 
@@ -182,6 +190,7 @@ def test_a_step_that_ends_among_its_updates_is_not_run_again(monkeypatch: pytest
     monkeypatch.setattr(flatten._Flattener, "_native", lambda self, step, named: None)
     monkeypatch.setitem(flatten.BINDINGS, torch.ops.aten.mm.out, product)
 
+    @there()
     def layers() -> nn.Module:
         torch.manual_seed(1)
         return nn.Sequential(*[part for _ in range(4) for part in (nn.Linear(256, 256), nn.ReLU())])
@@ -189,7 +198,7 @@ def test_a_step_that_ends_among_its_updates_is_not_run_again(monkeypatch: pytest
     ours, theirs = layers(), layers()
     mine, plain = (torch.optim.SGD(model.parameters(), lr=1e-2) for model in (ours, theirs))
     compiled = smelt.compile(_let_go, fullgraph=True)
-    x = torch.randn(32, 256)
+    x = _data(32, 256)
     for _ in range(2):
         before = left[0]
         torch.testing.assert_close(compiled(ours, mine, x), _let_go(theirs, plain, x))
@@ -220,7 +229,7 @@ def test_memory_is_planned_for_sizes_that_vary_too(monkeypatch: pytest.MonkeyPat
     mine, plain = (torch.optim.SGD(model.parameters(), lr=1e-2) for model in (ours, theirs))
     compiled = smelt.compile(_step, fullgraph=True)
     for rows in (256, 320, 288):
-        x = torch.randn(rows, 128)
+        x = _data(rows, 128)
         torch.testing.assert_close(compiled(ours, mine, x), _step(theirs, plain, x))
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other)
@@ -235,21 +244,23 @@ def _dying(program: Program) -> set[str]:
 
 
 def test_two_backwards_in_one_step() -> None:
-    program = _alike(lambda: Gated(16, 256, 2), _twice, torch.randn(64, 16))[-1]
+    program = _alike(lambda: Gated(16, 256, 2), _twice, _data(64, 16))[-1]
     assert sum("_recomputed" in buffer.name for buffer in program.buffers) >= 4
 
 
 def test_masks_are_kept_where_they_are_less_than_what_they_are_of() -> None:
+    @there()
     def make() -> nn.Module:
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(32, 512), nn.ReLU(), nn.Dropout(0.0), nn.Linear(512, 4))
 
-    _alike(make, _step, torch.randn(64, 32))
+    _alike(make, _step, _data(64, 32))
 
 
 class Odd(nn.Module):
     """A parameter nobody uses, one of another dtype, and one that is part of a larger tensor."""
 
+    @there()
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
@@ -267,7 +278,7 @@ def test_odd_parameters() -> None:
     ours, theirs = Odd(), Odd()
     mine, plain = (torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9) for model in (ours, theirs))
     compiled = smelt.compile(_without_clipping, fullgraph=True)
-    x = torch.randn(16, 8)
+    x = _data(16, 8)
     for _ in range(3):
         torch.testing.assert_close(compiled(ours, mine, x), _without_clipping(theirs, plain, x))
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -288,6 +299,7 @@ def _without_clipping(model: Any, opt: torch.optim.Optimizer, x: torch.Tensor) -
 def test_parameters_in_one_block_of_memory() -> None:
     """Each is written, and none in the memory of another: PyTorch runs such a step, and it is eager's."""
 
+    @there()
     def make() -> tuple[nn.Module, torch.Tensor]:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
@@ -301,7 +313,7 @@ def test_parameters_in_one_block_of_memory() -> None:
     (ours, flat), (theirs, other) = make(), make()
     mine, plain = (torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9) for model in (ours, theirs))
     compiled = smelt.compile(_step)
-    x = torch.randn(16, 8)
+    x = _data(16, 8)
     for _ in range(3):
         torch.testing.assert_close(compiled(ours, mine, x), _step(theirs, plain, x))
     torch.testing.assert_close(flat, other)
@@ -313,7 +325,7 @@ def test_gradients_that_somebody_keeps_stay_as_they_were() -> None:
     compiled = smelt.compile(_step, fullgraph=True)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     for number in range(4):
-        compiled(model, opt, torch.randn(64, 32, generator=seeded(number)))
+        compiled(model, opt, _data(64, 32, seed=number))
         kept += [(p.grad, p.grad.clone()) for p in model.parameters() if p.grad is not None]
     for gradient, then in kept:
         assert torch.equal(gradient, then)

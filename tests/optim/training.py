@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.targets import seeded
+from tests.targets import seeded, there
 
 Step = Callable[..., torch.Tensor]
 
@@ -66,6 +66,7 @@ class Task:
     name: str
     seed: int = 0
 
+    @there()
     def model(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """The same weights each time."""
         torch.manual_seed(self.seed)
@@ -78,6 +79,7 @@ class Task:
         built: nn.Module = kind(kind.config_class(**settings)).train().to(torch.get_default_device(), dtype)
         return built
 
+    @there()
     def batch(self, number: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
         """Another one for each number."""
         generator = seeded(1000 * self.seed + number)
