@@ -501,6 +501,10 @@ def set_node_layout(
     """Say where nodes of autograd's graph keep what they are: byte offsets, the place of `release_variables` in the
     tables of their classes, and the tables of those hooks that hold a dict of Python functions."""
 
+def set_node_stream(offset: int, /) -> None:
+    """Say where an input of a node keeps the number of the stream that was current when the node was made: it is part
+    of what `read_graph` returns from then on. 0: it is not known."""
+
 def read_graph(
     roots: tuple[Any, ...],
     kinds: dict[type, tuple[Any, ...]],

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.base import events
 from smelt.compiled_autograd import enable
 from tests.layout import needs_layout, when_read
 
@@ -273,3 +274,18 @@ def test_an_optimizer_may_step_in_hooks(backend: str) -> None:
     smelt.config.compiled_autograd = True
     found = program(smelt.compile(backend=backend))
     torch.testing.assert_close(found, wanted)
+
+
+@needs_layout
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_default_device_is_no_reason_for_the_engine(hooked: bool) -> None:
+    x = torch.ones(3, requires_grad=True)
+    with torch.device("cpu"), events.collect() as seen, enable(smelt.compile()):
+        for _ in range(2):
+            loss = (x * 2).sin().sum()
+            if hooked:
+                loss.register_hook(lambda gradient: gradient * torch.full((), 2.0))
+            loss.backward()
+        assert torch._C._len_torch_function_stack() == 1
+    assert not [event.text for event in seen if "left to the engine" in event.text]
+    torch.testing.assert_close(x.grad, torch.full((3,), 2.0).cos() * (8 if hooked else 4))

@@ -63,6 +63,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tensor_layout",
         "node_kinds",
         "node_layout",
+        "node_streams",
     ),
     "meta": (
         "rules",

@@ -106,6 +106,7 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Whether tensors that are written lie in memory of others.")},
     {"parallel_for_address", parallel_for_address, METH_VARARGS,
      PyDoc_STR("The address of what shares a kernel's points out between threads; says where OpenMP's functions are.")},
+    {"set_node_stream", set_node_stream, METH_O, "Where the inputs of nodes keep the stream they were made on."},
     {"set_node_layout", (PyCFunction)(void (*)(void))set_node_layout, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("Say where nodes of autograd's graph keep what they are, so that they can be read there.")},
     {"read_graph", read_graph, METH_VARARGS, PyDoc_STR("All that a backward from these nodes depends on.")},

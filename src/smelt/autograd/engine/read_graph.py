@@ -187,7 +187,7 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _number(tensor: torch.Tensor) -> Any:
     """The value of a wrapped Python number, which PyTorch passes to operators as a number."""
-    return _exact_key(BASE.item(tensor)) if is_number(tensor) else None
+    return _exact_key(BASE.item(tensor)) if tensor.is_cpu and is_number(tensor) else None
 
 
 def is_number(tensor: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ static struct {
     Word pre_class, tensor_pre_class, post_class; /* of hooks that hold a dict of Python functions */
     Py_ssize_t body, record, leaf_pre, leaf_post; /* of a leaf: its tensor, what autograd knows of it, and there hooks */
     Word leaf_post_class;
+    Py_ssize_t stream; /* of an input: the stream that was current when the node was made; 0: not known */
 } layout;
 
 typedef struct {
@@ -153,7 +154,9 @@ put_inputs(Walk *walk, const char *node)
         const char *sizes = pointer_at(input, layout.shape);
         uint32_t rank;
         memcpy(&rank, input + layout.shape + 8, sizeof rank);
-        if (put(walk, word_at(input, layout.options)) < 0 || put(walk, rank) < 0) {
+        Word stream = layout.stream ? word_at(input, layout.stream) : 0;
+        if (put(walk, word_at(input, layout.options)) < 0 || put(walk, rank | (Word)(stream != 0) << 32) < 0 ||
+            (stream != 0 && put(walk, stream) < 0)) {
             return -1;
         }
         for (uint32_t dimension = 0; dimension < rank; dimension++) {
@@ -677,5 +680,16 @@ set_node_layout(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     layout.post_class = post;
     layout.leaf_post_class = leaf_post;
     layout.python_base = (PyTypeObject *)Py_NewRef(base);
+    Py_RETURN_NONE;
+}
+
+PyObject *
+set_node_stream(PyObject *Py_UNUSED(module), PyObject *offset)
+{
+    Py_ssize_t place = PyLong_AsSsize_t(offset);
+    if (place == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    layout.stream = place;
     Py_RETURN_NONE;
 }

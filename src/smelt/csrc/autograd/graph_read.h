@@ -5,6 +5,7 @@
 #include <Python.h>
 
 PyObject *set_node_layout(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *set_node_stream(PyObject *module, PyObject *offset);
 PyObject *read_graph(PyObject *module, PyObject *args);
 int nodes_init(void); /* 0, or -1 with an exception */
 PyObject *leaf_hooks(PyObject *module, PyObject *leaf);

@@ -226,7 +226,7 @@ class _EngineNode(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, work: Callable[[], None], anchor: torch.Tensor) -> torch.Tensor:
         ctx.work = work
-        return BASE.clone(anchor)
+        return torch.empty_like(anchor)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -237,12 +237,13 @@ class _EngineNode(torch.autograd.Function):
 _engine_node: Callable[..., torch.Tensor] = _EngineNode.apply
 
 
-def run_inside_engine(engine: Any, work: Callable[[], None], keep_graph: bool) -> None:
+def run_inside_engine(engine: Any, work: Callable[[], None], keep_graph: bool, device: torch.device) -> None:
+    """On the thread that the engine has for a device, and on the stream that is current there now. What the carrier
+    holds is never looked at, so nothing runs on the device."""
     with torch._C._InferenceMode(False), torch.enable_grad():
-        carrier = _engine_node(work, torch.zeros((), requires_grad=True))
-    engine.run_backward(
-        (carrier,), (torch.ones(()),), keep_graph, False, (), allow_unreachable=True, accumulate_grad=True
-    )
+        carrier = _engine_node(work, torch.empty((), device=device, requires_grad=True))
+    given = torch.empty((), device=device)
+    engine.run_backward((carrier,), (given,), keep_graph, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def spec_of_tensor(tensor: torch.Tensor) -> TensorSpec:

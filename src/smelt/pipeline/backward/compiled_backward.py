@@ -24,8 +24,10 @@ from smelt.autograd.engine.read_graph import ACCUMULATE, GraphReading, Unreadabl
 from smelt.autograd.engine.trace_engine import NotObserved, trace
 from smelt.base import events, locks
 from smelt.base.fast_dataclass import dataclass
+from smelt.device.host_library import HOST, on_host
 from smelt.ir.backward import AccumulateByEngine, AccumulateGrads, Backward, Graph, HookAt, Step, dense_spec
 from smelt.ir.graph import GraphCompiler
+from smelt.ir.nodes.ambient import default_devices, without_default_devices
 from smelt.ir.tensorspec import TensorSpec
 from smelt.pipeline.backward.backward_steps import (
     STEP_RUNNERS,
@@ -45,6 +47,7 @@ from smelt.pipeline.backward.cache_misses import Misses, describe
 from smelt.runtime.autograd.double_backward import is_batched
 from smelt.runtime.overlap import overlap_between
 from smelt.torch_abi.node_layout import why_not_read_nodes
+from smelt.torch_abi.node_streams import current_streams, devices_of, why_not_read_streams, why_other_stream
 from smelt.torch_abi.tensor_layout import install_tensor_layout
 
 # What a user gives: from a module to something to call in its place.
@@ -63,6 +66,7 @@ class Entry:
     numbers: tuple[int, ...] = ()  # sizes, for code that takes them
     hooks: tuple[HookAt, ...] = field(init=False)
     leaves: tuple[int, ...] = field(init=False)  # nodes of leaves that gradients are added to
+    device: torch.device = HOST  # whose thread of the engine runs Python code
 
     def __post_init__(self) -> None:
         self.hooks = self.backward.hooks
@@ -165,7 +169,7 @@ class CompiledBackwards:
             for (_, compiled), (_, arrived) in zip(reading.compiled, entry.backward.arrived, strict=True):
                 compiled.release_saved(arrived)
         if entry.backward.runs_python:
-            run_inside_engine(engine, partial(run_steps, entry.steps, run), keep_graph)
+            run_inside_engine(engine, partial(run_steps, entry.steps, run), keep_graph, entry.device)
         else:
             _native.unrecorded(run_steps, entry.steps, run)
         if not keep_graph:
@@ -173,7 +177,7 @@ class CompiledBackwards:
         return tuple([None if slot is None else values[slot] for slot in entry.backward.wanted])
 
     def _made_once(self, request: "_Request") -> Entry | str:
-        with _native.Held(self.lock):
+        with _native.Held(self.lock), without_default_devices():
             return self.entries.get(request.key) or self._made(request)
 
     def _made(self, request: "_Request") -> Entry | str:
@@ -184,8 +188,12 @@ class CompiledBackwards:
         try:
             observed = self.observed.get(request.key, {})
             gradients, wanted, leaves = request.gradients, request.wanted, request.leaves
+            reason = why_other_stream(request.reading.nodes, request.reading.addresses)
+            if reason is not None:
+                raise Unreadable(reason)
             backward = trace(request.reading, request.roots, gradients, wanted, leaves, observed)
             entry = self._entry(request, backward)
+            entry.device = _device_of_python(request.reading, backward)
         except Unreadable as unreadable:
             entry = str(unreadable)
         self.entries[request.key] = entry
@@ -274,6 +282,14 @@ class CompiledBackwards:
             return partial(run_graph, self.graphs(step.traced), step, done)
 
 
+def _device_of_python(reading: GraphReading, backward: Backward) -> torch.device:
+    """The engine has a thread for each GPU, on which that GPU is the current one."""
+    devices = devices_of(reading.nodes)
+    if backward.runs_python and len(devices) > 1:
+        raise Unreadable("hooks or nodes written in Python, and gradients on several devices")
+    return next(iter(devices), HOST)
+
+
 def _accumulates_into_inputs(reading: GraphReading, leaves: Sequence[int], values: Sequence[Any]) -> bool:
     """Whether a leaf's gradient overlaps memory that is read: the engine accumulates as early as it can, and here that
     is done last."""
@@ -322,15 +338,23 @@ def _why_engine(tensors: Sequence[Any], gradients: Sequence[Any], create_graph: 
         return "anomaly detection is on"
     if torch._C._current_graph_task_id() != -1:
         return "this backward runs inside another"
-    if torch._C._len_torch_function_stack() or torch._C._are_functorch_transforms_active():
+    if default_devices() is None or torch._C._are_functorch_transforms_active():
         return "a mode or a torch.func transform is active"
     if torch._C._is_any_autocast_enabled():
         return "autocast is on"
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.grad_fn is None for tensor in tensors):
         return "the backward starts from a leaf, an edge or a tensor subclass"
-    if any(type(gradient) is not torch.Tensor or not gradient.is_cpu or is_batched(gradient) for gradient in gradients):
-        return "a gradient is not on the CPU, or not an ordinary tensor"
-    return why_not_read_nodes()
+    if any(type(gradient) is not torch.Tensor or is_batched(gradient) for gradient in gradients):
+        return "a gradient is not an ordinary tensor"
+    return why_not_read_nodes() or _why_not_devices(gradients)
+
+
+def _why_not_devices(gradients: Sequence[torch.Tensor]) -> str | None:
+    kinds = {gradient.device.type for gradient in gradients if not on_host(gradient.device)}
+    if kinds - {"cuda"}:
+        return f"a gradient is on {', '.join(sorted(kinds))}"
+    reason = why_not_read_streams() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return reason if kinds else None  # further on there may be gradients on a GPU as well
 
 
 def _request(
@@ -348,7 +372,9 @@ def _request(
         numbers = {id(node): number for number, node in enumerate(reading.nodes)}
         roots = tuple((numbers[id(node)], tensor.output_nr) for node, tensor in zip(functions, tensors, strict=True))
     wanted, leaves = _ends(reading, inputs, allow_unreachable, accumulate_grad) if inputs else (None, None)
-    key = (reading.key, roots, tuple([layout(gradient) for gradient in gradients]), wanted, leaves)
+    layouts = tuple([layout(gradient) for gradient in gradients])
+    streams = str(current_streams())  # a text, as numbers are taken for sizes
+    key = (reading.key, roots, layouts, wanted, leaves, streams)
     return _Request(reading, roots, gradients, wanted, leaves, key)
 
 
