@@ -85,13 +85,13 @@ def main() -> None:
     exponent = lambda a: np.where(a < 1e-4, at_zero(a), 2 + np.log2(erfc(a)) / a)  # noqa: E731
     fit("ERF_EXPONENT", exponent, 1e-6, 4.0, 8, lambda a: ln2 * a * erfc(a) / erf(a))
     fit("ERF_EXP2", lambda x: exp2(x) - 1, -0.501, 0.501, 5, lambda x: 1 / np.abs(exp2(x)))
-    # Φ(-a) = 2^(a P(a) - 1), and e^(-a²/2) (a P(a) + 1/2)
+    # 2 Φ(-a) = 2^(a P(a) - a), and Φ(-a) = e^(-a²/2) (a P(a) + 1/2)
     share, erfcx = torched(torch.special.ndtr), torched(torch.special.erfcx)
     bell = lambda a: np.exp(-a * a / 2)  # noqa: E731
-    exponent = lambda a: (np.log2(share(-a)) + 1) / a  # noqa: E731
-    fit("SHARE_EXPONENT", exponent, 1e-6, 6.0, 7, lambda a: ln2 * a * share(-a) * np.maximum(1, a))
+    exponent = lambda a: 1 + (np.log2(share(-a)) + 1) / a  # noqa: E731
+    fit("SHARE_EXPONENT", exponent, 1e-6, 6.0, 8, lambda a: ln2 * a * share(-a) * np.maximum(1, a))
     tail = lambda a: (erfcx(a / np.sqrt(2)) - 1) / (2 * a)  # noqa: E731
-    fit("SHARE_TAIL", tail, 1e-6, 6.0, 10, lambda a: a * bell(a))
+    fit("SHARE_TAIL", tail, 1e-6, 6.0, 11, lambda a: a * bell(a))
     # Double precision for pow: log2(m) = f P(f) with f = (m - 1) / (m + 1) in s = f², and 2^r
     span = (np.sqrt(2) - 1) / (np.sqrt(2) + 1)
     atanh = lambda s: 2 / np.log(2) * series(lambda k: 1 / (2 * k + 1), 0, s, 60)  # noqa: E731

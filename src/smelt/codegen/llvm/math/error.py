@@ -37,11 +37,16 @@ _IS_ONE_WIDE = 6.0
 def erf(b: Builder, x: LlvmValue) -> LlvmValue:
     size = b.minimum(_IS_ONE, b.fabs(x))
     exponent = b.fma(polynomial_in_pairs(b, size, _EXPONENT), size, b.fmul(size, -2.0))
+    return b.copysign(one_minus_two_to(b, exponent), x)
+
+
+def one_minus_two_to(b: Builder, exponent: LlvmValue) -> LlvmValue:
+    """For f32, of an exponent that is 0 or less: as exact in proportion where that is near zero."""
     n, held = round_scaled(b, exponent, 1.0)
     r = b.fsub(exponent, n)
-    m = b.fma(polynomial_in_pairs(b, r, _EXP2), r, r)
+    m = b.fma(polynomial(b, r, _EXP2), r, r)
     minus_power = minus_two_to(b, held)
-    return b.copysign(b.fma(minus_power, m, b.fadd(minus_power, 1.0)), x)
+    return b.fma(minus_power, m, b.fadd(minus_power, 1.0))
 
 
 def erf_wide(b: Builder, x: LlvmValue) -> LlvmValue:

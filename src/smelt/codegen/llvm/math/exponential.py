@@ -87,14 +87,6 @@ def exp_of_negative(b: Builder, x: LlvmValue) -> LlvmValue:
     return b.fmul(_exp_of_reduced(b, r, 2.0**-lift), two_to(b, held, lift))
 
 
-def exp2_moderate(b: Builder, x: LlvmValue) -> LlvmValue:
-    """exp2 where the caller knows that the result is a normal number."""
-    n, held = round_scaled(b, x, 1.0)
-    r = b.fsub(x, n)
-    small = b.fma(polynomial(b, r, _EXP2[x.kind]), r, 1.0)
-    return b.scaled(small, n) if b.scales(x) else b.fmul(small, two_to(b, held))
-
-
 def exp2_of_two(b: Builder, x: LlvmValue, low: LlvmValue) -> LlvmValue:
     """exp2 of a sum of two, the second much smaller; any x that matters."""
     n, held = round_scaled(b, x, 1.0)

@@ -2,29 +2,30 @@
 
 For f64 by their definitions. For f32 from |x| and the smaller share q = Φ(-|x|), so that one polynomial will do:
 
-    Φ(x) = ½ ± (½ - q)                       q = 2^(|x|·U(|x|) - 1)
-    slope = Φ(x) + x·e^(-x²/2)/√2π           q = e^(-x²/2)·R(|x|), which is there already
+    Φ(x) = ½ ± (½ - q)                       q = 2^(|x|·U(|x|) - |x| - 1)
+    slope = Φ(x) + x·e^(-x²/2)/√2π           q = e^(-x²/2)·(½ + |x|·R(|x|)), which is there already
 
-Exact to a few units of 2^-25, not to so many units in the last place: far below zero Φ is zero, as PyTorch's is, which
-adds erf to one, and the slope is the second term, which keeps its digits.
+½ - q is computed without the ½ that would cancel in it, so that near zero it is exact in proportion and Φ rounds once:
+eager adds erf, which is, to one. Exact to a unit or two of 2^-25, not to so many units in the last place: far below
+zero Φ is zero, as PyTorch's is, and the slope is the second term, which keeps its digits.
 """
 
 import math
 
 from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.math.error import erf_wide
-from smelt.codegen.llvm.math.exponential import exp2_moderate, exp_of_negative
+from smelt.codegen.llvm.math.error import erf_wide, one_minus_two_to
+from smelt.codegen.llvm.math.exponential import exp_of_negative
 from smelt.codegen.llvm.math.polynomial import polynomial
 
-# U and, but for its value of ½ at zero, R.
+# U and R.
 _EXPONENT = (
-    -2.334947772783572e-06, 3.3737799634500256e-05, -0.0001612937476783142, -0.00019170377174987266,
-    0.00712686546401245, -0.052533613364760035, -0.4591982814745458, -1.1511060419230503,
+    4.4742340726731274e-07, -8.6595654509052e-06, 6.996345672369044e-05, -0.00026981409929609153,
+    -8.659531780656022e-06, 0.006952732234908181, -0.05244524936882402, -0.45921909994695986, -0.1511044392764247,
 )  # fmt: skip
 _TAIL = (
-    -3.2384404697883205e-07, 7.879532447196893e-06, -8.626951415617451e-05, 0.000571004443218518,
-    -0.0026122887101546343, 0.009046658854042773, -0.025524804269719557, 0.061965135726824126,
-    -0.13282491656460518, 0.24997738467342717, -0.3989411435536136,
+    5.996194609280104e-08, -1.6370664180530341e-06, 2.0230783590535927e-05, -0.00015173240543269484,
+    0.0007866847706808843, -0.003071954474450524, 0.00968593294218779, -0.026096288931693537, 0.06228040275961928,
+    -0.13292414287725215, 0.2499926968242231, -0.39894195304801894,
 )  # fmt: skip
 _FAR = 6.0  # where q is nothing beside ½
 _PEAK = 1.0 / math.sqrt(2.0 * math.pi)
@@ -33,17 +34,17 @@ _PEAK = 1.0 / math.sqrt(2.0 * math.pi)
 def normal_share(b: Builder, x: LlvmValue) -> LlvmValue:
     """For f32."""
     size = b.minimum(_FAR, b.fabs(x))
-    small = exp2_moderate(b, b.fma(polynomial(b, size, _EXPONENT), size, -1.0))
-    return b.fadd(b.copysign(b.fsub(0.5, small), x), 0.5)
+    exponent = b.fma(polynomial(b, size, _EXPONENT), size, b.fneg(size))
+    return b.fma(b.copysign(one_minus_two_to(b, exponent), x), 0.5, 0.5)
 
 
 def gelu_slope(b: Builder, x: LlvmValue) -> LlvmValue:
     """For f32."""
     size = b.minimum(_FAR, b.fabs(x))
-    tail = b.fma(polynomial(b, size, _TAIL), size, 0.5)
+    fall = b.fmul(polynomial(b, size, _TAIL), size)
     bell = exp_of_negative(b, b.fmul(b.fmul(x, x), -0.5))
-    share = b.fadd(b.copysign(b.fma(b.fneg(bell), tail, 0.5), x), 0.5)
-    return b.fma(b.fmul(x, _PEAK), bell, share)
+    distance = b.fma(b.fsub(1.0, bell), b.fadd(fall, 0.5), b.fneg(fall))
+    return b.fma(b.fmul(x, _PEAK), bell, b.fadd(b.copysign(distance, x), 0.5))
 
 
 def normal_share_wide(b: Builder, x: LlvmValue) -> LlvmValue:
