@@ -8,34 +8,27 @@ three times its error then, since what is within twice of the truth is within th
 One run says little about eager's error where terms cancel: of two sums that are both off by an ulp of their summands,
 one comes out exact by luck. So where an element fails by the error of that one run, eager is run again with inputs, and
 gradients of its results, that are up to one part in 256 smaller (`near`), each time against float64 on the same
-numbers, and its error at that element is the worst of those runs. The 16-bit floats are run in float32 as well: two
-terms that eager rounds to the same 16 bits cancel to nothing whatever they are, and what is computed in float32 between
-operators is asked to be as exact as eager is there, not to round as often. In float64 there is nothing more precise to
-run.
-There eager's error is taken to be that of float32 in proportion, or by how much eager's result moves (the median, so
-that a jump at a point does not count) when its inputs move by one unit in the last place: within that, neither result
-is better than the other.
+numbers, and its error at that element is the worst of those runs. Eager runs as it might as well have rounded then
+(`Chance`): sums in another order, 16-bit results to either neighbour. Other inputs alone do not show that: order is a
+matter of the sizes of terms, which stay, and in 16 bits there are no other inputs nearby. (Two terms that eager rounds
+to the same 16 bits cancel to nothing; what is computed in float32 between operators need not round as often.)
+
+In float64 there is nothing more precise to run. There eager's error is taken to be the largest of three: that of
+float32 in proportion; how far apart its results are when it adds up otherwise; and by how much they move (the median,
+so that a jump at a point does not count) when its inputs move by one unit in the last place: within that, neither
+result is better than the other.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+
+from tests.ops_db.chance import Chance, nudged
 
 ULPS = 4
 RUNS = 32
 _TO_DOUBLE = 2.0**-29  # one unit in the last place of float64 in those of float32
-
-
-def nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Every element as it is or one unit up or down; zeros, NaN and infinities as they are."""
-    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) or tensor.layout is not torch.strided:
-        return tensor
-    if tensor.dtype.is_complex:
-        return torch.view_as_complex(nudged(torch.view_as_real(tensor.resolve_conj()).contiguous(), generator))
-    drawn = torch.randint(-1, 2, tensor.shape, generator=generator, device="cpu")
-    to = (drawn * torch.inf).to(tensor.device, tensor.dtype)
-    moved = torch.nextafter(tensor, torch.where(torch.isnan(to), tensor, to))
-    return torch.where((tensor == 0) | ~torch.isfinite(moved), tensor, moved)
 
 
 def near(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -61,36 +54,40 @@ def as_numbers(value: torch.Tensor | None) -> torch.Tensor | None:
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 Results = list[torch.Tensor | None]
+Mode = AbstractContextManager[object]
+Run = Callable[[Change, torch.dtype | None, bool, Mode], Results]
 
 
-def eager_errors(
-    run: Callable[[Change, torch.dtype | None, bool], Results], *, double: bool, half: bool = False
-) -> Results:
-    """How far off eager is at each element of each of its results. `run(change, dtype, tangents)` gives them for
-    changed inputs, as they are or in another dtype, and with changed gradients of the results if `tangents`;
-    `double`: the inputs are in float64 already; `half`: they have 16 bits."""
+def eager_errors(run: Run, *, double: bool) -> Results:
+    """How far off eager is at each element of each of its results. `run(change, dtype, tangents, mode)` gives them for
+    changed inputs, as they are or in another dtype, and with changed gradients of the results if `tangents`; what it
+    computes, but not those inputs and gradients, within `mode`. `double`: the inputs are in float64 already."""
     errors: Results = []
     moves: list[Results] = []
-    here = run(_unchanged, None, False) if double else []
+    orders: Results = []
+    here = run(_unchanged, None, False, nullcontext()) if double else []
     for seed in range(RUNS):
 
         def change(tensor: torch.Tensor, seed: int = seed) -> torch.Tensor:
             return near(_rounded(tensor) if double else tensor, torch.Generator().manual_seed(seed))
 
+        def beside(tensor: torch.Tensor, seed: int = seed) -> torch.Tensor:
+            return nudged(tensor, torch.Generator().manual_seed(seed))
+
         if double:
-            moved = run(lambda tensor, seed=seed: nudged(tensor, torch.Generator().manual_seed(seed)), None, False)  # type: ignore[misc]
+            moved, other = run(beside, None, False, nullcontext()), run(_unchanged, None, False, Chance(seed))
             moves.append([_apart(a, b) for a, b in zip(moved, here, strict=False)])
-        rough, fine = run(change, torch.float32 if double else None, True), run(change, torch.float64, True)
+            again = [_apart(a, b) for a, b in zip(other, here, strict=False)]
+            orders = [_largest(a, b) for a, b in zip(orders, again, strict=False)] if orders else again
+        rough = run(change, torch.float32 if double else None, True, Chance(seed))
+        fine = run(change, torch.float64, True, nullcontext())
         found = [_apart(a, b) for a, b in zip(rough, fine, strict=False)]
-        if half:
-            wider = [_apart(a, b) for a, b in zip(run(change, torch.float32, True), fine, strict=False)]
-            found = [_largest(a, b) for a, b in zip(found, wider, strict=False)]
         errors = [_largest(a, b) for a, b in zip(errors, found, strict=False)] if errors else found
     if not double:
         return errors
     scaled = [None if error is None else error * _TO_DOUBLE for error in errors]
     spreads = [_median(list(draws)) for draws in zip(*moves, strict=False)]
-    return [_largest(a, b) for a, b in zip(scaled, spreads, strict=False)]
+    return [_largest(_largest(a, b), c) for a, b, c in zip(scaled, spreads, orders, strict=False)]
 
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ call in float64 at most twice eager's error and a few ulp (`accuracy`).
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,9 @@ import torch
 
 import smelt
 from smelt.base import events
-from tests.ops_db.accuracy import Change, eager_errors, off
+from tests.ops_db.accuracy import Change, Mode, eager_errors, off
 from tests.targets import random_states
 
-_HALF = (torch.bfloat16, torch.float16)
 _DOUBLE = (torch.float64, torch.complex128)
 _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
@@ -99,8 +99,15 @@ class Outcome:
     raised, and when."""
 
     def __init__(
-        self, call: Callable[..., Any], given: tuple[Any, ...], *, second: bool = False, tangents: Change | None = None
+        self,
+        call: Callable[..., Any],
+        given: tuple[Any, ...],
+        *,
+        second: bool = False,
+        tangents: Change | None = None,
+        mode: Mode | None = None,
     ) -> None:
+        self.mode = mode or nullcontext()
         self.change_tangents = tangents or (lambda tensor: tensor)
         self.error: BaseException | None = None
         self.failed = ""
@@ -112,7 +119,8 @@ class Outcome:
         torch.manual_seed(0)
         try:
             self.failed = "forward"
-            self.returned = call(*given)
+            with self.mode:
+                self.returned = call(*given)
             self.random = random_states()
             self.outputs = list(tensors_in(self.returned))
             self.inputs = list(tensors_in(given))
@@ -144,14 +152,16 @@ class Outcome:
             return
         generator = torch.Generator().manual_seed(7)
         tangents = [_tangent(out, generator, self.change_tangents).requires_grad_(second) for out in chosen]
-        self.gradients = list(torch.autograd.grad(chosen, wanted, tangents, allow_unused=True, create_graph=second))
+        with self.mode:
+            self.gradients = list(torch.autograd.grad(chosen, wanted, tangents, allow_unused=True, create_graph=second))
         firsts = [gradient for gradient in self.gradients if gradient is not None and gradient.requires_grad]
         if not second or not firsts:
             return
         self.failed = "second backward"
         tangents_of_firsts = [_tangent(gradient, generator, self.change_tangents) for gradient in firsts]
         wanted += tangents
-        self.seconds = list(torch.autograd.grad(firsts, wanted, tangents_of_firsts, allow_unused=True))
+        with self.mode:
+            self.seconds = list(torch.autograd.grad(firsts, wanted, tangents_of_firsts, allow_unused=True))
 
 
 def _tangent(out: torch.Tensor, generator: torch.Generator, change: Change) -> torch.Tensor:
@@ -199,16 +209,17 @@ def compare(
     if exact or not values or random:
         return Found([*found, *_tensors(mine, eager, values=values and not random, exact=exact, ulps=ulps)], fallbacks)
 
-    def run(change: Change, dtype: torch.dtype | None, tangents: bool = False) -> list[torch.Tensor | None]:
+    def run(
+        change: Change, dtype: torch.dtype | None, tangents: bool = False, mode: Mode | None = None
+    ) -> list[torch.Tensor | None]:
         given = changed((args, copy.copy(kwargs)), change, dtype)
-        return Outcome(call, given, second=second, tangents=change if tangents else None).tensors
+        return Outcome(call, given, second=second, tangents=change if tangents else None, mode=mode).tensors
 
     double = any(tensor.dtype in _DOUBLE for tensor in (*tensors_in((args, kwargs)), *eager.outputs))
     true = None if double else run(lambda tensor: tensor, torch.float64)
     off_by_one_run = _tensors(mine, eager, true)
     if off_by_one_run:
-        half = any(tensor.dtype in _HALF for tensor in (*tensors_in((args, kwargs)), *eager.outputs))
-        found += _tensors(mine, eager, true, eager_errors(run, double=double, half=half))
+        found += _tensors(mine, eager, true, eager_errors(run, double=double))
     return Found(found, fallbacks)
 
 
