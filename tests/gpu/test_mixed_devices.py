@@ -78,6 +78,9 @@ MIXED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "mm": (torch.mm, (4, 4)),
     "cat": (lambda x, y: torch.cat([x, y]), (4, 4)),
     "clamp": (lambda x, s: torch.clamp(x, max=s), ()),
+    "clamp_min": (torch.clamp_min, ()),
+    "logaddexp": (torch.logaddexp, ()),
+    "nextafter": (torch.nextafter, ()),
     "dot": (lambda x, s: torch.dot(x[0], s.expand(4)), ()),
 }
 

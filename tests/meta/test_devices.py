@@ -79,6 +79,11 @@ APART = {
     "written on the CPU": (aten.add_.Tensor, (S, D)),
     "a weight of the CPU": (aten.native_layer_norm.default, (X, [8], ghost(CPU, 8), None, 1e-5)),
     "a scalar as a limit": (aten.clamp.Tensor, (X, None, S)),
+    "a scalar as the least": (aten.clamp_min.Tensor, (X, S)),
+    "a scalar as the most, written": (aten.clamp_max_.Tensor, (X, S)),
+    "a scalar in a sum of exponentials": (aten.logaddexp.default, (X, S)),
+    "a scalar to go towards": (aten.nextafter.default, (X, S)),
+    "a scalar to divide": (aten.gcd.default, (index(CUDA, 3), index(CPU))),
     "a scalar, not element by element": (aten.dot.default, (ghost(CUDA, 4), ghost(CPU, 4))),
 }
 

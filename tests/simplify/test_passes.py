@@ -9,9 +9,18 @@ from torch import fx
 
 from smelt.base.fuel import Fuel
 from smelt.ir.graph import GraphLevel, Traced, check_graph, format_graph
-from smelt.ir.tensorspec import TensorSpec, tensor_spec
+from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
 from smelt.meta.ghost import Recorder
-from smelt.simplify import PASSES, compose_views, draw_masks, drop_dead, fold_constants, fold_identities, share_common
+from smelt.simplify import (
+    PASSES,
+    compose_views,
+    draw_masks,
+    drop_dead,
+    fold_constants,
+    fold_identities,
+    place_scalars,
+    share_common,
+)
 from tests.golden import golden
 
 aten = torch.ops.aten
@@ -258,3 +267,18 @@ def test_fuel_counts() -> None:
     fuel = Fuel(2)
     assert [fuel.take(), fuel.take(), fuel.take()] == [True, True, False]
     assert fuel.burned == 2 and all(Fuel().take() for _ in range(100))
+
+
+@pytest.mark.parametrize("op", [aten.mul.Tensor, aten.clamp.Tensor, aten.logaddexp.default], ids=str)
+def test_numbers_of_the_host_are_copied_to_a_gpu(op: Any) -> None:
+    """Also for what PyTorch has no mixed call of: a number that the program gave it has become a tensor of the host."""
+    graph = fx.Graph()
+    x, number = graph.placeholder("x"), graph.placeholder("number")
+    made = graph.call_function(op, (x, number))
+    graph.output((made,))
+    cuda = torch.device("cuda", 0)
+    set_spec(number, TensorSpec((), (), torch.float32, torch.device("cpu")))
+    for node in (x, made):
+        set_spec(node, TensorSpec((4, 8), (8, 1), torch.float32, cuda))
+    place_scalars(Traced(graph, GraphLevel.PURE, {}), Fuel())
+    assert {tensor_spec(node).device for node in made.all_input_nodes} == {cuda}

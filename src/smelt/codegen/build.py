@@ -110,9 +110,10 @@ def compile_unaligned(kernel: Kernel, options: Options) -> CompiledKernel:
     with _native.Held(_lock):
         if key not in _built:
             plan = generator.schedule(kernel, target, Fuel(), check=False, of="")
-            code = generator.emit("k0", plan, target, aligned=False)
+            (symbol,) = generator.symbols([kernel])
+            code = generator.emit(symbol, plan, target, aligned=False)
             (built,) = generator.load([_join([code])], target)
-            _built[key] = [CompiledKernel.of(kernel, "k0", built, code)]
+            _built[key] = [CompiledKernel.of(kernel, symbol, built, code)]
             events.count("kernels_built")
         return _built[key][-1]
 
@@ -161,14 +162,15 @@ def _build(store: _Store, new: dict[str, Kernel], how: _How) -> None:
     """Of kernels for one target."""
     keys, kernels = list(new), list(new.values())
     target, generator = _asked(kernels[0])
-    units = _units(kernels, target, how)
+    symbols = generator.symbols(kernels)
+    units = _units(kernels, symbols, target, how)
     events.count("kernels_built", len(units))
     if events.wanted("llvm"):
         events.emit("llvm", _text(units), kernels)
     parts = _divided(units, torch.get_num_threads())
     for part, built in zip(parts, generator.load([_text(part) for part in parts], target), strict=True):
         for place, code in (entry for unit in part for entry in unit.entries.items()):
-            made = CompiledKernel.of(kernels[place], f"k{place}", built, code)
+            made = CompiledKernel.of(kernels[place], symbols[place], built, code)
             versions = store.setdefault(keys[place], [])
             versions.append(made)
             del versions[:-_MOST_OF_ONE]
@@ -193,7 +195,7 @@ class _Unit:
         return sum(len(code.functions) for code in (*self.body, *self.entries.values()))
 
 
-def _units(kernels: Sequence[Kernel], target: Target, how: _How) -> list[_Unit]:
+def _units(kernels: Sequence[Kernel], symbols: Sequence[str], target: Target, how: _How) -> list[_Unit]:
     units: list[_Unit] = []
     generator = _asked(kernels[0])[1]
     for number, family in enumerate(generator.share(kernels, how.fuel, how.of)):
@@ -201,11 +203,11 @@ def _units(kernels: Sequence[Kernel], target: Target, how: _How) -> list[_Unit]:
         members = {}
         for place, length in family.lengths.items():
             buffers = len(kernels[place].parameters)
-            members[place] = generator.member(f"k{place}", f"f{number}", body, length - family.more, buffers)
+            members[place] = generator.member(symbols[place], f"f{number}", body, length - family.more, buffers)
         units.append(_Unit({place: code for place, code in members.items() if code is not None}, (body,)))
     done = {place for unit in units for place in unit.entries}
     alone = (place for place in range(len(kernels)) if place not in done)
-    return units + [_Unit({place: _code(f"k{place}", kernels[place], target, how)}) for place in alone]
+    return units + [_Unit({place: _code(symbols[place], kernels[place], target, how)}) for place in alone]
 
 
 def _divided(units: Sequence[_Unit], most: int) -> list[list[_Unit]]:

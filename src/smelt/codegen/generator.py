@@ -7,6 +7,7 @@
 A module with these functions is one: `codegen/cpu/cpu_generator.py`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -53,6 +54,9 @@ class Generator(Protocol):
     def TABLES(self) -> Mapping[str, Sequence[Row]]:
         """Its steps, for the map of the compiler: title → rows."""
 
+    def symbols(self, kernels: Sequence[Kernel]) -> Sequence[str]:
+        """What the functions of kernels are called in their module, or begin with: each another name."""
+
     def share(self, kernels: Sequence[Kernel], fuel: Fuel, of: str) -> Sequence[Family]:
         """Kernels that are to have one body. `of`: what `bisect` calls their program."""
 
@@ -71,3 +75,14 @@ class Generator(Protocol):
 
     def assemble(self, text: str, target: Target) -> str:
         """The target's assembly for a text, for people to read."""
+
+
+def numbered(kernels: Sequence[Kernel]) -> list[str]:
+    """Names by place alone, so that equal kernels have equal text whatever they are called."""
+    return [f"k{place}" for place in range(len(kernels))]
+
+
+def named(kernels: Sequence[Kernel]) -> list[str]:
+    """The kernels' own names, for people who see functions run: in a profiler, or in a debugger."""
+    names = [re.sub(r"\W", "_", kernel.name) for kernel in kernels]
+    return [name if names.count(name) == 1 else f"{name}_k{place}" for place, name in enumerate(names)]

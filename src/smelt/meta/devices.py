@@ -53,7 +53,11 @@ _ELEMENT_WISE = frozenset(
      "masked_fill", "masked_fill_"}
 )  # fmt: skip
 # Operators that PyTorch marks as element-wise and that take no number of the CPU for another device all the same.
-_ONE_DEVICE = frozenset({"clamp"})
+_ONE_DEVICE = frozenset(
+    {"clamp", "clamp_", "clamp_max", "clamp_max_", "clamp_min", "clamp_min_", "gcd", "lcm", "logaddexp", "logaddexp2",
+     "nextafter", "nextafter_", "igamma", "igamma_", "igammac", "igammac_", "equal", "gelu_backward",
+     "threshold_backward", "sigmoid_backward", "tanh_backward", "logit_backward", "native_dropout_backward"}
+)  # fmt: skip
 _BY_INDEX = frozenset(
     {"index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put", "index_fill",
      "index_fill_"}
@@ -140,11 +144,14 @@ def _is_foreach(func: Any) -> bool:
 
 
 def is_element_wise(func: Any) -> bool:
-    """Whether an operator computes point by point, so that a CPU tensor without dimensions counts as a number."""
-    if not isinstance(func, torch._ops.OpOverload):
-        return False
+    """Whether an operator computes point by point, so that a CPU tensor without dimensions can count as a number."""
+    return isinstance(func, torch._ops.OpOverload) and (is_pointwise_op(func) or _name(func) in _ELEMENT_WISE)
+
+
+def _takes_numbers(func: Any) -> bool:
+    """Whether PyTorch lets a program mix devices so."""
     name = _name(func)
-    return name not in _ONE_DEVICE and (is_pointwise_op(func) or name in _ELEMENT_WISE)
+    return name in _BY_INDEX or (name not in _ONE_DEVICE and is_element_wise(func))
 
 
 def _common_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
@@ -157,7 +164,7 @@ def _common_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     if _is_foreach(func):
         lists = [value for value in args if isinstance(value, tuple | list) and value and _is_tensor(value[0])]
         return result_devices(func, args, kwargs, len(lists[0]))[0]
-    device = _of_operands(func, list(_operands(func, args, kwargs)), is_element_wise(func) or name in _BY_INDEX)
+    device = _of_operands(func, list(_operands(func, args, kwargs)), _takes_numbers(func))
     _check_written(func, args, kwargs, device)
     return device
 

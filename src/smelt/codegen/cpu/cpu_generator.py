@@ -15,13 +15,14 @@ from smelt.codegen.cpu.schedule_passes import SCHEDULE, plan
 from smelt.codegen.cpu.shared_bodies import MODULE, member
 from smelt.codegen.cpu.shared_bodies import shared as share
 from smelt.codegen.generator import EntryCode
+from smelt.codegen.generator import numbered as symbols
 from smelt.codegen.llvm.compile import assemble, load
 from smelt.device import Target
 from smelt.ir.kernel import Kernel
 
 TABLES: Mapping[str, Sequence[Row]] = {"the kernels of a program": MODULE, "each kernel": SCHEDULE}
 
-__all__ = ["TABLES", "assemble", "emit", "load", "member", "schedule", "share"]
+__all__ = ["TABLES", "assemble", "emit", "load", "member", "schedule", "share", "symbols"]
 
 
 def schedule(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from smelt.base.errors import SmeltError
 from smelt.base.fuel import Fuel
 from smelt.base.row import Row
-from smelt.codegen.generator import EntryCode, Family
+from smelt.codegen.generator import EntryCode, Family, named, numbered
 from smelt.codegen.gpu.bodies.online_body import OnlineBody
 from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.bodies.row_folds_body import RowFoldsBody
@@ -44,6 +44,9 @@ class GpuGenerator(ABC):
     @abstractmethod
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
         """A builder for one phase."""
+
+    def symbols(self, kernels: Sequence[Kernel]) -> Sequence[str]:
+        return numbered(kernels)
 
     def share(self, kernels: Sequence[Kernel], fuel: Fuel, of: str) -> Sequence[Family]:
         return ()
@@ -136,7 +139,10 @@ class HostGenerator(GpuGenerator):
 
 
 class CudaGenerator(GpuGenerator):
-    """For NVIDIA's GPUs."""
+    """For NVIDIA's GPUs. Profilers show functions by the names of kernels."""
+
+    def symbols(self, kernels: Sequence[Kernel]) -> Sequence[str]:
+        return named(kernels)
 
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
         buffers, threads, cluster = sizes.place, phase.threads, phase.cluster
