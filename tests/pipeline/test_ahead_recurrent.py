@@ -1,8 +1,7 @@
-"""Recurrent layers compiled for a GPU that is not here: cuDNN's where PyTorch takes them, cells by one operator."""
+"""Recurrent layers compiled for a GPU that is not here: cuDNN's where PyTorch takes them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from smelt.ir import serialize
 from smelt.ir.program import Library
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta.recurrent_layers import is_for_cudnn
 from smelt.pipeline.ahead import Ahead, compile_ahead, spec_like
 from smelt.symbolic.shapes import contiguous_stride
 
@@ -99,22 +99,7 @@ def ghost(*shape: int) -> GhostTensor:
     return GhostTensor(TensorSpec(shape, contiguous_stride(shape), torch.float32, CUDA))
 
 
-@pytest.mark.parametrize("biases", [False, True])
-@pytest.mark.parametrize("kind", ["gru", "lstm", "rnn_tanh", "rnn_relu"])
-def test_cells_on_cuda_are_known_without_data(kind: str, biases: bool) -> None:
-    gates = {"gru": 3, "lstm": 4}.get(kind, 1)
-    weights = [ghost(6 * gates, 4), ghost(6 * gates, 6), *([ghost(6 * gates), ghost(6 * gates)] if biases else ())]
-    state: Any = (ghost(3, 6), ghost(3, 6)) if kind == "lstm" else ghost(3, 6)
-    with GhostMode():
-        made = getattr(torch, f"{kind}_cell")(ghost(3, 4), state, *weights)
-    outputs = list(made) if isinstance(made, tuple) else [made]
-    assert all(each.device == CUDA and tuple(each.shape) == (3, 6) for each in outputs)
-
-
-def test_the_derivative_of_a_cell_on_cuda_is_known_without_data() -> None:
-    with GhostMode():
-        hidden, kept = torch.ops.aten._thnn_fused_gru_cell(
-            ghost(3, 18), ghost(3, 18), ghost(3, 6), ghost(18), ghost(18)
-        )
-        made = torch.ops.aten._thnn_fused_gru_cell_backward(hidden, kept, True)
-    assert [tuple(each.shape) for each in made] == [(3, 18), (3, 18), (3, 6), (18,), (18,)]
+@pytest.mark.parametrize("inference", [False, True])
+def test_whether_cudnn_is_taken_is_asked_on_ghosts(inference: bool) -> None:
+    with torch.inference_mode(inference), GhostMode():
+        assert not is_for_cudnn(ghost(5, 2, 4))  # there is none here

@@ -9,6 +9,8 @@ called as they are: step by step, by the operators of their cells.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch.utils._mode_utils import no_dispatch
+
 from smelt.device.host_library import on_host
 from smelt.meta.ghost import GhostError
 
@@ -22,7 +24,10 @@ _OF_CUDNN = (torch.float16, torch.float32, torch.float64)
 
 def is_for_cudnn(input: torch.Tensor) -> bool:
     """Whether PyTorch gives a recurrent layer of this input to cuDNN."""
-    return not on_host(input.device) and bool(torch.cudnn_is_acceptable(input))
+    if on_host(input.device):
+        return False
+    with no_dispatch():  # in inference mode it would be asked as an operator
+        return bool(torch.cudnn_is_acceptable(input))
 
 
 def would_be_for_cudnn(input: torch.Tensor) -> bool:

@@ -1,8 +1,11 @@
-"""Specs of the cells of recurrent layers, as CUDA computes them: one operator for all gates.
+"""Specs of operators that compute a layer as a whole: cells of recurrent ones on CUDA, attention, sampling by cuDNN.
 
-    aten._thnn_fused_gru_cell(f32[3, 18], f32[3, 18], f32[3, 6])   → f32[3, 6], f32[3, 30]
+    aten._thnn_fused_gru_cell(f32[3, 18], f32[3, 18], f32[3, 6])                  → f32[3, 6], f32[3, 30]
+    aten._native_multi_head_attention(f32[2, 9, 32], …, need_weights=False)       → f32[2, 9, 32], None
+    aten.cudnn_grid_sampler(f32[2, 3, 5, 5], f32[2, 4, 7, 2])                     → f32[2, 3, 4, 7]
 
-PyTorch describes the LSTM's alone, and only with biases.
+PyTorch describes of the cells the LSTM's alone, and only with biases; attention without weights as if it returned an
+empty tensor; and nothing of cuDNN's sampling.
 """
 
 from typing import Any
@@ -42,7 +45,28 @@ def _lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, workspace:
     return row_major(gates, workspace.dtype), state, bias
 
 
+def _attention(query: Any, key: Any, value: Any, width: int, heads: int, qkv_weight: Any, qkv_bias: Any, weight: Any,
+               bias: Any, mask: Any = None, need_weights: bool = True, average_attn_weights: bool = True,
+               mask_type: int | None = None) -> Any:  # fmt: skip
+    if need_weights or query.dim() != 3 or 0 in query.shape:
+        return NotImplemented
+    return row_major((*query.shape[:2], weight.shape[0]), query.dtype), None
+
+
+def _grid_sampler(value: Any, grid: Any) -> Any:
+    if value.dim() != 4 or grid.dim() != 4:
+        return NotImplemented
+    return row_major((*value.shape[:2], *grid.shape[1:3]), value.dtype)
+
+
+def _grid_sampler_backward(value: Any, grid: Any, gradient: Any) -> Any:
+    return row_major(tuple(value.shape), value.dtype), row_major(tuple(grid.shape), grid.dtype)
+
+
 RULES = {
+    "_native_multi_head_attention.default": _attention,
+    "cudnn_grid_sampler.default": _grid_sampler,
+    "cudnn_grid_sampler_backward.default": _grid_sampler_backward,
     "_thnn_fused_lstm_cell.default": _lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl.default": _lstm_cell_backward,
     "_thnn_fused_gru_cell.default": _gru_cell,
