@@ -43,3 +43,61 @@ def test_an_index_out_of_range(name: str) -> None:
     assert "no error" not in mine.stdout, f"eager says {eager.stdout!r}"
     of_host = "IndexError" in mine.stdout or "out of" in mine.stdout
     assert of_host or mine.stdout == eager.stdout, f"{mine.stdout!r}, eager {eager.stdout!r}"
+
+
+_ASSERTED = """
+import torch, smelt
+torch.set_default_device("cuda")
+def positive(x):
+    assert (x > 0).all(), "not positive"
+    return x.sqrt() * 2
+def normal(x):
+    return torch.distributions.Normal(x, x.exp(), validate_args=True).log_prob(x)
+for function in (positive, normal):
+    compiled = smelt.compile(function, fullgraph=True)
+    x = torch.rand(64) + 0.5
+    torch.testing.assert_close(compiled(x), function(x))
+    for wrong in (-x, x * float("nan")):
+        told = []
+        for run in (function, compiled):
+            try:
+                told.append(run(wrong).sum().item())
+            except Exception as error:
+                told.append((type(error).__name__, str(error)))
+        assert repr(told[0]) == repr(told[1]), told
+    torch.testing.assert_close(compiled(x), function(x))  # the device is there as before
+print("done")
+"""
+
+
+def test_a_branch_that_raises_leaves_the_device_alone() -> None:
+    """Eager waits for the value and raises on the host; so does a graph, and Python makes the message."""
+    found = processes.run_new(_ASSERTED)
+    assert found.returncode == 0 and "done" in found.stdout, found.stdout + found.stderr[-3000:]
+
+
+_NOT_WAITED_FOR = """
+import torch, smelt
+def function(x):
+    torch._assert_async((x > 0).all())
+    return x + 1
+compiled = smelt.compile(function, fullgraph=True)
+x = torch.ones(1 << 20, device="cuda")
+compiled(x), compiled(x)
+torch.cuda.synchronize()
+torch.cuda.set_sync_debug_mode("error")
+found = compiled(x)
+torch.cuda.set_sync_debug_mode("default")
+torch.testing.assert_close(found, x + 1)
+try:
+    compiled(-x)
+    torch.cuda.synchronize()
+    print("no error")
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_a_check_that_nobody_waits_for_stops_the_device() -> None:
+    found = processes.run_new(_NOT_WAITED_FOR)
+    assert found.returncode == 0 and "Error" in found.stdout, found.stdout + found.stderr[-3000:]

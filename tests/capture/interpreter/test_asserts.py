@@ -92,3 +92,51 @@ def test_checks_of_pytorchs_own(cond: str) -> None:
         x = torch.ones(3) * sign
         assert _same(_outcome(compiled, x), _outcome(checked, x))
     assert cond != "x > 0" or smelt.counters["graph_breaks"] == 0
+
+
+def _by_assert(x: torch.Tensor, n: int) -> torch.Tensor:
+    torch._assert((x > 0).all(), "not positive")
+    torch._assert(n > 0, "no number")
+    return x + n
+
+
+def _not_waited_for(x: torch.Tensor, n: int) -> torch.Tensor:
+    torch._assert_async((x > 0).all())
+    torch._assert_async((x < n).all(), "too large")
+    return x + n
+
+
+def _by_operators(x: torch.Tensor, n: int) -> torch.Tensor:
+    torch.ops.aten._assert_async((x > 0).all())
+    torch.ops.aten._assert_async.msg((x < n).all(), "too large")
+    return x + n
+
+
+def _of_sizes(x: torch.Tensor, n: int) -> torch.Tensor:
+    torch._check(n > 0, lambda: f"{n} is no number")
+    torch._check_value(x.shape[0] > 1)
+    torch._check_index(x.dim() == 1, lambda: "dims")
+    return x + n
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", [_by_assert, _not_waited_for, _by_operators, _of_sizes])
+def test_functions_that_check(function: Any, backend: str) -> None:
+    """Where they find nothing wrong they break nothing; where they do, PyTorch raises what it raises."""
+    smelt.compile(function, backend=backend, fullgraph=True)(torch.ones(3), 2)
+    compiled = smelt.compile(function, backend=backend)
+    for x, n in ((torch.ones(3), 2), (torch.ones(3), 3), (-torch.ones(3), 3), (torch.ones(3), -1), (torch.ones(1), 3)):
+        assert _same(_outcome(compiled, x, n), _outcome(function, x, n)), (x, n)
+
+
+@pytest.mark.parametrize("given", [1, "x.sum() > 0", "(x > 0).all().item()"])
+def test_what_is_no_condition(given: Any) -> None:
+    def checked(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        torch._check_value(eval(given) if isinstance(given, str) else given, lambda: "no")
+        return x + 1
+
+    compiled = smelt.compile(checked, backend="eager")
+    for sign in (1, -1):
+        x = torch.ones(3) * sign
+        assert _same(_outcome(compiled, x), _outcome(checked, x))

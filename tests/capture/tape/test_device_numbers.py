@@ -137,6 +137,33 @@ def test_sizes_that_change_are_not_looked_at(gpus: Gpus) -> None:
     assert len(seen.graphs) == 2
 
 
+def _positive(x: torch.Tensor) -> torch.Tensor:
+    x = x.to("cuda:1")
+    if not (x > 0).all():
+        raise ValueError("not positive")
+    return x + 1
+
+
+def test_the_host_asks_what_a_branch_depends_on(gpus: Gpus) -> None:
+    """A device that finds out is lost to the process, where eager raises an error that the program may catch."""
+    seen = Recorder()
+    smelt.compile(_positive, backend=seen, fullgraph=True)(torch.ones(3))
+    check = next(node for node in seen.graphs[0].graph.nodes if node.target is torch.ops.aten._assert_async.msg)
+    assert isinstance(check.args[0], torch.fx.Node) and check.args[0].args[1] == torch.device("cpu")
+
+
+def _told(x: torch.Tensor) -> torch.Tensor:
+    x = x.to("cuda:1")
+    torch._assert_async((x > 0).all())
+    return x + 1
+
+
+def test_what_is_not_to_wait_does_not(gpus: Gpus) -> None:
+    seen = Recorder()
+    smelt.compile(_told, backend=seen, fullgraph=True)(torch.ones(3))
+    assert seen.devices(0) == {GPU[1]}
+
+
 def test_with_one_gpu_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     smelt.reset()
     gpus, seen = Gpus(monkeypatch, 1), Recorder()

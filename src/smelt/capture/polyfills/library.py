@@ -21,6 +21,8 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from smelt import _native
+from smelt.capture.model.marks import DISABLED
 from smelt.capture.polyfills.optimizers import STAND_INS
 
 _MISSING: Any = object()
@@ -438,6 +440,24 @@ def check_tensor_all_with(error_type: type[Exception], cond: Any, message: Any =
         raise error_type  # by PyTorch's own, with its words: the graph fails, and Python runs the call
 
 
+def assert_(condition: Any, message: Any) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+def check_with(error_type: type[Exception], cond: Any, message: Any) -> None:
+    if type(cond) is not bool or not cond:
+        _refuse_check(error_type, cond, message)
+
+
+def _refuse_check(error_type: type[Exception], cond: Any, message: Any) -> None:
+    """By PyTorch's own, with its words."""
+    _native.suspended(torch._check_with, error_type, cond, message)
+
+
+setattr(_refuse_check, DISABLED, True)
+
+
 def custom_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return operator._opoverload(*args, **kwargs)
 
@@ -445,6 +465,8 @@ def custom_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
 POLYFILLS: dict[Any, Callable[..., Any]] = {
     **STAND_INS,
     CustomOpDef.__call__: custom_operator,
+    torch._assert: assert_,
+    torch._check_with: check_with,
     torch._check_tensor_all: check_tensor_all,
     torch._check_tensor_all_with: check_tensor_all_with,
     torch.overrides.is_tensor_like: is_tensor_like,

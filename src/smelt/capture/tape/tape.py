@@ -36,6 +36,7 @@ from smelt.capture.model.values import (
 from smelt.capture.tape.autograd_history import Histories, leaves_of
 from smelt.capture.tape.device_numbers import chosen_kinds, current_number, numbered
 from smelt.capture.tape.uniform_bounds import decided
+from smelt.device.host_library import HOST, on_host
 from smelt.ir.generators import Own
 from smelt.ir.nodes.ambient import Ambient, forget_casts, set_autocast
 from smelt.ir.nodes.checkpoint import Checkpoint
@@ -51,10 +52,16 @@ from smelt.symbolic.expressions import COMPUTED, DataDependent, Expression, Shap
 from smelt.symbolic.shapes import may_overlap
 from smelt.symbolic.symnode import Formula, as_number, is_symbolic
 
+aten = torch.ops.aten
+
 # What makes a tensor of a shape and of numbers that are known before.
 _PREALLOCATABLE = frozenset(
     {torch.zeros_like, torch.ones_like, torch.full_like, torch.zeros, torch.ones, torch.full, torch.tensor}
 )
+
+
+# What yields nothing and may stop the program, or the device, at this place.
+_CHECKS = frozenset({torch._assert_async, aten._assert_async, aten._assert_async.default, aten._assert_async.msg})
 
 
 class Tape:
@@ -272,7 +279,7 @@ class Tape:
             return of_number(result)
         if not written and isinstance(result, torch.Size):
             return Sequence(torch.Size, [of_number(size) for size in result])
-        if result is None and seen and not written:
+        if result is None and seen and not written and target not in _CHECKS:
             raise Unsupported("B002", _name_of(target))  # it does something, and not to a tensor
         node = self._record(opcode, target, args, kwargs, result)
         if isinstance(result, GhostTensor) and result.requires_grad and result.is_leaf and known is None:
@@ -295,9 +302,12 @@ class Tape:
         return index
 
     def require(self, test: Value, text: str) -> None:
-        """The graph fails, with everything undone, where `test` is false."""
+        """The graph fails, with everything undone, where `test` is false. It is the host that asks: a device that
+        finds out would be lost to the process, and in eager PyTorch a branch waits for it as well."""
+        if isinstance(test, Tensor) and not on_host(test.ghost.device):
+            test = self.call("call_method", "to", (test, Constant(HOST)), {})
         self.may_raise()
-        self._record("call_function", torch.ops.aten._assert_async.msg, (test, Constant(text)), {}, None)
+        self._record("call_function", aten._assert_async.msg, (test, Constant(text)), {}, None)
 
     def item(self, value: Tensor, shape_env: ShapeEnv) -> Number:
         """The float that a tensor of one element holds when the graph comes to this place."""
