@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smelt.codegen.gpu import grid_plan, phase_body
+from smelt.codegen.gpu import grid_plan, phase_body, team_folds
 from smelt.codegen.gpu.bodies import online_body, row_folds_body
 from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.bodies.row_folds_body import RowFoldsBody
@@ -79,10 +79,15 @@ def barriers(kernel: Kernel) -> int:
     return build(kernel, WARP).code.functions.count("call void @smelt_simt_barrier")
 
 
-@pytest.mark.parametrize("name", ["softmax", "layer norm", "column sum", "columns", "update", "turned"])
-def test_every_barrier_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+ALONE, SHARED = 16, 0  # of the parts that threads left, those that each reads by itself
+WITH_BARRIERS = [(name, ALONE) for name in ("softmax", "layer norm", "column sum", "columns", "update", "turned")]
+
+
+@pytest.mark.parametrize("name, parts", [*WITH_BARRIERS, ("column sum", SHARED), ("columns", SHARED)])
+def test_every_barrier_is_needed(name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them left out by itself shows. Blocks go through several rows each, which share what they write to."""
     monkeypatch.setattr(grid_plan, "_resident", lambda made: 4)
+    monkeypatch.setattr(team_folds, "_MOST_PARTS", parts)
     kernel, whole = KERNELS[name], HostWarp.barrier
     count = barriers(kernel)
     assert count

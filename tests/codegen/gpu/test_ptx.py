@@ -109,6 +109,26 @@ def test_golden_kernels_assemble_and_spill_nothing(chip: str, tmp_path: Path) ->
     assert {name: spilled for name, (_, spilled) in found.items() if spilled} == {}
 
 
+def slope_and_sum(op: str, dtype: str, rows: int, cols: int) -> Kernel:
+    """The gradient of an activation in place, and of the bias before it."""
+    total, at = rows * cols, f"{cols}*i + j"
+    return parse_kernel(
+        f"kernel k rows(i:{rows}) cols(j:{cols})\n in x: {dtype}[{total}]\n inout g: {dtype}[{total}]\n"
+        f" out y: {dtype}[{total}]\n out d: {dtype}[{cols}]\n loop:\n a = load x[{at}]\n a1 = cast a : f32\n"
+        f" b = {op} a1 : f32\n b1 = cast b : {dtype}\n store y[{at}] = b1\n c = load g[{at}]\n c1 = cast c : f32\n"
+        f" s = gelu_slope a1 : f32\n e = mul c1, s : f32\n e1 = cast e : {dtype}\n store g[{at}] = e1\n"
+        f" e2 = cast e1 : f32\n accumulate sum d[j] = e2"
+    )
+
+
+@assembled_here
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("rows, cols", [(4096, 3072), (16384, 768), (2048, 1000), (50_000, 64)])
+def test_column_sums_of_long_code_spill_nothing(rows: int, cols: int, dtype: str, tmp_path: Path) -> None:
+    found = assembled(ptx_of({"k": slope_and_sum("ndtr", dtype, rows, cols)}), "sm_90", tmp_path)
+    assert {name: used for name, used in found.items() if used[1] or used[0] > MOST_REGISTERS} == {}
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "i32", "i16"])
 def test_contiguous_memory_goes_sixteen_bytes_at_once(dtype: str) -> None:
     op = "ndtr" if dtype[-2:] in ("16", "32") and dtype[0] != "i" else "neg"

@@ -145,8 +145,16 @@ class CudaGenerator(GpuGenerator):
         return named(kernels)
 
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
-        buffers, threads, cluster = sizes.place, phase.threads, phase.cluster
-        return Nvptx(target, symbol, sizes, index_kind, buffers=buffers, threads=threads, cluster=cluster)
+        return Nvptx(
+            target,
+            symbol,
+            sizes,
+            index_kind,
+            buffers=sizes.place,
+            threads=phase.threads,
+            cluster=phase.cluster,
+            keeps_registers=phase.prefetches,  # there are as many blocks as fit with those
+        )
 
     def load(self, texts: Sequence[str], target: Target) -> list[Built]:
         return llvm_compile.side_by_side(functools.partial(_load_cuda, target=target), texts)

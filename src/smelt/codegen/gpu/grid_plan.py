@@ -48,6 +48,7 @@ _SHARED_BYTES = 40 << 10  # of a block: of the 48 KiB that there are, a few are 
 _TEAMS_THREADS = 256  # of a block that several teams make
 _MOST_ROWS_EACH = 128  # that a block goes through one after the other: their sums are no longer chains than that
 _PREFETCH = True
+_PREFETCH_BLOCKS = 2
 _MOST_WARPS = 16  # that share rows side by side
 _LEAST_BYTES = 64  # that a warp reads side by side
 _LEAST_WORK = 8192  # points that are worth a block of their own
@@ -287,11 +288,12 @@ def _one_pass(kernel: Kernel, chip: _Chip) -> list[PhasePlan] | None:
 
 
 def _may_prefetch(made: PhasePlan, given: OnePass) -> bool:
-    """Whether what a thread has of the next row fits into registers beside this one."""
+    """Whether what a thread has of the next row fits into registers beside this one, and another block does too."""
     if not made.unrolled or not _PREFETCH:
         return False
-    reads = len(row_reads(made.kernel, RowFolds(given.groups, 1, 1)))
-    return made.points * (_live(made.kernel) + reads) <= _registers(made.threads)
+    kept = made.points * (_live(made.kernel) + len(row_reads(made.kernel, RowFolds(given.groups, 1, 1))))
+    enough = _WORKING_REGISTERS + 8 + kept <= _REGISTER_FILE // (_PREFETCH_BLOCKS * made.threads)
+    return kept <= _registers(made.threads) and enough
 
 
 def _loops_with(kernel: Kernel, load: Load) -> int:

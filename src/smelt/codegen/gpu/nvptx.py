@@ -54,8 +54,10 @@ class Nvptx(Simt):
         buffers: int,
         threads: int,
         cluster: int = 1,
+        keeps_registers: bool = False,
     ) -> None:
         super().__init__(target, symbol, sizes, index_kind, cluster)
+        self.keeps_registers = keeps_registers  # the assembler spills none so that more blocks fit side by side
         self.buffers = buffers
         self.threads = threads
         self._known: dict[str, LlvmValue] = {}
@@ -246,5 +248,6 @@ class Nvptx(Simt):
         taken += [f"{_GLOBAL} noundef %workspace", *(f"i64 noundef %size{n}" for n in range(len(self.sizes.params)))]
         body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*self.prologue, *self.lines))
         limit = f'"nvvm.maxntid"="{self.threads}"'
+        limit += ' "nvvm.minctasm"="1"' if self.keeps_registers else ""
         limit += f' "nvvm.cluster_dim"="{self.cluster}"' if self.cluster > 1 else ""
         return f"define ptx_kernel void @{self.symbol}({', '.join(taken)}) {limit} {{\nentry:\n{body}\n  ret void\n}}\n"

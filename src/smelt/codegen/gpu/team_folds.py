@@ -18,6 +18,8 @@ from smelt.ir.kernel import Reduction
 
 Fold = tuple[Reduction, torch.dtype]
 
+_MOST_PARTS = 16  # that a thread reads by itself: the assembler has all of them in registers at once
+
 
 def fold_team(b: Simt, folds: Sequence[Fold], values: Sequence[LlvmValue], team: int, threads: int) -> list[LlvmValue]:
     """Each of `values` folded over a team of threads side by side; a block of `threads` has one or several, or a team
@@ -70,7 +72,7 @@ def fold_teams(
         return mine
     kinds = [memory_kind(dtype) for _, dtype in folds]
     room = b.exchange_array(max(map(memory_bytes, kinds)) * threads * len(mine[0]))
-    first = b.and_(b.thread(), apart - 1)
+    first, places = b.and_(b.thread(), apart - 1), range(len(mine[0]))
     found = []
     for number, ((op, dtype), kind, given) in enumerate(zip(folds, kinds, mine, strict=True)):
         if number:
@@ -78,15 +80,38 @@ def fold_teams(
         for place, value in enumerate(given):
             b.store_shared(room, b.add(b.thread(), place * threads), to_memory(b, value, dtype))
         b.barrier()
-        joined = []
-        for place in range(len(given)):
-            parts = [b.load_shared(room, b.add(first, place * threads + at), kind) for at in range(0, threads, apart)]
-            total = from_memory(b, parts[0], dtype)
-            for part in parts[1:]:
-                total = combine(b, op, dtype, total, from_memory(b, part, dtype))
-            joined.append(total)
-        found.append(tuple(joined))
+        if len(given) * (threads // apart) <= _MOST_PARTS:
+            starts = [b.add(first, n * threads) for n in places]
+            found.append(tuple(_joined(b, (op, dtype), room, at, apart, threads) for at in starts))
+            continue
+        _join(b, (op, dtype), room, len(given), apart, threads)
+        b.barrier()
+        wholes = [b.load_shared(room, b.add(first, n * threads), kind) for n in places]
+        found.append(tuple(from_memory(b, each, dtype) for each in wholes))
     return found
+
+
+def _joined(b: Simt, fold: Fold, room: int, at: LlvmValue, apart: int, threads: int) -> LlvmValue:
+    """What the threads left that are so far apart."""
+    op, dtype = fold
+    parts = [b.load_shared(room, b.add(at, step), memory_kind(dtype)) for step in range(0, threads, apart)]
+    total = from_memory(b, parts[0], dtype)
+    for part in parts[1:]:
+        total = combine(b, op, dtype, total, from_memory(b, part, dtype))
+    return total
+
+
+def _join(b: Simt, fold: Fold, room: int, count: int, apart: int, threads: int) -> None:
+    """The same for all of `count` values, each by a thread of its own, which leaves it where the first part was."""
+    for begin in range(0, count * apart, threads):
+        number = b.add(b.thread(), begin)
+        mine = None if count * apart - begin >= threads else b.icmp("slt", number, count * apart)
+        number = number if mine is None else b.select(mine, number, 0)
+        place = b.lshr(number, apart.bit_length() - 1)
+        at = b.add(b.mul(place, threads), b.and_(number, apart - 1))
+        with b.where(mine):
+            whole = _joined(b, fold, room, at, apart, threads)
+            b.store_shared(room, at, to_memory(b, whole, fold[1]))
 
 
 def _exchanged(b: Simt, fold: Fold, value: LlvmValue, lanes: int, first: int = 1) -> LlvmValue:
