@@ -104,8 +104,9 @@ def _made_of(last: fx.Node) -> list[fx.Node] | None:
         if node in found:
             continue
         spec = spec_of(node)
-        plain = node.op == "call_function" and isinstance(spec, TensorSpec)
-        if not plain or effect_of(node.target, node.args, node.kwargs) is not None:
+        if node.op != "call_function" or not isinstance(spec, TensorSpec):
+            return None
+        if effect_of(node.target, node.args, node.kwargs) is not None:
             return None
         if not all(type(size) is int for size in spec.shape):
             return None
