@@ -1,8 +1,11 @@
-"""Specs of operators on devices beside the CPU, where PyTorch describes them wrongly or not at all.
+"""Specs of operators on devices beside the CPU: rules where they differ from the CPU's, and which of those hold too.
 
     aten._native_batch_norm_legit_functional(bf16[4, 8, 9, 9], …)   → statistics of the batch in float32, running ones
                                                                       in their own dtype; PyTorch says float32 of both
-    aten.multi_margin_loss_backward(f32[], f32[4, 5], …)            → f32[4, 5]
+    aten.multi_margin_loss_backward(f32[], f32[4, 5], …)            → f32[4, 5]; PyTorch does not say
+    aten.native_layer_norm(bf16[4, 8], [8], …)                      → moments in float32
+
+PyTorch's own descriptions are in Python, and load its compiler, which takes seconds: what models do has rules here.
 """
 
 from typing import Any
@@ -11,10 +14,147 @@ import torch
 
 from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.corrections import gradient_of_second
+from smelt.meta.rules.promotion import FLOATS
 from smelt.meta.rules.reduction import row_major
 from smelt.meta.rules.strides import like_stride
+from smelt.symbolic.shapes import Shape
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+# Operators made of others, or whose code for every device allocates the results in the same way. Those that PyTorch
+# calls structured need not be here: one function of theirs describes the results on every device.
+SHARED: frozenset[str] = frozenset(
+    {
+        "convolution.default",
+        "convolution_backward.default",
+        "embedding.default",
+        "embedding_dense_backward.default",
+        "constant_pad_nd.default",
+        "slice_backward.default",
+        "_unsafe_index.Tensor",
+        "index_put.default",
+        "_unsafe_index_put.default",
+        "index_select.default",
+        "repeat.default",
+        "flip.default",
+        "unbind.int",
+        "diagonal.default",
+        "unfold.default",
+        "diag_embed.default",
+        "eye.default",
+        "eye.m",
+        "roll.default",
+        "native_batch_norm_backward.default",
+    }
+)
+
+
+def _like(value: Any) -> UnplacedSpec:
+    shape = tuple(value.shape)
+    return UnplacedSpec(shape, like_stride(shape, value.stride()), value.dtype)
+
+
+def _tokens_first(shape: Shape, dtype: torch.dtype) -> UnplacedSpec:
+    """`[batch, heads, tokens, width]`, stored as `[batch, tokens, heads, width]`."""
+    _, heads, tokens, width = shape
+    return UnplacedSpec(shape, (tokens * heads * width, width, heads * width, 1), dtype)
+
+
+def _one_float_dtype(*values: Any) -> bool:
+    found = {value.dtype for value in values if value is not None}
+    return len(found) == 1 and found <= set(FLOATS)
+
+
+def _layer_norm(value: Any, normalized: Any, weight: Any, bias: Any, eps: float) -> Any:
+    inner, shape = tuple(normalized), tuple(value.shape)
+    outer = len(shape) - len(inner)
+    fits = outer >= 0 and inner and shape[outer:] == inner and 0 not in shape
+    fits = fits and all(each is None or tuple(each.shape) == inner for each in (weight, bias))
+    if not fits or not _one_float_dtype(value, weight, bias):
+        return NotImplemented
+    moments = row_major(shape[:outer] + (1,) * len(inner), _WIDE.get(value.dtype, value.dtype))
+    return row_major(shape, value.dtype), moments, moments
+
+
+def _layer_norm_backward(
+    grad: Any, value: Any, normalized: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
+) -> Any:
+    inner, shape = tuple(normalized), tuple(value.shape)
+    if not _one_float_dtype(grad, value, weight, bias) or grad.shape != value.shape or 0 in shape:
+        return NotImplemented
+    if shape[len(shape) - len(inner) :] != inner:
+        return NotImplemented
+    parameter = row_major(inner, value.dtype)
+    return row_major(shape, value.dtype) if mask[0] else None, *(parameter if one else None for one in mask[1:])
+
+
+# Attention: how many dropped numbers were drawn where is kept in tensors of integers.
+
+
+def _attends(query: Any, key: Any, value: Any) -> bool:
+    ranks = query.dim() == key.dim() == value.dim() == 4
+    return ranks and _one_float_dtype(query, key, value) and 0 not in (*query.shape, *key.shape, *value.shape)
+
+
+def _flash_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout: float = 0.0,
+    causal: bool = False,
+    debug: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    if debug or not _attends(query, key, value):
+        return NotImplemented
+    batch, heads, tokens, _ = query.shape
+    sums = row_major((batch, heads, tokens), torch.float32)
+    drawn = row_major((2,), torch.uint64), row_major((), torch.uint64)
+    return _like(query), sums, None, None, tokens, key.shape[2], *drawn, row_major((0,), query.dtype)
+
+
+def _cudnn_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    with_sums: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    debug: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    if debug or not _attends(query, key, value) or value.shape[-1] != query.shape[-1]:
+        return NotImplemented
+    batch, heads, tokens, _ = query.shape
+    sums, drawn = row_major((batch, heads, tokens, 1), torch.float32), row_major((), torch.int64)
+    return _like(query), sums, None, None, tokens, key.shape[2], drawn, drawn, None
+
+
+def _efficient_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    with_sums: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    if not _attends(query, key, value):
+        return NotImplemented
+    batch, heads, tokens, _ = query.shape
+    made = _tokens_first((batch, heads, tokens, value.shape[3]), query.dtype)
+    sums = row_major((batch, heads, -(-tokens // 32) * 32 if with_sums else 0), torch.float32)
+    drawn = row_major((), torch.int64)
+    return made, sums, drawn, drawn
+
+
+def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
+    return (_like(query), _like(key), _like(value)) if _attends(query, key, value) else NotImplemented
 
 
 def _batch_norm(
@@ -22,17 +162,33 @@ def _batch_norm(
 ) -> Any:
     if not training or value.dim() < 2 or running_mean is None or running_var is None or 0 in value.shape:
         return NotImplemented
-    shape, channels = tuple(value.shape), (value.shape[1],)
+    channels = (value.shape[1],)
     given = [each for each in (weight, bias, running_mean, running_var) if each is not None]
     if any(tuple(each.shape) != channels for each in given) or running_mean.dtype is not running_var.dtype:
         return NotImplemented
-    normed = UnplacedSpec(shape, like_stride(shape, value.stride()), value.dtype)
     of_batch = row_major(channels, _WIDE.get(value.dtype, value.dtype))
     running = row_major(channels, running_mean.dtype)
-    return normed, of_batch, of_batch, running, running
+    return _like(value), of_batch, of_batch, running, running
+
+
+def _batch_norm_no_stats(value: Any, weight: Any, bias: Any, training: bool, *rest: Any) -> Any:
+    channels = (value.shape[1],) if value.dim() > 1 else ()
+    given = [each for each in (weight, bias) if each is not None]
+    if not training or not channels or 0 in value.shape or any(tuple(each.shape) != channels for each in given):
+        return NotImplemented
+    moments = row_major(channels, _WIDE.get(value.dtype, value.dtype))
+    return _like(value), moments, moments
 
 
 RULES: dict[str, Any] = {
+    "_native_batch_norm_legit.no_stats": _batch_norm_no_stats,
+    "native_layer_norm.default": _layer_norm,
+    "native_layer_norm_backward.default": _layer_norm_backward,
+    "_scaled_dot_product_flash_attention.default": _flash_attention,
+    "_scaled_dot_product_cudnn_attention.default": _cudnn_attention,
+    "_scaled_dot_product_efficient_attention.default": _efficient_attention,
+    "_scaled_dot_product_flash_attention_backward.default": _attention_backward,
+    "_scaled_dot_product_cudnn_attention_backward.default": _attention_backward,
     "_native_batch_norm_legit_functional.default": _batch_norm,
     "multi_margin_loss_backward.default": gradient_of_second,
     "multilabel_margin_loss_backward.default": gradient_of_second,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import UnplacedSpec
-from smelt.meta.rules import pointwise
+from smelt.meta.rules import accelerators, pointwise
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +51,18 @@ def _find(func: Any) -> _Known:
     for family in (*EVERYWHERE, *ON_CPU):
         rule = rules_of(family).get(func.__name__)
         if rule is not None:
-            return _Known(rule, on_cpu=family in ON_CPU, off_host=off_host)
+            return _Known(rule, on_cpu=family in ON_CPU and not _holds_everywhere(func), off_host=off_host)
     return _Known(off_host=off_host)
+
+
+def _holds_everywhere(func: Any) -> bool:
+    """Whether results are described by one function for every device: what PyTorch calls a structured operator."""
+    if func.__name__ in accelerators.SHARED:
+        return True
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeExplicitAutogradNonFunctional")
+    except RuntimeError:  # one that the dispatcher does not have, as `size`
+        return False
 
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
