@@ -601,3 +601,38 @@ def test_norms_of_small_deviations_are_no_further_off_than_eagers() -> None:
     true = F.layer_norm(x.double(), (1000,))
     mine = smelt.compile(lambda x: F.layer_norm(x, (1000,)))(x)
     assert (mine - true).abs().max() <= (F.layer_norm(x, (1000,)) - true).abs().max()
+
+
+@pytest.mark.parametrize("op", [aten.native_layer_norm.default, aten.native_group_norm.default], ids=str)
+def test_means_of_float32_are_rounded_once_where_eager_moves_one_mean_along(
+    op: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On GPUs; on the host eager adds up as we do. Of equal numbers it is that number."""
+    monkeypatch.setattr("smelt.ops.decompose.norms.on_host", lambda device: False)
+    x = torch.randn(40, 8, 96, generator=seeded(1)) + torch.randn(40, 1, 1, generator=seeded(2)) * 0.1
+    x[0], x[1] = 0.1, 1e-3
+    shape = ([8, 96], None, None) if op is aten.native_layer_norm.default else (None, None, 40, 8, 96, 1)
+    with smelt_kernels_sum():
+        result, mean, _ = DECOMPOSITIONS[op](x, *shape, 1e-5)
+    assert torch.equal(mean.flatten(), x.double().mean([1, 2]).float())
+    assert not result[:2].any()
+
+
+@contextlib.contextmanager
+def smelt_kernels_sum() -> Iterator[None]:
+    """Sums of float32 as generated code has them, a vector of them and then its halves: PyTorch's own are in parts."""
+
+    class Summed(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is not aten.mean.dim or args[0].dtype is not torch.float32:
+                return func(*args, **(kwargs or {}))
+            rows = args[0].flatten(1).view(len(args[0]), -1, 32)
+            total = torch.zeros_like(rows[:, 0])
+            for part in rows.unbind(1):
+                total = total + part
+            while total.shape[1] > 1:
+                total = total[:, : total.shape[1] // 2] + total[:, total.shape[1] // 2 :]
+            return (total / (rows.shape[1] * 32)).view(func(*args, **(kwargs or {})).shape)
+
+    with Summed():
+        yield

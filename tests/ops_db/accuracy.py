@@ -13,13 +13,16 @@ numbers, and its error at that element is the worst of those runs. Eager runs as
 matter of the sizes of terms, which stay, and in 16 bits there are no other inputs nearby. (Two terms that eager rounds
 to the same 16 bits cancel to nothing; what is computed in float32 between operators need not round as often.)
 
+Of half a million elements some are those where 32 runs are lucky throughout. What fails by them is given six times as
+many: that makes eager's error no larger than it may be, only known better.
+
 In float64 there is nothing more precise to run. There eager's error is taken to be the largest of three: that of
 float32 in proportion; how far apart its results are when it adds up otherwise; and by how much they move (the median,
 so that a jump at a point does not count) when its inputs move by one unit in the last place: within that, neither
 result is better than the other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -28,6 +31,7 @@ from tests.ops_db.chance import Chance, nudged
 
 ULPS = 4
 RUNS = 32
+MORE_RUNS = 192
 _TO_DOUBLE = 2.0**-29  # one unit in the last place of float64 in those of float32
 
 
@@ -58,7 +62,7 @@ Mode = AbstractContextManager[object]
 Run = Callable[[Change, torch.dtype | None, bool, Mode], Results]
 
 
-def eager_errors(run: Run, *, double: bool) -> Results:
+def eager_errors(run: Run, *, double: bool, seeds: Iterable[int] = range(RUNS)) -> Results:
     """How far off eager is at each element of each of its results. `run(change, dtype, tangents, mode)` gives them for
     changed inputs, as they are or in another dtype, and with changed gradients of the results if `tangents`; what it
     computes, but not those inputs and gradients, within `mode`. `double`: the inputs are in float64 already."""
@@ -66,7 +70,7 @@ def eager_errors(run: Run, *, double: bool) -> Results:
     moves: list[Results] = []
     orders: Results = []
     here = run(_unchanged, None, False, nullcontext()) if double else []
-    for seed in range(RUNS):
+    for seed in seeds:
 
         def change(tensor: torch.Tensor, seed: int = seed) -> torch.Tensor:
             return near(_rounded(tensor) if double else tensor, torch.Generator().manual_seed(seed))
@@ -78,16 +82,21 @@ def eager_errors(run: Run, *, double: bool) -> Results:
             moved, other = run(beside, None, False, nullcontext()), run(_unchanged, None, False, Chance(seed))
             moves.append([_apart(a, b) for a, b in zip(moved, here, strict=False)])
             again = [_apart(a, b) for a, b in zip(other, here, strict=False)]
-            orders = [_largest(a, b) for a, b in zip(orders, again, strict=False)] if orders else again
+            orders = worst(orders, again) if orders else again
         rough = run(change, torch.float32 if double else None, True, Chance(seed))
         fine = run(change, torch.float64, True, nullcontext())
         found = [_apart(a, b) for a, b in zip(rough, fine, strict=False)]
-        errors = [_largest(a, b) for a, b in zip(errors, found, strict=False)] if errors else found
+        errors = worst(errors, found) if errors else found
     if not double:
         return errors
     scaled = [None if error is None else error * _TO_DOUBLE for error in errors]
     spreads = [_median(list(draws)) for draws in zip(*moves, strict=False)]
-    return [_largest(_largest(a, b), c) for a, b, c in zip(scaled, spreads, orders, strict=False)]
+    return worst(worst(scaled, spreads), orders)
+
+
+def worst(a: Results, b: Results) -> Results:
+    """The larger of two errors at each element."""
+    return [_largest(one, other) for one, other in zip(a, b, strict=False)]
 
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:

@@ -36,9 +36,17 @@ def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Te
     return mean, centered, variance, torch.rsqrt(variance + eps)
 
 
-def _exact_moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _exact_moments(given: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """(mean, x - mean, 1 / √(variance + eps)) with what is left beside the mean added to it: of equal numbers the mean
-    is that number then, as eager's is, and not one a little beside it, of which `1 / √eps` would make a result."""
+    is that number then, as eager's is, and not one a little beside it, of which `1 / √eps` would make a result.
+
+    What is left of float32 is rounding itself, more than in the one mean that eager moves from element to element on
+    GPUs. There float64 is added up as fast as memory comes, and its mean needs no second look."""
+    x = widen(given)
+    if given.dtype is torch.float32 and not on_host(given.device):
+        mean = torch.mean(x.to(torch.float64), dims, True).to(torch.float32)
+        centered = x - mean
+        return mean, centered, torch.rsqrt(torch.mean(centered * centered, dims, True) + eps)
     rough = torch.mean(x, dims, True)
     beside = x - rough
     rest = torch.mean(beside, dims, True)
@@ -82,7 +90,7 @@ def layer_norm(
     x: Tensor, normalized: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     dims = list(range(x.dim() - len(normalized), x.dim()))
-    mean, centered, rstd = _exact_moments(widen(x), dims, eps)
+    mean, centered, rstd = _exact_moments(x, dims, eps)
     return _affine(centered * rstd, weight, bias).to(x.dtype), mean, rstd
 
 
@@ -148,7 +156,7 @@ def rms_norm_backward(
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, inner: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mean, centered, rstd = _exact_moments(widen(x).view(n, groups, c // groups * inner), [2], eps)
+    mean, centered, rstd = _exact_moments(x.view(n, groups, c // groups * inner), [2], eps)
     normal = (centered * rstd).view(x.shape)
     along = [1, c] + [1] * (x.dim() - 2)
     scale = None if weight is None else weight.view(along)
