@@ -180,7 +180,19 @@ def _batch_norm_no_stats(value: Any, weight: Any, bias: Any, training: bool, *re
     return _like(value), moments, moments
 
 
+def _batch_norm_writing(
+    value: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: Any
+) -> Any:
+    """The running statistics are written, and are no results."""
+    if running_mean is None and running_var is None:
+        return _batch_norm_no_stats(value, weight, bias, training)
+    found = _batch_norm(value, weight, bias, running_mean, running_var, training)
+    return NotImplemented if found is NotImplemented else found[:3]
+
+
 RULES: dict[str, Any] = {
+    "native_batch_norm.default": _batch_norm_writing,
+    "_native_batch_norm_legit.default": _batch_norm_writing,
     "_native_batch_norm_legit.no_stats": _batch_norm_no_stats,
     "native_layer_norm.default": _layer_norm,
     "native_layer_norm_backward.default": _layer_norm_backward,
