@@ -325,6 +325,28 @@ def test_what_kernels_of_a_target_cannot_hold_is_the_librarys(gpu: str) -> None:
         register("bad", describe_host, limits=Limits(unsupported=frozenset({"pointwise"})))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["efficient", "flash"])
+def test_caches_are_written_where_they_lie(dtype: torch.dtype) -> None:
+    """No kernel that attends fails after the write, so nothing need be kept to begin anew."""
+
+    def decode(query: Any, key: Any, value: Any, keys: Any, values: Any, at: Any) -> Any:
+        keys.index_copy_(2, at, key)
+        values.index_copy_(2, at, value)
+        if dtype is torch.bfloat16:
+            return F.scaled_dot_product_attention(query, keys, values)
+        mask = torch.arange(64, device=query.device) <= at[:, None]
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+
+    new, cache = spec_like((2, 4, 1, 64), dtype), spec_like((2, 4, 64, 64), dtype)
+    with torch.no_grad():
+        found = ahead(decode, new, new, new, cache, cache, spec_like((1,), torch.int64))
+    (attention,) = called(found) - {"_assert_async"}
+    assert ("flash" if dtype is torch.bfloat16 else "efficient") in attention
+    buffers = found.forward.buffers
+    assert not [each.name for each in buffers if each.place is not Place.INPUT and each.spec.shape == cache.shape]
+    assert found.forward.outputs[1:] == (None, None)
+
+
 def test_targets_without_a_name_here_are_refused() -> None:
     with pytest.raises(SmeltError, match="unknown target 'abacus'") as caught:
         ahead(torch.sin, spec_like((4,)), target="abacus")

@@ -169,9 +169,13 @@ _SURE = frozenset(
         aten.cat.out,
         aten.convolution.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
         aten.convolution_backward.default,
         aten.col2im.default,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        aten._scaled_dot_product_flash_attention_backward.default,
+        aten._scaled_dot_product_efficient_attention_backward.default,
         aten.embedding_dense_backward.default,
     }
 )

@@ -10,6 +10,8 @@ when the forward made it. Nothing depends on origins but what people are shown.
 
 import bisect
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -55,13 +57,20 @@ def nothing_runs() -> None:
     _now.origins.clear()
 
 
-def current() -> Origin | None:
-    """What is recorded now belongs to this: in a backward, to the node whose derivative is taken."""
+def this_thread() -> Mapping[str, Any]:
+    """What runs on this thread, for the engine's own threads, which record what this one waits for."""
+    _ = _now.firsts  # made where it is first asked for
+    return vars(_now)
+
+
+def current(thread: Mapping[str, Any]) -> Origin | None:
+    """What is recorded now belongs to this: in a backward, to the node whose derivative is taken. It was run on that
+    thread."""
     at_work = torch._C._current_autograd_node()
     if at_work is None:
         return _now.origin
-    place = bisect.bisect_right(_now.firsts, at_work._sequence_nr()) - 1
-    return _now.origins[place] if place >= 0 and at_work.name() != "torch::autograd::AccumulateGrad" else None
+    place = bisect.bisect_right(thread["firsts"], at_work._sequence_nr()) - 1
+    return thread["origins"][place] if place >= 0 and at_work.name() != "torch::autograd::AccumulateGrad" else None
 
 
 def origin_of(node: fx.Node) -> Origin | None:

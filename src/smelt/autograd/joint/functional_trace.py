@@ -26,6 +26,7 @@ from smelt.base.torch_originals import BASE, METHODS_OF_C, call_method
 from smelt.ir import provenance
 from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, set_phase, set_recompute_policy
 from smelt.ir.graph import GraphLevel, Traced, output_node
+from smelt.ir.nodes import backward_node
 from smelt.ir.nodes.backward_node import running_backward, set_backward
 from smelt.ir.nodes.checkpoint import Checkpoint, Policy
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
@@ -69,6 +70,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         self._recompute_policy: RecomputePolicy | None = None  # of what is recorded now
         self._policy: Policy | None = None
         self._calls: dict[Any, tuple[fx.Node | None, ...]] = {}  # a call's results, by what was called
+        self._origins, self._backwards = provenance.this_thread(), backward_node.this_thread()
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if func in IDENTITIES:
@@ -91,7 +93,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         super().record(func, args, kwargs, result)
         parts = tuple(part.node if isinstance(part, GhostTensor) else None for part in _parts(result))
         made = [part for part in parts if part is not None]
-        here, backward = provenance.current(), running_backward()
+        here, backward = provenance.current(self._origins), running_backward(self._backwards)
         for node in made:
             for each in (node, node.all_input_nodes[0]) if node.target is operator.getitem else (node,):
                 set_phase(each, self.phase)

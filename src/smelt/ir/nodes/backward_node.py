@@ -9,8 +9,8 @@ those of a recorder, which then has forward and backward in one graph and knows 
 
 import itertools
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
@@ -38,9 +38,15 @@ _now = _Now()
 _borrowing = locks.lock()  # leaves of the program, whose hooks and gradients are put aside for a while
 
 
-def running_backward() -> int | None:
-    """The number of the backward that runs on this thread, inside a graph."""
-    return _now.backward
+def this_thread() -> Mapping[str, Any]:
+    """What runs on this thread, for others to look at: the engine has a thread for each GPU, and records there what
+    this one waits for."""
+    return vars(_now)
+
+
+def running_backward(thread: Mapping[str, Any]) -> int | None:
+    """The number of the backward inside a graph that runs on this thread, or else on the one that it may work for."""
+    return thread.get("backward") if _now.backward is None else _now.backward
 
 
 def backward_of(node: fx.Node) -> int | None:
