@@ -4,20 +4,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import smelt
 from smelt.base.events import collect
 from smelt.ir.tensorspec import TensorSpec
-from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta.ghost import GhostError, GhostMode, GhostTensor
 from smelt.symbolic.shapes import contiguous_stride
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
 
 
-def ghost(*shape: int) -> GhostTensor:
-    return GhostTensor(TensorSpec(shape, contiguous_stride(shape), torch.float32, CUDA))
+def ghost(*shape: int, dtype: torch.dtype = torch.float32) -> GhostTensor:
+    return GhostTensor(TensorSpec(shape, contiguous_stride(shape), dtype, CUDA))
 
 
 @pytest.mark.parametrize("biases", [False, True])
@@ -47,6 +48,18 @@ def test_sampling_by_cudnn_is_known_without_data() -> None:
         back = aten.cudnn_grid_sampler_backward(image, grid, made)
     assert made.device == CUDA and tuple(made.shape) == (2, 3, 4, 7)
     assert [tuple(each.shape) for each in back] == [(2, 3, 5, 6), (2, 4, 7, 2)]
+
+
+def test_a_ctc_loss_on_cuda_is_known_without_data_unless_it_may_be_cudnns() -> None:
+    """cuDNN takes targets in one row of 32 bits, and looks at where they are besides."""
+    log_probs, lengths = ghost(7, 2, 5), ((7, 6), (3, 2))
+    with GhostMode():
+        for targets in (ghost(2, 3, dtype=torch.int32), ghost(5, dtype=torch.int64)):
+            assert F.ctc_loss(log_probs, targets, *lengths, reduction="none").device == CUDA
+        with pytest.raises(GhostError):
+            F.ctc_loss(log_probs, ghost(5, dtype=torch.int32), *lengths, reduction="none")
+        back = aten._ctc_loss_backward(ghost(2), log_probs, targets, *lengths, ghost(2), ghost(2, 7, 7), 0)
+    assert tuple(back.shape) == (7, 2, 5)
 
 
 def test_attention_without_weights_returns_none_of_them() -> None:

@@ -28,7 +28,7 @@ _HOST_ARGUMENTS: dict[str, frozenset[str]] = {
         frozenset({"indices"}),
     ),
     **dict.fromkeys(
-        ("_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss", "_use_cudnn_ctc_loss"),
+        ("_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"),
         frozenset({"targets", "input_lengths", "target_lengths"}),
     ),
     "_pack_padded_sequence": frozenset({"lengths"}),

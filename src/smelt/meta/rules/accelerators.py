@@ -205,4 +205,6 @@ RULES: dict[str, Any] = {
     "multi_margin_loss_backward.default": gradient_of_second,
     "multilabel_margin_loss_backward.default": gradient_of_second,
     "fractional_max_pool3d_backward.default": gradient_of_second,
+    "_ctc_loss_backward.default": gradient_of_second,
+    "_ctc_loss_backward.Tensor": gradient_of_second,
 }

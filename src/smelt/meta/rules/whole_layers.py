@@ -1,14 +1,17 @@
-"""Specs of operators that compute a layer as a whole: cells of recurrent ones on CUDA, attention, sampling by cuDNN.
+"""Specs of operators that compute a layer as a whole: cells of recurrent ones on CUDA, attention, sampling by cuDNN,
+and whether a loss is cuDNN's.
 
     aten._thnn_fused_gru_cell(f32[3, 18], f32[3, 18], f32[3, 6])                  → f32[3, 6], f32[3, 30]
     aten._native_multi_head_attention(f32[2, 9, 32], …, need_weights=False)       → f32[2, 9, 32], None
     aten.cudnn_grid_sampler(f32[2, 3, 5, 5], f32[2, 4, 7, 2])                     → f32[2, 3, 4, 7]
 
 PyTorch describes of the cells the LSTM's alone, and only with biases; attention without weights as if it returned an
-empty tensor; and nothing of cuDNN's sampling.
+empty tensor; and nothing of what is cuDNN's.
 """
 
 from typing import Any
+
+import torch
 
 from smelt.meta.rules.reduction import row_major
 
@@ -63,7 +66,18 @@ def _grid_sampler_backward(value: Any, grid: Any, gradient: Any) -> Any:
     return row_major(tuple(value.shape), value.dtype), row_major(tuple(grid.shape), grid.dtype)
 
 
-RULES = {
+def _is_ctc_for_cudnn(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int) -> Any:
+    """Whether a loss is cuDNN's; `NotImplemented` where PyTorch looks at more than this."""
+    may_be = blank == 0 and targets.dim() == 1 and targets.dtype is torch.int32 and log_probs.dtype is torch.float32
+    return NotImplemented if may_be and torch._C._get_cudnn_enabled() else False
+
+
+def _is_ctc_for_miopen(*arguments: Any) -> Any:
+    return NotImplemented if torch.version.hip else False
+
+
+RULES: dict[str, Any] = {
+    "_use_cudnn_ctc_loss.default": _is_ctc_for_cudnn,
     "_native_multi_head_attention.default": _attention,
     "cudnn_grid_sampler.default": _grid_sampler,
     "cudnn_grid_sampler_backward.default": _grid_sampler_backward,
@@ -72,3 +86,5 @@ RULES = {
     "_thnn_fused_gru_cell.default": _gru_cell,
     "_thnn_fused_gru_cell_backward.default": _gru_cell_backward,
 }
+if hasattr(torch.ops.aten, "_use_miopen_ctc_loss"):  # not in all versions
+    RULES["_use_miopen_ctc_loss.default"] = _is_ctc_for_miopen
