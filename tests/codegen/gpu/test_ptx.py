@@ -165,6 +165,26 @@ def test_every_rounding_is_said() -> None:
     assert not re.search(r"\b(add|sub|mul)\.f(32|64)", text)
 
 
+def order_of(text: str) -> list[str]:
+    """Loads, stores and branches of the code that follows a label which is jumped back to."""
+    return re.findall(r"ld\.global|st\.global|bra(?!\.uni)", text)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64", "i8", "bool"])
+def test_stores_of_some_threads_are_no_branches(dtype: str) -> None:
+    """The assembler moves no load over a branch: what a thread reads for several tiles would come one by one."""
+    total, at = 1000 * 768, "768*i + j"
+    kernel = parse_kernel(
+        f"kernel k rows(i:1000) cols(j:768)\n in x: {dtype}[{total}]\n out y: {dtype}[{total}]\n out s: f32[768]\n"
+        f" loop:\n a = load x[{at}]\n store y[{at}] = a\n b = cast a : f32\n accumulate sum s[j] = b"
+    )
+    text = ptx_of({"k": kernel})
+    first = text[text.index(".entry k_0") :].split(".entry k_1")[0]
+    assert re.search(r"@%p\d+ st\.global", first)
+    order = order_of(first)
+    assert "bra" not in order[order.index("ld.global") : order.index("st.global")]
+
+
 # Scalar operations.
 
 

@@ -26,6 +26,8 @@ _GLOBAL, _SHARED, _CLUSTER = "ptr addrspace(1)", "ptr addrspace(3)", "ptr addrsp
 _WHOLE_WARP = "i32 -1"
 _SHARED_NAME = "@smelt_shared"
 _MOST_BYTES = 16  # of one access
+_MOST_THREADS = 512  # of blocks whose stores are predicated
+_CONSTRAINTS = {"i16": "h", "i32": "r", "i64": "l"}  # of registers, in text of the assembler
 _ATOMIC = 'syncscope("device") monotonic'  # nothing else is said to other threads by it
 
 
@@ -61,6 +63,7 @@ class Nvptx(Simt):
         self.buffers = buffers
         self.threads = threads
         self._known: dict[str, LlvmValue] = {}
+        self._predicate: Mask = None  # of threads that store
 
     # Where this is.
 
@@ -126,6 +129,9 @@ class Nvptx(Simt):
         for first in range(0, len(values), piece):
             address = self._address(pointer, kind, self.add(at, first) if first else at, _GLOBAL)
             vector = self.gathered(list(values[first : first + piece]))
+            if self._predicate is not None:
+                self._store_if(self._predicate, address, vector)
+                continue
             self.emit(f"store {vector}, {_GLOBAL} {address}, align {size * piece}")
 
     def atomic(
@@ -164,6 +170,34 @@ class Nvptx(Simt):
         yield
         self.jump(after)
         self.label(after)
+
+    @contextmanager
+    def where_stored(self, mask: Mask) -> Iterator[None]:
+        """Without a branch: the assembler moves no load over one, and what tiles read would come one by one. The
+        largest blocks have too few registers for that."""
+        if mask is None or self.threads > _MOST_THREADS:
+            with self.where(mask):
+                yield
+            return
+        assert self._predicate is None
+        self._predicate = mask
+        yield
+        self._predicate = None
+
+    def _store_if(self, mask: LlvmValue, address: str, vector: LlvmValue) -> None:
+        size = memory_bytes(vector.kind) * vector.lanes
+        word = min(size, max(4, memory_bytes(vector.kind)))
+        kind = f"i{8 * word}"
+        whole = self.op(f"bitcast {vector} to {type_text(kind, size // word)}", kind, size // word)
+        words = [self.extract(whole, lane) for lane in range(whole.lanes)]
+        if word == 1:
+            words = [self.convert("zext", words[0], "i16")]  # a register has no fewer bits
+        names = ", ".join(f"${place}" for place in range(2, 2 + len(words)))
+        several = f".v{len(words)}" if len(words) > 1 else ""
+        text = f"@$0 st.global{several}.b{8 * word} [$1], " + (f"{{{names}}}" if several else names) + ";"
+        taken = ",".join(["b", "l", *([_CONSTRAINTS[words[0].kind]] * len(words)), "~{memory}"])
+        given = ", ".join([str(mask), f"{_GLOBAL} {address}", *map(str, words)])
+        self.emit(f'call void asm sideeffect "{text}", "{taken}"({given})')
 
     # What threads tell each other.
 

@@ -425,7 +425,7 @@ class PhaseBody:
             self._wait_for_team()
         else:
             self.registers.pop((i.buffer, i.index, tile), None)
-        with b.where(mask):
+        with b.where_stored(mask):
             self._stored(i.buffer, i.index, where, [to_memory(b, each, buffer.dtype) for each in values])
 
     def _stored(

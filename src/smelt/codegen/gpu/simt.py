@@ -97,6 +97,12 @@ class Simt(Builder, ABC):
     def where(self, mask: Mask) -> Iterator[None]:
         """Within, only threads of the mask store."""
 
+    @contextmanager
+    def where_stored(self, mask: Mask) -> Iterator[None]:
+        """The same where stores to global memory are all there is within."""
+        with self.where(mask):
+            yield
+
     # What threads of a warp, and of a block, tell each other.
 
     @abstractmethod
