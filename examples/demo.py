@@ -1,9 +1,10 @@
 """`make demo`: one small transformer trained eagerly and through smelt, side by side, from equal seeds.
 
-    python -m examples.demo [--torch-compile] [--steps 300] [--seconds 60]
+    python -m examples.demo [--torch-compile] [--steps 300] [--seconds 60] [--device cuda]
 
 Every step gives each run the same batch, one after the other, so a busy machine slows all alike. The end is a table and
-a sample of text from each. The exit code is 1 if a run fails or if smelt's losses leave the stated tolerance.
+a sample of text from each. The exit code is 1 if a run fails or if smelt's losses leave the stated tolerance. Where
+PyTorch has a GPU the training is there; a step is over when the GPU is done with it.
 """
 
 import argparse
@@ -28,21 +29,23 @@ SEED, CONTEXT, BATCH = 1, 64, 16
 FIRST_TOLERANCE = 1e-4  # relative; equal weights and equal batch, so only rounding separates the first losses
 FINAL_TOLERANCE = 0.02  # relative, on the mean of the last 20 losses: rounding grows over hundreds of updates
 WARM = 5  # steps left out of the timing
+WIDTHS = {"cpu": 128, "cuda": 512}  # of the model: a GPU is to have something to do
 BLANK = "–"
 
 
 class Text:
     """The text that ships with the repository, as numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         text = (Path(__file__).parent / "data" / "forge.txt").read_text(encoding="utf-8")
         self.characters = sorted(set(text))
         self.numbers = torch.tensor([self.characters.index(c) for c in text])
+        self.device = device
 
     def batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         starts = torch.randint(len(self.numbers) - CONTEXT - 1, (BATCH,), generator=generator)
         rows = starts[:, None] + torch.arange(CONTEXT + 1)
-        return self.numbers[rows[:, :-1]], self.numbers[rows[:, 1:]]
+        return self.numbers[rows[:, :-1]].to(self.device), self.numbers[rows[:, 1:]].to(self.device)
 
     def words(self, numbers: list[int]) -> str:
         return "".join(self.characters[number] for number in numbers)
@@ -62,18 +65,24 @@ class Run:
     saved: int = 0
     failed: str = ""
 
+    def clock(self) -> float:
+        """Seconds, when all that was asked for until now is done."""
+        if next(self.module.parameters()).is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> None:
         """zero_grad, forward, backward, optimizer: the time of all of it counts."""
-        began = time.perf_counter()
+        began, forward = self.clock(), 0.0
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.model(tokens, targets)
-        forward = time.perf_counter() - began
-        if len(self.losses) == 1:
+        if len(self.losses) == 1:  # counting takes a while, which is no part of the step
+            forward = self.clock() - began
             self.saved = saved_bytes(loss, self.module.parameters())
-        began = time.perf_counter()
+            began = self.clock()
         loss.backward()
         self.optimizer.step()
-        self.seconds.append(forward + time.perf_counter() - began)
+        self.seconds.append(forward + self.clock() - began)
         self.losses.append(loss.item())
 
     @property
@@ -92,9 +101,9 @@ COMPILERS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def start(name: str, characters: int) -> Run:
+def start(name: str, characters: int, device: torch.device) -> Run:
     torch.manual_seed(SEED)
-    module = CharTransformer(characters, CONTEXT)
+    module = CharTransformer(characters, CONTEXT, width=WIDTHS.get(device.type, 128)).to(device)
     optimizer = torch.optim.AdamW(module.parameters(), lr=2e-3)
     began = time.perf_counter()
     model = COMPILERS[name](module)
@@ -128,13 +137,13 @@ def train(runs: list[Run], text: Text, steps: int, seconds: float) -> None:
 def sample(run: Run, text: Text, length: int = 240) -> str:
     """What the trained model writes on from the opening of the text; its window never changes size."""
     generator = torch.Generator().manual_seed(SEED)
-    window = text.numbers[:CONTEXT].clone()[None]
+    window = text.numbers[:CONTEXT].to(text.device, copy=True)[None]
     written: list[int] = []
     for _ in range(length):
         scores = run.model(window)[0, -1]
-        number = torch.multinomial(torch.softmax(scores / 0.6, -1), 1, generator=generator)
+        number = torch.multinomial(torch.softmax(scores / 0.6, -1).cpu(), 1, generator=generator)
         written.append(int(number))
-        window = torch.cat([window[:, 1:], number[None]], dim=1)
+        window = torch.cat([window[:, 1:], number[None].to(text.device)], dim=1)
     return text.words(written)
 
 
@@ -173,6 +182,10 @@ def verdict(eager: Run, compiled: Run) -> str:
     return ""
 
 
+def machine(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+
+
 def what_smelt_did(caught: list[warnings.WarningMessage]) -> str:
     lines = [f"smelt compiled {smelt.counters['graphs']} graph(s), with {smelt.counters['graph_breaks']} break(s)"]
     lines += dict.fromkeys(f"smelt warned: {w.message}" for w in caught if issubclass(w.category, smelt.SmeltWarning))
@@ -184,16 +197,18 @@ def main() -> int:
     parser.add_argument("--torch-compile", action="store_true", help="train a third copy through torch.compile")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=60, help="stop early once a run has trained this long")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where to train")
     args = parser.parse_args()
+    device = torch.device(args.device)
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # its first step, not a memory of an earlier demo
-    text = Text()
+    text = Text(device)
     names = ["eager", "smelt", *(["torch.compile"] if args.torch_compile else [])]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        runs = [start(name, len(text.characters)) for name in names]
+        runs = [start(name, len(text.characters), device) for name in names]
         parameters = sum(p.numel() for p in runs[0].module.parameters())
         print(f"A transformer of {parameters:,} parameters learns {len(text.numbers):,} characters,")
-        print(f"{BATCH} windows of {CONTEXT} a step, {torch.get_num_threads()} threads; {', '.join(names)} in turns.")
+        print(f"{BATCH} windows of {CONTEXT} a step, on {machine(device)}; {', '.join(names)} in turns.")
         train(runs, text, args.steps, args.seconds)
         samples = {run.name: sample(run, text) for run in runs if not run.failed}
     print(f"\n{table(runs)}\n\n{what_smelt_did(list(caught))}")

@@ -57,6 +57,21 @@ def test_the_driver_and_its_gpus(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
     )
 
 
+def test_a_gpu_that_is_used_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [check.name for check in examine(smelt.compile)]  # type: ignore[arg-type]
+    assert "GPU check" not in names or doctor._uses_gpu()
+    asked: list[torch.device] = []
+
+    def checked(compile: object, device: torch.device) -> tuple[bool, str]:
+        asked.append(device)
+        return True, "right"
+
+    monkeypatch.setattr(doctor, "_gpu", lambda: (True, "a GPU"))
+    monkeypatch.setattr(doctor, "_self_check", checked)
+    found = {check.name: str(check) for check in examine(smelt.compile)}  # type: ignore[arg-type]
+    assert asked == [torch.device("cpu"), torch.device("cuda")] and found["GPU check"].startswith("ok    GPU check")
+
+
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(driver.SWITCH, "/nowhere.so")
     driver.forget()

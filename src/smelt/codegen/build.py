@@ -265,6 +265,13 @@ def assembly(kernels: Sequence[Kernel]) -> str:
     return generator.assemble(module_text(kernels, target), target)
 
 
+def built_code(kernel: Kernel) -> CompiledKernel | None:
+    """What an equal kernel was built to last in this process; None if none was. Nothing is relied on."""
+    with _native.Held(_lock):
+        versions = _built.get(_key(kernel))
+        return versions[-1] if versions else None
+
+
 def forget() -> None:
     """Drop every kernel built so far; machine code goes once nobody holds it."""
     with _native.Held(_lock):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.device.host_library import HOST
 from smelt.explain.verify import Compile, Judge, verify
 from smelt.runtime.cache import directory, open_store
 
@@ -43,8 +44,10 @@ def examine(compile: Compile) -> Iterator[Check]:
         ("GPU", _gpu),
         ("layouts", _layouts),
         ("disk cache", _cache),
-        ("self-check", lambda: _self_check(compile)),
+        ("self-check", lambda: _self_check(compile, HOST)),
     )
+    if _uses_gpu():
+        checks += (("GPU check", lambda: _self_check(compile, torch.device("cuda"))),)
     for name, check in checks:
         try:
             good, text = check()
@@ -133,12 +136,21 @@ def _cache() -> tuple[bool | None, str]:
     return True, f"{place} can be written"
 
 
-def _self_check(compile: Compile) -> tuple[bool, str]:
+def _uses_gpu() -> bool:
+    try:
+        return _gpu()[0] is True
+    except Exception:  # it is told where the GPU is
+        return False
+
+
+def _self_check(compile: Compile, device: torch.device) -> tuple[bool, str]:
     torch.manual_seed(0)
     nn = torch.nn
     model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4), nn.Softmax(-1))
-    judge = Judge(model, (torch.randn(8, 16, requires_grad=True),), {}, compile)
+    given = torch.randn(8, 16).to(device).requires_grad_()
+    judge = Judge(model.to(device), (given,), {}, compile)
     found = verify(judge, ("eager", "aot_eager", "llvm"), {"fallback": False})
     if found.first_wrong is not None:
         return False, str(found.first_wrong)
-    return True, "a small model compiled by every backend; results and gradients are right"
+    where = "" if device is HOST else f" for {torch.cuda.get_device_name(device)}"
+    return True, f"a small model compiled by every backend{where}; results and gradients are right"

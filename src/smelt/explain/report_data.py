@@ -17,6 +17,7 @@ from smelt.autograd.partition.partition import Halves
 from smelt.base.events import Event
 from smelt.capture import GraphRecord
 from smelt.explain.advice import Advice, is_installed
+from smelt.explain.kernel_usage import moved_bytes, usage_lines
 from smelt.explain.op_names import short_name
 from smelt.explain.report_code import Codes
 from smelt.explain.report_memory import timelines
@@ -190,10 +191,13 @@ class _Graphs:
             record = Made(str(step.op), (), "runs only to raise PyTorch's own error") if is_silent else next(records)  # type: ignore[union-attr]
             described: dict[str, Any] = {"name": record.name, "members": list(record.members)}
             if isinstance(step, Launch):
-                described |= {"kind": "kernel", "code": self._codes.number(step.kernel)}
+                described |= {"kind": "kernel", "code": self._codes.number(step.kernel), "target": step.target}
                 described |= {} if record.why is None else {"why": record.why}
+                grids = usage_lines(step.kernel)
+                described |= {"grids": grids} if grids else {}
             else:
                 described |= {"kind": "library", "why": record.why, "text": str(step)}
+            described["bytes"] = moved_bytes(program, step)
             steps.append(described)
         return {"name": program.name, "steps": steps, "drawn": _drawn_program(program, steps)}
 

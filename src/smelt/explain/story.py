@@ -16,6 +16,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.capture import BreakRecord, GraphRecord, RecompileRecord
 from smelt.explain.advice import Advice, advice, is_installed
 from smelt.explain.guard_words import GuardWords, in_words
+from smelt.explain.kernel_usage import usage_lines
 from smelt.explain.op_names import op_name
 from smelt.ir.call_contract import Saved
 from smelt.ir.graph import Traced, format_graph
@@ -100,7 +101,10 @@ class GraphStory:
         lines = [f"  Graph {number}: {self.record.function}, {_many(len(self.ops), 'op')}"]
         lines += [f"    covers {file}, {_ranges(covered)}" for file, covered in self.lines.items()]
         lines.append(f"    {_many(len(self.kernels), 'kernel')}, {_many(len(self.library_calls), 'library call')}")
-        lines += [f"      {name}" for name in (*self.kernels, *self.library_calls)]
+        for program in self.programs:
+            for kernel in program.kernels:
+                lines += [f"      {program.name}: {kernel.name}", *(f"        {line}" for line in usage_lines(kernel))]
+        lines += [f"      {name}" for name in self.library_calls]
         if self.halves is not None:
             lines.append(f"    saves {self.saved_bytes} bytes for the backward besides its inputs")
             lines += [f"      {saved.name}: {saved.spec.nbytes} bytes, {saved.why}" for saved in self._largest()]

@@ -12,7 +12,7 @@ async function codeOf(number) {
 
 function codeBox(step) {
   if (step.kind !== "kernel") return make("pre", { tabindex: 0 }, step.text);
-  const text = make("pre", { tabindex: 0, class: "text" }, "…"), names = ["Kernel", "LLVM", "Assembly"];
+  const text = make("pre", { tabindex: 0, class: "text" }, "…"), names = ["Kernel", "LLVM", step.target.startsWith("sm_") ? "PTX" : "Assembly"];
   const choose = async (number) => { buttons.forEach((button, at) => button.setAttribute("aria-selected", at === number)); text.textContent = (await codeOf(step.code))[number]; };
   const buttons = names.map((name, number) => make("button", { type: "button", role: "tab", onclick: () => choose(number) }, name));
   choose(0);
@@ -29,7 +29,8 @@ function stepBody(graph, number, programName, step) {
     for (const [mine, other] of [[first, second], [second, first]])
       if (mine.some((name) => members.has(name)) && !other.some((name) => members.has(name))) apart.set(reason, [...(apart.get(reason) || []), other.join(", ")]);
   return make("div", {},
-    step.time === undefined ? null : make("p", {}, `${duration(step.time)} a call`),
+    step.time === undefined ? null : make("p", {}, `${duration(step.time)} a call` + (step.kind === "kernel" && step.time ? `, ${(step.bytes / step.time).toPrecision(3)} GB/s over ${bytes(step.bytes)} of buffers` : "")),
+    ...listed("On the GPU", (step.grids || []).map((line) => make("li", {}, line))),
     ...listed("Lines", [...lines.values()].map(([file, line]) => quoted(file, line))),
     ...listed("Computes", at < 0 ? [] : [make("li", {}, ...step.members.flatMap((name, place) => [place ? ", " : "", link(name, () => goToNode(number, at, name))]))]),
     ...listed("Neighbours are not in it because", [...apart].map(([reason, others]) => make("li", {}, reason + ": ", make("code", {}, [...new Set(others)].slice(0, 4).join("; "))))),
