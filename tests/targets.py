@@ -98,6 +98,15 @@ def there() -> "Iterator[torch.device]":
         yield device
 
 
+def reseed(seed: int) -> None:
+    """`torch.manual_seed` for the devices in use: that takes milliseconds for notes about those that are not."""
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
 def random_states() -> "list[torch.Tensor]":
     """The state of the host's random numbers and, where it is in use, of the GPU's."""
     import torch

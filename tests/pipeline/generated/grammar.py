@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.pipeline.generated.vocabulary import BOUNDS, GROWN_FROM, MEMORIES, Vocabulary, in_one_memory
-from tests.targets import HOST, device_type
+from tests.targets import HOST, device_type, reseed
 
 Tensor = torch.Tensor
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 70, 130)
@@ -625,7 +625,7 @@ def _run(lines: list[str], inputs: tuple[Input, ...], sizes: dict[str, int], see
     """The tensors after these lines; None where they raise, or yield something too large."""
     given = tensors_of(inputs, sizes, seed)
     scope = {**names(), **{each.name: tensor for each, tensor in zip(inputs, given, strict=True)}}
-    torch.manual_seed(seed)
+    reseed(seed)
     try:
         exec("\n".join(lines), scope)
     except Exception:

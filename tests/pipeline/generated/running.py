@@ -26,7 +26,7 @@ import torch
 import smelt
 from tests.pipeline.generated.eagers import Drawn, modes
 from tests.pipeline.generated.grammar import Program, names, on_host, tensors_of
-from tests.targets import HOST, device_type
+from tests.targets import HOST, device_type, reseed
 
 Tensor = torch.Tensor
 _NEAR = {torch.float32: 2e-4, torch.float64: 1e-9, torch.bfloat16: 6e-2, torch.float16: 1e-2}
@@ -54,7 +54,7 @@ def run(function: Callable[..., Any], program: Program, sizes: dict[str, int], d
     """One call, and a backward from all of its results, each with weights of its own."""
     outcome = Outcome(tensors_of(program.inputs, sizes, draw, exact))
     generator = torch.Generator().manual_seed(draw % 2**31 + 5)
-    torch.manual_seed(draw % 2**31)
+    reseed(draw % 2**31)
     try:
         outcome.results = list(function(*outcome.given))
         total = torch.zeros((), dtype=torch.float64)
