@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import smelt
@@ -171,8 +172,21 @@ def test_batches_that_vary() -> None:
     compiled = smelt.compile(module, dynamic=True)
     for steps, batch in ((5, 3), (5, 4), (7, 5)):
         x = torch.randn(steps, batch, 4)
-        torch.testing.assert_close(compiled(x), module(x))
-    assert runs == ["forward"] * 3
+        found = step(compiled, [], (x,))
+        torch.testing.assert_close(found, step(module, [], (x,)))
+    assert runs == ["forward", "backward"] * 3
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_what_is_drawn_is_not_drawn_again_under_a_checkpoint(dropout: float) -> None:
+    """The state of cuDNN's dropout is not among the random states that a checkpoint puts back."""
+    layer = nn.GRU(4, 6, 2, dropout=dropout)
+
+    def checkpointed(x: torch.Tensor) -> Any:
+        return torch.utils.checkpoint.checkpoint(lambda each: layer(each)[0].sin(), x, use_reentrant=False)
+
+    step(smelt.compile(checkpointed), layer.parameters(), (torch.randn(5, 2, 4),))
+    assert runs == (["forward", "backward"] if dropout else ["forward", "forward", "backward"])
 
 
 def test_cudnn_turned_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ _SETTINGS = (
     "_get_deterministic_algorithms", "_get_deterministic_fill_uninitialized_memory", "_get_float32_matmul_precision",
     "_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled",
     "_get_overrideable_sdp_enabled", "_get_mkldnn_enabled", "_get_mkldnn_deterministic", "_get_nnpack_enabled",
-    "_get_onednn_allow_tf32",
+    "_get_onednn_allow_tf32", "_get_cudnn_enabled", "_get_cudnn_sdp_enabled",
     "_get_cpu_allow_fp16_reduced_precision_reduction",
 )  # fmt: skip
 
