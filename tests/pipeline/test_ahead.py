@@ -126,6 +126,19 @@ def test_numbers_of_tensors_stay_on_their_device() -> None:
     assert called(found) == set() and targets(found) == {"gpu"} and devices(found) == {"cuda:0"}
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32], ids=str)
+def test_a_product_that_nobody_uses_stays_where_there_is_no_kernel_for_it(dtype: torch.dtype) -> None:
+    """Of integers on a GPU: it raises in eager, and so does the program."""
+
+    def function(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        torch.einsum("...i,...i->...", c, c)
+        c[None] @ c[:, None]
+        return x.square().mean()
+
+    found = ahead(function, spec_like((8, 8)), spec_like((8,), dtype))
+    assert bool(called(found) & {"bmm", "mm", "dot"}) == (dtype is not torch.float32)
+
+
 def test_a_transformer_block_trains_by_the_kernels_of_cuda() -> None:
     found = ahead(Block(torch.bfloat16), spec_like((2, 16, 64), torch.bfloat16))
     assert found.backward is not None and targets(found) == {"gpu"} and devices(found) == {"cuda:0"}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import TensorSpec, spec_of
 
 aten = torch.ops.aten
@@ -64,6 +65,16 @@ _RAISING = frozenset(
 )
 _DIVISIONS = frozenset(("div", "floor_divide", "remainder", "fmod"))  # integers by zero
 
+# Operators without a kernel for integers elsewhere than on the CPU, of which PyTorch's descriptions say nothing.
+_OF_FLOATS = frozenset(
+    {
+        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "convolution"),
+        *("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d"),
+        *("_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d", "im2col", "col2im"),
+        *(f"{kind}_pad{dims}d" for kind in ("reflection", "replication") for dims in (1, 2, 3)),
+    }
+)
+
 
 def why_not_drop(node: fx.Node) -> str | None:
     """Why a call whose result nobody uses must stay; None if it may go."""
@@ -77,13 +88,24 @@ def why_not_share(node: fx.Node) -> str | None:
 
 
 def raises(target: object, args: Sequence[Any]) -> bool:
-    """Whether an operator raises for some values of the tensors it is given, which may be nodes; or only for that."""
+    """Whether an operator raises for some values of the tensors it is given, which may be nodes; or only for that; or
+    for their dtype, where there is no kernel for it."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
     name = _name_or_check(target)
     if name in _RAISING or name is CHECK:
         return True
+    if name in _OF_FLOATS:
+        return any(map(_is_integer_elsewhere, args))
     return name in _DIVISIONS and len(args) > 1 and _is_zero_possible(args[1])
+
+
+def _is_integer_elsewhere(operand: object) -> bool:
+    """Whether an operand is of integers or bools on a device that is not the host."""
+    spec = spec_of(operand) if isinstance(operand, fx.Node) else operand
+    if not isinstance(spec, TensorSpec | torch.Tensor) or on_host(spec.device):
+        return False
+    return not (spec.dtype.is_floating_point or spec.dtype.is_complex)
 
 
 @cache
