@@ -206,3 +206,42 @@ def test_packed_sequences_say_why_they_break() -> None:
         found = smelt.compile(module)(packed)[0]
     torch.testing.assert_close(found.data, module(packed)[0].data)
     assert any("needs the data of a tensor" in each for each in breaks(events))
+
+
+def flat_weights(kind: type[nn.RNNBase] = nn.GRU, spare: int = 3) -> tuple[Layers, list[torch.Tensor], torch.Tensor]:
+    """Weights of a layer one behind the other, and the memory they are in."""
+    module = kind(4, 6)
+    sizes = [each.numel() for each in module.parameters()]
+    memory = torch.randn(sum(sizes) + spare)
+    parts = memory[: sum(sizes)].split(sizes)
+    weights = [part.view_as(each) for part, each in zip(parts, module.parameters(), strict=True)]
+    mode = cudnn_recurrent.GRU if kind is nn.GRU else cudnn_recurrent.LSTM
+    return Layers(mode, True, 1, 0.0, True, False, False, False), weights, memory
+
+
+def test_memory_of_weights_is_found_where_they_are_as_cudnn_wants_them() -> None:
+    known = cudnn_recurrent._FlatWeights()
+    layers, weights, memory = flat_weights()
+    hx = [torch.zeros(1, 2, 6)]
+    assert known.find(layers, hx, weights) is None
+    known.learn(layers, hx, weights, memory[:-3])
+    for _, others, theirs in (flat_weights(), flat_weights()):
+        found = known.find(layers, hx, others)
+        assert found is not None and torch.equal(found, theirs[:-3]) and found.data_ptr() == theirs.data_ptr()
+    assert known.find(layers, hx, list(nn.GRU(4, 6).parameters())) is None  # each in memory of its own
+    assert known.find(layers, hx, [weights[0], weights[1], weights[3], weights[2]]) is None
+    assert known.find(layers, hx, [weights[0].t().contiguous().t(), *weights[1:]]) is None
+    assert known.find(layers._replace(mode=cudnn_recurrent.LSTM), hx, weights) is None
+    assert known.find(layers, [torch.zeros(1, 2, 7)], weights) is None
+    behind = [
+        each.view_as(weight)
+        for each, weight in zip(memory[3:].split([w.numel() for w in weights]), weights, strict=True)
+    ]
+    assert known.find(layers, hx, behind) is None  # they do not begin it
+
+
+def test_weights_that_are_not_at_the_head_of_their_memory_are_not_remembered() -> None:
+    known = cudnn_recurrent._FlatWeights()
+    layers, weights, memory = flat_weights()
+    known.learn(layers, [torch.zeros(1, 2, 6)], weights, memory.clone())
+    assert known.find(layers, [torch.zeros(1, 2, 6)], weights) is None

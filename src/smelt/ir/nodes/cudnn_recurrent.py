@@ -5,7 +5,9 @@
 
 PyTorch's own operator, `aten._cudnn_rnn`, is given two things that only PyTorch's C++ code has: the memory in which all
 weights are laid out one after the other, and the state that cuDNN's dropout is drawn from. So the layer is called as a
-program calls it, and what `aten._cudnn_rnn` is given inside is kept for the backward. The size of the reserve is known
+program calls it, and what `aten._cudnn_rnn` is given inside is kept for the backward. Once it is known where cuDNN
+wants each weight, and where nothing is drawn, `aten._cudnn_rnn` is called itself: a mode that looks on costs as much as
+a small layer. The size of the reserve is known
 to cuDNN alone: graphs have a `WORKSPACE` there, as for the other two.
 """
 
@@ -78,13 +80,65 @@ class _PassingBy(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def run(layers: Layers, input: torch.Tensor, hx: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
     """The layers' results by cuDNN, and what their backward needs."""
     with torch.no_grad():
-        weights = _flattened(layers, hx, weights) if layers.flatten else weights
-        with _PassingBy() as seen:  # type: ignore[no-untyped-call]
-            layers.call(input, hx, weights)
+        if layers.flatten:
+            weights, flat = _flattened(layers, hx, weights)
+        else:
+            flat = _flat.find(layers, hx, weights)
+        if flat is None or (layers.train and layers.dropout):
+            return _run_watched(layers, input, hx, weights)
+        cell = hx[1] if layers.mode == LSTM else None
+        results = aten._cudnn_rnn.default(
+            input, list(weights), _weights_per_layer(layers, hx), flat, hx[0], cell, layers.mode, *_sizes(hx),
+            layers.depth, layers.batch_first, layers.dropout, layers.train, layers.bidirectional, [], None,
+        )  # fmt: skip
+    return (*results, input.new_empty(0, dtype=torch.uint8))
+
+
+def _run_watched(layers: Layers, input: torch.Tensor, hx: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
+    """The same by PyTorch's function, which finds the flat weights and the dropout state; where the weights are in the
+    flat ones is remembered."""
+    with _PassingBy() as seen:  # type: ignore[no-untyped-call]
+        layers.call(input, hx, weights)
     if not seen.results:
         raise RuntimeError("cuDNN was turned off after a recurrent layer was compiled for it")
-    state = seen.args[-1]
+    flat, state = seen.args[3], seen.args[-1]
+    if flat is not None:
+        _flat.learn(layers, hx, weights, flat)
     return (*seen.results, input.new_empty(0, dtype=torch.uint8) if state is None else state)
+
+
+class _FlatWeights:
+    """Where weights are in the memory that holds all of them: by what the layers are, as cuDNN lays them out."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[list[int], int]] = {}  # bytes behind the first, and elements of all
+
+    def learn(self, layers: Layers, hx: Tensors, weights: Tensors, flat: torch.Tensor) -> None:
+        if flat.data_ptr() == weights[0].data_ptr():
+            self._known[self._key(layers, hx, weights)] = _offsets(weights), flat.numel()
+
+    def find(self, layers: Layers, hx: Tensors, weights: Tensors) -> torch.Tensor | None:
+        """The memory that these weights are in, if they are where cuDNN wants them; None if that is not known."""
+        first = weights[0]
+        offsets, size = self._known.get(self._key(layers, hx, weights), ([], 0))
+        if not size or _offsets(weights) != offsets or not all(weight.is_contiguous() for weight in weights):
+            return None
+        if first.storage_offset() or first.untyped_storage().nbytes() < size * first.element_size():
+            return None
+        return first.as_strided((size,), (1,))
+
+    def _key(self, layers: Layers, hx: Tensors, weights: Tensors) -> Any:
+        first = weights[0]
+        sizes = first.shape[1], *_sizes(hx)
+        return layers.mode, layers.has_biases, layers.depth, layers.bidirectional, sizes, first.dtype, first.device
+
+
+_flat = _FlatWeights()
+
+
+def _offsets(weights: Tensors) -> list[int]:
+    first = weights[0].data_ptr()
+    return [weight.data_ptr() - first for weight in weights]
 
 
 def run_backward(
@@ -103,6 +157,7 @@ def run_backward(
         reserve = reserve.clone()  # cuDNN writes to it, and this may not be the last backward
     hidden, projected = _sizes(hx)
     cell = hx[1] if layers.mode == LSTM else None
+    grads = [*grads[:2], None if cell is None else grads[2]]
     mask = [wanted[0], wanted[1], cell is not None and wanted[2], any(wanted[1 + len(hx) :])]
     grad_input, *grad_states, grad_weights = aten._cudnn_rnn_backward.default(
         input, list(weights), _weights_per_layer(layers, hx), flat, hx[0], cell, output, *grads, layers.mode, hidden,
@@ -122,12 +177,12 @@ def _weights_per_layer(layers: Layers, hx: Tensors) -> int:
     return (4 if layers.has_biases else 2) + (1 if _sizes(hx)[1] else 0)
 
 
-def _flattened(layers: Layers, hx: Tensors, weights: Tensors) -> Tensors:
-    """Copies of weights in one piece of memory, laid out as cuDNN wants them."""
+def _flattened(layers: Layers, hx: Tensors, weights: Tensors) -> tuple[Tensors, torch.Tensor]:
+    """Copies of weights in one piece of memory, laid out as cuDNN wants them, and that memory."""
     copies = [weight.detach() for weight in weights]  # they are made to name that memory
     sizes = (_weights_per_layer(layers, hx), weights[0].shape[1], layers.mode, *_sizes(hx), layers.depth)
-    torch._cudnn_rnn_flatten_weight(copies, *sizes, layers.batch_first, layers.bidirectional)
-    return copies
+    flat = torch._cudnn_rnn_flatten_weight(copies, *sizes, layers.batch_first, layers.bidirectional)
+    return copies, flat
 
 
 # --- the operators --------------------------------------------------------------------------------------
