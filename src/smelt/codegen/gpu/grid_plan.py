@@ -47,6 +47,7 @@ _ENOUGH_BLOCKS = 2 * _MULTIPROCESSORS
 _SHARED_BYTES = 40 << 10  # of a block: of the 48 KiB that there are, a few are for folds within teams
 _TEAMS_THREADS = 256  # of a block that several teams make
 _MOST_ROWS_EACH = 128  # that a block goes through one after the other: their sums are no longer chains than that
+_FOLD_VALUES = 64  # that a thread has of a row and of the folds over rows, where more threads can share it
 _PREFETCH = True
 _PREFETCH_BLOCKS = 2
 _MOST_WARPS = 16  # that share rows side by side
@@ -264,7 +265,7 @@ def _one_pass(kernel: Kernel, chip: _Chip) -> list[PhasePlan] | None:
     made = _along_cols(PhaseKernel(kernel), along[0], chip.warp)
     if not made.unrolled:
         made = _along_cols(PhaseKernel(fold_rows_first(kernel)), along[0], chip.warp)
-    made = _several_teams(made)
+    made = _several_teams(_fewer_points(made, given))
     made = replace(made, prefetches=_may_prefetch(made, given))
     kept = {name for fold in given.folds for name in fold.index.axes}
     groups = tuple(axis for axis in kernel.rows if axis.name in kept)
@@ -287,11 +288,25 @@ def _one_pass(kernel: Kernel, chip: _Chip) -> list[PhasePlan] | None:
     return [made, *(phase for part in finishing(given, parts) for phase in _phases(part, chip))]
 
 
+def _kept(made: PhasePlan, given: OnePass) -> int:
+    """Values that a thread has of a row, of the folds over rows, and of the next row."""
+    return made.points * (_live(made.kernel) + len(row_reads(made.kernel, RowFolds(given.groups, 1, 1))))
+
+
+def _fewer_points(made: PhasePlan, given: OnePass) -> PhasePlan:
+    """With more threads for a row, where each would have more values than leave registers for many threads."""
+    while made.unrolled and made.tiles > 1 and _kept(made, given) > _FOLD_VALUES:
+        if 2 * made.team > min(_TEAMS_THREADS, made.warp**2):
+            break
+        made = replace(made, team=2 * made.team, threads=max(made.threads, 2 * made.team))
+    return made
+
+
 def _may_prefetch(made: PhasePlan, given: OnePass) -> bool:
     """Whether what a thread has of the next row fits into registers beside this one, and another block does too."""
     if not made.unrolled or not _PREFETCH:
         return False
-    kept = made.points * (_live(made.kernel) + len(row_reads(made.kernel, RowFolds(given.groups, 1, 1))))
+    kept = _kept(made, given)
     enough = _WORKING_REGISTERS + 8 + kept <= _REGISTER_FILE // (_PREFETCH_BLOCKS * made.threads)
     return kept <= _registers(made.threads) and enough
 
