@@ -360,6 +360,24 @@ def test_caches_are_written_where_they_lie(dtype: torch.dtype) -> None:
     assert found.forward.outputs[1:] == (None, None)
 
 
+def test_what_is_updated_by_numbers_of_the_host_is_written_where_it_lies() -> None:
+    """The number of steps is a tensor of the host's: the copy that moves it to the device cannot fail."""
+
+    def update(params: list[Any], means: list[Any], steps: list[Any]) -> None:
+        for param, mean, step in zip(params, means, steps, strict=True):
+            step += 1
+            mean.mul_(0.9).add_(param)
+            param.sub_(mean * (0.1 / (1 - 0.9**step)))
+
+    shapes = [(40, 8), (50,), (60, 4)]
+    specs = [spec_like(shape) for shape in shapes]
+    with torch.no_grad():
+        found = ahead(update, specs, specs, [spec_like((), device="cpu") for _ in shapes])
+    assert set(found.forward.outputs) == {None}
+    made = [each.spec.shape for each in found.forward.buffers if each.place is not Place.INPUT]
+    assert not set(made) & set(shapes)
+
+
 def test_targets_without_a_name_here_are_refused() -> None:
     with pytest.raises(SmeltError, match="unknown target 'abacus'") as caught:
         ahead(torch.sin, spec_like((4,)), target="abacus")

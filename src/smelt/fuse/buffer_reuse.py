@@ -158,8 +158,8 @@ class _Reuse:
         return None
 
 
-# Products that write into memory given to them, gradients, which have the shape and dtype of what they are of, and what
-# shapes alone decide about: all that can go wrong is that memory runs out.
+# Products that write into memory given to them, copies, gradients, which have the shape and dtype of what they are of,
+# and what shapes alone decide about: all that can go wrong is that memory runs out.
 _SURE = frozenset(
     {
         aten.mm.out,
@@ -167,6 +167,8 @@ _SURE = frozenset(
         aten.addmm.out,
         aten.baddbmm.out,
         aten.cat.out,
+        aten.clone.default,
+        aten._to_copy.default,
         aten.convolution.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_flash_attention.default,
