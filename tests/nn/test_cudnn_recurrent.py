@@ -208,15 +208,14 @@ def test_packed_sequences_say_why_they_break() -> None:
     assert any("needs the data of a tensor" in each for each in breaks(events))
 
 
-def flat_weights(kind: type[nn.RNNBase] = nn.GRU, spare: int = 3) -> tuple[Layers, list[torch.Tensor], torch.Tensor]:
+def flat_weights(spare: int = 3) -> tuple[Layers, list[torch.Tensor], torch.Tensor]:
     """Weights of a layer one behind the other, and the memory they are in."""
-    module = kind(4, 6)
+    module = nn.GRU(4, 6)
     sizes = [each.numel() for each in module.parameters()]
     memory = torch.randn(sum(sizes) + spare)
     parts = memory[: sum(sizes)].split(sizes)
     weights = [part.view_as(each) for part, each in zip(parts, module.parameters(), strict=True)]
-    mode = cudnn_recurrent.GRU if kind is nn.GRU else cudnn_recurrent.LSTM
-    return Layers(mode, True, 1, 0.0, True, False, False, False), weights, memory
+    return Layers(cudnn_recurrent.GRU, True, 1, 0.0, True, False, False, False), weights, memory
 
 
 def test_memory_of_weights_is_found_where_they_are_as_cudnn_wants_them() -> None:

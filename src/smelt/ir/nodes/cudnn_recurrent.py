@@ -80,10 +80,9 @@ class _PassingBy(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def run(layers: Layers, input: torch.Tensor, hx: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
     """The layers' results by cuDNN, and what their backward needs."""
     with torch.no_grad():
+        flat = None if layers.flatten else _flat.find(layers, hx, weights)
         if layers.flatten:
             weights, flat = _flattened(layers, hx, weights)
-        else:
-            flat = _flat.find(layers, hx, weights)
         if flat is None or (layers.train and layers.dropout):
             return _run_watched(layers, input, hx, weights)
         cell = hx[1] if layers.mode == LSTM else None
