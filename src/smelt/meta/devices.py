@@ -56,8 +56,16 @@ _ELEMENT_WISE = frozenset(
 _ONE_DEVICE = frozenset(
     {"clamp", "clamp_", "clamp_max", "clamp_max_", "clamp_min", "clamp_min_", "gcd", "lcm", "logaddexp", "logaddexp2",
      "nextafter", "nextafter_", "igamma", "igamma_", "igammac", "igammac_", "equal", "gelu_backward",
-     "threshold_backward", "sigmoid_backward", "tanh_backward", "logit_backward", "native_dropout_backward"}
+     "threshold_backward", "sigmoid_backward", "tanh_backward", "logit_backward", "native_dropout_backward",
+     "silu_backward", "addcdiv", "addcdiv_"}
 )  # fmt: skip
+# Operators that take such a number for some arguments alone, by the names of those.
+_NUMBERS_AS: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("addcmul", "addcmul_"), frozenset({"tensor2"})),
+    **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), frozenset({"other"})),
+    **dict.fromkeys(("lerp", "lerp_"), frozenset({"weight"})),
+    **dict.fromkeys(("masked_fill", "masked_fill_"), frozenset({"value"})),
+}
 _BY_INDEX = frozenset(
     {"index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put", "index_fill",
      "index_fill_"}
@@ -151,7 +159,7 @@ def is_element_wise(func: Any) -> bool:
 def _takes_numbers(func: Any) -> bool:
     """Whether PyTorch lets a program mix devices so."""
     name = _name(func)
-    return name in _BY_INDEX or (name not in _ONE_DEVICE and is_element_wise(func))
+    return name in _BY_INDEX or (name not in _ONE_DEVICE and name not in _NUMBERS_AS and is_element_wise(func))
 
 
 def _common_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
@@ -172,10 +180,11 @@ def _common_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 def _operands(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors that must be on one device."""
     anywhere = _HOST_ARGUMENTS.get(_name(func), frozenset())
+    numbers = _NUMBERS_AS.get(_name(func), frozenset())
     by_name = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
     for name, value in {**by_name, **kwargs}.items():
         for tensor in tensors_in((value,)):
-            if name not in anywhere or not on_host(tensor.device):
+            if not on_host(tensor.device) or not (name in anywhere or (name in numbers and tensor.dim() == 0)):
                 yield tensor
 
 
