@@ -83,7 +83,6 @@ APART = {
     "a scalar as a divisor": (aten.addcdiv.default, (X, X, S)),
     "the first of two": (aten.logical_and.default, (S, X)),
     "a scalar to be masked": (aten.masked_fill.Scalar, (S, ghost(CUDA, 4, 8, dtype=torch.bool), 1.0)),
-    "the slope of a scalar": (aten.silu_backward.default, (X, S)),
     "a scalar as a limit": (aten.clamp.Tensor, (X, None, S)),
     "a scalar as the least": (aten.clamp_min.Tensor, (X, S)),
     "a scalar as the most, written": (aten.clamp_max_.Tensor, (X, S)),

@@ -57,7 +57,7 @@ _ONE_DEVICE = frozenset(
     {"clamp", "clamp_", "clamp_max", "clamp_max_", "clamp_min", "clamp_min_", "gcd", "lcm", "logaddexp", "logaddexp2",
      "nextafter", "nextafter_", "igamma", "igamma_", "igammac", "igammac_", "equal", "gelu_backward",
      "threshold_backward", "sigmoid_backward", "tanh_backward", "logit_backward", "native_dropout_backward",
-     "silu_backward", "addcdiv", "addcdiv_"}
+     "addcdiv", "addcdiv_"}
 )  # fmt: skip
 # Operators that take such a number for some arguments alone, by the names of those.
 _NUMBERS_AS: dict[str, frozenset[str]] = {
