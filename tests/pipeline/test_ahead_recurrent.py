@@ -45,6 +45,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = {
     "projected": (lambda: nn.LSTM(4, 6, proj_size=3), [(5, 2, 4)]),
     "unbatched": (lambda: nn.GRU(4, 6), [(5, 4)]),
     "half": (lambda: nn.GRU(4, 6).half(), [(5, 2, 4)]),
+    "bfloat16": (lambda: nn.GRU(4, 6).bfloat16(), [(5, 2, 4)]),
 }
 
 
@@ -62,7 +63,6 @@ def test_nothing_is_drawn_in_evaluation() -> None:
 
 
 def test_what_cudnn_does_not_take_is_computed_step_by_step() -> None:
-    assert not set(BY_CUDNN) & set(called(ahead(nn.GRU(4, 6).bfloat16(), (5, 2, 4))))
     with torch.backends.cudnn.flags(enabled=False):
         assert called(ahead(nn.GRU(4, 6), (5, 2, 4))).count("aten::mm.out") > 5
 

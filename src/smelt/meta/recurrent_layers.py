@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
     from smelt.base.torch_originals import pristine as torch
 
-_OF_CUDNN = (torch.float16, torch.float32, torch.float64)
+_OF_CUDNN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def is_for_cudnn(input: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ from torch.autograd.profiler_legacy import profile
 
 from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime.program import library_workspace
+from smelt.runtime.program import flatten, library_workspace
 from smelt.runtime.program.library_workspace import scratch_of, scratch_of_step
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ def op(monkeypatch: pytest.MonkeyPatch) -> Any:
         calls.append(n)
         return made_of_copies(x, n)
 
-    monkeypatch.setitem(library_workspace.BINDINGS, aten.repeat.default, call)
+    monkeypatch.setitem(flatten.BINDINGS, aten.repeat.default, call)
     return calls
 
 

@@ -256,3 +256,5 @@ torch.library.register_autograd("smelt::cudnn_recurrent", _derive, setup_context
 
 CUDNN_RECURRENT = torch.ops.smelt.cudnn_recurrent.default
 _BACKWARD = torch.ops.smelt.cudnn_recurrent_backward.default
+FUNCTIONS = {CUDNN_RECURRENT: _forward, _BACKWARD: _backward}
+"""What computes each: where nothing is recorded, PyTorch's dispatcher, which is given lists, only adds to it."""

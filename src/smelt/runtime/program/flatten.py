@@ -10,6 +10,7 @@ first name it (`ir/flat` has the form). Library calls are given without Python t
 """
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -58,6 +59,13 @@ BINDINGS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     torch.ops.aten.embedding.default: torch.embedding,
     **_SCATTERS,
 }
+
+
+def function_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """What calls an operator for the least."""
+    if op.namespace == "smelt":
+        return importlib.import_module("smelt.ir.nodes.cudnn_recurrent").FUNCTIONS[op]  # type: ignore[no-any-return]
+    return BINDINGS.get(op, op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +168,7 @@ class _Flattener:
         results = [] if step.into else [None if name is None else self.numbers[name] for name in step.outs]
         self.writer.call(
             name=op.name,
-            function=BINDINGS.get(step.op, step.op),
+            function=function_of(step.op),
             arguments=[self._argument(value) for value in (*step.args, *named.values())],
             names=tuple(named),
             results=results,

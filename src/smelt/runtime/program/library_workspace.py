@@ -19,7 +19,7 @@ from smelt.base.torch_originals import BASE
 from smelt.ir.program import Library, Operand, Program
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.effects import effect_of
-from smelt.runtime.program.flatten import BINDINGS
+from smelt.runtime.program.flatten import function_of
 
 _MOST = 8192  # calls, which differ by their sizes
 _known: dict[Any, int] = {}
@@ -44,7 +44,7 @@ def scratch_of(op: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> in
         with _native.Held(_one_at_a_time):
             if len(_known) >= _MOST:
                 _known.clear()
-            found = _known[key] = _tried(BINDINGS.get(op, op), *_map((tuple(args), dict(kwargs)), _zeros))
+            found = _known[key] = _tried(function_of(op), *_map((tuple(args), dict(kwargs)), _zeros))
     return found
 
 

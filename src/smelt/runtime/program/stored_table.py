@@ -15,7 +15,7 @@ import torch
 
 from smelt.ir import serialize
 from smelt.ir.flat.read import TableReader
-from smelt.runtime.program.flatten import BINDINGS, FlatTable
+from smelt.runtime.program.flatten import FlatTable, function_of
 from smelt.torch_abi.boxed_calls import would_be_same
 
 Launch = Callable[[str, str], Any]  # what launches a kernel, by its name and its target's
@@ -66,4 +66,4 @@ def _function(name: str) -> Callable[..., Any]:
     namespace, _, rest = name.partition("::")
     plain, _, overload = rest.partition(".")
     op = serialize.operator(["#o", namespace, plain, overload or "default"])
-    return BINDINGS.get(op, op)
+    return function_of(op)
