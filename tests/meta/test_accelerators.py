@@ -80,6 +80,8 @@ CALLS: dict[str, tuple[object, tuple[object, ...], dict[str, object]]] = {
     "mm": (aten.mm.default, (_meta(4, 5), _meta(5, 6)), {}),
     "addmm": (aten.addmm.default, (_meta(6), _meta(4, 5), _meta(6, 5).t()), {}),
     "layer norm": (aten.native_layer_norm.default, (_meta(3, 4, 8), [8], _meta(8), None, 1e-5), {}),
+    "rms norm": (aten._fused_rms_norm.default, (_meta(3, 4, 8), [8], _meta(8), None), {}),
+    "rms norm of planes": (aten._fused_rms_norm.default, (_meta(8, 4, 3).transpose(0, 2), [4, 8], None, 1e-5), {}),
     "layer norm, backward": (
         aten.native_layer_norm_backward.default,
         (_meta(3, 8), _meta(3, 8), [8], _meta(3, 1), _meta(3, 1), _meta(8), _meta(8), [True, True, True]),

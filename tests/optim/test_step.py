@@ -460,6 +460,15 @@ def test_a_step_on_another_device_is_one_graph_wherever_steps_are_counted(kind: 
     assert len(seen.graphs) == 1 and smelt.counters["graph_breaks"] == 0
 
 
+def test_a_count_on_another_device_decides_as_one_on_the_host_does() -> None:
+    """An average of a model on a GPU counts its updates there. What has no data cannot be asked for it."""
+    model = nn.Linear(4, 4, device="meta")
+    averaged = swa_utils.AveragedModel(model, device="meta")
+    with collect() as seen, pytest.raises(RuntimeError, match="meta tensors"):
+        smelt.compile(averaged.update_parameters)(model)
+    assert any("cannot be computed now" in event.text for event in seen if event.channel == "breaks")
+
+
 def test_a_scaler_asks_the_device_once_for_all_that_is_on_the_host() -> None:
     opt, seen = _elsewhere(torch.optim.AdamW, "cpu"), _Recorded()
     scaler = torch.amp.GradScaler("cpu")

@@ -22,7 +22,6 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.values import Number, Tensor, Value
 from smelt.capture.tape.tape import Tape
-from smelt.device.host_library import on_host
 from smelt.symbolic.expressions import Expression
 from smelt.symbolic.symnode import Formula, meaning
 
@@ -44,8 +43,9 @@ def speculate(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Va
 
 
 def speculate_truth(interp: Interpreter, value: Tensor) -> bool:
-    """The truth of a tensor of one element that the graph computes. It is relied on."""
-    if value.ghost.numel() != 1 or not on_host(value.ghost.device):
+    """The truth of a tensor of one element that the graph computes, wherever it is: eager waits for it too. It is
+    relied on."""
+    if value.ghost.numel() != 1:
         raise Unsupported("B003", "the value of a tensor")
     return _speculated(interp, [value.node], lambda values: bool(values[value.node]))
 

@@ -157,6 +157,17 @@ def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any,
     return (_like(query), _like(key), _like(value)) if _attends(query, key, value) else NotImplemented
 
 
+def _rms_norm(value: Any, normalized: Any, weight: Any, eps: float | None) -> Any:
+    """Contiguous, whatever the layout of the input."""
+    inner, shape = tuple(normalized), tuple(value.shape)
+    outer = value.dim() - len(inner)
+    fits = outer >= 0 and inner and shape[outer:] == inner and 0 not in shape and value.dtype in FLOATS
+    if not fits or (weight is not None and (tuple(weight.shape), weight.dtype) != (inner, value.dtype)):
+        return NotImplemented
+    kept = row_major(shape[:outer] + (1,) * len(inner), _WIDE.get(value.dtype, value.dtype))
+    return row_major(shape, value.dtype), kept
+
+
 def _batch_norm(
     value: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: Any
 ) -> Any:
@@ -196,6 +207,7 @@ RULES: dict[str, Any] = {
     "_native_batch_norm_legit.no_stats": _batch_norm_no_stats,
     "native_layer_norm.default": _layer_norm,
     "native_layer_norm_backward.default": _layer_norm_backward,
+    "_fused_rms_norm.default": _rms_norm,
     "_scaled_dot_product_flash_attention.default": _flash_attention,
     "_scaled_dot_product_cudnn_attention.default": _cudnn_attention,
     "_scaled_dot_product_efficient_attention.default": _efficient_attention,

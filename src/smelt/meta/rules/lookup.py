@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
     from smelt.base.torch_originals import pristine as torch
 
-EVERYWHERE = ("pointwise", "reduction", "creation", "views", "gpu_library", "whole_layers")
+EVERYWHERE = ("pointwise", "reduction", "creation", "views", "whole_layers")
 ON_CPU = ("linalg_nn", "images", "data_movement", "indexing", "losses", "fourier", "corrections")
 OFF_HOST = ("accelerators",)
 
