@@ -102,8 +102,11 @@ while line := orders.readline():
         os.close(there[0]), os.close(back[1])
         servers[begin] = os.fdopen(there[1], "w"), os.fdopen(back[0])
     if begin != began:
-        print(line, end="", file=servers[begin][0], flush=True)
-        print(servers[begin][1].readline(), end="", file=answers, flush=True)
+        try:
+            print(line, end="", file=servers[begin][0], flush=True)
+        except OSError:
+            pass  # it has ended, as one ends whose `begin` raises: there is no answer
+        print(servers[begin][1].readline() or "\\n", end="", file=answers, flush=True)
         continue
     number = order["number"] or os.fork()
     if not number:

@@ -469,6 +469,14 @@ def test_a_count_on_another_device_decides_as_one_on_the_host_does() -> None:
     assert any("cannot be computed now" in event.text for event in seen if event.channel == "breaks")
 
 
+def test_a_layer_on_another_device_that_counts_its_calls_is_one_graph() -> None:
+    seen = _Recorded()
+    norm = nn.BatchNorm1d(4, momentum=None, device="meta")
+    with pytest.raises(RuntimeError, match="meta tensors"):
+        smelt.compile(norm, backend=seen)(torch.ones(3, 4, device="meta"))
+    assert len(seen.graphs) == 1 and smelt.counters["graph_breaks"] == 0
+
+
 def test_a_scaler_asks_the_device_once_for_all_that_is_on_the_host() -> None:
     opt, seen = _elsewhere(torch.optim.AdamW, "cpu"), _Recorded()
     scaler = torch.amp.GradScaler("cpu")
