@@ -9,13 +9,13 @@ import torch
 
 import smelt
 from tests.models.architectures import ARCHITECTURES, Architecture
-from tests.models.test_models import outcome, raise_errors
+from tests.models.test_models import as_when_compiled, deterministic, outcome, raise_errors
 from tests.targets import device_type
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
 
-__all__ = ["raise_errors"]  # a fixture
+__all__ = ["deterministic", "raise_errors"]  # fixtures
 
 BY_NAME = {row.name: row for row in ARCHITECTURES}
 ROWS = [BY_NAME[name] for name in ("gpt2", "llama", "bert", "vit", "t5")]
@@ -24,7 +24,8 @@ each_model = pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS]
 
 def compare(model: Any, run: Callable[..., Any], inputs: dict[str, Any], backend: str, tolerance: float) -> None:
     """Compiled against eager, two calls each; one graph without a break."""
-    _, tensors, gradients = outcome(model, run, inputs)
+    with as_when_compiled():
+        _, tensors, gradients = outcome(model, run, inputs)
     smelt.reset()
     compiled = smelt.compile(run, backend=backend, fullgraph=True)
     for _ in range(2):

@@ -29,7 +29,7 @@ from smelt.pipeline.parts import bind
 from smelt.runtime.program.arenas import Arenas
 from smelt.runtime.program.launch import Executable
 from smelt.runtime.program.library_workspace import scratch_of, scratch_of_step
-from smelt.simplify import PASSES, SimplifyPass, lay_images, share_heads, why_not_operands
+from smelt.simplify import PASSES, SimplifyPass, keep_masks, lay_images, share_heads, why_not_operands
 
 
 class Form(Enum):
@@ -91,6 +91,12 @@ def run_lay_images(found: Pure | Joint, context: PassContext) -> Pure | Joint:
 def run_share_heads(found: Pure | Joint, context: PassContext) -> Pure | Joint:
     if context.decompositions:
         share_heads(found.traced, context.fuel)
+    return found
+
+
+def run_keep_masks(found: Pure | Joint, context: PassContext) -> Pure | Joint:
+    if context.decompositions:
+        keep_masks(found.traced, context.fuel)
     return found
 
 

@@ -13,6 +13,7 @@ from smelt.pipeline.passes import (
     Pass,
     run_fuse,
     run_generate,
+    run_keep_masks,
     run_lay_images,
     run_share_heads,
     run_split,
@@ -33,6 +34,7 @@ TRACE_FORWARD = (
     ),
     Pass("channels last", Form.PURE, Form.PURE, run_lay_images, "while convolutions are still to be seen as such"),
     Pass("share heads", Form.PURE, Form.PURE, run_share_heads, "where it is done in training"),
+    Pass("keep masks", Form.PURE, Form.PURE, run_keep_masks, "for a backward inside: it keeps less until then"),
 )
 
 # A graph that is trained through.
@@ -48,6 +50,7 @@ TRACE_JOINT = (
         "channels last", Form.JOINT, Form.JOINT, run_lay_images, "before the split: saved in the layout it is read in"
     ),
     Pass("share heads", Form.JOINT, Form.JOINT, run_share_heads, "before the split: what is saved is what heads share"),
+    Pass("keep masks", Form.JOINT, Form.JOINT, run_keep_masks, "before the split: masks are saved, not what they made"),
     Pass(
         "split",
         Form.JOINT,

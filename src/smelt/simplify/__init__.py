@@ -5,7 +5,8 @@
 
 A pass is a function of a `Traced` and `Fuel`; it edits the graph in place and hands it back. Every rewrite leaves the
 spec of what others see as it was, never lets two results share memory that they did not share, and burns fuel.
-`lay_images` and `share_heads` are not among them: they are for the graph of a whole training step, before it is split.
+`lay_images`, `share_heads` and `keep_masks` are not among them: they are for the graph of a whole training step, before
+it is split.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from smelt.simplify.channels_last import lay_images
 from smelt.simplify.constants import fold_constants
 from smelt.simplify.cse import share_common
 from smelt.simplify.dce import drop_dead
+from smelt.simplify.dropout_masks import keep_masks
 from smelt.simplify.few_elements import look_up_first
 from smelt.simplify.gqa_heads import share_heads
 from smelt.simplify.host_copies import await_copies
@@ -51,6 +53,7 @@ __all__ = [
     "drop_dead",
     "fold_constants",
     "fold_identities",
+    "keep_masks",
     "lay_images",
     "look_up_first",
     "numbers_as_operands",

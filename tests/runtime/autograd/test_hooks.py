@@ -103,9 +103,9 @@ def kept_elsewhere(run: Any, net: Net, x: torch.Tensor) -> Told:
 
     def pack(tensor: torch.Tensor) -> Any:
         packed.append(tensor.numel())
-        return tensor.to(torch.float64).numpy()
+        return tensor.to(torch.float64).cpu().numpy()
 
-    with graph.saved_tensors_hooks(pack, lambda array: torch.from_numpy(array).to(torch.float32)):
+    with graph.saved_tensors_hooks(pack, lambda array: torch.from_numpy(array).to(x.device, torch.float32)):
         run(x).square().sum().backward()
     assert packed
     with graph.save_on_cpu():
