@@ -29,6 +29,7 @@ from smelt.capture.calls.grad_and_autocast import AMBIENT_CALLS, BLOCKS
 from smelt.capture.calls.interpolate import resized
 from smelt.capture.calls.lru_cache import WRAPPER, call_cached
 from smelt.capture.calls.numbers import number_call, tensor_of
+from smelt.capture.calls.recurrent_modules import RECURRENT_CALLS
 from smelt.capture.guards.name_lookups import rely_on_names
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.backward import BACKWARD_CALLS
@@ -140,8 +141,10 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
             return call(interp, attribute_now(interp, interp.externals.fixed(model), real.__name__), args[1:], kwargs)
     if is_a(real, types.FunctionType) and DISABLED in real.__dict__:
         raise Unsupported("B010", real.__qualname__)
-    if real is torch.nn.RNNBase._weights_have_changed and len(args) == 1 and not kwargs:
-        return _weights_have_changed(interp, args[0])
+    recurrent = _known(RECURRENT_CALLS, real) if len(args) == 1 and not kwargs else None
+    answered: Value | None = None if recurrent is None else recurrent(interp, args[0])
+    if answered is not None:
+        return answered
     name = known_name(real)
     if name in ANSWERED_TRUE or real is is_compiling:
         interp.externals.guard_identity(function)
@@ -233,23 +236,6 @@ def _dispatch(interp: Interpreter, function: Object, args: list[Value], kwargs: 
     chooses_it.__qualname__ = f"calling {chosen.__qualname__} for a {kind.__qualname__}"
     function.source.check(("predicate", chooses_it))
     return call(interp, interp.externals.fixed(chosen), args, kwargs)
-
-
-def _weights_have_changed(interp: Interpreter, module: Value) -> Value:
-    """Asked now and at every call: it follows weak references, which no guard can."""
-    if not isinstance(module, Object) or module.source is None or interp.externals.has_pending_writes():
-        raise Unsupported("B002", "torch.nn.RNNBase._weights_have_changed")
-    changed = bool(module.value._weights_have_changed())
-    module.source.check(("predicate", _changed_weights if changed else _unchanged_weights))
-    return Constant(changed)
-
-
-def _changed_weights(module: Any) -> bool:
-    return bool(module._weights_have_changed())
-
-
-def _unchanged_weights(module: Any) -> bool:
-    return not module._weights_have_changed()
 
 
 def _known(table: dict[Any, Any], real: Any) -> Any:
