@@ -93,6 +93,7 @@ register(
     _describe_simt_host,
     generator=_simt_host_generator,
     launcher=_simt_host_launcher,
+    limits=Limits(recomputes=True),
     devices=("cpu",),
     on_request=True,
 )
@@ -100,7 +101,7 @@ register(
 
 # NVIDIA's GPUs, by what their architecture is called; none need be there to make code for it.
 
-CUDA_LIMITS = Limits(host_reads_flags=False)
+CUDA_LIMITS = Limits(recomputes=True, host_reads_flags=False)
 ARCHITECTURES = tuple(f"sm_{number}" for number in (75, 80, 86, 87, 89, 90, 100, 103, 120, 121))
 
 

@@ -13,6 +13,7 @@ class Limits:
     small_ratio: int = 8  # a value this many times smaller than its reader costs its reader next to nothing
     spread_cost: int = 4  # a small value read by many points may be recomputed at each if it costs no more
     unsupported: frozenset[str] = frozenset()  # kinds of operators (`LOWERINGS`) that its kernels cannot hold
+    recomputes: bool = False  # computing what another kernel has computed takes less time than reading it
     host_reads_flags: bool = True  # the host reads what a kernel wrote without waiting for a device
 
 

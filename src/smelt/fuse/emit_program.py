@@ -95,10 +95,8 @@ class _Builder:
 
     def _leaves(self, group: Group, value: FusionValue) -> bool:
         """Whether something outside the kernel reads a member."""
-        return value.needed or any(
-            user not in self.groups.inlined and self.groups.by_value[user] is not group for user in value.users
-            if user in self.groups.by_value or user in self.groups.inlined
-        )
+        readers = [self.groups.by_value[user] for user in value.users if user in self.groups.by_value]
+        return value.needed or any(reader is not group and value not in reader.recomputed for reader in readers)
 
     def _kernel(self, group: Group, stored: set[FusionValue]) -> Assembled:
         try:

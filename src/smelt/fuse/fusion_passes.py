@@ -24,6 +24,7 @@ from smelt.fuse.hoist_updates import hoist_updates
 from smelt.fuse.lowering.values import Call, Lowered
 from smelt.fuse.memory_plan import plan
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
+from smelt.fuse.recompute import recompute
 from smelt.fuse.rematerialize import rematerialize
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced
@@ -79,6 +80,11 @@ def _join_siblings(grouped: Grouped, context: FusionContext) -> Grouped:
     return grouped
 
 
+def _recompute(grouped: Grouped, context: FusionContext) -> Grouped:
+    recompute(grouped.groups, context.fuel, context.alone)
+    return grouped
+
+
 def _rank(grouped: Grouped, context: FusionContext) -> Ranked:
     return rank(grouped)
 
@@ -124,6 +130,10 @@ GROUP = (
     Row(
         "join siblings", GROUPS, GROUPS, _join_siblings,
         "after all producers are joined: kernels that are left read the same memory", Burns.EACH,
+    ),
+    Row(
+        "recompute", GROUPS, GROUPS, _recompute,
+        "once groups are final: what crosses from one to the other is known", Burns.EACH,
     ),
     Row("rank", GROUPS, RANKS, _rank, "once groups are final: a group stands where its last member does"),
     Row(

@@ -52,6 +52,7 @@ class Group:
     ancestors: int = 0  # all that must come before it
     predecessors: int = 0  # what it reads itself
     successors: int = 0  # what reads it
+    recomputed: set[FusionValue] = field(default_factory=set)  # members of others that it computes for itself too
     waiting: frozenset[FusionValue] = frozenset()  # of a product: what better does not join it
 
     @property

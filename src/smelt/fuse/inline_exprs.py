@@ -98,7 +98,7 @@ class _Puller:
         self.group = group
         self.space = space
         self.exprs = Expressions(space)
-        self.members = set(group.members)
+        self.members = {*group.members, *group.recomputed}
         self.stored = stored
         self._memo: dict[tuple[FusionValue, Place], Expr] = {}
         self._splits: dict[tuple[Place, Shape, Shape], list[Place]] = {}

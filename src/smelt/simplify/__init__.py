@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from smelt.base.fuel import Fuel
 from smelt.ir.graph import Traced
+from smelt.simplify.aligned_products import align_products
 from smelt.simplify.bool_masks import draw_masks
 from smelt.simplify.channels_last import lay_images
 from smelt.simplify.constants import fold_constants
@@ -36,6 +37,7 @@ PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
     ("fold constants", fold_constants, "first: tensors of one value become numbers, which the identities look for"),
     ("bool masks", draw_masks, "before identities: the casts it makes meet the casts of what is kept for the backward"),
     ("matmul layouts", transpose_matrices, "before identities: a copy of what was transposed may be redundant"),
+    ("aligned products", align_products, "before sharing: what several products pad is padded once"),
     ("fold identities", fold_identities, "before views: a copy that goes may bring two views together"),
     ("few elements", look_up_first, "after identities: a cast that does nothing is not looked through"),
     ("compose views", compose_views, "before sharing: equal views are then spelled alike"),

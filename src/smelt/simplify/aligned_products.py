@@ -1,0 +1,103 @@
+"""Products of matrices whose rows do not begin at multiples of sixteen bytes, given to the library with rows that do.
+
+    mm(x, t(w))  of f16[4096, 768] and f16[50257, 768]
+    →  clone(slice(mm(x, t(constant_pad_nd(w, [0, 0, 0, 7]))), 1, 0, 50257))
+
+On a GPU the units that multiply matrices read eight 16-bit numbers at once. A row of another length, as of a vocabulary,
+leaves the library with kernels that take two or three times as long; copies take a few percent of what is saved.
+Zeros that are added to a sum leave it as it is; rows and columns that come out besides are cut off.
+"""
+
+import torch
+from torch import fx
+
+from smelt.base.fuel import Fuel
+from smelt.device.host_library import on_host
+from smelt.ir.graph import Traced
+from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
+from smelt.simplify.aliasing import insert, spec_of_call
+
+aten = torch.ops.aten
+
+_ALIGNED = 8  # numbers of 16 bits in sixteen bytes
+_LEAST_WORK = 1 << 30  # multiplications of a product that is worth copies
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+def align_products(traced: Traced, fuel: Fuel) -> Traced:
+    for node in list(traced.graph.nodes):
+        if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
+            continue
+        *bias, left, right = node.args
+        specs = [tensor_spec(each) for each in (node, left, right)]
+        if _is_worth_it(specs) and all(tensor_spec(each).shape == specs[0].shape[1:] for each in bias):
+            lacks = _lacks(*specs)
+            if any(lacks) and fuel.take(node):
+                _pad(node, lacks)
+    return traced
+
+
+def _is_worth_it(specs: list[TensorSpec]) -> bool:
+    """Whether it is a large product of numbers in 16 bits on a GPU."""
+    sizes = (*specs[0].shape, specs[1].shape[1])
+    if not all(type(size) is int for size in sizes):
+        return False
+    narrow = all(spec.dtype in _NARROW and not on_host(spec.device) for spec in specs)
+    return narrow and sizes[0] * sizes[1] * sizes[2] >= _LEAST_WORK
+
+
+def _lacks(made: TensorSpec, left: TensorSpec, right: TensorSpec) -> tuple[int, int, int]:
+    """What rows, columns and sums lack of multiples of eight, where numbers lie side by side along them."""
+    rows, columns = made.shape
+    sums = left.shape[1]
+    by_rows, by_sums = left.stride[0] == 1 and left.stride[1] != 1, left.stride[1] == 1 or right.stride[0] == 1
+    return -rows % _ALIGNED if by_rows else 0, -columns % _ALIGNED, -sums % _ALIGNED if by_sums else 0
+
+
+def _pad(node: fx.Node, lacks: tuple[int, int, int]) -> None:
+    *bias, left, right = node.args
+    rows, columns, sums = lacks
+    wide = [_padded(node, left, (rows, sums)), _padded(node, right, (sums, columns))]
+    given = tuple(_padded(node, each, (columns,)) for each in bias)
+    product = _call(node, node.target, (*given, *wide))
+    found = tensor_spec(node).shape
+    for dim, lack in enumerate((rows, columns)):
+        if lack:
+            product = _call(node, aten.slice.Tensor, (product, dim, 0, found[dim]))
+    if tensor_spec(product).stride == tensor_spec(node).stride:
+        node.replace_all_uses_with(product)
+        return
+    copy = insert(node, aten.clone.default, (product,), {"memory_format": torch.contiguous_format})
+    node.replace_all_uses_with(copy)
+
+
+def _padded(node: fx.Node, operand: object, lacks: tuple[int, ...]) -> fx.Node:
+    """An operand with zeros behind, in the order of its memory: what is transposed is padded before."""
+    assert isinstance(operand, fx.Node)
+    if not any(lacks):
+        return operand
+    source = _transposed(operand)
+    if source is not None:
+        return _call(node, aten.permute.default, (_padded(node, source, lacks[::-1]), [1, 0]))
+    padding = [each for lack in reversed(lacks) for each in (0, lack)]
+    while not any(padding[-2:]):
+        del padding[-2:]
+    return _call(node, aten.constant_pad_nd.default, (operand, padding, 0.0))
+
+
+def _transposed(operand: fx.Node) -> fx.Node | None:
+    """The matrix that an operand is the other way round."""
+    turned = operand.target is aten.t.default or (
+        operand.target in (aten.permute.default, aten.transpose.int) and len(tensor_spec(operand).shape) == 2
+    )
+    source = operand.args[0] if turned and operand.args[1:] in ((), ([1, 0],), (0, 1), (1, 0), ([-1, -2],)) else None
+    return source if isinstance(source, fx.Node) else None
+
+
+def _call(node: fx.Node, target: object, args: tuple[object, ...]) -> fx.Node:
+    """A new call before `node`, of which it is known what it returns."""
+    spec = spec_of_call(target, args, {})
+    assert spec is not None, f"{target} is known to the rules"
+    made = insert(node, target, args)  # type: ignore[arg-type]
+    set_spec(made, spec)
+    return made
