@@ -19,12 +19,11 @@ from smelt.fuse.buffer_reuse import reuse_in_place, write_in_place
 from smelt.fuse.check_fusion import FusionCheck
 from smelt.fuse.emit_program import CannotBuild, build_kernels
 from smelt.fuse.fusion_graph import lower
-from smelt.fuse.greedy_fusion import form_groups, join_siblings
+from smelt.fuse.greedy_fusion import form_groups, join_siblings, recompute
 from smelt.fuse.hoist_updates import hoist_updates
 from smelt.fuse.lowering.values import Call, Lowered
 from smelt.fuse.memory_plan import plan
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
-from smelt.fuse.recompute import recompute
 from smelt.fuse.rematerialize import rematerialize
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced

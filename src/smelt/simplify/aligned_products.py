@@ -3,9 +3,9 @@
     mm(x, t(w))  of f16[4096, 768] and f16[50257, 768]
     →  clone(slice(mm(x, t(constant_pad_nd(w, [0, 0, 0, 7]))), 1, 0, 50257))
 
-On a GPU the units that multiply matrices read eight 16-bit numbers at once. A row of another length, as of a vocabulary,
-leaves the library with kernels that take two or three times as long; copies take a few percent of what is saved.
-Zeros that are added to a sum leave it as it is; rows and columns that come out besides are cut off.
+On a GPU the units that multiply matrices read eight 16-bit numbers at once. A row of another length, as of a
+vocabulary, leaves the library with kernels that take two or three times as long; copies take a few percent of what is
+saved. Zeros that are added to a sum leave it as it is; rows and columns that come out besides are cut off.
 """
 
 import torch
