@@ -135,6 +135,7 @@ def _without_names(text: str) -> str:
     return "".join(numbers.setdefault(word, f"%{len(numbers)}") if word in names else word for word in words)
 
 
+@pytest.mark.skipif(device_type() == "cuda", reason="an index out of range ends what a process does on a GPU")
 def test_state_that_a_failing_step_began_with_is_not_kept() -> None:
     model = _model()
     opt = torch.optim.Adam(model.parameters(), lr=0.01)
