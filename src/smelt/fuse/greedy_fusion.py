@@ -130,8 +130,8 @@ def join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozenset
 
 
 def recompute(groups: Groups, fuel: Fuel, alone: frozenset[int] = frozenset()) -> None:
-    """Tell groups which values of others to compute themselves: element-wise ones that come of what is in memory anyhow,
-    where reading that moves fewer bytes.
+    """Tell groups which values of others to compute themselves: element-wise ones that come of what is in memory
+    anyhow, where reading that moves fewer bytes.
 
         k0: h = float(g) · w;  s = sum of h · float(x)       k1: y = h - float(x) · s
         →  h, in float32, need not be stored: k1 reads g and x itself, in 16 bits
