@@ -36,4 +36,6 @@ class Target:
     tune_cpu: str = ""  # the processor, in LLVM's words, whose order of instructions serves; empty for `cpu` itself
     fma_by_lane: bool = False  # a multiply-add takes one lane of a register for all lanes of a factor
     warp_size: int = 1  # threads of a GPU that run in step
+    has_bfloat: bool = False  # one instruction rounds a float32 to bfloat16
+    approximates: bool = False  # one instruction each for 2^x and 1 / x of a float32, two units off at most
     cluster_blocks: int = 1  # blocks of a GPU that run at the same time and read each other's shared memory, at most

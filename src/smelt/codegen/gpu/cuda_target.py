@@ -34,5 +34,7 @@ def describe_cuda(architecture: str) -> Target:
         has_nan_minmax=number >= 80,
         transpose_tile_bytes=(0, 0),
         warp_size=32,
+        has_bfloat=number >= 80,
+        approximates=True,
         cluster_blocks=8 if number >= 90 else 1,
     )

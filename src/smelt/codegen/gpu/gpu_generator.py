@@ -34,6 +34,7 @@ from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
 _LONG = 40_000  # letters of a function
+_MANY_THREADS = 512  # of a block: larger ones have few registers for each
 
 
 class GpuGenerator(ABC):
@@ -153,7 +154,8 @@ class CudaGenerator(GpuGenerator):
             buffers=sizes.place,
             threads=phase.threads,
             cluster=phase.cluster,
-            keeps_registers=phase.prefetches,  # there are as many blocks as fit with those
+            resident=1 if phase.prefetches else 2 if phase.folds is not None and not phase.unrolled else 0,
+            predicates=phase.threads <= _MANY_THREADS and (phase.folds is None or phase.unrolled),
         )
 
     def load(self, texts: Sequence[str], target: Target) -> list[Built]:

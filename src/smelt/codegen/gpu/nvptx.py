@@ -26,7 +26,6 @@ _GLOBAL, _SHARED, _CLUSTER = "ptr addrspace(1)", "ptr addrspace(3)", "ptr addrsp
 _WHOLE_WARP = "i32 -1"
 _SHARED_NAME = "@smelt_shared"
 _MOST_BYTES = 16  # of one access
-_MOST_THREADS = 512  # of blocks whose stores are predicated
 _CONSTRAINTS = {"i16": "h", "i32": "r", "i64": "l"}  # of registers, in text of the assembler
 _ATOMIC = 'syncscope("device") monotonic'  # nothing else is said to other threads by it
 
@@ -56,12 +55,14 @@ class Nvptx(Simt):
         buffers: int,
         threads: int,
         cluster: int = 1,
-        keeps_registers: bool = False,
+        resident: int = 0,
+        predicates: bool = True,
     ) -> None:
         super().__init__(target, symbol, sizes, index_kind, cluster)
-        self.keeps_registers = keeps_registers  # the assembler spills none so that more blocks fit side by side
+        self.resident = resident  # blocks side by side: the assembler spills no registers for more of them
         self.buffers = buffers
         self.threads = threads
+        self.predicates = predicates  # stores that only some threads do are no branches
         self._known: dict[str, LlvmValue] = {}
         self._predicate: Mask = None  # of threads that store
 
@@ -173,9 +174,9 @@ class Nvptx(Simt):
 
     @contextmanager
     def where_stored(self, mask: Mask) -> Iterator[None]:
-        """Without a branch: the assembler moves no load over one, and what tiles read would come one by one. The
-        largest blocks have too few registers for that."""
-        if mask is None or self.threads > _MOST_THREADS:
+        """Without a branch: the assembler moves no load over one, and what tiles read would come one by one. That
+        takes registers."""
+        if mask is None or not self.predicates:
             with self.where(mask):
                 yield
             return
@@ -282,6 +283,6 @@ class Nvptx(Simt):
         taken += [f"{_GLOBAL} noundef %workspace", *(f"i64 noundef %size{n}" for n in range(len(self.sizes.params)))]
         body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*self.prologue, *self.lines))
         limit = f'"nvvm.maxntid"="{self.threads}"'
-        limit += ' "nvvm.minctasm"="1"' if self.keeps_registers else ""
+        limit += f' "nvvm.minctasm"="{self.resident}"' if self.resident else ""
         limit += f' "nvvm.cluster_dim"="{self.cluster}"' if self.cluster > 1 else ""
         return f"define ptx_kernel void @{self.symbol}({', '.join(taken)}) {limit} {{\nentry:\n{body}\n  ret void\n}}\n"

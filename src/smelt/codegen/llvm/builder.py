@@ -350,6 +350,28 @@ class Builder:
         """Whether `scaled` takes a value like this one."""
         return self.target.has_scalef and x.lanes * BITS[x.kind] % _SCALE_BITS == 0
 
+    def as_bfloat(self, x: LlvmValue) -> LlvmValue:
+        """The bits of a float32 rounded to bfloat16. Where `Target.has_bfloat`."""
+        rounded = self.fresh()
+        self.emit(f"{rounded} = fptrunc {x} to bfloat")
+        return self.op(f"bitcast bfloat {rounded} to i16", "i16", 1)
+
+    def power_of_two(self, x: LlvmValue) -> LlvmValue:
+        """2^x of a float32, below the normal range zero. Where `Target.approximates`."""
+        return self._of_one("llvm.nvvm.ex2.approx.ftz.f32", x)
+
+    def near_reciprocal(self, x: LlvmValue) -> LlvmValue:
+        """1 / x of a float32 of middle size, not quite. Where `Target.approximates`."""
+        return self._of_one("llvm.nvvm.rcp.approx.ftz.f", x)
+
+    def saturated(self, x: LlvmValue) -> LlvmValue:
+        """A float32 between 0 and 1; of NaN 0. Where `Target.approximates`."""
+        return self._of_one("llvm.nvvm.saturate.f", x)
+
+    def _of_one(self, name: str, x: LlvmValue) -> LlvmValue:
+        self.declare(name, "float", ["float"])
+        return self.op(f"call float @{name}({x})", "f32", 1)
+
     def scaled(self, x: LlvmValue, n: LlvmValue) -> LlvmValue:
         """x · 2^n for a float n that is whole, rounded once; of infinite n only where x is finite."""
         name, mask = _SCALE[x.kind]

@@ -283,6 +283,8 @@ def _widen(b: Builder, value: LlvmValue, source: torch.dtype) -> LlvmValue:
 def _narrow(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
     if dtype is torch.float16:
         return b.convert("fptrunc", value, "f16")
+    if b.target.has_bfloat:
+        return b.as_bfloat(value)
     bits = b.bits(value)
     # NaN keeps its sign, as one does that is only moved; with this bit it stays NaN whatever is cut off.
     is_nan, nan = b.fcmp("uno", value, value), b.or_(bits, 0x400000)

@@ -225,7 +225,7 @@ class RowFoldsBody(PhaseBody):
     def _put(self, fold: Accumulate, where: Coordinates, mask: Mask, values: Values) -> None:
         b, dtype = self.b, self._dtype(fold)
         raw = [to_memory(b, each, dtype) for each in values]
-        with b.where_stored(mask):
+        with b.where(mask):
             self._stored(fold.buffer, fold.index, where, raw, base=self._base(fold))
 
     # The end.

@@ -4,6 +4,7 @@ from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.codegen.llvm.math.polynomial import (
     LN2,
     LOG2E,
+    divided,
     polynomial,
     round_scaled,
     scale_by_two_to,
@@ -52,6 +53,9 @@ _TANH_IS_ONE = {"f32": 9.5, "f64": 20.0}
 # Where results are 0 and infinity: below and above these x of exp, of exp2, and -1 below this x of expm1.
 _EXP_ENDS = {"f32": (-104.0, 89.0), "f64": (-746.0, 710.0)}
 _EXP2_ENDS = {"f32": (-151.0, 129.0), "f64": (-1076.0, 1025.0)}
+_EXPONENTS = 252.0  # of normal numbers, less the outermost ones
+_MAGIC_ONE = 12582913.0  # 1.5 · 2^23 + 1: adding it rounds to a whole number, and the exponent of 2^-126 is 1
+_LOG2E_HIGH, _LOG2E_LOW = 1.4426950216293335, 1.92596298909109e-08
 _LIFT = {"f32": 64, "f64": 512}  # what 2^n is multiplied by, where n is 0 or less and may be too small by itself
 _EXPM1_LOW = {"f32": -18.0, "f64": -40.0}
 _EXPM1_IS_X = {"f32": 2.0**-25, "f64": 2.0**-54}
@@ -73,13 +77,27 @@ def _exp_of_reduced(b: Builder, r: LlvmValue, scale: float = 1.0) -> LlvmValue:
     return b.fma(b.fma(upper, r, scale), r, scale)
 
 
+def _exp_by_exp2(b: Builder, x: LlvmValue) -> LlvmValue:
+    """e^x = 2^n · 2^r, where n is the whole number next to x · log2 e within what exponents reach: beyond that r is
+    large, and the product becomes infinite, or rounds below the normal range."""
+    among = b.saturated(b.fma(x, LOG2E / _EXPONENTS, 0.5))
+    shifted = b.fma(among, _EXPONENTS, _MAGIC_ONE)  # its last bits are the exponent of 2^n
+    n = b.fsub(shifted, _MAGIC_ONE + _EXPONENTS / 2)
+    r = b.fma(x, _LOG2E_LOW, b.fma(x, _LOG2E_HIGH, b.fneg(n)))
+    return b.fmul(b.power_of_two(r), b.from_bits(b.shl(b.bits(shifted), 23)))
+
+
 def exp(b: Builder, x: LlvmValue) -> LlvmValue:
+    if b.target.approximates and x.kind == "f32":
+        return _exp_by_exp2(b, x)
     r, n, held = _reduced(b, _between(b, x, _EXP_ENDS[x.kind]))
     return scale_by_two_to(b, _exp_of_reduced(b, r), n, held)
 
 
 def exp_of_negative(b: Builder, x: LlvmValue) -> LlvmValue:
     """exp for x ≤ 0: with e^r made smaller and 2^n larger, both are normal numbers, and their product rounds once."""
+    if b.target.approximates and x.kind == "f32":
+        return _exp_by_exp2(b, x)
     r, n, held = _reduced(b, b.maximum(_EXP_ENDS[x.kind][0], x))
     if b.scales(x):
         return b.scaled(_exp_of_reduced(b, r), n)
@@ -118,7 +136,7 @@ def _expm1_of_reduced(b: Builder, x: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
 def sigmoid(b: Builder, x: LlvmValue) -> LlvmValue:
     """From e = exp(-|x|), which cannot overflow: 1 / (1 + e) on the right, e / (1 + e) on the left."""
     small = exp_of_negative(b, b.copysign(x, -1.0))
-    return b.fdiv(b.select(b.fcmp("oge", x, 0.0), 1.0, small), b.fadd(small, 1.0))
+    return divided(b, b.select(b.fcmp("oge", x, 0.0), 1.0, small), b.fadd(small, 1.0))
 
 
 def tanh(b: Builder, x: LlvmValue) -> LlvmValue:
@@ -133,7 +151,7 @@ def tanh(b: Builder, x: LlvmValue) -> LlvmValue:
     half = b.scaled(b.const(x.kind, 0.5, x.lanes), n) if b.scales(x) else two_to(b, held, -1)
     h = b.fma(half, small, b.fsub(half, 0.5))
     whole = b.select(b.fcmp("olt", limited, _TANH_HALF), h, 1.0)
-    return b.copysign(b.fma(b.fneg(whole), b.fdiv(whole, b.fadd(h, 1.0)), whole), x)
+    return b.copysign(b.fma(b.fneg(whole), divided(b, whole, b.fadd(h, 1.0)), whole), x)
 
 
 def tanh_wide(b: Builder, x: LlvmValue) -> LlvmValue:

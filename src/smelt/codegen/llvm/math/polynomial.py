@@ -95,3 +95,12 @@ def scale_by_two_to(b: Builder, x: LlvmValue, n: LlvmValue, held: LlvmValue) -> 
     half = b.lshr(held, 1)
     rest = b.sub(held, half)
     return b.fmul(b.fmul(x, two_to(b, half)), two_to(b, rest))
+
+
+def divided(b: Builder, a: LlvmValue, by: LlvmValue) -> LlvmValue:
+    """A quotient of numbers of middle size: what a product with about 1 / `by` leaves is divided once more."""
+    if not b.target.approximates or by.kind != "f32":
+        return b.fdiv(a, by)
+    near = b.near_reciprocal(by)
+    first = b.fmul(a, near)
+    return b.fma(b.fma(b.fneg(by), first, a), near, first)
