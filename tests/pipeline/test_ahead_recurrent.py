@@ -22,7 +22,7 @@ BY_CUDNN = ["smelt::cudnn_recurrent", "smelt::cudnn_recurrent_backward"]
 
 pytestmark = [
     pytest.mark.skipif(is_here(CUDA), reason="the device is here, and nothing stands for it"),
-    pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN"),  # which the modules ask for
+    pytest.mark.filterwarnings("error"),  # modules that flatten new weights are warned that there is no cuDNN
 ]
 
 
@@ -55,6 +55,13 @@ def test_layers_are_one_call_each_way(name: str) -> None:
     found = ahead(make(), *shapes)
     assert called(found) == BY_CUDNN
     assert found.plan.random == (("cuda:0",) if name == "dropped out" else ())
+
+
+def test_a_module_lists_its_own_weights_afterwards() -> None:
+    module = nn.LSTM(4, 6)
+    ahead(module, (5, 2, 4))
+    assert all(one is other for one, other in zip(module._flat_weights, module.parameters(), strict=True))
+    assert not module._weights_have_changed()
 
 
 def test_nothing_is_drawn_in_evaluation() -> None:

@@ -13,6 +13,7 @@ Compilers receive `(fx.GraphModule, example_inputs)` and return a callable from 
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -310,9 +311,26 @@ def _replaced(mod: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iter
     try:
         for held, name, _own, other in slots:
             held[name] = other
-        yield
+        with _own_flat_weights(mod):
+            yield
         if any(held.get(name) is not other for held, name, _own, other in slots):
             raise CannotTrace("the module replaces a parameter or buffer")
     finally:
         for held, name, own, _other in slots:
             held[name] = own
+
+
+@contextlib.contextmanager
+def _own_flat_weights(mod: torch.nn.Module) -> Iterator[None]:
+    """Let recurrent layers list the weights that they have now: they would look into the memory of new ones."""
+    parts = [part.__dict__ for part in mod.modules() if isinstance(part, torch.nn.RNNBase)]
+    before = [(held["_flat_weights"], held["_flat_weight_refs"]) for held in parts]
+    try:
+        for held in parts:
+            weights = [held["_parameters"].get(name) for name in held["_flat_weights_names"]]
+            held["_flat_weights"] = weights
+            held["_flat_weight_refs"] = [None if each is None else weakref.ref(each) for each in weights]
+        yield
+    finally:
+        for held, (weights, refs) in zip(parts, before, strict=True):
+            held["_flat_weights"], held["_flat_weight_refs"] = weights, refs
