@@ -618,6 +618,15 @@ def test_means_of_float32_are_rounded_once_where_eager_moves_one_mean_along(
     assert not result[:2].any()
 
 
+def test_a_sixth_of_float32_in_float64_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs that of hardswish, whose kernel says 1.0f / 6.0f; of hardsigmoid's gradient everywhere."""
+    x = torch.randn(5, generator=seeded(1))
+    swish, slope = (DECOMPOSITIONS[op] for op in (aten.hardswish.default, aten.hardsigmoid_backward.default))
+    assert swish(x.double()) is not NotImplemented and slope(x.double(), x.double()) is NotImplemented
+    monkeypatch.setattr("smelt.ops.decompose.activations.on_host", lambda device: False)
+    assert swish(x.double()) is NotImplemented and swish(x) is not NotImplemented
+
+
 @contextlib.contextmanager
 def smelt_kernels_sum() -> Iterator[None]:
     """Sums of float32 as generated code has them, a vector of them and then its halves: PyTorch's own are in parts."""

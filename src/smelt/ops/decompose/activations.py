@@ -8,6 +8,7 @@ The formulas keep to the order of operations of PyTorch's CPU kernels where infi
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from smelt.device.host_library import on_host
 from smelt.ops.decompose.table import choose, constant, decomposes, widen
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ def hardsigmoid_backward(grad: Tensor, x: Tensor) -> Any:
 
 
 @decomposes(aten.hardswish.default)
-def hardswish(x: Tensor) -> Tensor:
+def hardswish(x: Tensor) -> Any:
+    """Left whole in float64 on GPUs, where PyTorch's 1/6 is that of float32."""
+    if x.dtype is torch.float64 and not on_host(x.device):
+        return NotImplemented
     wide = widen(x)
     return (wide * torch.clamp(wide + 3.0, 0.0, 6.0) / 6.0).to(x.dtype)
 
