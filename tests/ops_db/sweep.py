@@ -246,9 +246,16 @@ class Worker:
 
 
 def sweep(
-    cases: Sequence[Case], task: Task, *, jobs: int = 2, limit: float = 90.0, seconds: float = math.inf
+    cases: Sequence[Case],
+    task: Task,
+    *,
+    jobs: int = 2,
+    limit: float = 90.0,
+    seconds: float = math.inf,
+    ready: Sequence[Worker] = (),
 ) -> Iterator[tuple[Case, Answer]]:
-    """Every case with what was found, as answers come in; of those only that are done within `seconds`."""
+    """Every case with what was found, as answers come in; of those only that are done within `seconds`. Workers that
+    are `ready` are taken first."""
     waiting, end = list(reversed(cases)), time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         busy: set[Worker] = set()
@@ -267,8 +274,8 @@ def sweep(
             assert worker.case is not None
             return worker.case
 
-        for _ in range(min(jobs, len(cases))):
-            give(Worker(task))
+        for number in range(max(min(jobs, len(cases)), len(ready))):
+            give(ready[number] if number < len(ready) else Worker(task))
         while busy and time.monotonic() < end:
             for key, _ in selector.select(timeout=1.0):
                 worker: Worker = key.data
@@ -315,12 +322,13 @@ def main() -> int:
         return 0
     only = [name for name in options.only.split(",") if name]
     began = time.monotonic()
+    ready = [Worker(task) for _ in range(options.jobs)]  # which load the database while it is read here
     cases = list(all_cases(options.dtypes.split(","), only, task.device_type))[options.first :]
     left_s = options.seconds - (time.monotonic() - began)
     answers: list[Answer] = []
     waiting = dict.fromkeys(cases)
     failed = 0
-    for case, answer in sweep(cases, task, jobs=options.jobs, limit=options.limit, seconds=left_s):
+    for case, answer in sweep(cases, task, jobs=options.jobs, limit=options.limit, seconds=left_s, ready=ready):
         answers.append(answer)
         waiting.pop(case, None)
         if answer.wrong:

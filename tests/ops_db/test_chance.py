@@ -3,18 +3,22 @@
 Each stands in for compiled code, beside the function that eager runs.
 """
 
+import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+import smelt
+from smelt.codegen.targets import SIMT_HOST
 from tests.ops_db.accuracy import Change, Mode, eager_errors
 from tests.ops_db.chance import Chance, rounded
 from tests.ops_db.comparing import changed, compare
-from tests.targets import seeded
+from tests.targets import on_target, seeded
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -137,6 +141,11 @@ WRONG: dict[str, tuple[Function, Function, tuple[Tensor, ...]]] = {
         lambda x: torch.cat([torch.ones_like(x[:, :1]), _running_products(x[:, 1:], _HALF)], 1),
         (_randn(33, 300, dtype=_HALF, shift=4.0),),
     ),
+    "running sums in float32, one by one": (
+        lambda x: x.cumsum(-1),
+        lambda x: torch.from_numpy(np.cumsum(x.cpu().numpy(), -1)).to(x.device),
+        (_randn(3, 20_000),),
+    ),
     "a function at a point, however steep": (torch.sin, _angle_rounded, (_randn(4000) * 300,)),
     "gelu by tanh": (F.gelu, lambda x: F.gelu(x, approximate="tanh"), (_randn(4000),)),
 }  # fmt: skip
@@ -158,6 +167,39 @@ def test_what_is_right_in_another_way_passes(name: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_a_little_wrong_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (told,) = _judged(WRONG, name, monkeypatch)
+    assert "wrong" in told
+
+
+def _off_by_a_little(coefficients: tuple[float, ...]) -> tuple[float, ...]:
+    return (*coefficients[:-1], coefficients[-1] * (1 + 2.0**-15))
+
+
+_BROKEN: dict[str, tuple[str, Callable[[Any], Any], Function, Tensor]] = {
+    "a coefficient of gelu": (
+        "smelt.codegen.llvm.math.normal._EXPONENT", _off_by_a_little, F.gelu, _randn(20_000)
+    ),
+    "one of its slope": (
+        "smelt.codegen.llvm.math.normal._TAIL", _off_by_a_little, F.gelu, _randn(20_000).requires_grad_()
+    ),
+    "an exponential's last term": (
+        "smelt.codegen.llvm.math.exponential._EXP",
+        lambda table: table | {"f32": _off_by_a_little(table["f32"])},
+        lambda x: torch.softmax(x * 9, -1),
+        _randn(50, 400),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _BROKEN)
+def test_a_kernel_that_is_broken_a_little_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled as it is and with a part of the compiler exchanged, by a GPU's schedules."""
+    place, change, function, x = _BROKEN[name]
+    with on_target(SIMT_HOST):
+        assert compare(function, (x,), {}).wrong == []
+        module, _, attribute = place.rpartition(".")
+        monkeypatch.setattr(place, change(getattr(importlib.import_module(module), attribute)))
+        smelt.reset()
+        (told,) = compare(function, (x,), {}).wrong
     assert "wrong" in told
 
 
