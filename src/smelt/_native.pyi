@@ -382,6 +382,15 @@ def program_layout() -> dict[str, tuple[str, ...]]:
     """The fields of the header of a flat program ("header"), and of the records of each of its sections, by name. What
     writes one declares the same (`smelt.ir.flat.layout`)."""
 
+class StepClock(Protocol):
+    """The clock of a device that is at work when a step has returned, for one call of a program."""
+
+    def after(self) -> object:
+        """Called after each step."""
+
+    def end(self, times: tuple[int, ...], /) -> tuple[int, ...]:
+        """What the steps took in nanoseconds, given what the host's clock says."""
+
 class Runner:
     """A program as one call: `runner(*inputs)` does its steps in order and returns its results.
 
@@ -430,9 +439,9 @@ class Runner:
     def times(self) -> tuple[int, tuple[int, ...]]:
         """How many calls were timed, and the nanoseconds each step took in all of them; (0, ()) if none is."""
 
-    def time(self, on: bool | Callable[[], object], /) -> None:
+    def time(self, on: bool | Callable[[], StepClock], /) -> None:
         """Note from now on how long each step takes, beginning at zero; or no more, which costs nothing. A callable is
-        called after each step: it waits until a device is done with it."""
+        asked for a clock before each call."""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
 

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import smelt
+from smelt.runtime.program.profile import profiling
 from tests.gpu.helpers import kernels_run, made_for_gpu, randn
 
 
@@ -43,3 +44,24 @@ def test_fewer_kernels_than_eager() -> None:
     compiled(x)
     mine, eager = (kernels_run(lambda run=run: run(x)) for run in (compiled, chain))  # type: ignore[misc]
     assert len(mine) == 1 < len(eager), f"{mine}, eager {eager}"
+
+
+def test_times_of_steps_are_those_of_the_gpu() -> None:
+    """What a launch costs the host is no part of them: a short kernel takes as long as the profiler says."""
+    for size, least in ((1 << 12, 0.2), (1 << 26, 20.0)):
+        x = randn(size)
+        with profiling() as times:
+            compiled = smelt.compile(lambda x: x.sin() * 2 + 1)
+            for _ in range(5):
+                compiled(x)
+            (taken,) = times()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(20_000_000)
+        start.record()
+        for _ in range(20):
+            compiled(x)
+        end.record()
+        end.synchronize()
+        wanted = start.elapsed_time(end) / 20 * 1e3
+        found = sum(taken.nanoseconds) / taken.calls / 1e3
+        assert least < found < 2 * wanted + 5, f"{found:.1f} µs, back to back {wanted:.1f}"

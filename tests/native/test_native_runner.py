@@ -321,33 +321,72 @@ def test_steps_are_timed_while_somebody_asks() -> None:
     del callback
 
 
-def test_devices_are_waited_for_after_each_step() -> None:
+class Clock:
+    """Of a device on which every step takes 7 ns."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.seen = seen
+        seen.append("begun")
+
+    def after(self) -> None:
+        self.seen.append("after")
+
+    def end(self, times: tuple[int, ...]) -> tuple[int, ...]:
+        assert all(each >= 0 for each in times)
+        self.seen.append("ended")
+        return (7,) * len(times)
+
+
+def test_a_device_has_a_clock_of_its_own() -> None:
     callback, address = kernel(lambda buffers, threads, space: seen.append("kernel"))
     seen: list[str] = []
 
-    def wait() -> None:
-        seen.append("waited")
-        time.sleep(0.02)
+    def clock() -> Clock:
+        return Clock(seen)
 
     made = runner((AllocateStep(2), LaunchStep("k", Launcher(address, 1, 0, 0), (0,))), (Ref(2),))
-    made.time(wait)
-    made(Buffer(1))
-    assert seen == ["waited", "kernel", "waited"]
-    assert made.times[0] == 1 and all(each >= 20_000_000 for each in made.times[1])
-    before = sys.getrefcount(wait)
+    made.time(clock)
+    made(Buffer(1)), made(Buffer(1))
+    assert seen == ["begun", "after", "kernel", "after", "ended"] * 2 and made.times == (2, (14, 14))
+    before = sys.getrefcount(clock)
     made.time(True)
     made(Buffer(1))
-    assert seen[3:] == ["kernel"] and sys.getrefcount(wait) == before - 1
+    assert seen[10:] == ["kernel"] and sys.getrefcount(clock) == before - 1
+    del callback
+
+
+@pytest.mark.parametrize("where", ["begin", "after", "end", "count", "kind"])
+def test_a_clock_that_fails(where: str) -> None:
+    class Failing(Clock):
+        def __init__(self) -> None:
+            super().__init__([])
+            assert where != "begin"
+
+        def after(self) -> None:
+            assert where != "after"
+
+        def end(self, times: tuple[int, ...]) -> Any:
+            assert where != "end"
+            return {"count": (1,), "kind": (1, "a")}[where]
+
     failing = runner((AllocateStep(2), AllocateStep(3)), ())
-    failing.time(lambda: 1 // 0)
-    with pytest.raises(ZeroDivisionError) as failure:
-        failing(Buffer(1))
-    assert failure.value.smelt_step == 0  # type: ignore[attr-defined]
+    failing.time(Failing)
+    for _ in range(2):
+        with pytest.raises((AssertionError, TypeError)):
+            failing(Buffer(1))
+    assert failing.times == (0, (0, 0))
+
+
+def test_timing_that_ends_while_a_call_runs() -> None:
     off = runner((AllocateStep(2),), ())
-    off.time(lambda: off.time(False))
+
+    class Ending(Clock):
+        def after(self) -> None:
+            off.time(False)
+
+    off.time(lambda: Ending([]))
     off(Buffer(1))
     assert off.times == (0, ())
-    del callback
 
 
 def test_a_call_that_fails_is_not_timed() -> None:

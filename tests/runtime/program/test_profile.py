@@ -1,13 +1,14 @@
 """Programs are timed step by step while somebody asks, and only those made meanwhile."""
 
-from typing import Any
+import contextlib
+from typing import ClassVar
 
 import pytest
 import torch
 
 import smelt
 from smelt.base.events import collect
-from smelt.ir.program import Place, Program, ProgramBuffer
+from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.program import profile
 from smelt.runtime.program.profile import profiling
@@ -56,27 +57,68 @@ def test_results_are_the_same() -> None:
         assert torch.equal(smelt.compile(f)(X, W), plain)
 
 
-def test_gpus_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a program on a GPU each step is over when the GPU is done."""
+class Event:
+    """Of a GPU on which time passes by events alone: 2 µs from one to the next."""
 
-    class Executable:
-        def __init__(self, device: str) -> None:
-            buffer = ProgramBuffer("x", TensorSpec((1,), (1,), torch.float32, torch.device(device)), Place.INPUT)
-            self.program, self.run, self.on = Program("p", (buffer,), ("x",), (), (), ()), self, None
+    made: ClassVar[list["Event"]] = []
 
-        def time(self, on: Any) -> None:
-            self.on = on
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
 
-    asking: list[list[Any]] = [[]]
+    def record(self, stream: str) -> None:
+        assert stream == "stream of 1"
+        self.made.append(self)
+
+    def elapsed_time(self, other: "Event") -> float:
+        return 0.002 * (self.made.index(other) - self.made.index(self))
+
+    def synchronize(self) -> None:
+        assert self is self.made[-1]
+
+
+@pytest.mark.parametrize("recording", [False, True])
+def test_steps_on_a_gpu_are_timed_by_its_own_clock(recording: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU is kept busy until all is launched. Not while a CUDA graph is recorded, which waiting would end."""
+    slept: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", "stream of {}".format)
+    monkeypatch.setattr(torch.cuda, "device", lambda gpu: contextlib.nullcontext())
+    monkeypatch.setattr(profile, "_gpus", lambda program: {1})
+    monkeypatch.setattr(profile, "_steps_on_gpu", lambda program: [True] * (len(program.steps) - 1) + [False])
+    monkeypatch.setattr(Event, "made", [])
+    with profiling() as times:
+        compiled = smelt.compile(f)
+        for _ in range(2):
+            compiled(X, W)
+        (taken,) = times()
+    assert taken.calls == 2 and len(taken.nanoseconds) > 1 and len(slept) == (0 if recording else 2)
+    assert (set(taken.nanoseconds[:-1]) == {2 * 2000}) is not recording
+    assert taken.nanoseconds[-1] > 2 * 2000  # of the host, by its clock
+
+
+def test_several_gpus_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
-    monkeypatch.setattr(profile, "_asking", asking)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    host, gpu = Executable("cpu"), Executable("cuda:1")
-    profile.note(host)
-    profile.note(gpu)
-    assert host.on is True and callable(gpu.on)
-    for recording in (True, False):
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda recording=recording: recording)
-        gpu.on()
-        assert waited == ([] if recording else [0, 1])
+    monkeypatch.setattr(profile, "_steps_on_gpu", lambda program: [True] * len(program.steps))
+    monkeypatch.setattr(profile, "_gpus", lambda program: {1, 0})
+    with profiling() as times:
+        smelt.compile(f)(X, W)
+        (taken,) = times()
+    assert waited[:2] == [0, 1] and taken.calls == 1 and all(each > 0 for each in taken.nanoseconds)
+
+
+def test_which_steps_are_on_a_gpu() -> None:
+    places = [("x", "cpu"), ("y", "cuda:1"), ("z", "cuda:1")]
+    buffers = tuple(
+        ProgramBuffer(name, TensorSpec((1,), (1,), torch.float32, torch.device(device)), Place.FRESH)
+        for name, device in places
+    )
+    copy, sine = torch.ops.aten._to_copy.default, torch.ops.aten.sin.default
+    read = {name: Operand(name, (1,), (1,), 0) for name, _ in places}
+    steps = (Library(sine, (read["x"],), {}, ("x",)), Library(copy, (read["x"],), {}, ("y",)))
+    steps += (Library(sine, (read["y"],), {}, ("z",)),)
+    program = Program("p", buffers, (), (), steps, ())
+    assert profile._steps_on_gpu(program) == [False, True, True] and profile._gpus(program) == {1}

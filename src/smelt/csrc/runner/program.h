@@ -34,7 +34,7 @@ typedef struct {
     Workspace workspace;
     int64_t *taken; /* nanoseconds per step, over `timed_calls` calls; NULL: nobody asks */
     int64_t timed_calls;
-    PyObject *wait; /* called after each step that is timed, until a device is done with it; NULL: nothing to wait for */
+    PyObject *clock; /* makes the clock of a device for each call that is timed; NULL: the host's will do */
 } Runner;
 
 extern PyTypeObject RunnerType;

@@ -36,8 +36,28 @@ nanoseconds(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* What a device's clock says of a call whose steps took so long by the host's. 0, or -1 with an exception. */
+static int
+ask_clock(PyObject *clock, int64_t *taken, int64_t count)
+{
+    PyObject *times = tuple_of(taken, count);
+    PyObject *found = times ? PyObject_CallMethod(clock, "end", "(O)", times) : NULL;
+    Py_XDECREF(times);
+    int status = found ? 0 : -1;
+    if (status == 0 && (!PyTuple_Check(found) || PyTuple_GET_SIZE(found) != count)) {
+        PyErr_SetString(PyExc_TypeError, "end() of a clock returns a time for each step");
+        status = -1;
+    }
+    for (int64_t i = 0; status == 0 && i < count; i++) {
+        taken[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(found, i));
+        status = taken[i] == -1 && PyErr_Occurred() ? -1 : 0;
+    }
+    Py_XDECREF(found);
+    return status;
+}
+
 /* The same, with a look at the clock after each step. Threads add to what the program has taken so far in turn: each
-   notes its own times first. What a device does after a step has returned is waited for, if somebody said how. */
+   notes its own times first. A device may have a clock of its own, as it is at work when a step has returned. */
 static int
 run_steps_timed(Run *run, Runner *program)
 {
@@ -46,19 +66,22 @@ run_steps_timed(Run *run, Runner *program)
     if (taken == NULL) {
         return run_steps(run);
     }
-    PyObject *wait = NULL;
-    if (program->wait) {
-        acquire_gil(run);
-        wait = Py_XNewRef(program->wait);
-    }
+    PyObject *clock = NULL;
     int status = 0;
+    if (program->clock) {
+        acquire_gil(run);
+        PyObject *make = Py_XNewRef(program->clock); /* another thread may just have ceased to ask */
+        clock = make ? PyObject_CallNoArgs(make) : NULL;
+        status = make && clock == NULL ? -1 : 0;
+        Py_XDECREF(make);
+    }
     int64_t before = nanoseconds();
     for (int64_t i = 0; status == 0 && i < count; i++) {
         run->step = i;
         status = run_step(run, &run->table->steps[i]);
-        if (status == 0 && wait) {
+        if (status == 0 && clock) {
             acquire_gil(run);
-            PyObject *result = PyObject_CallNoArgs(wait);
+            PyObject *result = PyObject_CallMethod(clock, "after", NULL);
             Py_XDECREF(result);
             status = result ? 0 : -1;
         }
@@ -67,7 +90,10 @@ run_steps_timed(Run *run, Runner *program)
         before = after;
     }
     come_back(run);
-    Py_XDECREF(wait);
+    if (status == 0 && clock) {
+        status = ask_clock(clock, taken, count);
+    }
+    Py_XDECREF(clock);
     if (status == 0 && program->taken) {
         program->timed_calls++;
         for (int64_t i = 0; i < count; i++) {

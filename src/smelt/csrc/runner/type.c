@@ -17,7 +17,7 @@ runner_traverse(Runner *self, visitproc visit, void *arg)
     Py_VISIT(self->release);
     Py_VISIT(self->threads);
     Py_VISIT(self->watchers);
-    Py_VISIT(self->wait);
+    Py_VISIT(self->clock);
     return 0;
 }
 
@@ -33,7 +33,7 @@ runner_clear(Runner *self)
     Py_CLEAR(self->release);
     Py_CLEAR(self->threads);
     Py_CLEAR(self->watchers);
-    Py_CLEAR(self->wait);
+    Py_CLEAR(self->clock);
     return 0;
 }
 
@@ -50,7 +50,8 @@ runner_dealloc(Runner *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* time(on): notes from now on how long each step takes, from zero; or no more. A callable waits for a device. */
+/* time(on): notes from now on how long each step takes, from zero; or no more. A callable makes a device's clock for each
+   call. */
 static PyObject *
 runner_time(Runner *self, PyObject *on)
 {
@@ -61,7 +62,7 @@ runner_time(Runner *self, PyObject *on)
     free(self->taken);
     self->taken = wanted ? calloc((size_t)self->table.counts[STEPS] + 1, sizeof *self->taken) : NULL;
     self->timed_calls = 0;
-    Py_XSETREF(self->wait, wanted && PyCallable_Check(on) ? Py_NewRef(on) : NULL);
+    Py_XSETREF(self->clock, wanted && PyCallable_Check(on) ? Py_NewRef(on) : NULL);
     if (wanted && self->taken == NULL) {
         return PyErr_NoMemory();
     }
