@@ -83,6 +83,15 @@ def test_a_backward_runs_on_the_streams_of_its_forward(place: int, monkeypatch: 
     words_of(tensor)[place // 8] = 0
 
 
+def test_nodes_are_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks first: where inputs of nodes are is found out before what is in them."""
+    monkeypatch.setattr(NODES, "found", None)
+    monkeypatch.setattr(NODES, "_reason", None)
+    with pytest.raises((RuntimeError, AssertionError)):  # there is no CUDA to make nodes on
+        node_streams._find()
+    assert NODES.found is not None
+
+
 def test_other_devices_have_no_streams_that_are_known() -> None:
     tensor = torch.ones(2, device="meta", requires_grad=True) * 2
     reading = read(tensor)

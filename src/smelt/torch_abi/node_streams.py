@@ -68,9 +68,9 @@ def streams_of(layout: NodeLayout, place: int, address: int) -> list[int]:
 
 def _find() -> int:
     """Where an input has it: nodes on three streams differ there."""
-    layout = NODES.found
+    reason, layout = NODES.why_not(), NODES.found
     if layout is None:
-        raise NotFound(f"inputs of nodes: {NODES.why_not()}")
+        raise NotFound(f"inputs of nodes: {reason}")
     leaf = torch.empty(2, 3, device="cuda", requires_grad=True)
     streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(3))]  # type: ignore[no-untyped-call]
     nodes = []
