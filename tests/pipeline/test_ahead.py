@@ -369,13 +369,15 @@ def test_what_is_updated_by_numbers_of_the_host_is_written_where_it_lies() -> No
             mean.mul_(0.9).add_(param)
             param.sub_(mean * (0.1 / (1 - 0.9**step)))
 
-    shapes = [(40, 8), (50,), (60, 4)]
+    shapes = [(40, 8), (50,), (60, 4), (70,), (80, 2)]
     specs = [spec_like(shape) for shape in shapes]
     with torch.no_grad():
         found = ahead(update, specs, specs, [spec_like((), device="cpu") for _ in shapes])
     assert set(found.forward.outputs) == {None}
     made = [each.spec.shape for each in found.forward.buffers if each.place is not Place.INPUT]
     assert not set(made) & set(shapes)
+    steps = [step.op for step in found.forward.steps if isinstance(step, Library)]
+    assert steps == [aten.stack.default, aten._to_copy.default, aten.unbind.int]  # one copy, whatever their number
 
 
 def test_targets_without_a_name_here_are_refused() -> None:

@@ -168,6 +168,8 @@ _SURE = frozenset(
         aten.baddbmm.out,
         aten.cat.out,
         aten.clone.default,
+        aten.stack.default,
+        aten.unbind.int,
         aten._to_copy.default,
         aten.convolution.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
