@@ -1,5 +1,7 @@
 """What one kernel would leave for another, computed in both: as few bytes as can be, and the same numbers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -86,3 +88,11 @@ def test_what_is_returned_is_read() -> None:
     (program,) = found.programs
     launches = [step for step in program.steps if isinstance(step, Launch)]
     assert "sin" not in str(launches[-1].kernel.stages)
+
+
+def test_a_kernel_of_which_nothing_is_left_is_not_launched() -> None:
+    """All that read it compute it themselves."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    spec = replace(spec_like((5, 3, 16, 16)), requires_grad=True)
+    for program in compile_ahead(model, [spec], Options(target="sm_90")).programs:
+        assert all(step.args for step in program.steps if isinstance(step, Launch))

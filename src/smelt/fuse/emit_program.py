@@ -82,6 +82,8 @@ class _Builder:
                 events.emit("fusion", text, Made(group.call.name, (group.call.name,), group.call.why))
             return [self._library(group.call)]
         stored = {value for value in group.members if self._leaves(group, value)}
+        if not stored:  # whoever reads what it computes does so itself
+            return []
         assembled = self._kernel(group, stored)
         for value in assembled.values:
             if value.is_computed:
