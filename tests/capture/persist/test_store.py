@@ -14,6 +14,7 @@ import torch
 import smelt
 from smelt.base.events import collect
 from smelt.capture.persist import deserialize, serialize
+from tests.capture.fake_gpus import Gpus
 from tests.capture.generated.grammar import program_of
 from tests.capture.generated.loaded import failure_of
 from tests.capture.generated.repro import repro
@@ -461,6 +462,20 @@ def test_another_machine(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> Non
         assert worlds.run(text, given).loaded == 0
     worlds.run(text, given)
     assert worlds.run(text, given).loaded == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_another_current_gpu(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is one GPU, their number is asked for once; where there are several, the current one at each call."""
+    text = HEAD + "def program(x):\n    return x * 2 + torch.cuda.current_device()"
+    outcomes = []
+    for count, current in ((1, 0), (1, 0), (2, 1), (2, 1), (2, 0), (1, 0)):
+        with monkeypatch.context() as alone:
+            Gpus(alone, count).current = current
+            ran = worlds.run(text, given)
+            outcomes.append(ran.loaded)
+            assert torch.equal(ran.result, X * 2 + current)
+    assert outcomes[0] == 0 and outcomes[1] == 1 and outcomes[2] == 0
 
 
 def test_no_cached_function_is_called_that_the_program_would_not_call(worlds: Worlds) -> None:
