@@ -35,6 +35,28 @@ def _gelu_slope(x: torch.Tensor) -> torch.Tensor:
     return slope
 
 
+def _philox(*given: torch.Tensor) -> torch.Tensor:
+    """One word of four that Philox4x32-10 makes of a seed, a sequence and a counter, each of 64 bits: from 0 to
+    2³² - 1, as far as the dtype holds it."""
+    seed, sequence, counter, word = torch.broadcast_tensors(*(each.to(torch.int64) for each in given))
+    mask = 0xFFFFFFFF
+
+    def halves(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return value & mask, value >> 32 & mask
+
+    def upper(value: torch.Tensor, factor: int) -> torch.Tensor:
+        """Of the product of two words."""
+        return (value * (factor >> 16) + (value * (factor & 0xFFFF) >> 16)) >> 16 & mask
+
+    (low, high), (x, y), (z, w) = halves(seed), halves(counter), halves(sequence)
+    for number in range(10):
+        keys = low + number * 0x9E3779B9 & mask, high + number * 0xBB67AE85 & mask
+        first, second = upper(x, 0xD2511F53), upper(z, 0xCD9E8D57)
+        x, y, z, w = second ^ y ^ keys[0], z * 0xCD9E8D57 & mask, first ^ w ^ keys[1], x * 0xD2511F53 & mask
+    found = torch.stack([x, y, z, w])
+    return found.gather(0, (word & 3)[None])[0].to(given[0].dtype)
+
+
 SCALAR_OPS: dict[str, ScalarOp] = {}
 
 
@@ -97,6 +119,8 @@ _define("xor", 2, "ib", torch.bitwise_xor)
 _define("not", 1, "ib", torch.bitwise_not)
 _define("shl", 2, "i", torch.bitwise_left_shift)
 _define("shr", 2, "i", torch.bitwise_right_shift)
+# random words: of a seed, a sequence and a counter, which of four
+_define("philox", 4, "i", _philox)
 
 
 def kind_of(dtype: torch.dtype) -> str:

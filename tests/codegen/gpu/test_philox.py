@@ -7,10 +7,11 @@ from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import ptx
 from smelt.codegen.gpu.host import HostWarp, describe_host_warps
 from smelt.codegen.gpu.nvptx import Nvptx
-from smelt.codegen.gpu.philox import Draws, drawn, philox, uniform
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
+from smelt.codegen.llvm.philox import Draws, drawn, philox, uniform
 from smelt.codegen.llvm.runtime_sizes import Sizes
+from smelt.ir.scalar import SCALAR_OPS
 
 WARP = 8
 MASK = 0xFFFFFFFF
@@ -116,3 +117,15 @@ def test_as_ptx() -> None:
     text = ptx("\n".join([*sorted(b.declared), b.function()]), target)
     assert "mul.wide.u32" in text or "mul.hi.u32" in text
     assert "call" not in text
+
+
+def test_in_the_kernel_form() -> None:
+    """The reference of the scalar operation is what the authors say."""
+    generator = torch.Generator().manual_seed(0)
+    seeds, sequences, counters = (
+        torch.randint(-(1 << 63), (1 << 63) - 1, (50,), generator=generator) for _ in range(3)
+    )
+    found = [SCALAR_OPS["philox"].reference(seeds, sequences, counters, torch.full((50,), word)) for word in range(4)]
+    for row, given in enumerate(zip(seeds.tolist(), sequences.tolist(), counters.tolist(), strict=True)):
+        seed, sequence, counter = ((value & MASK, value >> 32 & MASK) for value in given)
+        assert plain((*counter, *sequence), seed) == tuple(int(each[row]) for each in found)

@@ -12,6 +12,7 @@ import torch
 from smelt.codegen.llvm.builder import BITS, SIGNED_LESS, UNSIGNED_LESS, Builder, LlvmValue
 from smelt.codegen.llvm.math import FLOAT32, FLOAT64
 from smelt.codegen.llvm.math.remainder import fmod
+from smelt.codegen.llvm.philox import word_of
 from smelt.ir.scalar import kind_of
 from smelt.symbolic.symsize import is_symsize, varies
 
@@ -212,6 +213,11 @@ def _integer_extreme(how: str) -> Lower:
     return lower
 
 
+def _philox(b: Builder, dtype: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+    wide = [cast(b, arg, dtype, torch.int64) for arg in args]
+    return cast(b, word_of(b, *wide), torch.int64, dtype)
+
+
 _INTEGER_OPS: dict[str, Lower] = {
     "add": _binary("add"),
     "sub": _binary("sub"),
@@ -227,6 +233,7 @@ _INTEGER_OPS: dict[str, Lower] = {
     "minimum": _integer_extreme("min"),
     "shl": lambda b, dtype, args: _shift(b, "shl", dtype, *args),
     "shr": lambda b, dtype, args: _shift(b, "shr", dtype, *args),
+    "philox": _philox,
 }
 
 

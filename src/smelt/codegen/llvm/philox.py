@@ -7,15 +7,11 @@ A CUDA generator has a seed and an offset. A kernel of PyTorch's has `threads` o
 the seed's numbers, from `offset / 4` on; the generator's offset then moves by as many words as each drew at most. So
 what any element gets follows from its number alone: `drawn`.
 
-Not yet in the kernel form. It is to be an instruction of it,
-
-    Random(out, seed: str, offset: int, index: Index, layout: Draws)      out = u of the element at `index`, f32
-
-with `seed` a buffer of two i64, the seed and the offset that the generator has when the program runs (where a CUDA
-graph is captured, the tensors that PyTorch keeps for it), `offset` how far earlier draws of the same program have moved
-it, and `layout` a `Draws`: how many elements there are, how many threads PyTorch would launch for them, how many side
-by side each would take. What masks dropout keeps is then `lt u, 1 - p`; a thread that takes four points side by side
-computes one counter for them. The runtime moves the generator on by `Draws.words` before the launch, as eager does.
+In the kernel form it is the scalar operation `philox`: a seed, a sequence, a counter and which of its four words, all
+integers, give the word. What masks dropout keeps is then arithmetic: the place of an element as `place_of` has it, the
+word as a number as `uniform` has it, and `lt u, 1 - p`. The seed and the offset are to be read from memory, as a
+generator has them when a program runs; whoever launches moves the generator on by `Draws.words` before, as eager does.
+No graph has it yet.
 """
 
 from collections.abc import Sequence
@@ -112,6 +108,15 @@ def words_of(b: Builder, seed: LlvmValue, offset: LlvmValue, thread: LlvmValue, 
 
 def _halves(b: Builder, value: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
     return b.convert("trunc", value, "i32"), b.convert("trunc", b.lshr(value, 32), "i32")
+
+
+def word_of(b: Builder, seed: LlvmValue, sequence: LlvmValue, counter: LlvmValue, word: LlvmValue) -> LlvmValue:
+    """One of the four words of a counter, all i64."""
+    found = philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
+    which, chosen = b.and_(word, _AT_ONCE - 1), found[0]
+    for number in range(1, _AT_ONCE):
+        chosen = b.select(b.icmp("eq", which, number), found[number], chosen)
+    return b.convert("zext", chosen, "i64")
 
 
 def drawn(b: Builder, draws: Draws, seed: LlvmValue, offset: LlvmValue, element: LlvmValue) -> LlvmValue:
