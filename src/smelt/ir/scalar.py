@@ -38,7 +38,8 @@ def _gelu_slope(x: torch.Tensor) -> torch.Tensor:
 def _philox(*given: torch.Tensor) -> torch.Tensor:
     """One word of four that Philox4x32-10 makes of a seed, a sequence and a counter, each of 64 bits: from 0 to
     2³² - 1, as far as the dtype holds it."""
-    seed, sequence, counter, word = torch.broadcast_tensors(*(each.to(torch.int64) for each in given))
+    whole = [each.to(torch.int64) for each in given]
+    seed, sequence, counter, word = torch.broadcast_tensors(*whole)  # type: ignore[no-untyped-call]
     mask = 0xFFFFFFFF
 
     def halves(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
