@@ -30,7 +30,8 @@ _HALF = (torch.bfloat16, torch.float16)
 # By the name before the overload, without the "_" of those that write into their first argument.
 _SUMS = frozenset(
     (
-        "sum", "mean", "nansum", "var", "var_mean", "std", "std_mean", "cumsum", "trace", "dot", "vdot", "mv",
+        "sum", "mean", "nansum", "var", "var_mean", "std", "std_mean", "cumsum", "logsumexp", "logcumsumexp",
+        "trace", "dot", "vdot", "mv",
         "mm", "bmm", "addmv", "addmm", "baddbmm", "addbmm", "scatter_add", "scatter_reduce", "index_add",
         "index_put", "_index_put_impl", "_unsafe_index_put", "index_reduce", "segment_reduce",
         "embedding_dense_backward", "_embedding_bag", "convolution", "convolution_backward", "avg_pool2d",
