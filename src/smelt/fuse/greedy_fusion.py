@@ -109,10 +109,10 @@ def _reader(groups: Groups, user: FusionValue) -> Group | None:
 def join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozenset[int]) -> None:
     """Merge groups that read the same big value point by point."""
     for value in lowered.values:
-        if len(value.users) < 2 or hint(value.numel) < 2:
+        if hint(value.numel) < 2 or not value.users:
             continue
         first: Group | None = None
-        for user in sorted(set(value.users), key=lambda user: user.id):
+        for user in sorted(_readers(groups, value), key=lambda user: user.id):
             group = groups.by_value.get(user)
             if group is None or user.id in alone or not known_equal(group.points, value.numel) or group is first:
                 continue
@@ -127,6 +127,14 @@ def join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozenset
             elif fuel.take(first, group):
                 merge(groups, first, group, plan)
                 first.members.sort(key=lambda member: member.id)
+
+
+def _readers(groups: Groups, value: FusionValue) -> set[FusionValue]:
+    """Who reads a value, or what is computed of it by every reader anew."""
+    found: set[FusionValue] = set()
+    for user in set(value.users):
+        found |= _readers(groups, user) if user in groups.inlined else {user}
+    return found
 
 
 def recompute(groups: Groups, fuel: Fuel, alone: frozenset[int] = frozenset()) -> None:

@@ -16,7 +16,7 @@ from tests.codegen.cpu.test_online_softmax import LOG_SOFTMAX, LOGSUMEXP
 from tests.codegen.gpu.on_host import OnHost, ptx
 from tests.codegen.gpu.test_long_rows import log_sum, softmax
 from tests.codegen.gpu.test_ptx import assembled, assembled_here
-from tests.ir.kernels import LAYER_NORM, sized
+from tests.ir.kernels import LAYER_NORM, SOFTMAX, sized
 from tests.kernel_text import parse_kernel
 
 # A softmax whose powers are put aside in the output, as of rows too long for scratch.
@@ -47,6 +47,38 @@ FORMS = {"log_softmax": LOG_SOFTMAX, "logsumexp": LOGSUMEXP, "layer_norm": LAYER
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows are enough for the whole chip."""
     monkeypatch.setattr(grid_plan, "_MULTIPROCESSORS", 2)
+    monkeypatch.setattr(grid_plan, "_CLUSTER_MODE", "registers")
+    monkeypatch.setattr(grid_plan, "_STREAM_TILES", 100)
+
+
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are read again do not stay there, unless few are under way."""
+    monkeypatch.setattr(grid_plan, "_CLUSTER_MODE", "cache")
+    monkeypatch.setattr(grid_plan, "_CACHE_BYTES", 1 << 17)
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("form", ["softmax", "log_softmax", "layer_norm", "aside"])
+@pytest.mark.parametrize("cols", [3001, 5000, 9999])
+def test_a_row_is_read_again_by_blocks_that_share_it(small_cache: None, form: str, cols: int, aligned: bool) -> None:
+    text = SOFTMAX if form == "softmax" else FORMS[form]
+    made = OnHost(parse_kernel(sized(text, 3, cols)), cluster=8, aligned=aligned)
+    (phase,) = made.plan.phases
+    assert phase.cluster > 1 and not phase.unrolled and phase.blocks == 3 * phase.cluster
+    made.check(atol=1e-6 if form != "layer_norm" else None)
+
+
+def test_rows_of_any_length_share_blocks(small_cache: None) -> None:
+    kernel = parse_kernel(SOFTMAX.format(rows="s0", cols="s1", total="s0*s1"), {"s0": 40, "s1": 5000})
+    made = OnHost(kernel, cluster=8)
+    assert made.plan.phases[0].cluster > 1
+    for rows, cols in [(2, 4), (3, 4000), (2, 6004)]:
+        made.check({"s0": rows, "s1": cols}, atol=1e-6)
+
+
+def test_rows_that_are_read_once_by_a_loop_need_no_other_blocks(small_cache: None) -> None:
+    assert OnHost(log_sum(3, 9000), cluster=8).plan.phases[0].cluster == 1
 
 
 def aside(rows: int, cols: int) -> Kernel:

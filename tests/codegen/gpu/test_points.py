@@ -1,8 +1,11 @@
 """Pointwise kernels: vectors of any number of points, several a thread; vectors for sizes that vary."""
 
 import pytest
+import torch
 
 from smelt.codegen.gpu import grid_plan
+from smelt.codegen.gpu.grid_plan import Along
+from smelt.codegen.gpu.phase_kernels import in_one_loop
 from smelt.ir.kernel import Kernel
 from tests.codegen.gpu.on_host import OnHost, ptx
 from tests.kernel_text import parse_kernel
@@ -110,3 +113,39 @@ def test_sixteen_bytes_at_once() -> None:
     text = ptx(update((1 << 24) + 1))
     assert text.count("ld.global.v4.b32") + text.count("ld.global.nc.v4.b32") >= 3
     assert text.count("st.global.v4.b32") >= 2 and "local" not in text
+
+
+UPDATE = """
+kernel update rows({rows}) cols(j:{cols})
+  in g: f32[{total}]
+  in rate: f32[1]
+  inout p: f32[{total}]
+  row:
+    r = load {rate}
+    s = sqrt r : f32
+  loop:
+    a = load g[{at}]
+    b = mul a, s : f32
+    c = load p[{at}]
+    d = sub c, b : f32
+    store p[{at}] = d
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 37])
+def test_scalars_that_are_computed_first_are_computed_at_every_point(rows: int) -> None:
+    several = rows > 1
+    kernel = parse_kernel(
+        UPDATE.format(
+            rows=f"i:{rows}" if several else "", cols=1001, total=rows * 1001, at="1001*i + j" if several else "j",
+            rate="rate[0]",
+        )
+    )  # fmt: skip
+    made = OnHost(kernel)
+    assert [phase.along for phase in made.plan.phases] == [Along.POINTS]
+    made.check(given=[torch.randn(rows * 1001), torch.tensor([0.5])])
+
+
+def test_scalars_that_a_point_overwrites_are_computed_before_all() -> None:
+    kernel = parse_kernel(UPDATE.format(rows="", cols=1001, total=1001, at="j", rate="p[3]"))
+    assert in_one_loop(kernel) is kernel

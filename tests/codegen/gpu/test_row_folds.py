@@ -159,6 +159,7 @@ def test_the_next_row_is_read_while_one_is_computed(
     monkeypatch: pytest.MonkeyPatch, rows: int, cols: int, dtype: str
 ) -> None:
     monkeypatch.setattr(grid_plan, "_resident", lambda made: 3)
+    monkeypatch.setattr(grid_plan, "_MULTIPROCESSORS", 1)
     made = OnHost(norm(rows, cols, dtype))
     folds = made.plan.phases[0].folds
     assert made.plan.phases[0].prefetches and folds is not None and folds.each > 1

@@ -154,7 +154,7 @@ class CudaGenerator(GpuGenerator):
             buffers=sizes.place,
             threads=phase.threads,
             cluster=phase.cluster,
-            resident=1 if phase.prefetches else 2 if phase.folds is not None and not phase.unrolled else 0,
+            resident=phase.resident,
             predicates=phase.threads <= _MANY_THREADS and (phase.folds is None or phase.unrolled),
         )
 

@@ -17,7 +17,15 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import fold_rows_first, indices, is_pointwise, merged, without_unit_axes
 from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.gpu.long_rows import online_loops, outputs_aside, recomputed
-from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, kept_aside, scratch_in_memory, split_rows, turned
+from smelt.codegen.gpu.phase_kernels import (
+    Bound,
+    PhaseKernel,
+    in_one_loop,
+    kept_aside,
+    scratch_in_memory,
+    split_rows,
+    turned,
+)
 from smelt.codegen.gpu.row_folds import OnePass, RowFolds, finishing, in_one_pass, preloadable, row_reads, with_room
 from smelt.codegen.gpu.scan_kernels import has_logs, has_scans, scan_kernels, split_scan
 from smelt.codegen.gpu.scatters.run_levels import RunLevel, run_levels
@@ -36,9 +44,16 @@ _MOST_VECTORS = 4  # that a thread reads before it computes
 _BYTES_IN_FLIGHT = 64  # that it reads so
 _MOST_THREADS = 1024
 _MOST_TILES = 8  # of a row, a thread: more are not unrolled
+_ROW_THREADS = 256  # that a row has before each of them has more values of it
+_ROW_VALUES = 32
 _FEW_TILES = 2  # of a row, that a thread has before there are more threads
+_CLUSTER_MODE = "cache"
+_CLUSTER_RESIDENT = 1536  # threads of a multiprocessor that have rows under way
+_CACHE_BYTES = 16 << 20  # of rows under way, that are still in the cache when they are read again
 _CLUSTER_THREADS = 512  # of a block that shares its row with others
 _CLUSTER_VALUES = 32  # that a thread of it keeps, where a cluster can be large enough
+_STREAM_TILES = 4  # of a row, a thread: of more, loops take a few at a time if they read them once
+_STREAM_THREADS = 512
 _REGISTER_FILE = 65536  # of a multiprocessor, which has a block of 1024 threads at least
 _REGISTERS = 80  # of those a thread may spend on what it keeps of a row
 _WORKING_REGISTERS = 24
@@ -49,7 +64,6 @@ _TEAMS_THREADS = 256  # of a block that several teams make
 _MOST_ROWS_EACH = 128  # that a block goes through one after the other: their sums are no longer chains than that
 _FOLD_VALUES = 64  # that a thread has of a row and of the folds over rows, where more threads can share it
 _PREFETCH = True
-_PREFETCH_BLOCKS = 2
 _MOST_WARPS = 16  # that share rows side by side
 _LEAST_BYTES = 64  # that a warp reads side by side
 _LEAST_WORK = 8192  # points that are worth a block of their own
@@ -85,6 +99,7 @@ class PhasePlan:
     vectors: int = 1  # of `width` points each, that a thread of a pointwise kernel has
     preloads: bool = False  # what is the same in all of those rows is loaded once
     prefetches: bool = False  # the next of those rows is read while one is computed
+    resident: int = 0  # blocks that a multiprocessor has to run at the same time; 0 for as many as there happen to fit
     runs: RunLevel | None = None  # of a scatter's points that are sorted: what is folded is said here
     cluster: int = 1  # blocks that share a row
 
@@ -159,7 +174,7 @@ def plan(kernel: Kernel, warp: int, cluster: int = 1) -> GridPlan:
     chip = _Chip(warp, cluster)
     if contraction_of(kernel) is not None:
         raise SmeltError("SM030", f"kernel {kernel.name} is a product: no GPU schedule has those, the library does")
-    simple = without_unit_axes(kernel)
+    simple = in_one_loop(without_unit_axes(kernel))
     rest, scatters = taken_apart(simple)
     phases = [] if rest is None else _all_phases(rest, chip)
     for each in scatters:
@@ -229,9 +244,39 @@ def _phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
 
 
 def _clustered(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> PhasePlan | None:
-    """Blocks that keep a row among them, each a part of it in its registers, so that it is read once; None where a
-    block can have it alone, or they all cannot."""
-    if chip.cluster == 1 or whole.along is not Along.COLS or is_symsize(kernel.col_count) or has_logs(kernel):
+    """Blocks that share a row: so few rows are under way that what is read of them again is still in the cache; None
+    where rows are read once anyhow, or are short."""
+    if chip.cluster == 1 or whole.along is not Along.COLS or has_logs(kernel):
+        return None
+    if _CLUSTER_MODE == "registers":
+        return _clustered_registers(kernel, whole, chip)
+    if _CLUSTER_MODE == "none" or whole.unrolled:
+        return None
+    threads = min(_CLUSTER_THREADS, chip.warp**2)
+    row = hint(kernel.col_count) * _bytes_again(whole)
+    under_way = _MULTIPROCESSORS * max(1, _CLUSTER_RESIDENT // threads) * row
+    cluster = 1
+    while cluster < min(chip.cluster, chip.warp) and under_way > cluster * _CACHE_BYTES:
+        cluster *= 2
+    made = replace(whole, threads=threads, team=cluster * threads, cluster=cluster)
+    if cluster == 1 or not row:
+        return None
+    return made if hint(made.blocks) >= _MULTIPROCESSORS // 2 else None
+
+
+def _bytes_again(made: PhasePlan) -> int:
+    """Of a point, that are read by more than one pass over a row."""
+    kernel, online = made.kernel, made.online
+    loops = [stage for stage in kernel.stages if stage.loop and (online is None or stage is not online.second)]
+    reads = [{(i.buffer, i.index) for i in stage.body if isinstance(i, Load) and i.index.terms} for stage in loops]
+    again = {each for place, one in enumerate(reads) for other in reads[:place] for each in one & other}
+    names = {axis.name for axis in kernel.cols}
+    return sum(kernel.buffer(name).dtype.itemsize for name, index in again if index.axes & names)
+
+
+def _clustered_registers(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> PhasePlan | None:
+    """Each with a part of the row in its registers."""
+    if is_symsize(kernel.col_count):
         return None
     order = {axis.name: axis for axis in kernel.cols}
     cols = tuple(order[axis.name] for axis in whole.kernel.cols)
@@ -277,7 +322,8 @@ def _one_pass(kernel: Kernel, chip: _Chip) -> list[PhasePlan] | None:
     if hint(count) * many < _MULTIPROCESSORS // 2 and long:
         return None
     wanted = max(1, _resident(made) // max(1, hint(count)))
-    each = max(1, min(-(-many // wanted), _MOST_ROWS_EACH))
+    waves = max(1, -(-many // (wanted * _MOST_ROWS_EACH)))  # of blocks, all of them full
+    each = max(1, -(-many // (wanted * waves)))
     parts = -(-folded // (made.rows_at_once * each))
     folds = RowFolds(groups, parts, each)
     same = preloadable(made.kernel.stages, folds, made.kernel.rows)
@@ -285,6 +331,8 @@ def _one_pass(kernel: Kernel, chip: _Chip) -> list[PhasePlan] | None:
     more += len(row_reads(made.kernel, folds)) if made.prefetches else 0
     preloads = made.unrolled and made.points * (_live(made.kernel) + more) <= _registers(made.threads)
     made = replace(made, kernel=with_room(made.kernel, parts), folds=folds, preloads=preloads, online=None)
+    if made.prefetches or not made.unrolled:
+        made = replace(made, resident=_resident(made) // _MULTIPROCESSORS)
     return [made, *(phase for part in finishing(given, parts) for phase in _phases(part, chip))]
 
 
@@ -296,19 +344,18 @@ def _kept(made: PhasePlan, given: OnePass) -> int:
 def _fewer_points(made: PhasePlan, given: OnePass) -> PhasePlan:
     """With more threads for a row, where each would have more values than leave registers for many threads."""
     while made.unrolled and made.tiles > 1 and _kept(made, given) > _FOLD_VALUES:
-        if 2 * made.team > min(_TEAMS_THREADS, made.warp**2):
+        if 2 * made.team > min(_MOST_THREADS // 2, made.warp**2):
             break
         made = replace(made, team=2 * made.team, threads=max(made.threads, 2 * made.team))
     return made
 
 
 def _may_prefetch(made: PhasePlan, given: OnePass) -> bool:
-    """Whether what a thread has of the next row fits into registers beside this one, and another block does too."""
-    if not made.unrolled or not _PREFETCH:
+    """Whether what a thread has of the next row fits into registers beside this one: beside another block too, unless
+    no more threads can share a row."""
+    if not made.unrolled or not _PREFETCH or _kept(made, given) > _registers(made.threads):
         return False
-    kept = _kept(made, given)
-    enough = _WORKING_REGISTERS + 8 + kept <= _REGISTER_FILE // (_PREFETCH_BLOCKS * made.threads)
-    return kept <= _registers(made.threads) and enough
+    return made.tiles == 1 or _resident(replace(made, prefetches=True)) > _MULTIPROCESSORS
 
 
 def _loops_with(kernel: Kernel, load: Load) -> int:
@@ -330,7 +377,7 @@ def _resident(made: PhasePlan) -> int:
     """How many blocks run at the same time, if they use as many registers as is likely."""
     used = _WORKING_REGISTERS + 8 + (made.points * _live(made.kernel) if made.unrolled else 32)
     if made.prefetches:
-        used += made.points * len(row_reads(made.kernel, RowFolds(made.kernel.rows[:0], 1, 1)))
+        used += 8 + made.points * len(row_reads(made.kernel, RowFolds(made.kernel.rows[:0], 1, 1)))
     return max(1, _REGISTER_FILE // max(32, used) // made.threads) * _MULTIPROCESSORS
 
 
@@ -461,9 +508,27 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
         team *= 2
     while team > 2 * warp and cols <= team // 2 * width * _FEW_TILES:
         team //= 2  # rather than twice the threads
+    if not folds and not is_symsize(kernel.col_count):
+        live = _live(outputs_aside(kernel))
+        # Blocks of fewer threads take turns better: while one waits for its row, others compute.
+        while team > _ROW_THREADS and -(-cols // (team // 2 * width)) * width * max(1, live) <= _ROW_VALUES:
+            team //= 2
     threads = team if team > warp else 4 * warp
     made = PhasePlan(kernel, part.bounds, Along.COLS, threads, team, width, False, warp)
-    return _unrolled(made)
+    return (None if folds else _streamed(made)) or _unrolled(made)
+
+
+def _streamed(made: PhasePlan) -> PhasePlan | None:
+    """In loops, where these read each point of a row once, and rows are not short; None where they do not. Nothing is
+    gained by registers that keep a row then, and many threads fit side by side."""
+    if is_symsize(made.tiles) or made.tiles <= _STREAM_TILES or has_scans(made.kernel):
+        return None
+    kernel = recomputed(made.kernel)
+    found = replace(made, kernel=kernel, online=online_loops(kernel))
+    if _bytes_again(found) or any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
+        return None
+    team = min(made.team, _STREAM_THREADS)
+    return replace(found, team=team, threads=team if team > made.warp else made.threads)
 
 
 def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:

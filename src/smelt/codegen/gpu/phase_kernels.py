@@ -81,6 +81,25 @@ def with_buffers(kernel: Kernel, stages: Sequence[Stage], extra: Iterable[Buffer
     return replace(kernel, name=name, buffers=tuple(buffers), stages=tuple(stages))
 
 
+def in_one_loop(kernel: Kernel) -> Kernel:
+    """Scalars that are computed before the only loop of a kernel are computed at every point: that costs a thread less
+    than to share a row with others. As it is, where that would change what it does."""
+    loops = [stage for stage in kernel.stages if stage.loop]
+    once = [i for stage in kernel.stages if not stage.loop for i in stage.body]
+    if len(loops) != 1 or not once or kernel.stages[-1] is not loops[0]:
+        return kernel
+    if any(isinstance(i, Access | Position) and i.index.axes for i in once):
+        return kernel  # they differ from row to row
+    if any(isinstance(i, Store | Accumulate | Scatter) for i in once):
+        return kernel
+    if any(isinstance(i, Reduce | Scan) for i in loops[0].body):
+        return kernel
+    written = {i.buffer for i in loops[0].body if isinstance(i, Store | Accumulate | Scatter)}
+    if any(isinstance(i, Access) and i.buffer in written for i in once):
+        return kernel  # some points would find what others stored
+    return replace(kernel, stages=(Stage(True, (*once, *loops[0].body)),))
+
+
 # Folds over rows.
 
 
