@@ -8,9 +8,10 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.base.fuel import Fuel
+from smelt.base.options import Options
 from smelt.ir.kernel import Role
 from smelt.ir.tensorspec import TensorSpec
-from smelt.pipeline.ahead import compile_ahead
+from smelt.pipeline.ahead import compile_ahead, spec_like
 from smelt.simplify import look_up_first
 from smelt.simplify.few_elements import _LOOKUPS
 from tests.simplify.test_passes import assert_same, copied, recorded, simplified, targets
@@ -95,7 +96,13 @@ def test_a_loss_writes_no_probabilities(dtype: torch.dtype) -> None:
         program = compile_ahead(loss, specs).forward
     written = [buffer.size for kernel in program.kernels for buffer in kernel.buffers if buffer.role is not Role.INPUT]
     assert max(written) <= 64
-    assert len(program.kernels) == 2  # the targets are checked by the kernel that looks at them
+
+
+def test_targets_are_checked_by_the_kernel_that_looks_at_them() -> None:
+    specs = [spec_like((64, COLS)), spec_like((64,), torch.int64)]
+    with torch.no_grad():
+        program = compile_ahead(lambda x, t: F.cross_entropy(x, t), specs, Options(target="sm_90")).forward
+    assert len(program.kernels) == 2
 
 
 @pytest.mark.parametrize("weight", [False, True])
