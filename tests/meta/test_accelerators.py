@@ -132,7 +132,7 @@ from smelt.base.options import Options
 from smelt.pipeline.ahead import compile_ahead, spec_like
 block = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
 model = nn.Sequential(nn.Embedding(11, 32), block, nn.Linear(32, 5))
-norm = nn.BatchNorm2d(8, track_running_stats=False)
+norm = nn.BatchNorm2d(8)
 images = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 5))
 for dtype in (torch.float32, torch.bfloat16):
     for each, spec in ((model, spec_like((2, 7), torch.int64)), (images, spec_like((2, 3, 4, 4), dtype))):

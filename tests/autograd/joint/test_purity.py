@@ -16,6 +16,7 @@ from torch import nn
 
 import smelt
 from smelt.base import events
+from tests import processes
 from tests.targets import seeded
 
 BACKENDS = ["aot_eager", "llvm"]
@@ -528,3 +529,39 @@ def test_statistics_and_a_write_that_gradients_flow_through(backend: str) -> Non
         worlds.append(world_after(run, make()))
     assert_alike(*worlds)
     torch.testing.assert_close(worlds[0].gradients(), worlds[1].gradients(), rtol=1e-12, atol=1e-12)
+
+
+_COUNTS = """
+import sys, torch, smelt
+from torch import nn
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+smelt.compile(model)(torch.randn(2, 3, 5, 5)).sum().backward()
+def steps(x):
+    x = x.clone(); x += 1; x *= 2; x -= 0.5; x /= 3; x.masked_fill_(x > 1, 0.0)
+    return x
+given = torch.randn(4)
+assert torch.allclose(smelt.compile(steps)(given), steps(given))
+print("sympy" in sys.modules)
+"""
+
+
+def test_what_is_counted_in_place_imports_no_sympy() -> None:
+    """A layer that counts its batches did, which took a second of the first call."""
+    done = processes.run(_COUNTS, begin=processes.PLAIN)
+    assert done.stdout.strip() == "False", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("method", ["add_", "sub_", "mul_", "div_", "masked_fill_"])
+def test_errors_of_writes_are_pytorchs(method: str) -> None:
+    def write(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return getattr(x, method)(y > 0, 0.5) if method == "masked_fill_" else getattr(x, method)(y)
+
+    for x, y in ((torch.ones(3, dtype=torch.int64), torch.ones(3)), (torch.ones(3), torch.ones(2, 3))):
+        try:
+            expected = write(x.clone(), y)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as raised:
+                smelt.compile(write)(x.clone(), y)
+            assert str(raised.value) == str(error)
+        else:
+            assert torch.equal(smelt.compile(write)(x.clone(), y), expected)

@@ -172,10 +172,28 @@ def _undeclared_alias(name: str) -> Callable[..., Any]:
     return call
 
 
+def _writing(name: str) -> Callable[..., Any]:
+    """`x.add_(y)` as `x.copy_(x + y)`, where the sum fits and has no gradient: functionalization asks a meta kernel of
+    `add_` for what it asks none of `copy_`, and that one imports sympy, which takes a second."""
+    method, compute = getattr(BASE, f"{name}_"), getattr(torch, name)
+
+    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        given = [each for each in (self, *args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        if torch._C._is_any_autocast_enabled() or any(each.requires_grad for each in given):
+            return method(self, *args, **kwargs)
+        made = compute(self, *args, **kwargs)
+        fits = made.shape == self.shape and torch.can_cast(made.dtype, self.dtype)
+        return self.copy_(made) if fits else method(self, *args, **kwargs)  # which says why not
+
+    return call
+
+
+_WRITING = ("add", "sub", "mul", "div", "masked_fill")
 _UNDECLARED_ALIASES = ("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes")
 
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     **{getattr(owner, name): _undeclared_alias(name) for owner in (torch, BASE) for name in _UNDECLARED_ALIASES},
+    **{getattr(BASE, f"{name}_"): _writing(name) for name in _WRITING},
     F.dropout: _dropout,
     F.batch_norm: _batch_norm,
     torch.batch_norm: _torch_batch_norm,
