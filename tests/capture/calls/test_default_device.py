@@ -172,3 +172,24 @@ def test_without_a_gpu_pytorch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("PyTorch has a GPU to ask")
     with torch.device("cuda"), pytest.raises(AssertionError, match="CUDA"):
         compiled(X)
+
+
+@torch.jit.script
+def made_by_torchscript(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(3) + torch.tensor(x.size(0), dtype=torch.float)
+
+
+@every_backend
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_torchscript_knows_of_no_default_device(device: str, backend: str) -> None:
+    def f(x: Any) -> Any:
+        made = made_by_torchscript(x)
+        return made.device.type, torch.zeros(2).device.type, x * made
+
+    smelt.reset()
+    compiled = smelt.compile(f, backend=backend, fullgraph=True)
+    x = X.clone()
+    for _ in range(2):
+        with torch.device(device):
+            expected, got = f(x), compiled(x)
+        assert got[:2] == expected[:2] == ("cpu", device) and torch.equal(got[2], expected[2])

@@ -90,7 +90,7 @@ from smelt.capture.model.values import (
     describe,
     python_type,
 )
-from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS
+from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS, scripted
 from smelt.capture.polyfills.optimizers import STEPPING, averaging_batch_norm
 from smelt.meta.effects import is_pointwise
 
@@ -520,7 +520,10 @@ def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwa
     real = function.value
     if is_a(real, torch._C.ScriptFunction) and isinstance(getattr(real, _SCRIPTED, None), types.FunctionType):
         interp.externals.guard_identity(function)
-        return call(interp, interp.externals.fixed(getattr(real, _SCRIPTED)), args, kwargs)
+        inner = interp.externals.fixed(getattr(real, _SCRIPTED))
+        if interp.tape.ambient.devices:
+            return call(interp, interp.externals.fixed(scripted), [inner, *args], kwargs)
+        return call(interp, inner, args, kwargs)
     if type(real) is functools.partial and function.source is not None:
         source = function.source
         inner = interp.externals.value(real.func, source.attribute("func"))

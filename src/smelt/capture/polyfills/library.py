@@ -26,6 +26,7 @@ from smelt.capture.model.marks import DISABLED
 from smelt.capture.polyfills.optimizers import STAND_INS
 
 _MISSING: Any = object()
+_HOST = torch.device("cpu")
 
 
 def chain(*iterables: Iterable[Any]) -> Iterator[Any]:
@@ -382,6 +383,12 @@ def checkpointed_sequence(
         part = segment(parts[start:end])
         input = checkpoint(part, input, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state)
     return segment(parts[end:])(input)
+
+
+def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """What TorchScript runs knows of no default device: it makes its tensors on the host."""
+    with _HOST:
+        return function(*args, **kwargs)
 
 
 def functional_call(
