@@ -50,6 +50,7 @@ KERNELS: dict[str, Kernel] = {
     "few cols": parse_kernel(sized(SOFTMAX, 7, 5)),
     "layer norm": parse_kernel(sized(LAYER_NORM, 5, 301)),
     "column sum": parse_kernel(sized(COLUMN_SUM, 70, 333)),
+    "short rows": parse_kernel(sized(COLUMN_SUM, 71, 6)),
     "columns": parse_kernel(COLUMNS),
     "update": parse_kernel(UPDATE),
     "in place": parse_kernel(IN_PLACE),
@@ -150,6 +151,11 @@ def no_row_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def a_turn_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = RowFoldsBody._turns
+    monkeypatch.setattr(RowFoldsBody, "_turns", lambda body: body.b.sub(turns(body), 1))
+
+
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PointsBody, "_write_rest", lambda body: None)
 
@@ -171,7 +177,8 @@ BREAKS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
     "neutral elements": (no_neutral_element, ["softmax", "layer norm", "columns", "column sum"]),
     "steps of exchanges": (a_step_of_an_exchange, ["softmax", "few cols", "layer norm"]),
     "places in shared memory": (the_wrong_warp, ["softmax", "layer norm", "columns", "turned"]),
-    "rows that are not there": (no_row_mask, ["column sum"]),
+    "rows that are not there": (no_row_mask, ["short rows"]),
+    "the last rows of blocks": (a_turn_less, ["column sum"]),
     "points that are left": (no_rest, ["in place"]),
     "parts of folds": (no_parts, ["column sum"]),
     "folds between teams": (no_teams, ["columns"]),

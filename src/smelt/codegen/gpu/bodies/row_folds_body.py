@@ -47,7 +47,7 @@ class RowFoldsBody(PhaseBody):
         return self.plan.folds
 
     def write(self) -> None:
-        b, folds = self.b, self.folds
+        b = self.b
         self._find_team()
         self.kept = self._found_folds()
         self.carried = []
@@ -57,7 +57,7 @@ class RowFoldsBody(PhaseBody):
         preloaded = self._preloaded()
         ahead = self._read_row(b.index(0))
         count = len(self.carried)
-        loop = b.begin(b.const("i64", 0), b.const("i64", folds.each), 1, (*self.carried, *ahead), guard=False)
+        loop = b.begin(b.const("i64", 0), self._turns(), 1, (*self.carried, *ahead), guard=False)
         self.carried, ahead = list(loop.values[:count]), list(loop.values[count:])
         self.turn = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
         known = self._unpacked(ahead)
@@ -105,6 +105,16 @@ class RowFoldsBody(PhaseBody):
             group = b.sub(b.block_number(), b.mul(self.part, count))
         self.group = self._coordinates(group, folds.groups)
 
+    def _turns(self) -> LlvmValue:
+        """How many rows this block goes through, or how often it comes back to several at once, of which the last may
+        be none."""
+        b, folds = self.b, self.folds
+        if self.plan.rows_at_once > 1:
+            return b.const("i64", folds.each)
+        count, parts = self.kernel.row_count // folds.group_count, b.const("i64", folds.parts)
+        part = b.convert("zext", self.part, "i64")
+        return b.binary("udiv", b.sub(b.const("i64", count + folds.parts - 1), part), parts)
+
     def _row(self, turn: LlvmValue, *, beyond: bool = False) -> tuple[Coordinates, Mask]:
         """The row of a turn, and whether it is one; if not, the first. `beyond`: there may be no such turn."""
         b, plan, folds = self.b, self.plan, self.folds
@@ -115,7 +125,8 @@ class RowFoldsBody(PhaseBody):
             number = b.add(b.mul(number, plan.rows_at_once), self.team_number)
         at_once = plan.rows_at_once * folds.each * folds.parts
         mask: Mask = None
-        if beyond or is_symsize(count) or is_symsize(at_once) or count != at_once:
+        several = plan.rows_at_once > 1
+        if beyond or (several and (is_symsize(count) or is_symsize(at_once) or count != at_once)):
             mask = b.icmp("slt", number, b.index(count))
             number = b.select(mask, number, 0)
         return {**self.group, **self._coordinates(number, axes)}, mask
