@@ -22,7 +22,7 @@ from smelt.ir.flat.layout import StepKind
 from smelt.ir.flat.read import TableReader
 from smelt.ir.program import Program, reads, writes
 
-_CYCLES = 60_000  # of a GPU, some 30 µs: what the host takes to launch a step and note it
+_CYCLES = 200_000  # of a GPU, some 100 µs: more than the host takes to launch a step and note it, but at first
 _PROGRAM_STEPS = (StepKind.LAUNCH, StepKind.CALL)
 
 
