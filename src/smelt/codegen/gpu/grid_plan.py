@@ -47,11 +47,10 @@ _MOST_TILES = 8  # of a row, a thread: more are not unrolled
 _ROW_THREADS = 256  # that a row has before each of them has more values of it
 _ROW_VALUES = 32
 _FEW_TILES = 2  # of a row, that a thread has before there are more threads
-_CLUSTER_MODE = "cache"
 _CLUSTER_RESIDENT = 1536  # threads of a multiprocessor that have rows under way
 _CACHE_BYTES = 16 << 20  # of rows under way, that are still in the cache when they are read again
 _CLUSTER_THREADS = 512  # of a block that shares its row with others
-_CLUSTER_VALUES = 32  # that a thread of it keeps, where a cluster can be large enough
+_CLUSTER_VALUES = 32  # that a thread keeps of a row that a cluster keeps in registers
 _STREAM_TILES = 4  # of a row, a thread: of more, loops take a few at a time if they read them once
 _STREAM_THREADS = 512
 _REGISTER_FILE = 65536  # of a multiprocessor, which has a block of 1024 threads at least
@@ -63,7 +62,7 @@ _SHARED_BYTES = 40 << 10  # of a block: of the 48 KiB that there are, a few are 
 _TEAMS_THREADS = 256  # of a block that several teams make
 _MOST_ROWS_EACH = 128  # that a block goes through one after the other: their sums are no longer chains than that
 _FOLD_VALUES = 64  # that a thread has of a row and of the folds over rows, where more threads can share it
-_PREFETCH = True
+_LEAST_WIDTH = 4  # points that are still read side by side then
 _MOST_WARPS = 16  # that share rows side by side
 _LEAST_BYTES = 64  # that a warp reads side by side
 _LEAST_WORK = 8192  # points that are worth a block of their own
@@ -248,10 +247,12 @@ def _clustered(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> PhasePlan | Non
     where rows are read once anyhow, or are short."""
     if chip.cluster == 1 or whole.along is not Along.COLS or has_logs(kernel):
         return None
-    if _CLUSTER_MODE == "registers":
-        return _clustered_registers(kernel, whole, chip)
-    if _CLUSTER_MODE == "none" or whole.unrolled:
+    if whole.unrolled:
         return None
+    if any(buffer.role is Role.SCRATCH for buffer in outputs_aside(kernel).buffers):
+        found = _clustered_registers(kernel, whole, chip)  # what is put aside would be recomputed
+        if found is not None:
+            return found
     threads = min(_CLUSTER_THREADS, chip.warp**2)
     row = hint(kernel.col_count) * _bytes_again(whole)
     under_way = _MULTIPROCESSORS * max(1, _CLUSTER_RESIDENT // threads) * row
@@ -281,7 +282,7 @@ def _clustered_registers(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> Phase
     order = {axis.name: axis for axis in kernel.cols}
     cols = tuple(order[axis.name] for axis in whole.kernel.cols)
     kernel = outputs_aside(_terms_in_order(replace(kernel, cols=cols)))
-    threads, live = min(_CLUSTER_THREADS, chip.warp**2), _live(kernel)
+    threads, live = min(_MOST_THREADS, chip.warp**2), _live(kernel)
     cluster, most = 1, min(chip.cluster, chip.warp)
 
     def kept() -> int:
@@ -290,7 +291,7 @@ def _clustered_registers(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> Phase
     while cluster < most and kept() > _CLUSTER_VALUES:
         cluster *= 2
     made = PhasePlan(kernel, (), Along.COLS, threads, cluster * threads, whole.width, True, chip.warp, cluster=cluster)
-    if cluster == 1 or kept() > _registers(threads):
+    if cluster == 1 or kept() > _CLUSTER_VALUES:
         return None
     return made if hint(made.blocks) >= _MULTIPROCESSORS // 2 else None
 
@@ -310,7 +311,7 @@ def _one_pass(kernel: Kernel, chip: _Chip) -> list[PhasePlan] | None:
     made = _along_cols(PhaseKernel(kernel), along[0], chip.warp)
     if not made.unrolled:
         made = _along_cols(PhaseKernel(fold_rows_first(kernel)), along[0], chip.warp)
-    made = _several_teams(_fewer_points(made, given))
+    made = _several_teams(made)
     made = replace(made, prefetches=_may_prefetch(made, given))
     kept = {name for fold in given.folds for name in fold.index.axes}
     groups = tuple(axis for axis in kernel.rows if axis.name in kept)
@@ -341,19 +342,10 @@ def _kept(made: PhasePlan, given: OnePass) -> int:
     return made.points * (_live(made.kernel) + len(row_reads(made.kernel, RowFolds(given.groups, 1, 1))))
 
 
-def _fewer_points(made: PhasePlan, given: OnePass) -> PhasePlan:
-    """With more threads for a row, where each would have more values than leave registers for many threads."""
-    while made.unrolled and made.tiles > 1 and _kept(made, given) > _FOLD_VALUES:
-        if 2 * made.team > min(_MOST_THREADS // 2, made.warp**2):
-            break
-        made = replace(made, team=2 * made.team, threads=max(made.threads, 2 * made.team))
-    return made
-
-
 def _may_prefetch(made: PhasePlan, given: OnePass) -> bool:
     """Whether what a thread has of the next row fits into registers beside this one: beside another block too, unless
     no more threads can share a row."""
-    if not made.unrolled or not _PREFETCH or _kept(made, given) > _registers(made.threads):
+    if not made.unrolled or _kept(made, given) > _registers(made.threads):
         return False
     return made.tiles == 1 or _resident(replace(made, prefetches=True)) > _MULTIPROCESSORS
 
@@ -508,7 +500,9 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
         team *= 2
     while team > 2 * warp and cols <= team // 2 * width * _FEW_TILES:
         team //= 2  # rather than twice the threads
-    if not folds and not is_symsize(kernel.col_count):
+    if folds and not is_symsize(kernel.col_count):
+        team, width = _fold_team(kernel, team, width, most)
+    elif not folds and not is_symsize(kernel.col_count):
         live = _live(outputs_aside(kernel))
         # Blocks of fewer threads take turns better: while one waits for its row, others compute.
         while team > _ROW_THREADS and -(-cols // (team // 2 * width)) * width * max(1, live) <= _ROW_VALUES:
@@ -516,6 +510,20 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
     threads = team if team > warp else 4 * warp
     made = PhasePlan(kernel, part.bounds, Along.COLS, threads, team, width, False, warp)
     return (None if folds else _streamed(made)) or _unrolled(made)
+
+
+def _fold_team(kernel: Kernel, team: int, width: int, most: int) -> tuple[int, int]:
+    """Threads that share a row, and points side by side of each: more threads, where each would have more values of a
+    row, of the next and of the folds over rows than leave registers for many threads."""
+    cols, reads = kernel.col_count, len(row_reads(kernel, RowFolds((), 1, 1)))
+    each = _live(kernel) + reads
+    while -(-cols // (team * width)) * width * each > _FOLD_VALUES and 2 * team <= most:
+        if cols <= team * width:
+            if width <= _LEAST_WIDTH:
+                break
+            width //= 2
+        team *= 2
+    return team, width
 
 
 def _streamed(made: PhasePlan) -> PhasePlan | None:
