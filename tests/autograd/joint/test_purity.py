@@ -536,11 +536,6 @@ import sys, torch, smelt
 from torch import nn
 model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
 smelt.compile(model)(torch.randn(2, 3, 5, 5)).sum().backward()
-def steps(x):
-    x = x.clone(); x += 1; x *= 2; x -= 0.5; x /= 3; x.masked_fill_(x > 1, 0.0)
-    return x
-given = torch.randn(4)
-assert torch.allclose(smelt.compile(steps)(given), steps(given))
 print("sympy" in sys.modules)
 """
 

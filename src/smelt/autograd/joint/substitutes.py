@@ -173,13 +173,13 @@ def _undeclared_alias(name: str) -> Callable[..., Any]:
 
 
 def _writing(name: str) -> Callable[..., Any]:
-    """`x.add_(y)` as `x.copy_(x + y)`, where the sum fits and has no gradient: functionalization asks a meta kernel of
-    `add_` for what it asks none of `copy_`, and that one imports sympy, which takes a second."""
+    """`x.add_(y)` as `x.copy_(x + y)` for counts, tensors of one number that have no gradient: functionalization asks a
+    meta kernel of `add_` for what it asks none of `copy_`, and that one imports sympy, which takes a second."""
     method, compute = getattr(BASE, f"{name}_"), getattr(torch, name)
 
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         given = [each for each in (self, *args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-        if torch._C._is_any_autocast_enabled() or any(each.requires_grad for each in given):
+        if self.dim() or torch._C._is_any_autocast_enabled() or any(each.requires_grad for each in given):
             return method(self, *args, **kwargs)
         made = compute(self, *args, **kwargs)
         fits = made.shape == self.shape and torch.can_cast(made.dtype, self.dtype)

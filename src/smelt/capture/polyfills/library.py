@@ -24,9 +24,9 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from smelt import _native
 from smelt.capture.model.marks import DISABLED
 from smelt.capture.polyfills.optimizers import STAND_INS
+from smelt.device.host_library import HOST
 
 _MISSING: Any = object()
-_HOST = torch.device("cpu")
 
 
 def chain(*iterables: Iterable[Any]) -> Iterator[Any]:
@@ -387,7 +387,7 @@ def checkpointed_sequence(
 
 def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
     """What TorchScript runs knows of no default device: it makes its tensors on the host."""
-    with _HOST:
+    with HOST:
         return function(*args, **kwargs)
 
 
