@@ -13,8 +13,9 @@ from smelt.torch_abi import node_streams
 from smelt.torch_abi.node_layout import EXPERIMENT as NODES
 from smelt.torch_abi.node_layout import address_of, why_not_read_nodes
 from smelt.torch_abi.node_streams import current_streams, devices_of, streams_of, why_other_stream
+from tests.layout import needs_layout
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+pytestmark = [needs_layout, pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")]
 
 HOST = torch.device("cpu")
 
