@@ -62,7 +62,7 @@ def test_versions_of_one_text_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_kernels([KERNEL], Options())
     first = build._built[key][0]
     for number in range(build._MOST_OF_ONE + 5):
-        build._build(build._built, {key: KERNEL}, build._How(Fuel()))
+        build._build(build._built, {key: KERNEL}, build.How(Fuel()))
         if number < 3:
             monkeypatch.setattr(build, "_known", lambda store, key, kernel: first)
             assert build._relied_on(build._built, key, KERNEL) is first

@@ -34,10 +34,10 @@ def _cpu_launcher(code: KernelCode, unaligned: Unaligned) -> _native.Launcher:
     return _native.Launcher(code.address(code.symbol), code.buffers, 0, code.per_thread_workspace)
 
 
-def _cpu_contraction_cycles(kernel: Kernel) -> float | str:
+def _cpu_contraction_cycles(kernel: Kernel, name: str = "cpu") -> float | str:
     from smelt.codegen.cpu.products.plan import plan_product, why_not
 
-    target = find("cpu")
+    target = find(name)
     reason = why_not(kernel, target)
     if reason is not None:
         return reason
@@ -53,6 +53,28 @@ register(
     devices=("cpu",),
     contraction_cycles=_cpu_contraction_cycles,
 )
+
+
+# Processors that code is made for ahead of time (`codegen/ahead_of_time.py`): nothing launches it here.
+
+PROCESSORS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "riscv64", "riscv64-v", "wasm32")
+
+
+def _describe_processor(name: str) -> Target:
+    from smelt.codegen.processors import described
+
+    return described(name)
+
+
+for _processor in PROCESSORS:
+    register(
+        _processor,
+        functools.partial(_describe_processor, _processor),
+        generator=_cpu_generator,
+        devices=("cpu",),
+        contraction_cycles=functools.partial(_cpu_contraction_cycles, name=_processor),
+        on_request=True,
+    )
 
 
 # GPU schedules on the host's tensors, a warp as a vector: for tests, and to see what a GPU would run.

@@ -39,3 +39,6 @@ class Target:
     has_bfloat: bool = False  # one instruction rounds a float32 to bfloat16
     approximates: bool = False  # one instruction each for 2^x and 1 / x of a float32, two units off at most
     cluster_blocks: int = 1  # blocks of a GPU that run at the same time and read each other's shared memory, at most
+    pointer_bytes: int = 8  # of an address in memory
+    abi: str = ""  # how functions are called, in LLVM's words; empty where the triple says it
+    required_features: tuple[str, ...] = ()  # what a processor must have to run the code, beyond its architecture

@@ -173,13 +173,6 @@ def _load_cuda(text: str, target: Target) -> Built:
     return Built(lambda symbol: 0, code, code)
 
 
-@functools.cache
-def _all_targets() -> None:
-    """LLVM's code generators other than the host's own."""
-    llvm_compile.llvm().initialize_all_targets()
-    llvm_compile.llvm().initialize_all_asmprinters()
-
-
 Assemble = Callable[[str, Target, int], str]
 
 
@@ -189,6 +182,6 @@ def ptx(text: str, target: Target, assemble: Assemble = llvm_compile.assemble) -
     reason = why_not_ptx(text)
     if reason is not None:
         raise SmeltError("SM030", reason)
-    _all_targets()
+    llvm_compile.make_all_targets_ready()
     longest = max(map(len, text.split("\ndefine ")))
     return assemble(text, target, 0 if longest > _LONG else 2)

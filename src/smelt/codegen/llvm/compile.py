@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from smelt import _native
 from smelt.base import events, locks
@@ -26,6 +26,7 @@ from smelt.torch_abi.symbols import PARALLEL_FOR, SIMT_BARRIER, find_symbol
 if TYPE_CHECKING:
     from smelt.runtime.cuda.image import CudaCode
 
+_Made = TypeVar("_Made")
 _lock = locks.lock()
 locks.whole_at_fork(_lock)  # LLVM has locks of its own, which nobody can free in a child
 _LLVM_NEEDS = 1 << 20  # bytes of stack; where less is left it runs on a thread of its own
@@ -52,6 +53,13 @@ def llvm() -> Any:
     return llvmlite.binding
 
 
+@functools.cache
+def make_all_targets_ready() -> None:
+    """Not only the host's."""
+    llvm().initialize_all_targets()
+    llvm().initialize_all_asmprinters()
+
+
 def version() -> str:
     """Of llvmlite; an ImportError if it is not there."""
     import llvmlite
@@ -76,7 +84,7 @@ def machine(target: Target, level: int = 2) -> Any:
     """A code generator for `target`; what it makes may lie anywhere."""
     found = llvm().Target.from_triple(target.triple)
     return found.create_target_machine(
-        cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="small"
+        cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="small", abiname=target.abi
     )
 
 
@@ -115,6 +123,11 @@ def _parsed(text: str, target: Target) -> Any:
     return module
 
 
+def object_codes(texts: Sequence[str], target: Target) -> list[bytes]:
+    """The object file of each text, made side by side: ELF, Mach-O, COFF or WebAssembly, by the target's triple."""
+    return side_by_side(functools.partial(_object, target=target), texts)
+
+
 def _optimized(module: Any, generator: Any) -> None:
     """The text is in SSA form with explicit vectors: what is left to do is to clean up after its pieces."""
     passes = llvm().create_new_function_pass_manager()
@@ -131,7 +144,7 @@ def load(texts: Sequence[str], target: Target) -> list[Built]:
     return side_by_side(functools.partial(_load, target=target), texts)
 
 
-def side_by_side(build: Callable[[str], Built], texts: Sequence[str]) -> list[Built]:
+def side_by_side(build: Callable[[str], _Made], texts: Sequence[str]) -> list[_Made]:
     """What `build` makes of each text by LLVM."""
     with _native.Held(_lock):
         llvm()
@@ -139,7 +152,7 @@ def side_by_side(build: Callable[[str], Built], texts: Sequence[str]) -> list[Bu
         if len(texts) == 1 and _native.stack_left() > _LLVM_NEEDS:
             return [build(texts[0])]
         with ThreadPoolExecutor(len(texts)) as threads:
-            work: Callable[[str], Built] = events.carrying(build)
+            work: Callable[[str], _Made] = events.carrying(build)
             # The threads have stack enough, whatever the program wants its own to have.
             before = threading.stack_size()
             put_back = functools.partial(threading.stack_size, before)
@@ -147,7 +160,7 @@ def side_by_side(build: Callable[[str], Built], texts: Sequence[str]) -> list[Bu
             return [each.result() for each in loading]
 
 
-def _submit(threads: ThreadPoolExecutor, work: Callable[[str], Built], texts: Sequence[str]) -> list[Any]:
+def _submit(threads: ThreadPoolExecutor, work: Callable[[str], Any], texts: Sequence[str]) -> list[Any]:
     threading.stack_size(LLVM_STACK)
     return [threads.submit(work, text) for text in texts]
 
@@ -172,6 +185,8 @@ def _load(text: str, target: Target) -> Built:
 def _object(text: str, target: Target) -> bytes:
     generator = machine(target)
     module = _parsed(text, target)
+    if target.pointer_bytes != 8:  # which is what passes take for granted unless the module says otherwise
+        module.data_layout = str(generator.target_data)
     _optimized(module, generator)
     return _emitted(module, generator)
 

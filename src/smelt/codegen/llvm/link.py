@@ -2,20 +2,22 @@
 
     an ELF object that calls `GOMP_parallel`   →   Image(code, symbols={"k0": 64}, slots=((4088, "GOMP_parallel", 0),))
 
-Sections are laid out in one run of bytes and every reference between them is resolved, whatever the address the bytes
-will have: all of it is relative, on pages. What is not in the object is reached through slots, eight bytes at
-the end of the image each, which get an address when the image is mapped (`runtime.program.code_image`); a call to it
-goes through a stub beside its slot. Relocations and sections that generated code does not need are refused.
+Of x86-64, AArch64 and RISC-V, whichever of them this machine is. Sections are laid out in one run of bytes and every
+reference between them is resolved, whatever the address the bytes will have: all of it is relative, on pages. What no
+object defines is reached through slots, eight bytes at the end of the image each, which get an address when the image
+is mapped (`runtime.program.code_image`); a call to it goes through a stub beside its slot. Relocations and sections
+that generated code does not need are refused.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import field
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.runtime.program.code_image import Image, Slot
 
 PAGE = 4096
-_AARCH64, _X86_64 = 183, 62
+_AARCH64, _X86_64, _RISCV = 183, 62, 243
 _SYMTAB, _RELA, _NOBITS = 2, 4, 8
 _ALLOC, _TLS = 2, 0x400
 _UNDEFINED, _GLOBAL = 0, 1
@@ -51,10 +53,12 @@ class _Layout:
 
     machine: int
     code: bytearray = field(default_factory=bytearray)
-    places: dict[int, int] = field(default_factory=dict)  # section → where it begins
+    places: dict[int, int] = field(default_factory=dict)  # section of the object at hand → where it begins
+    named: dict[str, int] = field(default_factory=dict)  # functions of all objects
     slots: dict[str, int] = field(default_factory=dict)  # what is outside → its slot
     stubs: dict[str, int] = field(default_factory=dict)
     relative: list[Slot] = field(default_factory=list)
+    halves: dict[int, int] = field(default_factory=dict)  # RISC-V: place of an upper half → distance from there
 
     def append(self, data: bytes, align: int) -> int:
         self.code += bytes(-len(self.code) % align)
@@ -69,50 +73,95 @@ class _Layout:
     def stub(self, name: str) -> int:
         """Code that jumps to what is outside."""
         if name not in self.stubs:
-            if self.machine == _AARCH64:
-                code = struct.pack("<II", 0x58000050, 0xD61F0200)  # ldr x16, next; br x16; next: the address
-            else:
-                code = b"\xff\x25\x02\x00\x00\x00\xcc\xcc"  # jmp *2(%rip); int3; int3; then the address
+            code = _STUBS[self.machine]
             self.stubs[name] = self.append(code + bytes(8), 16)
-            self.slots.setdefault(name, self.stubs[name] + 8)
-            if self.slots[name] != self.stubs[name] + 8:
-                self.relative.append(Slot(self.stubs[name] + 8, name, 0))
+            address = self.stubs[name] + len(code)
+            self.slots.setdefault(name, address)
+            if self.slots[name] != address:
+                self.relative.append(Slot(address, name, 0))
         return self.stubs[name]
+
+
+# What jumps to the address behind it.
+_STUBS = {
+    _AARCH64: struct.pack("<II", 0x58000050, 0xD61F0200),  # ldr x16, address; br x16
+    _X86_64: b"\xff\x25\x02\x00\x00\x00\xcc\xcc",  # jmp *2(%rip); int3; int3
+    _RISCV: struct.pack("<IIII", 0x00000E17, 0x010E3E03, 0x000E0067, 0x13),  # auipc t3, 0; ld t3, 16(t3); jr t3; nop
+}
 
 
 def link(data: bytes) -> Image:
     """The image of an ELF object's code; `CannotLink` says what stands against it."""
+    return link_all([data])
+
+
+def link_all(objects: Sequence[bytes]) -> Image:
+    """One image of several objects for one machine, which may call each other's functions."""
+    parts = [_read(data) for data in objects]
+    layout = _Layout(parts[0].machine)
+    for part in parts:
+        if part.machine != layout.machine:
+            raise CannotLink("the objects are for different machines")
+        _place(layout, part)
+    for part in parts:
+        layout.places = part.places
+        for section in part.sections:
+            if section.kind == _RELA and section.info in part.places:
+                _relocate_section(layout, part, section)
+    slots = [*(Slot(place, name, 0) for name, place in layout.slots.items()), *layout.relative]
+    return Image(bytes(layout.code), tuple(layout.named.items()), tuple(slots))
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """An object file, and where its sections are in the image."""
+
+    machine: int
+    data: bytes
+    sections: list[_Section]
+    symbols: list[_Symbol]
+    places: dict[int, int] = field(default_factory=dict)
+
+
+def _read(data: bytes) -> _Object:
     machine, sections = _read_sections(data)
-    layout = _Layout(machine)
-    for number, section in enumerate(sections):
+    return _Object(machine, data, sections, _read_symbols(data, sections))
+
+
+def undefined(data: bytes) -> tuple[str, ...]:
+    """What an object refers to and does not define, by name."""
+    return tuple(symbol.name for symbol in _read(data).symbols if symbol.name and symbol.section == _UNDEFINED)
+
+
+def _place(layout: _Layout, part: _Object) -> None:
+    """Append the sections of an object, and note its functions."""
+    for number, section in enumerate(part.sections):
         if not section.flags & _ALLOC or not section.size or section.name == ".eh_frame":  # nothing unwinds kernels
             continue
         # Data may be declared writable, as pools of constants are for LLVM's sake, but generated code writes none.
         if section.flags & _TLS or section.kind == _NOBITS or section.align > PAGE:
             raise CannotLink(f"section {section.name} is not code or constants")
-        content = data[section.offset : section.offset + section.size]
-        layout.places[number] = layout.append(content, max(section.align, 1))
-    symbols = _read_symbols(data, sections)
-    for section in sections:
-        if section.kind == _RELA and section.info in layout.places:
-            rows = struct.iter_unpack("<QQq", data[section.offset : section.offset + section.size])
-            for offset, info, addend in rows:
-                place = layout.places[section.info] + offset
-                _relocate(layout, info & 0xFFFFFFFF, place, symbols[info >> 32], addend)
-    named = tuple(
-        (symbol.name, layout.places[symbol.section] + symbol.value)
-        for symbol in symbols
-        if symbol.info >> 4 == _GLOBAL and symbol.section in layout.places
-    )
-    slots = [*(Slot(place, name, 0) for name, place in layout.slots.items()), *layout.relative]
-    return Image(bytes(layout.code), named, tuple(slots))
+        content = part.data[section.offset : section.offset + section.size]
+        part.places[number] = layout.append(content, max(section.align, 1))
+    for symbol in part.symbols:
+        if symbol.info >> 4 == _GLOBAL and symbol.section in part.places:
+            if symbol.name in layout.named:
+                raise CannotLink(f"two objects define {symbol.name}")
+            layout.named[symbol.name] = part.places[symbol.section] + symbol.value
+
+
+def _relocate_section(layout: _Layout, part: _Object, section: _Section) -> None:
+    rows = struct.iter_unpack("<QQq", part.data[section.offset : section.offset + section.size])
+    placed = [(part.places[section.info] + offset, info, addend) for offset, info, addend in rows]
+    for place, info, addend in sorted(placed, key=lambda row: row[1] & 0xFFFFFFFF in _LOW):
+        _relocate(layout, info & 0xFFFFFFFF, place, part.symbols[info >> 32], addend)
 
 
 def _read_sections(data: bytes) -> tuple[int, list[_Section]]:
     if data[:6] != b"\x7fELF\x02\x01":
         raise CannotLink("the object file is not 64-bit little-endian ELF")
     machine = struct.unpack_from("<H", data, 18)[0]
-    if machine not in (_AARCH64, _X86_64):
+    if machine not in _STUBS:
         raise CannotLink(f"ELF machine {machine} is not known")
     start = struct.unpack_from("<Q", data, 40)[0]
     size, count, names = struct.unpack_from("<HHH", data, 58)
@@ -144,6 +193,14 @@ _PREL32, _ABS64, _ADR_PAGE, _ADD_LOW, _CALL, _JUMP, _GOT_PAGE, _GOT_LOW = 261, 2
 _LOADS = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}  # low bits of an address, scaled by the size that is loaded
 # x86-64.
 _X64, _X_PC32, _X_PLT32, _X_GOT = 1, 2, 4, (9, 41, 42)
+# RISC-V. The lower half of an address names the place of its upper half, which has to be known before it.
+_R64, _R_BRANCH, _R_JAL, _R_CALLS, _R_GOT, _R_HIGH, _R_PC32 = 2, 16, 17, (18, 19), 20, 23, 57
+_R_LOW_LOAD, _R_LOW_STORE, _R_SHORT_BRANCH, _R_SHORT_JUMP, _R_RELAX = 24, 25, 44, 45, 51
+_R_SUMS = {33: ("<B", 1), 34: ("<H", 1), 35: ("<I", 1), 36: ("<Q", 1)} | {
+    37: ("<B", -1), 38: ("<H", -1), 39: ("<I", -1), 40: ("<Q", -1)
+}  # fmt: skip
+_LOW = (_R_LOW_LOAD, _R_LOW_STORE)  # numbers that mean nothing elsewhere
+_ABSOLUTE = {_AARCH64: _ABS64, _X86_64: _X64, _RISCV: _R64}
 
 
 def _relocate(layout: _Layout, kind: int, place: int, symbol: _Symbol, addend: int) -> None:
@@ -151,7 +208,9 @@ def _relocate(layout: _Layout, kind: int, place: int, symbol: _Symbol, addend: i
     if not inside and symbol.section != _UNDEFINED:
         raise CannotLink(f"{symbol.name or 'a symbol'} is in a section that is left out")
     target = layout.places[symbol.section] + symbol.value if inside else 0
-    if kind == (_ABS64 if layout.machine == _AARCH64 else _X64):
+    if not inside and symbol.name in layout.named:
+        inside, target = True, layout.named[symbol.name]
+    if kind == _ABSOLUTE[layout.machine]:
         if not inside:
             layout.relative.append(Slot(place, symbol.name, addend))
         else:
@@ -159,6 +218,8 @@ def _relocate(layout: _Layout, kind: int, place: int, symbol: _Symbol, addend: i
         return
     if layout.machine == _AARCH64:
         _relocate_aarch64(layout, kind, place, symbol, target + addend, inside)
+    elif layout.machine == _RISCV:
+        _relocate_riscv(layout, kind, place, symbol, target + addend, inside)
     else:
         _relocate_x86(layout, kind, place, symbol, target, addend, inside)
 
@@ -205,6 +266,69 @@ def _relocate_x86(
     else:
         raise CannotLink(f"relocation {kind} is not known")
     struct.pack_into("<i", layout.code, place, _fits(target + addend - place, 32))
+
+
+def _relocate_riscv(layout: _Layout, kind: int, place: int, symbol: _Symbol, target: int, inside: bool) -> None:
+    if kind == _R_RELAX:
+        return
+    if kind in _R_CALLS:
+        distance = (target if inside else layout.stub(symbol.name)) - place
+        _patch(layout, place, _upper(distance))
+        _patch(layout, place + 4, (distance & 0xFFF) << 20)
+        return
+    if kind == _R_GOT:
+        if inside:
+            raise CannotLink(f"{symbol.name} is reached as if it were outside")
+        target, inside, kind = layout.slot(symbol.name), True, _R_HIGH
+    if not inside:
+        raise CannotLink(f"relocation {kind} of {symbol.name}, which is outside")
+    if kind == _R_HIGH:
+        layout.halves[place] = distance = target - place
+        _patch(layout, place, _upper(distance))
+    elif kind in _LOW:
+        low = layout.halves[target] & 0xFFF
+        _patch(layout, place, low << 20 if kind == _R_LOW_LOAD else (low >> 5) << 25 | (low & 31) << 7)
+    elif kind == _R_PC32:
+        struct.pack_into("<i", layout.code, place, _fits(target - place, 32))
+    elif kind in _R_SUMS:
+        form, sign = _R_SUMS[kind]
+        limit = 1 << 8 * struct.calcsize(form)
+        before = struct.unpack_from(form, layout.code, place)[0]
+        struct.pack_into(form, layout.code, place, (before + sign * target) % limit)
+    elif kind in (_R_BRANCH, _R_JAL):
+        _patch(layout, place, (_branch if kind == _R_BRANCH else _jump)(target - place))
+    elif kind in (_R_SHORT_BRANCH, _R_SHORT_JUMP):
+        bits = (_short_branch if kind == _R_SHORT_BRANCH else _short_jump)(target - place)
+        struct.pack_into("<H", layout.code, place, struct.unpack_from("<H", layout.code, place)[0] | bits)
+    else:
+        raise CannotLink(f"relocation {kind} is not known")
+
+
+def _upper(distance: int) -> int:
+    """The upper 20 bits of a distance, to which the lower 12 are added with their sign."""
+    return _fits(distance + 0x800, 32) & 0xFFFFF000
+
+
+def _scattered(value: int, runs: tuple[tuple[int, int, int], ...]) -> int:
+    """Bits of a value in the order of an instruction: from which bit, how many, and where they go."""
+    return sum((value >> first & (1 << count) - 1) << place for first, count, place in runs)
+
+
+def _branch(distance: int) -> int:
+    return _scattered(_fits(distance, 13), ((12, 1, 31), (5, 6, 25), (1, 4, 8), (11, 1, 7)))
+
+
+def _jump(distance: int) -> int:
+    return _scattered(_fits(distance, 21), ((20, 1, 31), (1, 10, 21), (11, 1, 20), (12, 8, 12)))
+
+
+def _short_branch(distance: int) -> int:
+    return _scattered(_fits(distance, 9), ((8, 1, 12), (3, 2, 10), (6, 2, 5), (1, 2, 3), (5, 1, 2)))
+
+
+def _short_jump(distance: int) -> int:
+    runs = (11, 1, 12), (4, 1, 11), (8, 2, 9), (10, 1, 8), (6, 1, 7), (7, 1, 6), (1, 3, 3), (5, 1, 2)
+    return _scattered(_fits(distance, 12), runs)
 
 
 def _fits(value: int, bits: int) -> int:

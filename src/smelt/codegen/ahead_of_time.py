@@ -1,0 +1,122 @@
+"""Kernels → machine code for a processor that this process may not run on. Nothing is loaded, and nothing runs.
+
+    code = build_for(kernels, find_target("riscv64-v"))
+    code.image                    position-independent bytes; `code.outside` is what they call by name
+    code.entries[0].symbol        void k0(void **buffers, int64_t threads, void *workspace), for kernels[0]
+    object_for(kernels, target)   the same as an object file: ELF, Mach-O, COFF or WebAssembly, by the target's triple
+
+Kernels are of the CPU's form, whatever target they name: the same program serves every processor. What a kernel's code
+relies on of sizes that vary (`KernelEntry.facts`) may differ between targets; it is guarded in the kernel's `ShapeEnv`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.fuel import Fuel
+from smelt.codegen.generator import EntryCode
+from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
+from smelt.codegen.llvm.link import link_all, undefined
+from smelt.codegen.llvm.runtime_sizes import RuntimeParam
+from smelt.codegen.llvm.support import SUPPORT, support_text
+from smelt.codegen.processors import described
+from smelt.codegen.write_module import How, divided, module_of, units
+from smelt.device import Target
+from smelt.ir.kernel import HOST, Kernel
+from smelt.ir.substitute_sizes import resized, shape_env_of
+from smelt.ir.text import format_kernel
+from smelt.runtime.program.code_image import Image
+from smelt.symbolic.expressions import ZERO, Expression, ShapeEnv, SizeGuard
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import moving
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEntry:
+    """The code of one kernel: `void symbol(void **buffers, int64_t threads, void *workspace)`.
+
+    All sizes are over the symbols of the kernel's own `ShapeEnv`.
+    """
+
+    symbol: str
+    workspace: Size  # bytes for each thread
+    params: tuple[RuntimeParam, ...]  # an int64 array behind the buffers has them, where there are any
+    facts: tuple[SizeGuard, ...]  # what the code relies on
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCode:
+    """Code for one target, and the entry of each kernel in the order they were given."""
+
+    target: Target
+    image: Image
+    entries: tuple[KernelEntry, ...]
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """What the code calls and does not have, by name: whoever loads it has to."""
+        return tuple(dict.fromkeys(slot.name for slot in self.image.slots if slot.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """LLVM text for some kernels, in parts that may be compiled side by side, and their entries."""
+
+    texts: tuple[str, ...]
+    entries: tuple[KernelEntry, ...]
+
+
+def find_target(name: str) -> Target:
+    """A processor by name (`codegen.processors`), or "host"."""
+    return described(name)
+
+
+def build_for(kernels: Sequence[Kernel], target: Target) -> TargetCode:
+    """Code of kernels, of one program or of several, as an image; equal ones have one entry."""
+    make_all_targets_ready()
+    module = write_for(kernels, target, parts=torch.get_num_threads())
+    objects = object_codes(module.texts, target)
+    missing = sorted({name for each in objects for name in undefined(each)} & SUPPORT.keys())
+    if missing:
+        objects += object_codes([support_text(missing, target)], target)
+    return TargetCode(target, link_all(objects), module.entries)
+
+
+def object_for(kernels: Sequence[Kernel], target: Target, prefix: str = "k") -> tuple[bytes, tuple[KernelEntry, ...]]:
+    """The same as an object file, whose functions are called `prefix` and a number, with the entries."""
+    make_all_targets_ready()
+    module = write_for(kernels, target, prefix=prefix)
+    return object_codes(module.texts, target)[0], module.entries
+
+
+def write_for(kernels: Sequence[Kernel], target: Target, *, prefix: str = "k", parts: int = 1) -> Module:
+    """LLVM text for kernels, in at most so many parts."""
+    distinct: dict[tuple[str, ShapeEnv | None], Kernel] = {}
+    keys = []
+    for kernel in kernels:
+        kernel = replace(kernel, target=HOST)
+        keys.append((format_kernel(replace(kernel, name="kernel")), shape_env_of(kernel)))
+        distinct.setdefault(keys[-1], kernel)
+    if not distinct:
+        return Module(("",), ())
+    symbols = [f"{prefix}{place}" for place in range(len(distinct))]
+    found = units(list(distinct.values()), symbols, target, How(Fuel()))
+    codes = {place: code for unit in found for place, code in unit.entries.items()}
+    entries = {key: _entry(symbols[place], codes[place], key[1]) for place, key in enumerate(distinct)}
+    texts = tuple(module_of(part) for part in divided(found, parts))
+    return Module(texts, tuple(entries[key] for key in keys))
+
+
+def _entry(symbol: str, code: EntryCode, shape_env: ShapeEnv | None) -> KernelEntry:
+    """Over the symbols of the kernel's own sizes."""
+    if shape_env is None:
+        return KernelEntry(symbol, code.per_thread_workspace, code.sizes, code.facts)
+    facts = tuple(SizeGuard(fact.relation, shape_env.own(fact.expression)) for fact in code.facts)
+    if not shape_env.closed:
+        for fact in facts:
+            shape_env.guard(fact.relation, fact.expression, ZERO)
+    move = moving(shape_env)
+    params = tuple(shape_env.own(each) if isinstance(each, Expression) else move(each) for each in code.sizes)
+    return KernelEntry(symbol, resized(code.per_thread_workspace, move), params, facts)

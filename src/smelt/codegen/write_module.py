@@ -1,0 +1,106 @@
+"""Kernels → LLVM text: what has to be in one module is a unit, and units are divided between threads that compile.
+
+    units([gelu_1, gelu_2, softmax], ["k0", "k1", "k2"], target, how)     k0 and k1 with the body they share; k2
+
+For whichever target: the one that a kernel is for, or another of the same family that code is made for ahead of time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.fuel import Fuel
+from smelt.codegen.generator import EntryCode, Generator
+from smelt.device import Target, find, generator_of
+from smelt.ir.kernel import Kernel
+from smelt.ir.substitute_sizes import resized, shape_env_of
+from smelt.symbolic.expressions import ShapeEnv
+from smelt.symbolic.symsize import moving
+
+_WORTH_A_THREAD = 30_000  # characters of LLVM text, which take a tenth of a second
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What kernels are built with: how many optional rewrites may still be made, whether forms are checked between
+    them, and what `bisect` calls the program."""
+
+    fuel: Fuel
+    check: bool = False
+    of: str = ""
+
+
+def asked(kernel: Kernel) -> tuple[Target, Generator]:
+    """The target of a kernel, and what makes code for it."""
+    return find(kernel.target), generator_of(kernel.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What has to be in one module: the code of a kernel, or of several by their places and the body they share."""
+
+    entries: dict[int, EntryCode]
+    body: tuple[EntryCode, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return sum(len(code.functions) for code in (*self.body, *self.entries.values()))
+
+
+def units(kernels: Sequence[Kernel], symbols: Sequence[str], target: Target, how: How) -> list[Unit]:
+    found: list[Unit] = []
+    generator = asked(kernels[0])[1]
+    for number, family in enumerate(generator.share(kernels, how.fuel, how.of)):
+        body = written(f"f{number}", family.body, target, how)
+        members = {}
+        for place, length in family.lengths.items():
+            buffers = len(kernels[place].parameters)
+            members[place] = generator.member(symbols[place], f"f{number}", body, length - family.more, buffers)
+        found.append(Unit({place: code for place, code in members.items() if code is not None}, (body,)))
+    done = {place for unit in found for place in unit.entries}
+    alone = (place for place in range(len(kernels)) if place not in done)
+    return found + [Unit({place: written(symbols[place], kernels[place], target, how)}) for place in alone]
+
+
+def divided(units: Sequence[Unit], most: int) -> list[list[Unit]]:
+    """Into parts about as long as each other, `most` at most: one is long enough to be worth a thread of its own."""
+    total = sum(unit.length for unit in units)
+    parts: list[list[Unit]] = [[] for _ in range(max(1, min(most, total // _WORTH_A_THREAD)))]
+    lengths = [0] * len(parts)
+    for unit in sorted(units, key=lambda unit: -unit.length):
+        shortest = lengths.index(min(lengths))
+        parts[shortest].append(unit)
+        lengths[shortest] += unit.length
+    return parts
+
+
+def module_of(units: Sequence[Unit]) -> str:
+    return join([code for unit in units for code in (*unit.body, *unit.entries.values())])
+
+
+def written(symbol: str, kernel: Kernel, target: Target, how: How) -> EntryCode:
+    """Written with a `ShapeEnv` of its own, so that all it relies on is seen, whoever else relied on it before."""
+    shape_env, generator = shape_env_of(kernel), asked(kernel)[1]
+    if shape_env is None:
+        plan = generator.schedule(kernel, target, how.fuel, check=how.check, of=how.of)
+        return generator.emit(symbol, plan, target)
+    own = ShapeEnv()
+    for each in shape_env.symbols:
+        own.symbol(each.text, each.example)
+    kernel = resized(kernel, moving(own))
+    plan = generator.schedule(kernel, target, how.fuel, check=how.check, of=how.of)
+    code = generator.emit(symbol, plan, target)
+    return replace(code, facts=tuple(own.guards))
+
+
+def join(codes: Sequence[EntryCode]) -> str:
+    """One module: what is declared or defined for several kernels appears once."""
+    declarations = sorted(frozenset().union(*(code.declarations for code in codes)))
+    helpers = {name: text for code in codes for name, text in code.helpers}
+    return "\n".join([*declarations, *helpers.values(), *(code.functions for code in codes)])
+
+
+def module_text(kernels: Sequence[Kernel], target: Target) -> str:
+    """The LLVM IR of `kernels`, named k0, k1, … in order."""
+    how = How(Fuel())
+    return join([written(f"k{number}", kernel, target, how) for number, kernel in enumerate(kernels)])

@@ -1,0 +1,82 @@
+"""Code for processors that this machine is not: targets by name, images and objects of every format."""
+
+import struct
+
+import pytest
+
+from smelt.base.errors import SmeltError
+from smelt.codegen import ahead_of_time, processors, targets
+from smelt.codegen.ahead_of_time import build_for, find_target, object_for
+from smelt.device import find, names
+from smelt.ir.substitute_sizes import shape_env_of
+from smelt.runtime.program.code_image import Slot
+from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
+from tests.kernel_text import parse_kernel
+
+KERNELS = [parse_kernel(sized(text, 5, 33)) for text in (SOFTMAX, LAYER_NORM, COLUMN_SUM)]
+LINKED = ("host", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "riscv64", "riscv64-v")
+
+
+def test_processors_are_in_the_registry() -> None:
+    assert set(targets.PROCESSORS) == set(processors.PROCESSORS) <= set(names())
+    assert find("riscv64-v").vector_bits == 128 and find("wasm32").pointer_bytes == 4
+
+
+def test_what_a_loader_checks() -> None:
+    assert "avx512f" in find_target("x86-64-v4").required_features
+    assert {"avx2", "fma"} <= set(find_target("x86-64-v3").required_features)
+    assert "avx" not in find_target("x86-64-v2").required_features
+    assert find_target("aarch64").required_features == ()
+    host = find_target("host")
+    assert all(f"+{each}" in host.features.split(",") for each in host.required_features)
+
+
+def test_an_unknown_name_names_the_choices() -> None:
+    with pytest.raises(SmeltError, match="x86-64-v3"):
+        find_target("pentium")
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_images(name: str) -> None:
+    code = build_for([*KERNELS, KERNELS[0]], find_target(name))
+    assert [entry.symbol for entry in code.entries] == ["k0", "k1", "k2", "k0"]
+    assert {"k0", "k1", "k2"} <= dict(code.image.symbols).keys()
+    assert code.outside == ("smelt_parallel_for",)
+    assert all(isinstance(slot, Slot) and slot.offset % 8 == 0 for slot in code.image.slots)
+
+
+def test_several_modules_become_one_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smelt.codegen.write_module._WORTH_A_THREAD", 1)
+    monkeypatch.setattr(ahead_of_time.torch, "get_num_threads", lambda: 3)
+    code = build_for(KERNELS, find_target("riscv64"))
+    assert {"k0", "k1", "k2"} <= dict(code.image.symbols).keys()
+
+
+def test_sizes_are_over_the_kernels_own_symbols() -> None:
+    kernel = parse_kernel(SOFTMAX.format(rows="s0", cols="s1", total="s0*s1"), {"s0": 5, "s1": 33})
+    shape_env = shape_env_of(kernel)
+    assert shape_env is not None
+    (entry,) = build_for([kernel], find_target("x86-64-v3")).entries
+    own = set(shape_env.symbols)
+    assert entry.params and all(each.symbols() <= own for each in entry.params)
+    assert set(entry.facts) <= set(shape_env.guards)
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("x86-64-v3", b"\x7fELF\x02\x01"),
+        ("aarch64-android", b"\x7fELF\x02\x01"),
+        ("riscv64-none", b"\x7fELF\x02\x01"),
+        ("aarch64-macos", struct.pack("<II", 0xFEEDFACF, 0x0100000C)),
+        ("x86-64-v3-macos", struct.pack("<II", 0xFEEDFACF, 0x01000007)),
+        ("x86-64-v3-windows", struct.pack("<H", 0x8664)),
+        ("aarch64-windows", struct.pack("<H", 0xAA64)),
+        ("wasm32", b"\0asm\1\0\0\0"),
+    ],
+)
+def test_objects(name: str, start: bytes) -> None:
+    code, entries = object_for(KERNELS, find_target(name), prefix="model_k")
+    assert code.startswith(start)
+    assert [entry.symbol for entry in entries] == ["model_k0", "model_k1", "model_k2"]
+    assert all(entry.symbol.encode() in code for entry in entries)
