@@ -378,6 +378,9 @@ class CudaModule:
     def occupancy(self, function: int, threads: int, shared_bytes: int, /) -> int:
         """How many blocks of a function one multiprocessor runs at once."""
 
+def checksum(data: Any, /) -> int:
+    """XXH64 (seed 0) of the bytes of a buffer, which the sections of an artifact's file are held against."""
+
 def program_layout() -> dict[str, tuple[str, ...]]:
     """The fields of the header of a flat program ("header"), and of the records of each of its sections, by name. What
     writes one declares the same (`smelt.ir.flat.layout`)."""

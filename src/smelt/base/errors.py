@@ -27,6 +27,7 @@ CODES: dict[str, str] = {
     "SM031": "an operator needs libtorch, which library=\"none\" forbids",
     "SM040": "a higher-order derivative through a compiled graph that cannot be recomputed",
     "SM041": "a gradient between two outputs of a compiled graph that cannot be computed separately",
+    "SM050": "the file of an artifact is damaged, or is none",
 }
 
 

@@ -15,6 +15,7 @@
 #include "state/deferred_signals.h"
 #include "state/preserved_state.h"
 #include "runner/parallel.h"
+#include "deploy/checksum.h"
 #include "gpu/cuda_driver.h"
 #include "gpu/grid_launcher.h"
 
@@ -82,6 +83,21 @@ hook_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     return PyBool_FromLong(hook_is_installed());
 }
 
+static PyObject *
+checksum(PyObject *Py_UNUSED(module), PyObject *data)
+{
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    uint64_t found;
+    Py_BEGIN_ALLOW_THREADS
+    found = smelt_checksum(buffer.buf, (size_t)buffer.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&buffer);
+    return PyLong_FromUnsignedLongLong(found);
+}
+
 static PyMethodDef functions[] = {
     {"active", active, METH_NOARGS, PyDoc_STR("The region active on this thread, or None.")},
     {"suspended", (PyCFunction)(void (*)(void))suspended, METH_FASTCALL | METH_KEYWORDS,
@@ -99,6 +115,7 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Say where tensors keep what they are, so that guards can look there.")},
     {"set_library", set_library, METH_VARARGS,
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
+    {"checksum", checksum, METH_O, PyDoc_STR("XXH64 of bytes, which the sections of an artifact's file are held against.")},
     {"program_layout", program_layout, METH_NOARGS,
      PyDoc_STR("The fields of the header and of each section's records of a flat program.")},
     {"storages", library_storages, METH_O, PyDoc_STR("Which memory each of these tensors lies in.")},

@@ -1,0 +1,388 @@
+"""Reading an artifact's file: bytes → records, or an error (SM050) that says what is wrong with them.
+
+    read(Path("model.smelt").read_bytes())   →   ArtifactFile
+    read_manifest(…)                         →   its manifest alone, the rest only held against its checksums
+
+Every offset, count and size is held against what it refers to before it is used. Weights are views of the given buffer:
+nothing is copied, so a file may be mapped.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from smelt import _native
+from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file.check import ArtifactError, check_artifact, require
+from smelt.ir.artifact_file.layout import (
+    ALIGN,
+    DTYPE_NAMES,
+    MAGIC,
+    PAGE,
+    RULES,
+    TABLE_MAGIC,
+    TABLE_SECTIONS,
+    VERSION,
+    Bind,
+    CodeHeader,
+    FileHeader,
+    Kind,
+    Machine,
+    NextKind,
+    Op,
+    RegisterFlag,
+    RegisterKind,
+    SectionRecord,
+    SlotRecord,
+    StepKind,
+    TableHeader,
+    ValueKind,
+)
+
+_HEADER_BYTES = 8 * len(FileHeader._fields)
+_SECTION_BYTES = 8 * len(SectionRecord._fields)
+_MOST_SECTIONS = 256
+_FILE = "the file"
+_FLAGS = RegisterFlag.OPTIONAL | RegisterFlag.WRITTEN
+
+
+def read(data: Any) -> r.ArtifactFile:
+    """All of a file, every rule checked."""
+    view = memoryview(data).cast("B").toreadonly()
+    sections = read_sections(view)
+    weights: dict[str, Any] = {}
+    parts = []
+    contents = {kind: _part(view, _only(sections, kind)) for kind in (Kind.WEIGHTS, Kind.STATE)}
+    for number, (table, code) in enumerate(_targets(sections)):
+        where = f"target {number}"
+        machine = _member(where, Machine, table.machine)
+        state_machine = _TableReader(_part(view, table), contents, weights).table()
+        parts.append(r.TargetPart(machine, table.features, state_machine, _read_code(_part(view, code))))
+    ordered = {key: weights[key] for key in sorted(weights, key=lambda key: weights[key][0])}
+    made = r.ArtifactFile(
+        _manifest(view, sections), tuple(parts), {key: data for key, (_, data) in ordered.items()}
+    )
+    check_artifact(made)
+    return made
+
+
+def read_manifest(data: Any) -> Mapping[str, Any]:
+    """What a file says of itself."""
+    view = memoryview(data).cast("B").toreadonly()
+    return _manifest(view, read_sections(view))
+
+
+def read_sections(view: memoryview) -> list[SectionRecord]:
+    """The directory, once all checksums hold."""
+    require(len(view) >= _HEADER_BYTES, _FILE, "is too short to be an artifact")
+    header = FileHeader(*struct.unpack_from(f"<{len(FileHeader._fields)}q", view))
+    require(header.magic == MAGIC, _FILE, "does not begin like an artifact")
+    require(header.version == VERSION, _FILE, f"has version {header.version}; this smelt reads version {VERSION}")
+    require(header.bytes == len(view), _FILE, f"has {len(view)} bytes, and was written with {header.bytes}")
+    require(0 < header.sections <= _MOST_SECTIONS and header.reserved == 0, _FILE, "has a damaged header")
+    end = _HEADER_BYTES + _SECTION_BYTES * header.sections
+    require(end <= len(view), _FILE, "is shorter than its directory")
+    zeroed = bytearray(view[:end])
+    struct.pack_into("<q", zeroed, 8 * FileHeader._fields.index("checksum"), 0)
+    require(_holds(zeroed, header.checksum), _FILE, "has a header that its checksum does not hold for")
+    words = struct.unpack_from(f"<{len(SectionRecord._fields) * header.sections}q", view, _HEADER_BYTES)
+    width = len(SectionRecord._fields)
+    sections = [SectionRecord(*words[place : place + width]) for place in range(0, len(words), width)]
+    for number, section in enumerate(sections):
+        where = f"section {number}"
+        kind = _member(where, Kind, section.kind)
+        step = PAGE if kind in (Kind.CODE, Kind.WEIGHTS, Kind.STATE) else ALIGN
+        begin = -(-end // step) * step
+        require(section.offset == begin and 0 <= section.bytes <= len(view) - begin, where, "is out of its place")
+        require(not any(view[end:begin]), where, "follows bytes that are not zero")
+        end = begin + section.bytes
+        held = _holds(view[begin:end], section.checksum)
+        require(held, where, f"({kind.name}) has bytes that its checksum does not hold for")
+    require(end == len(view), _FILE, "goes on behind its last section")
+    return sections
+
+
+def _holds(data: Any, checksum: int) -> bool:
+    return _native.checksum(data) == checksum & (1 << 64) - 1
+
+
+def _only(sections: list[SectionRecord], kind: Kind) -> SectionRecord:
+    found = [section for section in sections if section.kind == kind]
+    require(len(found) == 1, _FILE, f"has {len(found)} sections {kind.name}")
+    return found[0]
+
+
+def _targets(sections: list[SectionRecord]) -> list[tuple[SectionRecord, SectionRecord]]:
+    """A TABLE and a CODE for each target, in order, between the MANIFEST and WEIGHTS."""
+    kinds = [section.kind for section in sections]
+    count = (len(sections) - 3) // 2
+    expected = [Kind.MANIFEST, *(Kind.TABLE, Kind.CODE) * count, Kind.WEIGHTS, Kind.STATE]
+    require(count > 0 and kinds == expected, _FILE, "has other sections, or in another order")
+    pairs = list(pairwise(sections[1:-2]))[::2]
+    for number, pair in enumerate(pairs):
+        require(all(each.target == number for each in pair), _FILE, "has its targets out of order")
+        same = pair[0].machine == pair[1].machine and pair[0].features == pair[1].features
+        require(same, f"target {number}", "has a table and code for different machines")
+    for section in (sections[0], *sections[-2:]):
+        require((section.target, section.machine, section.features) == (-1, 0, 0), _FILE, "names a target for all")
+    return pairs
+
+
+def _part(view: memoryview, section: SectionRecord) -> memoryview:
+    return view[section.offset : section.offset + section.bytes]
+
+
+def _manifest(view: memoryview, sections: list[SectionRecord]) -> Mapping[str, Any]:
+    try:
+        found = json.loads(bytes(_part(view, _only(sections, Kind.MANIFEST))))
+    except ValueError as error:
+        raise ArtifactError(f"the manifest is not JSON: {error}") from error
+    require(isinstance(found, dict), "the manifest", "is not an object")
+    return dict(found)
+
+
+_Enum = TypeVar("_Enum", bound=IntEnum)
+
+
+def _member(where: str, kind: type[_Enum], number: int) -> _Enum:
+    try:
+        return kind(number)
+    except ValueError:
+        raise ArtifactError(f"{where}: there is no {kind.__name__} {number}") from None
+
+
+# --- CODE ---------------------------------------------------------------------------------------------------
+
+
+def _read_code(view: memoryview) -> r.Code:
+    head = 8 * len(CodeHeader._fields)
+    require(len(view) >= head, "the code", "is cut")
+    header = CodeHeader(*struct.unpack_from(f"<{len(CodeHeader._fields)}q", view))
+    most = len(view) // 8
+    width = len(SlotRecord._fields)
+    require(0 <= header.kernels <= most and 0 <= header.slots <= most, "the code", "has too many records")
+    slots_at = head + 8 * header.kernels
+    require(header.blob == slots_at + 8 * width * header.slots, "the code", "has its names out of place")
+    fits = header.blob <= header.image <= len(view) and header.image % PAGE == 0
+    require(fits, "the code", "has its image out of place")
+    require(header.image_bytes == len(view) - header.image, "the code", "has an image of another size")
+    entries = struct.unpack_from(f"<{header.kernels}q", view, head)
+    words = struct.unpack_from(f"<{width * header.slots}q", view, slots_at)
+    slots = []
+    for place in range(0, len(words), width):
+        slot = SlotRecord(*words[place : place + width])
+        begin = header.blob + slot.name
+        require(slot.name >= 0 and 0 <= slot.length <= header.image - begin, "the code", "has a slot without a name")
+        slots.append(r.CodeSlot(slot.offset, _text("the code", view[begin : begin + slot.length]), slot.addend))
+    return r.Code(bytes(view[header.image :]), entries, tuple(slots))
+
+
+def _text(where: str, data: memoryview) -> str:
+    try:
+        return bytes(data).decode()
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{where}: a string is not UTF-8") from error
+
+
+# --- TABLE --------------------------------------------------------------------------------------------------
+
+class _TableReader:
+    """One TABLE: its sections as records, then what they mean."""
+
+    def __init__(
+        self, view: memoryview, contents: Mapping[Kind, memoryview], weights: dict[str, tuple[tuple[int, int], Any]]
+    ) -> None:
+        self.view, self.contents, self.weights = view, contents, weights
+        head = len(TableHeader._fields)
+        require(len(view) >= 8 * (head + 3 * len(TABLE_SECTIONS)), "the table", "is cut")
+        self.header = TableHeader(*struct.unpack_from(f"<{head}q", view))
+        require(self.header.magic == TABLE_MAGIC, "the table", "does not begin like one")
+        require(self.header.version == VERSION, "the table", f"has version {self.header.version}")
+        require(self.header.bytes == len(view), "the table", "has another length")
+        self.rows: dict[str, list[Any]] = {}
+        following = head + 3 * len(TABLE_SECTIONS)
+        for number, (name, record) in enumerate(TABLE_SECTIONS.items()):
+            first, count, width = struct.unpack_from("<3q", view, 8 * (head + 3 * number))
+            require(width == len(record._fields), "the table", f"has {name} of another layout")
+            fits = first == following and 0 <= count <= (len(view) // 8 - following) // width
+            require(fits, "the table", f"has {name} out of place")
+            words = struct.unpack_from(f"<{count * width}q", view, 8 * first)
+            self.rows[name] = [record(*words[place : place + width]) for place in range(0, len(words), width)]
+            following += count * width
+        require(self.header.blob == 8 * following, "the table", "has its strings out of place")
+        for name in TABLE_SECTIONS:
+            self._check_rules(name)
+        self.strings = [self._string(number) for number in range(len(self.rows["strings"]))]
+        self.expressions = [self._expression(number) for number in range(len(self.rows["expressions"]))]
+
+    def _check_rules(self, name: str) -> None:
+        rules = RULES.get(name, {})
+        for number, row in enumerate(self.rows[name]):
+            for field, (rule, section) in rules.items():
+                place = row._fields.index(field)
+                limit, found = len(self.rows[section]), row[place]
+                if rule == "SPAN":
+                    holds = 0 <= found <= limit and 0 <= row[place + 1] <= limit - found
+                else:
+                    holds = 0 <= found < limit or (rule == "OPTIONAL" and found == -1)
+                require(holds, f"{name} {number}", f"has a wrong {field}")
+
+    def _string(self, number: int) -> str:
+        offset, length = self.rows["strings"][number]
+        size = len(self.view) - self.header.blob
+        fits = 0 <= offset < size and 0 <= length < size - offset
+        require(fits and not self.view[self.header.blob + offset + length], f"strings {number}", "has a wrong length")
+        begin = self.header.blob + offset
+        found = _text(f"strings {number}", self.view[begin : begin + length])
+        require("\0" not in found, f"strings {number}", "has a zero byte")
+        return found
+
+    def _expression(self, number: int) -> r.Expression:
+        first, count = self.rows["expressions"][number]
+        rows = self.rows["instructions"][first : first + count]
+        return tuple(r.Instruction(_member(f"expressions {number}", Op, op), operand) for op, operand in rows)
+
+    def _references(self, first: int, count: int) -> list[int]:
+        return [row.number for row in self.rows["references"][first : first + count]]
+
+    def _expressions(self, first: int, count: int) -> tuple[r.Expression, ...]:
+        return tuple(self._of(self.expressions, each) for each in self._references(first, count))
+
+    def _of(self, things: list[Any], number: int) -> Any:
+        require(0 <= number < len(things), "the table", f"there is nothing of number {number}")
+        return things[number]
+
+    def _dims(self, first: int, count: int) -> tuple[r.Dim, ...]:
+        rows = self.rows["dims"][first : first + count]
+        return tuple(r.Dim(row.low, row.high, "" if row.name < 0 else self.strings[row.name]) for row in rows)
+
+    # --- what the records mean ---
+
+    def table(self) -> r.Table:
+        require(0 <= self.header.name < len(self.strings), "the table", "has no name")
+        return r.Table(
+            self.strings[self.header.name],
+            tuple(map(self._register, self.rows["registers"])),
+            tuple(map(self._output, self.rows["outputs"])),
+            tuple(r.Kernel(self.strings[row.name], row.buffers) for row in self.rows["kernels"]),
+            tuple(self._state(row) for row in self.rows["states"]),
+        )
+
+    def _register(self, row: Any) -> r.Register:
+        name = self.strings[row.name]
+        kind = _member(f"register {name}", RegisterKind, row.kind)
+        require(0 <= row.dtype < len(DTYPE_NAMES), f"register {name}", f"has no dtype {row.dtype}")
+        require(row.flags & ~_FLAGS == 0, f"register {name}", "has unknown flags")
+        choices = [self._of(self.strings, each) for each in self._references(row.choices, row.choice_count)]
+        dims = self._dims(row.dims, row.rank)
+        return r.Register(
+            name,
+            kind,
+            DTYPE_NAMES[row.dtype],
+            dims,
+            self._data(name, kind, row),
+            bool(row.flags & RegisterFlag.OPTIONAL),
+            bool(row.flags & RegisterFlag.WRITTEN),
+            tuple(choices),
+        )
+
+    def _data(self, name: str, kind: RegisterKind, row: Any) -> str | None:
+        """The key of a register's data: the name of the first register that has it."""
+        if kind not in (RegisterKind.CONSTANT, RegisterKind.STATE):
+            require(row.data == -1 and row.bytes == 0, f"register {name}", "has data, and no place for it")
+            return None
+        section = Kind.WEIGHTS if kind == RegisterKind.CONSTANT else Kind.STATE
+        content = self.contents[section]
+        fits = 0 <= row.data <= len(content) and 0 <= row.bytes <= len(content) - row.data and row.data % ALIGN == 0
+        require(fits, f"register {name}", "has data outside the file")
+        place = (section, row.data)
+        for key, (known, data) in self.weights.items():
+            if known == place and len(data) == row.bytes:
+                return key
+        require(name not in self.weights, f"register {name}", "is there twice, with other data")
+        self.weights[name] = (place, content[row.data : row.data + row.bytes])
+        return name
+
+    def _output(self, row: Any) -> r.Output:
+        require(-1 <= row.dtype < len(DTYPE_NAMES), "outputs", f"has no dtype {row.dtype}")
+        dtype = None if row.dtype < 0 else DTYPE_NAMES[row.dtype]
+        return r.Output(self.strings[row.name], dtype, self._dims(row.dims, row.rank))
+
+    def _state(self, row: Any) -> r.State:
+        rows = self.rows["variants"][row.variants : row.variants + row.variant_count]
+        return r.State(self.strings[row.name], tuple(map(self._variant, rows)))
+
+    def _variant(self, row: Any) -> r.Variant:
+        def span(name: str, first: int, count: int) -> list[Any]:
+            return self.rows[name][first : first + count]
+
+        symbols = [
+            r.Symbol(
+                self.strings[each.name],
+                _member("symbols", Bind, each.bind),
+                each.register,
+                each.dimension,
+                each.low,
+                each.high,
+            )
+            for each in span("symbols", row.symbols, row.symbol_count)
+        ]
+        checks = [
+            r.Check(self.expressions[each.expression], self.strings[each.text])
+            for each in span("checks", row.checks, row.check_count)
+        ]
+        produced = [
+            r.Produced(each.register, self._expressions(each.dims, each.rank))
+            for each in span("produced", row.produced, row.produced_count)
+        ]
+        return r.Variant(
+            self.strings[row.name],
+            self._next(row),
+            tuple(symbols),
+            tuple(checks),
+            tuple(produced),
+            tuple(map(self._value, span("values", row.values, row.value_count))),
+            tuple(map(self._step, span("steps", row.steps, row.step_count))),
+            self.expressions[row.arena_bytes],
+        )
+
+    def _value(self, row: Any) -> r.Value:
+        kind = _member("values", ValueKind, row.kind)
+        require(row.writes in (0, 1), "values", "is neither written nor not")
+        if kind == ValueKind.SIZES:
+            limit = len(self.rows["references"])
+            fits = 0 <= row.place <= limit and 0 <= row.number_count <= limit - row.place
+            require(fits and row.offset == row.bytes == -1 and not row.writes, "values", "has wrong sizes")
+            return r.SizesValue(self._expressions(row.place, row.number_count))
+        require(row.offset >= 0 and row.bytes >= 0 and row.number_count == 0, "values", "has no place")
+        offset, size, writes = self.expressions[row.offset], self.expressions[row.bytes], bool(row.writes)
+        if kind == ValueKind.REGISTER:
+            return r.RegisterValue(row.place, size, offset, writes)
+        if kind == ValueKind.PRODUCED:
+            return r.ProducedValue(row.place, size, offset, writes)
+        require(row.place == 0, "values", "of the arena has a place of its own")
+        return r.ArenaValue(offset, size, writes)
+
+    def _step(self, row: Any) -> r.Step:
+        if _member("steps", StepKind, row.kind) == StepKind.LAUNCH:
+            launch = self._of(self.rows["launches"], row.place)
+            values = tuple(self._references(launch.values, launch.value_count))
+            workspace = self.expressions[launch.fixed], self.expressions[launch.per_thread]
+            return r.Launch(launch.kernel, values, *workspace)
+        copy = self._of(self.rows["copies"], row.place)
+        return r.Copy(copy.to, copy.source, self.expressions[copy.bytes])
+
+    def _next(self, row: Any) -> r.Next:
+        kind = _member("variants", NextKind, row.next)
+        if kind == NextKind.RETURN:
+            found = self._references(row.outputs, row.output_count)
+            return r.Return(tuple(None if each == -1 else each for each in found))
+        if kind == NextKind.BRANCH:
+            return r.Branch(row.register, row.if_true, row.if_false)
+        if kind == NextKind.JUMP:
+            return r.Jump(row.if_true)
+        require(row.message >= 0, "variants", "raises without a message")
+        return r.Raise(row.code, self.strings[row.message])

@@ -1,0 +1,281 @@
+"""An artifact as plain records, as its file holds it: what `write` takes and `read` gives.
+
+    relu of x[n, 4]:
+      Register("x", RegisterKind.INPUT, "float32", (Dim(2, 4096, "n"), Dim(4, 4)))
+      Register("y", RegisterKind.LOCAL, "float32", (Dim(0), Dim(4, 4)))
+      Variant("relu", symbols=(Symbol("n", Bind.SIZE, 0, 0),), produced=(Produced(1, (symbol(0), number(4))),),
+              values=(RegisterValue(0, bytes=…), ProducedValue(0, bytes=…, writes=True)),
+              steps=(Launch(0, (0, 1)),), next=Return((1,)))
+
+Registers, states and kernels are referred to by their place in the `Table`; symbols, produced registers and values by
+their place in the `Variant`. See the package for what each means.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.ir.artifact_file.layout import LARGEST, Bind, Machine, Op, RegisterKind
+
+
+class Instruction(NamedTuple):
+    """One of an expression's."""
+
+    op: Op
+    operand: int = 0
+
+
+Expression = tuple[Instruction, ...]
+
+
+def number(value: int) -> Expression:
+    """An expression that is always the same."""
+    return (Instruction(Op.PUSH, value),)
+
+
+def floating(value: float) -> Expression:
+    """The same of a float: its bits."""
+    return number(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def symbol(place: int) -> Expression:
+    """The variant's symbol of this place."""
+    return (Instruction(Op.SYMBOL, place),)
+
+
+def apply(op: Op, *operands: Expression) -> Expression:
+    """An operation on expressions: `apply(Op.MUL, symbol(0), number(4))`."""
+    return (*(each for operand in operands for each in operand), Instruction(op))
+
+
+ZERO = number(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A dimension of a register: any size from `low` to `high`; a fixed one where they are equal."""
+
+    low: int
+    high: int = LARGEST
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """`data`: its key in `ArtifactFile.weights`, for CONSTANT and STATE. CONSTANTs may share one."""
+
+    name: str
+    kind: RegisterKind
+    dtype: str
+    dims: tuple[Dim, ...] = ()
+    data: str | None = None
+    optional: bool = False
+    written: bool = False
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """`dtype`: None where returns differ in dtype or rank; there are no `dims` then."""
+
+    name: str
+    dtype: str | None
+    dims: tuple[Dim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """`buffers`: how many values it takes, sizes included."""
+
+    name: str
+    buffers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An integer that a variant reads of a register when it is tried; out of its bounds the variant does not hold."""
+
+    name: str
+    bind: Bind
+    register: int
+    dimension: int = 0
+    low: int = -LARGEST - 1
+    high: int = LARGEST
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """An expression that must not be 0."""
+
+    expression: Expression
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterValue:
+    """`bytes` of a register as it was when the variant began, from `offset` on."""
+
+    register: int
+    bytes: Expression
+    offset: Expression = ZERO
+    writes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProducedValue:
+    """`bytes` of a register that the variant produces, by its place among those."""
+
+    place: int
+    bytes: Expression
+    offset: Expression = ZERO
+    writes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaValue:
+    """`bytes` of the arena, from `offset` on, which is a multiple of 64."""
+
+    offset: Expression
+    bytes: Expression
+    writes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SizesValue:
+    """An array of int64 that is computed when the variant begins."""
+
+    numbers: tuple[Expression, ...]
+
+
+Value = RegisterValue | ProducedValue | ArenaValue | SizesValue
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel on values of the variant. Workspace: `fixed` bytes, and `per_thread` for each thread."""
+
+    kernel: int
+    values: tuple[int, ...]
+    fixed: Expression = ZERO
+    per_thread: Expression = ZERO
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """`bytes` from the start of value `source` to that of value `to`."""
+
+    to: int
+    source: int
+    bytes: Expression
+
+
+Step = Launch | Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A LOCAL register that the variant makes anew, with these sizes."""
+
+    register: int
+    dims: tuple[Expression, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """The artifact's outputs: a register each, or None."""
+
+    outputs: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """To a state by a register of one bool."""
+
+    register: int
+    if_true: int
+    if_false: int
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    state: int
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """End with an error of the program's own; `code` is the program's."""
+
+    code: int
+    message: str
+
+
+Next = Return | Branch | Jump | Raise
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A program of a state, and what it is for."""
+
+    name: str
+    next: Next
+    symbols: tuple[Symbol, ...] = ()
+    checks: tuple[Check, ...] = ()
+    produced: tuple[Produced, ...] = ()
+    values: tuple[Value, ...] = ()
+    steps: tuple[Step, ...] = ()
+    arena_bytes: Expression = ZERO
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    name: str
+    variants: tuple[Variant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The state machine of one target. Its inputs are the INPUT registers, in order; state 0 is the entry."""
+
+    name: str
+    registers: tuple[Register, ...]
+    outputs: tuple[Output, ...]
+    kernels: tuple[Kernel, ...]
+    states: tuple[State, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSlot:
+    """Eight bytes at `offset` that get the address of `name` plus `addend`; no name: of the image itself."""
+
+    offset: int
+    name: str
+    addend: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Machine code of one target: an image, where in it each kernel of the table begins, and what it is to be told."""
+
+    image: bytes
+    entries: tuple[int, ...]
+    slots: tuple[CodeSlot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPart:
+    """A target: what it needs (`layout.feature_mask`), its state machine and its machine code."""
+
+    machine: Machine
+    features: int
+    table: Table
+    code: Code
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactFile:
+    """All that a file holds. `weights`: bytes, or anything with a buffer of them, by the keys of registers."""
+
+    manifest: Mapping[str, Any]
+    targets: tuple[TargetPart, ...]
+    weights: Mapping[str, Any]

@@ -1,0 +1,315 @@
+"""Writing an artifact's file: records → bytes.
+
+    write(artifact)             →  the bytes
+    save(artifact, "m.smelt")   →  the file, weights written one after the other, nothing of them copied
+
+What occurs several times in a table (strings, expressions, lists) is written once.
+"""
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from smelt import _native
+from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file.check import check_artifact, data_places
+from smelt.ir.artifact_file.layout import (
+    ALIGN,
+    DTYPE_NAMES,
+    DTYPES,
+    MAGIC,
+    PAGE,
+    TABLE_MAGIC,
+    TABLE_SECTIONS,
+    VERSION,
+    CodeHeader,
+    FileHeader,
+    Kind,
+    Machine,
+    NextKind,
+    RegisterFlag,
+    SectionRecord,
+    SlotRecord,
+    StepKind,
+    TableHeader,
+    ValueKind,
+)
+
+_HEADER_WORDS = len(FileHeader._fields)
+_SECTION_WORDS = len(SectionRecord._fields)
+
+
+def write(artifact: r.ArtifactFile) -> bytes:
+    """The file's bytes; an error SM050 says what is wrong with the records."""
+    sections = _sections(artifact)
+    found = bytearray(_end(sections))
+    for section in sections:
+        for place, data in section.parts:
+            found[place : place + len(data)] = data
+    _seal(memoryview(found), sections)
+    return bytes(found)
+
+
+def save(artifact: r.ArtifactFile, path: str | os.PathLike[str]) -> None:
+    """The file itself: all of it is there, or it is as it was before."""
+    sections = _sections(artifact)
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w+b") as file:
+            file.truncate(_end(sections))
+            for section in sections:
+                for place, data in section.parts:
+                    file.seek(place)
+                    file.write(data)
+            file.flush()
+            with mmap.mmap(file.fileno(), 0) as mapped, memoryview(mapped) as view:
+                _seal(view, sections)
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+class _Section:
+    """A section on its way into the file: `parts` are bytes and where in the file they go."""
+
+    __slots__ = ("bytes", "features", "kind", "machine", "offset", "parts", "target")
+
+    def __init__(self, kind: Kind, parts: Sequence[tuple[int, Any]], size: int, target: int = -1) -> None:
+        self.kind, self.parts, self.bytes, self.target = kind, parts, size, target
+        self.machine, self.features, self.offset = Machine.ANY, 0, 0
+
+
+def _sections(artifact: r.ArtifactFile) -> list[_Section]:
+    """In the order of the file, each in its place."""
+    check_artifact(artifact)
+    places = data_places(artifact)
+    manifest = json.dumps(artifact.manifest, ensure_ascii=False, separators=(",", ":")).encode()
+    sections = [_Section(Kind.MANIFEST, [(0, manifest)], len(manifest))]
+    for number, part in enumerate(artifact.targets):
+        for kind, data in (
+            (Kind.TABLE, table_bytes(part.table, places.offsets)),
+            (Kind.CODE, code_bytes(part.code)),
+        ):
+            section = _Section(kind, [(0, data)], len(data), number)
+            section.machine, section.features = part.machine, part.features
+            sections.append(section)
+    for kind, keys, size in (
+        (Kind.WEIGHTS, places.constants, places.constant_bytes),
+        (Kind.STATE, places.states, places.state_bytes),
+    ):
+        parts = [(places.offsets[key], memoryview(artifact.weights[key]).cast("B")) for key in keys]
+        sections.append(_Section(kind, parts, size))
+    end = 8 * (_HEADER_WORDS + _SECTION_WORDS * len(sections))
+    for section in sections:
+        section.offset = rounded(end, alignment(section.kind))
+        section.parts = [(section.offset + place, data) for place, data in section.parts]
+        end = section.offset + section.bytes
+    return sections
+
+
+def alignment(kind: Kind) -> int:
+    """Of a section of the file."""
+    return PAGE if kind in (Kind.CODE, Kind.WEIGHTS, Kind.STATE) else ALIGN
+
+
+def rounded(place: int, to: int) -> int:
+    return -(-place // to) * to
+
+
+def _end(sections: Sequence[_Section]) -> int:
+    return sections[-1].offset + sections[-1].bytes
+
+
+def _seal(view: memoryview, sections: Sequence[_Section]) -> None:
+    """Header and directory, once all sections are in their places."""
+    words = [MAGIC, VERSION, len(view), len(sections), 0, 0]
+    for each in sections:
+        checksum = _native.checksum(view[each.offset : each.offset + each.bytes])
+        words += (each.kind, each.target, each.machine, each.features, each.offset, each.bytes, signed(checksum))
+    packed = struct.pack(f"<{len(words)}q", *words)
+    words[FileHeader._fields.index("checksum")] = signed(_native.checksum(packed))
+    struct.pack_into(f"<{len(words)}q", view, 0, *words)
+
+
+def signed(word: int) -> int:
+    """64 bits as a signed integer."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+# --- CODE ---------------------------------------------------------------------------------------------------
+
+
+def code_bytes(code: r.Code) -> bytes:
+    """A CODE section."""
+    names = list(dict.fromkeys(slot.name.encode() for slot in code.slots))
+    places = dict(zip(names, _ends(names), strict=True))
+    blob = 8 * (len(CodeHeader._fields) + len(code.entries) + len(SlotRecord._fields) * len(code.slots))
+    text = b"".join(names)
+    image = rounded(blob + len(text), PAGE)
+    words = [*CodeHeader(len(code.entries), len(code.slots), blob, image, len(code.image)), *code.entries]
+    for slot in code.slots:
+        name = slot.name.encode()
+        words += SlotRecord(slot.offset, places[name], len(name), slot.addend)
+    head = struct.pack(f"<{len(words)}q", *words) + text
+    return head + bytes(image - len(head)) + code.image
+
+
+def _ends(names: Sequence[bytes]) -> Iterator[int]:
+    place = 0
+    for name in names:
+        yield place
+        place += len(name)
+
+
+# --- TABLE --------------------------------------------------------------------------------------------------
+
+
+def table_bytes(table: r.Table, offsets: dict[str, int]) -> bytes:
+    """A TABLE section; `offsets`: where the data of registers is."""
+    writer = _TableWriter(table.name)
+    writer.table(table, offsets)
+    return writer.finish()
+
+
+class _TableWriter:
+    """The sections of a table as they grow, each a list of words."""
+
+    def __init__(self, name: str) -> None:
+        self.rows: dict[str, list[tuple[int, ...]]] = {section: [] for section in TABLE_SECTIONS}
+        self._strings: dict[str, int] = {name: 0}
+        self._expressions: dict[r.Expression, int] = {}
+        self._lists: dict[tuple[int, ...], int] = {}
+        self._dims: dict[tuple[r.Dim, ...], int] = {}
+
+    def string(self, text: str) -> int:
+        return self._strings.setdefault(text, len(self._strings))
+
+    def expression(self, code: r.Expression) -> int:
+        found = self._expressions.get(code)
+        if found is None:
+            found = self._expressions[code] = len(self._expressions)
+            self.rows["expressions"].append((len(self.rows["instructions"]), len(code)))
+            self.rows["instructions"] += [(int(each.op), each.operand) for each in code]
+        return found
+
+    def references(self, numbers: Sequence[int]) -> tuple[int, int]:
+        """Where a list begins, and its length."""
+        key = tuple(numbers)
+        if key not in self._lists:
+            self._lists[key] = len(self.rows["references"])
+            self.rows["references"] += [(each,) for each in key]
+        return self._lists[key], len(key)
+
+    def dims(self, dims: tuple[r.Dim, ...]) -> tuple[int, int]:
+        if dims not in self._dims:
+            self._dims[dims] = len(self.rows["dims"])
+            self.rows["dims"] += [(self.string(each.name) if each.name else -1, each.low, each.high) for each in dims]
+        return self._dims[dims], len(dims)
+
+    def add(self, section: str, *words: int) -> int:
+        self.rows[section].append(tuple(map(int, words)))
+        return len(self.rows[section]) - 1
+
+    def table(self, table: r.Table, offsets: dict[str, int]) -> None:
+        for register in table.registers:
+            self.register(register, offsets)
+        for output in table.outputs:
+            dtype = -1 if output.dtype is None else DTYPE_NAMES.index(output.dtype)
+            self.add("outputs", self.string(output.name), dtype, *self.dims(output.dims))
+        for kernel in table.kernels:
+            self.add("kernels", self.string(kernel.name), kernel.buffers)
+        for state in table.states:
+            first = len(self.rows["variants"])
+            for variant in state.variants:
+                self.variant(variant)
+            self.add("states", self.string(state.name), first, len(state.variants))
+
+    def register(self, register: r.Register, offsets: dict[str, int]) -> None:
+        flags = RegisterFlag.OPTIONAL * register.optional | RegisterFlag.WRITTEN * register.written
+        size = math.prod(dim.low for dim in register.dims) * DTYPES[register.dtype]
+        self.add(
+            "registers",
+            self.string(register.name),
+            register.kind,
+            DTYPE_NAMES.index(register.dtype),
+            *self.dims(register.dims),
+            flags,
+            *self.references([self.string(choice) for choice in register.choices]),
+            -1 if register.data is None else offsets[register.data],
+            0 if register.data is None else size,
+        )
+
+    def variant(self, variant: r.Variant) -> None:
+        first = {name: len(self.rows[name]) for name in ("symbols", "checks", "produced", "values", "steps")}
+        for each in variant.symbols:
+            self.add(
+                "symbols", self.string(each.name), each.bind, each.register, each.dimension, each.low, each.high
+            )
+        for check in variant.checks:
+            self.add("checks", self.expression(check.expression), self.string(check.text))
+        for produced in variant.produced:
+            self.add("produced", produced.register, *self.references([self.expression(each) for each in produced.dims]))
+        for value in variant.values:
+            self.value(value)
+        for step in variant.steps:
+            if isinstance(step, r.Launch):
+                workspace = self.expression(step.fixed), self.expression(step.per_thread)
+                place = self.add("launches", step.kernel, *self.references(step.values), *workspace)
+                self.add("steps", StepKind.LAUNCH, place)
+            else:
+                place = self.add("copies", step.to, step.source, self.expression(step.bytes))
+                self.add("steps", StepKind.COPY, place)
+        spans = [number for name in first for number in (first[name], len(self.rows[name]) - first[name])]
+        self.add("variants", self.string(variant.name), *spans, self.expression(variant.arena_bytes),
+                 *self.next(variant.next))  # fmt: skip
+
+    def value(self, value: r.Value) -> None:
+        if isinstance(value, r.SizesValue):
+            place, count = self.references([self.expression(each) for each in value.numbers])
+            self.add("values", ValueKind.SIZES, place, count, -1, -1, 0)
+            return
+        where = self.expression(value.offset), self.expression(value.bytes), value.writes
+        if isinstance(value, r.RegisterValue):
+            self.add("values", ValueKind.REGISTER, value.register, 0, *where)
+        elif isinstance(value, r.ProducedValue):
+            self.add("values", ValueKind.PRODUCED, value.place, 0, *where)
+        else:
+            self.add("values", ValueKind.ARENA, 0, 0, *where)
+
+    def next(self, following: r.Next) -> tuple[int, ...]:
+        """The fields from `next` on."""
+        nothing = self.references(())
+        if isinstance(following, r.Return):
+            outputs = self.references([-1 if each is None else each for each in following.outputs])
+            return NextKind.RETURN, -1, -1, -1, 0, -1, *outputs
+        if isinstance(following, r.Branch):
+            return NextKind.BRANCH, following.register, following.if_true, following.if_false, 0, -1, *nothing
+        if isinstance(following, r.Jump):
+            return NextKind.JUMP, -1, following.state, -1, 0, -1, *nothing
+        return NextKind.RAISE, -1, -1, -1, following.code, self.string(following.message), *nothing
+
+    def finish(self) -> bytes:
+        texts = [text.encode() + b"\0" for text in self._strings]
+        self.rows["strings"] = [(place, len(text) - 1) for place, text in zip(_ends(texts), texts, strict=True)]
+        directory: list[int] = []
+        words: list[int] = []
+        head = len(TableHeader._fields) + 3 * len(TABLE_SECTIONS)
+        for section, rows in self.rows.items():
+            directory += (head + len(words), len(rows), len(TABLE_SECTIONS[section]._fields))
+            words += [word for row in rows for word in row]
+        blob = 8 * (head + len(words))
+        text = b"".join(texts)
+        header = TableHeader(TABLE_MAGIC, VERSION, blob + len(text), blob, name=0)
+        packed = [*header, *directory, *words]
+        return struct.pack(f"<{len(packed)}q", *packed) + text
+
+

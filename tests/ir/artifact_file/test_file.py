@@ -1,0 +1,239 @@
+"""The file of an artifact: what is written is read back, and what breaks a rule is refused with a reason."""
+
+import random
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from smelt import _native
+from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file.check import ArtifactError
+from smelt.ir.artifact_file.layout import (
+    FEATURES,
+    Bind,
+    FileHeader,
+    Machine,
+    Op,
+    RegisterKind,
+    SectionRecord,
+    feature_mask,
+)
+from smelt.ir.artifact_file.read import read, read_manifest, read_sections
+from smelt.ir.artifact_file.write import save, signed, write
+from tests import processes
+from tests.ir.artifact_file.example import artifact, table
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    made = artifact()
+    data = write(made)
+    assert read(data) == made
+    assert read_manifest(data) == made.manifest
+    save(made, tmp_path / "model.smelt")
+    assert (tmp_path / "model.smelt").read_bytes() == data
+    assert list(tmp_path.iterdir()) == [tmp_path / "model.smelt"]
+    assert write(read(data)) == data
+
+
+def test_weights_and_code_are_on_pages() -> None:
+    data = write(artifact())
+    sections = read_sections(memoryview(data))
+    assert [section.offset % 4096 for section in sections if section.kind in (3, 4, 5)] == [0, 0, 0, 0]
+    assert [section.target for section in sections] == [-1, 0, 0, 1, 1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", 0xEF46DB3751D8E999),
+        (b"a", 0xD24EC4F1A98C6E5B),
+        (b"abc", 0x44BC2CF5AD770999),
+        (b"Nobody inspects the spammish repetition", 0xFBCEA83C8A378BF1),
+    ],
+)
+def test_checksums_are_those_of_the_specification(data: bytes, expected: int) -> None:
+    assert _native.checksum(data) == expected
+
+
+def test_features_have_bits_by_name() -> None:
+    assert feature_mask(Machine.X86_64, ["sse3", "ssse3"]) == 3
+    with pytest.raises(KeyError):
+        feature_mask(Machine.AARCH64, ["avx2"])
+    assert all(len(names) < 63 and len(set(names)) == len(names) for names in FEATURES.values())
+
+
+def test_reading_needs_no_torch() -> None:
+    script = """
+import importlib.util, pathlib, sys, types
+sys.modules["torch"] = None
+package = types.ModuleType("smelt")  # what its __init__ imports beside is not asked for here
+package.__path__ = [str(pathlib.Path("src/smelt"))]
+sys.modules["smelt"] = package
+import smelt.ir.artifact_file.read, smelt.ir.artifact_file.write
+"""
+    done = processes.run_new(script)
+    assert done.returncode == 0, done.stderr
+
+
+# --- records that break a rule --------------------------------------------------------------------------------
+
+
+def changed_table(change: Callable[[r.Table], r.Table]) -> r.ArtifactFile:
+    made = artifact()
+    return replace(made, targets=(replace(made.targets[0], table=change(table())),))
+
+
+def with_code(code: r.Code) -> r.ArtifactFile:
+    return replace(artifact(), targets=(replace(artifact().targets[0], code=code),))
+
+
+def in_body(**fields: object) -> r.ArtifactFile:
+    """The example with other fields of the variant in the loop."""
+
+    def change(given: r.Table) -> r.Table:
+        body = replace(given.states[1].variants[0], **fields)  # type: ignore[arg-type]
+        return replace(given, states=(given.states[0], replace(given.states[1], variants=(body,)), given.states[2]))
+
+    return changed_table(change)
+
+
+def in_register(number: int, **fields: object) -> r.ArtifactFile:
+    def change(given: r.Table) -> r.Table:
+        registers = list(given.registers)
+        registers[number] = replace(registers[number], **fields)  # type: ignore[arg-type]
+        return replace(given, registers=tuple(registers))
+
+    return changed_table(change)
+
+
+DEEP = tuple([r.Instruction(Op.PUSH, 1)] * 33 + [r.Instruction(Op.ADD)] * 32)
+BODY = table().states[1].variants[0]
+WRONG = {
+    "no target": (replace(artifact(), targets=()), "has no target"),
+    "no such feature": (
+        replace(artifact(), targets=(replace(artifact().targets[0], features=1 << 60),)),
+        "features that have no name",
+    ),
+    "an entry outside": (
+        with_code(r.Code(b"x" * 16, (0, 16))),
+        "entry outside",
+    ),
+    "a slot outside": (
+        with_code(r.Code(b"x" * 16, (0, 0), (r.CodeSlot(9, "exp"),))),
+        "is outside the image",
+    ),
+    "data that nobody holds": (replace(artifact(), weights={**artifact().weights, "v": b""}), "no register holds"),
+    "data of another size": (replace(artifact(), weights={**artifact().weights, "w": b"12"}), "2 bytes of data, not"),
+    "state that is shared": (
+        changed_table(lambda t: replace(t, registers=(*t.registers, replace(t.registers[4], name="count2")))),
+        "share their data",
+    ),
+    "an unknown dtype": (in_register(0, dtype="float12"), "has no dtype"),
+    "sizes the wrong way round": (in_register(0, dims=(r.Dim(5, 4),)), "dimension without sizes"),
+    "constants of no fixed size": (in_register(2, dims=(r.Dim(1, 4),)), "data of no fixed size"),
+    "an input with data": (in_register(0, data="w"), "against its kind"),
+    "an optional local": (in_register(5, optional=True), "no INPUT"),
+    "choices of a float": (in_register(0, choices=("a",)), "is no number"),
+    "two inputs of one name": (in_register(1, name="x"), "of one name"),
+    "a symbol of no dimension": (in_body(symbols=(r.Symbol("rows", Bind.SIZE, 5, 2),)), "no dimension 2"),
+    "a symbol of no register": (in_body(symbols=(r.Symbol("rows", Bind.SIZE, 9, 0),)), "no register 9"),
+    "the value of a tensor": (in_body(symbols=(r.Symbol("rows", Bind.VALUE, 5),)), "no number"),
+    "bounds the wrong way round": (in_body(symbols=(r.Symbol("rows", Bind.SIZE, 5, 0, 3, 2),)), "has no bounds"),
+    "a symbol that is not there": (in_body(arena_bytes=r.symbol(1)), "no symbol 1"),
+    "an expression of nothing": (in_body(arena_bytes=()), "other than one number"),
+    "an expression that takes too much": (in_body(arena_bytes=(r.Instruction(Op.ADD),)), "takes what is not there"),
+    "an expression that leaves too much": (in_body(arena_bytes=r.number(1) + r.number(1)), "other than one number"),
+    "a deep expression": (in_body(arena_bytes=DEEP), "too deep"),
+    "a number of too many bits": (in_body(arena_bytes=r.number(1 << 63)), "does not fit 64 bits"),
+    "a register produced twice": (in_body(produced=BODY.produced[:1] * 2), "twice"),
+    "a constant produced": (in_body(produced=(r.Produced(2, (r.number(4),)), BODY.produced[1])), "not LOCAL"),
+    "another rank produced": (in_body(produced=(r.Produced(5), BODY.produced[1])), "another rank"),
+    "a constant written": (in_body(values=(r.RegisterValue(2, r.number(1), writes=True),)), "must not be"),
+    "an input written": (in_body(values=(r.RegisterValue(0, r.number(1), writes=True),)), "must not be"),
+    "a value that is not produced": (in_body(values=(r.ProducedValue(2, r.number(1)),)), "is not produced"),
+    "a kernel that is not there": (in_body(steps=(r.Launch(2, ()),)), "no kernel 2"),
+    "too few buffers": (in_body(steps=(r.Launch(0, (0, 1)),)), "gives k0 2 buffers"),
+    "a value that is not there": (in_body(steps=(r.Launch(1, (7,)),)), "no such value"),
+    "a copy to what is read": (in_body(steps=(r.Copy(0, 1, r.number(4)),)), "not written"),
+    "a branch on a float": (in_body(next=r.Branch(5, 1, 2)), "not one bool"),
+    "a state that is not there": (in_body(next=r.Jump(3)), "no state 3"),
+    "a loop without an end": (in_body(next=r.Jump(1)), "to an end"),
+    "too few outputs": (in_body(next=r.Return((5,))), "another number of outputs"),
+    "an output of another dtype": (in_body(next=r.Return((6, None))), "which is another"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_records_that_break_a_rule_are_not_written(name: str) -> None:
+    made, reason = WRONG[name]
+    with pytest.raises(ArtifactError, match=reason):
+        write(made)
+
+
+# --- bytes that are not a file ----------------------------------------------------------------------------------
+
+
+def sealed(data: bytearray) -> bytes:
+    """With checksums that hold again, so that what is wrong is found behind them."""
+    head = struct.calcsize(f"<{len(FileHeader._fields)}q")
+    header = FileHeader(*struct.unpack_from("<6q", data))
+    width = 8 * len(SectionRecord._fields)
+    for place in range(head, head + width * header.sections, width):
+        section = SectionRecord(*struct.unpack_from("<7q", data, place))
+        if section.offset >= 0 and section.bytes >= 0:
+            found = _native.checksum(memoryview(data)[section.offset : section.offset + section.bytes])
+            struct.pack_into("<q", data, place + width - 8, signed(found))
+    struct.pack_into("<q", data, head - 8, 0)
+    found = _native.checksum(memoryview(data)[: head + width * header.sections])
+    struct.pack_into("<q", data, head - 8, signed(found))
+    return bytes(data)
+
+
+def test_every_bit_counts() -> None:
+    data = write(artifact())
+    rng = random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(data)
+        place = rng.randrange(len(data))
+        damaged[place] ^= 1 << rng.randrange(8)
+        with pytest.raises(ArtifactError):
+            read(bytes(damaged))
+
+
+def test_a_cut_file_is_refused() -> None:
+    data = write(artifact())
+    for size in [0, 7, 47, 48, 100, 4096, len(data) - 1]:
+        with pytest.raises(ArtifactError):
+            read(data[:size])
+    with pytest.raises(ArtifactError):
+        read(data + b"\0")
+
+
+def test_what_hides_behind_right_checksums_is_refused_or_whole() -> None:
+    """Nothing but `ArtifactError` is raised, whatever the words of a table say."""
+    data = write(artifact())
+    tables = [section for section in read_sections(memoryview(data)) if section.kind == 2]
+    rng = random.Random(1)
+    refused = 0
+    for _ in range(1500):
+        damaged = bytearray(data)
+        section = rng.choice(tables)
+        place = section.offset + 8 * rng.randrange(section.bytes // 8)
+        word = rng.choice([-1, 0, 1, 2, 5, 7, 100, 1 << 31, 1 << 62, (1 << 63) - 1, -(1 << 63), rng.getrandbits(60)])
+        struct.pack_into("<q", damaged, place, word)
+        try:
+            found = read(sealed(damaged))
+        except ArtifactError:
+            refused += 1
+        else:
+            write(found)
+    assert refused > 700
+
+
+def test_kinds_of_registers_are_numbered_for_good() -> None:
+    """Files outlive versions: numbers are never given anew."""
+    assert [kind.value for kind in RegisterKind] == [0, 1, 2, 3]
+    assert (Op.PUSH, Op.SYMBOL, Op.MAX, Op.NOT, Op.FLE) == (0, 1, 8, 18, 40)
