@@ -6,7 +6,7 @@ capture([LiveFrame of f at its start], compile_graph)  →  Captured(guards, Ret
 import inspect
 import operator
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from types import CodeType
 from typing import Any
 from weakref import WeakMethod
@@ -46,9 +46,11 @@ from smelt.capture.model.values import (
     Tensor,
     Value,
     ZippedIterator,
+    describe,
 )
 from smelt.capture.opcodes import exceptions, match, opcodes
 from smelt.capture.persist.store import Keep
+from smelt.capture.replay.described import DescribedCall, Describer, checks_of_slots, described_inputs
 from smelt.capture.replay.plan import (
     Computation,
     EntryState,
@@ -79,6 +81,9 @@ _ATTEMPTS = 4  # at a state whose graph ends inside generators
 _NEEDS_FRAME: frozenset[Any] = frozenset({locals, vars, dir, eval, exec, super, breakpoint, sys._getframe})
 
 
+Observe = Callable[[DescribedCall], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Captured:
     """One compiled version of a state."""
@@ -99,13 +104,15 @@ def capture(
     follow_loops: bool = True,
     settings: Hashable = None,
     keep: Keep | None = None,
+    observe: Observe | None = None,
 ) -> Captured:
     """Interpret from `frames` as far as it goes. Raises `SkipFrame` if CPython has to run the state.
 
     `follow_loops`: whether loops that a break left in the middle are unrolled from there. `settings`: functions that
-    are compiled with the same are followed. `keep` receives what later processes can use.
+    are compiled with the same are followed. `keep` receives what later processes can use, `observe` a call that was
+    captured whole, as data.
     """
-    options = follow_loops, settings, keep
+    options = follow_loops, settings, keep, observe
     history = history or History()
     generators, attempts = sys.maxsize, 0
     while True:
@@ -134,7 +141,7 @@ def _capture_in_mode(
     fullgraph: bool,
     generators: int,
     sizes: Sizes,
-    options: tuple[bool, Hashable, Keep | None],
+    options: tuple[bool, Hashable, Keep | None, Observe | None],
 ) -> Captured:
     entry = Ambient.now()
     tree, tape = GuardTree(), Tape(entry)
@@ -142,10 +149,10 @@ def _capture_in_mode(
     with torch._C._InferenceMode(False), without_caller_hooks():
         torch._C._set_grad_enabled(entry.records)
         externals = Externals(tree, tape, sizes)
-        externals.follow_loops, externals.settings, keep = options
+        externals.follow_loops, externals.settings, keep, observe = options
         externals.fullgraph = fullgraph
         try:
-            return _capture(frames, externals, compile_graph, fullgraph, entry, generators, keep)
+            return _capture(frames, externals, compile_graph, fullgraph, entry, generators, keep, observe)
         finally:
             tree.release()
             tape.release()
@@ -160,6 +167,7 @@ def _capture(
     entry: Ambient,
     generators: int,
     keep: Keep | None,
+    observe: Observe | None,
 ) -> Captured:
     try:
         with (
@@ -173,7 +181,7 @@ def _capture(
             ending = interp.run()
     except Unsupported as unreadable:
         raise SkipFrame(unreadable.reason) from unreadable.bare()
-    return _Closing(frames, interp, ending, compile_graph, fullgraph, entry).captured(keep)
+    return _Closing(frames, interp, ending, compile_graph, fullgraph, entry).captured(keep, observe)
 
 
 def _with_bases(frames: list[LiveFrame]) -> list[tuple[LiveFrame, int]]:
@@ -285,7 +293,7 @@ class _Closing:
             lambda value: preallocate()(value),  # type: ignore[misc]
         )
 
-    def captured(self, keep: Keep | None = None) -> Captured:
+    def captured(self, keep: Keep | None = None, observe: Observe | None = None) -> Captured:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
         record = self._record(stop) if stop is not None else None
         forbidden = self._forbidden(record) if record is not None else None
@@ -332,7 +340,20 @@ class _Closing:
                 keep(roots, plan, entry_state, self.compiled, self.interp.tree)
             else:
                 emit("cache", f"a capture of {self.frames[-1].info.code.co_qualname} is not kept: {reason}")
+        if observe is not None and isinstance(self.ending, Returned):
+            observe(self._described(self.ending.value))
         return Captured(guards, plan, entry_state, saw_tensors)
+
+    def _described(self, result: Value) -> DescribedCall:
+        """The call as data; its graph has all its inputs and outputs by now."""
+        describer, externals = Describer(self.build), self.interp.externals
+        inputs = described_inputs(placeholders(self.tape.graph), self.tape.inputs, self.preallocated)
+        effects = tuple(describer.effects(externals.written.values()))
+        checks = tuple(checks_of_slots(self.interp.tree.slots()))
+        deferred = tuple(describe(args[0]) for _, args in externals.deferred_calls if args)
+        traced = None if self.compiled is None else self.compiled[0]
+        shape_env = externals.sizes.shape_env
+        return DescribedCall(traced, inputs, describer.described(result), effects, shape_env, checks, deferred)
 
     def _why_not_kept(self, plan: Plan, entry_state: EntryState, facts: Any) -> str | None:
         """Why a capture is none of those that later processes use (`kept`): a graph as it was compiled, no more."""

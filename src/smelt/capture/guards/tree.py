@@ -167,6 +167,10 @@ class GuardTree:
             self._slots[index] = Source(None, ("slot", index), text)
         return self._slots[index]
 
+    def slots(self) -> list[Source]:
+        """The slots that were looked at, in order."""
+        return [self._slots[index] for index in sorted(self._slots)]
+
     def fixed(self, value: object, text: str) -> Source:
         """A root that is one given object, however it was first reached."""
         if id(value) not in self._fixed:
@@ -193,7 +197,7 @@ class GuardTree:
             self._class_checks(kind)
         self._classes = {}
         collected: list[Source] = []
-        slots = [self._slots[index] for index in sorted(self._slots)]
+        slots = self.slots()
         nodes = [root.build(collected) for root in (self._state, *slots, *self._fixed.values(), *_underneath())]
         return tuple(node for node in nodes if node is not None), collected
 

@@ -111,6 +111,7 @@ class Rebuilder:
         self._known: dict[int, Operand] = {}
         self._kept: list[Any] = []  # values whose ids are keys of _known
         self._output_number: dict[fx.Node, int] = {}
+        self._tensors: dict[int, Operand] = {}  # of tensors, by the ids of their values, what they are made of
         self._moved: dict[int, int] = {}  # outputs by their numbers → where they come
         self.is_replaying = False
         self._writes = False
@@ -249,6 +250,18 @@ class Rebuilder:
         self._known[id(value)] = operand
         return operand
 
+    def tensor(self, value: Tensor, operand: Operand) -> Operand:
+        """Remember what a tensor is made of."""
+        self._tensors[id(value)] = operand
+        return operand
+
+    def place_of(self, value: Tensor) -> tuple[str, int]:
+        """Where a tensor that the captured code made is found: which output of the graph, or which of what is made
+        before it runs."""
+        kind, number = self._tensors[id(value)]
+        moved = self._moved if kind == "output" else {}
+        return kind, moved.get(int(number), int(number))
+
     def sort_outputs(self, places: MappingABC[fx.Node, int]) -> None:
         """Let the graph hand out its outputs in another order than they were asked for."""
         asked = self.outputs
@@ -279,11 +292,11 @@ class Rebuilder:
 def _tensor(build: Rebuilder, value: Tensor) -> Operand:
     preallocated = build.preallocated(value) if build.is_replaying else None
     if preallocated is not None:
-        return ("preallocated", preallocated)
+        return build.tensor(value, ("preallocated", preallocated))
     detached = build.detached_if_freed(value)
     if detached is not None:
-        return build.step(as_freed, build._output(detached))
-    made = build._output(build.node_of(value))
+        return build.step(as_freed, build.tensor(value, build._output(detached)))
+    made = build.tensor(value, build._output(build.node_of(value)))
     slots = build.slots(value)
     gradient = Constant(None) if slots is None else slots.items["grad"]
     return build.step(_with_gradient, made, build.operand(gradient)) if isinstance(gradient, Tensor) else made
