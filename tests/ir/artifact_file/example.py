@@ -15,7 +15,7 @@ def table() -> r.Table:
         r.Register("x", RegisterKind.INPUT, "float32", (r.Dim(2, 4096, "rows"), r.Dim(4, 4))),
         r.Register("mode", RegisterKind.INPUT, "int64", optional=True, choices=("sum", "größte")),
         r.Register("w", RegisterKind.CONSTANT, "float32", (r.Dim(4, 4),), data="w"),
-        r.Register("again", RegisterKind.CONSTANT, "float32", (r.Dim(4, 4),), data="w"),
+        r.Register("half", RegisterKind.CONSTANT, "float32", (r.Dim(2, 2),), data="w", offset=4, strides=(2,)),
         r.Register("count", RegisterKind.STATE, "int64", data="count"),
         r.Register("y", RegisterKind.LOCAL, "float32", (r.Dim(0), r.Dim(4, 4))),
         r.Register("more", RegisterKind.LOCAL, "bool"),
@@ -48,8 +48,9 @@ def table() -> r.Table:
         steps=(r.Launch(0, (0, 1, 3, 4, 5, 6), r.number(128), BYTES), r.Launch(1, (2,))),
         arena_bytes=r.apply(Op.ADD, BYTES, r.number(64)),
     )
-    end = r.Variant("end", r.Return((5, None)))
-    fail = r.Variant("fail", r.Raise(7, "too large"), checks=(r.Check(r.number(1), "always"),))
+    top = r.RegisterView(5, (ROWS,), (r.number(4),), r.number(1))
+    end = r.Variant("end", r.Return((5, top)), symbols=(r.Symbol("rows", Bind.SIZE, 5, 0),))
+    fail = r.Variant("fail", r.Raise("ValueError", "too large"), checks=(r.Check(r.number(1), "always"),))
     return r.Table(
         "loop",
         registers,

@@ -57,7 +57,7 @@ def check_artifact(artifact: r.ArtifactFile) -> None:
         check_code(part.code, len(part.table.kernels))
         for register in part.table.registers:
             _check_data(register, artifact.weights)
-        described = [(each.name, each.dtype, each.dims, each.data) for each in of_kind(part.table, RegisterKind.STATE)]
+        described = of_kind(part.table, RegisterKind.STATE)
         require(states in (None, described), where, "has other STATE registers than target 0")
         states = described
     data_places(artifact)
@@ -108,11 +108,15 @@ def _check_register(where: str, register: r.Register) -> None:
     stored = register.kind in (RegisterKind.CONSTANT, RegisterKind.STATE)
     require((register.data is not None) == stored, where, "has data, or has none, against its kind")
     require(not stored or all(dim.low == dim.high for dim in register.dims), where, "has data of no fixed size")
+    if register.strides is not None:
+        require(stored and len(register.strides) == len(register.dims), where, "has strides that do not fit")
+        require(all(0 <= stride <= MOST_BYTES for stride in register.strides), where, "has strides that do not fit")
+    require(register.offset % DTYPES[register.dtype] == 0 <= register.offset, where, "is not aligned")
     require(is_input or not (register.optional or register.written), where, "is optional or written, and no INPUT")
     if register.choices:
         require(is_input and register.dtype == "int64" and not register.dims, where, "has choices, and is no number")
     if stored:
-        require(_bytes(register) <= MOST_BYTES, where, "is too large")
+        require(data_bytes(register) <= MOST_BYTES, where, "is too large")
 
 
 def _check_dims(where: str, dims: Sequence[r.Dim]) -> None:
@@ -124,12 +128,17 @@ def _check_data(register: r.Register, weights: Mapping[str, Any]) -> None:
     if register.data is None:
         return
     require(register.data in weights, f"register {register.name}", f"has no data: {register.data!r}")
-    size = memoryview(weights[register.data]).nbytes
-    require(size == _bytes(register), f"register {register.name}", f"has {size} bytes of data, not {_bytes(register)}")
+    size, end = memoryview(weights[register.data]).nbytes, register.offset + data_bytes(register)
+    require(end <= size, f"register {register.name}", f"has {size} bytes of data, and needs {end}")
 
 
-def _bytes(register: r.Register) -> int:
-    return math.prod(dim.low for dim in register.dims) * DTYPES[register.dtype]
+def data_bytes(register: r.Register) -> int:
+    """From the first element of what has data to the last, both counted."""
+    sizes = [dim.low for dim in register.dims]
+    if register.strides is None:
+        return math.prod(sizes) * DTYPES[register.dtype]
+    span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, register.strides, strict=True))
+    return span * DTYPES[register.dtype] if all(sizes) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +228,15 @@ class _VariantCheck:
 
     def outputs(self, where: str, following: r.Return) -> None:
         require(len(following.outputs) == len(self.table.outputs), where, "returns another number of outputs")
-        for number, output in zip(following.outputs, self.table.outputs, strict=True):
-            if number is None:
+        for each, output in zip(following.outputs, self.table.outputs, strict=True):
+            if each is None:
                 continue
-            register = self.register(where, number)
-            same = (register.dtype, len(register.dims)) == (output.dtype, len(output.dims))
+            register = self.register(where, each.register if isinstance(each, r.RegisterView) else each)
+            rank = len(each.dims) if isinstance(each, r.RegisterView) else len(register.dims)
+            if isinstance(each, r.RegisterView):
+                require(len(each.strides) == rank <= MOST_RANK, where, "returns a view with other strides than sizes")
+                self.expressions(where, *each.dims, *each.strides, each.offset)
+            same = (register.dtype, rank) == (output.dtype, len(output.dims))
             require(output.dtype is None or same, where, f"returns {register.name} as {output.name}, which is another")
 
 
@@ -283,10 +296,7 @@ def data_places(artifact: r.ArtifactFile) -> DataPlaces:
     used: dict[RegisterKind, set[str]] = {RegisterKind.CONSTANT: set(), RegisterKind.STATE: set()}
     for part in artifact.targets:
         for kind, keys in used.items():
-            found = [register.data for register in of_kind(part.table, kind) if register.data is not None]
-            alone = kind == RegisterKind.CONSTANT or len(set(found)) == len(found)
-            require(alone, "the table", "two STATE registers share their data")
-            keys.update(found)
+            keys.update(register.data for register in of_kind(part.table, kind) if register.data is not None)
     both = used[RegisterKind.CONSTANT] & used[RegisterKind.STATE]
     require(not both, "the artifact", f"{sorted(both)} is both CONSTANT and STATE")
     unused = artifact.weights.keys() - used[RegisterKind.CONSTANT] - used[RegisterKind.STATE]

@@ -165,10 +165,10 @@ class StepKind(IntEnum):
 class NextKind(IntEnum):
     """What comes after a variant."""
 
-    RETURN = 0  # `outputs`: a register for each output, -1: None
+    RETURN = 0  # `outputs`: a record of `returned` for each output
     BRANCH = 1  # `register`: one bool, then `if_true` or `if_false`
     JUMP = 2  # `if_true`
-    RAISE = 3  # `code` and `message`
+    RAISE = 3  # `error` and `message`: strings
 
 
 class FileHeader(NamedTuple):
@@ -232,7 +232,8 @@ class DimRecord(NamedTuple):
 
 
 class RegisterRecord(NamedTuple):
-    """`data`: where its bytes are in WEIGHTS (CONSTANT) or STATE; -1. `choices`: strings that an int64 stands for."""
+    """`data`: where its bytes are in WEIGHTS (CONSTANT) or STATE; -1. `choices`: strings that an int64 stands for.
+    `strides`: of what has data, in elements; none where it is contiguous."""
 
     name: int
     kind: int
@@ -242,6 +243,8 @@ class RegisterRecord(NamedTuple):
     flags: int
     choices: int
     choice_count: int
+    strides: int
+    stride_count: int
     data: int
     bytes: int
 
@@ -344,10 +347,22 @@ class VariantRecord(NamedTuple):
     register: int
     if_true: int
     if_false: int
-    code: int
+    error: int
     message: int
     outputs: int
     output_count: int
+
+
+class ReturnedRecord(NamedTuple):
+    """What an output is: a register, -1: None. `offset` is -1 for all of it; else a view of it, all expressions: its
+    sizes, as many strides, and the offset of its first element, counted in elements."""
+
+    register: int
+    dims: int
+    rank: int
+    strides: int
+    stride_count: int
+    offset: int
 
 
 class StateRecord(NamedTuple):
@@ -373,6 +388,7 @@ TABLE_SECTIONS: dict[str, type[Any]] = {
     "launches": LaunchRecord,
     "copies": CopyRecord,
     "steps": StepRecord,
+    "returned": ReturnedRecord,
     "variants": VariantRecord,
     "states": StateRecord,
 }
@@ -381,7 +397,12 @@ TABLE_SECTIONS: dict[str, type[Any]] = {
 RULES: dict[str, dict[str, tuple[str, str]]] = {
     "expressions": {"code": ("SPAN", "instructions")},
     "dims": {"name": ("OPTIONAL", "strings")},
-    "registers": {"name": ("INDEX", "strings"), "dims": ("SPAN", "dims"), "choices": ("SPAN", "references")},
+    "registers": {
+        "name": ("INDEX", "strings"),
+        "dims": ("SPAN", "dims"),
+        "choices": ("SPAN", "references"),
+        "strides": ("SPAN", "references"),
+    },
     "outputs": {"name": ("INDEX", "strings"), "dims": ("SPAN", "dims")},
     "kernels": {"name": ("INDEX", "strings")},
     "symbols": {"name": ("INDEX", "strings"), "register": ("INDEX", "registers")},
@@ -406,8 +427,15 @@ RULES: dict[str, dict[str, tuple[str, str]]] = {
         "register": ("OPTIONAL", "registers"),
         "if_true": ("OPTIONAL", "states"),
         "if_false": ("OPTIONAL", "states"),
+        "error": ("OPTIONAL", "strings"),
         "message": ("OPTIONAL", "strings"),
-        "outputs": ("SPAN", "references"),
+        "outputs": ("SPAN", "returned"),
+    },
+    "returned": {
+        "register": ("OPTIONAL", "registers"),
+        "dims": ("SPAN", "references"),
+        "strides": ("SPAN", "references"),
+        "offset": ("OPTIONAL", "expressions"),
     },
     "states": {"name": ("INDEX", "strings"), "variants": ("SPAN", "variants")},
 }

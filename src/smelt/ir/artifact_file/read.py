@@ -1,6 +1,6 @@
 """Reading an artifact's file: bytes → records, or an error (SM050) that says what is wrong with them.
 
-    read(Path("model.smelt").read_bytes())   →   ArtifactFile
+    read(Path("model.smelt").read_bytes())   →   ArtifactFile, whose weights are its two sections, "WEIGHTS" and "STATE"
     read_manifest(…)                         →   its manifest alone, the rest only held against its checksums
 
 Every offset, count and size is held against what it refers to before it is used. Weights are views of the given buffer:
@@ -53,7 +53,7 @@ def read(data: Any) -> r.ArtifactFile:
     """All of a file, every rule checked."""
     view = memoryview(data).cast("B").toreadonly()
     sections = read_sections(view)
-    weights: dict[str, Any] = {}
+    weights: dict[str, memoryview] = {}
     parts = []
     contents = {kind: _part(view, _only(sections, kind)) for kind in (Kind.WEIGHTS, Kind.STATE)}
     for number, (table, code) in enumerate(_targets(sections)):
@@ -61,10 +61,7 @@ def read(data: Any) -> r.ArtifactFile:
         machine = _member(where, Machine, table.machine)
         state_machine = _TableReader(_part(view, table), contents, weights).table()
         parts.append(r.TargetPart(machine, table.features, state_machine, _read_code(_part(view, code))))
-    ordered = {key: weights[key] for key in sorted(weights, key=lambda key: weights[key][0])}
-    made = r.ArtifactFile(
-        _manifest(view, sections), tuple(parts), {key: data for key, (_, data) in ordered.items()}
-    )
+    made = r.ArtifactFile(_manifest(view, sections), tuple(parts), weights)
     check_artifact(made)
     return made
 
@@ -193,7 +190,7 @@ class _TableReader:
     """One TABLE: its sections as records, then what they mean."""
 
     def __init__(
-        self, view: memoryview, contents: Mapping[Kind, memoryview], weights: dict[str, tuple[tuple[int, int], Any]]
+        self, view: memoryview, contents: Mapping[Kind, memoryview], weights: dict[str, memoryview]
     ) -> None:
         self.view, self.contents, self.weights = view, contents, weights
         head = len(TableHeader._fields)
@@ -278,33 +275,32 @@ class _TableReader:
         require(row.flags & ~_FLAGS == 0, f"register {name}", "has unknown flags")
         choices = [self._of(self.strings, each) for each in self._references(row.choices, row.choice_count)]
         dims = self._dims(row.dims, row.rank)
+        strides = tuple(self._references(row.strides, row.stride_count)) or None
+        key, offset = self._data(name, kind, row)
         return r.Register(
             name,
             kind,
             DTYPE_NAMES[row.dtype],
             dims,
-            self._data(name, kind, row),
+            key,
             bool(row.flags & RegisterFlag.OPTIONAL),
             bool(row.flags & RegisterFlag.WRITTEN),
             tuple(choices),
+            offset,
+            strides,
         )
 
-    def _data(self, name: str, kind: RegisterKind, row: Any) -> str | None:
-        """The key of a register's data: the name of the first register that has it."""
+    def _data(self, name: str, kind: RegisterKind, row: Any) -> tuple[str | None, int]:
+        """Which part of which data a register has. All of a section is one: what shares bytes is not told apart."""
         if kind not in (RegisterKind.CONSTANT, RegisterKind.STATE):
             require(row.data == -1 and row.bytes == 0, f"register {name}", "has data, and no place for it")
-            return None
+            return None, 0
         section = Kind.WEIGHTS if kind == RegisterKind.CONSTANT else Kind.STATE
         content = self.contents[section]
-        fits = 0 <= row.data <= len(content) and 0 <= row.bytes <= len(content) - row.data and row.data % ALIGN == 0
+        fits = 0 <= row.data <= len(content) and 0 <= row.bytes <= len(content) - row.data
         require(fits, f"register {name}", "has data outside the file")
-        place = (section, row.data)
-        for key, (known, data) in self.weights.items():
-            if known == place and len(data) == row.bytes:
-                return key
-        require(name not in self.weights, f"register {name}", "is there twice, with other data")
-        self.weights[name] = (place, content[row.data : row.data + row.bytes])
-        return name
+        self.weights.setdefault(section.name, content)
+        return section.name, row.data
 
     def _output(self, row: Any) -> r.Output:
         require(-1 <= row.dtype < len(DTYPE_NAMES), "outputs", f"has no dtype {row.dtype}")
@@ -378,11 +374,17 @@ class _TableReader:
     def _next(self, row: Any) -> r.Next:
         kind = _member("variants", NextKind, row.next)
         if kind == NextKind.RETURN:
-            found = self._references(row.outputs, row.output_count)
-            return r.Return(tuple(None if each == -1 else each for each in found))
+            rows = self.rows["returned"][row.outputs : row.outputs + row.output_count]
+            return r.Return(tuple(map(self._returned, rows)))
         if kind == NextKind.BRANCH:
             return r.Branch(row.register, row.if_true, row.if_false)
         if kind == NextKind.JUMP:
             return r.Jump(row.if_true)
-        require(row.message >= 0, "variants", "raises without a message")
-        return r.Raise(row.code, self.strings[row.message])
+        require(row.message >= 0 and row.error >= 0, "variants", "raises without a message")
+        return r.Raise(self.strings[row.error], self.strings[row.message])
+
+    def _returned(self, row: Any) -> int | r.RegisterView | None:
+        if row.offset < 0:
+            return None if row.register < 0 else int(row.register)
+        dims, strides = self._expressions(row.dims, row.rank), self._expressions(row.strides, row.stride_count)
+        return r.RegisterView(row.register, dims, strides, self.expressions[row.offset])

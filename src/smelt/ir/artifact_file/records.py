@@ -63,7 +63,8 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """`data`: its key in `ArtifactFile.weights`, for CONSTANT and STATE. CONSTANTs may share one."""
+    """`data`: its key in `ArtifactFile.weights`, for CONSTANT and STATE, and `offset`: where in those bytes it begins.
+    Registers of one kind may share data. `strides`: of what has data, in elements; None where it is contiguous."""
 
     name: str
     kind: RegisterKind
@@ -73,6 +74,8 @@ class Register:
     optional: bool = False
     written: bool = False
     choices: tuple[str, ...] = ()
+    offset: int = 0
+    strides: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +185,20 @@ class Produced:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
-    """The artifact's outputs: a register each, or None."""
+class RegisterView:
+    """A strided view of a register's elements; `offset` counts elements from the register's first."""
 
-    outputs: tuple[int | None, ...]
+    register: int
+    dims: tuple[Expression, ...]
+    strides: tuple[Expression, ...]
+    offset: Expression = ZERO
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """The artifact's outputs: of each the number of a register, a view of one, or None."""
+
+    outputs: tuple[int | RegisterView | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +217,9 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """End with an error of the program's own; `code` is the program's."""
+    """End with an error of the program's own: the name of an exception of Python, and its message."""
 
-    code: int
+    error: str
     message: str
 
 

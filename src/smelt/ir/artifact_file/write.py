@@ -8,7 +8,6 @@ What occurs several times in a table (strings, expressions, lists) is written on
 
 import contextlib
 import json
-import math
 import mmap
 import os
 import struct
@@ -18,11 +17,10 @@ from typing import Any
 
 from smelt import _native
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.check import check_artifact, data_places
+from smelt.ir.artifact_file.check import check_artifact, data_bytes, data_places
 from smelt.ir.artifact_file.layout import (
     ALIGN,
     DTYPE_NAMES,
-    DTYPES,
     MAGIC,
     PAGE,
     TABLE_MAGIC,
@@ -235,7 +233,6 @@ class _TableWriter:
 
     def register(self, register: r.Register, offsets: dict[str, int]) -> None:
         flags = RegisterFlag.OPTIONAL * register.optional | RegisterFlag.WRITTEN * register.written
-        size = math.prod(dim.low for dim in register.dims) * DTYPES[register.dtype]
         self.add(
             "registers",
             self.string(register.name),
@@ -244,8 +241,9 @@ class _TableWriter:
             *self.dims(register.dims),
             flags,
             *self.references([self.string(choice) for choice in register.choices]),
-            -1 if register.data is None else offsets[register.data],
-            0 if register.data is None else size,
+            *self.references(register.strides or ()),
+            -1 if register.data is None else offsets[register.data] + register.offset,
+            0 if register.data is None else data_bytes(register),
         )
 
     def variant(self, variant: r.Variant) -> None:
@@ -287,15 +285,24 @@ class _TableWriter:
 
     def next(self, following: r.Next) -> tuple[int, ...]:
         """The fields from `next` on."""
-        nothing = self.references(())
         if isinstance(following, r.Return):
-            outputs = self.references([-1 if each is None else each for each in following.outputs])
-            return NextKind.RETURN, -1, -1, -1, 0, -1, *outputs
+            first = len(self.rows["returned"])
+            for each in following.outputs:
+                self.returned(each)
+            return NextKind.RETURN, -1, -1, -1, -1, -1, first, len(following.outputs)
         if isinstance(following, r.Branch):
-            return NextKind.BRANCH, following.register, following.if_true, following.if_false, 0, -1, *nothing
+            return NextKind.BRANCH, following.register, following.if_true, following.if_false, -1, -1, 0, 0
         if isinstance(following, r.Jump):
-            return NextKind.JUMP, -1, following.state, -1, 0, -1, *nothing
-        return NextKind.RAISE, -1, -1, -1, following.code, self.string(following.message), *nothing
+            return NextKind.JUMP, -1, following.state, -1, -1, -1, 0, 0
+        return NextKind.RAISE, -1, -1, -1, self.string(following.error), self.string(following.message), 0, 0
+
+    def returned(self, output: int | r.RegisterView | None) -> None:
+        if not isinstance(output, r.RegisterView):
+            self.add("returned", -1 if output is None else output, 0, 0, 0, 0, -1)
+            return
+        dims = self.references([self.expression(each) for each in output.dims])
+        strides = self.references([self.expression(each) for each in output.strides])
+        self.add("returned", output.register, *dims, *strides, self.expression(output.offset))
 
     def finish(self) -> bytes:
         texts = [text.encode() + b"\0" for text in self._strings]
