@@ -6,9 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from smelt.codegen.build import CompiledKernel, _join
+from smelt.codegen.build import CompiledKernel
 from smelt.codegen.cpu.products.plan import plan_product
 from smelt.codegen.llvm.compile import load
+from smelt.codegen.write_module import join
 from smelt.device import Target, find
 from smelt.ir.kernel import (
     Axis,
@@ -95,7 +96,7 @@ def compiled_by(
     for number, (kernel, name) in enumerate(zip(kernels, names, strict=True)):
         plan = plan_product(kernel, target, name)
         codes.append(plan.schedule.write(f"k{number}", plan.problem, target))
-    (built,) = load([_join(codes)], target)
+    (built,) = load([join(codes)], target)
     return [
         CompiledKernel.of(kernel, f"k{number}", built, code)
         for number, (kernel, code) in enumerate(zip(kernels, codes, strict=True))
