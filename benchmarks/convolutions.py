@@ -30,6 +30,7 @@ from smelt.base import events
 from smelt.codegen.cpu.products.plan import plan_product
 from smelt.codegen.cpu.products.problem import contraction
 from smelt.device import find
+from smelt.ir.kernel import members
 from smelt.ir.program import Program
 
 LIBRARY, OWN = "library", "own"
@@ -128,7 +129,8 @@ class Figure:
 
 def schedules_of(programs: Sequence[Program]) -> list[str]:
     """How the kernels with a contraction are computed, in order."""
-    kernels = [kernel for program in programs for kernel in program.kernels if contraction(kernel) is not None]
+    launched = [kernel for program in programs for kernel in program.kernels]
+    kernels = [kernel for each in launched for kernel in members(each) if contraction(kernel) is not None]
     return [plan_product(kernel, find(kernel.target)).schedule.name for kernel in kernels]
 
 

@@ -44,7 +44,7 @@ from smelt.codegen.cpu.products import plan as products
 from smelt.codegen.cpu.products.problem import contraction, problem_of
 from smelt.device import find
 from smelt.device.host_library import given_transposed
-from smelt.ir.kernel import Axis, Buffer, Cast, Contract, Factor, Index, Kernel, Role, Stage, Store
+from smelt.ir.kernel import Axis, Buffer, Cast, Contract, Factor, Index, Kernel, Role, Stage, Store, members
 from smelt.ir.program import Program
 
 SHAPES = (
@@ -208,7 +208,8 @@ def is_own(left: torch.Tensor, right: torch.Tensor) -> bool:
     with events.collect() as seen:
         smelt.compile(lambda x, w: torch.mm(x, w))(left, right)
     programs = [event.subject for event in seen if isinstance(event.subject, Program)]
-    return any(contraction(kernel) is not None for program in programs for kernel in program.kernels)
+    launched = [kernel for program in programs for kernel in program.kernels]
+    return any(contraction(kernel) is not None for each in launched for kernel in members(each))
 
 
 def _check(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:

@@ -247,7 +247,8 @@ def run_program(program: Program, inputs: Sequence[Tensor]) -> list[object]:
     with torch.no_grad():
         for step in program.steps:
             if isinstance(step, Launch):
-                run_kernel(step.kernel, [memory[name] for name in step.args])
+                for kernel, args in step.parts:
+                    run_kernel(kernel, [memory[name] for name in args])
             else:
                 _call(step, memory)
     return [_view(output, memory) if isinstance(output, Operand) else output for output in program.outputs]

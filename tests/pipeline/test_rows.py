@@ -99,7 +99,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "transpose": (lambda x: x.t().contiguous() * 2, (image(1 << 16, 256, 256),)),
     "padding": (lambda x: F.pad(x, (3, 2)) + 1, (image(4000, 40, 100),)),
     "two lengths": (lambda x, y: (x.sin() * 2, y.sin() * 2), (image(1024, 1024), image(4096, 4096))),
+    "one launch": (lambda x, y: (x.sin() * 2, y.sin() * 2), (image(1024, 1024), image(4096, 4096))),
 }
+TARGETS = {"one launch": "simt-host"}  # other than the host
+
+
+def compiling(name: str, **options: Any) -> Callable[..., Any]:
+    return partial(smelt.compile, options={"target": TARGETS.get(name, ""), **options})
 
 
 def outcome(name: str, compile: Callable[..., Any]) -> Any:
@@ -120,7 +126,7 @@ def burned_by(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     with monkeypatch.context() as patched:
         patched.setattr(Fuel, "take", noted)
-        outcome(name, lambda function: smelt.compile(function, options={"fuel": 1 << 20}))
+        outcome(name, compiling(name, fuel=1 << 20))
     return {row.name: firsts[row.name] for row in OPTIONAL if row.name in firsts}
 
 
@@ -139,7 +145,7 @@ def test_without_any_one_row_results_are_right(
         for fuel in (first, first + 1):
             smelt.reset()
             with collect() as events:
-                found = outcome(name, partial(smelt.compile, options={"fuel": fuel, "check_specs": True}))
+                found = outcome(name, compiling(name, fuel=fuel, check_specs=True))
             torch.testing.assert_close(found, expected)
         last = [event.subject for event in events if isinstance(event.subject, Rewrite)]
         assert any(rewrite.stage.endswith(f", {each}") for rewrite in last), (each, last)

@@ -24,7 +24,7 @@ from smelt.codegen.llvm.runtime_sizes import RuntimeParam
 from smelt.codegen.write_module import How, asked, divided, join, module_of, module_text, units
 from smelt.device import find
 from smelt.ir.check_kernel import check_kernel
-from smelt.ir.kernel import Kernel
+from smelt.ir.kernel import AnyKernel, Kernel, KernelGroup, members
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.substitute_sizes import shape_env_of
 from smelt.ir.text import format_kernel
@@ -36,7 +36,7 @@ from smelt.symbolic.shapes import Size
 class CompiledKernel:
     """Machine code of one kernel, as `ir.kernel_code.KernelCode` says."""
 
-    kernel: Kernel
+    kernel: AnyKernel
     symbol: str
     built: Built
     buffers: int
@@ -47,7 +47,7 @@ class CompiledKernel:
     workspace: Size = 0
 
     @classmethod
-    def of(cls, kernel: Kernel, symbol: str, built: Built, code: EntryCode) -> "CompiledKernel":
+    def of(cls, kernel: AnyKernel, symbol: str, built: Built, code: EntryCode) -> "CompiledKernel":
         needs = (code.per_thread_workspace, code.sizes, code.facts, code.phases, code.workspace)
         return cls(kernel, symbol, built, len(kernel.parameters) + bool(code.sizes), *needs)
 
@@ -76,15 +76,15 @@ _lock = locks.lock()
 
 
 def compile_kernels(
-    kernels: Sequence[Kernel], options: Options, fuel: Fuel | None = None, program: str = ""
+    kernels: Sequence[AnyKernel], options: Options, fuel: Fuel | None = None, program: str = ""
 ) -> dict[str, CompiledKernel]:
     """Machine code for each of `kernels`, by name. `fuel` is shared with earlier passes; `program`: whose kernels."""
     fuel = Fuel(options.fuel) if fuel is None else fuel
     how = How(fuel, options.check_specs or config.check_specs, f"{program}: " if program else "")
     if how.check:
-        for kernel in kernels:
-            if shape_env_of(kernel) is None:
-                check_kernel(kernel, after="fuse")
+        for each in (each for launched in kernels for each in members(launched)):
+            if shape_env_of(each) is None:
+                check_kernel(each, after="fuse")
     keys = {kernel.name: _key(kernel) for kernel in kernels}
     for kernel in kernels:
         if keys[kernel.name] != _key(kernel):
@@ -102,52 +102,57 @@ def compile_kernels(
         return found
 
 
-def compile_unaligned(kernel: Kernel, options: Options) -> CompiledKernel:
+def compile_unaligned(kernel: AnyKernel, options: Options) -> CompiledKernel:
     """Code of one kernel that takes buffers at any address, where that of `compile_kernels` does not."""
     key = f"{_key(kernel)}\nunaligned"
     target, generator = asked(kernel)
     with _native.Held(_lock):
         if key not in _built:
-            plan = generator.schedule(kernel, target, Fuel(), check=False, of="")
             (symbol,) = generator.symbols([kernel])
-            code = generator.emit(symbol, plan, target, aligned=False)
+            if isinstance(kernel, KernelGroup):
+                code = generator.emit_group(symbol, kernel.kernels, target, aligned=False)
+            else:
+                plan = generator.schedule(kernel, target, Fuel(), check=False, of="")
+                code = generator.emit(symbol, plan, target, aligned=False)
             (built,) = generator.load([join([code])], target)
             _built[key] = [CompiledKernel.of(kernel, symbol, built, code)]
             events.count("kernels_built")
         return _built[key][-1]
 
 
-def _known(store: _Store, key: str, kernel: Kernel) -> CompiledKernel | None:
+def _known(store: _Store, key: str, kernel: AnyKernel) -> CompiledKernel | None:
     """The code of a kernel, if there is some whose facts hold for it."""
     known = store.get(key, ())
     if not known or not (known[0].sizes or known[0].facts):
         return known[0] if known else None
-    shape_env = shape_env_of(kernel)
-    assert shape_env is not None  # it has the same text
+    shape_env = None if isinstance(kernel, KernelGroup) else shape_env_of(kernel)
+    assert shape_env is not None  # it has the same text; sizes of groups are plain numbers
     examples = {symbol: symbol.example for symbol in shape_env.symbols}
     return next((each for each in known if all(fact.holds(examples.__getitem__) for fact in each.facts)), None)
 
 
-def _relied_on(store: _Store, key: str, kernel: Kernel) -> CompiledKernel:
+def _relied_on(store: _Store, key: str, kernel: AnyKernel) -> CompiledKernel:
     found = _known(store, key, kernel)
     assert found is not None
     versions = store[key]
     if versions[-1] is not found:
         versions.remove(found)
         versions.append(found)
-    shape_env = shape_env_of(kernel) if found.facts else None
+    shape_env = shape_env_of(kernel) if found.facts and isinstance(kernel, Kernel) else None
     for fact in found.facts:
         assert shape_env is not None
         shape_env.guard(fact.relation, shape_env.own(fact.expression), ZERO)
     return found
 
 
-def _key(kernel: Kernel) -> str:
+def _key(kernel: AnyKernel) -> str:
     """A kernel's text without its name; its target is part of it."""
+    if isinstance(kernel, KernelGroup):
+        kernel = replace(kernel, kernels=tuple(replace(each, name="kernel") for each in kernel.kernels))
     return format_kernel(replace(kernel, name="kernel"))
 
 
-def _build(store: _Store, new: dict[str, Kernel], how: How) -> None:
+def _build(store: _Store, new: dict[str, AnyKernel], how: How) -> None:
     """Of kernels for one target."""
     keys, kernels = list(new), list(new.values())
     target, generator = asked(kernels[0])
@@ -167,18 +172,18 @@ def _build(store: _Store, new: dict[str, Kernel], how: How) -> None:
         events.emit("asm", lambda: generator.assemble(module_of(found), target), kernels)
 
 
-def source(kernel: Kernel) -> str:
+def source(kernel: AnyKernel) -> str:
     """The LLVM IR of one kernel, for people to read."""
     return module_text([kernel], find(kernel.target))
 
 
-def assembly(kernels: Sequence[Kernel]) -> str:
+def assembly(kernels: Sequence[AnyKernel]) -> str:
     """The assembly for `kernels`, which are for one target, for people to read."""
     target, generator = asked(kernels[0])
     return generator.assemble(module_text(kernels, target), target)
 
 
-def built_code(kernel: Kernel) -> CompiledKernel | None:
+def built_code(kernel: AnyKernel) -> CompiledKernel | None:
     """What an equal kernel was built to last in this process; None if none was. Nothing is relied on."""
     with _native.Held(_lock):
         versions = _built.get(_key(kernel))

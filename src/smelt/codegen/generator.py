@@ -17,7 +17,7 @@ from smelt.base.row import Row
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.runtime_sizes import RuntimeParam
 from smelt.device import Target
-from smelt.ir.kernel import Kernel
+from smelt.ir.kernel import AnyKernel, Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.symbolic.expressions import SizeGuard
 from smelt.symbolic.shapes import Size
@@ -54,7 +54,7 @@ class Generator(Protocol):
     def TABLES(self) -> Mapping[str, Sequence[Row]]:
         """Its steps, for the map of the compiler: title → rows."""
 
-    def symbols(self, kernels: Sequence[Kernel]) -> Sequence[str]:
+    def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
         """What the functions of kernels are called in their module, or begin with: each another name."""
 
     def share(self, kernels: Sequence[Kernel], fuel: Fuel, of: str) -> Sequence[Family]:
@@ -70,6 +70,10 @@ class Generator(Protocol):
         """The functions of a scheduled kernel under the name `symbol`. They may take buffers to be `aligned` as the
         target's launcher sees to."""
 
+    def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
+        """The functions of kernels that are launched as one, whose buffers come one kernel's after the other's. Asked
+        of targets whose limits allow groups."""
+
     def load(self, texts: Sequence[str], target: Target) -> list[Built]:
         """Machine code for each text, ready to be launched."""
 
@@ -77,12 +81,12 @@ class Generator(Protocol):
         """The target's assembly for a text, for people to read."""
 
 
-def numbered(kernels: Sequence[Kernel]) -> list[str]:
+def numbered(kernels: Sequence[AnyKernel]) -> list[str]:
     """Names by place alone, so that equal kernels have equal text whatever they are called."""
     return [f"k{place}" for place in range(len(kernels))]
 
 
-def named(kernels: Sequence[Kernel]) -> list[str]:
+def named(kernels: Sequence[AnyKernel]) -> list[str]:
     """The kernels' own names, for people who see functions run: in a profiler, or in a debugger."""
     names = [re.sub(r"\W", "_", kernel.name) for kernel in kernels]
     return [name if names.count(name) == 1 else f"{name}_k{place}" for place, name in enumerate(names)]

@@ -77,6 +77,8 @@ for _processor in PROCESSORS:
     )
 
 
+GROUP_BUFFERS = 500  # pointers of eight bytes, of 4096 bytes that parameters of a grid may have on all chips
+
 # GPU schedules on the host's tensors, a warp as a vector: for tests, and to see what a GPU would run.
 
 SIMT_HOST = "simt-host"
@@ -115,7 +117,7 @@ register(
     _describe_simt_host,
     generator=_simt_host_generator,
     launcher=_simt_host_launcher,
-    limits=Limits(recomputes=True),
+    limits=Limits(recomputes=True, group_buffers=GROUP_BUFFERS),
     devices=("cpu",),
     on_request=True,
 )
@@ -123,7 +125,7 @@ register(
 
 # NVIDIA's GPUs, by what their architecture is called; none need be there to make code for it.
 
-CUDA_LIMITS = Limits(recomputes=True, host_reads_flags=False)
+CUDA_LIMITS = Limits(recomputes=True, host_reads_flags=False, group_buffers=GROUP_BUFFERS)
 ARCHITECTURES = tuple(f"sm_{number}" for number in (75, 80, 86, 87, 89, 90, 100, 103, 120, 121))
 
 

@@ -5,14 +5,14 @@
 For whichever target: the one that a kernel is for, or another of the same family that code is made for ahead of time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
-from smelt.codegen.generator import EntryCode, Generator
+from smelt.codegen.generator import EntryCode, Family, Generator
 from smelt.device import Target, find, generator_of
-from smelt.ir.kernel import Kernel
+from smelt.ir.kernel import AnyKernel, Kernel, KernelGroup
 from smelt.ir.substitute_sizes import resized, shape_env_of
 from smelt.symbolic.expressions import ShapeEnv
 from smelt.symbolic.symsize import moving
@@ -30,7 +30,7 @@ class How:
     of: str = ""
 
 
-def asked(kernel: Kernel) -> tuple[Target, Generator]:
+def asked(kernel: AnyKernel) -> tuple[Target, Generator]:
     """The target of a kernel, and what makes code for it."""
     return find(kernel.target), generator_of(kernel.target)
 
@@ -47,19 +47,27 @@ class Unit:
         return sum(len(code.functions) for code in (*self.body, *self.entries.values()))
 
 
-def units(kernels: Sequence[Kernel], symbols: Sequence[str], target: Target, how: How) -> list[Unit]:
+def units(kernels: Sequence[AnyKernel], symbols: Sequence[str], target: Target, how: How) -> list[Unit]:
     found: list[Unit] = []
     generator = asked(kernels[0])[1]
-    for number, family in enumerate(generator.share(kernels, how.fuel, how.of)):
+    for number, (family, places) in enumerate(_shared(generator, kernels, how)):
         body = written(f"f{number}", family.body, target, how)
         members = {}
-        for place, length in family.lengths.items():
+        for place, length in zip(places, family.lengths.values(), strict=True):
             buffers = len(kernels[place].parameters)
             members[place] = generator.member(symbols[place], f"f{number}", body, length - family.more, buffers)
         found.append(Unit({place: code for place, code in members.items() if code is not None}, (body,)))
     done = {place for unit in found for place in unit.entries}
     alone = (place for place in range(len(kernels)) if place not in done)
     return found + [Unit({place: written(symbols[place], kernels[place], target, how)}) for place in alone]
+
+
+def _shared(generator: Generator, kernels: Sequence[AnyKernel], how: How) -> Iterator[tuple[Family, list[int]]]:
+    """Kernels that are to have one body, with their places. What is launched as one is of one body already."""
+    single = {place: kernel for place, kernel in enumerate(kernels) if isinstance(kernel, Kernel)}
+    places = list(single)
+    for family in generator.share(list(single.values()), how.fuel, how.of):
+        yield family, [places[each] for each in family.lengths]
 
 
 def divided(units: Sequence[Unit], most: int) -> list[list[Unit]]:
@@ -78,17 +86,19 @@ def module_of(units: Sequence[Unit]) -> str:
     return join([code for unit in units for code in (*unit.body, *unit.entries.values())])
 
 
-def written(symbol: str, kernel: Kernel, target: Target, how: How) -> EntryCode:
+def written(symbol: str, kernel: AnyKernel, target: Target, how: How) -> EntryCode:
     """Written with a `ShapeEnv` of its own, so that all it relies on is seen, whoever else relied on it before."""
-    shape_env, generator = shape_env_of(kernel), asked(kernel)[1]
+    generator = asked(kernel)[1]
+    if isinstance(kernel, KernelGroup):
+        return generator.emit_group(symbol, kernel.kernels, target)
+    shape_env = shape_env_of(kernel)
     if shape_env is None:
         plan = generator.schedule(kernel, target, how.fuel, check=how.check, of=how.of)
         return generator.emit(symbol, plan, target)
     own = ShapeEnv()
     for each in shape_env.symbols:
         own.symbol(each.text, each.example)
-    kernel = resized(kernel, moving(own))
-    plan = generator.schedule(kernel, target, how.fuel, check=how.check, of=how.of)
+    plan = generator.schedule(resized(kernel, moving(own)), target, how.fuel, check=how.check, of=how.of)
     code = generator.emit(symbol, plan, target)
     return replace(code, facts=tuple(own.guards))
 
@@ -100,7 +110,7 @@ def join(codes: Sequence[EntryCode]) -> str:
     return "\n".join([*declarations, *helpers.values(), *(code.functions for code in codes)])
 
 
-def module_text(kernels: Sequence[Kernel], target: Target) -> str:
+def module_text(kernels: Sequence[AnyKernel], target: Target) -> str:
     """The LLVM IR of `kernels`, named k0, k1, … in order."""
     how = How(Fuel())
     return join([written(f"k{number}", kernel, target, how) for number, kernel in enumerate(kernels)])

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from smelt import codegen
 from smelt.base.errors import SmeltError
-from smelt.ir.kernel import Kernel
+from smelt.ir.kernel import AnyKernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.program import Program, Step, reads, writes
 from smelt.runtime.cuda.driver import CudaDevice, devices, why_not_device
@@ -19,7 +19,7 @@ from smelt.runtime.cuda.image import CudaCode, FunctionUsage
 from smelt.symbolic.symsize import hint
 
 
-def usage_lines(kernel: Kernel) -> list[str]:
+def usage_lines(kernel: AnyKernel) -> list[str]:
     """What each grid of a kernel takes."""
     code = codegen.built_code(kernel)
     if code is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from smelt import codegen
-from smelt.ir.kernel import Kernel
+from smelt.ir.kernel import AnyKernel
 from smelt.ir.text import format_kernel
 
 
@@ -20,9 +20,9 @@ class Codes:
     """Gathers the kernels of a report."""
 
     def __init__(self) -> None:
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[str, AnyKernel] = {}
 
-    def number(self, kernel: Kernel) -> int:
+    def number(self, kernel: AnyKernel) -> int:
         named_alike = replace(kernel, name="kernel")
         key = format_kernel(named_alike)
         self._kernels.setdefault(key, named_alike)
@@ -40,11 +40,11 @@ class Codes:
         return base64.b64encode(zlib.compress(json.dumps(self.texts()).encode(), 9)).decode()
 
 
-def _assembly(kernel: Kernel) -> str:
+def _assembly(kernel: AnyKernel) -> str:
     return codegen.assembly([kernel])
 
 
-def _or_why_not(text_of: Callable[[Kernel], str], kernel: Kernel) -> str:
+def _or_why_not(text_of: Callable[[AnyKernel], str], kernel: AnyKernel) -> str:
     """A kernel that no code can be made of is shown all the same: somebody may be looking for the reason."""
     try:
         return text_of(kernel)

@@ -22,7 +22,7 @@ from smelt.explain.op_names import short_name
 from smelt.explain.report_code import Codes
 from smelt.explain.report_memory import timelines
 from smelt.explain.story import PLACE, GraphStory, Story, from_events
-from smelt.fuse.records import Apart, Made
+from smelt.fuse.records import Apart, Made, Together
 from smelt.ir.call_contract import Phase, phase_of
 from smelt.ir.program import Launch, Library, Program, reads, writes
 from smelt.ir.provenance import origin_of
@@ -107,6 +107,7 @@ class _Graphs:
         self._taken: dict[str, list[Taken]] = {}
         self._programs: dict[str, dict[str, Any]] = {}
         self._made: list[Made] = []
+        self._together: Together | None = None
         self._apart: list[dict[tuple[Any, ...], None]] = []
         for event in events:
             self._take(event.subject)
@@ -118,9 +119,11 @@ class _Graphs:
             self._apart.append({})
         elif isinstance(subject, Made):
             self._made.append(subject)
+        elif isinstance(subject, Together):
+            self._together = subject
         elif isinstance(subject, Program):
             self._programs[subject.name] = self._program(subject)
-            self._made = []
+            self._made, self._together = [], None
         elif isinstance(subject, Taken):
             self._taken.setdefault(subject.program, []).append(subject)
         elif self._graphs and isinstance(subject, Apart):
@@ -185,7 +188,7 @@ class _Graphs:
     def _program(self, program: Program) -> dict[str, Any]:
         """The kernels and library calls of a program, each with the values it computes and its code."""
         silent = [isinstance(step, Library) and step.unless is not None for step in program.steps]
-        records = iter(self._made[len(self._made) - silent.count(False) :])
+        records = iter(self._records(silent))
         steps = []
         for step, is_silent in zip(program.steps, silent, strict=True):
             record = Made(str(step.op), (), "runs only to raise PyTorch's own error") if is_silent else next(records)  # type: ignore[union-attr]
@@ -200,6 +203,23 @@ class _Graphs:
             described["bytes"] = moved_bytes(program, step)
             steps.append(described)
         return {"name": program.name, "steps": steps, "drawn": _drawn_program(program, steps)}
+
+
+    def _records(self, silent: Sequence[bool]) -> list[Made]:
+        """What is known of the steps of the last program, but for those that are `silent`; kernels that are launched as
+        one are one."""
+        numbers = [(place,) for place in range(len(silent))] if self._together is None else self._together.steps
+        loud = [each for each, is_silent in zip(numbers, silent, strict=True) if not is_silent]
+        order = sorted(number for each in loud for number in each)
+        record = dict(zip(order, self._made[len(self._made) - len(order) :], strict=True))
+        return [_together([record[number] for number in each]) for each in loud]
+
+
+def _together(records: Sequence[Made]) -> Made:
+    if len(records) == 1:
+        return records[0]
+    name = f"{records[0].name} and {len(records) - 1} more"
+    return Made(name, tuple(member for each in records for member in each.members), records[0].why)
 
 
 def _drawn_program(program: Program, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -93,6 +93,8 @@ class _Overwrite:
         step = self.steps[number]
         if not isinstance(step, Launch) or self.used.get(mine) != number or step.args.count(mine) != 1:
             return
+        if not isinstance(step.kernel, Kernel):
+            return
         parameters = dict(zip(step.args, step.kernel.parameters, strict=True))
         source, target = parameters[mine], parameters[theirs]
         if source.role is not Role.INPUT or target.role is not Role.OUTPUT or not is_safe(step.kernel, source, target):
@@ -127,7 +129,7 @@ class _Reuse:
 
     def _step(self, number: int, step: Step) -> Step:
         step = _step_renamed(step, self.now)
-        if isinstance(step, Library):
+        if isinstance(step, Library) or not isinstance(step.kernel, Kernel):
             return step
         kernel, args = step.kernel, step.args
         for source in [parameter for parameter in kernel.parameters if parameter.role is Role.INPUT]:

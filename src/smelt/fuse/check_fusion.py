@@ -10,7 +10,7 @@ from smelt.base.errors import SpecError
 from smelt.fuse.lowering.values import FusionValue, Lowered
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, before
 from smelt.ir.check_kernel import check_program
-from smelt.ir.kernel import Kernel
+from smelt.ir.kernel import Kernel, members
 from smelt.ir.program import Program
 
 
@@ -34,7 +34,7 @@ class FusionCheck:
             _check_order(value, after)
         elif isinstance(value, Program) and not any(buffer.spec.varies for buffer in value.buffers):
             check_program(value if value.arena_bytes else value.unplanned(), after, known=self._known)
-            self._known.update((id(kernel), kernel) for kernel in value.kernels)
+            self._known.update((id(kernel), kernel) for launched in value.kernels for kernel in members(launched))
 
 
 def _fault(after: str, what: str) -> SpecError:

@@ -21,6 +21,7 @@ from smelt.fuse.emit_program import CannotBuild, build_kernels
 from smelt.fuse.fusion_graph import lower
 from smelt.fuse.greedy_fusion import form_groups, join_siblings, recompute
 from smelt.fuse.hoist_updates import hoist_updates
+from smelt.fuse.launches.group_launches import group_launches
 from smelt.fuse.lowering.values import Call, Lowered
 from smelt.fuse.memory_plan import plan
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
@@ -108,6 +109,10 @@ def _reuse_in_place(program: Program, context: FusionContext) -> Program:
     return reuse_in_place(program, context.fuel)
 
 
+def _group_launches(program: Program, context: FusionContext) -> Program:
+    return group_launches(program, context.targets.limits_for, context.fuel)
+
+
 def _plan_memory(program: Program, context: FusionContext) -> Program:
     # With sizes that vary, offsets are worked out for each combination of sizes.
     return program if any(buffer.spec.varies for buffer in program.buffers) else plan(program)
@@ -149,6 +154,10 @@ MEMORY = (
         "before buffers are reused: an input's new value belongs where the old one is", Burns.EACH,
     ),
     Row("reuse in place", PROGRAM, PROGRAM, _reuse_in_place, "before offsets: fewer buffers to place", Burns.EACH),
+    Row(
+        "group launches", PROGRAM, PROGRAM, _group_launches,
+        "once kernels are final, before offsets: what is launched as one is in memory at the same time", Burns.EACH,
+    ),
     Row("plan memory", PROGRAM, PROGRAM, _plan_memory, "last: lifetimes are known when no step changes any more"),
 )  # fmt: skip
 

@@ -73,7 +73,7 @@ class _Updates:
             found = max(found, self._move(needed) if _is_small(needed) else self.rank[needed.id])
         for value in group.members:
             if value in self.old:
-                readers = self.readers[self.old[value]] - {group.id}
+                readers = self.readers.get(self.old[value], set()) - {group.id}
                 found = max([found, *(self.rank[reader] for reader in readers)])
         self.rank[group.id] = min(found, self.rank[group.id])
         return self.rank[group.id]

@@ -14,6 +14,13 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """Steps of a program were put in another order, or together: of each, the numbers of those it is made of."""
+
+    steps: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Apart:
     """Two groups that could share values and do not share a kernel, with the reason in words."""
 

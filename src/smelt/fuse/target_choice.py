@@ -41,6 +41,10 @@ class TargetChoice:
             known = self._known[device] = DEFAULT_LIMITS if name is None else limits_of(name)
         return known
 
+    def limits_for(self, target: str) -> Limits:
+        """How big kernels for a target may grow."""
+        return limits_of(target) if self.limits is None else self.limits
+
     def contraction_cycles(self, device: torch.device, kernel: Kernel) -> float | str:
         """About how many cycles of a thread a kernel with a contraction takes, or why there is no code for it."""
         name = self.name_of(device)

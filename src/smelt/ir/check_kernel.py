@@ -36,6 +36,7 @@ from smelt.ir.kernel import (
     Scatter,
     Stage,
     Store,
+    members,
 )
 from smelt.ir.program import Program
 from smelt.ir.scalar import SCALAR_OPS, kind_of
@@ -591,7 +592,7 @@ def check_program(program: Program, after: str = "", *, known: Container[int] = 
 
     Kernels whose `id` is in `known` keep the rules.
     """
-    for kernel in dict.fromkeys(program.kernels):
+    for kernel in dict.fromkeys(each for launched in program.kernels for each in members(launched)):
         if id(kernel) not in known:
             check_kernel(kernel, after)
     for name, rule in PROGRAM_RULES.items():

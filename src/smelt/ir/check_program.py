@@ -86,6 +86,21 @@ def _rule_distinct(program: Program) -> Iterator[Fault]:
                     yield step, f"{name} is written and passed twice"
 
 
+def _rule_groups(program: Program) -> Iterator[Fault]:
+    """Kernels that are launched as one are for one target, and none writes what another reads or writes."""
+    for step in program.steps:
+        if not isinstance(step, Launch):
+            continue
+        parts = [Launch(kernel, args) for kernel, args in step.parts]
+        if len({part.target for part in parts}) > 1:
+            yield step, "its kernels are for different targets"
+        writer = {name: number for number, part in enumerate(parts) for name in writes(part)}
+        for number, part in enumerate(parts):
+            for name in part.args:
+                if writer.get(name, number) != number:
+                    yield step, f"{name} is written by one of its kernels and passed to another"
+
+
 def _rule_views(program: Program) -> Iterator[Fault]:
     """Operands are inside their buffers."""
     buffers = {buffer.name: buffer for buffer in program.buffers}
@@ -142,7 +157,7 @@ def _rule_one_device(program: Program) -> Iterator[Fault]:
     for step in program.steps:
         if not isinstance(step, Launch):
             continue
-        pairs = zip(step.args, step.kernel.buffers, strict=False)
+        pairs = zip(step.args, step.kernel.parameters, strict=False)
         found = {device[name] for name, buffer in pairs if name in device and buffer.name != SIZES}
         if len(found) > 1:
             yield step, f"a kernel on {' and '.join(sorted(map(str, found)))}"
@@ -171,6 +186,7 @@ PROGRAM_RULES: dict[str, Callable[[Program], Iterable[Fault]]] = {
     "defined": _rule_defined,
     "arguments": _rule_arguments,
     "distinct": _rule_distinct,
+    "groups": _rule_groups,
     "views": _rule_views,
     "results": _rule_results,
     "arena": _rule_arena,

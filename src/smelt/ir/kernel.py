@@ -310,3 +310,32 @@ class Kernel:
     def instructions(self) -> tuple[Instruction, ...]:
         """Every instruction, in order, across stages."""
         return tuple(instruction for stage in self.stages for instruction in stage.body)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelGroup:
+    """Kernels for one target that are launched as one. None writes what another reads or writes: they may run in any
+    order, or side by side. Its parameters are those of its kernels, one kernel's after the other's."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def target(self) -> str:
+        return self.kernels[0].target
+
+    @property
+    def parameters(self) -> tuple[Buffer, ...]:
+        return tuple(buffer for kernel in self.kernels for buffer in kernel.parameters)
+
+    def instructions(self) -> tuple[Instruction, ...]:
+        """Those of all its kernels."""
+        return tuple(instruction for kernel in self.kernels for instruction in kernel.instructions())
+
+
+AnyKernel = Kernel | KernelGroup  # what a step of a program launches
+
+
+def members(kernel: AnyKernel) -> tuple[Kernel, ...]:
+    """The kernels that a launch runs."""
+    return kernel.kernels if isinstance(kernel, KernelGroup) else (kernel,)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.kernel import Kernel, Role
+from smelt.ir.kernel import AnyKernel, Kernel, Role, members
 from smelt.ir.tensorspec import TensorSpec
 from smelt.symbolic.shapes import Shape, Size, span
 
@@ -50,15 +50,24 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run `kernel` on the named buffers, in the order of `kernel.parameters`."""
+    """Run `kernel`, or those of a group, on the named buffers, in the order of `kernel.parameters`."""
 
-    kernel: Kernel
+    kernel: AnyKernel
     args: tuple[str, ...]
 
     @property
     def target(self) -> str:
         """What it runs on, by name."""
         return self.kernel.target
+
+    @property
+    def parts(self) -> Iterator[tuple[Kernel, tuple[str, ...]]]:
+        """Its kernels, each with the buffers that it is given."""
+        first = 0
+        for kernel in members(self.kernel):
+            count = len(kernel.parameters)
+            yield kernel, self.args[first : first + count]
+            first += count
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +126,8 @@ class Program:
         return replace(self, buffers=tuple(buffers), arena_bytes=0)
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[AnyKernel, ...]:
+        """What its steps launch."""
         return tuple(step.kernel for step in self.steps if isinstance(step, Launch))
 
 

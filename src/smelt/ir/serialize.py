@@ -24,7 +24,7 @@ RECORDS: tuple[type, ...] = (
     tensorspec.TensorSpec,
     kernel.Axis, kernel.Index, kernel.Buffer, kernel.Const, kernel.Load, kernel.Gather, kernel.Position,
     kernel.Compute, kernel.Cast, kernel.Store, kernel.Reduce, kernel.Scan, kernel.Accumulate, kernel.Scatter,
-    kernel.Factor, kernel.Contract, kernel.Stage, kernel.Kernel, kernel_code.GridPhase,
+    kernel.Factor, kernel.Contract, kernel.Stage, kernel.Kernel, kernel.KernelGroup, kernel_code.GridPhase,
     program.ProgramBuffer, program.Operand, program.Launch, program.Library, program.Program,
     call_contract.ViewStep, call_contract.AsStrided, call_contract.FromInput, call_contract.FromResult,
     call_contract.SameAsOutput, call_contract.Plain, call_contract.Saved,

@@ -13,9 +13,23 @@ import torch
 from torch import fx
 
 from smelt.ir.graph import Traced, copied_graph
-from smelt.ir.kernel import Access, Const, Contract, Gather, Index, Kernel, Position, Scatter
+from smelt.ir.kernel import (
+    Access,
+    Accumulate,
+    Axis,
+    Const,
+    Contract,
+    Gather,
+    Index,
+    Kernel,
+    Load,
+    Position,
+    Scatter,
+    Store,
+)
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 from smelt.symbolic.expressions import ShapeEnv
+from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import varies
 
 Change = Callable[[Any], Any]
@@ -112,3 +126,44 @@ def resized_graph(traced: Traced, change: Change) -> Traced:
     graph = copied_graph(traced.graph)
     resize_in_place(graph, change)
     return replace(traced, graph=graph)
+
+
+# The length of a kernel: how many rows it has, or how many cols where it has no rows.
+
+
+def length_axis(kernel: Kernel) -> Axis | None:
+    """The axis whose size is the kernel's length: every buffer is that much longer for each step along it, or as long
+    whatever the length. None if there is none, or sizes vary already."""
+    if len(kernel.rows) > 1 or len(kernel.cols) > 1 or shape_env_of(kernel) is not None:
+        return None
+    axis = next(iter(kernel.rows + kernel.cols), None)
+    if axis is None or any(isinstance(each, Gather | Scatter | Contract) for each in kernel.instructions()):
+        return None
+    steps = _steps(kernel, axis)
+    for buffer in kernel.buffers:
+        taken = steps.get(buffer.name, set()) - {0}
+        if taken and (len(taken) > 1 or buffer.size != axis.size * max(taken)):
+            return None
+    return axis
+
+
+def lengthened(kernel: Kernel, axis: Axis, length: Size) -> Kernel:
+    """The kernel with another length."""
+    steps = {name: max(taken) for name, taken in _steps(kernel, axis).items()}
+    buffers = tuple(
+        replace(each, size=length * steps[each.name]) if steps.get(each.name) else each for each in kernel.buffers
+    )
+
+    def changed(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(Axis(each.name, length) if each is axis else each for each in axes)
+
+    return replace(kernel, rows=changed(kernel.rows), cols=changed(kernel.cols), buffers=buffers)
+
+
+def _steps(kernel: Kernel, axis: Axis) -> dict[str, set[Size]]:
+    """How far a step along the axis moves in each buffer."""
+    found: dict[str, set[Size]] = {}
+    for instruction in kernel.instructions():
+        if isinstance(instruction, Load | Store | Accumulate):
+            found.setdefault(instruction.buffer, set()).add(instruction.index.stride(axis.name))
+    return found

@@ -20,6 +20,7 @@ from typing import Any
 from smelt.ir.kernel import (
     HOST,
     Accumulate,
+    AnyKernel,
     Axis,
     Cast,
     Compute,
@@ -30,6 +31,7 @@ from smelt.ir.kernel import (
     Index,
     Instruction,
     Kernel,
+    KernelGroup,
     Load,
     Position,
     Reduce,
@@ -128,9 +130,19 @@ def kernel_lines(kernel: Kernel) -> Iterator[tuple[object, str]]:
             yield instruction, f"    {format_instruction(instruction)}"
 
 
-def format_kernel(kernel: Kernel) -> str:
-    """The whole kernel, in the form of this module's docstring, without a final newline."""
-    return "\n".join(line for _, line in kernel_lines(kernel))
+def _launched_lines(kernel: AnyKernel) -> Iterator[tuple[object, str]]:
+    """The same of whatever a step launches."""
+    if not isinstance(kernel, KernelGroup):
+        yield from kernel_lines(kernel)
+        return
+    yield kernel, f"group {kernel.name} of {len(kernel.kernels)}"
+    for each in kernel.kernels:
+        yield from ((place, f"  {line}") for place, line in kernel_lines(each))
+
+
+def format_kernel(kernel: AnyKernel) -> str:
+    """The whole kernel, in the form of this module's docstring, without a final newline; or the kernels of a group."""
+    return "\n".join(line for _, line in _launched_lines(kernel))
 
 
 # Programs.
@@ -153,7 +165,7 @@ def program_lines(program: Program) -> Iterator[tuple[object, str]]:
             continue
         yield step, f"  launch {step.kernel.name}({', '.join(step.args)})"
         if step.kernel.name not in shown:
-            yield from ((step, f"    {line}") for _, line in kernel_lines(step.kernel))
+            yield from ((step, f"    {line}") for _, line in _launched_lines(step.kernel))
         shown.add(step.kernel.name)
     yield program.outputs, f"  return {', '.join(_format_value(output) for output in program.outputs)}"
 

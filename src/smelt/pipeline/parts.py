@@ -12,7 +12,7 @@ from smelt.base.options import Options
 from smelt.codegen import targets as _targets  # noqa: F401  a program out of the cache is launched by its target too
 from smelt.device import launcher_of
 from smelt.ir.call_contract import JointPlan, Replay
-from smelt.ir.kernel import Kernel
+from smelt.ir.kernel import AnyKernel
 from smelt.ir.kernel_code import KernelCode
 from smelt.ir.program import Program
 from smelt.runtime.autograd.differentiable import Flat, GraphOfBackward, MakeBackward, MakePart
@@ -77,7 +77,7 @@ def executable_of(run: Flat) -> Executable:
     return executable
 
 
-def launcher_for(target: str, code: KernelCode, kernel: Callable[[], Kernel], options: Options) -> BuiltKernel:
+def launcher_for(target: str, code: KernelCode, kernel: Callable[[], AnyKernel], options: Options) -> BuiltKernel:
     """What launches the code of a kernel. The kernel itself is asked for if code for buffers at any address is needed,
     which is seldom."""
 
@@ -95,7 +95,7 @@ def bind(
 ) -> Executable:
     """A program and the code of its kernels as something to run."""
 
-    def launcher(kernel: Kernel) -> BuiltKernel:
+    def launcher(kernel: AnyKernel) -> BuiltKernel:
         return launcher_for(kernel.target, kernels[kernel.name], lambda: kernel, options)
 
     launchers = {kernel.name: launcher(kernel) for kernel in program.kernels}

@@ -1,17 +1,23 @@
 """Pointwise kernels of one body in one grid."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 import torch
 
 from smelt import _native
-from smelt.codegen.cpu.shared_bodies import families
+from smelt.codegen import build
 from smelt.codegen.generator import EntryCode
+from smelt.codegen.gpu import launch_groups
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator
 from smelt.codegen.gpu.host import describe_host_warps
-from smelt.codegen.gpu.launch_groups import MOST_POINTERS, emit_group
-from smelt.ir.kernel import Kernel
+from smelt.codegen.gpu.launch_groups import emit_group
+from smelt.codegen.targets import GROUP_BUFFERS
+from smelt.ir.kernel import Kernel, KernelGroup
 from tests.codegen.gpu.on_host import ORDERS, filled
+from tests.codegen.gpu.test_ptx import assembled, assembled_here
 from tests.ir.kernels import SOFTMAX, sized
 from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
@@ -43,44 +49,168 @@ def text(code: EntryCode) -> str:
     return "\n".join([*sorted(code.declarations), *(each for _, each in code.helpers), code.functions])
 
 
-@pytest.mark.parametrize("counts", [[64, 1000], [64, 1000, 77, 4096, 65, 20_001], [300_001, 64, 65, 66, 67, 5000, 128]])
-def test_all_members_are_run(counts: list[int]) -> None:
-    kernels = [update(count) for count in counts]
-    (family,) = families(kernels)
+def run_group(kernels: Sequence[Kernel], code: EntryCode, offset: int = 0) -> None:
+    """A launch of all of them leaves what each would leave. `offset`: elements that buffers begin after."""
     target = describe_host_warps("test", WARP)
-    code = emit_group("group", family, target, on_host=True)
-    assert code is not None
     built = HostGenerator().load([text(code)], target)[0]
-    (grid,) = code.phases
     given = [[filled(buffer, 9 * n + s) for s, buffer in enumerate(k.parameters)] for n, k in enumerate(kernels)]
     want = [[tensor.clone() for tensor in tensors] for tensors in given]
     for kernel, tensors in zip(kernels, want, strict=True):
         run_kernel(kernel, tensors)
-    phase = (built.address("group"), grid.blocks, grid.threads, grid.shared_bytes, grid.has_barrier)
+    grids = tuple(
+        (built.address(grid.symbol), grid.blocks, grid.threads, grid.shared_bytes, grid.has_barrier)
+        for grid in code.phases
+    )
     for order in ORDERS:
-        flat = [tensor.clone() for tensors in given for tensor in tensors]
+        flat = [moved(tensor, offset) for tensors in given for tensor in tensors]
         _native.set_simt_order(order, 3)
         try:
-            _native.GridLauncher((phase,), len(flat), 0, warp=WARP)(1, *flat)
+            _native.GridLauncher(grids, len(flat), 0, warp=WARP)(1, *flat)
         finally:
             _native.set_simt_order("forward")
         for mine, theirs in zip(flat, (tensor for tensors in want for tensor in tensors), strict=True):
             torch.testing.assert_close(mine, theirs)
 
 
-def test_a_gpu_is_given_one_function() -> None:
-    (family,) = families([update(768 * 768 * (1 + n % 4) + n % 3) for n in range(100)])
-    target = describe_cuda("sm_90")
-    code = emit_group("group", family, target, on_host=False)
+def moved(tensor: torch.Tensor, offset: int) -> torch.Tensor:
+    """A copy that begins elsewhere."""
+    memory = torch.empty(tensor.numel() + offset, dtype=tensor.dtype)
+    return memory[offset:].copy_(tensor)
+
+
+LENGTHS = [
+    [64, 1000],
+    [64, 1000, 77, 4096, 65, 20_001],
+    [300_001, 64, 65, 66, 67, 5000, 128],
+    [2, 3, 4, 5, 7, 8, 9, 300_003],
+    [1, 1, 1],
+    [5000, 5000, 5000, 5000],
+]
+
+
+@pytest.mark.parametrize("counts", LENGTHS)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_all_members_are_run(counts: list[int], offset: int) -> None:
+    kernels = [update(count) for count in counts]
+    code = emit_group("group", kernels, describe_host_warps("test", WARP), on_host=True, aligned=not offset)
     assert code is not None and len(code.phases) == 1
+    run_group(kernels, code, offset)
+
+
+def test_kernels_that_are_not_alike_have_a_grid_each() -> None:
+    kernels = [update(1000), parse_kernel(sized(SOFTMAX, 8, 64)), update(77)]
+    code = HostGenerator().emit_group("group", kernels, describe_host_warps("test", WARP))
+    assert len(code.phases) == 3
+    run_group(kernels, code)
+
+
+def test_scalars_come_before_the_loop() -> None:
+    """As fusion writes them: they are read once a row, of which there is one."""
+
+    def scaled(count: int) -> Kernel:
+        return parse_kernel(f"""
+kernel scale{count} rows() cols(j:{count})
+  in rate: f64[1]
+  inout p: f32[{count}]
+  row:
+    a = load rate[0]
+    r = cast a : f32
+  loop:
+    c = load p[j]
+    d = mul c, r : f32
+    store p[j] = d
+""")
+
+    kernels = [scaled(count) for count in (5, 2000, 300)]
+    code = emit_group("group", kernels, describe_host_warps("test", WARP), on_host=True)
+    assert code is not None and len(code.phases) == 1
+    run_group(kernels, code)
+
+
+@pytest.mark.parametrize("broken", ["blocks", "buffers", "lengths"])
+def test_a_broken_group_is_seen(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that go to another kernel, buffers of another one, a length that is too short: nothing is written outside
+    of a buffer by any of them."""
+    real = launch_groups._Members
+
+    def wrong(values: tuple[int, ...], starts: tuple[int, ...], buffers: int) -> launch_groups._Members:
+        if broken == "blocks":
+            return real(values, (0, *(start + 1 for start in starts[1:])), buffers)
+        if broken == "buffers":
+            return real(values, starts, 0)
+        return real((min(values),) * len(values), starts, buffers)
+
+    monkeypatch.setattr(launch_groups, "_Members", wrong)
+    kernels = [update(count) for count in ((1000, 1000) if broken == "buffers" else (1000, 5000, 77))]
+    code = emit_group("group", kernels, describe_host_warps("test", WARP), on_host=True)
+    assert code is not None
+    with pytest.raises(AssertionError):
+        run_group(kernels, code)
+
+
+@assembled_here
+@pytest.mark.parametrize("chip", ["sm_75", "sm_90"])
+def test_a_gpu_is_given_one_function(chip: str, tmp_path: Path) -> None:
+    kernels = [update(768 * 768 * (1 + n % 4) + n % 3) for n in range(100)]
+    target = describe_cuda(chip)
+    code = CudaGenerator().emit_group("group", kernels, target)
+    assert len(code.phases) == 1
     found = CudaGenerator().assemble(text(code), target)
     assert found.count(".entry") == 1 and "local" not in found
     assert found.count("st.global.v4.b32") == 4  # eight points of two arrays
+    ((registers, spilled),) = assembled(found, chip, tmp_path).values()
+    assert registers <= 64 and not spilled
+
+
+@assembled_here
+def test_as_many_buffers_as_fit_are_assembled(tmp_path: Path) -> None:
+    kernels = [update(64 + n) for n in range(GROUP_BUFFERS // 4)]
+    target = describe_cuda("sm_75")
+    code = CudaGenerator().emit_group("group", kernels, target)
+    assembled(CudaGenerator().assemble(text(code), target), "sm_75", tmp_path)
+
+
+def test_all_is_read_before_anything_is_stored() -> None:
+    """A read behind a store waits for it: what an update reads comes at the same time."""
+    late = parse_kernel("""
+kernel update rows() cols(j:1000000)
+  inout m: f32[1000000]
+  inout v: f32[1000000]
+  inout p: f32[1000000]
+  loop:
+    a = load m[j]
+    b = add a, a : f32
+    store m[j] = b
+    c = load v[j]
+    d = add c, b : f32
+    store v[j] = d
+    e = load p[j]
+    f = add e, d : f32
+    store p[j] = f
+    g = load m[j]
+    h = mul g, f : f32
+    store m[j] = h
+""")
+    lines = build.assembly([parse_on(late, "sm_90")]).splitlines()
+    order = [line.split(".")[0].split()[-1] for line in lines if ".global.v4" in line]
+    assert order[:4] == ["ld", "ld", "ld", "st"] and order.count("ld") <= 4
+
+
+def parse_on(kernel: Kernel, target: str) -> Kernel:
+    return Kernel(kernel.name, kernel.rows, kernel.cols, kernel.buffers, kernel.stages, target)
 
 
 def test_what_is_not_grouped() -> None:
     target = describe_cuda("sm_90")
-    (rows,) = families([parse_kernel(sized(SOFTMAX, count, 64)) for count in (8, 16)])
+    rows = [parse_kernel(sized(SOFTMAX, count, 64)) for count in (8, 16)]
     assert emit_group("group", rows, target, on_host=False) is None
-    (many,) = families([update(64 + n) for n in range(MOST_POINTERS // 4 + 1)])
-    assert emit_group("group", many, target, on_host=False) is None
+    assert emit_group("group", [update(64), rows[0]], target, on_host=False) is None
+
+
+def test_equal_groups_are_built_once() -> None:
+    first, second = (
+        KernelGroup(name, tuple(parse_on(update(count), "simt-host") for count in (64, 100))) for name in ("g0", "g1")
+    )
+    found = build.compile_kernels([first, second], build.Options())
+    assert found["g0"] is found["g1"] and len(found["g0"].phases) == 1
+    assert build.compile_unaligned(first, build.Options()) is not found["g0"]

@@ -8,17 +8,15 @@ for each step along the axis, or as long whatever the length.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from smelt.base.fuel import Fuel
 from smelt.base.row import Burns, Row, run_rows
 from smelt.codegen.generator import EntryCode, Family
 from smelt.codegen.llvm.runtime_sizes import as_integer
-from smelt.ir.kernel import Accumulate, Axis, Contract, Gather, Kernel, Load, Scatter, Store
-from smelt.ir.substitute_sizes import resized, shape_env_of
+from smelt.ir.kernel import Axis, Kernel
+from smelt.ir.substitute_sizes import length_axis, lengthened, resized
 from smelt.ir.text import format_kernel
 from smelt.symbolic.expressions import SMALLEST, ShapeEnv, Symbol
-from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import sym_size
 
 _LEAST_COLS = 64  # whole vectors of every target fit: no body is written for less
@@ -48,7 +46,7 @@ def families(kernels: Sequence[Kernel]) -> list[Family]:
     for place, kernel in enumerate(kernels):
         axis = _along(kernel)
         if axis is not None:
-            text = format_kernel(replace(_lengthened(kernel, axis, 0), name="kernel"))
+            text = format_kernel(replace(lengthened(kernel, axis, 0), name="kernel"))
             found.setdefault(text, {})[place] = axis.size
     return [_family(kernels, lengths) for lengths in found.values() if len(lengths) > 1]
 
@@ -60,7 +58,7 @@ def _family(kernels: Sequence[Kernel], lengths: dict[int, int]) -> Family:
     more = _least(kernels[place]) - SMALLEST
     shape_env = ShapeEnv()
     varies = sym_size(shape_env, shape_env.symbol("length", length - more)) + more
-    return Family(_lengthened(kernels[place], axis, varies), more, lengths)
+    return Family(lengthened(kernels[place], axis, varies), more, lengths)
 
 
 def _least(kernel: Kernel) -> int:
@@ -68,42 +66,9 @@ def _least(kernel: Kernel) -> int:
 
 
 def _along(kernel: Kernel) -> Axis | None:
-    """The axis whose size is the kernel's length; None if it has none, or sizes that vary already."""
-    if len(kernel.rows) > 1 or len(kernel.cols) > 1 or shape_env_of(kernel) is not None:
-        return None
-    axis = next(iter(kernel.rows + kernel.cols), None)
-    if axis is None or axis.size < _least(kernel):
-        return None
-    if any(isinstance(instruction, Gather | Scatter | Contract) for instruction in kernel.instructions()):
-        return None
-    steps = _steps(kernel, axis)
-    for buffer in kernel.buffers:
-        taken = steps.get(buffer.name, set()) - {0}
-        if taken and (len(taken) > 1 or buffer.size != axis.size * max(taken)):
-            return None
-    return axis
-
-
-def _steps(kernel: Kernel, axis: Axis) -> dict[str, set[Size]]:
-    """How far a step along the axis moves in each buffer."""
-    found: dict[str, set[Size]] = {}
-    for instruction in kernel.instructions():
-        if isinstance(instruction, Load | Store | Accumulate):
-            found.setdefault(instruction.buffer, set()).add(instruction.index.stride(axis.name))
-    return found
-
-
-def _lengthened(kernel: Kernel, axis: Axis, length: Any) -> Kernel:
-    """The kernel with another length."""
-    steps = {name: max(taken) for name, taken in _steps(kernel, axis).items()}
-    buffers = tuple(
-        replace(each, size=length * steps[each.name]) if steps.get(each.name) else each for each in kernel.buffers
-    )
-
-    def changed(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple(Axis(each.name, length) if each is axis else each for each in axes)
-
-    return replace(kernel, rows=changed(kernel.rows), cols=changed(kernel.cols), buffers=buffers)
+    """The axis whose size is the kernel's length, if it is long enough."""
+    axis = length_axis(kernel)
+    return None if axis is None or axis.size < _least(kernel) else axis
 
 
 def member(symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:

@@ -18,6 +18,7 @@ from smelt.codegen.gpu.bodies.row_folds_body import RowFoldsBody
 from smelt.codegen.gpu.bodies.transpose_body import TransposeBody
 from smelt.codegen.gpu.grid_plan import Along, GridPlan, PhasePlan, plan, uses_wide_positions
 from smelt.codegen.gpu.host import HostWarp
+from smelt.codegen.gpu.launch_groups import emit_group
 from smelt.codegen.gpu.nvptx import Nvptx, why_not_ptx
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.scatters.run_folds import RunFoldBody
@@ -26,7 +27,7 @@ from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
-from smelt.ir.kernel import Kernel
+from smelt.ir.kernel import AnyKernel, Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.runtime.cuda.driver import devices, why_not_device
 from smelt.runtime.cuda.image import CudaCode
@@ -41,12 +42,13 @@ class GpuGenerator(ABC):
     """What both lowerings share."""
 
     TABLES: Mapping[str, Sequence[Row]] = {}
+    on_host = False  # whether it is for the processor this runs on
 
     @abstractmethod
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
         """A builder for one phase."""
 
-    def symbols(self, kernels: Sequence[Kernel]) -> Sequence[str]:
+    def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
         return numbered(kernels)
 
     def share(self, kernels: Sequence[Kernel], fuel: Fuel, of: str) -> Sequence[Family]:
@@ -60,13 +62,39 @@ class GpuGenerator(ABC):
 
     def emit(self, symbol: str, made: GridPlan, target: Target, *, aligned: bool = True) -> EntryCode:
         """The functions of a kernel's phases. `aligned`: its buffers begin at multiples of sixteen bytes."""
-        sizes = Sizes(len(made.kernel.parameters))
+        return self._emit(symbol, made, target, aligned, 0, len(made.kernel.parameters))
+
+    def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
+        """One grid for all of them; where there is no code for that, a grid for each, one after the other."""
+        found = emit_group(f"{symbol}_0", kernels, target, on_host=self.on_host, aligned=aligned)
+        if found is not None:
+            return found
+        total, first = sum(len(kernel.parameters) for kernel in kernels), 0
+        codes = []
+        for number, kernel in enumerate(kernels):
+            made = self.schedule(kernel, target, Fuel(), check=False, of="")
+            codes.append(self._emit(f"{symbol}_k{number}", made, target, aligned, first, total))
+            first += len(kernel.parameters)
+        return EntryCode(
+            "\n".join(code.functions for code in codes),
+            frozenset().union(*(code.declarations for code in codes)),
+            tuple({name: text for code in codes for name, text in code.helpers}.items()),
+            0,
+            phases=tuple(phase for code in codes for phase in code.phases),
+            workspace=max(int(code.workspace) for code in codes),
+        )
+
+    def _emit(
+        self, symbol: str, made: GridPlan, target: Target, aligned: bool, first: int, buffers: int
+    ) -> EntryCode:
+        """Of a launch's `buffers`, those of the kernel begin at `first`."""
+        sizes = Sizes(buffers)
         kind = "i64" if uses_wide_positions(made) else "i32"
         builders: list[Simt] = []
         phases: list[GridPhase] = []
         for number, phase in enumerate(made.phases):
             b = self.simt(f"{symbol}.{number}".replace(".", "_"), phase, target, sizes, kind)
-            _body(phase)(b, phase, _pointers(b, made), aligned=aligned).write()
+            _body(phase)(b, phase, _pointers(b, made, first), aligned=aligned).write()
             builders.append(b)
             phases.append(self.grid(b, phase))
         for size in (made.workspace, *(phase.blocks for phase in made.phases)):
@@ -108,9 +136,9 @@ def _given(sizes: Sizes, size: Size) -> None:
         sizes.slot(size)
 
 
-def _pointers(b: Simt, made: GridPlan) -> dict[str, Callable[[], str]]:
+def _pointers(b: Simt, made: GridPlan, first: int) -> dict[str, Callable[[], str]]:
     found: dict[str, Callable[[], str]] = {}
-    for number, buffer in enumerate(made.kernel.parameters):
+    for number, buffer in enumerate(made.kernel.parameters, first):
         found[buffer.name] = lambda number=number: b.parameter(number)  # type: ignore[misc]
     for name, first in made.places:
         found[name] = lambda first=first: b.workspace(first)  # type: ignore[misc]
@@ -119,6 +147,8 @@ def _pointers(b: Simt, made: GridPlan) -> dict[str, Callable[[], str]]:
 
 class HostGenerator(GpuGenerator):
     """For the processor this runs on: so that GPU schedules run where there is no GPU."""
+
+    on_host = True
 
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
         warp, cluster = target.warp_size, phase.cluster
@@ -142,7 +172,7 @@ class HostGenerator(GpuGenerator):
 class CudaGenerator(GpuGenerator):
     """For NVIDIA's GPUs. Profilers show functions by the names of kernels."""
 
-    def symbols(self, kernels: Sequence[Kernel]) -> Sequence[str]:
+    def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
         return named(kernels)
 
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:

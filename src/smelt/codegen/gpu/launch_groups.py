@@ -4,15 +4,15 @@
 
 A block finds out by its number, in a tree of branches that all its threads take, which kernel it is of; from there on
 the pointers and sizes are that kernel's, and the code is written once. What they are the kernel is given as parameters,
-so the runtime launches it as any other.
+so the runtime launches it as any other. How many they may be is `Limits.group_buffers`.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.axes import is_pointwise
-from smelt.codegen.generator import EntryCode, Family
+from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.grid_plan import Along, GridPlan, plan
 from smelt.codegen.gpu.host import HostWarp
@@ -21,12 +21,13 @@ from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm.builder import LlvmValue, Number
 from smelt.codegen.llvm.runtime_sizes import Sizes, as_integer
 from smelt.device import Target
+from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import GridPhase
-from smelt.ir.substitute_sizes import resized, shape_env_of
+from smelt.ir.substitute_sizes import length_axis, lengthened
+from smelt.ir.text import format_kernel
 from smelt.symbolic.expressions import ShapeEnv, Symbol
-from smelt.symbolic.symsize import expression_of
+from smelt.symbolic.symsize import expression_of, sym_size
 
-MOST_POINTERS = 500  # of 4096 bytes that parameters of a grid may have on all chips
 _OWN = "member"  # where the code of a member begins
 
 
@@ -129,27 +130,25 @@ class _GroupedWarp(HostWarp):
         return f"define void @{self.symbol}({taken}) {{\n{body}\n  ret void\n}}\n"
 
 
-def emit_group(symbol: str, family: Family, target: Target, *, on_host: bool, aligned: bool = True) -> EntryCode | None:
-    """One grid for all kernels of a family, whose buffers come one kernel's after the other's, in the order of their
-    places; None where their body is no pointwise kernel along a line, or they are too many."""
-    shape_env = shape_env_of(family.body)
-    if shape_env is None or not is_pointwise(family.body):
+def emit_group(
+    symbol: str, kernels: Sequence[Kernel], target: Target, *, on_host: bool, aligned: bool = True
+) -> EntryCode | None:
+    """One grid for kernels that differ in their length alone, whose buffers come one kernel's after the other's; None
+    where they do not, or are no pointwise kernels along a line."""
+    found = _body(kernels)
+    if found is None:
         return None
-    buffers = len(family.body.parameters)
-    if buffers * len(family.lengths) > MOST_POINTERS:
+    body, values, shape_env = found
+    made: GridPlan = plan(body, target.warp_size)
+    if len(made.phases) != 1 or made.workspace:
         return None
-    lengths = [family.lengths[place] for place in sorted(family.lengths)]
-    own = ShapeEnv()
-    for each in shape_env.symbols:
-        own.symbol(each.text, sum(lengths))  # as many points as all have together keep the chip busy
-    made: GridPlan = plan(resized(family.body, lambda size: size.moved(own)), target.warp_size)
     (phase,) = made.phases
     if phase.along is not Along.POINTS or phase.tile is not None:
         return None
-    values = tuple(length - family.more for length in lengths)
-    if not all(guard.holds(_always(value)) for guard in own.guards for value in values):
+    if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None
-    blocks = [expression_of(phase.blocks).evaluate(_always(value)) for value in values]
+    blocks = [as_integer(expression_of(phase.blocks).evaluate(_always(value))) for value in values]
+    buffers = len(body.parameters)
     members = _Members(values, tuple(accumulate(blocks[:-1], initial=0)), buffers)
     sizes = Sizes(buffers)
     b: Simt
@@ -159,5 +158,25 @@ def emit_group(symbol: str, family: Family, target: Target, *, on_host: bool, al
         b = _GroupedPtx(target, symbol, sizes, members, phase.threads)
     pointers = {buffer.name: (lambda n=n: b.parameter(n)) for n, buffer in enumerate(made.kernel.parameters)}
     PointsBody(b, phase, pointers, aligned=aligned).write()
+    if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
+        return None  # the code relies on something else
     grid = GridPhase(symbol, sum(blocks), phase.threads, b.shared_bytes, b.has_barrier)
     return EntryCode(b.function(), frozenset(b.declared), tuple(b.helpers.items()), 0, phases=(grid,))
+
+
+def _body(kernels: Sequence[Kernel]) -> tuple[Kernel, tuple[int, ...], ShapeEnv] | None:
+    """What stands for all the kernels, what its symbol stands for in each, and where that symbol is from. Of kernels
+    that are equally long each is the body itself."""
+    axes = [length_axis(kernel) for kernel in kernels]
+    known = [(kernel, axis) for kernel, axis in zip(kernels, axes, strict=True) if axis is not None]
+    texts = {format_kernel(replace(lengthened(kernel, axis, 0), name="")) for kernel, axis in known}
+    lengths = [axis.size for _, axis in known]
+    if len(texts) != 1 or len(known) != len(kernels) or kernels[0].rows:
+        return None
+    shape_env, first = ShapeEnv(), kernels[0]
+    if len(set(lengths)) == 1:
+        return first, tuple(lengths), shape_env
+    assert axes[0] is not None
+    # As many points as all have together keep the chip busy.
+    varies = sym_size(shape_env, shape_env.symbol("length", sum(lengths)))
+    return lengthened(first, axes[0], varies), tuple(lengths), shape_env

@@ -24,7 +24,7 @@ from smelt.ir import serialize
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.flat.read import TableReader
 from smelt.ir.graph import Traced
-from smelt.ir.kernel import HOST, Kernel
+from smelt.ir.kernel import HOST, AnyKernel, Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.program import Launch, Program
 from smelt.pipeline.cache.keys import Unstorable, environment_key, key_of
@@ -214,7 +214,12 @@ def _loaded_image(description: Any, code: bytes) -> "Loaded | CudaCode":
 def _without_stages(program: Program) -> Program:
     """The program with its kernels' signatures only: their code is in the images. Kernels for GPUs stay as they are,
     to be built again where a buffer is not aligned as that code needs it."""
-    bare = {kernel.name: replace(kernel, stages=()) if kernel.target == HOST else kernel for kernel in program.kernels}
+    bare: dict[str, AnyKernel] = {}
+    for kernel in program.kernels:
+        if isinstance(kernel, Kernel) and kernel.target == HOST:
+            bare[kernel.name] = replace(kernel, stages=())
+        else:
+            bare[kernel.name] = kernel
     steps = [Launch(bare[step.kernel.name], step.args) if isinstance(step, Launch) else step for step in program.steps]
     return replace(program, steps=tuple(steps))
 
@@ -253,7 +258,7 @@ def _bound(half: Any, parts: list[bytes], consuming: bool, options: Options, are
     return Executable.of_table(flat, program, options.threads, kernels, arenas)
 
 
-def _kernel_of(program: Program, name: str) -> Kernel:
+def _kernel_of(program: Program, name: str) -> AnyKernel:
     return next(kernel for kernel in program.kernels if kernel.name == name)
 
 

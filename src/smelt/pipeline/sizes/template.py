@@ -24,7 +24,7 @@ from smelt.device.host_library import HOST
 from smelt.fuse.memory_plan import lifetimes, plan
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.graph import Traced
-from smelt.ir.kernel import SIZES, Buffer, Kernel, Role
+from smelt.ir.kernel import SIZES, AnyKernel, Buffer, Kernel, Role
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.program import Launch, Place, Program, ProgramBuffer, Step
 from smelt.ir.substitute_sizes import Change, filling, resized, resized_graph
@@ -72,14 +72,16 @@ class TemplateForm:
         buffers, outputs = (program.buffers, program.outputs) if self.ends is None else self.ends(change)
         buffers, constants = list(buffers), list(program.constants)
         codes: dict[str, CompiledKernel] = {}
-        launched: dict[str, tuple[Kernel, str]] = {}  # by kernel: for these sizes, and the buffer it reads them from
+        launched: dict[str, tuple[AnyKernel, str]] = {}  # by kernel: for these sizes, and the buffer it reads them from
         for name, (kernel, fill) in self.codes.items():
             built, needs = self.kernels[name], self.needs[name]
             codes[name] = built if needs is None else _with_needs(built, needs(change))
             launched[name] = kernel if fill is None else fill(change), ""
             if built.sizes:
                 numbers = [as_integer(size.evaluate(values.__getitem__)) for size in built.sizes]
-                launched[name] = _with_sizes_buffer(launched[name][0], len(numbers)), f"{name}_sizes"
+                sized = launched[name][0]
+                assert isinstance(sized, Kernel)  # sizes of groups are plain numbers
+                launched[name] = _with_sizes_buffer(sized, len(numbers)), f"{name}_sizes"
                 spec = TensorSpec((len(numbers),), (1,), torch.int64, HOST)
                 buffers.append(ProgramBuffer(launched[name][1], spec, Place.CONSTANT))
                 constants.append((launched[name][1], torch.tensor(numbers, dtype=torch.int64, device=HOST)))

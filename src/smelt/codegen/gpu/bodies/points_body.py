@@ -16,11 +16,17 @@ class PointsBody(PhaseBody):
     """A phase along points being written."""
 
     def write(self) -> None:
-        if self.plan.vectors > 1:
+        if self.plan.vectors > 1 or self._reads_late():
             self._read_all()
         super().write()
         if self.plan.leaves_some:
             self._write_rest()
+
+    def _reads_late(self) -> bool:
+        """Whether something is read after something else was stored: neither LLVM nor the assembler moves it up."""
+        (stage,) = self.kernel.stages
+        first = next((place for place, i in enumerate(stage.body) if isinstance(i, Store)), len(stage.body))
+        return any(isinstance(i, Load) for i in stage.body[first:])
 
     def _read_all(self) -> None:
         """What all vectors of a thread read, before anything is stored: as much as there is comes at the same time."""
@@ -28,11 +34,14 @@ class PointsBody(PhaseBody):
         stores = {(i.buffer, i.index) for i in stage.body if isinstance(i, Store)}
         written = {name for name, _ in stores}
         loads: dict[tuple[str, object], Load] = {}
+        stored: set[str] = set()
         for i in stage.body:
             if isinstance(i, Store):
-                break  # what is read after that may be what was written
+                stored.add(i.buffer)  # what is read there after that is what was written
+            if not isinstance(i, Load) or i.buffer in stored:
+                continue
             # What is updated in place is read where it is written, by no other point.
-            if isinstance(i, Load) and (i.buffer not in written or (i.buffer, i.index) in stores):
+            if i.buffer not in written or (i.buffer, i.index) in stores:
                 loads.setdefault((i.buffer, i.index), i)
         for tile in range(self.plan.vectors):
             where, _ = self._cols(self.b.index(tile))

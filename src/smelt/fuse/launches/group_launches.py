@@ -1,0 +1,188 @@
+"""Kernels that differ in their length alone are launched as one: an optimizer's updates of all its parameters, say.
+
+    launch k1(g1, p1); launch k2(g2, p2); launch k3(g3, p3)   →   launch k1_and_2_more(g1, p1, g2, p2, g3, p3)
+
+A launch costs a GPU's host as long as a small kernel takes. Steps are gone through in order. A launch that others may
+join waits, until a step comes that needs it or overwrites what it reads; one that waits for another waits with it, so
+that counts of steps are computed together, and then all updates. What a launch keeps in memory while it waits is
+little: it is launched before the next other step if it reads something large that could be let go.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import field, replace
+
+from smelt.base import events
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.fuel import Fuel
+from smelt.device.fusion_limits import Limits
+from smelt.fuse.records import Together
+from smelt.ir.kernel import Accumulate, Kernel, KernelGroup, Reduce, Role, Scan, Stage, Store
+from smelt.ir.program import Launch, Place, Program, Step, arena_bytes, reads, touched, writes
+from smelt.ir.substitute_sizes import length_axis, lengthened
+from smelt.ir.text import format_kernel
+from smelt.symbolic.symsize import is_symsize
+
+_LARGE = 1 << 20  # bytes that a launch keeps in memory while it waits
+_MOST_HELD = 32 << 20  # bytes that all of a group keep there
+
+Kind = tuple[str, bool, bool]  # a kernel's text but for its length; whether it has one point; whether it holds much
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Launches of one kind that wait, by their numbers in the program."""
+
+    kind: Kind
+    numbers: list[int] = field(default_factory=list)
+    after: set[int] = field(default_factory=set)  # of the waiting ones, by identity, those that come before it
+    held: int = 0
+    waits: bool = True
+
+
+def group_launches(program: Program, limits_of: Callable[[str], Limits], fuel: Fuel) -> Program:
+    """The program with such kernels in groups."""
+    return _Grouping(program, limits_of, fuel).run()
+
+
+class _Grouping:
+    def __init__(self, program: Program, limits_of: Callable[[str], Limits], fuel: Fuel) -> None:
+        self.program, self.limits_of, self.fuel = program, limits_of, fuel
+        self.buffers = {buffer.name: buffer for buffer in program.buffers}
+        self.kinds: dict[int, str | None] = {}  # by identity of a kernel
+        self.waiting: list[_Waiting] = []
+        self.writer: dict[str, _Waiting] = {}  # of a buffer, of those that waited
+        self.users: dict[str, list[_Waiting]] = {}
+        self.made: list[tuple[Step, tuple[int, ...]]] = []
+        self.groups = 0
+
+    def run(self) -> Program:
+        steps = self.program.steps
+        if sum(isinstance(step, Launch) and self._kind(step) is not None for step in steps) < 2:
+            return self.program
+        for number, step in enumerate(steps):
+            kind = self._kind(step) if isinstance(step, Launch) else None
+            if kind is None:
+                self._settle(number)
+                self.made.append((step, (number,)))
+            else:
+                self._wait(number, kind)
+        self._launch(self.waiting)
+        if not self.groups:
+            return self.program
+        if events.wanted("fusion"):
+            text = f"{self.groups} launches run several kernels each"
+            events.emit("fusion", text, Together(tuple(numbers for _, numbers in self.made)))
+        return replace(self.program, steps=tuple(step for step, _ in self.made))
+
+    # --- who waits ------------------------------------------------------------------------------------
+
+    def _kind(self, step: Launch) -> str | None:
+        """What kernels that may share a launch have in common; None for those that are launched by themselves."""
+        kernel = step.kernel
+        if isinstance(kernel, KernelGroup):
+            return None
+        if id(kernel) not in self.kinds:
+            most = self.limits_of(kernel.target).group_buffers
+            alone = 2 * len(kernel.parameters) > most
+            self.kinds[id(kernel)] = None if alone else family(kernel)
+        return self.kinds[id(kernel)]
+
+    def _wait(self, number: int, text: str) -> None:
+        step = self.program.steps[number]
+        assert isinstance(step, Launch) and isinstance(step.kernel, Kernel)
+        held = self._held(number)
+        kind = (text, step.kernel.col_count == 1, held > _LARGE)
+        needed = self._needed(number)
+        before = self._behind(needed)
+        found = next((each for each in self.waiting if each.kind == kind and id(each) not in before), None)
+        if found is None:
+            found = _Waiting(kind)
+            self.waiting.append(found)
+        found.numbers.append(number)
+        found.held += held
+        found.after |= {id(each) for each in needed}
+        self.writer.update(dict.fromkeys(writes(step), found))
+        for name in touched(step):
+            self.users.setdefault(name, []).append(found)
+
+    def _held(self, number: int) -> int:
+        """Bytes that could be let go once a launch has run, or as soon as nobody else reads them."""
+        names = dict.fromkeys(reads(self.program.steps[number]))
+        found = [self.buffers[name] for name in names]
+        temporary = (Place.ARENA, Place.FRESH, Place.LIBRARY)
+        return sum(int(arena_bytes(each)) for each in found if each.place in temporary and not each.spec.varies)
+
+    def _needed(self, number: int) -> list[_Waiting]:
+        """Those waiting that must come before a step: they write what it uses, or use what it writes."""
+        step = self.program.steps[number]
+        found = [self.writer[name] for name in touched(step) if name in self.writer]
+        found += [each for name in writes(step) for each in self.users.get(name, ())]
+        return list({id(each): each for each in found if each.waits}.values())
+
+    def _behind(self, some: Iterable[_Waiting]) -> set[int]:
+        """Some of those waiting and all that come before them, by identity."""
+        by_id = {id(each): each for each in self.waiting}
+        found: set[int] = set()
+        left = [id(each) for each in some]
+        while left:
+            at = left.pop()
+            if at not in found and at in by_id:
+                found.add(at)
+                left += by_id[at].after
+        return found
+
+    # --- who is launched ------------------------------------------------------------------------------
+
+    def _settle(self, number: int) -> None:
+        """Launch what a step needs, and what would keep much memory while it runs."""
+        needed = self._needed(number)
+        needed += [each for each in self.waiting if each.kind[2] or each.held > _MOST_HELD]
+        if needed:
+            wanted = self._behind(needed)
+            self._launch([each for each in self.waiting if id(each) in wanted])
+
+    def _launch(self, some: Sequence[_Waiting]) -> None:
+        left = list(some)
+        while left:
+            ids = {id(each) for each in left}
+            each = next(each for each in left if not each.after & (ids - {id(each)}))
+            left = [other for other in left if other is not each]
+            each.waits = False
+            self._launch_all(each.numbers)
+        self.waiting = [each for each in self.waiting if each.waits]
+
+    def _launch_all(self, numbers: Sequence[int]) -> None:
+        launches = [step for number in numbers if isinstance(step := self.program.steps[number], Launch)]
+        most = self.limits_of(launches[0].target).group_buffers // len(launches[0].args)
+        parts = -(-len(launches) // most)
+        for part in range(parts):  # as long as each other, but for one
+            first, end = (len(launches) * each // parts for each in (part, part + 1))
+            self._launch_together(launches[first:end], tuple(numbers[first:end]))
+
+    def _launch_together(self, launches: Sequence[Launch], numbers: tuple[int, ...]) -> None:
+        kernels = tuple(step.kernel for step in launches if isinstance(step.kernel, Kernel))
+        if len(launches) == 1 or not self.fuel.take(*(kernel.name for kernel in kernels)):
+            self.made += [(step, (number,)) for step, number in zip(launches, numbers, strict=True)]
+            return
+        name = f"g{self.groups}_{kernels[0].name}_and_{len(kernels) - 1}_more"
+        self.groups += 1
+        args = tuple(each for step in launches for each in step.args)
+        self.made.append((Launch(KernelGroup(name, kernels), args), numbers))
+
+
+def family(kernel: Kernel) -> str | None:
+    """The text of a kernel but for its name and its length, where it computes every point by itself, along a line."""
+    axis = length_axis(kernel)
+    if axis is None or kernel.rows or is_symsize(axis.size) or axis.size < 1 or not _is_pointwise(kernel.stages):
+        return None
+    if any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
+        return None
+    return format_kernel(replace(lengthened(kernel, axis, 0), name="kernel"))
+
+
+def _is_pointwise(stages: Sequence[Stage]) -> bool:
+    """One loop without folds, after numbers that are the same for all points."""
+    *before, last = stages
+    if not last.loop or any(isinstance(i, Reduce | Scan | Accumulate) for i in last.body):
+        return False
+    return not any(stage.loop or any(isinstance(i, Store | Accumulate) for i in stage.body) for stage in before)
