@@ -90,6 +90,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "replay",
         "persist",
         "driver",
+        "explore",
     ),
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
     "codegen": (

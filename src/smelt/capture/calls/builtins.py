@@ -39,6 +39,7 @@ from smelt.capture.interpreter.deferred_scalars import arithmetic, needed
 from smelt.capture.interpreter.dict_keys import hashable
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.iterators import advance, drain, ended, iterator
+from smelt.capture.interpreter.open_scalars import is_open, is_open_size, lesser_or_greater, open_truth
 from smelt.capture.interpreter.operators import (
     BINARY,
     COMPARE,
@@ -60,6 +61,7 @@ from smelt.capture.interpreter.sets import new_set
 from smelt.capture.interpreter.special_methods import refused, special
 from smelt.capture.interpreter.str_format import formatted, text_of
 from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.open_numbers import OpenRange
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
     STRING_METHODS,
@@ -73,6 +75,7 @@ from smelt.capture.model.values import (
     Mapping,
     Method,
     Object,
+    OpenScalar,
     Sequence,
     Set,
     Slice,
@@ -179,6 +182,8 @@ def _len(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Va
 
 
 def _bool(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if args and is_open(interp, args[0]):
+        return open_truth(interp, args[0])
     return Constant(truth(interp, args[0]) if args else False)
 
 
@@ -285,7 +290,7 @@ def _abs(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Va
     if isinstance(args[0], Tensor):
         return interp.tensor_call("call_function", operator.abs, args)
     if isinstance(args[0], DeferredScalar):
-        return arithmetic(abs, args[0])
+        return arithmetic(interp, abs, args[0])
     if holds_symbols(args[0]):
         if python_type(args[0]) is float:
             return float_of(interp, abs, args[0])
@@ -352,7 +357,17 @@ def _log(function: Any, level: int) -> Builtin:
 
 
 def _range(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if interp.externals.explores and any(isinstance(each, OpenScalar) or is_open_size(interp, each) for each in args):
+        return _open_range(interp, args)
     return interp.compute(range, *[interp.plain(value) for value in args])
+
+
+def _open_range(interp: Interpreter, args: list[Value]) -> Value:
+    start, stop, step = (Constant(0), args[0], Constant(1)) if len(args) == 1 else (*args, Constant(1))[:3]
+    whole = all(python_type(each) is int for each in (start, stop, step))
+    if not whole or type(step) is not Constant or not step.value:
+        raise Unsupported("B004", "range of such numbers")
+    return Instance(OpenRange, Mapping({"start": start, "stop": stop, "step": step, "test": Constant(None)}))
 
 
 def _super(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -433,6 +448,8 @@ def _min_max(function: Any, polyfill: Any) -> Builtin:
         if len(args) > 1 and "default" in kwargs:
             raise Unsupported("B019", f"TypeError: a default for {function.__name__}() of several arguments")
         items: list[Value] = args if len(args) > 1 else [Sequence(tuple, drain(interp, args[0]))]
+        if interp.externals.explores and len(items) > 1 and any(isinstance(item, OpenScalar) for item in items):
+            return lesser_or_greater(interp, function, items)
         if any(isinstance(item, DeferredScalar) for item in items):
             raise needed()
         if len(items) == 2 and not kwargs and any(map(is_computed, items)):

@@ -70,7 +70,7 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
         return interp.compute(kind, *[interp.plain(value) for value in args], **named)
     if kind in (int, float) and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return item_of_tensor(interp, args[0], kind)
-    deferred = converted(kind, args)
+    deferred = converted(interp, kind, args)
     if deferred is not None:
         return deferred
     if kind in GETTERS and not (kind is operator.methodcaller and not all(map(interp.is_plain, args[1:]))):

@@ -3,6 +3,7 @@
 capture([LiveFrame of f at its start], compile_graph)  →  Captured(guards, Return | Stop)
 """
 
+import functools
 import inspect
 import operator
 import sys
@@ -27,8 +28,10 @@ from smelt.capture.interpreter.externals import Externals, guard_tensor_identity
 from smelt.capture.interpreter.interpreter import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.interpreter.iterators import finishes_without_effects
 from smelt.capture.interpreter.opcode_table import HANDLERS
+from smelt.capture.interpreter.open_scalars import open_scalar, operands_of_tensors
 from smelt.capture.model.breaks import COMPILED_LATER, SkipFrame, Unsupported
 from smelt.capture.model.bytecode import columns_of
+from smelt.capture.model.open_numbers import DTYPES
 from smelt.capture.model.policy import is_polyfill
 from smelt.capture.model.records import BreakRecord, GraphRecord
 from smelt.capture.model.source import Source
@@ -42,6 +45,7 @@ from smelt.capture.model.values import (
     Iterator,
     LazyItem,
     Mapping,
+    Number,
     Object,
     Tensor,
     Value,
@@ -51,6 +55,7 @@ from smelt.capture.model.values import (
 from smelt.capture.opcodes import exceptions, match, opcodes
 from smelt.capture.persist.store import Keep
 from smelt.capture.replay.described import DescribedCall, Describer, checks_of_slots, described_inputs
+from smelt.capture.replay.graph_facts import GraphFacts
 from smelt.capture.replay.plan import (
     Computation,
     EntryState,
@@ -92,6 +97,7 @@ class Captured:
     plan: Plan
     entry_state: EntryState
     saw_tensors: bool
+    facts: GraphFacts | None = None  # where export explores
 
 
 def capture(
@@ -105,14 +111,15 @@ def capture(
     settings: Hashable = None,
     keep: Keep | None = None,
     observe: Observe | None = None,
+    explores: bool = False,
 ) -> Captured:
     """Interpret from `frames` as far as it goes. Raises `SkipFrame` if CPython has to run the state.
 
     `follow_loops`: whether loops that a break left in the middle are unrolled from there. `settings`: functions that
     are compiled with the same are followed. `keep` receives what later processes can use, `observe` a call that was
-    captured whole, as data.
+    captured whole, as data. `explores`: for export, which keeps numbers of tensors open; the graphs are not to run.
     """
-    options = follow_loops, settings, keep, observe
+    options = follow_loops, settings, keep, observe, explores
     history = history or History()
     generators, attempts = sys.maxsize, 0
     while True:
@@ -141,7 +148,7 @@ def _capture_in_mode(
     fullgraph: bool,
     generators: int,
     sizes: Sizes,
-    options: tuple[bool, Hashable, Keep | None, Observe | None],
+    options: tuple[bool, Hashable, Keep | None, Observe | None, bool],
 ) -> Captured:
     entry = Ambient.now()
     tree, tape = GuardTree(), Tape(entry)
@@ -149,7 +156,7 @@ def _capture_in_mode(
     with torch._C._InferenceMode(False), without_caller_hooks():
         torch._C._set_grad_enabled(entry.records)
         externals = Externals(tree, tape, sizes)
-        externals.follow_loops, externals.settings, keep, observe = options
+        externals.follow_loops, externals.settings, keep, observe, externals.explores = options
         externals.fullgraph = fullgraph
         try:
             return _capture(frames, externals, compile_graph, fullgraph, entry, generators, keep, observe)
@@ -178,6 +185,7 @@ def _capture(
         ):
             virtual = [_virtual(externals, frame, base) for frame, base in _with_bases(frames)]
             interp = Interpreter(virtual, externals, HANDLERS, call, generators)
+            interp.prepare_operands = operands_of_tensors if externals.explores else None
             ending = interp.run()
     except Unsupported as unreadable:
         raise SkipFrame(unreadable.reason) from unreadable.bare()
@@ -291,6 +299,7 @@ class _Closing:
             tape.detached_if_freed,
             tape.gradient_slots,
             lambda value: preallocate()(value),  # type: ignore[misc]
+            functools.partial(_kept_open, tape) if interp.externals.explores else None,
         )
 
     def captured(self, keep: Keep | None = None, observe: Observe | None = None) -> Captured:
@@ -326,7 +335,7 @@ class _Closing:
         sizes.guard_fixed_floats()
         roots, _ = self.interp.tree.build()
         facts = sizes.facts()
-        guards = _native.Guards(roots, False, facts)
+        guards = _native.Guards(roots, False, None if self.interp.externals.explores else facts)
         self._check_guards(guards)
         if wanted("guards"):
             emit("guards", format_guards(roots, facts), roots)
@@ -342,7 +351,21 @@ class _Closing:
                 emit("cache", f"a capture of {self.frames[-1].info.code.co_qualname} is not kept: {reason}")
         if observe is not None and isinstance(self.ending, Returned):
             observe(self._described(self.ending.value))
-        return Captured(guards, plan, entry_state, saw_tensors)
+        explored = self._graph_facts() if self.interp.externals.explores else None
+        return Captured(guards, plan, entry_state, saw_tensors, explored)
+
+    def _graph_facts(self) -> GraphFacts:
+        tape, externals = self.tape, self.interp.externals
+        inputs = placeholders(tape.graph)
+        written = {self.joined.get(node, node) for node in tape.written()}
+        return GraphFacts(
+            externals.sizes.shape_env,
+            frozenset(externals.sizes.open_symbols),
+            tuple(place for place, node in enumerate(inputs) if node in written),
+            tape.shared_memory(inputs, self.build.outputs),
+            bool(externals.graph_generators),
+            bool(externals.deferred_calls),
+        )
 
     def _described(self, result: Value) -> DescribedCall:
         """The call as data; its graph has all its inputs and outputs by now."""
@@ -494,6 +517,7 @@ class _Closing:
             (first, value), *others = places
             values = [each for _, each in places]
             written = any(each.ghost._version for each in values) and all(map(may_guard_identity, values))
+            written = written or self.interp.externals.explores  # stand-ins are the same wherever they are the same
             if id(value.real) in grad_targets or (others and written):
                 self._join(first, value, others)
             elif not (grad_targets and value.ghost.requires_grad):
@@ -571,8 +595,10 @@ class _Closing:
                 self._report(traced)
             with without_default_devices():
                 by_nodes = self._needs_real_autograd_nodes() or self.tape.returns_new_leaves(self.build.outputs)
+                by_nodes = by_nodes and not self.interp.externals.explores
                 run = traced.plainly() if by_nodes else self.compile_graph(traced)
-            run = write_policy.around(run, lambda: traced)
+            if not self.interp.externals.explores:
+                run = write_policy.around(run, lambda: traced)
             lent = self.interp.externals.graph_generators.values()
             if lent:
                 run = with_generators(run, tuple(each.own for each in lent))
@@ -652,6 +678,12 @@ class _Closing:
             return True
         called = [value.value for value in frame.stack if isinstance(value, Object)]
         return any(_among(each, _NEEDS_FRAME) or _makes_droppable(each) for each in called)
+
+
+def _kept_open(tape: Tape, value: Number) -> Value:
+    """A number in symbols as one that the graph puts into a tensor, for export."""
+    kind = type(value.known)
+    return open_scalar(kind, tape.number_tensor(value, DTYPES[kind]))
 
 
 def _is_own(frame: Frame, slot: int) -> bool:

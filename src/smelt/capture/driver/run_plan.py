@@ -144,7 +144,7 @@ def _one_step(plan: Stop) -> Action:
         STEPS[instruction.name](frame, instruction, invoke)
         if plan.forbidden is not None:
             raise plan.forbidden
-        _store_result(frame)
+        store_result(frame)
         frame.clear_dead()
         return _RUNNING
 
@@ -161,7 +161,7 @@ def _nothing(owner: Owner, frames: list[LiveFrame]) -> Any:
     return _RUNNING
 
 
-def _store_result(frame: LiveFrame) -> None:
+def store_result(frame: LiveFrame) -> None:
     """Put a result where it goes: on the stack the next capture would look at it, and guard what nobody reads.
 
     Jumps are followed: the two ends of a loop that Python compiles with its test twice are one place to go on from.
@@ -190,7 +190,7 @@ def _finish_eagerly(owner: Owner, frames: list[LiveFrame]) -> Any:
         return value
     if not frame.discard:
         frames[-1].stack.append(value)
-    _store_result(frames[-1])
+    store_result(frames[-1])
     frames[-1].clear_dead()
     return _RUNNING
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt.base.errors import warn
-from smelt.capture.model.marks import DYNAMIC
+from smelt.capture.model.marks import DYNAMIC, OPEN_SIZES
 from smelt.capture.model.source import Source
 from smelt.ir.tensorspec import TensorSpec
 from smelt.symbolic.expressions import SMALLEST, Atom, Expression, ShapeEnv, SizeGuard, Symbol
@@ -68,6 +68,8 @@ class Sizes:
         self._history = history
         self._strides: list[tuple[Symbol, Expression]] = []
         self._marked: list[Symbol] = []
+        self.open_symbols: set[Symbol] = set()  # what differs from state to state of an exported function
+        self._open_numbers: dict[Source, Symbol] = {}
 
     def layout(self, tensor: torch.Tensor, source: Source) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Shape and strides of a tensor from outside, symbols where sizes differ from call to call."""
@@ -84,6 +86,7 @@ class Sizes:
             for dim in sorted(changing)
         }
         self._marked += [symbols[dim] for dim in tensor.__dict__.get(DYNAMIC, ()) if dim in symbols]
+        self.open_symbols |= {symbols[dim] for dim in tensor.__dict__.get(OPEN_SIZES, ()) if dim in symbols}
         sizes = [Expression.of(symbols.get(dim, size)) for dim, size in enumerate(shape)]
         strides = self._steps(sizes, stride, moving, source)
         return tuple(self._number(each) for each in sizes), tuple(self._number(each) for each in strides)
@@ -112,6 +115,14 @@ class Sizes:
         if type(number) is int:
             return self._number(Expression.of(self.shape_env.symbol(source.text, number, origin)))
         return as_number(self.shape_env, Formula(None, (), number, source.text, origin))
+
+    def open_number(self, source: Source, example: int) -> Any:
+        """An integer that an `OpenNumber` stands for, as a symbol."""
+        if source not in self._open_numbers:
+            found = self.shape_env.symbol(source.text, example, (source.collect(), "number", 0))
+            self._open_numbers[source] = found
+            self.open_symbols.add(found)
+        return self._number(Expression.of(self._open_numbers[source]))
 
     def _number(self, what: Expression) -> Any:
         return as_number(self.shape_env, what)

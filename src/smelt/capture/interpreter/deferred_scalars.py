@@ -14,9 +14,10 @@ import torch
 
 from smelt.base.torch_originals import BASE
 from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.open_scalars import arithmetic_in_graph, converted_in_graph, taken_out
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.policy import acts_as_in_eager, is_layer
-from smelt.capture.model.values import Constant, DeferredScalar, Tensor, Value, python_type
+from smelt.capture.model.values import Constant, DeferredScalar, OpenScalar, Tensor, Value, python_type
 
 _NUMBERS = (bool, int, float)
 _OF_ANY = frozenset({operator.add, operator.sub, operator.mul})
@@ -30,6 +31,8 @@ def item_of_tensor(interp: Interpreter, tensor: Tensor, kind: type | None = None
         own: type = float
     else:
         own = bool if ghost.dtype is torch.bool else int
+    if interp.externals.explores and not counts(interp, tensor, kind):
+        return taken_out(interp, tensor, kind or own)
     one = all(type(size) is int and size == 1 for size in ghost.shape)
     if not one or ghost.dtype.is_complex or (own is float and kind is int):
         raise needed("Tensor.item" if kind is None else f"{kind.__name__}()")  # it raises, or raises for some numbers
@@ -59,8 +62,10 @@ def needed(what: str = "Tensor.item") -> Unsupported:
     return Unsupported("B004", what)
 
 
-def arithmetic(function: Any, *values: Value) -> Value:
+def arithmetic(interp: Interpreter, function: Any, *values: Value) -> Value:
     """A function of numbers some of which are deferred."""
+    if interp.externals.explores:
+        return arithmetic_in_graph(interp, function, *values)
     kinds = [python_type(value) for value in values]
     if not all(kind in _NUMBERS for kind in kinds):
         raise needed()
@@ -72,9 +77,11 @@ def arithmetic(function: Any, *values: Value) -> Value:
     raise needed()
 
 
-def converted(kind: Any, args: list[Value]) -> Value | None:
+def converted(interp: Interpreter, kind: Any, args: list[Value]) -> Value | None:
     """`float(…)` and `int(…)` of a deferred number; None of anything else."""
     value = args[0] if len(args) == 1 else None
+    if isinstance(value, OpenScalar) and kind in _NUMBERS:
+        return converted_in_graph(interp, kind, value)
     if not isinstance(value, DeferredScalar) or kind not in (int, float):
         return None
     if value.kind is float and kind is int:

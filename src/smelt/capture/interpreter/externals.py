@@ -21,6 +21,7 @@ from smelt.capture.guards.dynamic_sizes import Sizes, guarded
 from smelt.capture.guards.tree import GuardTree
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.marks import Entered
+from smelt.capture.model.open_numbers import OpenNumber
 from smelt.capture.model.paused_iterators import PLACE, PausedIterator, PausedZip
 from smelt.capture.model.source import Source
 from smelt.capture.model.static import is_a, is_heap_type, own_dict, static_lookup
@@ -36,6 +37,7 @@ from smelt.capture.model.values import (
     Method,
     Number,
     Object,
+    OpenScalar,
     Sequence,
     Set,
     Slice,
@@ -149,6 +151,8 @@ class Externals:
         self.follow_loops = True
         self.settings: Hashable = None  # of the function that is compiled
         self.fullgraph = False
+        self._open_numbers: dict[int, tuple[OpenNumber, OpenScalar]] = {}  # by their ids
+        self.explores = False  # whether both sides of a branch are followed, for export, and nothing is executed
         self.graph_generators: dict[int, GeneratorPair] = {}  # by the ids of generators
         self.grad_targets: dict[int, Any] = {}  # tensors whose gradients are taken: objects, not values
 
@@ -402,6 +406,8 @@ class Externals:
         if kind in (set, frozenset) and all(is_constant(item) for item in real):
             source.check(("equals", kind(real)))
             return Set.given(real, source)
+        if kind is OpenNumber:
+            return self._open_number(real, source)
         if kind is PausedIterator and self.follow_loops:
             return self._paused(real, source)
         if kind is PausedZip and self.follow_loops:
@@ -416,6 +422,15 @@ class Externals:
         made_object = Object(real, source=source)
         self._objects.setdefault(kind, []).append(made_object)
         return made_object
+
+    def _open_number(self, real: OpenNumber, source: Source) -> Value:
+        """One value for a number, however it is reached: it is one symbol, if it becomes one."""
+        if id(real) not in self._open_numbers:
+            tensor = self._tensor(real.tensor, source.attribute("tensor"))
+            make = functools.partial(OpenNumber, real.kind)
+            made = OpenScalar(real.kind, make, [tensor], real.example, source=source)
+            self._open_numbers[id(real)] = real, made
+        return self._open_numbers[id(real)][1]
 
     def _sequence(self, real: Any, kind: type, source: Source) -> Value:
         items: list[Any] = [LazyItem(item, source.item(position)) for position, item in enumerate(real)]

@@ -156,6 +156,7 @@ class Interpreter:
         self.generators = generators  # so many are followed, and none of those made after them
         self.made_generators: list[Generator] = []
         self.entered_inference = False
+        self.prepare_operands: Callable[[Interpreter, Any, list[Value]], list[Value]] | None = None
 
     def run(self) -> Ending:
         """Interpret until the outermost frame returns or an instruction cannot be interpreted."""
@@ -554,6 +555,10 @@ class Interpreter:
 
     def tensor_call(self, opcode: str, target: Any, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
         """One node of the graph."""
+        if self.prepare_operands is not None:
+            args = self.prepare_operands(self, target, args)
+            given = list((kwargs or {}).values())
+            kwargs = dict(zip(kwargs or {}, self.prepare_operands(self, None, given), strict=True))
         self._force_all(args)
         self._force_all(list((kwargs or {}).values()))
         self.tape.place = self._place()

@@ -12,6 +12,7 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.replaced_methods import rely_on_own
 from smelt.capture.interpreter.special_methods import ask, ask_length_hint, refused, special
 from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.open_numbers import OpenRange
 from smelt.capture.model.paused_iterators import CHANGED, PausedIterator, PausedZip
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
@@ -37,7 +38,7 @@ from smelt.capture.model.values import (
 
 def iterator(interp: Interpreter, value: Value) -> Value:
     """`iter(value)`."""
-    if isinstance(value, Iterator | ZippedIterator | Generator):
+    if isinstance(value, Iterator | ZippedIterator | Generator) or python_type(value) is OpenRange:
         return value
     if isinstance(value, Sequence):
         return Iterator(value, "forward")
@@ -102,6 +103,8 @@ def advance(interp: Interpreter, value: Value) -> Value | None:
         return _advance_joined(interp, value)
     if isinstance(value, Generator):
         return _advance_generator(interp, value)
+    if python_type(value) is OpenRange:
+        raise Unsupported("B009", "a range of open numbers, other than by a for loop")
     if isinstance(value, Instance | Object):
         return _advance_own(interp, value)
     raise Unsupported("B009", describe(value))

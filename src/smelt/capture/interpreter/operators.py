@@ -17,6 +17,7 @@ from smelt.capture.interpreter.dunder_dispatch import index_of, overloaded_binar
 from smelt.capture.interpreter.enums import is_enum, member_named, members_of
 from smelt.capture.interpreter.interpreter import Interpreter, is_plain_type
 from smelt.capture.interpreter.iterators import advance, drain, iterator
+from smelt.capture.interpreter.open_scalars import compared, compared_sizes
 from smelt.capture.interpreter.replaced_methods import rely_on_own, replaced_binary, replaced_compare
 from smelt.capture.interpreter.sets import change, combined
 from smelt.capture.interpreter.special_methods import ask, checked_bool, checked_length, refused, special
@@ -39,6 +40,7 @@ from smelt.capture.model.values import (
     Method,
     Number,
     Object,
+    OpenScalar,
     Partial,
     Sequence,
     Set,
@@ -90,7 +92,7 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
     """`left symbol right`, in-place forms (`+=`) included."""
     function = BINARY.get(symbol) or INPLACE[symbol]
     if isinstance(left, DeferredScalar) or isinstance(right, DeferredScalar):
-        return arithmetic(BINARY[symbol.rstrip("=")], left, right)
+        return _on_held_numbers(interp, symbol, left, right)
     if isinstance(left, Number) or isinstance(right, Number):
         if _in_symbols(left, right) and symbol.rstrip("=") in _OF_SIZES:
             return _on_numbers(interp, BINARY[symbol.rstrip("=")], left, right)
@@ -191,6 +193,14 @@ def _free_number(symbol: str, left: Value, right: Value) -> Number | None:
 _OF_SIZES = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
 
+def _on_held_numbers(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """An operator on a number that a tensor holds: what comes of it is a number, or beside a tensor, a tensor."""
+    plain = BINARY[symbol.rstrip("=")]
+    if interp.externals.explores and (isinstance(left, Tensor) or isinstance(right, Tensor)):
+        return _on_tensors(interp, INPLACE.get(symbol, plain) if isinstance(left, Tensor) else plain, left, right)
+    return arithmetic(interp, plain, left, right)
+
+
 def _in_symbols(*values: Value) -> bool:
     """Whether these are all numbers, one of which differs from call to call."""
     numbers = all(python_type(value) in (int, float) for value in values)
@@ -277,7 +287,7 @@ def _concatenate(interp: Interpreter, left: Sequence, right: Sequence) -> Value:
 
 def _on_tensors(interp: Interpreter, function: Callable[..., Any], left: Value, right: Value) -> Value:
     for value in (left, right):
-        if not isinstance(value, Tensor | Constant):
+        if not isinstance(value, Tensor | Constant | OpenScalar):
             raise Unsupported("B008", f"{function.__name__} of {describe(left)} and {describe(right)}")
     return interp.tensor_call("call_function", function, [left, right])
 
@@ -298,7 +308,7 @@ def _extend_list(interp: Interpreter, symbol: str, left: Sequence, right: Value)
 def unary(interp: Interpreter, name: str, value: Value) -> Value:
     """`-value`, `+value`, `~value`."""
     if isinstance(value, DeferredScalar):
-        return arithmetic(UNARY[name], value)
+        return arithmetic(interp, UNARY[name], value)
     if isinstance(value, Tensor):
         rely_on_own(interp, value, f"__{UNARY[name].__name__}__")
         return interp.tensor_call("call_function", UNARY[name], [value])
@@ -313,6 +323,10 @@ def unary(interp: Interpreter, name: str, value: Value) -> Value:
 
 def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """`left < right` and the like."""
+    if isinstance(left, OpenScalar) or isinstance(right, OpenScalar):
+        if isinstance(left, Tensor) or isinstance(right, Tensor):
+            return _on_tensors(interp, COMPARE[symbol], left, right)
+        return compared(interp, COMPARE[symbol], left, right)
     if isinstance(left, DeferredScalar) or isinstance(right, DeferredScalar):
         raise needed()
     if isinstance(left, Tensor) or isinstance(right, Tensor):
@@ -321,6 +335,9 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
         replaced = replaced_compare(interp, symbol, left, right)
         return _on_tensors(interp, COMPARE[symbol], left, right) if replaced is None else replaced
     if _in_symbols(left, right):
+        kept_open = compared_sizes(interp, COMPARE[symbol], left, right) if interp.externals.explores else None
+        if kept_open is not None:
+            return kept_open
         if is_computed(left) or is_computed(right):
             return Constant(speculate(interp, COMPARE[symbol], left, right))
         found = decided(interp, COMPARE[symbol], left, right)
@@ -403,7 +420,8 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
             _rely_on_identity(interp, left, right)
         return True
     made_later = isinstance(left, DeferredString | DeferredScalar) or isinstance(right, DeferredString | DeferredScalar)
-    if made_later and not any(_is_singleton(each) for each in (left, right)):
+    bools = python_type(left) is bool and python_type(right) is bool
+    if made_later and (bools or not any(_is_singleton(each) for each in (left, right))):
         raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
     if isinstance(left, Constant) or isinstance(right, Constant):
         return False
@@ -447,6 +465,8 @@ def truth(interp: Interpreter, value: Value) -> bool:
     """`bool(value)`."""
     if _in_symbols(value):
         return truth(interp, _on_numbers(interp, operator.ne, value, Constant(0)))
+    if isinstance(value, OpenScalar):
+        raise Unsupported("B003", "a number that a tensor holds decides the branch")
     if isinstance(value, DeferredScalar):
         raise needed()
     if isinstance(value, Constant):
@@ -454,7 +474,7 @@ def truth(interp: Interpreter, value: Value) -> bool:
     if isinstance(value, Tensor):
         rely_on_own(interp, value, "__bool__")
         answer = interp.tape.decided(value)
-        if answer is None and acts_as_in_eager(interp.frames[-1].info.code):
+        if answer is None and acts_as_in_eager(interp.frames[-1].info.code) and not interp.externals.explores:
             return speculate_truth(interp, value)  # what optimizers decide by is a count of steps
         if answer is None:
             raise Unsupported("B003", "a tensor's value decides the branch")

@@ -10,11 +10,17 @@ import operator
 import torch
 
 from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.open_scalars import in_symbols
 from smelt.capture.model.values import Constant, Number, Sequence, Slice, Tensor, Value, python_type
 
 
 def item_of(interp: Interpreter, tensor: Tensor, key: Value) -> Value:
     """`tensor[key]`."""
+    if interp.externals.explores:
+        held = _held_index(interp, tensor, key)
+        if held is not None:
+            found = interp.tensor_call("call_function", operator.getitem, [tensor, held[0]])
+            return interp.tensor_call("call_method", "select", [found, Constant(held[1]), Constant(0)])
     chosen, rest = _selected(interp, tensor, key)
     if rest is None:
         return chosen
@@ -23,12 +29,17 @@ def item_of(interp: Interpreter, tensor: Tensor, key: Value) -> Value:
 
 def set_item(interp: Interpreter, tensor: Tensor, key: Value, value: Value) -> None:
     """`tensor[key] = value`."""
+    held = _held_index(interp, tensor, key) if interp.externals.explores else None
+    if held is not None and (held[1] == 0 or isinstance(value, Constant)):
+        interp.tensor_call("call_function", operator.setitem, [tensor, held[0], value])
+        return
     chosen, rest = _selected(interp, tensor, key)
     interp.tensor_call("call_function", operator.setitem, [chosen, Constant(...) if rest is None else rest, value])
 
 
 def _selected(interp: Interpreter, tensor: Tensor, key: Value) -> tuple[Value, Value | None]:
     """The part of a tensor that varying indices name, and what is left of the key; None if that is nothing."""
+    key = in_symbols(interp, key) if interp.externals.explores else key
     several = isinstance(key, Sequence) and key.kind is tuple
     items = [interp.externals.force(item) for item in key.items] if several else [key]  # type: ignore[attr-defined]
     if not any(map(_varies, items)):
@@ -59,3 +70,29 @@ def _extent(item: Value) -> int | None:
     if not isinstance(item, Constant) or isinstance(item.value, bool):
         return None
     return 0 if item.value is None else -1 if item.value is ... else 1 if isinstance(item.value, int) else None
+
+
+def _held_index(interp: Interpreter, tensor: Tensor, key: Value) -> tuple[Value, int] | None:
+    """A key of which one item is an integer in a tensor without dimensions, with that as a row of one integer, and the
+    dimension of the result that it makes. PyTorch takes the integer out; export leaves it where it is."""
+    several = isinstance(key, Sequence) and key.kind is tuple
+    items = [interp.externals.force(item) for item in key.items] if several else [key]  # type: ignore[attr-defined]
+    held = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
+    if len(held) != 1 or any(_extent(item) is None for item in items):
+        return None
+    index = items[held[0]]
+    if index.ghost.dim() or not tensor.ghost.dim():
+        return None
+    extents = [_extent(item) or 0 for item in items]
+    rest = tensor.ghost.dim() - extents.count(1)
+    before = [_kept(item, rest) for item in items[: held[0]]]
+    row = interp.tensor_call("call_method", "reshape", [index, Constant(1)])
+    items[held[0]] = row
+    return (Sequence(tuple, items) if several else row), sum(before)
+
+
+def _kept(item: Value, rest: int) -> int:
+    """How many dimensions an item of a key leaves in the result."""
+    if isinstance(item, Slice) or (isinstance(item, Constant) and item.value is None):
+        return 1
+    return rest if _extent(item) == -1 else 0

@@ -15,6 +15,9 @@ _ENTERED = "_smelt_entered"
 DYNAMIC = "_smelt_dynamic"
 """Tensors with this attribute are compiled for any size along the dimensions it names."""
 
+OPEN_SIZES = "_smelt_open_sizes"
+"""Those of them that differ from state to state of one call, of a tensor that stands for what export will compute."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entered:

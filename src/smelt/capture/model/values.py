@@ -449,6 +449,20 @@ class DeferredScalar(Value):
 
 
 @dataclass(slots=True, eq=False)
+class OpenScalar(DeferredScalar):
+    """A number that export keeps open: `parts` is the tensor that holds it, and the graph computes with that.
+
+    `example`: see `OpenNumber`.
+    """
+
+    example: int = 3
+
+    @property
+    def tensor(self) -> Any:
+        return self.parts[0]
+
+
+@dataclass(slots=True, eq=False)
 class Null(Value):
     """The empty stack slot that PUSH_NULL leaves."""
 

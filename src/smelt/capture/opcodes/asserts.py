@@ -21,7 +21,7 @@ _TURNS = ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "SEND", "FOR_ITER", "RE
 
 def deciding(interp: Interpreter, frame: Frame, value: Value, jump: Instruction) -> bool:
     """The truth of what a conditional jump asks for."""
-    if isinstance(value, Tensor) and interp.tape.decided(value) is None:
+    if isinstance(value, Tensor) and not interp.externals.explores and interp.tape.decided(value) is None:
         way = _branch_that_continues(frame, value, jump)
         if way is not None:
             _assume(interp, value, way)

@@ -7,11 +7,12 @@ One row of `table.HANDLERS` serves every Python version that has the instruction
 from collections.abc import Callable
 from typing import Any
 
-from smelt.capture.interpreter.attributes import attribute, delete_attribute, store_attribute
+from smelt.capture.interpreter.attributes import attribute, attribute_now, delete_attribute, store_attribute
 from smelt.capture.interpreter.dict_keys import hashable
 from smelt.capture.interpreter.interpreter import Frame, Interpreter
 from smelt.capture.interpreter.iterators import advance, drain, iterator, send, taken
 from smelt.capture.interpreter.opcode_table import handles, push, take
+from smelt.capture.interpreter.open_scalars import is_open, negated, open_truth
 from smelt.capture.interpreter.operators import (
     UNARY,
     binary,
@@ -29,20 +30,24 @@ from smelt.capture.interpreter.sets import add_all, change_item, set_of
 from smelt.capture.interpreter.str_format import formatted, joined_text, text_of
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.bytecode import CALLABLE_FIRST, VERSION, Instruction, decode, slots_of_pair
+from smelt.capture.model.open_numbers import OpenRange, Tested
 from smelt.capture.model.values import (
     NULL,
     Cell,
     Constant,
     Function,
     Generator,
+    Instance,
     Iterator,
     Mapping,
     Null,
+    OpenScalar,
     Sequence,
     Slice,
     Value,
     ZippedIterator,
     describe,
+    python_type,
 )
 from smelt.capture.opcodes.asserts import deciding
 
@@ -271,7 +276,7 @@ _YIELDS: dict[str, tuple[int, Callable[..., Value]]] = {
     "LOAD_ATTR": (1, lambda interp, at, owner: attribute(interp, owner, at.value)),
     "BINARY_OP": (2, lambda interp, at, *both: binary(interp, at.value, *both)),
     **dict.fromkeys(UNARY, (1, lambda interp, at, value: unary(interp, at.name, value))),
-    "UNARY_NOT": (1, lambda interp, at, value: Constant(not truth(interp, value))),
+    "UNARY_NOT": (1, lambda interp, at, value: _negated(interp, value)),
     "IS_OP": (2, lambda interp, at, *both: Constant(identical(interp, *both) != bool(at.arg))),
     "CONTAINS_OP": (2, lambda interp, at, item, container: Constant(contains(interp, container, item) != bool(at.arg))),
     "BINARY_SUBSCR": (2, lambda interp, at, container, key: subscript(interp, container, key)),
@@ -283,6 +288,12 @@ _YIELDS: dict[str, tuple[int, Callable[..., Value]]] = {
     "FORMAT_SIMPLE": (1, lambda interp, at, value: formatted(interp, value, "")),  # 3.13
     "FORMAT_WITH_SPEC": (2, lambda interp, at, value, spec: formatted(interp, value, interp.plain(spec))),  # 3.13
 }
+
+
+def _negated(interp: Interpreter, value: Value) -> Value:
+    return negated(interp, value) if is_open(interp, value) else Constant(not truth(interp, value))
+
+
 # The same where nothing comes of them.
 _DOES: dict[str, tuple[int, Callable[..., object]]] = {
     "STORE_ATTR": (2, lambda interp, at, value, owner: store_attribute(interp, owner, at.value, value)),
@@ -329,6 +340,9 @@ def _slice(start: Value, stop: Value, step: Value | None = None) -> Slice:
 def _to_bool(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
     following = frame.info.instructions[frame.index]
     value = frame.stack.pop()
+    if is_open(interp, value):
+        frame.stack.append(open_truth(interp, value))
+        return
     jumps = following.name in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
     frame.stack.append(Constant(deciding(interp, frame, value, following) if jumps else truth(interp, value)))
 
@@ -338,7 +352,9 @@ def _compare_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> 
     left, right = take(frame, 2)
     symbol = str(instruction.value)
     if symbol.startswith("bool("):  # 3.13: the result is wanted as a bool
-        frame.stack.append(Constant(truth(interp, compare(interp, symbol[5:-1], left, right))))
+        answer = interp.now(compare(interp, symbol[5:-1], left, right))
+        kept_open = is_open(interp, answer)
+        frame.stack.append(open_truth(interp, answer) if kept_open else Constant(truth(interp, answer)))
         return
     push(frame, compare(interp, symbol, left, right))
 
@@ -456,6 +472,10 @@ def _jump(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
 
 @handles("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
 def _pop_jump(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    if is_open(interp, frame.stack[-1]) and python_type(frame.stack[-1]) is not bool:
+        frame.stack[-1] = open_truth(interp, frame.stack[-1])
+        frame.index -= 1  # its truth is part of the graph; the branch comes now
+        return
     if deciding(interp, frame, frame.stack.pop(), instruction) == instruction.name.endswith("TRUE"):
         frame.jump(instruction.target)
 
@@ -470,6 +490,13 @@ def _pop_jump_none(interp: Interpreter, frame: Frame, instruction: Instruction) 
 
 @handles("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP")
 def _jump_or_pop(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    if is_open(interp, frame.stack[-1]):
+        value = frame.stack[-1]
+        frame.stack[-1] = Instance(Tested, Mapping({"value": value, "test": open_truth(interp, value)}))
+        frame.index -= 1
+        return
+    if python_type(frame.stack[-1]) is Tested:
+        raise Unsupported("B003", "a tensor's value decides the branch")
     if truth(interp, frame.stack[-1]) == ("TRUE" in instruction.name):
         frame.jump(instruction.target)
     else:
@@ -479,6 +506,9 @@ def _jump_or_pop(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 @handles("FOR_ITER")
 def _for_iter(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     source = frame.stack[-1]
+    if python_type(source) is OpenRange:
+        _open_for_iter(interp, frame, instruction)
+        return
     if isinstance(source, Iterator | ZippedIterator):
         source.looped = True
     item = advance(interp, source)
@@ -487,6 +517,27 @@ def _for_iter(interp: Interpreter, frame: Frame, instruction: Instruction) -> No
         frame.jump(instruction.target)
     else:
         frame.stack.append(item)
+
+
+def _open_for_iter(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    """A loop over an `OpenRange`: its test is computed, then a branch, then, where there is one, the number taken."""
+    numbers = frame.stack[-1]
+    test = attribute_now(interp, numbers, "test")
+    if isinstance(test, OpenScalar):
+        raise Unsupported("B003", "how often a loop runs")
+    start, stop, step = (attribute_now(interp, numbers, name) for name in ("start", "stop", "step"))
+    if interp.plain(test) is None:
+        ahead = compare(interp, "<" if interp.plain(step) > 0 else ">", start, stop)
+        store_attribute(interp, numbers, "test", ahead)
+        frame.index -= 1
+        return
+    store_attribute(interp, numbers, "test", Constant(None))
+    if interp.plain(test):
+        store_attribute(interp, numbers, "start", binary(interp, "+", start, step))
+        frame.stack.append(start)
+    else:
+        frame.stack.pop()
+        frame.jump(instruction.target)
 
 
 @handles("RETURN_VALUE")

@@ -51,6 +51,7 @@ from smelt.capture.model.values import (
     Null,
     Number,
     Object,
+    OpenScalar,
     Partial,
     Place,
     Sequence,
@@ -100,11 +101,13 @@ class Rebuilder:
         detached_if_freed: Callable[[Tensor], fx.Node | None],
         slots: Callable[[Tensor], Slots | None],
         preallocated: Callable[[Tensor], int | None] = lambda value: None,
+        number: Callable[[Number], Value] | None = None,
     ) -> None:
         self.node_of = node_of
         self.detached_if_freed = detached_if_freed
         self.slots = slots
         self.preallocated = preallocated
+        self.number = number  # keeps a number in symbols open, where export explores
         self.outputs: list[fx.Node] = []
         self._constants: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], list[Operand]]] = []
@@ -232,6 +235,8 @@ class Rebuilder:
         """A number computed from sizes is recomputed from the sizes of the inputs."""
         if value.source is not None:
             return self._input(value.source)
+        if self.number is not None:
+            return self.operand(self.number(value))
         what = meaning(value.symbolic)
         if isinstance(what, Formula) and what.is_computed:
             raise SkipFrame("a number that the graph computes cannot be rebuilt")
@@ -637,6 +642,7 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Object: _object,
     DeferredString: _made_of,
     DeferredScalar: _made_of,
+    OpenScalar: _made_of,
     ExceptionValue: _failure,
     TracebackValue: _trace,
     Handled: _handled,

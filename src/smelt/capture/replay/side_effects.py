@@ -126,3 +126,9 @@ _WRITERS: dict[type, Callable[[Rebuilder, Any], None]] = {
     Set: _set,
     Cell: _cell,
 }
+
+WRITERS: frozenset[Callable[..., None]] = frozenset(
+    {_extend, _refill_list, _refill_deque, _write_items, _write_slots}
+)
+"""What changes an object from outside: the steps of recipes that do are these, or partials of them, and the object is
+the first operand."""

@@ -295,6 +295,20 @@ class Tape:
                 self._rebind(value, node)
         return self._wrap(result, node)
 
+    def shared_memory(
+        self, inputs: SequenceABC[fx.Node], outputs: SequenceABC[fx.Node]
+    ) -> tuple[tuple[str, int] | None, ...]:
+        """Of each output, the input or earlier output that it shares memory with."""
+        bases = {value.node: id(self._memory(value.ghost)) for value in self._by_ghost.values()}
+        known = {bases[node]: ("input", place) for place, node in enumerate(inputs) if node in bases}
+        found: list[tuple[str, int] | None] = []
+        for place, node in enumerate(outputs):
+            base = bases.get(node)
+            found.append(None if base is None else known.get(base))
+            if base is not None:
+                known.setdefault(base, ("output", place))
+        return tuple(found)
+
     def current_device(self, kind: str) -> int:
         """The number of the current device of a kind; it is guarded."""
         index = current_number(kind)
@@ -317,6 +331,15 @@ class Tape:
         self._numbers.given(leaf, node)
         self._items[leaf] = node
         return Number(leaf.example, symbolic=as_number(shape_env, leaf))
+
+    def number_tensor(self, value: Number, dtype: torch.dtype) -> Tensor:
+        """A tensor without dimensions that holds a number in symbols, made behind all that is there."""
+        node = self.graph.call_function(torch.full, ((), self._numbers.write(value.symbolic)), {"dtype": dtype})
+        spec = TensorSpec((), (), dtype, HOST)
+        set_spec(node, spec)
+        made = Tensor(node, GhostTensor(spec))
+        self._by_ghost[id(made.ghost)] = made
+        return made
 
     def item_of(self, leaf: Any) -> fx.Node:
         """The node that yields a number which the graph takes out of a tensor."""

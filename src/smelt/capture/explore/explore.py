@@ -1,0 +1,576 @@
+"""Exploring a function for export: every way it can go, without running any of it.
+
+A call is captured from its first instruction, as far as one graph goes. Where a tensor's value decides a branch, both
+states that may follow are explored; where a state is one that was explored before, there is an edge back to it, and
+that is a loop. Tensors of a state are stand-ins, which nobody reads.
+
+    while err > eps: …      state 0: graph of err       if true: state 1, else state 2
+                            state 1: graph of the body and of err            the same
+                            state 2: return
+
+A number that differs from round to round (`i += 1`), or a size (`torch.cat` of a cache), would make a new state for
+each round: the second time such a place is met, the number becomes a register, the size a symbol, and exploring begins
+anew with what was learned (`Policy`). Where the program needs the number itself, to index a list of layers say, it
+stays as it was, and the loop is unrolled, as long as there are not more than `max_states`.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.base.errors import SmeltError
+from smelt.base.fast_dataclass import dataclass
+from smelt.capture.driver.capture_frame import Captured, capture
+from smelt.capture.driver.run_plan import store_result
+from smelt.capture.explore.abstraction import STAND_IN, Abstraction, Known, Path, Policy
+from smelt.capture.explore.arguments import Arguments
+from smelt.capture.explore.flow import TracedMachine
+from smelt.capture.explore.graphs import (
+    GraphRecorder,
+    append_output,
+    make_own,
+    marks_of,
+    own_written,
+    stand_in_for,
+)
+from smelt.capture.explore.registers import with_registers
+from smelt.capture.explore.ssa import Edge, Ends, Goes, Node, SsaValue, Step
+from smelt.capture.explore.successors import NeedsNumber, Raises, Splits, what_follows
+from smelt.capture.explore.writes import rebuilt
+from smelt.capture.guards.dynamic_sizes import History
+from smelt.capture.model.breaks import SkipFrame
+from smelt.capture.model.bytecode import decode
+from smelt.capture.model.open_numbers import OpenNumber
+from smelt.capture.model.state import LiveFrame, flat
+from smelt.capture.replay.graph_facts import GraphFacts
+from smelt.capture.replay.plan import Return, Stop
+from smelt.ir.artifact.machine import Check, Literal, RegisterKind, SizeCheck
+from smelt.ir.artifact.tree import tree_of
+from smelt.ir.nodes.ambient import Ambient
+from smelt.ir.tensorspec import tensor_spec
+from smelt.symbolic.expressions import Expression, ShapeEnv, SizeGuard
+from smelt.torch_abi.tensor_layout import install_tensor_layout
+
+MAX_STATES = 256
+_MAX_STARTS = 64
+_EXAMPLES = (3, 2, 4, 5, 8, 16, 33, 100, 1000)
+_MOST_VARIANTS = 7
+
+
+def explore(
+    function: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    choices: Mapping[str, Sequence[Any]] | None = None,
+    name: str | None = None,
+    max_states: int = MAX_STATES,
+) -> TracedMachine:
+    """`function(*args, **kwargs)` as a machine, for all that its tensors may hold and its Python arguments may be.
+
+    `choices`: the values that a Python argument may have, by its name or its place (`args[1]`); a bool may be both,
+    an `Enum`, a `Literal` or None what its annotation says, and a number any, unless the program needs to know it.
+    Raises `SmeltError` (SM060, SM061) with the user's line for what cannot be exported.
+    """
+    install_tensor_layout()
+    given = function, args, dict(kwargs or {}), choices, name, max_states
+    made: TracedMachine = _native.preserving_state(_explore, *given)
+    return made
+
+
+def _explore(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    choices: Mapping[str, Sequence[Any]] | None,
+    name: str | None,
+    max_states: int,
+) -> TracedMachine:
+    policy, arguments = Policy(), Arguments(function, args, kwargs, choices)
+    title = name or getattr(function, "__name__", type(function).__name__)
+    with torch.no_grad():
+        for _ in range(_MAX_STARTS):
+            try:
+                return _Explorer(function, arguments, policy, title, max_states).machine()
+            except _Learned:
+                continue
+    raise SmeltError("SM061", f"exploring {title} learns something new each time it begins anew")
+
+
+class _Learned(Exception):
+    """The policy has changed: exploring begins anew."""
+
+
+class _NotSo(Exception):
+    """An instruction cannot be captured with numbers as the examples have them."""
+
+    def __init__(self, error: SmeltError, paths: tuple[Path, ...]) -> None:
+        super().__init__(str(error))
+        self.error, self.paths = error, paths
+
+
+@dataclass(frozen=True, slots=True)
+class _Explored:
+    """A step, and the numbers that it makes sizes of."""
+
+    step: Step
+    numbers: dict[Path, SsaValue]
+
+
+def _holds(step: Step, value: SsaValue, number: int) -> bool:
+    """Whether the checks of a step that are about one number alone hold for it."""
+    names = {name for name, each, dim in step.symbols if each is value and dim is None}
+    guards = [check.guard for check in step.checks if isinstance(check, SizeCheck)]
+    about = [guard for guard in guards if {each.text for each in guard.expression.symbols()} <= names]
+    return all(guard.holds(lambda _: number) for guard in about)
+
+
+def make_call(target: Any, args: Any, kwargs: Any) -> Any:
+    """The frame that is explored."""
+    return target(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _entered(ambient: Ambient) -> Iterator[None]:
+    before = Ambient.now()
+    ambient.switch_from(before)
+    try:
+        yield
+    finally:
+        before.switch_from(ambient)
+
+
+class _Explorer:
+    """One attempt at a function, with what is known of it."""
+
+    def __init__(
+        self, function: Callable[..., Any], arguments: Arguments, policy: Policy, name: str, max_states: int
+    ) -> None:
+        self.function, self.arguments, self.policy, self.name = function, arguments, policy, name
+        self.max_states = max_states
+        self.nodes: list[Node] = []
+        self.waiting: list[Node] = []
+        self.by_key: dict[Any, Node] = {}
+        self.by_form: dict[Any, Abstraction] = {}
+        self.given: dict[int, SsaValue] = {}
+        self.constants: dict[tuple[type, Any], SsaValue] = {}
+        self.groups: dict[int, int] = {}  # tensors that share memory, by their ids
+        self.alive: list[Any] = []
+        self.inputs: dict[int, SsaValue] = {}
+        for leaf in arguments.leaves:
+            if leaf.is_open(policy):
+                sizes = marks_of(leaf.value) if isinstance(leaf.value, torch.Tensor) else ()
+                self.inputs[leaf.number] = SsaValue(RegisterKind.INPUT, leaf.name, leaf.dtype, sizes)
+
+    def machine(self) -> TracedMachine:
+        """All of it."""
+        entry = Node("entry", [], Ambient.now(), [], {}, [])
+        self.nodes.append(entry)
+        for checks, leaves in self.arguments.variants(self.policy):
+            frames, entry.values = self._called(leaves)
+            entry.steps += self._steps(entry, frames, list(checks))
+        while self.waiting:
+            node = self.waiting.pop()
+            node.steps += self._steps(node, node.frames, [])
+        return with_registers(self.name, self.arguments, self.policy, self.inputs, self.nodes)
+
+    def _called(self, leaves: list[Any]) -> tuple[list[LiveFrame], dict[int, SsaValue]]:
+        """The state in which the function is called with these arguments."""
+        values: dict[int, SsaValue] = {}
+        given = []
+        for leaf, value in zip(self.arguments.leaves, leaves, strict=True):
+            made = leaf.stand_in(self.policy, value)
+            if leaf.number in self.inputs:
+                values[id(made.tensor if isinstance(made, OpenNumber) else made)] = self.inputs[leaf.number]
+            given.append(made)
+        self.alive.append(given)
+        args, kwargs = self.arguments.with_leaves(given)
+        assert isinstance(make_call, FunctionType)
+        return [LiveFrame(make_call, decode(make_call.__code__), 0, [self.function, args, kwargs], [])], values
+
+    def _steps(
+        self,
+        node: Node,
+        frames: list[LiveFrame],
+        checks: list[Check],
+        symbols: list[tuple[str, SsaValue, int | None]] | None = None,
+        known: dict[Path, Known] | None = None,
+    ) -> list[Step]:
+        """What a state does: one step, or several where it makes sizes of a number, of which 0 and 1 are like no
+        others, and others may be told apart too."""
+        known, symbols = known or {}, symbols or []
+        first = self._first_that_goes_on(node, frames, checks, symbols, known)
+        path = next((path for path in first.numbers if path not in known or not known[path].always), None)
+        if path is None:
+            return [first.step]
+        steps = []
+        for number in (0, 1):
+            steps += self._where_it_is(node, frames, checks, symbols, known, path, first.numbers[path], number)
+        steps.append(first.step)
+        for example in _EXAMPLES[:_MOST_VARIANTS]:
+            if not any(_holds(step, first.numbers[path], example) for step in steps):
+                other = {**known, path: Known(example, always=False)}
+                with contextlib.suppress(SmeltError, _NotSo):
+                    steps.append(self._step(node, frames, [*checks], [*symbols], other).step)
+        return steps
+
+    def _where_it_is(
+        self,
+        node: Node,
+        frames: list[LiveFrame],
+        checks: list[Check],
+        symbols: list[tuple[str, SsaValue, int | None]],
+        known: dict[Path, Known],
+        path: Path,
+        value: SsaValue,
+        number: int,
+    ) -> list[Step]:
+        """What a state does where a number is this one; nothing, where that cannot be explored."""
+        env = ShapeEnv()
+        symbol = env.reading(f"number {len(symbols)}", number)
+        check = SizeCheck(SizeGuard("==", Expression.of(symbol) - Expression.of(number)))
+        fixed = {**known, path: Known(number, always=True)}
+        try:
+            return self._steps(node, frames, [*checks, check], [*symbols, (symbol.text, value, None)], fixed)
+        except SmeltError:
+            return []
+
+    def _first_that_goes_on(
+        self,
+        node: Node,
+        frames: list[LiveFrame],
+        checks: list[Check],
+        symbols: list[tuple[str, SsaValue, int | None]],
+        known: dict[Path, Known],
+    ) -> "_Explored":
+        """A step, with examples of numbers for which there is one."""
+        try:
+            return self._step(node, frames, [*checks], [*symbols], known)
+        except _NotSo as refused:
+            for example in _EXAMPLES[1:]:
+                others = {path: Known(example, always=False) for path in refused.paths if path not in known}
+                try:
+                    return self._step(node, frames, [*checks], [*symbols], {**others, **known})
+                except _NotSo:
+                    continue
+            raise refused.error from None
+
+    def _step(
+        self,
+        node: Node,
+        frames: list[LiveFrame],
+        checks: list[Check],
+        symbols: list[tuple[str, SsaValue, int | None]],
+        known: dict[Path, Known],
+    ) -> "_Explored":
+        walk = Abstraction(frames, Policy(), self.groups, known)
+        self.alive.append(walk)
+        values = {id(leaf.stand_in): node.values[id(leaf.given)] for leaf in walk.leaves}
+        recorder = GraphRecorder()
+        with _entered(node.ambient):
+            captured, collected = self._captured(walk.frames, recorder)
+        plan, facts = captured.plan, captured.facts
+        assert facts is not None
+        computation = plan.computation
+        if computation.preallocated or facts.own_generators or facts.defers:
+            raise self._refused(plan, "it changes state that an optimizer, a scheduler or a torch.Generator keeps", "")
+        value_of = _Values(self, values)
+        inputs = [value_of(collected[place]) for place in computation.arguments]
+        step = Step(recorder.traced, inputs, [], Ends([], tree_of(())[0]), symbols, checks, [])
+        numbers = self._bind_symbols(step, facts, collected, value_of, walk)
+        after = self._own_what_is_written(step, facts, recorder, collected, computation.arguments, values)
+        made = [stand_in_for(node, facts.open_symbols) for node in recorder.outputs()[: len(facts.views)]]
+        value_of.now(after)
+        for place, (tensor, view) in enumerate(zip(made, facts.views, strict=True)):
+            output = SsaValue(RegisterKind.LOCAL, "", tensor.dtype, marks_of(tensor))
+            step.outputs.insert(place, output)
+            value_of.add(tensor, output)
+            self._note_alias(tensor, view, collected, computation.arguments, made)
+            if isinstance(plan, Stop):
+                assert recorder.traced is not None
+                make_own(recorder.traced, place, shared=view is not None)
+        registers = rebuilt(plan, collected, tuple(made), walk.objects)
+        ambient = computation.final or computation.entry
+        if isinstance(plan, Return):
+            step.next = self._ends(registers[plan.result], value_of, recorder)
+        else:
+            stopped = [each.materialize(registers) for each in plan.frames]
+            step.next = self._follow(plan, stopped, ambient, value_of, node, numbers)
+        return _Explored(step, numbers)
+
+    def _captured(self, frames: list[LiveFrame], recorder: GraphRecorder) -> tuple[Captured, tuple[Any, ...]]:
+        try:
+            captured = capture(frames, recorder, fullgraph=False, dynamic=None, history=History(), explores=True)
+        except SkipFrame as reason:
+            frame = frames[-1]
+            where = f"{frame.info.code.co_filename}:{frame.instruction.line}"
+            raise SmeltError(
+                "SM060",
+                f"{self.name} cannot be exported: {reason}",
+                where=where,
+                hint="rewrite this part with tensors, lists, dicts and plain loops",
+            ) from None
+        collected = captured.guards.check(flat(frames))
+        assert collected is not None
+        return captured, collected
+
+    def _own_what_is_written(
+        self,
+        step: Step,
+        facts: GraphFacts,
+        recorder: GraphRecorder,
+        collected: tuple[Any, ...],
+        arguments: tuple[int, ...],
+        values: dict[int, SsaValue],
+    ) -> dict[int, SsaValue]:
+        """Values of what the graph has written: of the program's own tensors, those are state; of others, new ones."""
+        after = dict(values)
+        for place in facts.written:
+            value, tensor = step.inputs[place], collected[arguments[place]]
+            if value.tensor is not None:
+                value.kind = RegisterKind.STATE
+                step.written.append(value)
+                continue
+            self._refuse_shared_write(tensor, values)
+            if value.kind is RegisterKind.INPUT:
+                raise SmeltError(
+                    "SM060",
+                    f"{self.name} cannot be exported: it writes to its argument {value.name} in place",
+                    hint="clone the argument first, or keep the tensor as a buffer of the module",
+                )
+            assert recorder.traced is not None
+            append_output(recorder.traced, own_written(recorder.traced, place))
+            new = SsaValue(RegisterKind.LOCAL, value.name, value.dtype, value.sizes)
+            step.outputs.append(new)
+            after[id(tensor)] = new
+        return after
+
+    def _refuse_shared_write(self, tensor: torch.Tensor, values: dict[int, SsaValue]) -> None:
+        group = self.groups.get(id(tensor))
+        if group is None:
+            return
+        if any(self.groups.get(other) == group for other in values if other != id(tensor)):
+            raise SmeltError(
+                "SM060",
+                f"{self.name} cannot be exported: it writes to a tensor, of which it made a view before a branch",
+                hint="clone the view, or make it after the branch",
+            )
+
+    def _note_alias(
+        self,
+        tensor: torch.Tensor,
+        view: tuple[str, int] | None,
+        collected: tuple[Any, ...],
+        arguments: tuple[int, ...],
+        made: list[torch.Tensor],
+    ) -> None:
+        self.alive.append(tensor)
+        if view is None:
+            return
+        kind, place = view
+        other = collected[arguments[place]] if kind == "input" else made[place]
+        group = self.groups.setdefault(id(other), len(self.groups) + 1)
+        self.alive.append(other)
+        self.groups[id(tensor)] = group
+
+    def _bind_symbols(
+        self, step: Step, facts: GraphFacts, collected: tuple[Any, ...], value_of: "_Values", walk: Abstraction
+    ) -> dict[Path, SsaValue]:
+        """Note what symbols of the graph are; those that are numbers are returned, by where they stand."""
+        env, numbers = facts.shape_env, {}
+        for symbol in env.symbols:
+            source, what, dim = symbol.origin
+            if what == "stride":
+                raise SmeltError("SM060", f"{self.name} cannot be exported: it relies on {symbol.text}")
+            value = value_of(collected[source.index])
+            step.symbols.append((symbol.text, value, dim if what == "size" else None))
+            step.checks.append(SizeCheck(SizeGuard(">", Expression.of(symbol) - Expression.of(1))))
+            if what != "size":
+                tensor = collected[source.index].tensor
+                numbers[next(leaf.path for leaf in walk.leaves if leaf.stand_in is tensor)] = value
+        step.checks += [SizeCheck(guard) for guard in env.guards]
+        return numbers
+
+    def _ends(self, result: Any, value_of: "_Values", recorder: GraphRecorder) -> Ends:
+        tree, leaves = tree_of(result)
+        found: list[Any] = []
+        nodes = recorder.outputs()
+        for leaf in leaves:
+            if isinstance(leaf, OpenNumber):
+                found.append(("number", value_of(leaf), None))
+            elif isinstance(leaf, torch.Tensor):
+                place = value_of.place_of(leaf)
+                found.append(("tensor", value_of(leaf), None if place is None else tensor_spec(nodes[place])))
+            elif leaf is None or type(leaf) in (bool, int, float, str):
+                found.append(Literal(leaf))
+            else:
+                raise SmeltError(
+                    "SM060",
+                    f"{self.name} cannot be exported: it returns a {type(leaf).__qualname__}",
+                    hint="return tensors, numbers and strings, in tuples, lists and dicts",
+                )
+        return Ends(found, tree)
+
+    def _follow(
+        self,
+        plan: Stop,
+        frames: list[LiveFrame],
+        ambient: Ambient,
+        value_of: "_Values",
+        node: Node,
+        numbers: dict[Path, SsaValue],
+    ) -> Any:
+        found = what_follows(plan, frames)
+        if isinstance(found, Splits):
+            edges = [self._edge(each, ambient, value_of) for each in (found.if_true, found.if_false)]
+            return Goes(edges, value_of(found.condition))
+        if isinstance(found, Raises) and (found.certain or node.frames):
+            return found.end
+        if isinstance(found, NeedsNumber):
+            return self._with_number(plan, frames, ambient, value_of, node, numbers)
+        raise self._refused(plan, plan.record.reason, plan.record.hint)
+
+    def _with_number(
+        self,
+        plan: Stop,
+        frames: list[LiveFrame],
+        ambient: Ambient,
+        value_of: "_Values",
+        node: Node,
+        numbers: dict[Path, SsaValue],
+    ) -> Any:
+        """An instruction needs to know a number: as a register of the next state it may be a size; where that does not
+        do, numbers that were opened are left as they are."""
+        at = [(each.info.code, each.index) for each in frames]
+        if at != [(each.info.code, each.index) for each in node.frames]:
+            return Goes([self._edge(frames, ambient, value_of, settle=False)])
+        error = self._refused(plan, plan.record.reason, plan.record.hint)
+        if numbers:
+            raise _NotSo(error, tuple(numbers))
+        opened = {place for place in self.policy.open if place not in self.policy.closed}
+        opened = opened or self.arguments.open_numbers(self.policy)
+        if not opened:
+            raise error
+        self.policy.closed |= opened
+        raise _Learned
+
+    def _refused(self, plan: Return | Stop, reason: str, hint: str) -> SmeltError:
+        record = plan.record if isinstance(plan, Stop) else None
+        return SmeltError(
+            "SM060",
+            f"{self.name} cannot be exported: {reason}",
+            where="" if record is None else record.where,
+            hint=hint,
+        )
+
+    def _edge(
+        self, frames: list[LiveFrame], ambient: Ambient, value_of: "_Values", settle: bool = True
+    ) -> Edge:
+        """The way to a state, which is explored if it is new."""
+        if settle:
+            store_result(frames[-1])
+        for frame in frames:
+            frame.clear_dead()
+        walk = Abstraction(frames, self.policy, self.groups)
+        self.alive.append(walk)
+        key = (walk.key, ambient)
+        target = self.by_key.get(key)
+        if target is None:
+            self._learn(walk, ambient)
+            target = self._new_node(walk, ambient, key, value_of)
+        return Edge(target, [value_of(leaf.given) for leaf in walk.leaves])
+
+    def _new_node(self, walk: Abstraction, ambient: Ambient, key: Any, value_of: "_Values") -> Node:
+        if len(self.nodes) >= self.max_states:
+            frame = walk.frames[-1]
+            raise SmeltError(
+                "SM061",
+                f"{self.name} has more than {self.max_states} states",
+                where=f"{frame.info.code.co_filename}:{frame.instruction.line}",
+                hint="a loop with a branch on a tensor is unrolled where a list grows or is indexed by its counter; "
+                "keep what it collects in a tensor",
+            )
+        parameters = []
+        for leaf in walk.leaves:
+            name = value_of.name_of(leaf.given)
+            parameters.append(SsaValue(RegisterKind.LOCAL, name, leaf.stand_in.dtype, marks_of(leaf.stand_in)))
+        frame = walk.frames[-1]
+        name = f"{frame.info.code.co_qualname}:{frame.instruction.line}"
+        values = {id(leaf.stand_in): each for leaf, each in zip(walk.leaves, parameters, strict=True)}
+        node = Node(name, walk.frames, ambient, parameters, values, [])
+        self.by_key[key] = node
+        self.nodes.append(node)
+        self.waiting.append(node)
+        for leaf in walk.leaves:
+            if isinstance(leaf.given, torch.Tensor) and id(leaf.given) in self.groups:
+                self.groups[id(leaf.stand_in)] = self.groups[id(leaf.given)]
+        return node
+
+    def _learn(self, walk: Abstraction, ambient: Ambient) -> None:
+        """Compare a new state with the last one of its form: what differs from round to round is opened."""
+        before = self.by_form.get((walk.form, ambient))
+        self.by_form[walk.form, ambient] = walk
+        if before is None:
+            return
+        differing = {path for path, number in walk.numbers.items() if before.numbers.get(path, number) != number}
+        differing |= {
+            path
+            for path, size in walk.sizes.items()
+            if before.sizes.get(path, size) != size and min(size, before.sizes[path]) >= 2
+        }
+        new = {(walk.site, path) for path in differing} - self.policy.open - self.policy.closed
+        if new:
+            self.policy.open |= new
+            raise _Learned
+
+
+class _Values:
+    """Which value a tensor of a state stands for."""
+
+    def __init__(self, explorer: _Explorer, values: dict[int, SsaValue]) -> None:
+        self._explorer, self._values = explorer, values
+        self._made: list[torch.Tensor] = []
+
+    def now(self, values: dict[int, SsaValue]) -> None:
+        """What the stand-ins are after the graph."""
+        self._values = values
+
+    def add(self, tensor: torch.Tensor, value: SsaValue) -> None:
+        """An output of the graph, which are added in their order."""
+        self._values[id(tensor)] = value
+        self._made.append(tensor)
+
+    def place_of(self, tensor: torch.Tensor) -> int | None:
+        """Which output of the graph it is."""
+        return next((place for place, each in enumerate(self._made) if each is tensor), None)
+
+    def name_of(self, given: Any) -> str:
+        return self(given).name if isinstance(given, torch.Tensor) else ""
+
+    def __call__(self, given: Any) -> SsaValue:
+        """The value of a tensor, an open number, or a number that becomes one."""
+        if isinstance(given, OpenNumber):
+            given = given.tensor
+        if not isinstance(given, torch.Tensor):
+            return self._constant(given)
+        found = self._values.get(id(given))
+        if found is not None:
+            return found
+        assert STAND_IN not in given.__dict__, "a stand-in without a value"
+        known = self._explorer.given
+        if id(given) not in known:
+            name = self._explorer.arguments.name_of(given)
+            known[id(given)] = SsaValue(RegisterKind.CONSTANT, name, given.dtype, tuple(given.shape), given)
+        return known[id(given)]
+
+    def _constant(self, number: Any) -> SsaValue:
+        known = self._explorer.constants
+        key = (type(number), number if type(number) is int else number.hex())
+        if key not in known:
+            tensor = torch.tensor(number, dtype=torch.float64 if type(number) is float else torch.int64)
+            known[key] = SsaValue(RegisterKind.CONSTANT, str(number), tensor.dtype, (), tensor)
+        return known[key]

@@ -1,0 +1,109 @@
+"""What exploring does to captured graphs, so that each is a function of registers.
+
+    return x.t()               →   return x.t().contiguous()           a register is contiguous, and its own memory
+    x.add_(1)                  →   own = x.clone(); own.add_(1)        what the next state has for `x` is `own`
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.capture.explore.abstraction import standing_in
+from smelt.capture.model.marks import DYNAMIC, OPEN_SIZES
+from smelt.ir.graph import GraphLevel, Traced, output_node, placeholders
+from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
+from smelt.symbolic.expressions import Expression, Symbol
+from smelt.symbolic.shapes import contiguous_stride
+from smelt.symbolic.symnode import example_of, is_symbolic, meaning
+
+
+class GraphRecorder:
+    """A `GraphCompiler` that compiles nothing: it keeps the graph."""
+
+    def __init__(self) -> None:
+        self.traced: Traced | None = None
+
+    def __call__(self, traced: Traced) -> Any:
+        self.traced = traced
+        return _never_run
+
+    def outputs(self) -> list[fx.Node]:
+        """What the graph returns."""
+        if self.traced is None:
+            return []
+        found: Any = output_node(self.traced.graph).args[0]
+        return list(found)
+
+
+def _never_run(*inputs: Any) -> Any:
+    raise AssertionError("a graph that is only explored was run")
+
+
+def stand_in_for(node: fx.Node, open_symbols: frozenset[Symbol]) -> torch.Tensor:
+    """A tensor that stands for what a node returns, contiguous; sizes in symbols are marked."""
+    spec = tensor_spec(node)
+    dynamic = frozenset(dim for dim, size in enumerate(spec.shape) if is_symbolic(size))
+    opened = frozenset(dim for dim in dynamic if open_symbols & Expression.of(meaning(spec.shape[dim])).symbols())
+    shape = tuple(int(example_of(size)) for size in spec.shape)
+    return standing_in(shape, spec.dtype, spec.device, dynamic, opened, spec.requires_grad)
+
+
+def marks_of(tensor: torch.Tensor) -> tuple[int | None, ...]:
+    """Sizes, None for those that may be any."""
+    marked = tensor.__dict__.get(DYNAMIC, frozenset()) | tensor.__dict__.get(OPEN_SIZES, frozenset())
+    return tuple(None if dim in marked else int(size) for dim, size in enumerate(tensor.shape))
+
+
+def own_written(traced: Traced, place: int) -> fx.Node:
+    """Let a graph that writes an input write a copy of it instead: the copy."""
+    graph = traced.graph
+    given = placeholders(graph)[place]
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        copy = graph.call_function(torch.clone, (given,))
+    set_spec(copy, tensor_spec(given))
+    given.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+    return copy
+
+
+def append_output(traced: Traced, node: fx.Node) -> None:
+    """One more output, behind the others."""
+    end = output_node(traced.graph)
+    returned: Any = end.args[0]
+    end.args = ((*returned, node),)
+
+
+def make_own(traced: Traced, place: int, shared: bool) -> None:
+    """Let an output be contiguous and, if it is `shared`, memory of its own."""
+    end = output_node(traced.graph)
+    returned: Any = list(end.args[0])  # type: ignore[arg-type]
+    node = returned[place]
+    spec = tensor_spec(node)
+    strides = contiguous_stride(spec.shape)
+    plain = all(
+        not is_symbolic(have) and not is_symbolic(want) and have == want
+        for have, want in zip(spec.stride, strides, strict=True)
+    )
+    if plain and not shared and type(spec.offset) is int and spec.offset == 0:
+        return
+    with traced.graph.inserting_before(end):
+        kwargs = {"memory_format": torch.contiguous_format}
+        copy = traced.graph.call_function(torch.clone, (node,), kwargs)
+    set_spec(copy, replace(spec, stride=strides, offset=0))
+    returned[place] = copy
+    end.args = (tuple(returned),)
+
+
+def copying(specs: list[TensorSpec]) -> Traced:
+    """A graph that returns copies of what it is given."""
+    graph = fx.Graph()
+    given = [graph.placeholder(f"given_{number}") for number in range(len(specs))]
+    copies = []
+    for node, spec in zip(given, specs, strict=True):
+        set_spec(node, spec)
+        copies.append(graph.call_function(torch.clone, (node,)))
+        set_spec(copies[-1], spec)
+    graph.output(tuple(copies))
+    return Traced(graph, GraphLevel.TORCH)

@@ -1,0 +1,307 @@
+"""Values of an explored machine become registers.
+
+A parameter that is given the same value on every edge is that value. Each other parameter is a register of its own, and
+so is each output of a graph, unless it goes to a parameter whose register is free by then: the usual loop writes its
+new value over the old one. Where an edge has to move values, there is a state between that copies them.
+
+    loop(x): y = graph(x); loop(y)      →   r1 = graph(r1)
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.capture.explore.abstraction import Policy
+from smelt.capture.explore.arguments import Arguments
+from smelt.capture.explore.flow import (
+    Held,
+    Leaf,
+    Returned,
+    TracedMachine,
+    TracedNext,
+    TracedRegister,
+    TracedState,
+    TracedVariant,
+)
+from smelt.capture.explore.graphs import copying
+from smelt.capture.explore.ssa import Edge, Ends, Goes, Node, SsaValue, Step
+from smelt.ir.artifact.machine import (
+    Argument,
+    ArgumentKind,
+    Binding,
+    Branch,
+    Jump,
+    Literal,
+    Scalar,
+)
+from smelt.ir.tensorspec import TensorSpec
+from smelt.symbolic.expressions import Expression, ShapeEnv
+from smelt.symbolic.shapes import contiguous_stride
+from smelt.symbolic.symnode import as_number
+
+
+def with_registers(
+    name: str, arguments: Arguments, policy: Policy, inputs: dict[int, SsaValue], nodes: list[Node]
+) -> TracedMachine:
+    """The machine of explored states; the first is where a call begins."""
+    nodes = _reached(nodes)
+    _join_parameters(nodes)
+    return _Allocation(nodes).machine(name, arguments, policy, inputs)
+
+
+def _edges(node: Node) -> Iterator[tuple[Step, Edge]]:
+    for step in node.steps:
+        for edge in step.next.edges if isinstance(step.next, Goes) else ():
+            yield step, edge
+
+
+def _reached(nodes: list[Node]) -> list[Node]:
+    """Those states that a call may come to."""
+    found, waiting = {id(nodes[0])}, [nodes[0]]
+    while waiting:
+        for _, edge in _edges(waiting.pop()):
+            if id(edge.target) not in found:
+                found.add(id(edge.target))
+                waiting.append(edge.target)
+    return [node for node in nodes if id(node) in found]
+
+
+def _join_parameters(nodes: list[Node]) -> None:
+    """Put the one value in the place of each parameter that is never another."""
+    same: dict[SsaValue, SsaValue] = {}
+
+    def found(value: SsaValue) -> SsaValue:
+        while value in same:
+            value = same[value]
+        return value
+
+    changed = True
+    while changed:
+        changed = False
+        incoming: dict[SsaValue, set[SsaValue]] = {}
+        for node in nodes:
+            for _, edge in _edges(node):
+                for parameter, given in zip(edge.target.parameters, edge.arguments, strict=True):
+                    incoming.setdefault(parameter, set()).add(found(given))
+        for parameter, values in incoming.items():
+            others = values - {parameter}
+            if parameter not in same and len(others) == 1:
+                same[parameter] = others.pop()
+                changed = True
+    for node in nodes:
+        for step in node.steps:
+            _substitute(step, found)
+        for _, edge in _edges(node):
+            kept = [place for place, each in enumerate(edge.target.parameters) if each not in same]
+            edge.arguments = [found(edge.arguments[place]) for place in kept]
+    for node in nodes:
+        node.parameters = [each for each in node.parameters if each not in same]
+
+
+def _substitute(step: Step, found: "object") -> None:
+    assert callable(found)
+    step.inputs = [found(value) for value in step.inputs]
+    step.symbols = [(name, found(value), dim) for name, value, dim in step.symbols]
+    step.written = [found(value) for value in step.written]
+    if isinstance(step.next, Ends):
+        step.next.leaves = [
+            leaf if isinstance(leaf, Literal) else (leaf[0], found(leaf[1]), leaf[2]) for leaf in step.next.leaves
+        ]
+    if isinstance(step.next, Goes) and step.next.condition is not None:
+        step.next.condition = found(step.next.condition)
+
+
+@dataclass(slots=True, eq=False)
+class _Register:
+    """Values that share a register: a parameter and outputs that become it, or one output."""
+
+    values: list[SsaValue]
+
+
+class _Allocation:
+    """Which register each value is in."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes = nodes
+        self.needed = self._needed()
+        self.live: dict[int, set[SsaValue]] = {id(node): set() for node in nodes}
+        self._flow()
+        self.makers = {id(output): step for node in nodes for step in node.steps for output in step.outputs}
+        self.of: dict[SsaValue, _Register] = {}
+        for node in nodes:
+            for parameter in node.parameters:
+                if parameter in self.needed:
+                    self.of[parameter] = _Register([parameter])
+        for node in nodes:
+            for step, edge in _edges(node):
+                self._coalesce(step, edge)
+        for node in nodes:
+            for step in node.steps:
+                for output in step.outputs:
+                    if output not in self.of and self._is_used(step, output):
+                        self.of[output] = _Register([output])
+        self.states: list[TracedState] = []
+        self.numbers: dict[int, int] = {}
+        self.registers: list[TracedRegister] = []
+
+    def _needed(self) -> set[SsaValue]:
+        """Values that something other than a parameter nobody needs is made of."""
+        needed: set[SsaValue] = set()
+        for node in self.nodes:
+            for step in node.steps:
+                given = set(step.reads())
+                if isinstance(step.next, Goes):
+                    given -= {value for edge in step.next.edges for value in edge.arguments}
+                    given |= set(step.inputs) | {value for _, value, _ in step.symbols}
+                    given |= {step.next.condition} if step.next.condition is not None else set()
+                needed |= given
+        changed = True
+        while changed:
+            before = len(needed)
+            for node in self.nodes:
+                for _, edge in _edges(node):
+                    needed |= set(self._arguments(edge, needed))
+            changed = len(needed) != before
+        return needed
+
+    def _arguments(self, edge: Edge, needed: set[SsaValue]) -> list[SsaValue]:
+        pairs = zip(edge.target.parameters, edge.arguments, strict=True)
+        return [given for parameter, given in pairs if parameter in needed]
+
+    def _after(self, edge: Edge) -> set[SsaValue]:
+        """What has to be there when an edge is taken."""
+        return self.live[id(edge.target)] | set(self._arguments(edge, self.needed))
+
+    def _out(self, step: Step) -> set[SsaValue]:
+        if isinstance(step.next, Goes):
+            return set().union(*[self._after(edge) for edge in step.next.edges])
+        return set()
+
+    def _flow(self) -> None:
+        """What each state reads that it is not given as a parameter."""
+        changed = True
+        while changed:
+            changed = False
+            for node in reversed(self.nodes):
+                read: set[SsaValue] = set()
+                for step in node.steps:
+                    here = set(step.inputs) | {value for _, value, _ in step.symbols}
+                    after = self._out(step)
+                    if isinstance(step.next, Goes) and step.next.condition is not None:
+                        after.add(step.next.condition)
+                    if isinstance(step.next, Ends):
+                        after |= {leaf[1] for leaf in step.next.leaves if not isinstance(leaf, Literal)}
+                    read |= here | (after - set(step.outputs))
+                read -= set(node.parameters)
+                if read != self.live[id(node)]:
+                    self.live[id(node)], changed = read, True
+
+    def _is_used(self, step: Step, output: SsaValue) -> bool:
+        return output in self.needed
+
+    def _coalesce(self, step: Step, edge: Edge) -> None:
+        for parameter, given in zip(edge.target.parameters, edge.arguments, strict=True):
+            if parameter in self.needed and given not in self.of and self.makers.get(id(given)) is step:
+                register = self.of[parameter]
+                if not self._interferes(step, edge.target, given, register):
+                    register.values.append(given)
+                    self.of[given] = register
+
+    def _interferes(self, step: Step, target: Node, given: SsaValue, register: _Register) -> bool:
+        """Whether a value cannot share a register: one of those in it is read after the value is made, or it after one
+        of those."""
+        if given in self.live[id(target)] or not _alike(given, register.values[0]):
+            return True
+        after = self._out(step)
+        if any(value in after for value in register.values):
+            return True
+        makers = [self.makers.get(id(value)) for value in register.values]
+        return any(maker is step or given in self._out(maker) for maker in makers if maker is not None)
+
+    def machine(
+        self, name: str, arguments: Arguments, policy: Policy, inputs: dict[int, SsaValue]
+    ) -> TracedMachine:
+        described = []
+        for leaf in arguments.leaves:
+            if leaf.number not in inputs:
+                values = tuple(getattr(each, "value", each) for each in leaf.values(policy))
+                described.append(Argument(leaf.name, ArgumentKind.VALUE, None, values))
+                continue
+            kind = ArgumentKind.TENSOR if isinstance(leaf.value, torch.Tensor) else ArgumentKind.NUMBER
+            described.append(Argument(leaf.name, kind, self._number(inputs[leaf.number])))
+        numbers = {id(node): number for number, node in enumerate(self.nodes)}
+        self.states = [TracedState(node.name, ()) for node in self.nodes]
+        for number, node in enumerate(self.nodes):
+            variants = tuple(self._variant(step, numbers) for step in node.steps)
+            self.states[number] = TracedState(node.name, variants)
+        states = tuple(self.states)
+        return TracedMachine(name, arguments.tree, tuple(described), tuple(self.registers), states)
+
+    def _number(self, value: SsaValue) -> int:
+        """The number of a value's register."""
+        register = self.of.get(value)
+        owner = value if register is None else register.values[0]
+        if id(owner) not in self.numbers:
+            self.numbers[id(owner)] = len(self.registers)
+            self.registers.append(TracedRegister(owner.kind, owner.name, owner.dtype, owner.sizes, owner.tensor))
+        return self.numbers[id(owner)]
+
+    def _variant(self, step: Step, numbers: dict[int, int]) -> TracedVariant:
+        symbols = tuple(Binding(name, self._number(value), dim) for name, value, dim in step.symbols)
+        inputs = tuple(self._number(value) for value in step.inputs)
+        results = tuple(self._number(value) if value in self.of else None for value in step.outputs)
+        written = tuple(dict.fromkeys(self._number(value) for value in step.written))
+        end = self._next(step, numbers)
+        return TracedVariant(step.traced, inputs, results, end, symbols, tuple(step.checks), written)
+
+    def _next(self, step: Step, numbers: dict[int, int]) -> TracedNext:
+        end = step.next
+        if isinstance(end, Ends):
+            leaves: list[Leaf] = []
+            for leaf in end.leaves:
+                if isinstance(leaf, Literal):
+                    leaves.append(leaf)
+                else:
+                    kind, value, spec = leaf
+                    number = self._number(value)
+                    leaves.append(Scalar(number) if kind == "number" else Held(number, spec))
+            return Returned(tuple(leaves), end.tree)
+        if not isinstance(end, Goes):
+            return end
+        targets = [self._target(edge, numbers) for edge in end.edges]
+        if end.condition is None:
+            return Jump(targets[0])
+        return Branch(self._number(end.condition), *targets)
+
+    def _target(self, edge: Edge, numbers: dict[int, int]) -> int:
+        """The state that an edge leads to: one that moves values first, where some are in other registers."""
+        moves = [
+            (given, parameter)
+            for parameter, given in zip(edge.target.parameters, edge.arguments, strict=True)
+            if parameter in self.needed and self._number(given) != self._number(parameter)
+        ]
+        number = numbers[id(edge.target)]
+        if not moves:
+            return number
+        env, bindings, specs = ShapeEnv(), [], []
+        for place, (given, _) in enumerate(moves):
+            sizes = []
+            for dim, size in enumerate(given.sizes):
+                if size is None:
+                    symbol = env.symbol(f"given_{place}.shape[{dim}]", 3)
+                    bindings.append(Binding(symbol.text, self._number(given), dim))
+                    sizes.append(as_number(env, Expression.of(symbol)))
+                else:
+                    sizes.append(size)
+            shape = tuple(sizes)
+            specs.append(TensorSpec(shape, contiguous_stride(shape), given.dtype, torch.device("cpu")))
+        inputs = tuple(self._number(given) for given, _ in moves)
+        results = tuple(self._number(parameter) for _, parameter in moves)
+        variant = TracedVariant(copying(specs), inputs, results, Jump(number), tuple(bindings))
+        self.states.append(TracedState(f"to {edge.target.name}", (variant,)))
+        return len(self.states) - 1
+
+
+def _alike(one: SsaValue, other: SsaValue) -> bool:
+    return one.dtype is other.dtype
