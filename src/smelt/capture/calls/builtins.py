@@ -35,11 +35,17 @@ from smelt.capture.interpreter.attributes import (
     plain_store,
     store_attribute,
 )
-from smelt.capture.interpreter.deferred_scalars import arithmetic, needed
+from smelt.capture.interpreter.deferred_scalars import (
+    arithmetic,
+    is_open,
+    is_open_size,
+    lesser_or_greater,
+    needed,
+    open_truth,
+)
 from smelt.capture.interpreter.dict_keys import hashable
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.iterators import advance, drain, ended, iterator
-from smelt.capture.interpreter.open_scalars import is_open, is_open_size, lesser_or_greater, open_truth
 from smelt.capture.interpreter.operators import (
     BINARY,
     COMPARE,

@@ -24,11 +24,11 @@ from smelt.capture.calls.dispatch import call
 from smelt.capture.driver.eager_step import STEPS
 from smelt.capture.guards.dynamic_sizes import History, Sizes
 from smelt.capture.guards.tree import GuardTree, format_guards
+from smelt.capture.interpreter.deferred_scalars import open_scalar, operands_of_tensors
 from smelt.capture.interpreter.externals import Externals, guard_tensor_identity, is_gradient, may_guard_identity
 from smelt.capture.interpreter.interpreter import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.interpreter.iterators import finishes_without_effects
 from smelt.capture.interpreter.opcode_table import HANDLERS
-from smelt.capture.interpreter.open_scalars import open_scalar, operands_of_tensors
 from smelt.capture.model.breaks import COMPILED_LATER, SkipFrame, Unsupported
 from smelt.capture.model.bytecode import columns_of
 from smelt.capture.model.open_numbers import DTYPES

@@ -57,6 +57,10 @@ class ArgumentLeaf:
     def dtype(self) -> torch.dtype:
         return self.value.dtype if isinstance(self.value, torch.Tensor) else DTYPES[type(self.value)]
 
+    @property
+    def device(self) -> torch.device:
+        return self.value.device if isinstance(self.value, torch.Tensor) else HOST
+
     def stand_in(self, policy: Policy, value: Any) -> Any:
         """What the explored function is given."""
         if isinstance(value, torch.Tensor):

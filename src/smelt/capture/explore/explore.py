@@ -91,7 +91,7 @@ def _explore(
     max_states: int,
 ) -> TracedMachine:
     policy, arguments = Policy(), Arguments(function, args, kwargs, choices)
-    title = name or getattr(function, "__name__", type(function).__name__)
+    title: str = name or getattr(function, "__name__", "") or type(function).__name__
     with torch.no_grad():
         for _ in range(_MAX_STARTS):
             try:
@@ -164,7 +164,7 @@ class _Explorer:
         for leaf in arguments.leaves:
             if leaf.is_open(policy):
                 sizes = marks_of(leaf.value) if isinstance(leaf.value, torch.Tensor) else ()
-                self.inputs[leaf.number] = SsaValue(RegisterKind.INPUT, leaf.name, leaf.dtype, sizes)
+                self.inputs[leaf.number] = SsaValue(RegisterKind.INPUT, leaf.name, leaf.dtype, sizes, leaf.device)
 
     def machine(self) -> TracedMachine:
         """All of it."""
@@ -286,7 +286,7 @@ class _Explorer:
         made = [stand_in_for(node, facts.open_symbols) for node in recorder.outputs()[: len(facts.views)]]
         value_of.now(after)
         for place, (tensor, view) in enumerate(zip(made, facts.views, strict=True)):
-            output = SsaValue(RegisterKind.LOCAL, "", tensor.dtype, marks_of(tensor))
+            output = SsaValue(RegisterKind.LOCAL, "", tensor.dtype, marks_of(tensor), tensor.device)
             step.outputs.insert(place, output)
             value_of.add(tensor, output)
             self._note_alias(tensor, view, collected, computation.arguments, made)
@@ -344,7 +344,7 @@ class _Explorer:
                 )
             assert recorder.traced is not None
             append_output(recorder.traced, own_written(recorder.traced, place))
-            new = SsaValue(RegisterKind.LOCAL, value.name, value.dtype, value.sizes)
+            new = SsaValue(RegisterKind.LOCAL, value.name, value.dtype, value.sizes, value.device)
             step.outputs.append(new)
             after[id(tensor)] = new
         return after
@@ -496,8 +496,8 @@ class _Explorer:
             )
         parameters = []
         for leaf in walk.leaves:
-            name = value_of.name_of(leaf.given)
-            parameters.append(SsaValue(RegisterKind.LOCAL, name, leaf.stand_in.dtype, marks_of(leaf.stand_in)))
+            name, held = value_of.name_of(leaf.given), leaf.stand_in
+            parameters.append(SsaValue(RegisterKind.LOCAL, name, held.dtype, marks_of(held), held.device))
         frame = walk.frames[-1]
         name = f"{frame.info.code.co_qualname}:{frame.instruction.line}"
         values = {id(leaf.stand_in): each for leaf, each in zip(walk.leaves, parameters, strict=True)}
@@ -564,7 +564,8 @@ class _Values:
         known = self._explorer.given
         if id(given) not in known:
             name = self._explorer.arguments.name_of(given)
-            known[id(given)] = SsaValue(RegisterKind.CONSTANT, name, given.dtype, tuple(given.shape), given)
+            sizes = tuple(given.shape)
+            known[id(given)] = SsaValue(RegisterKind.CONSTANT, name, given.dtype, sizes, given.device, given)
         return known[id(given)]
 
     def _constant(self, number: Any) -> SsaValue:
@@ -572,5 +573,5 @@ class _Values:
         key = (type(number), number if type(number) is int else number.hex())
         if key not in known:
             tensor = torch.tensor(number, dtype=torch.float64 if type(number) is float else torch.int64)
-            known[key] = SsaValue(RegisterKind.CONSTANT, str(number), tensor.dtype, (), tensor)
+            known[key] = SsaValue(RegisterKind.CONSTANT, str(number), tensor.dtype, (), tensor.device, tensor)
         return known[key]

@@ -40,6 +40,7 @@ class TracedRegister:
     name: str
     dtype: torch.dtype
     sizes: tuple[int | None, ...]
+    device: torch.device
     tensor: torch.Tensor | None = None
 
 

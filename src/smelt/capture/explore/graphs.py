@@ -89,8 +89,7 @@ def make_own(traced: Traced, place: int, shared: bool) -> None:
     if plain and not shared and type(spec.offset) is int and spec.offset == 0:
         return
     with traced.graph.inserting_before(end):
-        kwargs = {"memory_format": torch.contiguous_format}
-        copy = traced.graph.call_function(torch.clone, (node,), kwargs)
+        copy = traced.graph.call_function(torch.clone, (node,), {"memory_format": torch.contiguous_format})
     set_spec(copy, replace(spec, stride=strides, offset=0))
     returned[place] = copy
     end.args = (tuple(returned),)

@@ -244,7 +244,7 @@ class _Allocation:
         owner = value if register is None else register.values[0]
         if id(owner) not in self.numbers:
             self.numbers[id(owner)] = len(self.registers)
-            self.registers.append(TracedRegister(owner.kind, owner.name, owner.dtype, owner.sizes, owner.tensor))
+            self.registers.append(_described(owner))
         return self.numbers[id(owner)]
 
     def _variant(self, step: Step, numbers: dict[int, int]) -> TracedVariant:
@@ -295,7 +295,7 @@ class _Allocation:
                 else:
                     sizes.append(size)
             shape = tuple(sizes)
-            specs.append(TensorSpec(shape, contiguous_stride(shape), given.dtype, torch.device("cpu")))
+            specs.append(TensorSpec(shape, contiguous_stride(shape), given.dtype, given.device))
         inputs = tuple(self._number(given) for given, _ in moves)
         results = tuple(self._number(parameter) for _, parameter in moves)
         variant = TracedVariant(copying(specs), inputs, results, Jump(number), tuple(bindings))
@@ -303,5 +303,9 @@ class _Allocation:
         return len(self.states) - 1
 
 
+def _described(value: SsaValue) -> TracedRegister:
+    return TracedRegister(value.kind, value.name, value.dtype, value.sizes, value.device, value.tensor)
+
+
 def _alike(one: SsaValue, other: SsaValue) -> bool:
-    return one.dtype is other.dtype
+    return one.dtype is other.dtype and one.device == other.device

@@ -12,6 +12,7 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.capture.model.state import LiveFrame
+from smelt.device.host_library import HOST
 from smelt.ir.artifact.machine import Check, Literal, Raise, RegisterKind
 from smelt.ir.artifact.tree import Tree
 from smelt.ir.graph import Traced
@@ -27,6 +28,7 @@ class SsaValue:
     name: str
     dtype: torch.dtype
     sizes: tuple[int | None, ...]
+    device: torch.device = HOST
     tensor: torch.Tensor | None = None
 
 

@@ -1,23 +1,44 @@
-"""Numbers that tensors hold, taken out once the graph has run: what is only kept of them breaks no graph.
+"""Numbers that tensors hold: what is only kept of them breaks no graph.
 
     total += loss.item()    →    total = DeferredScalar(add, total, DeferredScalar(item, copy of loss)), computed after
     if loss.item() > 3:     →    B004, as `x * loss.item()` is: here somebody needs the number
 
 A number is that of the moment: what it is taken from is copied in the graph, where the program takes it. Arithmetic is
 Python's own, done when the graph has run, so only such is followed as raises for no number.
+
+Exploring for export executes nothing (`smelt.capture.explore`): numbers stay open, each a tensor of the graph without
+dimensions (i64, f64 or bool). Arithmetic and comparisons are part of the graph, and a branch is decided by it.
+
+    n = int(x.sum())          sum · to(i64)                        OpenScalar(int, to)
+    if n + 1 > limit:         add(to, 1) · gt(add, limit)          OpenScalar(bool, gt), and a state with two successors
 """
 
+import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from smelt.base.torch_originals import BASE
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.open_scalars import arithmetic_in_graph, converted_in_graph, taken_out
 from smelt.capture.model.breaks import Unsupported
-from smelt.capture.model.policy import acts_as_in_eager, is_layer
-from smelt.capture.model.values import Constant, DeferredScalar, OpenScalar, Tensor, Value, python_type
+from smelt.capture.model.open_numbers import DTYPES, OpenNumber
+from smelt.capture.model.policy import acts_as_in_eager, is_layer, is_of_libraries
+from smelt.capture.model.values import (
+    Constant,
+    DeferredScalar,
+    Number,
+    OpenScalar,
+    Sequence,
+    Slice,
+    Tensor,
+    Value,
+    of_number,
+    python_type,
+)
+from smelt.symbolic.expressions import Expression
+from smelt.symbolic.symnode import Formula, meaning
 
 _NUMBERS = (bool, int, float)
 _OF_ANY = frozenset({operator.add, operator.sub, operator.mul})
@@ -87,3 +108,208 @@ def converted(interp: Interpreter, kind: Any, args: list[Value]) -> Value | None
     if value.kind is float and kind is int:
         raise needed()  # it raises for infinity
     return value if value.kind is kind else DeferredScalar(kind, kind, [value])
+
+
+# numbers that export keeps open
+
+_SAFE = frozenset({operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, abs})
+_ON_TENSORS = frozenset(
+    getattr(operator, name)
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "eq", "ne"),
+        *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"),
+    )
+)
+
+MAKERS: dict[type, Callable[[torch.Tensor], OpenNumber]] = {
+    kind: functools.partial(OpenNumber, kind) for kind in DTYPES
+}
+
+
+def open_scalar(kind: type, tensor: Value, source: Any = None) -> OpenScalar:
+    """The number that a tensor without dimensions holds, which is of the dtype for it."""
+    return OpenScalar(kind, MAKERS[kind], [tensor], source=source)
+
+
+def taken_out(interp: Interpreter, tensor: Tensor, kind: type) -> OpenScalar:
+    """The number that a tensor of one element holds now; later writes to the tensor do not change it."""
+    if tensor.ghost.dtype.is_complex or not all(type(size) is int and size == 1 for size in tensor.ghost.shape):
+        raise Unsupported("B004", f"{kind.__name__} of a tensor of several elements")
+    bare: Value = interp.tensor_call("call_method", "detach", [tensor])
+    if tensor.ghost.dim():
+        bare = interp.tensor_call("call_method", "reshape", [bare, Sequence(tuple, [])])
+    found = interp.tensor_call("call_method", "to", [bare, Constant(DTYPES[kind])], {"copy": Constant(True)})
+    return open_scalar(kind, found)
+
+
+def arithmetic_in_graph(interp: Interpreter, function: Any, *values: Value) -> Value:
+    """A function of numbers some of which are open."""
+    kinds = [python_type(value) for value in values]
+    if not all(kind in _NUMBERS for kind in kinds):
+        raise Unsupported("B004", "arithmetic with a number that a tensor holds")
+    result: type = float if function is operator.truediv or float in kinds else int
+    divisor = values[-1]
+    safe = type(divisor) is Constant and divisor.value != 0
+    certain = function in _SAFE or (function in _OF_NONZERO and safe)
+    if not certain and not (function is operator.pow and _is_certain_power(values[0], values[1])):
+        raise Unsupported("B004", f"{function.__name__}, which raises for some numbers,")
+    operands = [_operand(interp, value, result) for value in values]
+    return open_scalar(result, interp.tensor_call("call_function", function, operands))
+
+
+def _is_certain_power(base: Value, exponent: Value) -> bool:
+    """Whether a power is a number of the type of its operands, whatever they are."""
+    if type(base) is Constant and type(base.value) is float and base.value > 0:
+        return True
+    return type(exponent) is Constant and type(exponent.value) is int and exponent.value >= 0
+
+
+def compared(interp: Interpreter, function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
+    """A comparison of numbers one of which is open: an open bool."""
+    kinds = [python_type(value) for value in (left, right)]
+    if not all(kind in _NUMBERS for kind in kinds):
+        if function in (operator.eq, operator.ne):
+            return Constant(function is operator.ne)
+        raise Unsupported("B004", "a comparison with a number that a tensor holds")
+    common: type = float if float in kinds else int
+    operands = [_operand(interp, value, common) for value in (left, right)]
+    return open_scalar(bool, interp.tensor_call("call_function", function, operands))
+
+
+def converted_in_graph(interp: Interpreter, kind: type, value: OpenScalar) -> OpenScalar:
+    """`int(value)`, `float(value)`, `bool(value)`."""
+    return value if value.kind is kind else open_scalar(kind, _operand(interp, value, kind))
+
+
+def is_open(interp: Interpreter, value: Value) -> bool:
+    """Whether the truth of a value is for the artifact to find out."""
+    if not interp.externals.explores:
+        return False
+    return isinstance(value, OpenScalar) or (isinstance(value, Tensor) and interp.tape.decided(value) is None)
+
+
+def open_truth(interp: Interpreter, value: Value) -> OpenScalar:
+    """`bool(value)` of a tensor or an open number."""
+    if isinstance(value, OpenScalar):
+        return converted_in_graph(interp, bool, value)
+    assert isinstance(value, Tensor)
+    return taken_out(interp, value, bool)
+
+
+def negated(interp: Interpreter, value: Value) -> OpenScalar:
+    """`not value`."""
+    truth = open_truth(interp, value)
+    return open_scalar(bool, interp.tensor_call("call_function", torch.logical_not, [truth.tensor]))
+
+
+def lesser_or_greater(interp: Interpreter, function: Any, values: list[Value]) -> Value:
+    """`min(…)` or `max(…)` of numbers of one type, some of them open."""
+    kinds = {python_type(value) for value in values}
+    if len(kinds) != 1 or not kinds <= {int, float}:
+        raise Unsupported("B004", f"{function.__name__} of numbers of several types")
+    (kind,) = kinds
+    assert kind is not None
+    found = _operand(interp, values[0], kind)
+    for value in values[1:]:  # the first of equal ones, which are the same number
+        other = _operand(interp, value, kind)
+        function_of_tensors = torch.minimum if function is min else torch.maximum
+        both = [_as_tensor(interp, each, kind) for each in (found, other)]
+        found = interp.tensor_call("call_function", function_of_tensors, both)
+    return open_scalar(kind, found) if isinstance(found, Tensor) else found
+
+
+def _operand(interp: Interpreter, value: Value, kind: type) -> Value:
+    """A number as an operand of tensors of the dtype for `kind`."""
+    if isinstance(value, OpenScalar):
+        if value.kind is kind:
+            return value.tensor
+        return interp.tensor_call("call_method", "to", [value.tensor, Constant(DTYPES[kind])])
+    if isinstance(value, Number) and value.symbolic is not None:
+        return _as_tensor(interp, value, kind)
+    return Constant(kind(interp.plain(value)))
+
+
+def _as_tensor(interp: Interpreter, value: Value, kind: type) -> Value:
+    if isinstance(value, Tensor):
+        return value
+    return interp.tensor_call(
+        "call_function", torch.full, [Sequence(tuple, []), value], {"dtype": Constant(DTYPES[kind])}
+    )
+
+
+def compared_sizes(interp: Interpreter, function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value | None:
+    """A comparison of numbers in symbols of which some differ from state to state: a constant if it goes one way
+    always, else an open bool. None where a check of the variant will do: PyTorch's own code asks, or sizes of inputs
+    are all it is about, which are the same for a whole call."""
+    sides = [meaning(each.symbolic) if isinstance(each, Number) else each.value for each in (left, right)]  # type: ignore[attr-defined]
+    if any(isinstance(side, Formula) for side in sides):
+        return compared(interp, function, left, right)
+    expressions = [Expression.of(side) if not isinstance(side, float) else None for side in sides]
+    one, other = expressions
+    sizes = interp.externals.sizes
+    if one is None or other is None or is_of_libraries(interp.frames[-1].info.code):
+        return None
+    known = sizes.shape_env.known(_RELATIONS[function], one, other)
+    if known is not None:
+        return Constant(known)
+    if not sizes.open_symbols & (one.symbols() | other.symbols()):
+        return None
+    return compared(interp, function, left, right)
+
+
+_RELATIONS: dict[Any, str] = {
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+}
+
+
+def operands_of_tensors(interp: Interpreter, target: Any, args: list[Value]) -> list[Value]:
+    """The arguments of a call of PyTorch with open numbers as it can take them: beside a tensor, under an operator,
+    an integer is a tensor; else it is a size, and a float is a number that kernels read from memory."""
+    if len(args) == 2 and target in _ON_TENSORS:
+        tensor = next((each for each in args if type(each) is Tensor), None)
+        if tensor is not None:
+            return [_beside(interp, tensor, each) for each in args]
+    return [in_symbols(interp, each) for each in args]
+
+
+def _beside(interp: Interpreter, tensor: Tensor, value: Value) -> Value:
+    if not isinstance(value, OpenScalar):
+        return value
+    if value.kind is float:
+        return _symbol(interp, value)
+    dtype = tensor.ghost.dtype
+    whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+    if value.kind is bool or not whole:
+        return _operand(interp, value, value.kind)
+    return interp.tensor_call("call_method", "to", [value.tensor, Constant(dtype)])  # a number promotes no integers
+
+
+def in_symbols(interp: Interpreter, value: Any) -> Any:
+    """A value with the open numbers in it as symbols."""
+    if isinstance(value, OpenScalar):
+        return _symbol(interp, value)
+    if isinstance(value, Slice):
+        parts = [in_symbols(interp, part) for part in (value.start, value.stop, value.step)]
+        return value if all(map(operator.is_, parts, (value.start, value.stop, value.step))) else Slice(*parts)
+    if isinstance(value, Sequence) and any(isinstance(item, OpenScalar | Slice) for item in value.raw_items):
+        return Sequence(value.kind, [in_symbols(interp, item) for item in value.raw_items])
+    return value
+
+
+def _symbol(interp: Interpreter, value: OpenScalar) -> Value:
+    if value.kind is float:
+        return interp.tape.item(value.tensor, interp.externals.sizes.shape_env)
+    if value.kind is int and value.source is not None:
+        return of_number(interp.externals.sizes.open_number(value.source, value.example))
+    raise Unsupported("B004", "a number that a tensor holds")
+
+
+def is_open_size(interp: Interpreter, value: Value) -> bool:
+    """Whether a number is made of sizes or numbers that differ from state to state."""
+    what = meaning(value.symbolic) if isinstance(value, Number) and value.symbolic is not None else None
+    return isinstance(what, Expression) and bool(interp.externals.sizes.open_symbols & what.symbols())

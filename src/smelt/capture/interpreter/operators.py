@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from smelt.capture.interpreter.attributes import attribute_now, attribute_or_none
-from smelt.capture.interpreter.deferred_scalars import arithmetic, needed
+from smelt.capture.interpreter.deferred_scalars import arithmetic, compared, compared_sizes, needed
 from smelt.capture.interpreter.dict_keys import hashable, holds_nan, is_nan, item_key
 from smelt.capture.interpreter.dunder_dispatch import index_of, overloaded_binary, overloaded_compare, overloaded_unary
 from smelt.capture.interpreter.enums import is_enum, member_named, members_of
 from smelt.capture.interpreter.interpreter import Interpreter, is_plain_type
 from smelt.capture.interpreter.iterators import advance, drain, iterator
-from smelt.capture.interpreter.open_scalars import compared, compared_sizes
 from smelt.capture.interpreter.replaced_methods import rely_on_own, replaced_binary, replaced_compare
 from smelt.capture.interpreter.sets import change, combined
 from smelt.capture.interpreter.special_methods import ask, checked_bool, checked_length, refused, special

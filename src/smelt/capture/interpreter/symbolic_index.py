@@ -6,11 +6,12 @@ PyTorch's own indexing makes a constant of such a number, and so a graph for eac
 """
 
 import operator
+from typing import Any
 
 import torch
 
+from smelt.capture.interpreter.deferred_scalars import in_symbols
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.open_scalars import in_symbols
 from smelt.capture.model.values import Constant, Number, Sequence, Slice, Tensor, Value, python_type
 
 
@@ -39,7 +40,8 @@ def set_item(interp: Interpreter, tensor: Tensor, key: Value, value: Value) -> N
 
 def _selected(interp: Interpreter, tensor: Tensor, key: Value) -> tuple[Value, Value | None]:
     """The part of a tensor that varying indices name, and what is left of the key; None if that is nothing."""
-    key = in_symbols(interp, key) if interp.externals.explores else key
+    if interp.externals.explores:
+        key = in_symbols(interp, key)
     several = isinstance(key, Sequence) and key.kind is tuple
     items = [interp.externals.force(item) for item in key.items] if several else [key]  # type: ignore[attr-defined]
     if not any(map(_varies, items)):
@@ -80,7 +82,7 @@ def _held_index(interp: Interpreter, tensor: Tensor, key: Value) -> tuple[Value,
     held = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
     if len(held) != 1 or any(_extent(item) is None for item in items):
         return None
-    index = items[held[0]]
+    index: Any = items[held[0]]
     if index.ghost.dim() or not tensor.ghost.dim():
         return None
     extents = [_extent(item) or 0 for item in items]

@@ -458,8 +458,10 @@ class OpenScalar(DeferredScalar):
     example: int = 3
 
     @property
-    def tensor(self) -> Any:
-        return self.parts[0]
+    def tensor(self) -> Tensor:
+        found = self.parts[0]
+        assert isinstance(found, Tensor)
+        return found
 
 
 @dataclass(slots=True, eq=False)

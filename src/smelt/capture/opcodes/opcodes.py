@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt.capture.interpreter.attributes import attribute, attribute_now, delete_attribute, store_attribute
+from smelt.capture.interpreter.deferred_scalars import is_open, negated, open_truth
 from smelt.capture.interpreter.dict_keys import hashable
 from smelt.capture.interpreter.interpreter import Frame, Interpreter
 from smelt.capture.interpreter.iterators import advance, drain, iterator, send, taken
 from smelt.capture.interpreter.opcode_table import handles, push, take
-from smelt.capture.interpreter.open_scalars import is_open, negated, open_truth
 from smelt.capture.interpreter.operators import (
     UNARY,
     binary,

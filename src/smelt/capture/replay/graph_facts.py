@@ -6,9 +6,9 @@ from smelt.symbolic.expressions import ShapeEnv, Symbol
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """`open_symbols` differ from state to state. `written` are positions of inputs that the graph writes; `views` say of
-    each output whether it shares memory: with an input ("input", position), an earlier output ("output", position), or
-    nothing (None). `own_generators`: it draws from a `torch.Generator`; `defers`: it leaves calls for later.
+    """`open_symbols` differ from state to state. `written` are positions of inputs that the graph writes. `views` say
+    of each output whether it shares memory: with an input ("input", position), an earlier output ("output", position),
+    or nothing (None). `own_generators`: it draws from a `torch.Generator`; `defers`: it leaves calls for later.
 
     The origins of symbols are sources, whose indices are those of what was collected.
     """
