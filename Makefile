@@ -44,7 +44,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -qq
 TORCH := torch==2.13.0
 
-NATIVE := $(wildcard src/smelt/csrc/*.[ch] src/smelt/csrc/*/*.[ch])
+NATIVE := $(wildcard src/smelt/csrc/*.[ch] src/smelt/csrc/*/*.[ch] src/smelt/csrc/*/*/*.[ch] src/smelt/include/*)
 
 # Capture, runtime and compiled autograd pass whole without it; these files are what depends on it most.
 NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/guards/test_guards.py \

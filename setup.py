@@ -1,19 +1,56 @@
-"""Builds the C part, `smelt._native`. Everything else about the package is in pyproject.toml."""
+"""Builds the C part: `smelt._native`, and `libsmelt`, which runs artifacts without Python. All else is in pyproject.toml."""
 
 from glob import glob
+from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 SOURCES = sorted(glob("src/smelt/csrc/**/*.c", recursive=True))
+HEADERS = sorted([*glob("src/smelt/csrc/**/*.h", recursive=True), *glob("src/smelt/include/*")])
+DEPLOY = [path for path in SOURCES if "/deploy/" in path]
+FLAGS = ["-O2", "-std=c11", "-fvisibility=hidden"]
+
+
+class BuildExt(build_ext):
+    """The module, then `smelt/lib/libsmelt.so` and `libsmelt.a`, of which neither needs Python."""
+
+    def run(self) -> None:
+        super().run()
+        in_place = self.inplace or getattr(self, "editable_mode", False)
+        folder = Path("src" if in_place else self.build_lib) / "smelt" / "lib"
+        if not self.force and is_new(folder / "libsmelt.so") and is_new(folder / "libsmelt.a"):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        compiler: Any = self.compiler
+        objects = compiler.compile(
+            DEPLOY,
+            output_dir=f"{self.build_temp}/libsmelt",
+            include_dirs=["src/smelt/csrc", "src/smelt/include"],
+            extra_postargs=[*FLAGS, "-fPIC", "-g0", "-ffunction-sections", "-fdata-sections"],
+        )
+        link = ["-Wl,-s", "-Wl,--gc-sections", "-Wl,-soname,libsmelt.so"]
+        compiler.link_shared_object(objects, str(folder / "libsmelt.so"), libraries=["m", "pthread"], extra_postargs=link)
+        (folder / "libsmelt.a").unlink(missing_ok=True)  # else what was renamed would stay in it
+        compiler.create_static_lib(objects, "smelt", output_dir=str(folder))
+
+
+def is_new(made: Path) -> bool:
+    """Whether nothing that it is made of is newer."""
+    parts = [*DEPLOY, *HEADERS, __file__]
+    return made.exists() and made.stat().st_mtime >= max(Path(path).stat().st_mtime for path in parts)
+
 
 setup(
+    cmdclass={"build_ext": BuildExt},
     ext_modules=[
         Extension(
             "smelt._native",
-            sources=[path for path in SOURCES if "/deploy/" not in path or path.endswith("/checksum.c")],
-            depends=sorted(glob("src/smelt/csrc/**/*.h", recursive=True)),
+            sources=[path for path in SOURCES if path not in DEPLOY or path.endswith("/format/checksum.c")],
+            depends=HEADERS,
             include_dirs=["src/smelt/csrc"],
-            extra_compile_args=["-O2", "-std=c11", "-fvisibility=hidden"],
+            extra_compile_args=FLAGS,
         )
-    ]
+    ],
 )

@@ -46,7 +46,7 @@ def copy_sources(to: Path) -> None:
     """What a wheel is made of, without what was built in place."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, to / name)
-    left_out = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
+    left_out = shutil.ignore_patterns("*.so", "*.a", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT / "src", to / "src", ignore=left_out)
 
 

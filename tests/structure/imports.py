@@ -151,7 +151,7 @@ class Import:
 def unit_of(file: Path, root: Path) -> str:
     """The unit a source file belongs to: `smelt/fuse/kernels.py` → `fuse`, `smelt/api.py` → `api`."""
     first = file.relative_to(root).parts[0].split(".")[0]
-    return "_native" if first == "csrc" else first
+    return "_native" if first in ("csrc", "include") else first
 
 
 def may_import(unit: str, target: str) -> bool:

@@ -15,7 +15,7 @@
 #include "state/deferred_signals.h"
 #include "state/preserved_state.h"
 #include "runner/parallel.h"
-#include "deploy/checksum.h"
+#include "deploy/format/checksum.h"
 #include "gpu/cuda_driver.h"
 #include "gpu/grid_launcher.h"
 

@@ -33,5 +33,5 @@ What happens when it runs:
 Expressions are postfix code over a variant's symbols (`layout.Op`): 64-bit integers, floats by their bits.
 
 `records` has all of this as Python's objects, `write` makes bytes of them, `read` refuses what breaks a rule (SM050),
-`check` has the rules. csrc/deploy/format.h declares the same records in C. Nothing here needs torch.
+`check` has the rules. csrc/deploy/format/records.h declares the same records in C. Nothing here needs torch.
 """

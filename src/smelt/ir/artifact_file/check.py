@@ -20,7 +20,9 @@ from smelt.ir.artifact_file.layout import (
     DTYPES,
     FEATURES,
     LARGEST,
+    MOST_BUFFERS,
     MOST_BYTES,
+    MOST_CODE,
     Bind,
     Machine,
     Op,
@@ -76,7 +78,7 @@ def check_table(table: r.Table) -> None:
         require(output.dtype is not None or not output.dims, where, "has dims without a dtype")
         _check_dims(where, output.dims)
     for number, kernel in enumerate(table.kernels):
-        require(0 <= kernel.buffers <= 4096, f"kernel {number}", f"takes {kernel.buffers} buffers")
+        require(0 <= kernel.buffers <= MOST_BUFFERS, f"kernel {number}", f"takes {kernel.buffers} buffers")
     require(table.states, "the table", "has no state")
     for number, state in enumerate(table.states):
         require(state.variants, f"state {number}", "has no variant")
@@ -192,6 +194,7 @@ class _VariantCheck:
 
     def value(self, where: str, value: r.Value) -> None:
         if isinstance(value, r.SizesValue):
+            require(len(value.numbers) <= MOST_BUFFERS, where, "has too many numbers")
             self.expressions(where, *value.numbers)
             return
         self.expressions(where, value.offset, value.bytes)
@@ -249,6 +252,7 @@ def successors(following: r.Next) -> tuple[int, ...]:
 
 def check_expression(where: str, code: r.Expression, symbols: int) -> None:
     """That it leaves one number, on a stack that is deep enough, of symbols that are there."""
+    require(len(code) <= MOST_CODE, where, "an expression is too long")
     depth = 0
     for op, operand in code:
         require(op in ARITY, where, f"there is no instruction {op}")

@@ -2,7 +2,7 @@
 
 Every field is a signed 64-bit word, little-endian. Records refer to each other by number. A field's rule, in `RULES`,
 is what a file must keep to: the number of a record of a section (INDEX; OPTIONAL: or -1), or the first of several
-(SPAN: the next field says how many). csrc/deploy/format.h declares the same, and a test holds one against the other.
+(SPAN: the next field says how many). csrc/deploy/format/records.h declares the same, and a test holds one against the other.
 """
 
 from enum import IntEnum, IntFlag
@@ -14,6 +14,8 @@ VERSION = 1
 PAGE = 4096  # what CODE, WEIGHTS and STATE are aligned to
 ALIGN = 64  # what the other sections and each tensor are aligned to
 DEPTH = 32  # the most numbers on the stack of an expression
+MOST_CODE = 4096  # instructions of an expression
+MOST_BUFFERS = 4096  # of a kernel, and numbers of an array
 LARGEST = 2**63 - 1
 MOST_BYTES = 2**47  # of anything in memory
 

@@ -2,7 +2,7 @@
 
    Fast enough that weights are held against it when a file is opened (several gigabytes a second). It finds damage; it
    is no signature. */
-#include "deploy/checksum.h"
+#include "deploy/format/checksum.h"
 
 #include <string.h>
 

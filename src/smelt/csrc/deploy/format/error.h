@@ -1,0 +1,14 @@
+/* How a failure is told: a status and a message, into what the caller gave for it. */
+#ifndef SMELT_DEPLOY_ERROR_H
+#define SMELT_DEPLOY_ERROR_H
+
+#include "smelt.h"
+
+/* Returns `status`. */
+__attribute__((format(printf, 3, 4))) smelt_status
+smelt_fail(smelt_error *error, smelt_status status, const char *format, ...);
+
+/* SMELT_ERROR_FILE: record `number` of a section is wrong. */
+smelt_status smelt_refuse(smelt_error *error, const char *section, int64_t number, const char *what);
+
+#endif

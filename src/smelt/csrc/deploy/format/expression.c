@@ -1,0 +1,154 @@
+/* Expressions over sizes: postfix code on a small stack, every step of it checked for what does not fit 64 bits. */
+#include "deploy/format/table.h"
+
+#include <math.h>
+#include <string.h>
+
+#define OP_ARITY(name, arity) arity,
+static const int8_t arities[] = {EXPRESSION_OPS(OP_ARITY)};
+
+bool
+smelt_expression_holds(const Table *table, int64_t expression, int64_t *symbols)
+{
+    const ExpressionRecord *record = &table->expressions[expression];
+    int depth = 0;
+    *symbols = 0;
+    if (record->code_count > MOST_CODE) {
+        return false;
+    }
+    for (int64_t i = 0; i < record->code_count; i++) {
+        const InstructionRecord *at = &table->instructions[record->code + i];
+        if (at->op < 0 || at->op >= OP_COUNT || depth < arities[at->op]) {
+            return false;
+        }
+        depth += 1 - arities[at->op];
+        if (depth > MOST_DEPTH) {
+            return false;
+        }
+        if (at->op == OP_SYMBOL) {
+            if (at->operand < 0 || at->operand == INT64_MAX) {
+                return false;
+            }
+            *symbols = at->operand >= *symbols ? at->operand + 1 : *symbols;
+        }
+    }
+    return depth == 1;
+}
+
+static double
+as_double(int64_t bits)
+{
+    double number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+static int64_t
+as_bits(double number)
+{
+    int64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+
+/* As Python divides: towards minus infinity. */
+static bool
+divide(int64_t left, int64_t right, bool remainder_wanted, int64_t *result)
+{
+    if (right == 0 || (left == INT64_MIN && right == -1)) {
+        return false;
+    }
+    const int64_t remainder = left % right;
+    const bool borrows = remainder != 0 && (remainder < 0) != (right < 0);
+    *result = remainder_wanted ? remainder + (borrows ? right : 0) : left / right - borrows;
+    return true;
+}
+
+static bool
+integers(int64_t op, int64_t left, int64_t right, int64_t *result)
+{
+    switch (op) {
+    case OP_ADD: return !__builtin_add_overflow(left, right, result);
+    case OP_SUB: return !__builtin_sub_overflow(left, right, result);
+    case OP_MUL: return !__builtin_mul_overflow(left, right, result);
+    case OP_DIV: return divide(left, right, false, result);
+    case OP_MOD: return divide(left, right, true, result);
+    case OP_NEG: return !__builtin_sub_overflow(INT64_C(0), left, result);
+    case OP_MIN: *result = left < right ? left : right; return true;
+    case OP_MAX: *result = left > right ? left : right; return true;
+    case OP_EQ: *result = left == right; return true;
+    case OP_NE: *result = left != right; return true;
+    case OP_LT: *result = left < right; return true;
+    case OP_LE: *result = left <= right; return true;
+    case OP_GT: *result = left > right; return true;
+    case OP_GE: *result = left >= right; return true;
+    case OP_AND: *result = left && right; return true;
+    case OP_OR: *result = left || right; return true;
+    case OP_NOT: *result = !left; return true;
+    case OP_FLOAT: *result = as_bits((double)left); return true;
+    default: return false;
+    }
+}
+
+static bool
+floats(int64_t op, double left, double right, int64_t *result)
+{
+    switch (op) {
+    case OP_INT:
+        if (!(left > -0x1p63 && left < 0x1p63)) {
+            return false;
+        }
+        *result = (int64_t)left;
+        return true;
+    case OP_FEQ: *result = left == right; return true;
+    case OP_FLT: *result = left < right; return true;
+    case OP_FLE: *result = left <= right; return true;
+    case OP_FADD: *result = as_bits(left + right); return true;
+    case OP_FSUB: *result = as_bits(left - right); return true;
+    case OP_FMUL: *result = as_bits(left * right); return true;
+    case OP_FDIV:
+        if (right == 0) {
+            return false; /* an error in Python */
+        }
+        *result = as_bits(left / right);
+        return true;
+    case OP_FNEG: *result = as_bits(-left); return true;
+    case OP_FABS: *result = as_bits(fabs(left)); return true;
+    case OP_FPOW: *result = as_bits(pow(left, right)); return true;
+    case OP_FSQRT: *result = as_bits(sqrt(left)); return true;
+    case OP_FEXP: *result = as_bits(exp(left)); return true;
+    case OP_FLOG: *result = as_bits(log(left)); return true;
+    case OP_FSIN: *result = as_bits(sin(left)); return true;
+    case OP_FCOS: *result = as_bits(cos(left)); return true;
+    case OP_FTANH: *result = as_bits(tanh(left)); return true;
+    case OP_FFLOOR: *result = as_bits(floor(left)); return true;
+    case OP_FCEIL: *result = as_bits(ceil(left)); return true;
+    case OP_FMIN: *result = as_bits(left <= right ? left : right); return true;
+    case OP_FMAX: *result = as_bits(left >= right ? left : right); return true;
+    default: return false;
+    }
+}
+
+bool
+smelt_evaluate(const Table *table, int64_t expression, const int64_t *symbols, int64_t *value)
+{
+    const ExpressionRecord *record = &table->expressions[expression];
+    const InstructionRecord *at = &table->instructions[record->code], *end = at + record->code_count;
+    int64_t stack[MOST_DEPTH];
+    int depth = 0;
+    for (; at < end; at++) {
+        if (at->op == OP_PUSH || at->op == OP_SYMBOL) {
+            stack[depth++] = at->op == OP_PUSH ? at->operand : symbols[at->operand];
+            continue;
+        }
+        const bool binary = arities[at->op] == 2;
+        const int64_t right = binary ? stack[--depth] : 0, left = stack[depth - 1];
+        const bool is_float = at->op >= OP_INT;
+        if (!(is_float ? floats(at->op, as_double(left), as_double(right), &stack[depth - 1])
+                       : integers(at->op, left, right, &stack[depth - 1]))) {
+            return false;
+        }
+    }
+    *value = stack[0];
+    return true;
+}

@@ -1,0 +1,241 @@
+/* The file of an artifact: mapped, its header and directory checked, its sections held against their checksums.
+
+   A copy with another STATE section is written beside its place and renamed, so that nobody ever sees half of it. */
+#define _GNU_SOURCE
+#include "deploy/format/file.h"
+
+#include "deploy/format/checksum.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+smelt_status
+smelt_file_open(File *file, const char *path, smelt_error *error)
+{
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat found;
+    if (descriptor < 0 || fstat(descriptor, &found) < 0) {
+        const int why = errno;
+        if (descriptor >= 0) {
+            close(descriptor);
+        }
+        return smelt_fail(error, SMELT_ERROR_IO, "%s: %s", path, strerror(why));
+    }
+    if (!S_ISREG(found.st_mode) || found.st_size < (off_t)sizeof(FileHeader)) {
+        close(descriptor);
+        return smelt_fail(error, SMELT_ERROR_FILE, "%s is too short to be an artifact, or no file", path);
+    }
+    void *data = mmap(NULL, (size_t)found.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    if (data == MAP_FAILED) {
+        const int why = errno;
+        close(descriptor);
+        return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be mapped: %s", path, strerror(why));
+    }
+    *file = (File){.data = data, .size = (size_t)found.st_size, .descriptor = descriptor};
+    return SMELT_OK;
+}
+
+void
+smelt_file_close(File *file)
+{
+    if (file->descriptor >= 0) {
+        munmap((void *)file->data, file->size);
+        close(file->descriptor);
+    }
+}
+
+/* --- checks ------------------------------------------------------------------------------------------------ */
+
+/* Of header and directory, with the header's own checksum as zero. */
+static uint64_t
+head_checksum(const FileHeader *header, const FileSection *sections)
+{
+    unsigned char head[sizeof *header + MOST_SECTIONS * sizeof *sections];
+    const size_t directory = (size_t)header->sections * sizeof *sections;
+    FileHeader zeroed = *header;
+    zeroed.checksum = 0;
+    memcpy(head, &zeroed, sizeof zeroed);
+    memcpy(head + sizeof zeroed, sections, directory);
+    return smelt_checksum(head, sizeof zeroed + directory);
+}
+
+static smelt_status
+check_header(File *file, smelt_error *error)
+{
+    const FileHeader *header = (const FileHeader *)file->data;
+    if (file->size < sizeof *header || header->magic != FILE_MAGIC) {
+        return smelt_fail(error, SMELT_ERROR_FILE, "this is no artifact: it does not begin like one");
+    }
+    if (header->version != FORMAT_VERSION) {
+        return smelt_fail(error, SMELT_ERROR_VERSION, "this artifact has version %lld, this runtime reads version %d",
+                          (long long)header->version, FORMAT_VERSION);
+    }
+    if (header->bytes < 0 || (uint64_t)header->bytes != file->size) {
+        return smelt_fail(error, SMELT_ERROR_FILE, "this artifact is cut: it has %zu bytes, and was written with %lld",
+                          file->size, (long long)header->bytes);
+    }
+    if (header->sections < 5 || header->sections > MOST_SECTIONS || header->sections % 2 == 0 || header->reserved
+        || (uint64_t)header->sections > (file->size - sizeof *header) / sizeof(FileSection)) {
+        return smelt_refuse(error, "header", 0, "number of sections");
+    }
+    file->header = header;
+    file->sections = (const FileSection *)(header + 1);
+    if (head_checksum(header, file->sections) != (uint64_t)header->checksum) {
+        return smelt_refuse(error, "header", 0, "checksum: it is damaged");
+    }
+    return SMELT_OK;
+}
+
+static SectionKind
+expected_kind(int64_t number, int64_t count)
+{
+    if (number == 0) {
+        return MANIFEST_SECTION;
+    }
+    if (number >= count - 2) {
+        return number == count - 2 ? WEIGHTS_SECTION : STATE_SECTION;
+    }
+    return number % 2 ? TABLE_SECTION : CODE_SECTION;
+}
+
+static bool
+is_zero(const char *bytes, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (bytes[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Which target a section is of, and where it begins. */
+static const char *
+wrong_section(const File *file, int64_t number, int64_t end)
+{
+    const FileSection *section = &file->sections[number];
+    const SectionKind kind = expected_kind(number, file->header->sections);
+    const bool of_target = kind == TABLE_SECTION || kind == CODE_SECTION;
+    if (section->kind != (int64_t)kind) {
+        return "kind";
+    }
+    if (section->target != (of_target ? (number - 1) / 2 : -1)) {
+        return "target";
+    }
+    if (of_target ? section->machine <= ANY_MACHINE || section->machine >= MACHINE_COUNT
+                  : section->machine != ANY_MACHINE || section->features) {
+        return "machine";
+    }
+    if (kind == CODE_SECTION && (section->machine != section[-1].machine || section->features != section[-1].features)) {
+        return "machine: another than its table's";
+    }
+    const int64_t step = kind == MANIFEST_SECTION || kind == TABLE_SECTION ? FILE_ALIGN : FILE_PAGE;
+    const int64_t begin = (end + step - 1) / step * step;
+    if (section->offset != begin || begin > file->header->bytes || section->bytes < 0
+        || section->bytes > file->header->bytes - begin) {
+        return "offset";
+    }
+    return is_zero(file->data + end, begin - end) ? NULL : "offset: bytes before it are not zero";
+}
+
+smelt_status
+smelt_file_check(File *file, bool trusted, smelt_error *error)
+{
+    smelt_status status = check_header(file, error);
+    if (status) {
+        return status;
+    }
+    const int64_t count = file->header->sections;
+    int64_t end = (int64_t)sizeof(FileHeader) + count * (int64_t)sizeof(FileSection);
+    for (int64_t i = 0; i < count; i++) {
+        const FileSection *section = &file->sections[i];
+        const char *wrong = wrong_section(file, i, end);
+        if (wrong) {
+            return smelt_refuse(error, "sections", i, wrong);
+        }
+        end = section->offset + section->bytes;
+        if (!(trusted && i >= count - 2)
+            && smelt_checksum(file_bytes(file, section), (size_t)section->bytes) != (uint64_t)section->checksum) {
+            return smelt_refuse(error, "sections", i, "checksum: it is damaged");
+        }
+    }
+    if (end != file->header->bytes) {
+        return smelt_refuse(error, "sections", count - 1, "length: the file goes on behind it");
+    }
+    file->manifest = &file->sections[0];
+    file->weights = &file->sections[count - 2];
+    file->state = &file->sections[count - 1];
+    file->targets = (count - 3) / 2;
+    return SMELT_OK;
+}
+
+/* --- saving ------------------------------------------------------------------------------------------------ */
+
+static bool
+write_all(int descriptor, const char *data, size_t size)
+{
+    while (size) {
+        const ssize_t written = write(descriptor, data, size);
+        if (written < 0 && errno == EINTR) {
+            continue;
+        }
+        if (written <= 0) {
+            return false;
+        }
+        data += written;
+        size -= (size_t)written;
+    }
+    return true;
+}
+
+/* Header and directory anew, then what is between them and STATE, which is the last section. */
+static bool
+write_copy(const File *file, int descriptor, const void *state)
+{
+    FileSection sections[MOST_SECTIONS];
+    FileHeader header = *file->header;
+    const size_t directory = (size_t)header.sections * sizeof *sections, head = sizeof header + directory;
+    memcpy(sections, file->sections, directory);
+    FileSection *last = &sections[header.sections - 1];
+    last->checksum = (int64_t)smelt_checksum(state, (size_t)last->bytes);
+    header.checksum = (int64_t)head_checksum(&header, sections);
+    return write_all(descriptor, (const char *)&header, sizeof header)
+           && write_all(descriptor, (const char *)sections, directory)
+           && write_all(descriptor, file->data + head, (size_t)last->offset - head)
+           && write_all(descriptor, state, (size_t)last->bytes) && fsync(descriptor) == 0;
+}
+
+smelt_status
+smelt_file_save(const File *file, const char *path, const void *state, smelt_error *error)
+{
+    char unfinished[4096];
+    const int length = snprintf(unfinished, sizeof unfinished, "%s.XXXXXX", path);
+    if (length < 0 || (size_t)length >= sizeof unfinished) {
+        return smelt_fail(error, SMELT_ERROR_IO, "the path is too long");
+    }
+    const int descriptor = mkostemp(unfinished, O_CLOEXEC);
+    if (descriptor < 0) {
+        return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: %s", path, strerror(errno));
+    }
+    bool done = write_copy(file, descriptor, state) && fchmod(descriptor, 0644) == 0;
+    int why = errno;
+    if (close(descriptor) < 0 && done) {
+        why = errno;
+        done = false;
+    }
+    if (done && rename(unfinished, path) < 0) {
+        why = errno;
+        done = false;
+    }
+    if (!done) {
+        unlink(unfinished);
+        return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: %s", path, strerror(why));
+    }
+    return SMELT_OK;
+}

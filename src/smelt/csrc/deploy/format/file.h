@@ -1,0 +1,48 @@
+/* The file of an artifact in memory: its header, its directory and its sections. */
+#ifndef SMELT_DEPLOY_FILE_H
+#define SMELT_DEPLOY_FILE_H
+
+#include "deploy/format/error.h"
+#include "deploy/format/records.h"
+
+#include <stdbool.h>
+
+typedef struct {
+    const char *data;
+    size_t size;
+    int descriptor; /* -1: memory of the caller's */
+    const FileHeader *header;
+    const FileSection *sections;
+    const FileSection *manifest, *weights, *state;
+    int64_t targets; /* each a TABLE and a CODE, from section 1 on */
+} File;
+
+/* Maps a file. smelt_file_close lets it go. */
+smelt_status smelt_file_open(File *file, const char *path, smelt_error *error);
+void smelt_file_close(File *file);
+
+/* That it is an artifact, and nothing of it is damaged. `trusted`: without the bytes of weights and state. */
+smelt_status smelt_file_check(File *file, bool trusted, smelt_error *error);
+
+static inline const FileSection *
+file_table(const File *file, int64_t target)
+{
+    return &file->sections[1 + 2 * target];
+}
+
+static inline const FileSection *
+file_code(const File *file, int64_t target)
+{
+    return &file->sections[2 + 2 * target];
+}
+
+static inline const char *
+file_bytes(const File *file, const FileSection *section)
+{
+    return file->data + section->offset;
+}
+
+/* A copy of the file with another STATE section, as a whole or not at all. */
+smelt_status smelt_file_save(const File *file, const char *path, const void *state, smelt_error *error);
+
+#endif

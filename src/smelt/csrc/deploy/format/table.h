@@ -1,0 +1,45 @@
+/* A TABLE of an artifact, once it keeps to the rules; and its expressions. */
+#ifndef SMELT_DEPLOY_TABLE_H
+#define SMELT_DEPLOY_TABLE_H
+
+#include "deploy/format/error.h"
+#include "deploy/format/records.h"
+
+#include <stdbool.h>
+
+#define SECTION_POINTER(section, NUMBER, Type, FIELDS) const Type *section;
+typedef struct {
+    const TableHeader *header;
+    const char *blob;
+    int64_t counts[SECTION_COUNT];
+    TABLE_SECTIONS(SECTION_POINTER)
+} Table;
+
+static inline const char *
+table_string(const Table *table, int64_t number)
+{
+    return table->blob + table->strings[number].offset;
+}
+
+/* Reads a table where it lies, at an address of whole words; the fields that refer to other records do so. */
+smelt_status smelt_table_read(Table *table, const void *data, int64_t size, smelt_error *error);
+
+/* What depends on more than one record. `weights`, `state`: bytes of those sections; `kernels`: entries of the code.
+   `scratch`: room for as many words as smelt_table_scratch says. */
+size_t smelt_table_scratch(const Table *table);
+smelt_status smelt_table_check(const Table *table, int64_t weights, int64_t state, int64_t kernels, int64_t *scratch,
+                               smelt_error *error);
+
+/* The value of an expression over these symbols; false where it does not fit 64 bits, or divides by zero. */
+bool smelt_evaluate(const Table *table, int64_t expression, const int64_t *symbols, int64_t *value);
+
+/* Whether instructions leave one number on a stack that is deep enough; `symbols`: how many symbols they need. */
+bool smelt_expression_holds(const Table *table, int64_t expression, int64_t *symbols);
+
+/* Bytes of an element; 0: there is no such dtype. */
+int64_t smelt_item_size(int64_t dtype);
+
+/* Bytes from the first element of what has data to the last; -1: too many. */
+int64_t smelt_data_bytes(const Table *table, const RegisterRecord *record);
+
+#endif

@@ -1,0 +1,436 @@
+/* Opening a model: its file is checked, the best code that this processor can run is chosen, and what it takes and
+   returns is described. */
+#include "deploy/model.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- errors ------------------------------------------------------------------------------------------------ */
+
+const char *
+smelt_status_text(smelt_status status)
+{
+    static const char *const texts[] = {
+        "no error", "a call that makes no sense", "a file cannot be read or written", "a file is damaged, or no artifact",
+        "an artifact of another version", "no code for this machine", "not enough memory", "a wrong input",
+        "a size out of bounds", "nothing was exported for such inputs", "the model raised an error",
+        "too many states", "a checkpoint of another model",
+    };
+    const unsigned number = (unsigned)status;
+    return number < sizeof texts / sizeof *texts ? texts[number] : "an unknown error";
+}
+
+smelt_status
+smelt_fail(smelt_error *error, smelt_status status, const char *format, ...)
+{
+    if (error) {
+        va_list values;
+        va_start(values, format);
+        error->status = status;
+        vsnprintf(error->message, sizeof error->message, format, values);
+        va_end(values);
+    }
+    return status;
+}
+
+smelt_status
+smelt_refuse(smelt_error *error, const char *section, int64_t number, const char *what)
+{
+    return smelt_fail(error, SMELT_ERROR_FILE, "this artifact is damaged: %s %lld has a wrong %s", section,
+                      (long long)number, what);
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------ */
+
+static void *
+allocate_default(void *context, size_t size, size_t alignment)
+{
+    (void)context;
+    return size > SIZE_MAX - alignment ? NULL : aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void
+release_default(void *context, void *memory, size_t size)
+{
+    (void)context;
+    (void)size;
+    free(memory);
+}
+
+void *
+smelt_allocate(const smelt_allocator *allocator, size_t count, size_t size)
+{
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes)) {
+        return NULL;
+    }
+    void *memory = allocator->allocate(allocator->context, bytes ? bytes : 1, FILE_ALIGN);
+    return memory ? memset(memory, 0, bytes ? bytes : 1) : NULL;
+}
+
+void
+smelt_release(const smelt_allocator *allocator, void *memory, size_t count, size_t size)
+{
+    if (memory) {
+        allocator->release(allocator->context, memory, count && size ? count * size : 1);
+    }
+}
+
+/* --- dtypes ------------------------------------------------------------------------------------------------ */
+
+size_t
+smelt_dtype_size(smelt_dtype dtype)
+{
+    return (size_t)smelt_item_size(dtype);
+}
+
+const char *
+smelt_dtype_name(smelt_dtype dtype)
+{
+    static const char *const names[] = {
+        "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
+        "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
+    };
+    return smelt_item_size(dtype) ? names[dtype] : "none";
+}
+
+/* --- what it takes and returns ------------------------------------------------------------------------------ */
+
+/* Dimensions of inputs that have one name get one number. */
+static bool
+group_dims(smelt_model *model)
+{
+    const Table *table = &model->table;
+    const smelt_allocator *allocator = &model->allocator;
+    const size_t strings = (size_t)table->counts[STRINGS], dims = (size_t)table->counts[DIMS];
+    int64_t *numbers = smelt_allocate(allocator, strings, sizeof *numbers); /* of each string, counted from 1 */
+    model->dim_groups = smelt_allocate(allocator, dims, sizeof *model->dim_groups);
+    model->dims = smelt_allocate(allocator, dims, sizeof *model->dims);
+    if (numbers == NULL || model->dim_groups == NULL || model->dims == NULL) {
+        smelt_release(allocator, numbers, strings, sizeof *numbers);
+        return false;
+    }
+    for (size_t i = 0; i < dims; i++) {
+        const DimRecord *dim = &table->dims[i];
+        model->dims[i] = (smelt_dim){dim->low, dim->high, dim->name < 0 ? NULL : table_string(table, dim->name)};
+        model->dim_groups[i] = -1;
+        if (dim->name >= 0) {
+            if (numbers[dim->name] == 0) {
+                numbers[dim->name] = ++model->group_count;
+            }
+            model->dim_groups[i] = numbers[dim->name] - 1;
+        }
+    }
+    smelt_release(allocator, numbers, strings, sizeof *numbers);
+    return true;
+}
+
+static bool
+make_infos(smelt_model *model, Infos *infos, size_t count, bool of_registers)
+{
+    infos->count = count;
+    infos->infos = smelt_allocate(&model->allocator, count, sizeof *infos->infos);
+    infos->registers = of_registers ? smelt_allocate(&model->allocator, count, sizeof *infos->registers) : NULL;
+    return infos->infos && (infos->registers || !of_registers);
+}
+
+static void
+drop_infos(smelt_model *model, Infos *infos)
+{
+    smelt_release(&model->allocator, infos->infos, infos->count, sizeof *infos->infos);
+    smelt_release(&model->allocator, infos->registers, infos->count, sizeof *infos->registers);
+}
+
+static size_t
+count_registers(const Table *table, RegisterKind kind)
+{
+    size_t count = 0;
+    for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
+        count += table->registers[i].kind == (int64_t)kind;
+    }
+    return count;
+}
+
+static void
+describe_registers(smelt_model *model, Infos *infos, RegisterKind kind)
+{
+    const Table *table = &model->table;
+    size_t place = 0, choice = 0;
+    for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
+        const RegisterRecord *record = &table->registers[i];
+        if (record->kind != (int64_t)kind) {
+            continue;
+        }
+        infos->registers[place] = i;
+        infos->infos[place++] = (smelt_info){
+            table_string(table, record->name), (smelt_dtype)record->dtype, (int)record->rank, model->dims + record->dims,
+            (unsigned)record->flags, (size_t)record->choice_count, model->choices + choice};
+        for (int64_t k = 0; k < record->choice_count; k++) {
+            model->choices[choice++] = table_string(table, table->references[record->choices + k].number);
+        }
+    }
+}
+
+static bool
+describe(smelt_model *model)
+{
+    const Table *table = &model->table;
+    for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
+        model->choice_count += (size_t)table->registers[i].choice_count;
+    }
+    model->choices = smelt_allocate(&model->allocator, model->choice_count, sizeof *model->choices);
+    if (model->choices == NULL || !group_dims(model)
+        || !make_infos(model, &model->inputs, count_registers(table, INPUT_REGISTER), true)
+        || !make_infos(model, &model->states, count_registers(table, STATE_REGISTER), true)
+        || !make_infos(model, &model->outputs, (size_t)table->counts[OUTPUTS], false)) {
+        return false;
+    }
+    describe_registers(model, &model->inputs, INPUT_REGISTER);
+    describe_registers(model, &model->states, STATE_REGISTER);
+    for (size_t i = 0; i < model->outputs.count; i++) {
+        const OutputRecord *output = &table->outputs[i];
+        model->outputs.infos[i] = (smelt_info){
+            .name = table_string(table, output->name), .dtype = (smelt_dtype)output->dtype, .rank = (int)output->rank,
+            .dims = model->dims + output->dims, .choices = model->choices};
+    }
+    for (int64_t i = 0; i < table->counts[KERNELS]; i++) {
+        const int64_t buffers = table->kernels[i].buffers;
+        model->most_buffers = buffers > model->most_buffers ? buffers : model->most_buffers;
+    }
+    for (int64_t i = 0; i < table->counts[VARIANTS]; i++) {
+        const int64_t symbols = table->variants[i].symbol_count;
+        model->most_symbols = symbols > model->most_symbols ? symbols : model->most_symbols;
+    }
+    return true;
+}
+
+/* --- opening ------------------------------------------------------------------------------------------------ */
+
+/* "x86-64 avx2 fma" */
+static void
+name_target(char *text, size_t room, Machine machine, uint64_t features)
+{
+    size_t end = (size_t)snprintf(text, room, "%s", smelt_machine_name(machine));
+    const char *const *names = smelt_feature_names(machine);
+    for (int i = 0; names[i] && end < room; i++) {
+        if (features >> i & 1) {
+            end += (size_t)snprintf(text + end, room - end, " %s", names[i]);
+        }
+    }
+}
+
+/* The first target that this processor can run. */
+static smelt_status
+choose_target(const File *file, int64_t *target, smelt_error *error)
+{
+    uint64_t features;
+    const Machine machine = smelt_processor(&features);
+    for (*target = 0; *target < file->targets; ++*target) {
+        const FileSection *section = file_table(file, *target);
+        if (section->machine == (int64_t)machine && ((uint64_t)section->features & ~features) == 0) {
+            return SMELT_OK;
+        }
+    }
+    char here[160];
+    name_target(here, sizeof here, machine, features);
+    return smelt_fail(error, SMELT_ERROR_TARGET, "none of the %lld targets of this artifact runs here: %s",
+                      (long long)file->targets, here);
+}
+
+/* Table and code of one target, every rule checked. */
+static smelt_status
+read_target(smelt_model *model, int64_t target, smelt_error *error)
+{
+    const File *file = &model->file;
+    const FileSection *table = file_table(file, target), *code = file_code(file, target);
+    smelt_status status = smelt_table_read(&model->table, file_bytes(file, table), table->bytes, error);
+    status = status ? status : smelt_code_read(&model->code, file_bytes(file, code), code->bytes, error);
+    if (status) {
+        return status;
+    }
+    const size_t room = smelt_table_scratch(&model->table);
+    int64_t *scratch = smelt_allocate(&model->allocator, room, sizeof *scratch);
+    if (scratch == NULL) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to check the artifact");
+    }
+    status = smelt_table_check(&model->table, file->weights->bytes, file->state->bytes, model->code.header->kernels,
+                               scratch, error);
+    smelt_release(&model->allocator, scratch, room, sizeof *scratch);
+    return status;
+}
+
+static smelt_status
+prepare(smelt_model *model, unsigned flags, smelt_error *error)
+{
+    model->runs = !(flags & SMELT_OPEN_WITHOUT_CODE);
+    smelt_status status = smelt_file_check(&model->file, flags & SMELT_OPEN_TRUST_WEIGHTS, error);
+    int64_t target = 0;
+    if (!status && model->runs) {
+        status = choose_target(&model->file, &target, error);
+    }
+    for (int64_t i = model->file.targets - 1; !status && !model->runs && i > 0; i--) {
+        status = read_target(model, i, error);
+    }
+    status = status ? status : read_target(model, target, error);
+    if (!status && model->runs) {
+        status = smelt_code_load(&model->code, error);
+    }
+    if (status) {
+        return status;
+    }
+    const FileSection *chosen = file_table(&model->file, target);
+    name_target(model->target, sizeof model->target, (Machine)chosen->machine, (uint64_t)chosen->features);
+    return describe(model) ? SMELT_OK : smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to open the artifact");
+}
+
+static void
+destroy(smelt_model *model)
+{
+    const smelt_allocator allocator = model->allocator;
+    const Table *table = &model->table;
+    smelt_code_unload(&model->code);
+    drop_infos(model, &model->inputs);
+    drop_infos(model, &model->outputs);
+    drop_infos(model, &model->states);
+    smelt_release(&allocator, model->choices, model->choice_count, sizeof *model->choices);
+    smelt_release(&allocator, model->dims, (size_t)table->counts[DIMS], sizeof *model->dims);
+    smelt_release(&allocator, model->dim_groups, (size_t)table->counts[DIMS], sizeof *model->dim_groups);
+    smelt_file_close(&model->file);
+    smelt_release(&allocator, model, 1, sizeof *model);
+}
+
+static smelt_status
+open_file(File *file, const smelt_open_options *options, smelt_model **model, smelt_error *error)
+{
+    smelt_allocator allocator = {NULL, allocate_default, release_default};
+    if (options && options->allocator) {
+        allocator = *options->allocator;
+    }
+    smelt_model *made = smelt_allocate(&allocator, 1, sizeof *made);
+    if (made == NULL) {
+        smelt_file_close(file);
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to open the artifact");
+    }
+    made->allocator = allocator;
+    made->file = *file;
+    atomic_init(&made->references, 1);
+    const smelt_status status = prepare(made, options ? options->flags : 0, error);
+    if (status) {
+        destroy(made);
+        return status;
+    }
+    *model = made;
+    return SMELT_OK;
+}
+
+static smelt_status
+check_options(const smelt_open_options *options, smelt_model **model, smelt_error *error)
+{
+    if (model == NULL || (options && options->size != sizeof *options)
+        || (options && options->allocator && (!options->allocator->allocate || !options->allocator->release))) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "a model cannot be opened without a place for it, or with options "
+                                                       "of another version or half an allocator");
+    }
+    *model = NULL;
+    return SMELT_OK;
+}
+
+smelt_status
+smelt_model_open(const char *path, const smelt_open_options *options, smelt_model **model, smelt_error *error)
+{
+    File file;
+    smelt_status status = check_options(options, model, error);
+    if (!status && path == NULL) {
+        status = smelt_fail(error, SMELT_ERROR_ARGUMENT, "a model cannot be opened without a path");
+    }
+    status = status ? status : smelt_file_open(&file, path, error);
+    return status ? status : open_file(&file, options, model, error);
+}
+
+smelt_status
+smelt_model_from_memory(const void *data, size_t size, const smelt_open_options *options, smelt_model **model,
+                        smelt_error *error)
+{
+    const smelt_status status = check_options(options, model, error);
+    if (status) {
+        return status;
+    }
+    if (data == NULL || (uintptr_t)data % FILE_ALIGN) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "an artifact in memory must be at a multiple of %d", FILE_ALIGN);
+    }
+    File file = {.data = data, .size = size, .descriptor = -1};
+    return open_file(&file, options, model, error);
+}
+
+void
+smelt_model_close(smelt_model *model)
+{
+    if (model && atomic_fetch_sub(&model->references, 1) == 1) {
+        destroy(model);
+    }
+}
+
+/* --- questions ---------------------------------------------------------------------------------------------- */
+
+const char *
+smelt_model_name(const smelt_model *model)
+{
+    return table_string(&model->table, model->table.header->name);
+}
+
+const char *
+smelt_model_target(const smelt_model *model)
+{
+    return model->target;
+}
+
+const char *
+smelt_model_manifest(const smelt_model *model, size_t *size)
+{
+    if (size) {
+        *size = (size_t)model->file.manifest->bytes;
+    }
+    return file_bytes(&model->file, model->file.manifest);
+}
+
+static const smelt_info *
+info_of(const Infos *infos, size_t number)
+{
+    return number < infos->count ? &infos->infos[number] : NULL;
+}
+
+static ptrdiff_t
+find(const Infos *infos, const char *name)
+{
+    for (size_t i = 0; name && i < infos->count; i++) {
+        if (strcmp(infos->infos[i].name, name) == 0) {
+            return (ptrdiff_t)i;
+        }
+    }
+    return -1;
+}
+
+#define QUESTIONS(what, field)                                                                                         \
+    size_t smelt_model_##what##_count(const smelt_model *model) { return model->field.count; }                         \
+    const smelt_info *smelt_model_##what(const smelt_model *model, size_t number)                                      \
+    {                                                                                                                  \
+        return info_of(&model->field, number);                                                                         \
+    }                                                                                                                  \
+    ptrdiff_t smelt_model_find_##what(const smelt_model *model, const char *name) { return find(&model->field, name); }
+QUESTIONS(input, inputs)
+QUESTIONS(output, outputs)
+QUESTIONS(state, states)
+
+int64_t
+smelt_model_choice(const smelt_model *model, size_t input, const char *text)
+{
+    const smelt_info *info = smelt_model_input(model, input);
+    for (size_t i = 0; info && text && i < info->choice_count; i++) {
+        if (strcmp(info->choices[i], text) == 0) {
+            return (int64_t)i;
+        }
+    }
+    return -1;
+}

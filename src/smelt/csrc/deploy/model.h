@@ -1,0 +1,40 @@
+/* A model: an artifact that is open, with the code that was chosen for this processor. */
+#ifndef SMELT_DEPLOY_MODEL_H
+#define SMELT_DEPLOY_MODEL_H
+
+#include "deploy/code.h"
+#include "deploy/format/file.h"
+#include "deploy/format/table.h"
+
+#include <stdatomic.h>
+
+/* Inputs, outputs or state registers. */
+typedef struct {
+    size_t count;
+    smelt_info *infos;
+    int64_t *registers; /* the number of each; NULL of outputs */
+} Infos;
+
+struct smelt_model {
+    smelt_allocator allocator;
+    atomic_size_t references; /* its own, and one of each session */
+    File file;
+    Table table;
+    Code code;
+    bool runs; /* there is code */
+    char target[256];
+    Infos inputs, outputs, states;
+    smelt_dim *dims;       /* of each DimRecord */
+    const char **choices;  /* of all inputs */
+    size_t choice_count;
+    int64_t *dim_groups;   /* of each DimRecord: dimensions of one group have one size; -1: of none */
+    int64_t group_count;
+    int64_t most_buffers;  /* of a kernel */
+    int64_t most_symbols;  /* of a variant */
+};
+
+/* Zeroed, at a multiple of 64; NULL: there is none. */
+void *smelt_allocate(const smelt_allocator *allocator, size_t count, size_t size);
+void smelt_release(const smelt_allocator *allocator, void *memory, size_t count, size_t size);
+
+#endif

@@ -1,0 +1,444 @@
+/* Running a model: from state to state, in each the first variant that holds, and its steps.
+
+     try_variant     symbols are read of registers; other values than last time: checks and sizes are computed anew
+     prepare         room for the arena and for what is produced; pointers of all values, each inside of its memory
+     run_steps       kernels and copies
+     commit          what was produced becomes what its registers hold
+
+   No kernel is given memory that is not there: every offset and length that comes of an expression is checked. */
+#include "deploy/session.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#ifdef SMELT_TEST_LAUNCH
+/* Tests run any table, whatever its code: they take the place of every kernel. */
+void SMELT_TEST_LAUNCH(const Table *table, const LaunchRecord *launch, const ValueRecord *records,
+                       const PlannedValue *values, char *workspace, int64_t workspace_bytes);
+#endif
+
+/* Why a variant does not hold: a symbol out of its bounds, or a check. */
+typedef struct {
+    const SymbolRecord *symbol;
+    int64_t value;
+    bool missing;
+    const CheckRecord *check;
+    bool overflow;
+} Reason;
+
+/* --- variants ------------------------------------------------------------------------------------------------ */
+
+static bool
+read_symbol(const smelt_session *session, const SymbolRecord *symbol, int64_t *value)
+{
+    const Register *source = &session->registers[symbol->register_];
+    if (symbol->bind == BIND_GIVEN) {
+        *value = source->ready;
+        return true;
+    }
+    if (!source->ready) {
+        return false;
+    }
+    if (symbol->bind == BIND_SIZE) {
+        *value = source->sizes[symbol->dimension];
+    }
+    else if (session->model->table.registers[symbol->register_].dtype == SMELT_BOOL) {
+        *value = *source->data != 0;
+    }
+    else {
+        memcpy(value, source->data, sizeof *value);
+    }
+    return true;
+}
+
+static bool
+read_symbols(smelt_session *session, const VariantRecord *variant, Reason *reason)
+{
+    const SymbolRecord *symbols = &session->model->table.symbols[variant->symbols];
+    for (int64_t i = 0; i < variant->symbol_count; i++) {
+        int64_t *value = &session->symbols[i];
+        const bool found = read_symbol(session, &symbols[i], value);
+        if (!found || *value < symbols[i].low || *value > symbols[i].high) {
+            *reason = (Reason){.symbol = &symbols[i], .value = found ? *value : 0, .missing = !found};
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+checks_hold(const smelt_session *session, const VariantRecord *variant, Reason *reason)
+{
+    const Table *table = &session->model->table;
+    for (int64_t i = 0; i < variant->check_count; i++) {
+        const CheckRecord *check = &table->checks[variant->checks + i];
+        int64_t value;
+        if (!smelt_evaluate(table, check->expression, session->symbols, &value) || value == 0) {
+            *reason = (Reason){.check = check};
+            return false;
+        }
+    }
+    return true;
+}
+
+/* --- plans --------------------------------------------------------------------------------------------------- */
+
+/* Room for a plan, one allocation for all of its arrays. */
+static bool
+make_plan(smelt_session *session, const VariantRecord *variant, Plan *plan)
+{
+    const Table *table = &session->model->table;
+    size_t dims = 0, numbers = 0;
+    for (int64_t i = 0; i < variant->produced_count; i++) {
+        dims += (size_t)table->produced[variant->produced + i].rank;
+    }
+    for (int64_t i = 0; i < variant->value_count; i++) {
+        numbers += (size_t)table->values[variant->values + i].number_count;
+    }
+    const size_t values = (size_t)variant->value_count * (sizeof(PlannedValue) / sizeof(int64_t));
+    const size_t words = (size_t)(variant->symbol_count + variant->produced_count + variant->step_count) + dims + numbers
+                         + values;
+    int64_t *memory = smelt_allocate(&session->allocator, words, sizeof(int64_t));
+    if (memory == NULL) {
+        return false;
+    }
+    *plan = (Plan){.memory = memory, .words = words, .symbols = memory};
+    plan->produced_bytes = plan->symbols + variant->symbol_count;
+    plan->produced_sizes = plan->produced_bytes + variant->produced_count;
+    plan->step_bytes = plan->produced_sizes + dims;
+    plan->numbers = plan->step_bytes + variant->step_count;
+    plan->values = (PlannedValue *)(plan->numbers + numbers);
+    return true;
+}
+
+/* Not negative, and not more than memory can have. */
+static bool
+evaluate_bytes(const smelt_session *session, int64_t expression, int64_t *bytes)
+{
+    return smelt_evaluate(&session->model->table, expression, session->symbols, bytes) && *bytes >= 0
+           && *bytes <= MOST_BYTES;
+}
+
+static bool
+plan_produced(const smelt_session *session, const VariantRecord *variant, Plan *plan)
+{
+    const Table *table = &session->model->table;
+    int64_t *sizes = plan->produced_sizes;
+    for (int64_t i = 0; i < variant->produced_count; i++) {
+        const ProducedRecord *produced = &table->produced[variant->produced + i];
+        for (int64_t k = 0; k < produced->rank; k++) {
+            if (!smelt_evaluate(table, table->references[produced->dims + k].number, session->symbols, &sizes[k])) {
+                return false;
+            }
+        }
+        const int64_t item = smelt_item_size(table->registers[produced->register_].dtype);
+        plan->produced_bytes[i] = smelt_sized_bytes(sizes, produced->rank, item);
+        if (plan->produced_bytes[i] < 0) {
+            return false;
+        }
+        sizes += produced->rank;
+    }
+    return true;
+}
+
+/* Values of the arena and of what is produced lie inside of it; those of registers are looked at when it runs. */
+static bool
+plan_values(const smelt_session *session, const VariantRecord *variant, Plan *plan)
+{
+    const Table *table = &session->model->table;
+    int64_t *numbers = plan->numbers;
+    for (int64_t i = 0; i < variant->value_count; i++) {
+        const ValueRecord *value = &table->values[variant->values + i];
+        PlannedValue *planned = &plan->values[i];
+        if (value->kind == SIZES_VALUE) {
+            for (int64_t k = 0; k < value->number_count; k++) {
+                if (!smelt_evaluate(table, table->references[value->place + k].number, session->symbols, &numbers[k])) {
+                    return false;
+                }
+            }
+            *planned = (PlannedValue){.offset = numbers - plan->numbers, .bytes = 8 * value->number_count};
+            numbers += value->number_count;
+            continue;
+        }
+        if (!evaluate_bytes(session, value->offset, &planned->offset)
+            || !evaluate_bytes(session, value->bytes, &planned->bytes)) {
+            return false;
+        }
+        const int64_t limit = value->kind == ARENA_VALUE      ? plan->arena_bytes
+                              : value->kind == PRODUCED_VALUE ? plan->produced_bytes[value->place]
+                                                              : MOST_BYTES;
+        if (planned->offset > limit || planned->bytes > limit - planned->offset) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+plan_steps(const smelt_session *session, const VariantRecord *variant, Plan *plan)
+{
+    const Table *table = &session->model->table;
+    for (int64_t i = 0; i < variant->step_count; i++) {
+        const StepRecord *step = &table->steps[variant->steps + i];
+        if (step->kind == COPY_STEP) {
+            const CopyRecord *copy = &table->copies[step->place];
+            if (!evaluate_bytes(session, copy->bytes, &plan->step_bytes[i])
+                || plan->step_bytes[i] > plan->values[copy->to].bytes
+                || plan->step_bytes[i] > plan->values[copy->source].bytes) {
+                return false;
+            }
+            continue;
+        }
+        const LaunchRecord *launch = &table->launches[step->place];
+        int64_t fixed, each;
+        if (!evaluate_bytes(session, launch->fixed, &fixed) || !evaluate_bytes(session, launch->per_thread, &each)
+            || each > (MOST_BYTES - fixed) / session->parallel.threads) {
+            return false;
+        }
+        plan->step_bytes[i] = fixed + each * session->parallel.threads;
+    }
+    return true;
+}
+
+/* SMELT_OK with `held` false: the variant is for others. */
+static smelt_status
+try_variant(smelt_session *session, const VariantRecord *variant, Plan *plan, bool *held, Reason *reason,
+            smelt_error *error)
+{
+    const size_t symbols = sizeof(int64_t) * (size_t)variant->symbol_count;
+    *held = read_symbols(session, variant, reason);
+    if (!*held || (plan->valid && memcmp(plan->symbols, session->symbols, symbols) == 0)) {
+        return SMELT_OK;
+    }
+    *held = checks_hold(session, variant, reason);
+    if (!*held) {
+        return SMELT_OK;
+    }
+    if (plan->memory == NULL && !make_plan(session, variant, plan)) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to run the model");
+    }
+    plan->valid = false;
+    if (!evaluate_bytes(session, variant->arena_bytes, &plan->arena_bytes) || !plan_produced(session, variant, plan)
+        || !plan_values(session, variant, plan) || !plan_steps(session, variant, plan)) {
+        return smelt_fail(error, SMELT_ERROR_SIZE, "with these inputs the model has sizes that do not fit memory (%s)",
+                          table_string(&session->model->table, variant->name));
+    }
+    memcpy(plan->symbols, session->symbols, symbols);
+    plan->valid = true;
+    return SMELT_OK;
+}
+
+/* --- one variant --------------------------------------------------------------------------------------------- */
+
+static smelt_status
+prepare(smelt_session *session, const VariantRecord *variant, Plan *plan, smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    bool fits = smelt_block_fits(&session->allocator, &session->arena, plan->arena_bytes);
+    for (int64_t i = 0; fits && i < variant->produced_count; i++) {
+        Register *made = &session->registers[table->produced[variant->produced + i].register_];
+        fits = smelt_block_fits(&session->allocator, &made->spare, plan->produced_bytes[i]);
+    }
+    if (!fits) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to run the model: %lld bytes are needed at a time",
+                          (long long)plan->arena_bytes);
+    }
+    for (int64_t i = 0; i < variant->value_count; i++) {
+        const ValueRecord *value = &table->values[variant->values + i];
+        PlannedValue *planned = &plan->values[i];
+        char *base = session->nothing;
+        if (value->kind == SIZES_VALUE) {
+            planned->pointer = (char *)(plan->numbers + planned->offset);
+            continue;
+        }
+        if (value->kind == ARENA_VALUE) {
+            base = session->arena.memory;
+        }
+        else if (value->kind == PRODUCED_VALUE) {
+            base = session->registers[table->produced[variant->produced + value->place].register_].spare.memory;
+        }
+        else {
+            const Register *source = &session->registers[value->place];
+            if (!source->ready || planned->offset > source->bytes || planned->bytes > source->bytes - planned->offset) {
+                return smelt_fail(error, SMELT_ERROR_FILE, "the model reads %s where it has nothing",
+                                  table_string(table, table->registers[value->place].name));
+            }
+            base = source->data;
+        }
+        planned->pointer = planned->bytes ? base + planned->offset : session->nothing;
+    }
+    return SMELT_OK;
+}
+
+static bool
+launch(smelt_session *session, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch, int64_t bytes)
+{
+    const Table *table = &session->model->table;
+    if (!smelt_block_fits(&session->allocator, &session->workspace, bytes)) {
+        return false;
+    }
+#ifdef SMELT_TEST_LAUNCH
+    SMELT_TEST_LAUNCH(table, launch, &table->values[variant->values], plan->values, session->workspace.memory, bytes);
+#else
+    (void)variant;
+    for (int64_t i = 0; i < launch->value_count; i++) {
+        session->buffers[i] = plan->values[table->references[launch->values + i].number].pointer;
+    }
+    code_kernel(&session->model->code, launch->kernel)(session->buffers, session->parallel.threads,
+                                                       session->workspace.memory);
+#endif
+    return true;
+}
+
+static smelt_status
+run_steps(smelt_session *session, const VariantRecord *variant, const Plan *plan, smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    for (int64_t i = 0; i < variant->step_count; i++) {
+        const StepRecord *step = &table->steps[variant->steps + i];
+        if (step->kind == COPY_STEP) {
+            const CopyRecord *copy = &table->copies[step->place];
+            memmove(plan->values[copy->to].pointer, plan->values[copy->source].pointer, (size_t)plan->step_bytes[i]);
+        }
+        else if (!launch(session, variant, plan, &table->launches[step->place], plan->step_bytes[i])) {
+            return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for the workspace of a kernel: %lld bytes",
+                              (long long)plan->step_bytes[i]);
+        }
+    }
+    return SMELT_OK;
+}
+
+static void
+commit(smelt_session *session, const VariantRecord *variant, const Plan *plan)
+{
+    const Table *table = &session->model->table;
+    const int64_t *sizes = plan->produced_sizes;
+    for (int64_t i = 0; i < variant->produced_count; i++) {
+        const ProducedRecord *produced = &table->produced[variant->produced + i];
+        Register *made = &session->registers[produced->register_];
+        const Block before = made->current;
+        made->current = made->spare;
+        made->spare = before;
+        made->bytes = plan->produced_bytes[i];
+        made->data = made->bytes ? made->current.memory : session->nothing;
+        made->ready = true;
+        memcpy(made->sizes, sizes, sizeof(int64_t) * (size_t)produced->rank);
+        sizes += produced->rank;
+    }
+}
+
+/* --- from state to state -------------------------------------------------------------------------------------- */
+
+/* The first variant of a state does not hold, nor do the others: why the first does not. */
+static smelt_status
+tell_reason(const smelt_session *session, const StateRecord *state, const Reason *reason, smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    if (reason->check) {
+        return smelt_fail(error, SMELT_ERROR_UNSUPPORTED, "the model was not exported for these inputs: %s does not hold",
+                          table_string(table, reason->check->text));
+    }
+    const SymbolRecord *symbol = reason->symbol;
+    const RegisterRecord *record = &table->registers[symbol->register_];
+    const char *name = table_string(table, record->name), *of = table_string(table, state->name);
+    if (reason->missing) {
+        return smelt_fail(error, SMELT_ERROR_UNSUPPORTED, "the model was not exported for calls without %s (%s)", name, of);
+    }
+    char dimension[40] = "";
+    if (symbol->bind == BIND_SIZE) {
+        snprintf(dimension, sizeof dimension, ", dimension %lld,", (long long)symbol->dimension);
+    }
+    return smelt_fail(error, SMELT_ERROR_UNSUPPORTED, "%s%s is %lld, and must be from %lld to %lld (%s)", name, dimension,
+                      (long long)reason->value, (long long)symbol->low, (long long)symbol->high, of);
+}
+
+/* The number of the variant that holds. */
+static smelt_status
+choose(smelt_session *session, const StateRecord *state, int64_t *variant, smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    Reason first = {0};
+    for (int64_t i = 0; i < state->variant_count; i++) {
+        Reason reason = {0};
+        bool held;
+        *variant = state->variants + i;
+        const smelt_status status = try_variant(session, &table->variants[*variant], &session->plans[*variant], &held,
+                                                &reason, error);
+        if (status || held) {
+            return status;
+        }
+        first = i == 0 ? reason : first;
+    }
+    return tell_reason(session, state, &first, error);
+}
+
+static smelt_status
+raise(const smelt_session *session, const VariantRecord *variant, smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    return smelt_fail(error, SMELT_ERROR_RAISED, "%s: %s", table_string(table, variant->error),
+                      table_string(table, variant->message));
+}
+
+/* The state that follows; -1: the call has returned. */
+static smelt_status
+go_on(smelt_session *session, const VariantRecord *variant, const Plan *plan, int64_t *state, smelt_error *error)
+{
+    const Register *condition;
+    switch (variant->next) {
+    case RETURN_NEXT:
+        *state = -1;
+        return smelt_take_outputs(session, variant, plan->symbols, error);
+    case RAISE_NEXT:
+        return raise(session, variant, error);
+    case JUMP_NEXT:
+        *state = variant->if_true;
+        return SMELT_OK;
+    default:
+        condition = &session->registers[variant->register_];
+        if (!condition->ready) {
+            return smelt_fail(error, SMELT_ERROR_FILE, "the model branches on %s, which it never made",
+                              table_string(&session->model->table,
+                                           session->model->table.registers[variant->register_].name));
+        }
+        *state = *condition->data ? variant->if_true : variant->if_false;
+        return SMELT_OK;
+    }
+}
+
+smelt_status
+smelt_run_states(smelt_session *session, smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
+        if (table->registers[i].kind == LOCAL_REGISTER) {
+            session->registers[i].ready = false;
+        }
+    }
+    int64_t state = 0, number;
+    for (int64_t rounds = 1; state >= 0; rounds++) {
+        if (session->most_states && rounds > session->most_states) {
+            return smelt_fail(error, SMELT_ERROR_LIMIT, "the model went through %lld states and did not end",
+                              (long long)session->most_states);
+        }
+        smelt_status status = choose(session, &table->states[state], &number, error);
+        if (status) {
+            return status;
+        }
+        const VariantRecord *variant = &table->variants[number];
+        Plan *plan = &session->plans[number];
+        status = prepare(session, variant, plan, error);
+        status = status ? status : run_steps(session, variant, plan, error);
+        if (status) {
+            return status;
+        }
+        commit(session, variant, plan);
+        session->state = state;
+        session->variant = number - table->states[state].variants;
+        status = go_on(session, variant, plan, &state, error);
+        if (status) {
+            return status;
+        }
+    }
+    return SMELT_OK;
+}

@@ -1,0 +1,93 @@
+/* A session: registers, memory and threads of one call at a time. */
+#ifndef SMELT_DEPLOY_SESSION_H
+#define SMELT_DEPLOY_SESSION_H
+
+#include "deploy/model.h"
+#include "deploy/threads.h"
+
+/* Memory of the session's allocator. */
+typedef struct {
+    void *memory;
+    size_t size;
+} Block;
+
+/* A register while it runs. What it holds is ready or not: an input that was not given, a local one that nothing has
+   produced. A local one has two blocks, so that a variant may read it and produce it anew. */
+typedef struct {
+    char *data;
+    int64_t bytes;
+    int64_t *sizes;
+    bool ready;
+    bool staged; /* an input that was copied: not contiguous, or not aligned to its elements */
+    Block current, spare;
+} Register;
+
+/* What a variant comes to for certain values of its symbols; it is kept until they differ. */
+typedef struct {
+    int64_t offset, bytes; /* of SIZES: where its numbers begin */
+    char *pointer;         /* set for each run */
+} PlannedValue;
+
+typedef struct {
+    bool valid;
+    void *memory; /* one allocation for all that follows */
+    size_t words;
+    int64_t arena_bytes;
+    int64_t *symbols;
+    int64_t *produced_bytes, *produced_sizes;
+    int64_t *step_bytes; /* of a launch its workspace, of a copy its length */
+    int64_t *numbers;
+    PlannedValue *values;
+} Plan;
+
+typedef struct {
+    smelt_tensor tensor;
+    int64_t sizes[SMELT_MAX_RANK];
+    Block copy;
+    void *bound; /* memory of the caller's, or NULL */
+    size_t bound_bytes;
+} Output;
+
+struct smelt_session {
+    smelt_model *model;
+    smelt_allocator allocator;
+    Parallel parallel;
+    int64_t most_states;
+    atomic_flag busy;
+    bool returned;
+    int64_t state, variant; /* where the last call ended */
+    Register *registers;
+    int64_t *register_sizes;
+    size_t register_size_count;
+    Plan *plans;      /* of each variant */
+    Output *outputs;
+    int64_t *symbols; /* while a variant is tried */
+    int64_t *groups;  /* of each group of dimensions: its size in this call, -1: not known yet */
+    void **buffers;   /* of one launch */
+    Block arena, workspace;
+    char *state_data; /* the STATE section */
+    size_t state_mapped; /* bytes that are mapped from the file; 0: allocated */
+    char *state_map;
+    char nothing[64]; /* where tensors without elements are */
+};
+
+/* Room for `size` bytes; what was in it is lost. False: there is none. */
+bool smelt_block_fits(const smelt_allocator *allocator, Block *block, int64_t size);
+void smelt_block_drop(const smelt_allocator *allocator, Block *block);
+
+/* Elements from one strided layout to another. */
+void smelt_copy_strided(char *to, const int64_t *to_strides, const char *from, const int64_t *from_strides,
+                        const int64_t *sizes, int64_t rank, int64_t item);
+void smelt_contiguous_strides(const int64_t *sizes, int64_t rank, int64_t *strides);
+
+/* Elements of these sizes in bytes; -1: negative, or too many. */
+int64_t smelt_sized_bytes(const int64_t *sizes, int64_t rank, int64_t item);
+
+/* Through the states from the entry to the end, once inputs are in their registers. */
+smelt_status smelt_run_states(smelt_session *session, smelt_error *error);
+
+/* What a variant returned becomes the outputs. */
+smelt_status smelt_take_outputs(smelt_session *session, const VariantRecord *variant, const int64_t *symbols,
+                                smelt_error *error);
+
+#endif

@@ -1,0 +1,291 @@
+/* Threads of a session: they wait for the chunks of a kernel, and end with the session.
+
+     k0(buffers, threads, workspace)      smelt_parallel_for(k0.part, …)         generated: codegen/cpu/entry_points.py
+       smelt_parallel_for                 how many chunks; one: run it here; more: by the pool, or the caller's function
+         run_chunk                        points extent·chunk/chunks up to extent·(chunk + 1)/chunks → k0.part
+
+   Chunk i is for thread i, so that a thread finds in its cache what it wrote before; whoever is done takes what nobody
+   has begun. Workers look for work a little while before they sleep: kernels follow each other within microseconds. */
+#define _GNU_SOURCE
+#include "deploy/threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PATIENCE = 2000 }; /* looks for work before a worker sleeps */
+
+typedef struct {
+    smelt_task task;
+    void *data;
+    int64_t count;
+} Job;
+
+struct Worker {
+    Pool *pool;
+    int64_t number;
+    pthread_t thread;
+};
+
+struct Pool {
+    pthread_mutex_t mutex;
+    pthread_cond_t wake, done;
+    Job job;                      /* written under the mutex before `round` */
+    atomic_uint round;            /* odd: work to do */
+    atomic_int busy;              /* workers inside of this round */
+    atomic_bool stopping;
+    int sleeping;                 /* under the mutex */
+    atomic_bool awaited;          /* who runs the job sleeps until nobody is busy */
+    pid_t owner;
+    smelt_allocator allocator;
+    size_t bytes;
+    int64_t workers;
+    atomic_uchar claimed[MOST_THREADS];
+    struct Worker all[];
+};
+
+static _Thread_local Parallel *current;
+
+Parallel *
+smelt_parallel_begin(Parallel *parallel)
+{
+    Parallel *before = current;
+    if (parallel->pool && parallel->pool->owner != getpid()) {
+        parallel->alone = true; /* a child of fork(): the threads are not here */
+        parallel->pool = NULL;  /* lost with them */
+    }
+    current = parallel;
+    return before;
+}
+
+void
+smelt_parallel_end(Parallel *before)
+{
+    current = before;
+}
+
+int
+smelt_processor_count(void)
+{
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) {
+        return CPU_COUNT(&set);
+    }
+#endif
+    const long count = sysconf(_SC_NPROCESSORS_ONLN);
+    return count > 0 && count <= MOST_THREADS ? (int)count : 1;
+}
+
+/* --- the pool ---------------------------------------------------------------------------------------------- */
+
+static inline void
+pause_a_little(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+/* Its own chunk first, then those that nobody has begun. */
+static void
+run_claimed(Pool *pool, int64_t own)
+{
+    const Job job = pool->job;
+    for (int64_t i = 0; i < job.count; i++) {
+        const int64_t chunk = (own + i) % job.count;
+        if (!atomic_load_explicit(&pool->claimed[chunk], memory_order_relaxed)
+            && !atomic_exchange_explicit(&pool->claimed[chunk], 1, memory_order_acq_rel)) {
+            job.task(job.data, chunk);
+        }
+    }
+}
+
+/* The round that is to be worked on: odd, and another than the last. */
+static unsigned
+next_round(Pool *pool, unsigned last)
+{
+    for (int i = 0; i < PATIENCE; i++) {
+        const unsigned round = atomic_load_explicit(&pool->round, memory_order_acquire);
+        if ((round & 1 && round != last) || atomic_load_explicit(&pool->stopping, memory_order_relaxed)) {
+            return round;
+        }
+        pause_a_little();
+    }
+    pthread_mutex_lock(&pool->mutex);
+    unsigned round;
+    pool->sleeping++;
+    while (round = atomic_load(&pool->round), !(round & 1 && round != last) && !atomic_load(&pool->stopping)) {
+        pthread_cond_wait(&pool->wake, &pool->mutex);
+    }
+    pool->sleeping--;
+    pthread_mutex_unlock(&pool->mutex);
+    return round;
+}
+
+static void *
+work(void *given)
+{
+    struct Worker *worker = given;
+    Pool *pool = worker->pool;
+    unsigned last = 0;
+    while (true) {
+        last = next_round(pool, last);
+        if (atomic_load(&pool->stopping)) {
+            return NULL;
+        }
+        /* In, unless the round has ended meanwhile: who runs the job waits for those who are in. */
+        atomic_fetch_add(&pool->busy, 1);
+        if (atomic_load(&pool->round) == last) {
+            run_claimed(pool, worker->number);
+        }
+        if (atomic_fetch_sub(&pool->busy, 1) == 1 && atomic_load(&pool->awaited)) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_signal(&pool->done);
+            pthread_mutex_unlock(&pool->mutex);
+        }
+    }
+}
+
+static void
+stop_workers(Pool *pool)
+{
+    pthread_mutex_lock(&pool->mutex);
+    atomic_store(&pool->stopping, true);
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+    for (int64_t i = 0; i < pool->workers; i++) {
+        pthread_join(pool->all[i].thread, NULL);
+    }
+    pthread_cond_destroy(&pool->done);
+    pthread_cond_destroy(&pool->wake);
+    pthread_mutex_destroy(&pool->mutex);
+    pool->allocator.release(pool->allocator.context, pool, pool->bytes);
+}
+
+/* NULL: there are no threads to be had. Signals are for the program's own threads. */
+static Pool *
+start(const smelt_allocator *allocator, int64_t threads)
+{
+    const size_t bytes = sizeof(Pool) + (size_t)(threads - 1) * sizeof(struct Worker);
+    Pool *pool = allocator->allocate(allocator->context, bytes, 64);
+    if (pool == NULL) {
+        return NULL;
+    }
+    memset(pool, 0, bytes);
+    pool->allocator = *allocator;
+    pool->bytes = bytes;
+    pthread_mutex_init(&pool->mutex, NULL); /* with default attributes none of the three fails */
+    pthread_cond_init(&pool->wake, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    pool->owner = getpid();
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool->workers < threads - 1) {
+        struct Worker *worker = &pool->all[pool->workers];
+        *worker = (struct Worker){.pool = pool, .number = pool->workers + 1};
+        if (pthread_create(&worker->thread, NULL, work, worker)) {
+            break;
+        }
+        pool->workers++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (pool->workers == 0) {
+        stop_workers(pool);
+        return NULL;
+    }
+    return pool;
+}
+
+static void
+run_by_pool(Pool *pool, int64_t count, smelt_task task, void *data)
+{
+    pthread_mutex_lock(&pool->mutex);
+    pool->job = (Job){task, data, count};
+    for (int64_t i = 0; i < count; i++) {
+        atomic_store_explicit(&pool->claimed[i], 0, memory_order_relaxed);
+    }
+    atomic_fetch_add(&pool->round, 1);
+    if (pool->sleeping) {
+        pthread_cond_broadcast(&pool->wake);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    run_claimed(pool, 0);
+    /* All chunks are begun. From here on nobody comes in; those who are in may still run theirs. */
+    atomic_fetch_add(&pool->round, 1);
+    for (int i = 0; i < PATIENCE && atomic_load_explicit(&pool->busy, memory_order_acquire); i++) {
+        pause_a_little();
+    }
+    if (atomic_load(&pool->busy)) {
+        pthread_mutex_lock(&pool->mutex);
+        atomic_store(&pool->awaited, true);
+        while (atomic_load(&pool->busy)) {
+            pthread_cond_wait(&pool->done, &pool->mutex);
+        }
+        atomic_store(&pool->awaited, false);
+        pthread_mutex_unlock(&pool->mutex);
+    }
+}
+
+void
+smelt_parallel_stop(Parallel *parallel)
+{
+    if (parallel->pool && parallel->pool->owner == getpid()) {
+        stop_workers(parallel->pool);
+    }
+    parallel->pool = NULL;
+}
+
+/* --- what generated code calls ------------------------------------------------------------------------------ */
+
+typedef struct {
+    smelt_part part;
+    void *buffers;
+    char *workspace;
+    uint64_t chunks, extent, chunk_bytes;
+} Task;
+
+static void
+run_chunk(void *data, int64_t number)
+{
+    const Task *task = data;
+    const uint64_t chunk = (uint64_t)number, first = chunk * task->extent / task->chunks;
+    const uint64_t last = (chunk + 1) * task->extent / task->chunks;
+    char *workspace = task->workspace + chunk * task->chunk_bytes;
+    task->part(task->buffers, workspace, (int64_t)first, (int64_t)last, chunk + 1 == task->chunks);
+}
+
+int64_t
+smelt_parallel_for(smelt_part part, void *buffers, char *workspace, int64_t threads, int64_t most, int64_t extent,
+                   int64_t chunk_bytes)
+{
+    Parallel *parallel = current;
+    const int64_t chunks = threads < most ? threads : most;
+    Task task = {part, buffers, workspace, chunks < 2 ? 1 : (uint64_t)chunks, (uint64_t)extent, (uint64_t)chunk_bytes};
+    if (task.chunks == 1) {
+        run_chunk(&task, 0);
+        return 1;
+    }
+    if (parallel && parallel->parallel_for) {
+        parallel->parallel_for(parallel->context, (int64_t)task.chunks, run_chunk, &task);
+        return (int64_t)task.chunks;
+    }
+    if (parallel && !parallel->pool && !parallel->alone) {
+        parallel->pool = start(parallel->allocator, parallel->threads);
+        parallel->alone = parallel->pool == NULL;
+    }
+    if (parallel && parallel->pool) {
+        run_by_pool(parallel->pool, (int64_t)task.chunks, run_chunk, &task);
+        return (int64_t)task.chunks;
+    }
+    for (uint64_t chunk = 0; chunk < task.chunks; chunk++) {
+        run_chunk(&task, (int64_t)chunk);
+    }
+    return (int64_t)task.chunks;
+}
