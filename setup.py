@@ -1,4 +1,7 @@
-"""Builds the C part: `smelt._native`, and `libsmelt`, which runs artifacts without Python. All else is in pyproject.toml."""
+"""Builds the C part: `smelt._native`, and `libsmelt`, which runs artifacts without Python.
+
+Everything else about the package is in pyproject.toml.
+"""
 
 from glob import glob
 from pathlib import Path
@@ -30,8 +33,8 @@ class BuildExt(build_ext):
             include_dirs=["src/smelt/csrc", "src/smelt/include"],
             extra_postargs=[*FLAGS, "-fPIC", "-g0", "-ffunction-sections", "-fdata-sections"],
         )
-        link = ["-Wl,-s", "-Wl,--gc-sections", "-Wl,-soname,libsmelt.so"]
-        compiler.link_shared_object(objects, str(folder / "libsmelt.so"), libraries=["m", "pthread"], extra_postargs=link)
+        link = ["-Wl,-s", "-Wl,--gc-sections", "-Wl,-soname,libsmelt.so", "-lm", "-lpthread"]
+        compiler.link_shared_object(objects, str(folder / "libsmelt.so"), extra_postargs=link)
         (folder / "libsmelt.a").unlink(missing_ok=True)  # else what was renamed would stay in it
         compiler.create_static_lib(objects, "smelt", output_dir=str(folder))
 

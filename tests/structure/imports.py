@@ -367,7 +367,7 @@ def _c_graph(root: Path) -> dict[str, set[str]]:
     """Which C files need which: a header and the source of the same name are one."""
     graph: dict[str, set[str]] = {}
     for file in sources(root):
-        if file.suffix not in (".c", ".h"):
+        if file.suffix not in (".c", ".h") or root / "csrc" not in file.parents:
             continue
         name = str(file.relative_to(root / "csrc").with_suffix(""))
         included = re.findall(r'#include "([\w/]+)\.h"', file.read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
 Every field is a signed 64-bit word, little-endian. Records refer to each other by number. A field's rule, in `RULES`,
 is what a file must keep to: the number of a record of a section (INDEX; OPTIONAL: or -1), or the first of several
-(SPAN: the next field says how many). csrc/deploy/format/records.h declares the same, and a test holds one against the other.
+(SPAN: the next field says how many). csrc/deploy/format/records.h declares the same, and a test compares them.
 """
 
 from enum import IntEnum, IntFlag
