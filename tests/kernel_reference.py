@@ -34,7 +34,9 @@ from smelt.ir.kernel import (
     Running,
     Scan,
     Scatter,
+    Softmax,
     Store,
+    WeightedSum,
     neutral,
 )
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
@@ -133,6 +135,11 @@ class Run:
             case Contract(out):
                 wide = self.contracted(instruction, lambda read: read.to(instruction.dtype).double())
                 self.values[out] = wide.to(instruction.dtype)
+            case Softmax(out, source, sums):
+                spread = self.values[source].expand(self.grid(loop))
+                self.values[out], self.values[sums] = softmax(spread, range(len(self.kernel.rows), len(self.axes)))
+            case WeightedSum():
+                self.weigh(instruction)
 
     def accumulate(self, name: str, op: Reduction, index: Index, value: Tensor) -> None:
         dims = tuple(number for number, axis in enumerate(self.axes) if axis.name not in index.axes)
@@ -140,6 +147,16 @@ class Run:
         where = self.spread(index)
         self.memory[name][where.reshape(-1)] = total.expand(where.shape).reshape(-1)
 
+
+    def weigh(self, instruction: WeightedSum) -> None:
+        axes, rank = self.axes + instruction.axes, len(self.axes) + len(instruction.axes)
+        value = self.values[instruction.value].expand(self.grid(loop=True)).double()
+        factor = self.factor(instruction.factor, axes).to(instruction.dtype).double()
+        named = [number for number, axis in enumerate(axes) if axis.name in instruction.index.axes]
+        total = torch.einsum(value, list(range(len(self.axes))), factor, list(range(rank)), named)
+        memory, where = self.memory[instruction.buffer], _spread(instruction.index, axes)
+        total = total.to(instruction.dtype).to(memory.dtype).expand([axes[number].size for number in named])
+        memory[where.reshape(-1)] = total.reshape(-1)
 
     def contracted(self, instruction: Contract, convert: Callable[[Tensor], Tensor]) -> Tensor:
         """The sum of products of what is read, converted; each factor has extent one along axes it does not name."""
@@ -201,6 +218,20 @@ def fold(op: Reduction, value: Tensor, dims: Sequence[int], dtype: torch.dtype) 
                 work = work.all(dim, keepdim=True)
     # A sum of f32 ends in f32 before it is rounded to a narrower buffer, as it is kept in a register of f32.
     return work.to(value.dtype).to(dtype)
+
+
+def softmax(value: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Weights along `dims`, and the logarithm of what they were divided by: zeros where everything is -inf."""
+    if any(value.shape[dim] == 0 for dim in dims):
+        shape = [1 if dim in dims else size for dim, size in enumerate(value.shape)]
+        return value, torch.zeros(shape, dtype=value.dtype)
+    wide = value.double()
+    top = wide.amax(tuple(dims), keepdim=True)
+    nothing = top == -torch.inf
+    top = torch.where(nothing, 0.0, top)
+    powers = (wide - top).exp()
+    total = torch.where(nothing, 1.0, powers.sum(tuple(dims), keepdim=True))
+    return (powers / total).to(value.dtype), torch.where(nothing, 0.0, top + total.log()).to(value.dtype)
 
 
 _SCATTERS = {"sum": "sum", "prod": "prod", "max": "amax", "min": "amin", "any": "amax", "all": "amin"}

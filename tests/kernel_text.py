@@ -32,8 +32,10 @@ from smelt.ir.kernel import (
     Running,
     Scan,
     Scatter,
+    Softmax,
     Stage,
     Store,
+    WeightedSum,
 )
 from smelt.ir.tensorspec import short_name
 from smelt.symbolic.expressions import ZERO, Expression, ShapeEnv, Symbol
@@ -56,6 +58,8 @@ _SCAN = rf"scan (\w+) ({_NAME}) along ({_NAME})( backwards)?"
 _CONTRACT = rf"contract \((.*?)\) (?={_NAME}\[)(.+) : (\w+)"
 _FACTOR = rf"({_NAME})\[([^\]]*)\](?: where (.+))?"
 _BOUND = r"(.+) below (.+)"
+_SOFTMAX = rf"({_NAME})(?:, ({_NAME}))? = softmax ({_NAME})"
+_WEIGHTED_SUM = rf"weighted sum \((.*?)\) ({_NAME})\[([^\]]*)\] = ({_NAME}) \* (.+) : (\w+)"
 _TYPED = r"(\w+) (.*) : (\w+)"
 
 REDUCTIONS: tuple[str, ...] = get_args(Reduction)
@@ -199,6 +203,11 @@ class _Parser:
             fold = None if match[1] == "last" else _parse_reduction(match[1])
             by = self._reaches(match[4], text)
             return Scatter(match[2], fold, self.index(match[3]), by, match[5], match[6] is not None)
+        if match := re.fullmatch(_WEIGHTED_SUM, text):
+            factor, dtype = self._factor(match[5], text), _parse_dtype(match[6])
+            return WeightedSum(match[2], self.index(match[3]), self._axes(match[1]), match[4], factor, dtype)
+        if match := re.fullmatch(_SOFTMAX, text):
+            return Softmax(match[1], match[3], match[2] or "")
         out, equals, rest = text.partition(" = ")
         if not equals or not re.fullmatch(_NAME, out):
             raise SpecError("SM022", f"not an instruction: {text!r}")

@@ -1,5 +1,6 @@
 """Each rule of the kernel form, by a kernel or program that breaks just that one."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -49,7 +50,22 @@ kernel good rows(i:4) cols(j:8)
     store z[8*i + j] = new
 """
 
-# rule → (line of GOOD, what it becomes)
+ATTENTION = """
+kernel attention rows(h:2, i:4) cols(j:8)
+  in q: f32[24]
+  in k: f32[48]
+  in v: f32[80]
+  out y: f32[40]
+  out l: f32[8]
+  loop:
+    s = contract (e:3) q[12*h + 3*i + e], k[24*h + 3*j + e] : f32
+    p, m = softmax s
+    weighted sum (d:5) y[20*h + 5*i + d] = p * v[40*h + 5*j + d] : f32
+  row:
+    store l[4*h + i] = m
+"""
+
+# rule → (line of GOOD, or of ATTENTION, what it becomes)
 BROKEN: dict[str, tuple[str, str]] = {
     "axes": ("rows(i:4) cols(j:8)", "rows(i:4, k:1, k:1) cols(j:8)"),
     "buffers": ("in h: bf16[8]", "in h: bf16[8]\n  in h: bf16[8]"),
@@ -75,13 +91,16 @@ BROKEN: dict[str, tuple[str, str]] = {
     "accumulate": ("store y[8*i + j] = d", "store y[8*i + j] = d\n    store total[0] = d"),
     "rows left out": ("store e[j] = b", "store e[j] = b\n    accumulate sum each[8*i + j] = b"),
     "contractions": ("c = load e[j]", "c = load e[j]\n    p = contract (k:8) x[8*i + k], x[j] : f32"),
+    "softmax": ("p, m = softmax s", "p, m = softmax s\n    pp = softmax s"),
+    "weighted sums": ("y[20*h + 5*i + d] = p", "y[20*h + 4*i + d] = p"),
 }
 
 
 def broken(rule: str) -> Kernel:
     old, new = BROKEN[rule]
-    assert old in GOOD
-    text = GOOD.replace(old, new)
+    good = GOOD if old in GOOD else ATTENTION
+    assert old in good
+    text = good.replace(old, new)
     if rule == "rows left out":
         text = text.replace("  out total", "  out each: f32[32]\n  out total")
     if rule == "scratch columns":
@@ -91,6 +110,32 @@ def broken(rule: str) -> Kernel:
 
 def test_good_kernel_passes() -> None:
     check_kernel(parse_kernel(GOOD))
+    check_kernel(parse_kernel(ATTENTION))
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes", "fault"),
+    [
+        ("p * v[40*h + 5*j + d] : f32", "p * v[40*h + 5*j + d] : f64", "v is f32: it is not summed in f64"),
+        ("y[20*h + 5*i + d] = p", "y[160*h + 40*i + 5*j + d] = p", "the index leaves no axis out"),
+        ("out y: f32[40]", "inout y: f32[40]", "y is no output"),
+        ("p * v[40*h", "p * w[40*h", "there is no buffer w"),
+        ("out y: f32[40]", "out y: f32[39]", "positions 0 to 39 of a buffer of 39"),
+        ("in v: f32[80]", "in v: f32[79]", "positions 0 to 79 of a buffer of 79"),
+        ("in v: f32[80]", "in v: i32[80]", "v is i32: it is not summed in f32"),
+        ("store l[4*h + i] = m", "store l[4*h + i] = p", "p is not visible here"),
+        ("store l[4*h + i] = m", "store l[4*h + i] = m\n  row:\n    o = const 1 : i32", "the only one of its kernel"),
+        ("p, m = softmax s", "p, m = softmax s\n    r = reduce sum s", "no other fold stands beside a contraction"),
+        ("p, m = softmax s", "p, m = softmax s\n    m = const 1 : i32", "m is defined twice"),
+    ],
+)
+def test_what_is_weighed(line: str, becomes: str, fault: str) -> None:
+    assert line in ATTENTION
+    text = ATTENTION.replace(line, becomes)
+    if "5*j + d] = p" in becomes:
+        text = text.replace("out y: f32[40]", "out y: f32[320]")
+    with pytest.raises(SpecError, match=re.escape(fault)):
+        check_kernel(parse_kernel(text))
 
 
 def test_every_rule_has_a_case() -> None:

@@ -24,6 +24,7 @@ from smelt.ir.kernel import (
     Scatter,
     Stage,
     Store,
+    WeightedSum,
 )
 
 
@@ -59,6 +60,9 @@ def reindexed(instruction: Instruction, change: Callable[[Index], Index]) -> Ins
     if isinstance(instruction, Contract):
         left, right = (_factor_reindexed(each, change) for each in instruction.factors)
         return replace(instruction, left=left, right=right)
+    if isinstance(instruction, WeightedSum):
+        factor = _factor_reindexed(instruction.factor, change)
+        return replace(instruction, index=change(instruction.index), factor=factor)
     return instruction
 
 
@@ -108,6 +112,8 @@ def forward_scans(kernel: Kernel) -> Kernel:
 def indices(kernel: Kernel) -> list[Index]:
     found = [i.index for i in kernel.instructions() if isinstance(i, Access | Position)]
     factors = [each for i in kernel.instructions() if isinstance(i, Contract) for each in i.factors]
+    sums = [i for i in kernel.instructions() if isinstance(i, WeightedSum)]
+    found += [index for i in sums for index in (i.index, i.factor.index)]
     return found + [index for each in factors for index in (each.index, *(at for at, _ in each.bounds))]
 
 
@@ -129,12 +135,15 @@ def merged(kernel: Kernel, *, cols: bool) -> Kernel:
     return without_axes(kernel, gone, kernel.rows if cols else axes, axes if cols else kernel.cols)
 
 
+_FOLDS = (Reduce, Scan, Accumulate, Scatter, Contract, WeightedSum)
+
+
 def is_pointwise(kernel: Kernel) -> bool:
     """One loop, no folds, no scratch: every point on its own, in any order."""
     return (
         len(kernel.stages) == 1
         and kernel.stages[0].loop
-        and not any(isinstance(i, Reduce | Scan | Accumulate | Scatter | Contract) for i in kernel.instructions())
+        and not any(isinstance(i, _FOLDS) for i in kernel.instructions())
         and not any(buffer.role is Role.SCRATCH for buffer in kernel.buffers)
         and all(axis.size > 0 for axis in kernel.rows + kernel.cols)
     )

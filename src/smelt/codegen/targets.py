@@ -8,6 +8,7 @@ from smelt import _native
 from smelt.base.errors import warn
 from smelt.device import Target, choose_for, find, register
 from smelt.device.fusion_limits import Limits
+from smelt.ir.check_kernel import is_attention
 from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import KernelCode
 
@@ -35,9 +36,12 @@ def _cpu_launcher(code: KernelCode, unaligned: Unaligned) -> _native.Launcher:
 
 
 def _cpu_contraction_cycles(kernel: Kernel, name: str = "cpu") -> float | str:
+    from smelt.codegen.cpu.attention import plan as attention
     from smelt.codegen.cpu.products.plan import plan_product, why_not
 
     target = find(name)
+    if is_attention(kernel):
+        return attention.why_not(kernel, target) or attention.plan_attention(kernel, target).cycles(target)
     reason = why_not(kernel, target)
     if reason is not None:
         return reason

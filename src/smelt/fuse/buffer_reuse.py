@@ -20,7 +20,7 @@ import torch
 
 from smelt.base.fuel import Fuel
 from smelt.fuse.memory_plan import aliases, lifetimes
-from smelt.ir.kernel import Accumulate, Buffer, Contract, Gather, Index, Kernel, Load, Role, Stage, Store
+from smelt.ir.kernel import Accumulate, Buffer, Contract, Gather, Index, Kernel, Load, Role, Stage, Store, WeightedSum
 from smelt.ir.program import (
     Launch,
     Library,
@@ -227,6 +227,8 @@ def is_safe(kernel: Kernel, source: Buffer, target: Buffer) -> bool:
         if isinstance(instruction, Gather) and instruction.buffer == source.name:
             return False
         if isinstance(instruction, Contract) and source.name in {each.buffer for each in instruction.factors}:
+            return False
+        if isinstance(instruction, WeightedSum):  # it is written when other rows may still be read
             return False
         if isinstance(instruction, Load) and instruction.buffer in (source.name, target.name):
             if instruction.buffer == target.name or (index is not None and instruction.index != index):

@@ -9,6 +9,7 @@ tensors.
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +77,8 @@ class _Builder:
         return Place.FRESH if leaves else Place.ARENA
 
     def _steps(self, group: Group) -> list[Step]:
+        if group.call is not None and group.call.kernel is not None:
+            return [self._launched(group.call, group.call.kernel)]
         if group.call is not None:
             if events.wanted("fusion") and group.call.unless is None:
                 text = f"{group.call.name} is a library call: it {group.call.why}"
@@ -107,18 +110,32 @@ class _Builder:
             inlined = {value for member in group.members for value in _inlined_in(self.groups, member)}
             raise CannotBuild(group, {*group.members, *inlined}, str(reason)) from reason
         assembled = assemble("", ordered)
-        kernel = assembled.kernel
-        target = self._target(group)
+        known = self._known(assembled.kernel, group.members[0].spec.device, lambda: _summary(group))
+        return Assembled(known, assembled.values)
+
+    def _known(self, kernel: Kernel, device: torch.device, summary: Callable[[], str]) -> Kernel:
+        """The kernel, named, for a device: the same one wherever it is launched."""
+        target = self._target(device)
         key = (kernel.rows, kernel.cols, kernel.buffers, kernel.stages, _zeros(kernel), target)
         known = self.kernels.get(key)
         if known is None:
-            name = f"k{len(self.kernels)}_{_summary(group)}"
-            known = self.kernels[key] = replace(kernel, name=name, target=target)
-        return Assembled(known, assembled.values)
+            known = self.kernels[key] = replace(kernel, name=f"k{len(self.kernels)}_{summary()}", target=target)
+        return known
 
-    def _target(self, group: Group) -> str:
-        """What the kernel of a group runs on: what is made for the device its values are on."""
-        device = group.members[0].spec.device
+    def _launched(self, call: Call, kernel: Kernel) -> Launch:
+        """A kernel that stands like a call: its inputs in order, then its results."""
+        results = [value for value in call.results if value is not None]
+        known = self._known(kernel, results[0].spec.device, lambda: kernel.name)
+        names = [ref.value.memory.name for ref in call.args]
+        names += [self._buffer(value, self._place(value)) for value in results]
+        if events.wanted("fusion"):
+            members = tuple(value.name for value in results)
+            text = f"{known.name} computes {{{', '.join(members)}}}: it {call.why}"
+            events.emit("fusion", text, Made(known.name, members, call.why))
+        return Launch(known, tuple(names))
+
+    def _target(self, device: torch.device) -> str:
+        """What the kernels of a device run on."""
         found = self.targets.name_of(device)
         assert found is not None, f"no target makes kernels for {device}"  # such graphs are not fused
         return found

@@ -17,6 +17,7 @@ from torch import fx
 from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
 from smelt.fuse.lowering import index_exprs
+from smelt.fuse.lowering.attention import is_attention_call
 from smelt.fuse.lowering.factors import compute_copies, finished, read_factors, through_copies
 from smelt.fuse.lowering.matrix_products import ProductCall
 from smelt.fuse.lowering.product_choice import ProductChoice
@@ -143,7 +144,7 @@ class _Lowerer:
             for demand in record.demands(node):
                 self._check(node, demand)
         elif why is not None:
-            against = self._products(node)
+            against = self._attention(node) if is_attention_call(node) else self._products(node)
             if against is not None:
                 self._library(node, record, against or why)
         elif isinstance(record.lowering, View):
@@ -437,6 +438,28 @@ class _Lowerer:
     def _layout(self, node: fx.Node) -> OperandLayout:
         ref: Ref = self.refs[node]
         return ref.layout
+
+    def _attention(self, node: fx.Node) -> str | None:
+        """A kernel for an attention, or why it is a library call."""
+        read = {user.args[1] for user in node.users if user in self.live}
+        used = [each for each in _results(node) if each[0] in read]
+        found = self.products.attend(node, lambda each: self.refs[each], [(number, spec) for number, _, spec in used])
+        if isinstance(found, str):
+            return found
+        call, why = found
+        for source in call.sources:
+            source.needed = True
+        assert isinstance(node.target, torch._ops.OpOverload)
+        args = tuple(whole(source) for source in call.sources)
+        item = Call(len(self.lowered.items), node.name, node.target, LibraryCall(), args, {}, [], why)
+        item.kernel = call.kernel
+        self.lowered.items.append(item)
+        made = {number: self._new(name, FusionKind.LIBRARY, spec, call=item) for number, name, spec in used}
+        item.results = [*made.values()]
+        specs = spec_of(node)
+        count = len(specs) if isinstance(specs, tuple) else 1
+        self.refs[node] = [whole(made[number]) if number in made else None for number in range(count)]
+        return None
 
     def _products(self, node: fx.Node) -> str | None:
         """The values of a call that multiplies, or why it is a library call: an empty reason where it is no product."""

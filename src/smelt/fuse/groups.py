@@ -271,7 +271,8 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
     if a.call is not None or b.call is not None:
         call = a.call or b.call
         assert call is not None
-        return f"{call.name} is a library call: it {call.why}"
+        what = "library call" if call.kernel is None else "kernel of its own"
+        return f"{call.name} is a {what}: it {call.why}"
     if a.members[0].spec.device != b.members[0].spec.device:
         return f"they are on different devices, {a.members[0].spec.device} and {b.members[0].spec.device}"
     if len(a.members) + len(b.members) > a.limits.values:

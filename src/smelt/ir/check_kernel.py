@@ -34,8 +34,10 @@ from smelt.ir.kernel import (
     Role,
     Scan,
     Scatter,
+    Softmax,
     Stage,
     Store,
+    WeightedSum,
     members,
 )
 from smelt.ir.program import Program
@@ -67,6 +69,8 @@ def value_dtypes(kernel: Kernel) -> dict[str, torch.dtype]:
                 found[out] = torch.int64
             case (Reduce(out, _, value) | Scan(out, _, value)) if value in found:
                 found[out] = found[value]
+            case Softmax(out, value, sums) if value in found:
+                found[out] = found[sums] = found[value]
     return found
 
 
@@ -81,14 +85,21 @@ def operands(instruction: Instruction) -> tuple[str, ...]:
             return (*(place for place, _, _ in by), value)
         case Cast(_, value, _) | Reduce(_, _, value) | Scan(_, _, value) | Store(_, _, value):
             return (value,)
-        case Accumulate(_, _, _, value):
+        case Accumulate(_, _, _, value) | Softmax(_, value, _) | WeightedSum(value=value):
             return (value,)
     return ()
 
 
 def result(instruction: Instruction) -> str | None:
-    """The value an instruction defines."""
-    return None if isinstance(instruction, Store | Accumulate | Scatter) else instruction.out
+    """The value an instruction defines at its point."""
+    return None if isinstance(instruction, Store | Accumulate | Scatter | WeightedSum) else instruction.out
+
+
+def row_result(instruction: Instruction) -> str | None:
+    """The value an instruction leaves for later stages of its row."""
+    if isinstance(instruction, Softmax):
+        return instruction.sums or None
+    return instruction.out if isinstance(instruction, Reduce) else None
 
 
 def _staged(kernel: Kernel) -> Iterator[tuple[Stage, Instruction]]:
@@ -110,11 +121,18 @@ def contraction_of(kernel: Kernel) -> Contract | None:
     return next((each for each in kernel.instructions() if isinstance(each, Contract)), None)
 
 
-def _factors(kernel: Kernel) -> Iterator[tuple[Contract, Factor]]:
+def is_attention(kernel: Kernel) -> bool:
+    """Whether it weighs what its loop computes."""
+    return any(isinstance(each, WeightedSum) for each in kernel.instructions())
+
+
+def _factors(kernel: Kernel) -> Iterator[tuple[Contract | WeightedSum, Factor]]:
     for instruction in kernel.instructions():
         if isinstance(instruction, Contract):
             yield instruction, instruction.left
             yield instruction, instruction.right
+        elif isinstance(instruction, WeightedSum):
+            yield instruction, instruction.factor
 
 
 def _repeated(names: Iterable[str]) -> Iterator[str]:
@@ -132,7 +150,7 @@ def _rule_axes(kernel: Kernel) -> Iterator[Fault]:
     axes = kernel.rows + kernel.cols
     yield from _axes_faults(kernel, axes)
     for instruction in kernel.instructions():
-        if isinstance(instruction, Contract):
+        if isinstance(instruction, Contract | WeightedSum):
             yield from _axes_faults(instruction, axes + instruction.axes)
 
 
@@ -155,7 +173,7 @@ def _rule_buffers(kernel: Kernel) -> Iterator[Fault]:
 def _rule_buffers_known(kernel: Kernel) -> Iterator[Fault]:
     names = {buffer.name for buffer in kernel.buffers}
     for _, instruction in _staged(kernel):
-        if isinstance(instruction, Access) and instruction.buffer not in names:
+        if isinstance(instruction, Access | WeightedSum) and instruction.buffer not in names:
             yield instruction, f"there is no buffer {instruction.buffer}"
     for contraction, factor in _factors(kernel):
         if factor.buffer not in names:
@@ -168,16 +186,16 @@ def _rule_buffers_known(kernel: Kernel) -> Iterator[Fault]:
 def _rule_defined_once(kernel: Kernel) -> Iterator[Fault]:
     seen: set[str] = set()
     for instruction in kernel.instructions():
-        name = result(instruction)
-        if name in seen:
-            yield instruction, f"{name} is defined twice"
-        if name is not None:
-            seen.add(name)
+        for name in dict.fromkeys((result(instruction), row_result(instruction))):
+            if name in seen:
+                yield instruction, f"{name} is defined twice"
+            if name is not None:
+                seen.add(name)
 
 
 def _rule_visible(kernel: Kernel) -> Iterator[Fault]:
     """Loop values stay in their stage; row values and reductions are seen by later stages."""
-    anywhere = {result(instruction) for instruction in kernel.instructions()}
+    anywhere = {name for each in kernel.instructions() for name in (result(each), row_result(each))}
     lasting: set[str] = set()
     for stage in kernel.stages:
         here: set[str] = set()
@@ -188,9 +206,11 @@ def _rule_visible(kernel: Kernel) -> Iterator[Fault]:
                     continue
                 known = "is not visible here" if name in anywhere else "is not defined"
                 yield instruction, f"{name} {known}"
-            out = result(instruction)
-            if out is not None:
-                (pending if isinstance(instruction, Reduce) else here).add(out)
+            out, left = result(instruction), row_result(instruction)
+            if left is not None:
+                pending.add(left)
+            if out is not None and out != left:
+                here.add(out)
         lasting |= pending if stage.loop else here
 
 
@@ -229,7 +249,7 @@ def _operand_fault(name: str, given: list[torch.dtype], out: torch.dtype) -> str
 def _rule_narrow(kernel: Kernel) -> Iterator[Fault]:
     dtypes = value_dtypes(kernel)
     for instruction in kernel.instructions():
-        computes = isinstance(instruction, Compute | Reduce | Scan | Accumulate)
+        computes = isinstance(instruction, Compute | Reduce | Scan | Accumulate | Softmax)
         if not computes and not (isinstance(instruction, Scatter) and instruction.op):
             continue
         for name in operands(instruction):
@@ -269,6 +289,9 @@ def _rule_index_axes(kernel: Kernel) -> Iterator[Fault]:
             for factor in instruction.factors:
                 for index in (factor.index, *(position for position, _ in factor.bounds)):
                     yield from _index_faults(instruction, index, axes + instruction.axes)
+        elif isinstance(instruction, WeightedSum):
+            for index in (instruction.index, instruction.factor.index):
+                yield from _index_faults(instruction, index, axes + instruction.axes)
 
 
 def _index_faults(place: Instruction, index: Index, axes: tuple[Axis, ...]) -> Iterator[Fault]:
@@ -341,7 +364,9 @@ def _rule_bounds(kernel: Kernel) -> Iterator[Fault]:
         if low < 0 or high >= size:
             yield instruction, f"positions {low} to {high} of a buffer of {size}"
     sizes = {buffer.name: buffer.size for buffer in kernel.buffers}
-    for contraction, factor in _factors(kernel):
+    sums = [each for each in kernel.instructions() if isinstance(each, WeightedSum)]
+    written = [(each, Factor(each.buffer, each.index)) for each in sums]
+    for contraction, factor in (*_factors(kernel), *written):
         reads = factor_range(factor, axes + contraction.axes)
         if reads is not None and not 0 <= reads[0] <= reads[1] < sizes.get(factor.buffer, reads[1] + 1):
             yield contraction, f"positions {reads[0]} to {reads[1]} of a buffer of {sizes[factor.buffer]}"
@@ -380,6 +405,7 @@ def _rule_inputs_kept(kernel: Kernel) -> Iterator[Fault]:
 
 def _rule_outputs_written(kernel: Kernel) -> Iterator[Fault]:
     written = {instruction.buffer for _, instruction in _indexed(kernel) if not isinstance(instruction, Load | Gather)}
+    written |= {each.buffer for each in kernel.instructions() if isinstance(each, WeightedSum)}
     for buffer in kernel.buffers:
         if buffer.role in (Role.OUTPUT, Role.INOUT) and buffer.name not in written:
             yield buffer, f"{buffer.name} is never written"
@@ -517,26 +543,29 @@ def _rule_scatters(kernel: Kernel) -> Iterator[Fault]:
 
 
 def _rule_contractions(kernel: Kernel) -> Iterator[Fault]:
-    """One contraction at most, in the one loop of its kernel and without other folds; of floats this kernel reads."""
-    found = [(stage, each) for stage, each in _staged(kernel) if isinstance(each, Contract)]
+    """One contraction at most, in the one loop of its kernel and without other folds; of floats this kernel reads. What
+    is weighed may come of several, and a row stage may follow."""
+    found = [(stage, each) for stage, each in _staged(kernel) if isinstance(each, Contract | WeightedSum)]
     if not found:
         return
-    stage, contraction = found[0]
-    if len(found) > 1:
+    weighs = is_attention(kernel)
+    if len(found) > 1 and not weighs:
         yield found[1][1], "a kernel has one contraction at most"
-    if not stage.loop or len(kernel.stages) > 1:
-        yield contraction, "a contraction stands in a loop, the only stage of its kernel"
+    for stage, each in found:
+        if not stage.loop or stage is not kernel.stages[0] or len(kernel.stages) > (2 if weighs else 1):
+            yield each, "a contraction stands in a loop, the only one of its kernel"
+        if each.dtype not in (torch.float32, torch.float64):
+            yield each, f"products are summed in f32 or f64, not in {short_name(each.dtype)}"
+    if weighs and any(stage.loop for stage in kernel.stages[1:]):
+        yield kernel.stages[1], "after what is weighed comes a row stage at most"
     for _, instruction in _staged(kernel):
         if isinstance(instruction, Reduce | Scan | Accumulate | Scatter):
             yield instruction, "no other fold stands beside a contraction"
-    if contraction.dtype not in (torch.float32, torch.float64):
-        yield contraction, f"products are summed in f32 or f64, not in {short_name(contraction.dtype)}"
     buffers = {buffer.name: buffer for buffer in kernel.buffers}
-    for factor in contraction.factors:
-        if factor.buffer in buffers:
-            fault = _factor_fault(buffers[factor.buffer], contraction.dtype)
-            if fault:
-                yield contraction, fault
+    for each, factor in _factors(kernel):
+        fault = _factor_fault(buffers[factor.buffer], each.dtype) if factor.buffer in buffers else None
+        if fault:
+            yield each, fault
 
 
 def _factor_fault(buffer: Buffer, dtype: torch.dtype) -> str | None:
@@ -545,6 +574,46 @@ def _factor_fault(buffer: Buffer, dtype: torch.dtype) -> str | None:
     if not buffer.dtype.is_floating_point or (buffer.dtype is torch.float64) != (dtype is torch.float64):
         return f"{buffer.name} is {short_name(buffer.dtype)}: it is not summed in {short_name(dtype)}"
     return None
+
+
+def _rule_softmax(kernel: Kernel) -> Iterator[Fault]:
+    """Of floats, in the loop of a kernel that weighs with it, and only one."""
+    found = [(stage, each) for stage, each in _staged(kernel) if isinstance(each, Softmax)]
+    dtypes = value_dtypes(kernel)
+    for number, (stage, each) in enumerate(found):
+        if not is_attention(kernel) or not stage.loop or number:
+            yield each, "one softmax at most stands in a kernel, in a loop that weighs with it"
+        if dtypes.get(each.value, torch.float32) not in (torch.float32, torch.float64):
+            yield each, f"softmax is not defined on {short_name(dtypes[each.value])}"
+
+
+def _rule_weighted_sums(kernel: Kernel) -> Iterator[Fault]:
+    """Each owns its output buffer, leaves rows or cols out, and keeps the positions it names apart."""
+    writers = [i.buffer for _, i in _indexed(kernel) if not isinstance(i, Load | Gather)]
+    sums = [each for each in kernel.instructions() if isinstance(each, WeightedSum)]
+    writers += [each.buffer for each in sums]
+    buffers = {buffer.name: buffer for buffer in kernel.buffers}
+    dtypes = value_dtypes(kernel)
+    for each in sums:
+        buffer = buffers.get(each.buffer)
+        if buffer is not None and buffer.role is not Role.OUTPUT:
+            yield each, f"{each.buffer} is no output: a sum has no prior contents"
+        if writers.count(each.buffer) > 1:
+            yield each, f"{each.buffer} is written elsewhere too"
+        have = dtypes.get(each.value, each.dtype)
+        if have is not each.dtype:
+            yield each, f"the weight {each.value} is {short_name(have)}, summed in {short_name(each.dtype)}"
+        narrow = buffer is not None and each.dtype is torch.float32 and buffer.dtype in NARROW_FLOATS
+        if buffer is not None and buffer.dtype is not each.dtype and not narrow:
+            yield each, f"{each.buffer} is {short_name(buffer.dtype)}, the sum {short_name(each.dtype)}"
+        if each.factor.bounds:
+            yield each, "what is weighed has no bounds"
+        if all(axis.name in each.index.axes for axis in kernel.rows + kernel.cols):
+            yield each, "the index leaves no axis out: there is nothing to sum"
+        named = [axis for axis in kernel.rows + kernel.cols if axis.name in each.index.axes]
+        fault = _collides(each.index, [*named, *each.axes])
+        if fault:
+            yield each, fault
 
 
 KERNEL_RULES: dict[str, Callable[[Kernel], Iterable[Fault]]] = {
@@ -572,6 +641,8 @@ KERNEL_RULES: dict[str, Callable[[Kernel], Iterable[Fault]]] = {
     "rows left out": _rule_rows_left_out,
     "scatters": _rule_scatters,
     "contractions": _rule_contractions,
+    "softmax": _rule_softmax,
+    "weighted sums": _rule_weighted_sums,
 }
 
 

@@ -41,6 +41,24 @@ value of a loop stage as others are, and what follows it is its epilogue:
         v1 = load b[j]
         v2 = add p, v1 : f32
         store y[3072*i + j] = v2
+
+`WeightedSum` multiplies values of a loop with a buffer and sums over the rows or the cols. Between contractions and
+weighted sums, with a `Softmax` among them, rows and cols are the scores of an attention, which is never in memory:
+
+    kernel attention rows(h:12, i:128) cols(j:128)
+      in q: f32[98304]
+      in k: f32[98304]
+      in v: f32[98304]
+      out y: f32[98304]
+      out l: f32[1536]
+      loop:
+        s = contract (e:64) q[8192*h + 64*i + e], k[8192*h + 64*j + e] : f32
+        c = const 0.125 : f32
+        t = mul s, c : f32
+        p, m = softmax t
+        weighted sum (d:64) y[8192*h + 64*i + d] = p * v[8192*h + 64*j + d] : f32
+      row:
+        store l[128*h + i] = m
 """
 
 from enum import Enum
@@ -249,7 +267,8 @@ class Contract:
     both name are a batch. The sum may be taken in any order, but in the same one whatever the number of threads: f32
     for f32 and narrower, f64 for f64. What a factor out of its bounds is multiplied with may be left unread, as eager's
     convolutions do or do not: whether 0 · inf is in the sum is not said. With no points to sum over it is zero.
-    A kernel has one contraction at most, and then one stage, a loop, with no other folds in it.
+    A kernel has one contraction at most, and then one stage, a loop, with no other folds in it; or several, if what
+    they give is weighed (see `WeightedSum`).
     """
 
     out: str
@@ -263,8 +282,51 @@ class Contract:
         return self.left, self.right
 
 
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """`out` = exp(value) over the sum of exp(value) of this row's cols, at every point; of `value`'s dtype.
+
+    `sums`, if it is not "", is the logarithm of that sum: one for the row, visible in later stages. Where all values of
+    a row are -inf, or there are none, nothing has weight: `out` is zero and so is `sums`.
+    """
+
+    out: str
+    value: str
+    sums: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSum:
+    """`buffer[index]` = the sum of `value · factor` over the rows and cols that `index` does not name.
+
+    At each point of `axes`, which are its own: `index` names them all, and `factor` may. Summed in `dtype`, which is
+    the value's, in any order that is the same for every number of threads; rounded once if the buffer is narrower.
+    Such a kernel has one loop and after it one row stage at most, and no other folds than contractions and a softmax.
+    """
+
+    buffer: str
+    index: Index
+    axes: tuple[Axis, ...]
+    value: str
+    factor: Factor
+    dtype: torch.dtype
+
+
 Instruction = (
-    Const | Load | Gather | Position | Compute | Cast | Store | Reduce | Scan | Accumulate | Scatter | Contract
+    Const
+    | Load
+    | Gather
+    | Position
+    | Compute
+    | Cast
+    | Store
+    | Reduce
+    | Scan
+    | Accumulate
+    | Scatter
+    | Contract
+    | Softmax
+    | WeightedSum
 )
 Access = Load | Gather | Store | Accumulate | Scatter  # has a buffer and an index
 

@@ -19,6 +19,7 @@ from smelt.ir.kernel import (
     Axis,
     Const,
     Contract,
+    Factor,
     Gather,
     Index,
     Kernel,
@@ -26,6 +27,7 @@ from smelt.ir.kernel import (
     Position,
     Scatter,
     Store,
+    WeightedSum,
 )
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 from smelt.symbolic.expressions import ShapeEnv
@@ -90,10 +92,19 @@ def _sizes_in(kernel: Kernel) -> Iterator[Any]:
             for axis in instruction.axes:
                 yield axis.size
             for factor in instruction.factors:
-                yield from _sizes_in_index(factor.index)
-                for position, extent in factor.bounds:
-                    yield from _sizes_in_index(position)
-                    yield extent
+                yield from _sizes_in_factor(factor)
+        elif isinstance(instruction, WeightedSum):
+            for axis in instruction.axes:
+                yield axis.size
+            yield from _sizes_in_index(instruction.index)
+            yield from _sizes_in_factor(instruction.factor)
+
+
+def _sizes_in_factor(factor: Factor) -> Iterator[Any]:
+    yield from _sizes_in_index(factor.index)
+    for position, extent in factor.bounds:
+        yield from _sizes_in_index(position)
+        yield extent
 
 
 def _sizes_in_index(index: Index) -> Iterator[Any]:
@@ -137,7 +148,8 @@ def length_axis(kernel: Kernel) -> Axis | None:
     if len(kernel.rows) > 1 or len(kernel.cols) > 1 or shape_env_of(kernel) is not None:
         return None
     axis = next(iter(kernel.rows + kernel.cols), None)
-    if axis is None or any(isinstance(each, Gather | Scatter | Contract) for each in kernel.instructions()):
+    fixed = (Gather, Scatter, Contract, WeightedSum)
+    if axis is None or any(isinstance(each, fixed) for each in kernel.instructions()):
         return None
     steps = _steps(kernel, axis)
     for buffer in kernel.buffers:

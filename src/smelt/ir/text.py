@@ -37,7 +37,9 @@ from smelt.ir.kernel import (
     Reduce,
     Scan,
     Scatter,
+    Softmax,
     Store,
+    WeightedSum,
 )
 from smelt.ir.program import Library, Operand, Output, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import short_name
@@ -102,6 +104,11 @@ def format_instruction(instruction: Instruction) -> str:
         case Contract(out, axes, left, right, dtype):
             factors = f"{_format_factor(left)}, {_format_factor(right)}"
             return f"{out} = contract ({_format_axes(axes)}) {factors} : {short_name(dtype)}"
+        case Softmax(out, source, sums):
+            return f"{out}{', ' if sums else ''}{sums} = softmax {source}"
+        case WeightedSum(buffer, index, axes, source, factor, dtype):
+            summed = f"{buffer}[{format_index(index)}] = {source} * {_format_factor(factor)}"
+            return f"weighted sum ({_format_axes(axes)}) {summed} : {short_name(dtype)}"
 
 
 def _format_factor(factor: Factor) -> str:

@@ -1,12 +1,14 @@
 """The host CPU's code generator: the functions that `codegen.generator.Generator` names.
 
-A kernel with a contraction has a schedule of `products.plan`, any other one of `schedule_passes`.
+A kernel that weighs its scores has the plan of `attention.plan`, one with a contraction a schedule of `products.plan`,
+any other one of `schedule_passes`.
 """
 
 from collections.abc import Mapping, Sequence
 
 from smelt.base.fuel import Fuel
 from smelt.base.row import Row
+from smelt.codegen.cpu.attention.plan import AttentionPlan, plan_attention
 from smelt.codegen.cpu.entry_points import write
 from smelt.codegen.cpu.products.plan import ProductPlan, plan_product
 from smelt.codegen.cpu.products.problem import contraction
@@ -18,6 +20,7 @@ from smelt.codegen.generator import EntryCode
 from smelt.codegen.generator import numbered as symbols
 from smelt.codegen.llvm.compile import assemble, load
 from smelt.device import Target
+from smelt.ir.check_kernel import is_attention
 from smelt.ir.kernel import Kernel
 
 TABLES: Mapping[str, Sequence[Row]] = {"the kernels of a program": MODULE, "each kernel": SCHEDULE}
@@ -27,13 +30,19 @@ __all__ = ["TABLES", "assemble", "emit", "load", "member", "schedule", "share", 
 
 def schedule(
     kernel: Kernel, target: Target, fuel: Fuel, *, check: bool = False, of: str = ""
-) -> SchedulePlan | ProductPlan:
+) -> SchedulePlan | ProductPlan | AttentionPlan:
+    if is_attention(kernel):
+        return plan_attention(kernel, target)
     if contraction(kernel) is not None:
         return plan_product(kernel, target)
     return plan(kernel, target, fuel, check=check, of=of)
 
 
-def emit(symbol: str, plan: SchedulePlan | ProductPlan, target: Target, *, aligned: bool = True) -> EntryCode:
+def emit(
+    symbol: str, plan: SchedulePlan | ProductPlan | AttentionPlan, target: Target, *, aligned: bool = True
+) -> EntryCode:
+    if isinstance(plan, AttentionPlan):
+        return plan.write(symbol, target)
     if isinstance(plan, ProductPlan):
         return plan.schedule.write(symbol, plan.problem, target)
     return write(symbol, plan, target, aligned=aligned)

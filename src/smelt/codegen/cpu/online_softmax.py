@@ -23,7 +23,6 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
-    Contract,
     Gather,
     Instruction,
     Kernel,
@@ -31,7 +30,6 @@ from smelt.ir.kernel import (
     Position,
     Reduce,
     Role,
-    Scan,
     Scatter,
     Stage,
     Store,
@@ -104,7 +102,7 @@ def matched(kernel: Kernel, one: int, other: int) -> Online | None:
     return Online(first, second, peak, total, apart.out, reference)
 
 
-def _effects(body: Iterable[Instruction]) -> list[Reduce | Scan | Store | Accumulate | Scatter | Contract]:
+def _effects(body: Iterable[Instruction]) -> list[Instruction]:
     return [i for i in body if not isinstance(i, _Pure)]
 
 

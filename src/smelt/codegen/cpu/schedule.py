@@ -38,8 +38,10 @@ from smelt.ir.kernel import (
     Role,
     Scan,
     Scatter,
+    Softmax,
     Stage,
     Store,
+    WeightedSum,
 )
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import greater, hint, is_symsize, known_at_least, known_equal
@@ -206,7 +208,7 @@ def placing(kernel: Kernel) -> list[Instruction]:
     written = {i.buffer for i in kernel.instructions() if isinstance(i, Store | Accumulate | Scatter)}
     found: list[Instruction] = []
     for instruction in reversed(kernel.instructions()):
-        if isinstance(instruction, Store | Accumulate | Scatter) or instruction.out not in wanted:
+        if isinstance(instruction, Store | Accumulate | Scatter | WeightedSum) or instruction.out not in wanted:
             continue
         if isinstance(instruction, Reduce):
             return []
@@ -255,7 +257,7 @@ def loop_variant(kernel: Kernel, stage: Stage) -> list[Instruction]:
                 moves = source in inside
             case Const(out, _, _):
                 moves = False
-            case Scan(out) | Contract(out):
+            case Scan(out) | Contract(out) | Softmax(out):
                 moves = True
             case _:
                 out, moves = "", True
@@ -299,7 +301,7 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
     for stage in kernel.stages:
         inside = loop_variant(kernel, stage) if stage.loop else []
         narrow = _only_compared(inside)
-        outs = [i.out for i in inside if not isinstance(i, Store | Accumulate | Scatter)]
+        outs = [i.out for i in inside if not isinstance(i, Store | Accumulate | Scatter | WeightedSum)]
         widths += [dtypes[out].itemsize for out in outs if out not in narrow]
         widths += [fold_dtype(i.op, dtypes[i.value]).itemsize for i in inside if isinstance(i, Scan)]
         functions = [i.op for i in inside if isinstance(i, Compute) and i.op in _MATH]

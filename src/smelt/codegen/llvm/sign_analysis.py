@@ -27,6 +27,7 @@ from smelt.ir.kernel import (
     Reduce,
     Role,
     Scan,
+    Softmax,
     Store,
 )
 from smelt.symbolic.symsize import varies
@@ -86,7 +87,7 @@ class _Known:
                 self.signs[out] = self.signs.get(value, 0) if dtype in (torch.float32, torch.float64) else 0
             case Reduce(out, op, value):
                 self._is(out, "reduce", op, self.numbers[value])
-            case Scan(out) | Contract(out):
+            case Scan(out) | Contract(out) | Softmax(out):
                 self._is(out, out)
 
     def _is(self, out: str, *made_of: Hashable) -> None:

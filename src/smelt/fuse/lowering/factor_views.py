@@ -57,6 +57,17 @@ def read_through(call: ProductCall, number: int, stride: Shape, copied: OperandL
         return call.with_rule(ContractRule(call.rule.axes, *factors))
 
 
+def moved(view: OperandLayout, stride: Shape, copied: OperandLayout) -> OperandLayout | None:
+    """A view of a copy, whose dims are dense by `stride`, as a view of what it was copied from, at `copied`."""
+    found = _split(view.shape, (view.offset, *view.stride), copied.shape, stride)
+    if found is None or isinstance(found, _Cut):
+        return None
+    total = [copied.offset, *(0 for _ in view.shape)]
+    for index, step in zip(found, copied.stride, strict=True):
+        total = [have + step * part for have, part in zip(total, index, strict=True)]
+    return OperandLayout(view.shape, tuple(total[1:]), total[0])
+
+
 def copied(rule: ContractRule, made: OperandLayout, stride: Shape, copy: OperandLayout) -> CopiedProduct | None:
     """A product with points `made`, as a copy of it that is dense by `stride` and reads it at `copy`."""
     shape, steps = copy.shape, copy.stride

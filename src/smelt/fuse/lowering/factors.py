@@ -10,10 +10,10 @@ from functools import cache
 import torch
 
 from smelt.fuse.lowering import index_exprs
-from smelt.fuse.lowering.factor_views import copied, read_through
+from smelt.fuse.lowering.factor_views import copied, moved, read_through
 from smelt.fuse.lowering.matrix_products import ProductCall
 from smelt.fuse.lowering.rules import ContractRule, PointRule, Slot
-from smelt.fuse.lowering.values import FusionKind, FusionRead, FusionValue
+from smelt.fuse.lowering.values import FusionKind, FusionRead, FusionValue, Ref
 from smelt.ir.tensorspec import TensorSpec
 from smelt.ops.record import EmitRule, OperandLayout, Pointwise
 from smelt.ops.registry import record_of
@@ -26,6 +26,17 @@ def through_copies(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[P
     for number in range(len(found)):
         call, found[number] = _through_copies(call, number, found[number])
     return call, found
+
+
+def through_copy(ref: Ref) -> Ref:
+    """What a tensor is a view of, or the same view of what that is a copy of."""
+    while _is_copy(ref.value):
+        reading, spec = ref.value.readings[0], ref.value.spec
+        layout = moved(ref.layout, spec.stride, OperandLayout(spec.shape, reading.stride, reading.offset))
+        if layout is None:
+            break
+        ref = Ref(reading.value, layout)
+    return ref
 
 
 def read_factors(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[FusionRead, ...]:

@@ -16,7 +16,8 @@ from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.host_library import may_round_products, on_host, slow_by_channel
-from smelt.device.product_costs import MatrixSizes, library_costs
+from smelt.device.product_costs import MatrixSizes, library_attention, library_costs
+from smelt.fuse.lowering.attention import AttentionCall, RefOf, read_attention
 from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
 from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_product, read_product
 from smelt.fuse.lowering.rules import FactorRead
@@ -125,6 +126,39 @@ class ProductChoice:
         share = f"multiplies {sizes} in about {ours / library:.2f} of the library's time"
         own = library - ours >= max(LEAST_SAVED, LEAST_PART * ours)
         return Decision(own, share if own else f"{share} by a kernel, which saves too little")
+
+    def attend(
+        self, node: fx.Node, ref_of: RefOf, results: Sequence[tuple[int, TensorSpec]]
+    ) -> tuple[AttentionCall, str] | str:
+        """The kernel of an attention and why it is one, or why it is a call of the library."""
+        if self.wanted == "library":
+            return "is left to the library, as the option `products` asks for"
+        if not results or results[0][0] != 0:
+            return "is not asked for what it weighs"
+        call = read_attention(node, ref_of, results)
+        if isinstance(call, str):
+            return call
+        library = None if self.wanted == "own" else self._library_attention(call, results[0][1])
+        if isinstance(library, str):
+            return library
+        found = self.targets.contraction_cycles(results[0][1].device, call.kernel)
+        if isinstance(found, str):
+            return f"weighs, and there is no code for that: {found}"
+        if library is None:
+            return call, f"attends {call.sizes}, as the option `products` asks for"
+        ours = LAUNCH + found
+        share = f"attends {call.sizes} in about {ours / library:.2f} of the library's time"
+        if library - ours < max(LEAST_SAVED, LEAST_PART * ours):
+            return f"{share} by a kernel, which saves too little"
+        return call, share
+
+    def _library_attention(self, call: AttentionCall, result: TensorSpec) -> float | str:
+        """Cycles that the library takes for an attention, or why that is not told."""
+        if not on_host(result.device) or result.dtype is not torch.float32:
+            return f"attends {call.sizes}, for which nothing was measured"
+        if may_round_products():
+            return "multiplies, and the library may do so with less precision"
+        return library_attention(call.sizes)
 
     def _cycles_of(self, call: ProductCall, factors: Sequence[TensorSpec], sums: TensorSpec) -> float | str:
         """What the target takes for a product with nothing done to its sums, or why it cannot compute it."""

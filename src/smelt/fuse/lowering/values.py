@@ -12,6 +12,7 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.fuse.lowering.rules import ContractRule, FoldRule, PointRule, ScanRule, ScatterRule
+from smelt.ir.kernel import Kernel
 from smelt.ir.tensorspec import TensorSpec
 from smelt.ops.record import LibraryCall, OperandLayout
 from smelt.symbolic.shapes import Shape, Size
@@ -19,7 +20,7 @@ from smelt.symbolic.shapes import Shape, Size
 
 class FusionKind(Enum):
     LEAF = "leaf"  # an input or a constant
-    LIBRARY = "library"  # a result of a library call
+    LIBRARY = "library"  # a result of a library call, or of a kernel that stands like one
     POINTWISE = "pointwise"
     REDUCE = "reduce"
     SCAN = "scan"  # folds up to each element
@@ -92,7 +93,8 @@ class FusionValue:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A library call. Arguments hold `Ref`s where the graph has tensors; `results` has None where one is unused."""
+    """A library call. Arguments hold `Ref`s where the graph has tensors; `results` has None where one is unused. With a
+    `kernel` it is one of ours that nothing joins: the arguments are its inputs, the results its outputs."""
 
     id: int
     name: str
@@ -104,6 +106,7 @@ class Call:
     why: str
     unless: FusionValue | None = None  # one bool: the call is there to raise, and made only if it is false
     after: "Call | None" = None  # a call that must come first: random numbers are drawn, and errors raised, in order
+    kernel: Kernel | None = None
 
     @property
     def reads(self) -> "list[FusionValue]":

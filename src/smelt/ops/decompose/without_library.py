@@ -1,6 +1,6 @@
 """What is taken apart only where no library may be called: attention, and tensors put side by side or into others.
 
-    attention(q, k, v)       →  bmm(softmax(bmm(q, kᵀ) · scale), v), the scores in memory
+    attention(q, k, v)       →  bmm(softmax(bmm(q, kᵀ) · scale), v), the scores in memory: where sizes vary
     cat([a, b])              →  where(position < len(a), a among zeros, b among zeros)
 
 The library does these faster; as kernels they need nothing but what is generated. See the option `library`.
@@ -88,6 +88,11 @@ def _scores(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None, scale
     return (scores if mask is None else scores + widen(mask)), scale
 
 
+def _is_kernel(*tensors: Tensor) -> bool:
+    """Whether attention is a kernel as it is: one that never has the scores in memory. Its sizes do not vary."""
+    return all(isinstance(size, int) for tensor in tensors for size in tensor.shape)
+
+
 @_takes_apart(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def attention(
     query: Tensor,
@@ -100,7 +105,7 @@ def attention(
     scale: float | None = None,
 ) -> Any:
     """What a query that may look at nothing finds is zero."""
-    if dropout or query.dim() != 4 or key.shape[1] != query.shape[1]:
+    if dropout or query.dim() != 4 or key.shape[1] != query.shape[1] or _is_kernel(query, key):
         return NotImplemented
     scores, _ = _scores(query, key, causal, attn_mask, scale)
     top = scores.amax(-1, keepdim=True)

@@ -1,0 +1,173 @@
+"""Panels of an attention: what tiles multiply, out of matrices with any strides, and how wide the tiles are.
+
+    panel of 12 queries, for e = 0, 1, …     q0 q1 … q11 (e=0)  q0 q1 … q11 (e=1)  …
+
+Scores are summed in tiles of some keys by as many queries as a panel has, so that they lie queries side by side: as a
+panel that the values are weighed by next. Points past the last repeat it: what is computed of them is not looked at.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.entry_points import function_text
+from smelt.codegen.cpu.products.micro_kernel import Helper
+from smelt.codegen.cpu.products.packing import ACROSS, transposed
+from smelt.codegen.cpu.products.tile_shape import TileShape
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
+from smelt.device import Target
+from smelt.ir.tensorspec import short_name
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiles:
+    """How many queries are side by side, and tiles of sums that registers hold: keys × queries, queries × values."""
+
+    queries: int
+    lanes: int
+    scores: TileShape
+    values: TileShape
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, target: Target) -> "AttentionTiles":
+        lanes = max(1, target.vector_bits // (8 * dtype.itemsize))
+        if target.fma_by_lane:
+            wide = 3 * lanes
+            return cls(wide, lanes, TileShape(8, wide, lanes), TileShape(wide, 2 * lanes, lanes))
+        keys = 12 if target.vector_registers < 32 else 24
+        return cls(lanes, lanes, TileShape(keys, lanes, lanes), TileShape(lanes, lanes, lanes))
+
+
+@dataclass(frozen=True, slots=True)
+class PanelForm:
+    """What panels are made of and hold, how many points each has, and how far apart points and steps are."""
+
+    source: torch.dtype
+    dtype: torch.dtype
+    width: int
+    point: int
+    step: int
+
+    @property
+    def how(self) -> str:
+        """What lies side by side: steps of the sum, points of a panel, or nothing."""
+        if self.step == 1 and self.point != 1:
+            return "along"
+        return "across" if self.point == 1 else "any"
+
+
+_GIVEN = "ptr %from, i64 %points, i64 %point, i64 %steps, i64 %step, ptr %to"
+
+
+def pack(form: PanelForm, target: Target) -> Helper:
+    """`(from, points, elements from one to the next, steps, elements from one to the next, to)`: panels of all points,
+    one behind the other."""
+    writer = _Packer(form, target)
+    writer.write()
+    return Helper(
+        writer.name, function_text(f"internal void @{writer.name}({_GIVEN})", writer.b), frozenset(writer.b.declared)
+    )
+
+
+def call_pack(
+    b: Builder, helper: Helper, form: PanelForm, source: str, counts: tuple[LlvmValue, LlvmValue], to: str
+) -> None:
+    """Of so many points and steps."""
+    points, steps = counts
+    given = f"ptr {source}, {points}, i64 {form.point}, {steps}, i64 {form.step}, ptr {to}"
+    b.emit(f"call void @{helper.name}({given})")
+
+
+class _Packer:
+    def __init__(self, form: PanelForm, target: Target) -> None:
+        self.form = form
+        kinds = f"{short_name(form.source)}.{short_name(form.dtype)}"
+        self.name = f"attention.pack.{form.how}.{kinds}.{form.width}"
+        self.b = Builder(target, self.name)
+        self.memory = memory_kind(form.source)
+        self.kind = self.memory if form.source is form.dtype else VALUE_KINDS[form.dtype]
+        self.zero, self.steps = self.b.const("i64", 0), LlvmValue("%steps", "i64")
+        self.points = LlvmValue("%points", "i64")
+
+    def widened(self, raw: LlvmValue) -> LlvmValue:
+        return cast(self.b, raw, self.form.source, self.form.dtype)
+
+    def write(self) -> None:
+        b, width = self.b, self.form.width
+        panels = b.begin(self.zero, self.points, width, (), guard=True)
+        self.begin = panels.index
+        self.to = b.element("%to", self.kind, b.mul(panels.index, self.steps))
+        if self.form.how == "along":
+            self._along()
+        elif self.form.how == "across":
+            whole = b.icmp("sle", b.add(panels.index, width), self.points)
+            self._either(whole, self._across, self._one_by_one)
+        else:
+            self._one_by_one()
+        panels.end()
+        b.emit("ret void")
+
+    def _either(self, condition: LlvmValue, yes: Callable[[], None], no: Callable[[], None]) -> None:
+        b = self.b
+        labels = [b.new_label(stem) for stem in ("yes", "no", "after")]
+        b.branch(condition, labels[0], labels[1])
+        for label, write in zip(labels, (yes, no), strict=False):
+            b.label(label)
+            write()
+            b.jump(labels[2])
+        b.label(labels[2])
+
+    def _source(self, point: LlvmValue | int) -> str:
+        """Where the steps of a point of the panel begin."""
+        b = self.b
+        number = b.intrinsic("llvm.smin", b.add(self.begin, point), b.sub(self.points, 1))
+        return b.element("%from", self.memory, b.mul(number, LlvmValue("%point", "i64")))
+
+    def _one_by_one(self) -> None:
+        b, width = self.b, self.form.width
+        point = b.begin(self.zero, b.const("i64", width), 1, (), guard=False)
+        source, to = self._source(point.index), b.element(self.to, self.kind, point.index)
+        loop = b.begin(self.zero, self.steps, 1, (), guard=True)
+        raw = b.load(b.element(source, self.memory, b.mul(loop.index, LlvmValue("%step", "i64"))), self.memory)
+        b.store(self.widened(raw), b.element(to, self.kind, b.mul(loop.index, width)))
+        loop.end()
+        point.end()
+
+    def _across(self) -> None:
+        b, width = self.b, self.form.width
+        source = b.element("%from", self.memory, self.begin)
+        loop = b.begin(self.zero, self.steps, 1, (), guard=True)
+        place = b.element(source, self.memory, b.mul(loop.index, LlvmValue("%step", "i64")))
+        found = self.widened(b.load(place, self.memory, width))
+        b.store(found, b.element(self.to, self.kind, b.mul(loop.index, width)))
+        loop.end()
+
+    def _along(self) -> None:
+        """Several steps of several points at once, transposed in registers."""
+        b, width = self.b, self.form.width
+        for first, count, points in ((0, width // ACROSS, ACROSS), (width // ACROSS * ACROSS, 1, width % ACROSS)):
+            if not count or not points:
+                continue
+            group = b.begin(self.zero, b.const("i64", count), 1, (), guard=False)
+            start = b.add(b.mul(group.index, ACROSS), first)
+            sources = [self._source(b.add(start, n)) for n in range(points)]
+            self._transpose(sources, b.element(self.to, self.kind, start))
+            group.end()
+
+    def _transpose(self, sources: list[str], to: str) -> None:
+        b, width = self.b, self.form.width
+        whole = b.and_(self.steps, -ACROSS)
+        loop = b.begin(self.zero, whole, ACROSS, (), guard=True)
+        rows = [self.widened(b.load(b.element(each, self.memory, loop.index), self.memory, ACROSS)) for each in sources]
+        place = b.element(to, self.kind, b.mul(loop.index, width))
+        for step, column in enumerate(transposed(b, rows)):
+            b.store(column, b.element(place, self.kind, step * width))
+        loop.end()
+        rest = b.begin(whole, self.steps, 1, (), guard=True)
+        place = b.element(to, self.kind, b.mul(rest.index, width))
+        for number, each in enumerate(sources):
+            raw = b.load(b.element(each, self.memory, rest.index), self.memory)
+            b.store(self.widened(raw), b.element(place, self.kind, number))
+        rest.end()

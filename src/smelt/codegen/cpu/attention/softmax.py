@@ -1,0 +1,127 @@
+"""The weights of a panel of queries for a block of keys: what is computed of the scores, and their softmax so far.
+
+    n = max(m, the block's), p = exp(t - n), l = l · exp(m - n) + Σ p, m = n     for each query, in the lanes of vectors
+
+Weights stand where the scores did. They are relative to the largest score so far; `scales` has what makes good what was
+summed before. A query whose scores are all -inf has no weights: its largest counts as zero.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import zip_longest
+
+from smelt.codegen.cpu.attention.blocks import AttentionBlocks
+from smelt.codegen.cpu.attention.points import Points
+from smelt.codegen.cpu.entry_points import function_text
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.math import OF_NEGATIVE
+from smelt.codegen.llvm.scalars import VALUE_KINDS
+from smelt.device import Target
+
+_WHERE = "i64 %outer, i64 %panel, i64 %query, i64 %key, i64 %keys"
+SIGNATURE = f"internal void @{{}}.weights(ptr %buffers, ptr %mine, {_WHERE})"
+_CHUNK = 32  # keys whose weights are summed before they are added to the others
+
+
+def write_weights(symbol: str, blocks: AttentionBlocks, target: Target) -> tuple[str, Builder]:
+    """The function of one kernel that does it."""
+    b = Builder(target, symbol)
+    _Weights(b, blocks).write()
+    return function_text(SIGNATURE.format(symbol), b), b
+
+
+class _Weights:
+    def __init__(self, b: Builder, blocks: AttentionBlocks) -> None:
+        self.b, self.blocks = b, blocks
+        self.kind, self.lanes = VALUE_KINDS[blocks.problem.dtype], blocks.tiles.lanes
+        self.width = blocks.tiles.queries
+        self.vectors = self.width // self.lanes
+
+    def write(self) -> None:
+        b, places = self.b, self.blocks.places
+        softmax = self.blocks.problem.softmax
+        assert softmax is not None
+        points = Points.of(b, self.blocks.problem, self.width, self.lanes)
+        for number, each in enumerate(self.blocks.packed):
+            points.panels[each.load] = b.element("%mine", "i8", places[f"packed{number}"])
+        points.begin(LlvmValue("%outer", "i64"))
+        self.scores = b.element("%mine", "i8", places["scores"])
+        first = b.mul(LlvmValue("%panel", "i64"), self.width)
+        tops, totals, scales = (b.element("%mine", "i8", places[name]) for name in ("tops", "totals", "scales"))
+        tops, totals = b.element(tops, self.kind, first), b.element(totals, self.kind, first)
+        old = self._vectors(tops)
+        new = self._largest(points, softmax.value, old)
+        nothing = b.const(self.kind, -math.inf, self.lanes)
+        safe = [b.select(b.fcmp("oeq", each, nothing), b.const(self.kind, 0.0, self.lanes), each) for each in new]
+        total = self._powers(safe)
+        for place, (top, before, sum_, reference) in enumerate(zip(new, old, total, safe, strict=True)):
+            scale = OF_NEGATIVE["exp"](b, b.fsub(before, reference))
+            at = place * self.lanes
+            kept = b.load(b.element(totals, self.kind, at), self.kind, self.lanes)
+            b.store(b.fma(kept, scale, sum_), b.element(totals, self.kind, at))
+            b.store(top, b.element(tops, self.kind, at))
+            b.store(scale, b.element(scales, self.kind, at))
+        b.emit("ret void")
+
+    def _vectors(self, base: str) -> list[LlvmValue]:
+        b = self.b
+        return [b.load(b.element(base, self.kind, n * self.lanes), self.kind, self.lanes) for n in range(self.vectors)]
+
+    def _row(self, key: LlvmValue) -> str:
+        return self.b.element(self.scores, self.kind, self.b.mul(key, self.width))
+
+    def _largest(self, points: Points, value: str, old: list[LlvmValue]) -> tuple[LlvmValue, ...]:
+        """What is computed of the scores goes to their place."""
+        b, problem = self.b, self.blocks.problem
+        b.open_loop()
+        loop = b.begin(b.const("i64", 0), LlvmValue("%keys", "i64"), 1, old, guard=False)
+        points.at.axes[problem.key.name] = b.add(LlvmValue("%key", "i64"), loop.index)
+        row = self._row(loop.index)
+        found = []
+        for n, score in enumerate(self._vectors(row)):
+            given = {problem.scores[0].contract.out: score}
+            points.write(n * self.lanes, self.lanes, LlvmValue("%query", "i64"), loop.index, given)
+            made = points.code.vector(value)
+            b.store(made, b.element(row, self.kind, n * self.lanes))
+            found.append(b.maximum(loop.values[n], made))
+        largest = loop.end(*found)
+        b.close_loop()
+        return largest
+
+    def _powers(self, reference: list[LlvmValue]) -> tuple[LlvmValue, ...]:
+        """Of two keys at once, all vectors side by side: one waits for itself longer than a processor looks ahead."""
+        b, last = self.b, LlvmValue("%keys", "i64")
+        nothing = b.const(self.kind, -math.inf, self.lanes)
+        for n in range(self.vectors):  # one key more, in case their number is odd: it has no weight
+            b.store(nothing, b.element(self._row(last), self.kind, n * self.lanes))
+        zeros = [b.const(self.kind, 0.0, self.lanes)] * self.vectors
+        chunk = b.begin(b.const("i64", 0), last, _CHUNK, zeros, guard=False)
+        stop = b.intrinsic("llvm.smin", b.add(chunk.index, _CHUNK), last)
+        loop = b.begin(chunk.index, stop, 2, zeros, guard=False)
+        row = self._row(loop.index)
+
+        def power(place: int) -> LlvmValue:
+            at = b.element(row, self.kind, place * self.lanes)
+            distance = b.fsub(b.load(at, self.kind, self.lanes), reference[place % self.vectors])
+            found = OF_NEGATIVE["exp"](b, distance)
+            b.store(found, at)
+            return found
+
+        powers = _side_by_side(b, [partial(power, place) for place in range(2 * self.vectors)])
+        pairs = [b.fadd(powers[n], powers[n + self.vectors]) for n in range(self.vectors)]
+        sums = loop.end(*(b.fadd(before, pair) for before, pair in zip(loop.values, pairs, strict=True)))
+        return chunk.end(*(b.fadd(before, each) for before, each in zip(chunk.values, sums, strict=True)))
+
+
+def _side_by_side(b: Builder, writers: Sequence[Callable[[], LlvmValue]]) -> list[LlvmValue]:
+    """What several writers write without branching, a line of each at a time."""
+    before, written, found = b.lines, [], []
+    for write in writers:
+        b.lines = []
+        found.append(write())
+        written.append(b.lines)
+    b.lines = before
+    for lines in zip_longest(*written):
+        before.extend(line for line in lines if line is not None)
+    return found
