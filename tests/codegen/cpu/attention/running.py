@@ -12,11 +12,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from smelt.codegen.build import CompiledKernel, _join
+from smelt.codegen.build import CompiledKernel
 from smelt.codegen.cpu.attention import blocks
 from smelt.codegen.cpu.attention.plan import plan_attention
 from smelt.codegen.cpu.target import describe_host
 from smelt.codegen.llvm.compile import load
+from smelt.codegen.write_module import join
 from smelt.device import Target
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
@@ -71,7 +72,7 @@ def compiled(
             stack.enter_context(mock.patch.object(module, name, size))
         plans = [plan_attention(kernel, target, name) for kernel, name in zip(kernels, names, strict=True)]
         codes = [plan.write(f"k{number}", target) for number, plan in enumerate(plans)]
-    (built,) = load([_join(codes)], target)
+    (built,) = load([join(codes)], target)
     return [
         CompiledKernel.of(kernel, f"k{number}", built, code)
         for number, (kernel, code) in enumerate(zip(kernels, codes, strict=True))

@@ -196,10 +196,10 @@ class _Part:
                 sums += [b.fma(query, each, loop.values[i * count + n]) for n, each in enumerate(keys)]
             negative = b.const(self.kind, -0.0)
             totals = [b.fold_lanes("fadd", each, negative, flags="reassoc ") for each in loop.end(*sums)]
-        for place in range(whole, depth):
-            keys = [self._load(factor, row, place, 1) for row in rows]
+        for rest in range(whole, depth):
+            keys = [self._load(factor, row, rest, 1) for row in rows]
             for i in queries:
-                query = b.load(b.element(self.at["queries"], self.kind, i * depth + place), self.kind)
+                query = b.load(b.element(self.at["queries"], self.kind, i * depth + rest), self.kind)
                 for n, each in enumerate(keys):
                     totals[i * count + n] = b.fma(query, each, totals[i * count + n])
         for i in queries:
