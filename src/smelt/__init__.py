@@ -15,6 +15,7 @@ with _native.PausedGC():
     from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
     from smelt.base.events import counters
     from smelt.base.options import Options, config, when_set
+    from smelt.base.version import VERSION
     from smelt.capture import graph_break, is_compiling, mark_dynamic
     from smelt.pipeline.backends import list_backends, register_backend
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
     from smelt.autograd.partition import partition
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "GraphBreakError",

@@ -114,6 +114,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "stages",
         "stage_map",
         "ahead",
+        "whole_program",
         "compile",
         "tuning",
         "backends",

@@ -28,6 +28,8 @@ CODES: dict[str, str] = {
     "SM040": "a higher-order derivative through a compiled graph that cannot be recomputed",
     "SM041": "a gradient between two outputs of a compiled graph that cannot be computed separately",
     "SM050": "the file of an artifact is damaged, or is none",
+    "SM051": "something cannot be exported",
+    "SM052": "an artifact was called with what it does not take, or failed",
     "SM060": "an exported function does what only Python can do",
     "SM061": "an exported function has too many states",
 }

@@ -30,7 +30,8 @@ from smelt.pipeline.cache.entries import CacheEntry
 from smelt.pipeline.cache.warm_start import look_up, with_stored_backwards
 from smelt.pipeline.parts import Built, Parts, bind, executable_of
 from smelt.pipeline.passes import PassContext, check_form, run_passes, why_not_generate
-from smelt.pipeline.sizes.dispatch import Bind, SizedGraph, Trace, is_sized
+from smelt.pipeline.sizes.dispatch import Bind, SizedGraph, Trace
+from smelt.pipeline.sizes.open_graph import is_sized
 from smelt.pipeline.sizes.template import Bound, Generate, Tracing
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
 from smelt.runtime.autograd.differentiable import Flat

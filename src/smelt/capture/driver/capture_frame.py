@@ -54,7 +54,7 @@ from smelt.capture.model.values import (
 )
 from smelt.capture.opcodes import exceptions, match, opcodes
 from smelt.capture.persist.store import Keep
-from smelt.capture.replay.described import DescribedCall, Describer, checks_of_slots, described_inputs
+from smelt.capture.replay.described import DescribedCall, Describer, checks_of_slots, described_inputs, origins_of
 from smelt.capture.replay.graph_facts import GraphFacts
 from smelt.capture.replay.plan import (
     Computation,
@@ -375,8 +375,9 @@ class _Closing:
         checks = tuple(checks_of_slots(self.interp.tree.slots()))
         deferred = tuple(describe(args[0]) for _, args in externals.deferred_calls if args)
         traced = None if self.compiled is None else self.compiled[0]
-        shape_env = externals.sizes.shape_env
-        return DescribedCall(traced, inputs, describer.described(result), effects, shape_env, checks, deferred)
+        origins = origins_of(self.interp.tree.roots())
+        found = describer.described(result), effects, externals.sizes.shape_env, checks, deferred, origins
+        return DescribedCall(traced, inputs, *found)
 
     def _why_not_kept(self, plan: Plan, entry_state: EntryState, facts: Any) -> str | None:
         """Why a capture is none of those that later processes use (`kept`): a graph as it was compiled, no more."""

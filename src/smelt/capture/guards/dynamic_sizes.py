@@ -30,6 +30,10 @@ class History:
         self._seen: dict[str, Any] = {}
         self._changing: set[tuple[str, int]] = set()
 
+    def mark(self, place: str, dim: int = 0) -> None:
+        """A size of a tensor, or a number, is known to change, whatever was seen."""
+        self._changing.add((place, dim))
+
     def seen(self) -> dict[str, Any]:
         """What the last capture saw, for another process."""
         return dict(self._seen)

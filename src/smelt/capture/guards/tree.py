@@ -167,6 +167,10 @@ class GuardTree:
             self._slots[index] = Source(None, ("slot", index), text)
         return self._slots[index]
 
+    def roots(self) -> list[Source]:
+        """All that sources begin with."""
+        return [*self.slots(), *self._fixed.values()]
+
     def slots(self) -> list[Source]:
         """The slots that were looked at, in order."""
         return [self._slots[index] for index in sorted(self._slots)]

@@ -36,7 +36,7 @@ class Source:
         self.value: Any = None  # a `Value`; sources know nothing of values
 
     def child(self, accessor: Accessor, text: str) -> "Source":
-        key = _identity(accessor)
+        key = identity_of(accessor)
         found = self.children.get(key)
         if found is None:
             found = self.children[key] = Source(self, accessor, text)
@@ -67,7 +67,7 @@ class Source:
         return self.child(("item", index), f"{self.text}[{index}]")
 
     def check(self, check: Check) -> None:
-        self.checks.setdefault(_identity(check), check)
+        self.checks.setdefault(identity_of(check), check)
 
     def collect(self) -> "Source":
         self.collected = True
@@ -96,7 +96,7 @@ class Source:
         return built[self]
 
 
-def _identity(parts: tuple[Any, ...]) -> Any:
+def identity_of(parts: tuple[Any, ...]) -> Any:
     """A dict key for an accessor or check: objects by identity, so that `1`, `1.0` and `True` stay apart."""
     if len(parts) == 2 and type(parts[1]) is str:
         return parts  # most are names

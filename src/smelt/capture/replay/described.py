@@ -15,7 +15,7 @@ from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.capture.interpreter.externals import unchanged
-from smelt.capture.model.source import Accessor, Source
+from smelt.capture.model.source import Accessor, Source, identity_of
 from smelt.capture.model.values import (
     Cell,
     Constant,
@@ -34,7 +34,7 @@ from smelt.capture.model.values import (
 )
 from smelt.capture.replay.reconstruct import Rebuilder
 from smelt.ir.graph import Traced
-from smelt.symbolic.expressions import Expression, ShapeEnv
+from smelt.symbolic.expressions import Expression, ShapeEnv, Symbol
 from smelt.symbolic.symnode import Formula, meaning
 
 
@@ -45,6 +45,12 @@ class Given:
     path: tuple[Accessor, ...]
     text: str
     real: Any
+    place: str = ""  # by which `History` knows it
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for what is reached by one way."""
+        return tuple(identity_of(accessor) for accessor in self.path)
 
     @property
     def slot(self) -> int | None:
@@ -163,6 +169,12 @@ class DescribedCall:
     shape_env: ShapeEnv
     checks: tuple[tuple[str, Any, tuple[Any, ...]], ...]  # text, path, check: what is relied on of the slots
     deferred: tuple[str, ...]  # what is called once all else is done, in words
+    origins: dict[int, Given]  # by the ids of sources that sizes and numbers are read from
+
+    def origin_of(self, leaf: Symbol | Formula) -> tuple[Given, str, int]:
+        """Where a symbol or a float is read from: `size` or `stride` of a dimension, or a `number`."""
+        source, what, dim = leaf.origin
+        return self.origins[id(source)], what, dim
 
 
 def given_of(source: Source, real: Any = None) -> Given:
@@ -172,7 +184,7 @@ def given_of(source: Source, real: Any = None) -> Given:
     while place is not None:
         path.append(place.accessor)
         place = place.parent
-    return Given(tuple(reversed(path)), source.text, _real(source) if real is None else real)
+    return Given(tuple(reversed(path)), source.text, _real(source) if real is None else real, source.place)
 
 
 def _real(source: Source) -> Any:
@@ -253,7 +265,7 @@ class Describer:
         source = value.holder.source if isinstance(value, Slots) else value.source
         if source is None:
             return
-        original, owner = value.original or {}, given_of(source)
+        original, owner = value.original or {}, given_of(source, getattr(getattr(value, "holder", None), "value", None))
         for key in [*original, *(key for key in value.items if key not in original)]:
             before, after = original.get(key), value.items.get(key)
             if before is not None and after is not None and unchanged(before, after):
@@ -303,6 +315,17 @@ def described_inputs(
         else:
             found.append(given_of(sources[node]))
     return tuple(found)
+
+
+def origins_of(roots: Iterable[Source]) -> dict[int, Given]:
+    """Those below some sources whose values are taken, by their ids."""
+    found, pending = {}, list(roots)
+    while pending:
+        source = pending.pop()
+        if source.collected:
+            found[id(source)] = given_of(source)
+        pending += source.children.values()
+    return found
 
 
 def checks_of_slots(roots: Iterable[Source]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:

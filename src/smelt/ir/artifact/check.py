@@ -15,7 +15,9 @@ from smelt.ir.artifact.machine import (
     ArgumentKind,
     Branch,
     Jump,
+    Literal,
     Machine,
+    NumberOf,
     Register,
     RegisterKind,
     RegisterView,
@@ -26,9 +28,11 @@ from smelt.ir.artifact.machine import (
     ValueCheck,
     Variant,
 )
-from smelt.ir.artifact.text import machine_lines
+from smelt.ir.artifact.text import format_value, machine_lines
 from smelt.ir.check_kernel import check_program
 from smelt.ir.program import Library, Place
+from smelt.symbolic.expressions import Expression
+from smelt.symbolic.symnode import Formula
 from smelt.symbolic.symsize import is_symsize
 
 Fault = tuple[object, str]
@@ -146,12 +150,12 @@ def _rule_programs(machine: Machine) -> Iterator[Fault]:
 def _register_faults(machine: Machine, variant: Variant) -> Iterator[Fault]:
     assert variant.program is not None
     for view, name in zip(variant.inputs, variant.program.inputs, strict=True):
-        found = _register(machine, view.register)
-        if found is None:
-            yield variant, f"there is no register r{view.register}"
-        elif found.dtype is not variant.program.buffer(name).spec.dtype:
-            yield variant, f"r{view.register} has another dtype than {name}"
-    for number in (*variant.results, *variant.written):
+        given = view if isinstance(view, NumberOf) else _register(machine, view.register)
+        if given is None:
+            yield variant, f"there is no register {format_value(view)}"
+        elif given.dtype is not variant.program.buffer(name).spec.dtype:
+            yield variant, f"{format_value(view)} has another dtype than {name}"
+    for number in (*variant.results, *variant.written, *(register for register, _ in variant.numbers)):
         found = None if number is None else _register(machine, number)
         if number is not None and found is None:
             yield variant, f"there is no register r{number}"
@@ -186,6 +190,9 @@ def _symbols_used(variant: Variant) -> Iterator[str]:
     for check in variant.checks:
         if isinstance(check, SizeCheck):
             yield from (symbol.text for symbol in check.guard.expression.symbols())
+    for number in (*variant.inputs, *(number for _, number in variant.numbers)):
+        if isinstance(number, NumberOf):
+            yield from number_symbols(number)
     sizes: list[Any] = [size for view in variant.inputs for size in _sizes(view)]
     if isinstance(variant.next, Return):
         sizes += [size for value in variant.next.values for size in _sizes(value)]
@@ -197,10 +204,17 @@ def _symbols_used(variant: Variant) -> Iterator[str]:
             yield from (symbol.text for symbol in size.expression.symbols())
 
 
-def _sizes(value: Value) -> tuple[object, ...]:
+def number_symbols(number: NumberOf) -> list[str]:
+    """The symbols that a number is made of, by name."""
+    if isinstance(number.what, Formula):
+        return sorted(str(leaf.text) for leaf in number.what.leaves())
+    return sorted(leaf.text for leaf in number.what.symbols()) if isinstance(number.what, Expression) else []
+
+
+def _sizes(value: Value | NumberOf) -> tuple[object, ...]:
     if isinstance(value, RegisterView):
         return (*value.shape, *value.stride, value.offset)
-    return () if isinstance(value, Scalar) else (value.value,)
+    return (value.value,) if isinstance(value, Literal) else ()
 
 
 def _rule_results(machine: Machine) -> Iterator[Fault]:
@@ -226,7 +240,7 @@ def _rule_filled(machine: Machine) -> Iterator[Fault]:
     while waiting:
         state = waiting.pop()
         for variant in machine.states[state].variants:
-            after = filled[state] | {result for result in variant.results if result is not None}
+            after = filled[state] | _filled_by(variant)
             for target in _targets(variant):
                 known = filled.get(target)
                 joined = after if known is None else known & after
@@ -238,6 +252,11 @@ def _rule_filled(machine: Machine) -> Iterator[Fault]:
             yield from _unfilled(variant, state_filled)
 
 
+def _filled_by(variant: Variant) -> set[int]:
+    results = {result for result in variant.results if result is not None}
+    return results | {register for register, _ in variant.numbers}
+
+
 def _targets(variant: Variant) -> tuple[int, ...]:
     end = variant.next
     if isinstance(end, Branch):
@@ -247,16 +266,17 @@ def _targets(variant: Variant) -> tuple[int, ...]:
 
 def _unfilled(variant: Variant, filled: set[int]) -> Iterator[Fault]:
     for view in variant.inputs:
-        if view.register not in filled:
+        if isinstance(view, RegisterView) and view.register not in filled:
             yield variant, f"r{view.register} is read before anything fills it"
     for binding in variant.symbols:
         if binding.register not in filled:
             yield variant, f"r{binding.register} is read before anything fills it"
-    after = filled | {result for result in variant.results if result is not None}
+    after = filled | _filled_by(variant)
     end = variant.next
-    read = [end.register] if isinstance(end, Branch) else []
+    read = [register for register, _ in variant.required]
+    read += [end.register] if isinstance(end, Branch) else []
     if isinstance(end, Return):
-        read = [value.register for value in end.values if isinstance(value, RegisterView | Scalar)]
+        read += [value.register for value in end.values if isinstance(value, RegisterView | Scalar)]
     for register in read:
         if register not in after:
             yield end, f"r{register} is read before anything fills it"

@@ -19,8 +19,9 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.artifact.tree import Tree
 from smelt.ir.program import Program
-from smelt.symbolic.expressions import LARGEST, SizeGuard
+from smelt.symbolic.expressions import LARGEST, Expression, SizeGuard
 from smelt.symbolic.shapes import Shape, Size
+from smelt.symbolic.symnode import Formula
 
 # A Python value that an argument may have, a check may ask for, or a call may return.
 Plain = bool | int | float | str | None
@@ -90,11 +91,13 @@ class Argument:
 @dataclass(frozen=True, slots=True)
 class Binding:
     """A symbol of a variant: what size `dim` of a register is when the state is entered, or without a dimension, the
-    integer that the register holds."""
+    number that the register holds. It does not hold for an integer out of its bounds."""
 
     symbol: str
     register: int
     dim: int | None = None
+    least: int = -LARGEST - 1
+    most: int = LARGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,18 @@ class RegisterView:
     shape: Shape
     stride: Shape
     offset: Size = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NumberOf:
+    """A number made of the variant's symbols, as a tensor without dimensions: f64 of a formula, i64 of an expression.
+    Floats of a formula that are given are symbols too, by their texts."""
+
+    what: Expression | Formula | int | float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if isinstance(self.what, Formula | float) else torch.int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +196,23 @@ Next = Return | Branch | Jump | Raise
 class Variant:
     """What a state does where the checks hold.
 
-    `inputs`: what each input of the program is, a view of a register. `results`: the register that each output of the
-    program goes to: a local one becomes that output, into one of state it is copied, unless the program has written it
-    there itself (its output is None). None for an output nobody needs. `written`: registers of state that the program
-    writes through its inputs, or that results are copied to.
+    `inputs`: what each input of the program is, a view of a register or a number. `results`: the register that each
+    output of the program goes to: a local one becomes that output, into one of state it is copied, unless the program
+    has written it there itself (its output is None). None for an output nobody needs. `written`: registers of state
+    that the program writes through its inputs, or that results are copied to. `numbers`: registers that get a number
+    once all else is done, made of what symbols were at first. `required`: registers of one bool that the program
+    fills; where one holds false, the call fails.
     """
 
     program: Program | None
-    inputs: tuple[RegisterView, ...]
+    inputs: tuple[RegisterView | NumberOf, ...]
     results: tuple[int | None, ...]
     next: Next
     symbols: tuple[Binding, ...] = ()
     checks: tuple[Check, ...] = ()
     written: tuple[int, ...] = ()
+    numbers: tuple[tuple[int, NumberOf], ...] = ()
+    required: tuple[tuple[int, Raise], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from smelt.ir.artifact.machine import (
     Literal,
     Machine,
     Next,
+    NumberOf,
     Raise,
     Register,
     RegisterView,
@@ -35,6 +36,7 @@ from smelt.ir.artifact.machine import (
 from smelt.ir.tensorspec import short_name
 from smelt.ir.text import program_lines
 from smelt.symbolic.expressions import LARGEST
+from smelt.symbolic.symnode import Formula
 
 
 def format_machine(machine: Machine, programs: bool = True) -> str:
@@ -54,6 +56,10 @@ def machine_lines(machine: Machine, programs: bool = True) -> Iterator[tuple[obj
         for variant in state.variants:
             yield variant, f"    variant{_format_conditions(machine, variant)}"
             yield from _program_lines(variant, programs)
+            for condition, failure in variant.required:
+                yield variant, f"      unless r{condition} {_format_next(failure)}"
+            for target, value in variant.numbers:
+                yield variant, f"      r{target} = {format_value(value)}"
             yield variant.next, f"      {_format_next(variant.next)}"
 
 
@@ -95,7 +101,9 @@ def _format_conditions(machine: Machine, variant: Variant) -> str:
 
 def _format_binding(binding: Binding) -> str:
     size = f"r{binding.register}" if binding.dim is None else f"r{binding.register}.shape[{binding.dim}]"
-    return f"{binding.symbol} = {size}"
+    low = "" if binding.least == -LARGEST - 1 else str(binding.least)
+    high = "" if binding.most == LARGEST else str(binding.most)
+    return f"{binding.symbol} = {size}{f' in {low}..{high}' if low or high else ''}"
 
 
 def _format_check(machine: Machine, check: Check) -> str:
@@ -105,11 +113,13 @@ def _format_check(machine: Machine, check: Check) -> str:
     return f"{machine.arguments[check.argument].name if known else check.argument} is {check.value!r}"
 
 
-def format_value(value: Value) -> str:
+def format_value(value: Value | NumberOf) -> str:
     """`r2[batch, 4:4, 1]`, `number r3`, `None`."""
     if isinstance(value, RegisterView):
         place = f" at {value.offset}" if value.offset else ""
         return f"r{value.register}[{', '.join(map(str, value.shape))}:{', '.join(map(str, value.stride))}{place}]"
+    if isinstance(value, NumberOf):
+        return value.what.text if isinstance(value.what, Formula) else str(value.what)
     return f"number r{value.register}" if isinstance(value, Scalar) else _format_literal(value)
 
 

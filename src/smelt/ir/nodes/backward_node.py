@@ -111,6 +111,10 @@ def accumulable_create_graph(
         )
 
 
+BACKWARDS: frozenset[Any] = frozenset({gradients, unhooked, accumulable, accumulable_create_graph})
+"""The functions that take gradients inside a graph."""
+
+
 def _accumulated(
     outputs: Tensors, tangents: Sequence[torch.Tensor | None], leaves: Tensors, retain: bool
 ) -> tuple[torch.Tensor | None, ...]:

@@ -1,0 +1,3 @@
+"""The version of smelt, for the package and for what it writes."""
+
+VERSION = "0.1.0"

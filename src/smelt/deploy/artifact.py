@@ -1,0 +1,124 @@
+"""`Artifact`: an exported function with its code, to be saved and looked at.
+
+    artifact = smelt.export(model, (x,))
+    artifact.save("model.smelt")           one file that runs without Python
+
+`artifact_file` is all that the file holds, as records.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smelt.base import events
+from smelt.base.errors import SmeltError
+from smelt.base.options import Options
+from smelt.base.version import VERSION
+from smelt.codegen.ahead_of_time import TargetCode, build_for, find_target
+from smelt.deploy.errors import ExportError
+from smelt.deploy.export import exported_machine
+from smelt.deploy.manifest import manifest_of
+from smelt.deploy.records import target_part
+from smelt.deploy.variant import HowToLower
+from smelt.ir.artifact.machine import Machine
+from smelt.ir.artifact.text import format_machine
+from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file.write import save as save_file
+from smelt.ir.program import Launch
+
+
+class Artifact:
+    """An exported function: its state machine, weights, and machine code for some targets.
+
+    - `machine` is what it does, `print(artifact)` shows it.
+    - `save(path)` writes one file, which `smelt.load` and the C runtime read.
+    """
+
+    def __init__(self, machine: Machine, codes: Sequence[TargetCode], places: Sequence[tuple[int, int, str]]) -> None:
+        self.machine = machine
+        self._codes, self._places = tuple(codes), tuple(places)
+
+    @property
+    def artifact_file(self) -> r.ArtifactFile:
+        """All that a file of it holds."""
+        parts = []
+        for code in self._codes:
+            entries = dict(zip(self._places, code.entries, strict=True))
+            parts.append(target_part(self.machine, code, entries))
+        names = [code.target.name for code in self._codes]
+        manifest = manifest_of(self.machine, names, {"smelt": VERSION, "torch": str(torch.__version__)})
+        weights = {f"storage {number}": each.data.numpy() for number, each in enumerate(self.machine.storages)}
+        return r.ArtifactFile(manifest, tuple(parts), weights)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the artifact to a file; what was there before is replaced, whole."""
+        save_file(self.artifact_file, path)
+        return Path(path)
+
+    def __str__(self) -> str:
+        return format_machine(self.machine, programs=False)
+
+    def __repr__(self) -> str:
+        states, registers = len(self.machine.states), len(self.machine.registers)
+        return f"<Artifact {self.machine.name}: {states} states, {registers} registers>"
+
+
+def export(
+    fn_or_module: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic: Mapping[str, Any] | None = None,
+    targets: Sequence[str] = ("host",),
+    name: str | None = None,
+) -> Artifact:
+    """Export a function or an `nn.Module`, training steps included, as an artifact that runs without Python.
+
+    Nothing runs: the call `fn_or_module(*args, **kwargs)` is captured as one graph and compiled. Tensors that it reads
+    and nothing writes become constants of the artifact; tensors and numbers that it writes become state, which is kept
+    from call to call and saved with it.
+
+    - `args` and `kwargs` are an example of the arguments. Sizes and Python values are those of the example.
+    - `dynamic` says what differs from call to call, by names of arguments: `{"x": {0: "batch"}}`, with bounds
+      `{"x": {0: smelt.Dimension("batch", 1, 64)}}`, several dimensions `{"x": [0, 1]}`, or a number `{"scale": True}`.
+      Dimensions of one name are equal. `smelt.mark_dynamic` does the same for a tensor.
+    - `targets` are what code is made for: `"host"`, or `"x86-64-v3"`, `"aarch64"`, `"riscv64"` and others.
+    - `name` is what it is called in messages; the function's own by default.
+    """
+    if not callable(fn_or_module):
+        raise SmeltError("SM001", f"smelt.export takes a function or an nn.Module, not {type(fn_or_module).__name__}")
+    if isinstance(targets, str) or not targets:
+        raise ExportError("targets is a sequence of names", hint='targets=("host",)')
+    called = name or _name_of(fn_or_module)
+    found = tuple(find_target(each) for each in targets)
+    options = Options.from_user({"library": "none"})
+    with events.timed("export", called):
+        how = HowToLower(options, found)
+        machine = exported_machine(fn_or_module, args, kwargs or {}, dynamic or {}, called, how)
+        return built_artifact(machine, found)
+
+
+def built_artifact(machine: Machine, targets: Sequence[Any]) -> Artifact:
+    """A machine with code for each target."""
+    places, kernels = [], []
+    for number, state in enumerate(machine.states):
+        for place, variant in enumerate(state.variants):
+            steps = variant.program.steps if variant.program is not None else ()
+            for step in steps:
+                for kernel, _ in step.parts if isinstance(step, Launch) else ():
+                    if (number, place, kernel.name) not in places:
+                        places.append((number, place, kernel.name))
+                        kernels.append(kernel)
+    codes = []
+    for target in targets:
+        with events.timed("generate", f"{machine.name} for {target.name}"):
+            codes.append(build_for(kernels, target))
+    return Artifact(machine, codes, places)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    found = getattr(function, "__name__", None) or type(function).__name__
+    return str(found).strip("<>") or "function"

@@ -1,0 +1,10 @@
+"""What cannot be exported, as errors that name the user's line and the way out."""
+
+from smelt.base.errors import SmeltError
+
+
+class ExportError(SmeltError):
+    """Raised by `smelt.export` for what no artifact can hold."""
+
+    def __init__(self, message: str, *, hint: str = "", where: str = "", code: str = "SM051") -> None:
+        super().__init__(code, message, hint=hint, where=where)

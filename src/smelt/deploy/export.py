@@ -1,0 +1,217 @@
+"""`smelt.export`: a function or module as an artifact that runs without Python.
+
+    smelt.export(model, (x,), dynamic={"x": {0: "batch"}})
+      ── capture ──► a call as data ── one program for each set of sizes ──► Machine ── code ──► Artifact
+
+Sizes that differ are symbols; 0 and 1 behave unlike all others, and what a program relies on may not hold for all sizes
+within their bounds: for such sizes the call is captured again, and becomes another variant.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smelt.autograd.joint.functional_trace import CannotTrace
+from smelt.base import events
+from smelt.base.errors import GraphBreakError
+from smelt.capture.driver.whole_call import described_call
+from smelt.capture.guards.dynamic_sizes import History
+from smelt.capture.model.breaks import SkipFrame
+from smelt.capture.replay.described import DescribedCall
+from smelt.deploy.call_form import CallForm
+from smelt.deploy.effects import SortedEffects, sorted_effects
+from smelt.deploy.errors import ExportError
+from smelt.deploy.registers import Registers
+from smelt.deploy.variant import HowToLower, VariantBuilder
+from smelt.ir.artifact.check import check_machine
+from smelt.ir.artifact.machine import Binding, Dimension, Machine, RegisterView, SizeCheck, State, Variant
+from smelt.symbolic.expressions import LARGEST, SMALLEST, Expression, SizeGuard, Symbol
+
+MOST_VARIANTS = 16
+"""How many sets of sizes one artifact is compiled for."""
+
+_ATTEMPTS = 4  # at a call whose numbers turn out to change
+
+
+def exported_machine(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic: Mapping[str, Any],
+    name: str,
+    how: HowToLower,
+) -> Machine:
+    """The machine of a function, for an example of its arguments."""
+    form = CallForm.of(function, args, kwargs, dynamic)
+    registers, notes = Registers(form), dict[str, None]()
+    built: list[Variant] = []
+    while (sizes := _uncovered(form, built)) is not None:
+        if len(built) == MOST_VARIANTS:
+            shown = ", ".join(f"{key} = {size}" for key, size in sizes.items())
+            raise ExportError(
+                f"{MOST_VARIANTS} variants do not cover all sizes: none is for {shown}", hint="give tighter bounds"
+            )
+        with events.timed("export", f"{name} for {len(built) + 1} sets of sizes" if built else name):
+            call, effects = _captured(form, sizes)
+            builder = VariantBuilder(call, effects, registers, how, f"{name}{len(built) or ''}")
+            built.append(_lowered(builder, name))
+        notes |= dict.fromkeys(effects.notes)
+    made, storages = registers.finished()
+    variants = [_with_dimensions(form, each) for each in built]
+    machine = Machine(
+        name, form.tree, registers.arguments, form.dimensions, storages, made,
+        (State("entry", tuple(variants)),), tuple(notes),
+    )  # fmt: skip
+    check_machine(machine)
+    return machine
+
+
+def _captured(form: CallForm, sizes: Mapping[str, int]) -> tuple[DescribedCall, SortedEffects]:
+    """The call for these sizes, with numbers that it changes as symbols."""
+    history = History()
+    for place, dim in form.open_places(sizes):
+        history.mark(place, dim)
+    args, kwargs = form.arguments(sizes)
+    for _ in range(_ATTEMPTS):
+        try:
+            call = described_call(form.target, args, kwargs, history)
+        except GraphBreakError as stop:
+            reason = stop.message.removeprefix("graph break under fullgraph=True: ")
+            raise ExportError(f"not exported: {reason}", where=stop.where, hint=stop.hint, code="SM060") from None
+        except SkipFrame as stop:
+            raise ExportError(f"not exported: {stop}", code="SM060") from None
+        effects = sorted_effects(call)
+        if not effects.relied:
+            return call, effects
+        for given in effects.relied:
+            history.mark(given.place)
+    changed = effects.relied[0]
+    raise ExportError(
+        f"{changed.text} is {changed.real} and changes with each call, and the code relies on what it is",
+        hint="make a few calls before exporting, so that a counter has left 0 and 1; or keep it in a tensor",
+    )
+
+
+def _lowered(builder: VariantBuilder, name: str) -> Variant:
+    try:
+        return builder.build()
+    except CannotTrace as refused:
+        raise ExportError(f"{name} cannot be exported: {refused.reason}") from refused
+
+
+# Sizes.
+
+
+def _uncovered(form: CallForm, variants: list[Variant]) -> dict[str, int] | None:
+    """Sizes within their bounds that no variant is for; None if all that were looked at are."""
+    if not variants:
+        return form.example_sizes
+    for sizes in _candidates(form.dimensions, form.example_sizes, variants):
+        if not any(_covers(form, variant, sizes) for variant in variants):
+            return sizes
+    return None
+
+
+def _candidates(
+    dimensions: Sequence[Dimension], example: Mapping[str, int], variants: list[Variant]
+) -> Iterator[dict[str, int]]:
+    """Sizes to look at: bounds, small ones, powers of two, and round what guards compare with."""
+    choices = []
+    turning = _turning_points(variants)
+    for each in dimensions:
+        wanted = {each.least, each.most, example[each.name], *range(9), *turning}
+        wanted |= {1 << power for power in range(3, 21)} | {(1 << power) + 1 for power in range(3, 21)}
+        inside = sorted(size for size in wanted if each.least <= size <= min(each.most, 1 << 20))
+        choices.append([(each.name, size) for size in inside])
+    # One differs from the example, then two.
+    for count in range(1, min(len(choices), 2) + 1):
+        for places in itertools.combinations(range(len(choices)), count):
+            for changed in itertools.product(*[choices[place] for place in places]):
+                yield dict(example) | dict(changed)
+    if len(choices) > 2:
+        yield {each.name: max(each.least, 1) for each in dimensions}
+        yield {each.name: max(each.least, SMALLEST) for each in dimensions}
+
+
+def _turning_points(variants: list[Variant]) -> set[int]:
+    """Integers that guards compare a single symbol with, and those beside them."""
+    found: set[int] = set()
+    for variant in variants:
+        for check in variant.checks:
+            if isinstance(check, SizeCheck):
+                constant, factors = 0, []
+                for monomial, factor in check.guard.expression.terms.items():
+                    if monomial:
+                        factors.append(abs(factor))
+                    else:
+                        constant = abs(factor)
+                for factor in factors:
+                    point = constant // factor
+                    found |= {point - 1, point, point + 1}
+    return found
+
+
+def _covers(form: CallForm, variant: Variant, sizes: Mapping[str, int]) -> bool:
+    values = _symbol_values(form, variant, sizes)
+    for binding in variant.symbols:
+        if binding.symbol in values and not binding.least <= values[binding.symbol] <= binding.most:
+            return False
+    guards = [check.guard for check in variant.checks if isinstance(check, SizeCheck)]
+    known = [guard for guard in guards if all(each.text in values for each in guard.expression.symbols())]
+    if not all(guard.holds(lambda symbol: values[symbol.text]) for guard in known):
+        return False
+    return all(size == sizes[key] for key, size in _static_sizes(form, variant).items())
+
+
+def _symbol_values(form: CallForm, variant: Variant, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The symbols of a variant that are sizes of arguments, for these sizes."""
+    dims = _argument_dims(form)
+    found = {}
+    for binding in variant.symbols:
+        if binding.dim is not None and (binding.register, binding.dim) in dims:
+            found[binding.symbol] = sizes[dims[binding.register, binding.dim]]
+    return found
+
+
+def _argument_dims(form: CallForm) -> dict[tuple[int, int], str]:
+    """Dynamic sizes by the register of the argument and the dimension: registers of arguments come first."""
+    found: dict[tuple[int, int], str] = {}
+    register = 0
+    for leaf in form.leaves:
+        if isinstance(leaf.example, torch.Tensor) or leaf.is_open:
+            found |= {(register, dim): dimension.name for dim, dimension in leaf.sizes}
+            register += 1
+    return found
+
+
+def _static_sizes(form: CallForm, variant: Variant) -> dict[str, int]:
+    """Dynamic sizes that a variant is for one value of: 0 or 1."""
+    dims, found = _argument_dims(form), dict[str, int]()
+    for view in variant.inputs:
+        for dim, size in enumerate(view.shape if isinstance(view, RegisterView) else ()):
+            if type(size) is int and isinstance(view, RegisterView) and (view.register, dim) in dims:
+                found[dims[view.register, dim]] = size
+    return found
+
+
+def _with_dimensions(form: CallForm, variant: Variant) -> Variant:
+    """The variant with checks that sizes of one name are equal, and that those it has no symbol for are what it has."""
+    bound = {(each.register, each.dim): each.symbol for each in variant.symbols}
+    static = _static_sizes(form, variant)
+    symbols, checks = list(variant.symbols), dict.fromkeys(variant.checks)
+    first: dict[str, str] = {}
+    for (register, dim), name in _argument_dims(form).items():
+        symbol = bound.get((register, dim))
+        if symbol is None:
+            symbol = f"{name}@{register}.{dim}"
+            fixed = static.get(name)
+            limits = (SMALLEST, LARGEST) if fixed is None else (fixed, fixed)
+            symbols.append(Binding(symbol, register, dim, *limits))
+        other = first.setdefault(name, symbol)
+        if other != symbol:
+            same = Expression.of(Symbol(symbol, 2)) - Expression.of(Symbol(other, 2))
+            checks[SizeCheck(SizeGuard("==", same))] = None
+    return replace(variant, symbols=tuple(symbols), checks=tuple(checks))

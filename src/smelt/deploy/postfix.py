@@ -1,0 +1,106 @@
+"""Sizes, guards and formulas as the postfix code of a file.
+
+    4*s0 + 1, s0 the first symbol   →   SYMBOL 0, PUSH 4, MUL, PUSH 1, ADD
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from smelt.deploy.errors import ExportError
+from smelt.ir.artifact_file.layout import Op
+from smelt.ir.artifact_file.records import Expression as Code
+from smelt.ir.artifact_file.records import apply, floating, number, symbol
+from smelt.symbolic.expressions import DivModMinMax, Expression, SizeGuard, Symbol
+from smelt.symbolic.symnode import Formula
+from smelt.symbolic.symsize import SymScalar, expression_of, is_symsize
+
+_FUNCTIONS = {"//": Op.DIV, "%": Op.MOD, "max": Op.MAX, "min": Op.MIN}
+_RELATIONS = {"==": Op.EQ, "!=": Op.NE, "<": Op.LT, "<=": Op.LE, ">": Op.GT, ">=": Op.GE}
+
+# Of Python's functions of floats.
+FORMULAS: dict[Callable[..., Any], Op] = {
+    operator.add: Op.FADD,
+    operator.sub: Op.FSUB,
+    operator.mul: Op.FMUL,
+    operator.truediv: Op.FDIV,
+    operator.pow: Op.FPOW,
+    pow: Op.FPOW,
+    math.pow: Op.FPOW,
+    operator.neg: Op.FNEG,
+    operator.abs: Op.FABS,
+    abs: Op.FABS,
+    math.fabs: Op.FABS,
+    math.sqrt: Op.FSQRT,
+    math.exp: Op.FEXP,
+    math.log: Op.FLOG,
+    math.sin: Op.FSIN,
+    math.cos: Op.FCOS,
+    math.tanh: Op.FTANH,
+    min: Op.FMIN,
+    max: Op.FMAX,
+}
+
+
+class Postfix:
+    """Code over the symbols of one variant: by name, their places and whether they are floats."""
+
+    def __init__(self, symbols: Mapping[str, tuple[int, bool]]) -> None:
+        self._symbols = symbols
+
+    def size(self, size: Any) -> Code:
+        """A size: a number or a symbolic one."""
+        if is_symsize(size):
+            return self.expression(size.expression)
+        return number(int(size))
+
+    def given(self, what: Any) -> Code:
+        """A number that kernels or programs are given: an integer, or a float by its bits."""
+        if isinstance(what, Expression):
+            return self.expression(what)
+        if isinstance(what, Formula) or type(what) is SymScalar:
+            return self.floating(what.formula if type(what) is SymScalar else what)
+        if type(what) is float:
+            return floating(what)
+        return self.expression(expression_of(what))
+
+    def expression(self, expression: Expression) -> Code:
+        """A polynomial, term by term."""
+        total: Code | None = None
+        for monomial, factor in sorted(expression.terms.items(), key=lambda term: -len(term[0])):
+            product: Code | None = None
+            for atom in monomial:
+                made = self._atom(atom)
+                product = made if product is None else apply(Op.MUL, product, made)
+            if product is None:
+                product = number(factor)
+            elif factor != 1:
+                product = apply(Op.MUL, product, number(factor))
+            total = product if total is None else apply(Op.ADD, total, product)
+        return number(0) if total is None else total
+
+    def _atom(self, atom: Symbol | DivModMinMax) -> Code:
+        if isinstance(atom, DivModMinMax):
+            return apply(_FUNCTIONS[atom.function], self.expression(atom.left), self.expression(atom.right))
+        return symbol(self._symbols[atom.text][0])
+
+    def guard(self, guard: SizeGuard) -> Code:
+        """1 where it holds."""
+        return apply(_RELATIONS[guard.relation], self.expression(guard.expression), number(0))
+
+    def floating(self, what: Any) -> Code:
+        """A number as a float, by its bits."""
+        if isinstance(what, Expression):
+            return apply(Op.FLOAT, self.expression(what))
+        if not isinstance(what, Formula):
+            return floating(float(what))
+        if what.function is None:
+            return symbol(self._symbols[str(what.text)][0])
+        if what.function is float:
+            return self.floating(what.operands[0])
+        op = FORMULAS.get(what.function)
+        if op is None:
+            name = getattr(what.function, "__name__", what.function)
+            raise ExportError(f"a number is computed by {name}, which needs Python", hint="compute it with tensors")
+        return apply(op, *map(self.floating, what.operands))

@@ -1,0 +1,385 @@
+"""A machine and its code as the records of a file, for one target.
+
+    Machine, TargetCode   →   TargetPart: registers, states and steps by number, and the image
+
+What the file has no record for is written with what it has: numbers are arrays of one computed at entry, a requirement
+is a branch to a state that fails, and a result that goes to state is copied there.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.ahead_of_time import KernelEntry, TargetCode
+from smelt.deploy.arena import planned
+from smelt.deploy.postfix import Postfix
+from smelt.ir.artifact.machine import (
+    Argument,
+    Branch,
+    Jump,
+    Literal,
+    Machine,
+    NumberOf,
+    Raise,
+    RegisterKind,
+    RegisterView,
+    Return,
+    Scalar,
+    SizeCheck,
+    ValueCheck,
+    Variant,
+)
+from smelt.ir.artifact_file import layout as f
+from smelt.ir.artifact_file import records as r
+from smelt.ir.program import Launch, Operand, Program, writes
+from smelt.symbolic.shapes import contiguous_stride, span
+from smelt.symbolic.symsize import is_symsize, known_equal
+
+_KINDS = {
+    RegisterKind.INPUT: f.RegisterKind.INPUT,
+    RegisterKind.STATE: f.RegisterKind.STATE,
+    RegisterKind.CONSTANT: f.RegisterKind.CONSTANT,
+    RegisterKind.LOCAL: f.RegisterKind.LOCAL,
+}
+_NUMBER_DTYPES = {bool: "bool", int: "int64", float: "float64", str: "int64"}
+_MACHINES = {"x86_64": f.Machine.X86_64, "aarch64": f.Machine.AARCH64, "riscv64": f.Machine.RISCV64}
+
+Entries = Mapping[tuple[int, int, str], KernelEntry]
+"""The code of kernels, by state, variant and name."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.float32` → `float32`, as files have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def target_part(machine: Machine, code: TargetCode, entries: Entries) -> r.TargetPart:
+    """All that a file has for one target."""
+    kind = _MACHINES[code.target.triple.split("-")[0]]
+    offsets = dict(code.image.symbols)
+    symbols = list(dict.fromkeys(entry.symbol for entry in entries.values()))
+    slots = tuple(r.CodeSlot(slot.offset, slot.name, slot.addend) for slot in code.image.slots)
+    image = r.Code(code.image.code, tuple(offsets[symbol] for symbol in symbols), slots)
+    table = _Table(machine, entries, symbols).table()
+    return r.TargetPart(kind, f.feature_mask(kind, code.target.required_features), table, image)
+
+
+@dataclass(frozen=True, slots=True)
+class _Symbols:
+    """The symbols of a variant as the file has them, and code over them."""
+
+    records: tuple[r.Symbol, ...]
+    code: Postfix
+
+
+class _Table:
+    """The state machine of one target, as it is written down."""
+
+    def __init__(self, machine: Machine, entries: Entries, symbols: list[str]) -> None:
+        self._machine, self._entries, self._symbols = machine, entries, symbols
+        self._registers: list[r.Register] = []
+        self._numbers: dict[int, int] = {}  # by the machine's number → the file's
+        self._values: dict[int, int] = {}  # arguments that are one of some values → register
+        self._shapes = _local_shapes(machine)
+        self._states: list[r.State] = []
+
+    def table(self) -> r.Table:
+        machine = self._machine
+        for number, argument in enumerate(machine.arguments):
+            self._add_argument(number, argument)
+        for number in range(len(machine.registers)):
+            if number not in self._numbers:
+                self._add_register(number)
+        self._states = [r.State(state.name, ()) for state in machine.states]
+        for number, state in enumerate(machine.states):
+            variants = [self._variant(number, place, each) for place, each in enumerate(state.variants)]
+            self._states[number] = r.State(state.name, tuple(variants))
+        kernels = {entry.symbol: (name, entry) for (_, _, name), entry in reversed(list(self._entries.items()))}
+        buffers = {step.kernel.name: len(step.args) for step in _launches(machine)}
+        made = [r.Kernel(kernels[each][0], _buffers(kernels[each], buffers)) for each in self._symbols]
+        outputs = self._outputs()
+        return r.Table(machine.name, tuple(self._registers), outputs, tuple(made), tuple(self._states))
+
+    # Registers.
+
+    def _add_argument(self, number: int, argument: Argument) -> None:
+        if argument.register is not None:
+            self._add_register(argument.register)
+        elif argument.choices and argument.choices[0] is not None:
+            kind = type(argument.choices[0])
+            choices = tuple(str(each) for each in argument.choices) if kind is str else ()
+            self._values[number] = len(self._registers)
+            dtype = _NUMBER_DTYPES[kind]
+            self._registers.append(r.Register(argument.name, f.RegisterKind.INPUT, dtype, choices=choices))
+
+    def _add_register(self, number: int) -> None:
+        register = self._machine.registers[number]
+        limits = {each.name: (each.least, each.most) for each in self._machine.dimensions}
+        shape = self._shapes.get(number, ()) if register.shape is None else register.shape
+        dims = []
+        for size in shape:
+            if isinstance(size, str):
+                dims.append(r.Dim(*limits[size], size))
+            else:
+                dims.append(r.Dim(0) if size is None else r.Dim(size, size))
+        self._numbers[number] = len(self._registers)
+        data = None if register.storage is None else f"storage {register.storage}"
+        name = register.name or f"r{number}"
+        made = r.Register(
+            name, _KINDS[register.kind], dtype_name(register.dtype), tuple(dims), data,
+            offset=register.offset, strides=register.stride,
+        )  # fmt: skip
+        self._registers.append(made)
+
+    def _outputs(self) -> tuple[r.Output, ...]:
+        ends = [variant.next for state in self._machine.states for variant in state.variants]
+        described = [self._described(end) for end in ends if isinstance(end, Return)]
+        found = []
+        for place, name in enumerate(name for name, _, _ in described[0]) if described else ():
+            dtypes = {(each[place][1], len(each[place][2])) for each in described}
+            dims = [each[place][2] for each in described]
+            if len(dtypes) > 1:
+                found.append(r.Output(name, None))
+                continue
+            same = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*dims, strict=True)]
+            bounds = tuple(r.Dim(0) if size is None else r.Dim(size, size) for size in same)
+            found.append(r.Output(name, next(iter(dtypes))[0], bounds))
+        return tuple(found)
+
+    def _described(self, end: Return) -> list[tuple[str, str, tuple[int | None, ...]]]:
+        names = list(end.tree.names("output" if end.tree.kind == "leaf" else ""))
+        found = []
+        for name, value in zip(names, end.values, strict=True):
+            if isinstance(value, Literal):
+                continue
+            dtype = dtype_name(self._machine.registers[value.register].dtype)
+            shape = value.shape if isinstance(value, RegisterView) else ()
+            found.append((name, dtype, tuple(None if is_symsize(size) else int(size) for size in shape)))
+        return found
+
+    # Variants.
+
+    def _bound(self, variant: Variant) -> _Symbols:
+        records: list[r.Symbol] = []
+        places: dict[str, tuple[int, bool]] = {}
+        for binding in variant.symbols:
+            register = self._machine.registers[binding.register]
+            bind = f.Bind.VALUE if binding.dim is None else f.Bind.SIZE
+            places[binding.symbol] = (len(records), register.dtype.is_floating_point)
+            number = self._numbers[binding.register]
+            records.append(r.Symbol(binding.symbol, bind, number, binding.dim or 0, binding.least, binding.most))
+        for check in variant.checks:
+            if isinstance(check, ValueCheck) and check.argument in self._values:
+                name = self._machine.arguments[check.argument].name
+                places[f"argument {name}"] = (len(records), type(check.value) is float)
+                records.append(r.Symbol(name, f.Bind.VALUE, self._values[check.argument]))
+        return _Symbols(tuple(records), Postfix(places))
+
+    def _checks(self, variant: Variant, symbols: _Symbols) -> tuple[r.Check, ...]:
+        found = []
+        for check in variant.checks:
+            if isinstance(check, SizeCheck):
+                found.append(r.Check(symbols.code.guard(check.guard), str(check.guard)))
+            elif check.argument in self._values:
+                argument = self._machine.arguments[check.argument]
+                place = next(number for number, each in enumerate(symbols.records) if each.name == argument.name)
+                found.append(r.Check(_equal(place, argument, check.value), f"{argument.name} is {check.value!r}"))
+        return tuple(found)
+
+    def _variant(self, state: int, place: int, variant: Variant) -> r.Variant:
+        symbols = self._bound(variant)
+        steps = _Steps(self, variant, symbols)
+        if variant.program is not None:
+            entries = {name: entry for (at, of, name), entry in self._entries.items() if (at, of) == (state, place)}
+            steps.run(variant.program, entries, self._symbols)
+        for register, number in variant.numbers:
+            steps.number(register, number)
+        end = self._next(variant.next, symbols)
+        for register, failure in reversed(variant.required):
+            end = self._required(register, failure, end, variant, symbols)
+        name = variant.program.name if variant.program is not None else f"variant {place}"
+        made = tuple(steps.produced), tuple(steps.values), tuple(steps.steps), steps.arena
+        return r.Variant(name, end, symbols.records, self._checks(variant, symbols), *made)
+
+    def _required(self, register: int, failure: Raise, end: r.Next, variant: Variant, symbols: _Symbols) -> r.Next:
+        """A branch to a state that goes on as was meant, or to one that fails."""
+        following = len(self._states)
+        self._states.append(r.State("go on", (r.Variant("go on", end, symbols.records),)))
+        self._states.append(r.State("fail", (r.Variant("fail", self._next(failure, symbols)),)))
+        return r.Branch(self._numbers[register], following, following + 1)
+
+    def _next(self, end: Any, symbols: _Symbols) -> r.Next:
+        if isinstance(end, Branch):
+            return r.Branch(self._numbers[end.register], end.if_true, end.if_false)
+        if isinstance(end, Jump):
+            return r.Jump(end.state)
+        if isinstance(end, Raise):
+            return r.Raise(end.kind, end.message)
+        outputs: list[Any] = []
+        for value in end.values:
+            if isinstance(value, Scalar):
+                outputs.append(self._numbers[value.register])
+            elif isinstance(value, RegisterView):
+                outputs.append(self._view(value, symbols.code))
+        return r.Return(tuple(outputs))
+
+    def _view(self, value: RegisterView, code: Postfix) -> int | r.RegisterView:
+        number = self._numbers[value.register]
+        register = self._machine.registers[value.register]
+        shape = self._shapes.get(value.register) if register.shape is None else register.shape
+        whole = shape is not None and len(shape) == len(value.shape) and register.stride is None
+        plain = all(type(size) is int for size in (*value.shape, *value.stride))
+        if whole and value.offset == 0 and plain and tuple(value.stride) == contiguous_stride(value.shape):
+            return number
+        if whole and not plain and type(value.offset) is int and value.offset == 0:
+            return number  # programs make their results contiguous
+        dims, strides = tuple(map(code.size, value.shape)), tuple(map(code.size, value.stride))
+        return r.RegisterView(number, dims, strides, code.size(value.offset))
+
+    def number_of(self, register: int) -> int:
+        """The file's number of a register."""
+        return self._numbers[register]
+
+    def is_local(self, register: int) -> bool:
+        """Whether a variant makes a register anew."""
+        return self._machine.registers[register].kind is RegisterKind.LOCAL
+
+
+class _Steps:
+    """The values and steps of one variant."""
+
+    def __init__(self, table: _Table, variant: Variant, symbols: _Symbols) -> None:
+        self._table, self._variant, self._code = table, variant, symbols.code
+        self.produced: list[r.Produced] = []
+        self.values: list[r.Value] = []
+        self.steps: list[r.Step] = []
+        self.arena = r.ZERO
+        self._places: dict[str, int] = {}  # by the names of buffers
+
+    def run(self, program: Program, entries: Mapping[str, KernelEntry], kernels: list[str]) -> None:
+        """A program's buffers as values, its launches as steps, and where its results go."""
+        variant = self._variant
+        written = {name for step in program.steps for name in writes(step)}
+        for name, given in zip(program.inputs, variant.inputs, strict=True):
+            self._places[name] = self._value(self._input(program, name, given, name in written))
+        made = self._made(program)
+        arena = planned(program, made, self._code)
+        self.arena = arena.bytes
+        for buffer in program.buffers:
+            if buffer.name not in self._places and buffer.name in arena.offsets:
+                size = self._bytes(buffer.spec.shape, buffer.spec.stride, buffer.spec.dtype)
+                self._places[buffer.name] = self._value(r.ArenaValue(arena.offsets[buffer.name], size))
+        for step in program.steps:
+            assert isinstance(step, Launch)
+            for kernel, args in step.parts:
+                self._launch(entries[kernel.name], kernels, args)
+        self._copy_results(program, made)
+
+    def _value(self, value: r.Value) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def _bytes(self, shape: Any, stride: Any, dtype: torch.dtype) -> r.Expression:
+        return self._code.size(span(shape, stride) * dtype.itemsize)
+
+    def _input(self, program: Program, name: str, given: RegisterView | NumberOf, written: bool) -> r.Value:
+        if isinstance(given, NumberOf):
+            return r.SizesValue((self._code.given(given.what),))
+        spec = program.buffer(name).spec
+        size = self._bytes(spec.shape, spec.stride, spec.dtype)
+        offset = self._code.size(given.offset * spec.dtype.itemsize)
+        return r.RegisterValue(self._table.number_of(given.register), size, offset, written)
+
+    def _made(self, program: Program) -> dict[str, int]:
+        """Buffers that are registers the variant makes anew, each for the first result that it is."""
+        found: dict[str, int] = {}
+        inputs = set(program.inputs)
+        for output, register in zip(program.outputs, self._variant.results, strict=True):
+            if not isinstance(output, Operand) or register is None or not self._table.is_local(register):
+                continue
+            dims = tuple(map(self._code.size, output.shape))
+            self.produced.append(r.Produced(self._table.number_of(register), dims))
+            spec = program.buffer(output.buffer).spec
+            whole = known_equal(span(spec.shape, spec.stride), span(output.shape, output.stride))
+            if output.buffer not in found and output.buffer not in inputs and whole:
+                found[output.buffer] = len(self.produced) - 1
+                size = self._bytes(spec.shape, spec.stride, spec.dtype)
+                self._places[output.buffer] = self._value(r.ProducedValue(found[output.buffer], size))
+        return found
+
+    def _launch(self, entry: KernelEntry, kernels: list[str], args: tuple[str, ...]) -> None:
+        values = [self._places[name] for name in args]
+        if entry.params:
+            values.append(self._value(r.SizesValue(tuple(map(self._code.given, entry.params)))))
+        workspace = self._code.size(entry.workspace)
+        self.steps.append(r.Launch(kernels.index(entry.symbol), tuple(values), per_thread=workspace))
+
+    def _copy_results(self, program: Program, made: dict[str, int]) -> None:
+        """Results that are not where they go yet."""
+        count = -1
+        for output, register in zip(program.outputs, self._variant.results, strict=True):
+            if not isinstance(output, Operand) or register is None:
+                continue
+            dtype = program.buffer(output.buffer).spec.dtype
+            size = self._bytes(output.shape, output.stride, dtype)
+            if self._table.is_local(register):
+                count += 1
+                if made.get(output.buffer) == count:
+                    continue
+                to: r.Value = r.ProducedValue(count, size)
+            else:
+                to = r.RegisterValue(self._table.number_of(register), size, writes=True)
+            self.steps.append(r.Copy(self._value(to), self._places[output.buffer], size))
+
+    def number(self, register: int, number: NumberOf) -> None:
+        """A register gets a number."""
+        source = self._value(r.SizesValue((self._code.given(number.what),)))
+        size = r.number(8)
+        if self._table.is_local(register):
+            self.produced.append(r.Produced(self._table.number_of(register)))
+            to: r.Value = r.ProducedValue(len(self.produced) - 1, size)
+        else:
+            to = r.RegisterValue(self._table.number_of(register), size, writes=True)
+        self.steps.append(r.Copy(self._value(to), source, size))
+
+
+def _local_shapes(machine: Machine) -> dict[int, tuple[int | None, ...]]:
+    """The sizes of local registers; None where they differ."""
+    found: dict[int, tuple[int | None, ...]] = {}
+    for state in machine.states:
+        for variant in state.variants:
+            outputs = variant.program.outputs if variant.program is not None else ()
+            for output, register in zip(outputs, variant.results, strict=True):
+                if register is None or not isinstance(output, Operand):
+                    continue
+                shape = tuple(None if is_symsize(size) else int(size) for size in output.shape)
+                known = found.setdefault(register, shape)
+                if len(known) == len(shape):
+                    pairs = zip(known, shape, strict=True)
+                    found[register] = tuple(one if one == other else None for one, other in pairs)
+    return found
+
+
+def _launches(machine: Machine) -> list[Any]:
+    found = []
+    for state in machine.states:
+        for variant in state.variants:
+            steps = variant.program.steps if variant.program is not None else ()
+            for step in steps:
+                if isinstance(step, Launch):
+                    found += [Launch(kernel, args) for kernel, args in step.parts]
+    return found
+
+
+def _buffers(named: tuple[str, KernelEntry], counts: Mapping[str, int]) -> int:
+    name, entry = named
+    return counts[name] + bool(entry.params)
+
+
+def _equal(place: int, argument: Argument, value: Any) -> r.Expression:
+    if type(value) is float:
+        return r.apply(f.Op.FEQ, r.symbol(place), r.floating(value))
+    wanted = argument.choices.index(value) if isinstance(value, str) else int(value)
+    return r.apply(f.Op.EQ, r.symbol(place), r.number(wanted))

@@ -1,0 +1,173 @@
+"""The registers of an artifact as they grow: arguments first, then what variants read and write, each once.
+
+A tensor is known by its identity, a number by the way to it. Tensors that share memory share a storage; once something
+writes one of them, all of them are state.
+"""
+
+from typing import Any
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.capture.replay.described import Given
+from smelt.deploy.call_form import CallForm
+from smelt.deploy.errors import ExportError
+from smelt.deploy.state_names import StateNames
+from smelt.device.host_library import HOST
+from smelt.ir.artifact.machine import Argument, ArgumentKind, Register, RegisterKind, Storage
+from smelt.symbolic.shapes import span
+
+
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """A register that is not finished. `tensor`: what it holds at first, of what is kept between calls."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int | str, ...] | None = None
+    tensor: torch.Tensor | None = None
+    is_input: bool = False
+    written: bool = False
+
+
+class Registers:
+    """Numbers registers, and makes storages of what they hold."""
+
+    def __init__(self, form: CallForm) -> None:
+        self._drafts: list[_Draft] = []
+        self._names = StateNames(form.target)
+        self._by_path: dict[tuple[Any, ...], int] = {}  # arguments
+        self._by_tensor: dict[int, int] = {}
+        self._by_place: dict[tuple[Any, ...], int] = {}
+        self._kept: list[Any] = []  # whose ids are keys
+        self.arguments = tuple(self._argument(leaf) for leaf in form.leaves)
+        self.paths = {leaf.path: number for number, leaf in enumerate(form.leaves)}
+
+    def _argument(self, leaf: Any) -> Argument:
+        if isinstance(leaf.example, torch.Tensor):
+            shape: list[int | str] = list(leaf.example.shape)
+            for dim, dimension in leaf.sizes:
+                shape[dim] = dimension.name
+            draft = _Draft(leaf.name, leaf.example.dtype, tuple(shape), is_input=True)
+            self._by_path[leaf.path] = self._added(draft)
+            return Argument(leaf.name, ArgumentKind.TENSOR, self._by_path[leaf.path])
+        if leaf.is_open:
+            dtype = torch.float64 if type(leaf.example) is float else torch.int64
+            self._by_path[leaf.path] = self._added(_Draft(leaf.name, dtype, (), is_input=True))
+            return Argument(leaf.name, ArgumentKind.NUMBER, self._by_path[leaf.path])
+        return Argument(leaf.name, ArgumentKind.VALUE, None, (leaf.example,))
+
+    def _added(self, draft: _Draft) -> int:
+        self._drafts.append(draft)
+        return len(self._drafts) - 1
+
+    def argument_of(self, given: Given) -> int | None:
+        """The register of an argument; None for anything else."""
+        return self._by_path.get((given.slot, *given.keys)) if given.slot is not None else None
+
+    def value_of(self, given: Given) -> int | None:
+        """The number of an argument that is one value of some; None for anything else."""
+        found = self.paths.get((given.slot, *given.keys))
+        return found if found is not None and self.arguments[found].kind is ArgumentKind.VALUE else None
+
+    def tensor(self, given: Given) -> int:
+        """The register of a tensor from outside: an argument, or one that is kept."""
+        found = self.argument_of(given)
+        if found is not None:
+            return found
+        return self.kept(given.real, given)
+
+    def kept(self, tensor: torch.Tensor, given: Given) -> int:
+        """The register of a tensor that is kept between calls."""
+        known = self._by_tensor.get(id(tensor))
+        if known is None:
+            _check_kept(tensor, given)
+            self._kept.append(tensor)
+            name = self._names.of(given)
+            known = self._added(_Draft(name, tensor.dtype, tuple(tensor.shape), tensor.detach()))
+            self._by_tensor[id(tensor)] = known
+        return known
+
+    def number(self, given: Given) -> int:
+        """The register of a Python number from outside."""
+        found = self.argument_of(given)
+        if found is not None:
+            return found
+        known = self._by_place.get(given.identity)
+        if known is None:
+            self._kept.append(given.path)
+            dtype = torch.float64 if type(given.real) is float else torch.int64
+            held = torch.tensor(given.real, dtype=dtype)
+            known = self._by_place[given.identity] = self._added(_Draft(self._names.of(given), dtype, (), held))
+        return known
+
+    def local(self, dtype: torch.dtype) -> int:
+        """A new register for what a program makes."""
+        return self._added(_Draft("", dtype))
+
+    def write(self, number: int, where: str = "") -> None:
+        """A register is written."""
+        draft = self._drafts[number]
+        if draft.is_input:
+            raise ExportError(
+                f"argument {draft.name} is written in place{where}",
+                hint="write to a copy (x = x.clone()), or keep the tensor in a buffer of the module, which is state",
+            )
+        draft.written = True
+
+    def rename(self, number: int, prefix: str) -> None:
+        """Give a register without a name one."""
+        self._drafts[number].name = self._drafts[number].name or prefix
+
+    def finished(self) -> tuple[tuple[Register, ...], tuple[Storage, ...]]:
+        """All registers and storages; contents are copied."""
+        groups: dict[int, list[_Draft]] = {}
+        for draft in self._drafts:
+            if draft.tensor is not None:
+                groups.setdefault(_storage_key(draft.tensor), []).append(draft)
+        storages: list[Storage] = []
+        places: dict[int, tuple[int, int, RegisterKind]] = {}
+        for group in groups.values():
+            kind = RegisterKind.STATE if any(draft.written for draft in group) else RegisterKind.CONSTANT
+            storage, offsets = _copied(group)
+            for draft, offset in zip(group, offsets, strict=True):
+                places[id(draft)] = (len(storages), offset, kind)
+            storages.append(storage)
+        return tuple(_register(draft, places.get(id(draft))) for draft in self._drafts), tuple(storages)
+
+
+def _register(draft: _Draft, place: tuple[int, int, RegisterKind] | None) -> Register:
+    if place is None:
+        kind = RegisterKind.INPUT if draft.is_input else RegisterKind.LOCAL
+        return Register(draft.name, kind, draft.dtype, draft.shape)
+    storage, offset, kind = place
+    assert draft.tensor is not None
+    stride = None if draft.tensor.is_contiguous() else tuple(draft.tensor.stride())
+    return Register(draft.name, kind, draft.dtype, draft.shape, stride, storage, offset)
+
+
+def _check_kept(tensor: torch.Tensor, given: Given) -> None:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        raise ExportError(f"{given.text} is a {type(tensor).__qualname__} of layout {tensor.layout}")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ExportError(f"{given.text} is a conjugated or negated view", hint="resolve it first: x.resolve_conj()")
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _copied(group: list[_Draft]) -> tuple[Storage, list[int]]:
+    """The bytes that some tensors show of one memory, and where in them each begins."""
+    spans = []
+    for draft in group:
+        assert draft.tensor is not None
+        begin = int(draft.tensor.storage_offset()) * draft.tensor.itemsize
+        spans.append((begin, begin + int(span(draft.tensor.shape, draft.tensor.stride())) * draft.tensor.itemsize))
+    first = min(begin for begin, _ in spans) // 64 * 64
+    last = max(end for _, end in spans)
+    held = group[0].tensor
+    assert held is not None
+    whole = torch.empty(0, dtype=torch.uint8, device=held.device).set_(held.untyped_storage())
+    data = whole[first : min(last, whole.numel())].to(HOST, copy=True)
+    return Storage(group[0].name, data), [begin - first for begin, _ in spans]

@@ -1,0 +1,310 @@
+"""One captured call as a variant of an artifact: its program over registers, what it relies on, what it returns.
+
+    DescribedCall ── lower ──► Program ── inputs, results, state named by registers ──► Variant
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.options import Options
+from smelt.capture.replay.described import (
+    Computed,
+    Container,
+    Counted,
+    Described,
+    DescribedCall,
+    FromOutside,
+    Given,
+    Known,
+    MadeBefore,
+    OutputOf,
+    ReadFrom,
+)
+from smelt.codegen.ahead_of_time import write_for
+from smelt.deploy.effects import SortedEffects
+from smelt.deploy.errors import ExportError
+from smelt.deploy.numbers import leaves_of, number_of, origin_of
+from smelt.deploy.registers import Registers
+from smelt.device import Target
+from smelt.ir.artifact.machine import (
+    Binding,
+    Check,
+    Literal,
+    NumberOf,
+    Raise,
+    RegisterView,
+    Return,
+    Scalar,
+    SizeCheck,
+    Value,
+    ValueCheck,
+    Variant,
+)
+from smelt.ir.artifact.tree import LEAF, Tree
+from smelt.ir.call_contract import FromResult, SameAsOutput
+from smelt.ir.program import Launch, Operand, Place, Program
+from smelt.ir.substitute_sizes import shape_env_of
+from smelt.pipeline.sizes.open_graph import OpenGraph
+from smelt.pipeline.whole_program import WholeProgram, whole_program
+from smelt.symbolic.expressions import SMALLEST, ShapeEnv, SizeGuard, Symbol
+from smelt.symbolic.symnode import Formula
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class HowToLower:
+    """What programs are made with, and the processors that there will be code for."""
+
+    options: Options
+    targets: tuple[Target, ...]
+
+
+class VariantBuilder:
+    """Builds one variant; registers are shared with the others of the artifact."""
+
+    def __init__(
+        self, call: DescribedCall, effects: SortedEffects, registers: Registers, how: HowToLower, name: str
+    ) -> None:
+        self._call, self._effects, self._registers = call, effects, registers
+        self._options, self._targets, self._name = how.options, how.targets, name
+        self._bindings: dict[str, Binding] = {}
+        self._checks: dict[Check, None] = {}
+        self._outputs: dict[int, int] = {}  # by number among the graph's outputs → its place among those wanted
+        self._made: dict[int, Any] = {}  # by place among those wanted → the register
+        self._returned: dict[int, Any] = {}
+        self._updates: list[tuple[int, NumberOf]] = []
+        self._required: list[tuple[int, Raise]] = []
+
+    def build(self) -> Variant:
+        """The variant, with all that was said to the registers on the way."""
+        call = self._call
+        want = [*_outputs_in(call.result), *(state.output for state in self._effects.tensors)]
+        self._outputs = {number: place for place, number in enumerate(dict.fromkeys(want))}
+        numbers = [(self._registers.number(each.given), each) for each in self._effects.numbers]
+        program: Program | None = None
+        inputs: tuple[RegisterView | NumberOf, ...] = ()
+        results: tuple[int | None, ...] = ()
+        written: tuple[int, ...] = ()
+        if call.traced is not None:
+            graph = OpenGraph(call.traced)
+            made, shape_env = self._lowered(graph)
+            inputs = self._inputs(graph, made.program)
+            results, written = self._results(made, inputs)
+            program, constants = self._without_constants(made.program)
+            inputs = (*inputs, *constants)
+            self._rely_on_code(program)
+            self._rely_on(graph, shape_env)
+        for register, state in numbers:
+            self._registers.write(register)
+            number = number_of(state.number, state.given.text)
+            self._updates.append((register, number))
+            self._bind_leaves(number)
+        tree, values = self._value(call.result, "the result")
+        self._check_arguments()
+        return Variant(
+            program, inputs, results, Return(tuple(values), tree), tuple(self._bindings.values()), tuple(self._checks),
+            written, tuple(self._updates), tuple(self._required),
+        )  # fmt: skip
+
+    def _lowered(self, graph: OpenGraph) -> tuple[WholeProgram, ShapeEnv | None]:
+        traced, shape_env = graph.over(graph.example) if graph.symbols else (graph.at(graph.example), None)
+        for leaf in graph.fixed:
+            if isinstance(leaf, Formula):
+                raise ExportError(f"compiled code relies on {leaf.text} being {leaf.example}")
+        return whole_program(traced, list(self._outputs), self._options, self._name), shape_env
+
+    # Inputs.
+
+    def _inputs(self, graph: OpenGraph, program: Program) -> tuple[RegisterView | NumberOf, ...]:
+        given = [each for each in self._call.inputs if not _is_number(each)]
+        found: list[RegisterView | NumberOf] = []
+        for name, each in zip(program.inputs, given, strict=False):
+            spec = program.buffer(name).spec
+            found.append(RegisterView(self._register_of(each), spec.shape, spec.stride))
+        for what in graph.dynamic_scalars:
+            number = NumberOf(what)
+            self._bind_leaves(number)
+            found.append(number)
+        assert len(found) == len(program.inputs)
+        return tuple(found)
+
+    def _without_constants(self, program: Program) -> tuple[Program, list[RegisterView]]:
+        """The program with tensors that were captured with the graph as inputs, and what those are."""
+        views = []
+        for name, tensor in program.constants:
+            given = Given((("value", tensor),), f"{program.name}.{name}", tensor)
+            views.append(RegisterView(self._registers.kept(tensor, given), tuple(tensor.shape), tuple(tensor.stride())))
+        names = {name for name, _ in program.constants}
+        buffers = [replace(each, place=Place.INPUT) if each.name in names else each for each in program.buffers]
+        inputs = (*program.inputs, *(name for name, _ in program.constants))
+        return replace(program, buffers=tuple(buffers), inputs=inputs, constants=()), views
+
+    def _rely_on_code(self, program: Program) -> None:
+        """Have guarded what the code of kernels relies on of symbols, for every target."""
+        kernels = [kernel for step in program.steps if isinstance(step, Launch) for kernel, _ in step.parts]
+        if any(shape_env_of(kernel) is not None for kernel in kernels):
+            for target in self._targets:
+                write_for(kernels, target)
+
+    def _register_of(self, given: Given | MadeBefore) -> int:
+        if isinstance(given, Given):
+            return self._registers.tensor(given)
+        args = [each.real if isinstance(each, Given) else each for each in given.args]
+        kwargs = {name: each.real if isinstance(each, Given) else each for name, each in given.kwargs.items()}
+        made = given.function(*args, **kwargs)
+        return self._registers.kept(made, Given((("value", made),), f"made by {given.function.__name__}", made))
+
+    # Results.
+
+    def _results(self, made: WholeProgram, inputs: Any) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+        """Where each output of the program goes: wanted outputs to registers, new values to what they are of."""
+        program, plan, registers = made.program, made.plan, self._registers
+        results: list[int | None] = [None] * len(program.outputs)
+        written: list[Any] = []
+        states = {self._outputs[state.output]: state for state in self._effects.tensors}
+        for place, output in enumerate(plan.outputs):
+            if isinstance(output, SameAsOutput):
+                self._made[place] = self._made[output.index]
+                self._returned[place] = self._returned[output.index]
+                continue
+            assert isinstance(output, FromResult)
+            operand = program.outputs[output.index]
+            if not isinstance(operand, Operand):
+                raise ExportError(f"output {place} of the graph is {operand!r}, no tensor")
+            if place in states:
+                results[output.index] = self._state(states[place].given, operand, program)
+                written.append(results[output.index])
+            elif results[output.index] is None:
+                results[output.index] = registers.local(program.buffer(operand.buffer).spec.dtype)
+            self._made[place] = results[output.index]
+            self._returned[place] = operand
+        for place, index in enumerate(plan.mutated_inputs, plan.results):
+            view = inputs[index]
+            assert isinstance(view, RegisterView)
+            registers.write(view.register)
+            results[place] = view.register
+            written.append(view.register)
+        for place, text in enumerate(made.required, plan.forward_outputs):
+            register = registers.local(torch.bool)
+            results[place] = register
+            self._required.append((register, Raise("IndexError", text)))
+        return tuple(results), tuple(dict.fromkeys(written))
+
+    def _state(self, given: Given, operand: Operand, program: Program) -> int:
+        """The register of a tensor that is replaced by another with each call: one that is as large."""
+        old, spec = given.real, program.buffer(operand.buffer).spec
+        if tuple(old.shape) != operand.shape or old.dtype is not spec.dtype or not old.is_contiguous():
+            raise ExportError(
+                f"{given.text} is replaced by a tensor of another shape, dtype or layout with each call: {spec}",
+                hint="have it as large as it ever gets, and write into it",
+            )
+        register = self._registers.kept(old, given)
+        self._registers.write(register)
+        return register
+
+    def _value(self, what: Described, where: str) -> tuple[Tree, list[Value]]:
+        if isinstance(what, Container):
+            return self._container(what, where)
+        return LEAF, [self._leaf(what, where)]
+
+    def _leaf(self, what: Described, where: str) -> Value:
+        registers = self._registers
+        if isinstance(what, OutputOf):
+            place = self._outputs[what.number]
+            operand = self._returned[place]
+            return RegisterView(self._made[place], operand.shape, operand.stride, operand.offset)
+        if isinstance(what, Known) and isinstance(what.value, PLAIN):
+            return Literal(what.value)
+        if isinstance(what, FromOutside) and isinstance(what.given.real, torch.Tensor):
+            real = what.given.real
+            return RegisterView(registers.tensor(what.given), tuple(real.shape), tuple(real.stride()))
+        if isinstance(what, FromOutside) and isinstance(what.given.real, PLAIN):
+            return Literal(what.given.real)
+        if isinstance(what, ReadFrom) and _takes_item(what):
+            return Scalar(self._made[self._outputs[_outputs_in(what)[0]]])
+        if isinstance(what, Computed | Counted):
+            number = number_of(what, where)
+            self._bind_leaves(number)
+            return Scalar(self._local_number(number))
+        text = getattr(what, "text", None) or f"a {type(getattr(what, 'value', what)).__name__}"
+        raise ExportError(f"{where} holds {text}", hint="results are tensors, numbers, strings, None and containers")
+
+    def _local_number(self, number: NumberOf) -> int:
+        register = self._registers.local(number.dtype)
+        self._updates.append((register, number))
+        return register
+
+    def _container(self, what: Container, where: str) -> tuple[Tree, list[Value]]:
+        parts = [self._value(item, where) for item in what.items]
+        values = [value for _, found in parts for value in found]
+        trees = tuple(tree for tree, _ in parts)
+        if issubclass(what.kind, tuple) and hasattr(what.kind, "_fields"):
+            return Tree("record", tuple(what.kind._fields), trees, what.kind.__name__), values
+        if not what.keys and issubclass(what.kind, list | tuple):
+            return Tree("list" if issubclass(what.kind, list) else "tuple", (), trees), values
+        if not all(isinstance(key, str | int) for key in what.keys):
+            raise ExportError(f"{where} is a dict with keys that are neither strings nor integers")
+        if what.kind is dict:
+            return Tree("dict", tuple(what.keys), trees), values
+        return Tree("record", tuple(what.keys), trees, what.kind.__name__), values
+
+    # What it relies on.
+
+    def _rely_on(self, graph: OpenGraph, shape_env: ShapeEnv | None) -> None:
+        for name, leaf in graph.symbols:
+            self._bind(name, leaf)
+        for guard in shape_env.guards if shape_env is not None else ():
+            self._check_size(guard)
+
+    def _check_size(self, guard: SizeGuard) -> None:
+        self._checks[SizeCheck(guard)] = None
+
+    def _check_arguments(self) -> None:
+        for guard in self._call.shape_env.guards:
+            for symbol in guard.expression.symbols():
+                self._bind(symbol.text, symbol)
+            self._check_size(guard)
+        for leaf in self._call.shape_env.fixed:
+            number = self._registers.value_of(origin_of(self._call, leaf)[0])
+            if number is None:
+                raise ExportError(f"the code relies on {leaf.text} being {leaf.example}")
+        for number, argument in enumerate(self._registers.arguments):
+            if argument.choices:
+                self._checks[ValueCheck(number, argument.choices[0])] = None
+
+    def _bind_leaves(self, number: NumberOf) -> None:
+        for leaf in leaves_of(number):
+            self._bind(str(leaf.text), leaf)
+
+    def _bind(self, name: str, leaf: Symbol | Formula) -> None:
+        if name in self._bindings:
+            return
+        given, dim = origin_of(self._call, leaf)
+        if dim is not None:
+            self._bindings[name] = Binding(name, self._registers.tensor(given), dim, SMALLEST)
+        elif isinstance(leaf, Symbol) and leaf.shape_env is not None:
+            self._bindings[name] = Binding(name, self._registers.number(given), None, SMALLEST)
+        else:
+            self._bindings[name] = Binding(name, self._registers.number(given))
+
+
+def _outputs_in(what: Described) -> list[int]:
+    """The graph's outputs that something is made of, in order."""
+    if isinstance(what, OutputOf):
+        return [what.number]
+    parts = what.items if isinstance(what, Container) else what.parts if isinstance(what, ReadFrom) else ()
+    return [number for part in parts for number in _outputs_in(part)]
+
+
+def _takes_item(what: ReadFrom) -> bool:
+    """Whether a number is what a tensor of one element holds, and no more is computed of it."""
+    names = ("item", "float", "int", "bool")
+    return len(what.parts) == 1 and isinstance(what.parts[0], OutputOf) and what.make.__name__ in names
+
+
+def _is_number(given: Given | MadeBefore) -> bool:
+    return isinstance(given, Given) and not isinstance(given.real, torch.Tensor)
