@@ -23,6 +23,7 @@ from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     reductions,
     resampling,
     scatters,
+    whole_layers,
     without_library,
 )
 from smelt.ops.decompose.table import DECOMPOSITIONS as _TABLE

@@ -1,7 +1,7 @@
 """Which products are kernels of our own, and which are calls of the library.
 
     decide(mm of 8×1024×1024)        →   own: "multiplies 8×1024×1024 in about 0.79 of the library's time"
-    decide(mm of 256×64×64)          →   not: "multiplies 256×64×64, which the library does as fast"
+    decide(mm of 1024×1024×1024)     →   not: "multiplies 1024×1024×1024 in about 1.03 of the library's time by a kernel, …"
 
 With the option `products` at "own", every product is a kernel that the target can make one for; at "library" none is.
 At "auto" one is where the target's own estimate is clearly below what the library was measured to take, and
@@ -118,7 +118,9 @@ class ProductChoice:
         costs = library_costs(sizes, sums.dtype, along=along)
         if isinstance(costs, str):
             return Decision(False, costs)  # before the target is asked, which loads what makes code
-        library = costs.cycles(sizes, sums.dtype.itemsize) + (sums.nbytes * CYCLES_A_BYTE if followed else 0)
+        library = costs.cycles(sizes, sums.dtype.itemsize)
+        if followed:
+            library += LAUNCH + sums.nbytes * CYCLES_A_BYTE
         found = self._cycles_of(call, factors, sums)
         if isinstance(found, str):
             return Decision(False, found)
@@ -172,8 +174,7 @@ class ProductChoice:
 LAUNCH = 1_500  # cycles that a kernel takes to be called
 CYCLES_A_BYTE = 0.5  # of a result that is written and read again, which a kernel saves for what follows
 LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any processor
-# What has to be saved, at least: the fit is off by some percent, and a kernel takes 50 ms to be compiled.
-LEAST_SAVED, LEAST_PART = 100_000, 0.05
+LEAST_SAVED, LEAST_PART = 5_000, 0.03  # what has to be saved, at least: the fit is off by some percent
 
 
 def bare_kernel(call: ProductCall, factors: Sequence[TensorSpec], sums: TensorSpec) -> Kernel:

@@ -56,6 +56,10 @@ def _attention(query: Any, key: Any, value: Any, width: int, heads: int, qkv_wei
     return row_major((*query.shape[:2], weight.shape[0]), query.dtype), None
 
 
+def _encoder_layer(src: Any, *arguments: Any, **more: Any) -> Any:
+    return row_major(tuple(src.shape), src.dtype) if src.dim() == 3 and 0 not in src.shape else NotImplemented
+
+
 def _grid_sampler(value: Any, grid: Any) -> Any:
     if value.dim() != 4 or grid.dim() != 4:
         return NotImplemented
@@ -79,6 +83,7 @@ def _is_ctc_for_miopen(*arguments: Any) -> Any:
 RULES: dict[str, Any] = {
     "_use_cudnn_ctc_loss.default": _is_ctc_for_cudnn,
     "_native_multi_head_attention.default": _attention,
+    "_transformer_encoder_layer_fwd.default": _encoder_layer,
     "cudnn_grid_sampler.default": _grid_sampler,
     "cudnn_grid_sampler_backward.default": _grid_sampler_backward,
     "_thnn_fused_lstm_cell.default": _lstm_cell,
