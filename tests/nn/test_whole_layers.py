@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.base.events import collect
+from smelt.base.events import Event, collect
 from smelt.ir.program import Library, Program
 
 aten = torch.ops.aten
@@ -24,7 +24,8 @@ MASKS: dict[str, dict[str, Any]] = {
 }
 
 
-def libraries(programs: list[Program]) -> set[Any]:
+def libraries(events: list[Event]) -> set[Any]:
+    programs = [event.subject for event in events if isinstance(event.subject, Program)]
     return {step.op for program in programs for step in program.steps if isinstance(step, Library)}
 
 
@@ -33,7 +34,7 @@ def run(model: nn.Module, *inputs: torch.Tensor, **kwargs: Any) -> tuple[Any, An
     with torch.no_grad(), collect() as events:
         compiled = smelt.compile(model, fullgraph=True, options={"check_specs": True})
         ours = compiled(*inputs, **kwargs)
-        return model(*inputs, **kwargs), ours, libraries([event.subject for event in events if isinstance(event.subject, Program)])
+        return model(*inputs, **kwargs), ours, libraries(events)
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -84,7 +84,8 @@ def _kind(sizes: MatrixSizes, dtype: torch.dtype, along: bool) -> str:
     if sizes.batch != 1 or sizes.cols <= FEW:
         return "several, or few columns"
     right = sizes.cols * sizes.depth * dtype.itemsize
-    if sizes.rows == 1 and right > _VECTOR_BYTES or sizes.rows <= FEW and right > _ROWS_BYTES and not along:
+    alone = sizes.rows == 1 and right > _VECTOR_BYTES
+    if alone or (sizes.rows <= FEW and right > _ROWS_BYTES and not along):
         return "few rows, much to read"
     if sizes.rows <= FEW:
         kind = "vector" if sizes.rows == 1 else "few rows"

@@ -1,7 +1,7 @@
 """Which products are kernels of our own, and which are calls of the library.
 
     decide(mm of 8×1024×1024)        →   own: "multiplies 8×1024×1024 in about 0.79 of the library's time"
-    decide(mm of 1024×1024×1024)     →   not: "multiplies 1024×1024×1024 in about 1.03 of the library's time by a kernel, …"
+    decide(mm of 1024×1024×1024)     →   not: "multiplies … in about 1.03 of the library's time by a kernel, which …"
 
 With the option `products` at "own", every product is a kernel that the target can make one for; at "library" none is.
 At "auto" one is where the target's own estimate is clearly below what the library was measured to take, and
@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.device.host_library import may_round_products, on_host, slow_by_channel
+from smelt.device.host_library import may_round_products, on_host, slow_by_channel, slow_windows
 from smelt.device.product_costs import MatrixSizes, library_attention, library_costs
 from smelt.fuse.lowering.attention import AttentionCall, RefOf, read_attention
 from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
@@ -42,18 +42,22 @@ def _is_on_host(node: fx.Node) -> bool:
     return on_host(tensor_spec(node).device)
 
 
-def _is_by_channel(node: fx.Node) -> bool:
-    """Whether a call convolves each channel by itself, as kernels do faster than the library."""
+def _why_by_kernel(node: fx.Node) -> str | None:
+    """What kernels do faster than the library in a call that convolves; None where they do not."""
     if node.target is not aten.convolution.default:
-        return False
+        return None
     x, weight, _, stride, _, _, transposed, _, groups = node.args
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node) and isinstance(groups, int)
     image, filters = tensor_spec(x), tensor_spec(weight)
     if image.varies or not on_host(image.device) or (transposed and stride != [1, 1]):
-        return False
-    if not slow_by_channel(filters.shape, groups, stride, image.dtype):  # type: ignore[arg-type]
-        return False
-    return all(spec.stride == contiguous_stride(spec.shape) for spec in (image, filters))
+        return None
+    if any(spec.stride != contiguous_stride(spec.shape) for spec in (image, filters)):
+        return None
+    if slow_by_channel(filters.shape, groups, stride, image.dtype):  # type: ignore[arg-type]
+        return "convolves channels one by one"
+    if not transposed and slow_windows(filters.shape, groups, image.dtype):
+        return "convolves without a copy of the windows"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,8 @@ class ProductChoice:
         if self.wanted == "library":
             return "is left to the library, as the option `products` asks for"
         if self.wanted == "auto":
-            taken = self.convolutions == "auto" and _is_by_channel(node) if convolves else _is_on_host(node)
-            if not taken:
+            found = self.convolutions == "auto" and _why_by_kernel(node) if convolves else _is_on_host(node)
+            if not found:
                 return None
         return _read(node, layout_of)
 
@@ -110,7 +114,7 @@ class ProductChoice:
             if isinstance(cycles, str):
                 return Decision(False, cycles)
             asked = f"multiplies {sizes}, as the option `products` asks for"
-            return Decision(True, asked if self.wanted == "own" else "convolves channels one by one")
+            return Decision(True, asked if self.wanted == "own" else _why_by_kernel(node) or asked)
         if sizes.multiplications < LEAST:
             return Decision(False, f"multiplies {sizes}, which is too little for a kernel to be worth it")
         if sums.dtype is torch.float32 and may_round_products():

@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from smelt.device.host_library import on_host, slow_by_channel, slow_convolutions, slow_narrow_convolutions
+from smelt.device.host_library import (
+    on_host,
+    slow_by_channel,
+    slow_convolutions,
+    slow_narrow_convolutions,
+    slow_windows,
+)
 from smelt.ops.decompose.products import widened
 from smelt.ops.decompose.table import checked, decomposes, widen
 from smelt.symbolic.shapes import product
@@ -51,7 +57,7 @@ def convolution(
     steps = (stride, padding, dilation)
     result = NotImplemented
     plane = x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps)
-    if kernels and how == "auto" and plane and _by_kernel(x, weight, stride, groups):
+    if kernels and how == "auto" and plane and _by_kernel(x, weight, stride, groups, windows=True):
         return NotImplemented
     if _as_products(how) and plane:
         result = _convolved(widen(x).contiguous(), widen(weight).contiguous(), steps, groups)
@@ -126,10 +132,12 @@ def _as_products(how: str) -> bool:
     return slow_convolutions() if how == "auto" else how == "products"
 
 
-def _by_kernel(x: Tensor, weight: Tensor, stride: Sequence[int], groups: int) -> bool:
-    """Whether a convolution is left whole, for a kernel."""
-    varies = any(not isinstance(size, int) for size in x.shape)
-    if varies or not slow_by_channel(weight.shape, groups, stride, x.dtype):
+def _by_kernel(x: Tensor, weight: Tensor, stride: Sequence[int], groups: int, *, windows: bool = False) -> bool:
+    """Whether a convolution is left whole, for a kernel; with `windows`, also one of several channels at a time."""
+    if any(not isinstance(size, int) for size in x.shape):
+        return False
+    slow = slow_by_channel(weight.shape, groups, stride, x.dtype)
+    if not slow and not (windows and slow_windows(weight.shape, groups, x.dtype)):
         return False
     return x.dtype is weight.dtype and x.is_contiguous() and weight.is_contiguous()
 

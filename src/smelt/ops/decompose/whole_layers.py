@@ -97,7 +97,8 @@ def multi_head_attention(
     taken = all(_is_taken(each, width, heads) for each in (query, key, value))
     if need_weights or not taken or key.shape[1] != value.shape[1] or qkv_weight.shape[0] != 3 * width:
         return NotImplemented
-    found = _attention(*_heads_of(query, key, value, qkv_weight, qkv_bias, heads), mask, mask_type)
+    by_heads = _heads_of(query, key, value, qkv_weight, qkv_bias, heads)
+    found = _attention(by_heads[0], by_heads[1], by_heads[2], mask, mask_type)
     if found is NotImplemented:
         return NotImplemented
     together = aten.permute.default(found, [0, 2, 1, 3]).reshape([*query.shape[:2], width])

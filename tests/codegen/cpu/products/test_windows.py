@@ -130,3 +130,31 @@ def test_windows_are_tiled() -> None:
     made = to_coarse(layout(x), layout(weight), ConvolutionSteps.of(2, [1], [1], [1], 1), layout(y))
     kernel = kernel_of(made, (x.dtype, x.dtype), (x.numel(), weight.numel()))
     assert plan_product(kernel, find("cpu")).schedule.name == "tiled"
+
+
+def tiling_of(made: Contraction, x: torch.Tensor, weight: torch.Tensor) -> tiling.Tiling:
+    kernel = kernel_of(made, (x.dtype, weight.dtype), (x.numel(), weight.numel()))
+    return tiling.Tiling.of(plan_product(kernel, find("cpu"), "tiled").problem, find("cpu"))
+
+
+@pytest.mark.parametrize(("images", "side", "most"), [(5, 3, 516), (7, 4, 40), (3, 7, 20), (41, 1, 100)])
+def test_small_images_are_beside_each_other(images: int, side: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of cols that hold whole images: a panel may have points of several."""
+    monkeypatch.setattr(tile_shape, "_BLOCK_COLS", most)
+    monkeypatch.setattr(tile_shape, "_BLOCK_DEPTH", 100)
+    torch.manual_seed(0)
+    x, weight = torch.randn(images, 19, side, side), torch.randn(21, 19, 3, 3)
+    exact = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
+    made = to_coarse(layout(x), layout(weight), ConvolutionSteps.of(2, [1], [1], [1], 1), layout(exact))
+    found = tiling_of(made, x, weight)
+    assert [axis.size for axis in found.beside] == ([images] if side > 1 else [])
+    assert side == 1 or found.blocks.cols % side**2 == 0
+    for threads in (1, 3):
+        check(computed(made, x, weight, threads), exact, 19 * 9)
+
+
+def test_large_images_are_not() -> None:
+    x, weight, y = torch.empty(2, 3, 24, 24), torch.empty(16, 3, 3, 3), torch.empty(2, 16, 24, 24)
+    made = to_coarse(layout(x), layout(weight), ConvolutionSteps.of(2, [1], [1], [1], 1), layout(y))
+    found = tiling_of(made, x, weight)
+    assert not found.beside and [axis.size for axis in found.outer] == [2]

@@ -104,7 +104,7 @@ def _ascends(points: Sequence[ProductAxis], index: Index) -> bool:
 def stored(tiling: Tiling) -> Store | None:
     """Where tiles are stored as they are, if that is all there is to do with them: rows of numbers side by side."""
     problem = tiling.epilogue
-    if len(problem.epilogue) != 1 or len(problem.m) > 1 or not problem.n:
+    if len(problem.epilogue) != 1 or len(problem.m) > 1 or not problem.n or tiling.beside:
         return None
     (store,) = problem.epilogue
     if not isinstance(store, Store) or store.value != problem.contract.out:

@@ -54,16 +54,18 @@ class Blocks:
     depth_count: int
 
     @classmethod
-    def of(cls, sizes: tuple[int, int, int], batches: int, tile: TileShape) -> "Blocks":
+    def of(cls, sizes: tuple[int, int, int], batches: int, tile: TileShape, step: int = 0) -> "Blocks":
+        """With a `step`, blocks have multiples of it as cols."""
         m, n, k = (max(1, size) for size in sizes)
-        cols = divided(n, _BLOCK_COLS, tile.cols)
+        step = step or tile.cols
+        cols = divided(n, _BLOCK_COLS, step)
         depth = divided(k, _BLOCK_DEPTH, 1)
         units = batches * -(-n // cols)
         wanted = max(1, min(_UNITS // max(1, units), m * n * k // max(1, -(-n // cols)) // _UNIT_WORTH))
         if wanted > 1 and m < n and cols * k > KEPT:
             # Blocks of rows would pack the right factor each; blocks of cols pack the left one, which is less.
             each = -(-n // (wanted * -(-n // cols)))
-            cols, wanted = divided(n, max(_FEW_PANELS * tile.cols, each), tile.cols), 1
+            cols, wanted = divided(n, max(_FEW_PANELS * tile.cols, each), step), 1
         rows = divided(m, min(_BLOCK_ROWS, max(tile.rows, -(-m // wanted))), tile.rows)
         return cls(rows, cols, depth, -(-m // rows), -(-n // cols), max(1, -(-k // depth)))
 

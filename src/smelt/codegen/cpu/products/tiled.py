@@ -120,21 +120,34 @@ class _Finish:
         blocks = tiling.blocks
         widths = [blocks.cols] if blocks.col_count > 1 else []
         widths.append(count(tiling.n) - blocks.cols * (blocks.col_count - 1))
-        self.lanes = epilogue_lanes(tiling.epilogue, b.target, min(widths))
+        self.lanes = epilogue_lanes(tiling.epilogue, b.target, min(*widths, tiling.row_points))
         self.rest = Epilogue.of(b, tiling.epilogue, self.lanes)
 
     def write(self) -> None:
-        b = self.b
+        b, left, width = self.b, LlvmValue("%left", "i64"), LlvmValue("%cols", "i64")
         self._place(self.tiling.outer, LlvmValue("%outer", "i64"))
+        if self.tiling.beside:
+            each = self.tiling.row_points
+            loop = b.begin(b.const("i64", 0), b.binary("udiv", width, each), 1, (), guard=False)
+            self._place(self.tiling.beside, b.add(b.binary("udiv", left, each), loop.index))
+            sums = b.element("%sums", self.kind, b.mul(loop.index, each))
+            self._rows(sums, b.const("i64", 0), b.const("i64", each))
+            loop.end()
+        else:
+            self._rows("%sums", left, width)
+        b.emit("ret void")
+
+    def _rows(self, sums: str, left: LlvmValue, width: LlvmValue) -> None:
+        """Rows of the epilogue, from a column on."""
+        b = self.b
         loop = b.begin(b.const("i64", 0), LlvmValue("%rows", "i64"), 1, (), guard=False)
         self._place(self.rest.problem.m, b.add(LlvmValue("%top", "i64"), loop.index))
-        line = b.element("%sums", self.kind, b.mul(loop.index, self.tiling.padded_cols))
+        line = b.element(sums, self.kind, b.mul(loop.index, self.tiling.padded_cols))
         self.rest.begin_row()
         b.open_loop()
-        self._row(line)
+        self._row(line, left, width)
         b.close_loop()
         loop.end()
-        b.emit("ret void")
 
     def _place(self, axes: Sequence[ProductAxis], point: LlvmValue) -> None:
         """The positions of axes of which `point` counts the points."""
@@ -143,25 +156,24 @@ class _Finish:
             self.rest.at.axes[axis.name] = point if last else self.b.binary("urem", point, axis.size)
             point = point if last else self.b.binary("udiv", point, axis.size)
 
-    def _row(self, line: str) -> None:
+    def _row(self, line: str, left: LlvmValue, width: LlvmValue) -> None:
         """Vectors of a row of the block; the last begins earlier where it would reach past the end, if it does no harm
         to do a point twice, and otherwise what it would hold is done point by point."""
         b = self.b
         overlaps = idempotent(self.rest.inside)
-        width = LlvmValue("%cols", "i64")
         whole = b.and_(width, -self.lanes)
         last = width if overlaps or self.lanes == 1 else whole
         loop = b.begin(b.const("i64", 0), last, self.lanes, (), guard=not overlaps)
         column = loop.index
         if overlaps and self.lanes > 1:
             column = b.intrinsic("llvm.smin", column, b.sub(width, self.lanes))
-        self._vector(line, column, self.lanes)
+        self._vector(line, left, column, self.lanes)
         loop.end()
         if not overlaps and self.lanes > 1:
             rest = b.begin(whole, width, 1, (), guard=True)
-            self._vector(line, rest.index, 1)
+            self._vector(line, left, rest.index, 1)
             rest.end()
 
-    def _vector(self, line: str, column: LlvmValue, lanes: int) -> None:
+    def _vector(self, line: str, left: LlvmValue, column: LlvmValue, lanes: int) -> None:
         found = self.b.load(self.b.element(line, self.kind, column), self.kind, lanes)
-        self.rest.write(self.b.add(LlvmValue("%left", "i64"), column), found)
+        self.rest.write(self.b.add(left, column), found)

@@ -2,6 +2,11 @@
 
     rows(n:4, o:64) cols(h:56, w:56), p = contract (c, i, j) weight, x     NCHW: h and w are one axis of the result
     → outer (n)   m (o)   n (h, w), 3136 points   the epilogue: rows(n, o) cols(w:3136)
+
+Small images are put side by side, so that the filters are packed for several of them at once:
+
+    rows(n:4, o:512) cols(h:3, w:3)
+    → m (o)   n (n, h, w), 36 points   the epilogue: rows(n, o) cols(w:9), of one image after the other
 """
 
 from dataclasses import replace
@@ -15,10 +20,13 @@ from smelt.codegen.cpu.workspace import aligned
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor, Index, Kernel, Stage
 
+_FEW_POINTS = 256  # of an image, say: other images are put beside it
+
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """`outer` are batches, and axes of n that the epilogue does not walk as one with the last."""
+    """`outer` are batches, and axes of n that the epilogue does not walk as one with the last, unless there is little
+    without them: then they are the first axes of `n`, as `beside`."""
 
     problem: Problem
     tile: TileShape
@@ -26,7 +34,8 @@ class Tiling:
     outer: tuple[ProductAxis, ...]
     m: tuple[ProductAxis, ...]
     n: tuple[ProductAxis, ...]
-    epilogue: Problem  # its kernel has rows `outer` and `epilogue.m`, and one col axis at most
+    epilogue: Problem  # its kernel has rows `outer`, `beside` and `epilogue.m`, and one col axis at most
+    beside: tuple[ProductAxis, ...] = ()
 
     @classmethod
     def of(cls, problem: Problem, target: Target) -> "Tiling":
@@ -39,19 +48,28 @@ class Tiling:
         last = problem.kernel.cols[-1].name if problem.kernel.cols else ""
         tail = len(problem.n) - _trailing(kernel, problem.n)
         n = problem.n[tail:] if problem.n and problem.n[-1].name == last else ()
-        outer = (*problem.batch, *(axis for axis in problem.n if axis not in n))
+        others = tuple(axis for axis in problem.n if axis not in n)
+        beside = others if n and count(n) <= _FEW_POINTS else ()
+        outer = problem.batch if beside else (*problem.batch, *others)
         kept_m = problem.m[-1:] if problem.m and _trailing(kernel, problem.m) == len(problem.m) else problem.m
         gone = {axis.name for axis in (*problem.m, *n)} - {axis.name for axis in (*kept_m, *n[-1:])}
-        rows = [Axis(axis.name, axis.size) for axis in outer]
+        rows = [Axis(axis.name, axis.size) for axis in (*outer, *beside)]
         rows += [Axis(axis.name, count(problem.m) if len(kept_m) == 1 else axis.size) for axis in kept_m]
         cols = [Axis(axis.name, count(n)) for axis in n[-1:]]
         kernel = without_axes(kernel, gone, rows, cols)
         found = contraction(kernel)
         assert found is not None
-        epilogue = replace(problem, kernel=kernel, contract=found, batch=outer, m=kept_m, n=n[-1:])
+        epilogue = replace(problem, kernel=kernel, contract=found, batch=(*outer, *beside), m=kept_m, n=n[-1:])
         tile = TileShape.of(problem.dtype, target)
-        sizes = (count(problem.m), count(n), count(problem.k))
-        return cls(problem, tile, Blocks.of(sizes, count(outer), tile), outer, problem.m, n, epilogue)
+        step = count(n) if beside else tile.cols  # a block has whole rows of the epilogue
+        n = (*beside, *n)
+        blocks = Blocks.of((count(problem.m), count(n), count(problem.k)), count(outer), tile, step)
+        return cls(problem, tile, blocks, outer, problem.m, n, epilogue, beside)
+
+    @property
+    def row_points(self) -> int:
+        """How many points of `n` follow each other in a row of the epilogue."""
+        return count(self.n[len(self.beside) :])
 
     @property
     def units(self) -> int:
