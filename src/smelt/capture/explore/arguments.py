@@ -11,7 +11,7 @@ import enum
 import inspect
 import itertools
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from smelt.capture.model.open_numbers import DTYPES, OpenNumber
 from smelt.device.host_library import HOST
 from smelt.ir.artifact.machine import ValueCheck
 from smelt.ir.artifact.tree import Tree, tree_of
+from smelt.symbolic.expressions import SMALLEST
 
 _SITE: Site = ("arguments",)
 _PLAIN = (bool, int, float, str, type(None))
@@ -31,12 +32,14 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True, slots=True)
 class ArgumentLeaf:
-    """One leaf. `choices`: what values it may have; None for a tensor, or a number of any value."""
+    """One leaf. `choices`: what values it may have; None for a tensor, or a number of any value. `dynamic`: dimensions
+    of a tensor whose sizes differ from call to call."""
 
     number: int
     name: str
     value: Any
     choices: tuple[Any, ...] | None
+    dynamic: frozenset[int] = frozenset()
 
     @property
     def place(self) -> tuple[Site, Path]:
@@ -58,15 +61,19 @@ class ArgumentLeaf:
         return self.value.dtype if isinstance(self.value, torch.Tensor) else DTYPES[type(self.value)]
 
     @property
+    def sizes(self) -> tuple[int | None, ...]:
+        """Of a tensor; None where they differ from call to call."""
+        return tuple(None if dim in self.dynamic else int(size) for dim, size in enumerate(self.value.shape))
+
+    @property
     def device(self) -> torch.device:
         return self.value.device if isinstance(self.value, torch.Tensor) else HOST
 
     def stand_in(self, policy: Policy, value: Any) -> Any:
         """What the explored function is given."""
         if isinstance(value, torch.Tensor):
-            marked = value.__dict__.get(DYNAMIC, frozenset())
-            made = standing_in(tuple(value.shape), value.dtype, value.device, marked, requires_grad=value.requires_grad)
-            return made if value.is_contiguous() else made.as_strided(value.shape, made.stride())
+            shape = tuple(value.shape)
+            return standing_in(shape, value.dtype, value.device, self.dynamic, requires_grad=value.requires_grad)
         return OpenNumber(type(value), standing_in((), self.dtype, HOST)) if self.is_open(policy) else value
 
 
@@ -78,7 +85,8 @@ class Arguments:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        choices: Mapping[str, Sequence[Any]] | None,
+        choices: Mapping[str, Sequence[Any]],
+        sizes: Mapping[str, Collection[int]],
     ) -> None:
         self._given = (args, kwargs)
         self.tree, leaves = tree_of(self._given)
@@ -86,12 +94,18 @@ class Arguments:
         prefixes = [*positional, *kwargs]
         trees: list[Tree] = [*self.tree.items[0].items, *self.tree.items[1].items]
         named = [(name, prefix) for tree, prefix in zip(trees, prefixes, strict=True) for name in tree.names(prefix)]
-        unknown = set(choices or {}) - {name for name, _ in named}
+        unknown = {*choices, *sizes} - {name for name, _ in named}
         if unknown:
             known = ", ".join(name for name, _ in named)
             raise SmeltError("SM003", f"no argument {', '.join(sorted(unknown))}; there are {known}")
         self.leaves = [
-            ArgumentLeaf(number, name, value, _choices(value, (choices or {}).get(name), annotations.get(prefix)))
+            ArgumentLeaf(
+                number,
+                name,
+                value,
+                _choices(value, choices.get(name), annotations.get(prefix)),
+                _dynamic(value, sizes.get(name, ())),
+            )
             for number, ((name, prefix), value) in enumerate(zip(named, leaves, strict=True))
         ]
         for leaf in self.leaves:
@@ -153,6 +167,14 @@ def _choices(value: Any, given: Sequence[Any] | None, annotation: Any) -> tuple[
     if type(value) is bool:
         return (True, False)
     return None if type(value) in (int, float) else (value,)
+
+
+def _dynamic(value: Any, given: Collection[int]) -> frozenset[int]:
+    """Dimensions that differ from call to call: 0 and 1 are sizes like no others, and stay as they are."""
+    if not isinstance(value, torch.Tensor):
+        return frozenset()
+    marked = frozenset(given) | value.__dict__.get(DYNAMIC, frozenset())
+    return frozenset(dim for dim in marked if value.shape[dim] >= SMALLEST)
 
 
 def _replaced(value: Any, leaves: Iterator[Any]) -> Any:

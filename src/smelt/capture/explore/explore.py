@@ -15,7 +15,7 @@ stays as it was, and the loop is unrolled, as long as there are not more than `m
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -67,6 +67,7 @@ def explore(
     kwargs: Mapping[str, Any] | None = None,
     *,
     choices: Mapping[str, Sequence[Any]] | None = None,
+    sizes: Mapping[str, Collection[int]] | None = None,
     name: str | None = None,
     max_states: int = MAX_STATES,
 ) -> TracedMachine:
@@ -74,23 +75,17 @@ def explore(
 
     `choices`: the values that a Python argument may have, by its name or its place (`args[1]`); a bool may be both,
     an `Enum`, a `Literal` or None what its annotation says, and a number any, unless the program needs to know it.
+    `sizes`: dimensions of tensors that differ from call to call, beside those that are marked dynamic.
     Raises `SmeltError` (SM060, SM061) with the user's line for what cannot be exported.
     """
     install_tensor_layout()
-    given = function, args, dict(kwargs or {}), choices, name, max_states
-    made: TracedMachine = _native.preserving_state(_explore, *given)
+    arguments = Arguments(function, args, dict(kwargs or {}), choices or {}, sizes or {})
+    made: TracedMachine = _native.preserving_state(_explore, function, arguments, name, max_states)
     return made
 
 
-def _explore(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    choices: Mapping[str, Sequence[Any]] | None,
-    name: str | None,
-    max_states: int,
-) -> TracedMachine:
-    policy, arguments = Policy(), Arguments(function, args, kwargs, choices)
+def _explore(function: Callable[..., Any], arguments: Arguments, name: str | None, max_states: int) -> TracedMachine:
+    policy = Policy()
     title: str = name or getattr(function, "__name__", "") or type(function).__name__
     with torch.no_grad():
         for _ in range(_MAX_STARTS):
@@ -163,7 +158,7 @@ class _Explorer:
         self.inputs: dict[int, SsaValue] = {}
         for leaf in arguments.leaves:
             if leaf.is_open(policy):
-                sizes = marks_of(leaf.value) if isinstance(leaf.value, torch.Tensor) else ()
+                sizes = leaf.sizes if isinstance(leaf.value, torch.Tensor) else ()
                 self.inputs[leaf.number] = SsaValue(RegisterKind.INPUT, leaf.name, leaf.dtype, sizes, leaf.device)
 
     def machine(self) -> TracedMachine:
