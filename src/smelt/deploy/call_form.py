@@ -34,6 +34,7 @@ class Leaf:
     example: Any
     sizes: tuple[tuple[int, Dimension], ...] = ()  # dimensions that differ from call to call
     is_open: bool = False  # a number of any value
+    choices: tuple[Any, ...] = ()  # values of which it is one, where they were given
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,10 @@ def _leaf(name: str, path: Path, example: Any, dynamic: Any) -> Leaf:
         kind = type(example).__qualname__
         hint = "arguments are tensors, Python's numbers, strings, None, and containers of them"
         raise ExportError(f"argument {name} is a {kind}", hint=hint)
+    if isinstance(dynamic, list | tuple | set | frozenset):
+        if not dynamic or not all(isinstance(each, PLAIN) for each in dynamic):
+            raise ExportError(f"dynamic gives {name} values that are not Python's numbers, strings or None")
+        return Leaf(name, path, example, choices=tuple(dict.fromkeys((example, *dynamic))))
     if dynamic and type(example) not in (int, float):
         raise ExportError(f"dynamic names {name}, which is neither a tensor nor a number")
     return Leaf(name, path, example, (), bool(dynamic))

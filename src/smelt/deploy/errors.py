@@ -8,3 +8,7 @@ class ExportError(SmeltError):
 
     def __init__(self, message: str, *, hint: str = "", where: str = "", code: str = "SM051") -> None:
         super().__init__(code, message, hint=hint, where=where)
+
+
+class BreaksGraph(ExportError):
+    """The function is not one graph."""

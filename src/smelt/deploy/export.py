@@ -16,14 +16,15 @@ import torch
 
 from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.base import events
-from smelt.base.errors import GraphBreakError
+from smelt.base.errors import GraphBreakError, SmeltError
 from smelt.capture.driver.whole_call import described_call
 from smelt.capture.guards.dynamic_sizes import History
 from smelt.capture.model.breaks import SkipFrame
 from smelt.capture.replay.described import DescribedCall
 from smelt.deploy.call_form import CallForm
+from smelt.deploy.control_flow import flow_machine, has_choices
 from smelt.deploy.effects import SortedEffects, sorted_effects
-from smelt.deploy.errors import ExportError
+from smelt.deploy.errors import BreaksGraph, ExportError
 from smelt.deploy.registers import Registers
 from smelt.deploy.variant import HowToLower, VariantBuilder
 from smelt.ir.artifact.check import check_machine
@@ -44,8 +45,27 @@ def exported_machine(
     name: str,
     how: HowToLower,
 ) -> Machine:
-    """The machine of a function, for an example of its arguments."""
+    """The machine of a function, for an example of its arguments: of one graph, or where branches depend on tensors or
+    a Python argument may have several values, of all ways that it can go."""
     form = CallForm.of(function, args, kwargs, dynamic)
+    refused: SmeltError | None = None
+    if has_choices(form):
+        try:
+            return flow_machine(form, name, how)
+        except SmeltError as error:
+            if any(leaf.choices for leaf in form.leaves):
+                raise
+            refused = error  # it may be exported for the values of the example
+    try:
+        return _of_one_graph(form, name, how)
+    except BreaksGraph:
+        if refused is not None:
+            raise refused from None
+    return flow_machine(form, name, how)
+
+
+def _of_one_graph(form: CallForm, name: str, how: HowToLower) -> Machine:
+    """The machine of a call that is captured as a whole: one state, with a variant for each set of sizes."""
     registers, notes = Registers(form), dict[str, None]()
     built: list[Variant] = []
     while (sizes := _uncovered(form, built)) is not None:
@@ -80,9 +100,11 @@ def _captured(form: CallForm, sizes: Mapping[str, int]) -> tuple[DescribedCall, 
             call = described_call(form.target, args, kwargs, history)
         except GraphBreakError as stop:
             reason = stop.message.removeprefix("graph break under fullgraph=True: ")
-            raise ExportError(f"not exported: {reason}", where=stop.where, hint=stop.hint, code="SM060") from None
+            raise BreaksGraph(f"not exported: {reason}", where=stop.where, hint=stop.hint, code="SM060") from None
         except SkipFrame as stop:
-            raise ExportError(f"not exported: {stop}", code="SM060") from None
+            raise BreaksGraph(f"not exported: {stop}", code="SM060") from None
+        if _asserts(call):
+            raise BreaksGraph("not exported as one graph: a branch leads to an exception", code="SM060")
         effects = sorted_effects(call)
         if not effects.relied:
             return call, effects
@@ -93,6 +115,12 @@ def _captured(form: CallForm, sizes: Mapping[str, int]) -> tuple[DescribedCall, 
         f"{changed.text} is {changed.real} and changes with each call, and the code relies on what it is",
         hint="make a few calls before exporting, so that a counter has left 0 and 1; or keep it in a tensor",
     )
+
+
+def _asserts(call: DescribedCall) -> bool:
+    """Whether a call relies on a branch's going one way, where Python would run the other."""
+    nodes = call.traced.graph.nodes if call.traced is not None else ()
+    return any(node.target is torch.ops.aten._assert_async.msg for node in nodes)
 
 
 def _lowered(builder: VariantBuilder, name: str) -> Variant:

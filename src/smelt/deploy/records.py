@@ -84,6 +84,7 @@ class _Table:
         self._values: dict[int, int] = {}  # arguments that are one of some values → register
         self._shapes = _local_shapes(machine)
         self._states: list[r.State] = []
+        self._count = max((len(self._described(end)) for end in _returns(machine)), default=0)
 
     def table(self) -> r.Table:
         machine = self._machine
@@ -96,9 +97,9 @@ class _Table:
         for number, state in enumerate(machine.states):
             variants = [self._variant(number, place, each) for place, each in enumerate(state.variants)]
             self._states[number] = r.State(state.name, tuple(variants))
-        kernels = {entry.symbol: (name, entry) for (_, _, name), entry in reversed(list(self._entries.items()))}
-        buffers = {step.kernel.name: len(step.args) for step in _launches(machine)}
-        made = [r.Kernel(kernels[each][0], _buffers(kernels[each], buffers)) for each in self._symbols]
+        buffers = _buffer_counts(machine, self._entries)
+        names = {entry.symbol: name for (_, _, name), entry in reversed(list(self._entries.items()))}
+        made = [r.Kernel(names[each], buffers[each]) for each in self._symbols]
         outputs = self._outputs()
         return r.Table(machine.name, tuple(self._registers), outputs, tuple(made), tuple(self._states))
 
@@ -136,10 +137,12 @@ class _Table:
     def _outputs(self) -> tuple[r.Output, ...]:
         ends = [variant.next for state in self._machine.states for variant in state.variants]
         described = [self._described(end) for end in ends if isinstance(end, Return)]
+        longest = max(described, key=len, default=[])
         found = []
-        for place, name in enumerate(name for name, _, _ in described[0]) if described else ():
-            dtypes = {(each[place][1], len(each[place][2])) for each in described}
-            dims = [each[place][2] for each in described]
+        for place, (name, _, _) in enumerate(longest):
+            there = [each[place] for each in described if place < len(each)]
+            dtypes = {(dtype, len(sizes)) for _, dtype, sizes in there}
+            dims = [sizes for _, _, sizes in there]
             if len(dtypes) > 1:
                 found.append(r.Output(name, None))
                 continue
@@ -223,6 +226,7 @@ class _Table:
                 outputs.append(self._numbers[value.register])
             elif isinstance(value, RegisterView):
                 outputs.append(self._view(value, symbols.code))
+        outputs += [None] * (self._count - len(outputs))
         return r.Return(tuple(outputs))
 
     def _view(self, value: RegisterView, code: Postfix) -> int | r.RegisterView:
@@ -362,20 +366,21 @@ def _local_shapes(machine: Machine) -> dict[int, tuple[int | None, ...]]:
     return found
 
 
-def _launches(machine: Machine) -> list[Any]:
-    found = []
-    for state in machine.states:
-        for variant in state.variants:
-            steps = variant.program.steps if variant.program is not None else ()
-            for step in steps:
-                if isinstance(step, Launch):
-                    found += [Launch(kernel, args) for kernel, args in step.parts]
+def _buffer_counts(machine: Machine, entries: Entries) -> dict[str, int]:
+    """How many buffers kernels are given, by their symbols."""
+    found = {}
+    for (state, place, name), entry in entries.items():
+        program = machine.states[state].variants[place].program
+        steps = program.steps if program is not None else ()
+        parts = [part for step in steps if isinstance(step, Launch) for part in step.parts]
+        args = next(args for kernel, args in parts if kernel.name == name)
+        found[entry.symbol] = len(args) + bool(entry.params)
     return found
 
 
-def _buffers(named: tuple[str, KernelEntry], counts: Mapping[str, int]) -> int:
-    name, entry = named
-    return counts[name] + bool(entry.params)
+def _returns(machine: Machine) -> list[Return]:
+    ends = [variant.next for state in machine.states for variant in state.variants]
+    return [end for end in ends if isinstance(end, Return)]
 
 
 def _equal(place: int, argument: Argument, value: Any) -> r.Expression:

@@ -3,6 +3,7 @@
     DescribedCall ── lower ──► Program ── inputs, results, state named by registers ──► Variant
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,9 +95,9 @@ class VariantBuilder:
             made, shape_env = self._lowered(graph)
             inputs = self._inputs(graph, made.program)
             results, written = self._results(made, inputs)
-            program, constants = self._without_constants(made.program)
+            program, constants = without_constants(made.program, self._registers)
             inputs = (*inputs, *constants)
-            self._rely_on_code(program)
+            rely_on_code(program, self._targets)
             self._rely_on(graph, shape_env)
         for register, state in numbers:
             self._registers.write(register)
@@ -131,24 +132,6 @@ class VariantBuilder:
             found.append(number)
         assert len(found) == len(program.inputs)
         return tuple(found)
-
-    def _without_constants(self, program: Program) -> tuple[Program, list[RegisterView]]:
-        """The program with tensors that were captured with the graph as inputs, and what those are."""
-        views = []
-        for name, tensor in program.constants:
-            given = Given((("value", tensor),), f"{program.name}.{name}", tensor)
-            views.append(RegisterView(self._registers.kept(tensor, given), tuple(tensor.shape), tuple(tensor.stride())))
-        names = {name for name, _ in program.constants}
-        buffers = [replace(each, place=Place.INPUT) if each.name in names else each for each in program.buffers]
-        inputs = (*program.inputs, *(name for name, _ in program.constants))
-        return replace(program, buffers=tuple(buffers), inputs=inputs, constants=()), views
-
-    def _rely_on_code(self, program: Program) -> None:
-        """Have guarded what the code of kernels relies on of symbols, for every target."""
-        kernels = [kernel for step in program.steps if isinstance(step, Launch) for kernel, _ in step.parts]
-        if any(shape_env_of(kernel) is not None for kernel in kernels):
-            for target in self._targets:
-                write_for(kernels, target)
 
     def _register_of(self, given: Given | MadeBefore) -> int:
         if isinstance(given, Given):
@@ -290,6 +273,26 @@ class VariantBuilder:
             self._bindings[name] = Binding(name, self._registers.number(given), None, SMALLEST)
         else:
             self._bindings[name] = Binding(name, self._registers.number(given))
+
+
+def without_constants(program: Program, registers: Registers) -> tuple[Program, list[RegisterView]]:
+    """A program with tensors that were captured with the graph as inputs, and what those are."""
+    views = []
+    for name, tensor in program.constants:
+        given = Given((("value", tensor),), f"{program.name}.{name}", tensor)
+        views.append(RegisterView(registers.kept(tensor, given), tuple(tensor.shape), tuple(tensor.stride())))
+    names = {name for name, _ in program.constants}
+    buffers = [replace(each, place=Place.INPUT) if each.name in names else each for each in program.buffers]
+    inputs = (*program.inputs, *(name for name, _ in program.constants))
+    return replace(program, buffers=tuple(buffers), inputs=inputs, constants=()), views
+
+
+def rely_on_code(program: Program, targets: Sequence[Target]) -> None:
+    """Have guarded what the code of kernels relies on of symbols, for every target."""
+    kernels = [kernel for step in program.steps if isinstance(step, Launch) for kernel, _ in step.parts]
+    if any(shape_env_of(kernel) is not None for kernel in kernels):
+        for target in targets:
+            write_for(kernels, target)
 
 
 def _outputs_in(what: Described) -> list[int]:

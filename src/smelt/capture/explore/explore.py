@@ -44,7 +44,7 @@ from smelt.capture.explore.writes import rebuilt
 from smelt.capture.guards.dynamic_sizes import History
 from smelt.capture.model.breaks import SkipFrame
 from smelt.capture.model.bytecode import decode
-from smelt.capture.model.open_numbers import OpenNumber
+from smelt.capture.model.open_numbers import DTYPES, OpenNumber
 from smelt.capture.model.state import LiveFrame, flat
 from smelt.capture.replay.graph_facts import GraphFacts
 from smelt.capture.replay.plan import Return, Stop
@@ -171,7 +171,32 @@ class _Explorer:
         while self.waiting:
             node = self.waiting.pop()
             node.steps += self._steps(node, node.frames, [])
+        self._return_alike()
         return with_registers(self.name, self.arguments, self.policy, self.inputs, self.nodes)
+
+    def _return_alike(self) -> None:
+        """Where the function returns a number that is known on one way and not on another, it is in a register."""
+        ends = [step.next for node in self.nodes for step in node.steps if isinstance(step.next, Ends)]
+        forms: dict[Any, list[Ends]] = {}
+        for end in ends:
+            forms.setdefault(end.tree, []).append(end)
+        for alike in forms.values():
+            for place in range(alike[0].tree.leaves):
+                leaves = [end.leaves[place] for end in alike]
+                kinds = {leaf[1].dtype for leaf in leaves if not isinstance(leaf, Literal) and leaf[0] == "number"}
+                for end, leaf in zip(alike, leaves, strict=True):
+                    known = leaf.value if isinstance(leaf, Literal) else None
+                    if type(known) in DTYPES and DTYPES[type(known)] in kinds:
+                        end.leaves[place] = ("number", self.constant(known), None)
+
+    def constant(self, number: Any) -> SsaValue:
+        """A register for a number that is known."""
+        key = (type(number), number.hex() if type(number) is float else number)
+        if key not in self.constants:
+            tensor = torch.tensor(number, dtype=DTYPES[type(number)])
+            name = str(number)
+            self.constants[key] = SsaValue(RegisterKind.CONSTANT, name, tensor.dtype, (), tensor.device, tensor)
+        return self.constants[key]
 
     def _called(self, leaves: list[Any]) -> tuple[list[LiveFrame], dict[int, SsaValue]]:
         """The state in which the function is called with these arguments."""
@@ -551,7 +576,7 @@ class _Values:
         if isinstance(given, OpenNumber):
             given = given.tensor
         if not isinstance(given, torch.Tensor):
-            return self._constant(given)
+            return self._explorer.constant(given)
         found = self._values.get(id(given))
         if found is not None:
             return found
@@ -562,11 +587,3 @@ class _Values:
             sizes = tuple(given.shape)
             known[id(given)] = SsaValue(RegisterKind.CONSTANT, name, given.dtype, sizes, given.device, given)
         return known[id(given)]
-
-    def _constant(self, number: Any) -> SsaValue:
-        known = self._explorer.constants
-        key = (type(number), number if type(number) is int else number.hex())
-        if key not in known:
-            tensor = torch.tensor(number, dtype=torch.float64 if type(number) is float else torch.int64)
-            known[key] = SsaValue(RegisterKind.CONSTANT, str(number), tensor.dtype, (), tensor.device, tensor)
-        return known[key]

@@ -104,6 +104,10 @@ class OpenGraph:
         """What the graph at given values is specialized on, sizes included."""
         return list(self._fixed)
 
+    def take_numbers_as_sizes(self) -> None:
+        """No number is an input: integers are symbols, as sizes are, and floats are specialized."""
+        self._set_dynamic_scalars([])
+
     def _set_dynamic_scalars(self, numbers: list[fx.Node]) -> None:
         """These numbers stay dynamic; the graph specializes on all others it uses."""
         self._dynamic_scalars = numbers

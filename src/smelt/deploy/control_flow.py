@@ -1,0 +1,271 @@
+"""A function with branches and loops as the machine of an artifact: each graph of an explored one becomes a program.
+
+    TracedMachine: states of torch-level graphs   ── lower each ──►   Machine: states of programs, the same registers
+
+`smelt.capture.explore` says how a function becomes the one; here it gets programs, storages and dimensions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smelt.autograd.joint.functional_trace import CannotTrace
+from smelt.base import events
+from smelt.capture.explore.arguments import Arguments
+from smelt.capture.explore.explore import explore
+from smelt.capture.explore.flow import Held, Leaf, Returned, TracedMachine, TracedVariant
+from smelt.capture.explore.graphs import make_own
+from smelt.capture.replay.described import Given
+from smelt.deploy.call_form import CallForm
+from smelt.deploy.errors import ExportError
+from smelt.deploy.registers import Registers
+from smelt.deploy.variant import HowToLower, rely_on_code, without_constants
+from smelt.ir.artifact.check import check_machine
+from smelt.ir.artifact.machine import (
+    ArgumentKind,
+    Binding,
+    Branch,
+    Literal,
+    Machine,
+    Next,
+    NumberOf,
+    Raise,
+    RegisterKind,
+    RegisterView,
+    Return,
+    Scalar,
+    SizeCheck,
+    State,
+    Value,
+    Variant,
+)
+from smelt.ir.call_contract import FromResult, SameAsOutput
+from smelt.ir.graph import Traced, placeholders
+from smelt.ir.program import Operand, Program
+from smelt.ir.tensorspec import NumberSpec, spec_of
+from smelt.pipeline.sizes.open_graph import OpenGraph
+from smelt.pipeline.whole_program import WholeProgram, whole_program
+from smelt.symbolic.expressions import SMALLEST, Expression, ShapeEnv
+from smelt.symbolic.shapes import Size, contiguous_stride
+from smelt.symbolic.symnode import Formula, as_number
+from smelt.symbolic.symsize import from_symbolic
+
+
+def has_choices(form: CallForm) -> bool:
+    """Whether a Python argument may have one of several values."""
+    args, kwargs = form.arguments(form.example_sizes)
+    leaves = Arguments(form.target, args, kwargs, _choices(form), {}).leaves
+    return any(leaf.choices is not None and len(leaf.choices) > 1 for leaf in leaves)
+
+
+def _choices(form: CallForm) -> dict[str, tuple[Any, ...]]:
+    return {leaf.name: leaf.choices for leaf in form.leaves if leaf.choices}
+
+
+def flow_machine(form: CallForm, name: str, how: HowToLower) -> Machine:
+    """The machine of a function for all ways it can go. Raises `SmeltError` for what cannot be exported."""
+    args, kwargs = form.arguments(form.example_sizes)
+    sizes = {leaf.name: tuple(dim for dim, _ in leaf.sizes) for leaf in form.leaves if leaf.sizes}
+    with events.timed("explore", name):
+        traced = explore(form.target, args, kwargs, choices=_choices(form), sizes=sizes, name=name)
+    machine = _Lowering(traced, form, how).machine()
+    check_machine(machine)
+    return machine
+
+
+class _Lowering:
+    """One explored machine on its way to programs."""
+
+    def __init__(self, traced: TracedMachine, form: CallForm, how: HowToLower) -> None:
+        self._traced, self._how = traced, how
+        kinds = {argument.name: argument.kind for argument in traced.arguments}
+        leaves = [replace(leaf, is_open=kinds[leaf.name] is ArgumentKind.NUMBER) for leaf in form.leaves]
+        self._form = replace(form, leaves=tuple(leaves))
+        self._registers = Registers(self._form)
+        self._numbers = {number: self._register(number) for number in range(len(traced.registers))}
+
+    def _register(self, number: int) -> int:
+        """The number of an explored register among those of the artifact."""
+        register = self._traced.registers[number]
+        if register.kind is RegisterKind.INPUT:
+            places = zip(self._traced.arguments, self._registers.arguments, strict=True)
+            found = next(ours.register for theirs, ours in places if theirs.register == number)
+            assert found is not None
+            return found
+        if register.tensor is None:
+            return self._registers.local(register.dtype)
+        given = Given((("value", register.tensor),), register.name, register.tensor)
+        kept = self._registers.kept(register.tensor, given)
+        if register.kind is RegisterKind.STATE:
+            self._registers.write(kept)
+        return kept
+
+    def machine(self) -> Machine:
+        """All states with their programs."""
+        traced, states = self._traced, []
+        for number, state in enumerate(traced.states):
+            variants = []
+            for place, variant in enumerate(state.variants):
+                name = f"{traced.name}_{number}" + (f"_{place}" if place else "")
+                with events.timed("lower", f"{name}, {state.name}"):
+                    variants.append(self._variant(variant, name))
+            states.append(State(state.name, tuple(variants)))
+        registers, storages = self._registers.finished()
+        both = zip(self._registers.arguments, traced.arguments, strict=True)
+        arguments = [replace(ours, choices=theirs.choices) for ours, theirs in both]
+        # Sizes that differ are symbols, which are at least two.
+        dimensions = [replace(each, least=max(each.least, SMALLEST)) for each in self._form.dimensions]
+        return Machine(
+            traced.name, self._form.tree, tuple(arguments), tuple(dimensions), storages, registers, tuple(states),
+            traced.notes,
+        )  # fmt: skip
+
+    def _variant(self, variant: TracedVariant, name: str) -> Variant:
+        try:
+            return _VariantLowering(self._traced, variant, self._registers, self._numbers, self._how, name).variant()
+        except CannotTrace as refused:
+            raise ExportError(f"{self._traced.name} cannot be exported: {refused.reason}") from refused
+
+
+class _VariantLowering:
+    """One variant on its way to a program."""
+
+    def __init__(
+        self,
+        machine: TracedMachine,
+        variant: TracedVariant,
+        registers: Registers,
+        numbers: Mapping[int, int],
+        how: HowToLower,
+        name: str,
+    ) -> None:
+        self._machine, self._traced, self._registers, self._numbers = machine, variant, registers, numbers
+        self._how, self._name = how, name
+        self._bindings = {
+            each.symbol: replace(each, register=numbers[each.register]) for each in variant.symbols
+        }
+        self._checks = dict.fromkeys(variant.checks)
+        self._made: dict[int, Operand] = {}  # what the program returns, by the explored register it goes to
+        self._required: list[tuple[int, Raise]] = []
+
+    def variant(self) -> Variant:
+        program: Program | None = None
+        inputs: tuple[RegisterView | NumberOf, ...] = ()
+        results: tuple[int | None, ...] = ()
+        if self._traced.traced is not None:
+            graph = OpenGraph(self._traced.traced)
+            made, shape_env = self._lowered(graph)
+            inputs = self._inputs(graph, made.program)
+            results = self._results(made)
+            program, constants = without_constants(made.program, self._registers)
+            inputs = (*inputs, *constants)
+            rely_on_code(program, self._how.targets)
+            for guard in shape_env.guards if shape_env is not None else ():
+                self._checks[SizeCheck(guard)] = None
+        end = self._next()
+        written = tuple(dict.fromkeys(self._numbers[each] for each in self._traced.written))
+        return Variant(
+            program, inputs, results, end, tuple(self._bindings.values()), tuple(self._checks), written, (),
+            tuple(self._required),
+        )  # fmt: skip
+
+    def _lowered(self, graph: OpenGraph) -> tuple[WholeProgram, ShapeEnv | None]:
+        wanted = [place for place, register in enumerate(self._traced.results) if register is not None]
+        while True:
+            made, shape_env = self._program(graph, wanted)
+            same = [wanted[place] for place, each in enumerate(made.plan.outputs) if isinstance(each, SameAsOutput)]
+            if not same:
+                break
+            original: Any = self._traced.traced
+            for place in same:  # each register has memory of its own
+                make_own(original, place, shared=True)
+            graph = OpenGraph(original)
+        for name, leaf in graph.symbols:
+            known = self._bindings[leaf.text]
+            self._bindings[name] = Binding(name, known.register, known.dim, SMALLEST)
+        return made, shape_env
+
+    def _program(self, graph: OpenGraph, wanted: list[int]) -> tuple[WholeProgram, ShapeEnv | None]:
+        try:
+            return self._program_of(graph, wanted)
+        except CannotTrace:
+            if not graph.dynamic_scalars:
+                raise
+            graph.take_numbers_as_sizes()  # where a number is an index, bounds are asked of it
+            return self._program_of(graph, wanted)
+
+    def _program_of(self, graph: OpenGraph, wanted: list[int]) -> tuple[WholeProgram, ShapeEnv | None]:
+        for leaf in graph.fixed:
+            if isinstance(leaf, Formula):
+                raise ExportError(f"compiled code relies on {leaf.text} being {leaf.example}")
+        traced, shape_env = graph.over(graph.example) if graph.symbols else (graph.at(graph.example), None)
+        return whole_program(traced, wanted, self._how.options, self._name), shape_env
+
+    def _inputs(self, graph: OpenGraph, program: Program) -> tuple[RegisterView | NumberOf, ...]:
+        traced: Traced | None = self._traced.traced
+        assert traced is not None
+        nodes = zip(placeholders(traced.graph), self._traced.inputs, strict=True)
+        tensors = [register for node, register in nodes if not isinstance(spec_of(node), NumberSpec)]
+        found: list[RegisterView | NumberOf] = []
+        for name, register in zip(program.inputs, tensors, strict=False):
+            spec = program.buffer(name).spec
+            found.append(RegisterView(self._numbers[register], spec.shape, spec.stride))
+        found += [NumberOf(what) for what in graph.dynamic_scalars]
+        assert len(found) == len(program.inputs)
+        return tuple(found)
+
+    def _results(self, made: WholeProgram) -> tuple[int | None, ...]:
+        """Where each output of the program goes."""
+        program, plan = made.program, made.plan
+        results: list[int | None] = [None] * len(program.outputs)
+        wanted = [register for register in self._traced.results if register is not None]
+        for register, output in zip(wanted, plan.outputs, strict=True):
+            assert isinstance(output, FromResult)
+            operand = program.outputs[output.index]
+            if not isinstance(operand, Operand):
+                raise ExportError(f"an output of the graph is {operand!r}, no tensor")
+            results[output.index] = self._numbers[register]
+            self._made[register] = operand
+        for place, index in enumerate(plan.mutated_inputs, plan.results):
+            results[place] = self._numbers[self._traced.inputs[index]]
+        for place, text in enumerate(made.required, plan.forward_outputs):
+            register = self._registers.local(torch.bool)
+            results[place] = register
+            self._required.append((register, Raise("IndexError", text)))
+        return tuple(results)
+
+    def _next(self) -> Next:
+        end = self._traced.next
+        if isinstance(end, Branch):
+            return replace(end, register=self._numbers[end.register])
+        if isinstance(end, Returned):
+            return Return(tuple(map(self._value, end.leaves)), end.tree)
+        return end
+
+    def _value(self, leaf: Leaf) -> Value:
+        if isinstance(leaf, Literal):
+            return leaf
+        if isinstance(leaf, Scalar):
+            return Scalar(self._numbers[leaf.register])
+        assert isinstance(leaf, Held)
+        operand = self._made.get(leaf.register)
+        if operand is not None:
+            return RegisterView(self._numbers[leaf.register], operand.shape, operand.stride, operand.offset)
+        return self._whole(leaf.register)
+
+    def _whole(self, register: int) -> RegisterView:
+        """A register that another state filled, or that was given."""
+        described, number = self._machine.registers[register], self._numbers[register]
+        if described.tensor is not None:
+            return RegisterView(number, tuple(described.tensor.shape), tuple(described.tensor.stride()))
+        shape_env, shape = ShapeEnv(), list[Size]()
+        for dim, size in enumerate(described.sizes):
+            if size is None:
+                symbol = shape_env.symbol(f"r{register}.shape[{dim}]", SMALLEST)
+                self._bindings[symbol.text] = Binding(symbol.text, number, dim)
+                shape.append(from_symbolic(as_number(shape_env, Expression.of(symbol))))
+            else:
+                shape.append(size)
+        return RegisterView(number, tuple(shape), contiguous_stride(tuple(shape)))

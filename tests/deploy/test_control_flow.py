@@ -1,0 +1,142 @@
+"""Exported control flow, run by the C runtime, against eager."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from smelt.base.errors import SmeltError
+from smelt.deploy.artifact import export
+from tests.capture.explore import programs
+from tests.capture.explore.test_branches import Gate, UseDropout, UseRelu, both, early, nested, sign
+from tests.deploy.c_runtime import RuntimeFailure, Session
+
+
+def leaves(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, dict):
+        return leaves(list(result.values()))
+    if isinstance(result, tuple | list):
+        return [each for item in result for each in leaves(item)]
+    if isinstance(result, torch.Tensor):
+        return [result]
+    number = isinstance(result, bool | int | float)
+    return [torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)] if number else []
+
+
+def in_c(tmp_path: Path, function: Callable[..., Any], *inputs: tuple[Any, ...], **options: Any) -> Session:
+    """Export with the first of the inputs, and compare in C on all of them. Numbers that are always the same are known
+    to Python alone."""
+    artifact = export(function, inputs[0], **options)
+    session = Session(artifact.save(tmp_path / "model.smelt"))
+    for args in inputs:
+        copies = [each.clone() if isinstance(each, torch.Tensor) else each for each in args]
+        with torch.no_grad():
+            expected = leaves(function(*copies))
+        found = [each for each in session.run([_given(artifact, each) for each in args]) if each is not None]
+        tensors = [each for each in expected if each.dim() or len(found) == len(expected)]
+        assert len(found) == len(tensors)
+        for ours, theirs in zip(found, tensors, strict=True):
+            assert ours.dtype is theirs.dtype
+            torch.testing.assert_close(ours, theirs)
+    return session
+
+
+def _given(artifact: Any, value: Any) -> Any:
+    if isinstance(value, str):
+        choices = next(each.choices for each in artifact.machine.arguments if value in each.choices)
+        return choices.index(value)
+    return value
+
+
+def x() -> torch.Tensor:
+    return torch.tensor([0.5, -0.25, 0.125])
+
+
+UP, DOWN, MIXED = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([4.0, -2.0, 1.0])
+
+
+def test_the_seeds_examples_keep_both_branches(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    image = torch.randn(1, 3, 8, 8)
+    in_c(tmp_path, UseRelu().eval(), (image, True), (image, False))
+    in_c(tmp_path, UseDropout().eval(), (UP, True), (DOWN, False))
+
+
+@pytest.mark.parametrize("function", [sign, nested, both, early], ids=lambda function: function.__name__)
+def test_branches(tmp_path: Path, function: Callable[..., Any]) -> None:
+    in_c(tmp_path, function, (UP,), (DOWN,), (MIXED,), (torch.zeros(3),))
+
+
+def test_a_branch_that_chooses_a_module(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    in_c(tmp_path, Gate(), (UP,), (DOWN,), (MIXED,))
+
+
+def test_a_while_loop_of_no_one_and_fifty_rounds(tmp_path: Path) -> None:
+    in_c(tmp_path, programs.halves, (x(),), (x() * 4,), (x() * 2.0**50,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        programs.counts,
+        programs.counts_down,
+        programs.ranges,
+        programs.steps_down,
+        programs.swaps,
+        programs.nested_loops,
+        programs.keeps_old,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_counted_loops(tmp_path: Path, function: Callable[..., Any]) -> None:
+    in_c(tmp_path, function, *[(x(), torch.tensor(count)) for count in (0, 1, 2, 7, 50)])
+
+
+@pytest.mark.parametrize("function", [programs.fixed_range, programs.continues, programs.recursive])
+def test_loops_of_a_fixed_length(tmp_path: Path, function: Callable[..., Any]) -> None:
+    in_c(tmp_path, function, (x() * 20,), (x(),), (-x() * 100,), (x() * 1000,))
+
+
+def test_loops_in_modules(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    in_c(tmp_path, programs.Refining(), (x(), 5), (x() * 30, 20), (x(), 0))
+    in_c(tmp_path, programs.Indexing(), (x(),), (x() * 30,))
+
+
+def test_generation_by_concatenation(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    table, prompt = torch.randn(9, 4), torch.tensor([[1, 2, 3]])
+    in_c(tmp_path, programs.generates, (prompt, table, 9), (prompt, table, 3), (prompt, table, 60))
+
+
+def test_exceptions(tmp_path: Path) -> None:
+    session = in_c(tmp_path, programs.checked, (MIXED,))
+    with pytest.raises(RuntimeFailure, match="too small"):
+        session.run([DOWN])
+    with pytest.raises(RuntimeFailure, match="too large"):
+        session.run([UP])
+
+
+def by_mode(x: torch.Tensor, mode: str, scale: float) -> torch.Tensor:
+    x = x * 2 if mode == "double" else x / 2
+    return x + scale if scale > 1 else x
+
+
+def test_strings_from_a_set_and_numbers(tmp_path: Path) -> None:
+    inputs = [(UP, "double", 0.5), (UP, "half", 1.5), (DOWN, "half", 2.0)]
+    in_c(tmp_path, by_mode, *inputs, dynamic={"mode": ["double", "half"]})
+
+
+def test_what_cannot_be_exported_names_the_line() -> None:
+    def prints(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            print(x)
+        return x
+
+    with pytest.raises(SmeltError) as caught:
+        export(prints, (UP,))
+    line = prints.__code__.co_firstlineno + 2
+    assert caught.value.code == "SM060" and f"test_control_flow.py:{line}" in caught.value.where
