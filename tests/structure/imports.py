@@ -104,6 +104,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "write_module",
         "build",
         "ahead_of_time",
+        "static",
     ),
     "pipeline": (
         "parts",

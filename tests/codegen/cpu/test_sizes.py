@@ -1,6 +1,7 @@
 """One piece of machine code for all sizes: kernels over symbols against the reference interpreter; indices past 2³¹."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ BUILT = {"softmax": 1, "layer norm": 2, "column sum": 2, "turned": 1, "in place"
 SIZES = [(2, 2), (3, 7), (2, 16), (5, 17), (70, 33), (130, 70), (3, 1000), (2, 5000)]
 
 
-def at(value: object, sizes: Mapping[str, int]) -> object:
+def at(value: Any, sizes: Mapping[str, int]) -> Any:
     return resized(value, lambda size: size.expression.evaluate(lambda symbol: sizes[symbol.text]))
 
 

@@ -122,7 +122,7 @@ def test_every_operation_on_every_dtype(kind: str) -> None:
 def test_every_conversion() -> None:
     kinds = (*DTYPES, *NARROW)
     kernels: dict[tuple[torch.dtype, torch.dtype], Kernel] = {}
-    inputs = {dtype: _convertible(dtype) for dtype in kinds}
+    inputs = {dtype: convertible(dtype) for dtype in kinds}
     for source, dtype in itertools.product(kinds, kinds):
         name = f"{short_name(source)}_to_{short_name(dtype)}"
         kernels[source, dtype] = kernel_of(name, "cast", [source], dtype, inputs[source].numel())
@@ -143,7 +143,7 @@ def test_every_conversion() -> None:
     assert not faults, "\n".join(faults)
 
 
-def _convertible(dtype: torch.dtype) -> torch.Tensor:
+def convertible(dtype: torch.dtype) -> torch.Tensor:
     found = points(dtype)
     if dtype.is_floating_point:
         halves = torch.tensor([1.00390625, 1.01171875, 65504.0, 65519.0, 65520.0, 3.3895e38, 6e-8, 3e-8, 9e-41])

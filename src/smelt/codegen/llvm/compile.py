@@ -83,8 +83,9 @@ class Built:
 def machine(target: Target, level: int = 2) -> Any:
     """A code generator for `target`; what it makes may lie anywhere."""
     found = llvm().Target.from_triple(target.triple)
+    reloc = "static" if target.triple.startswith("wasm") else "pic"  # the memory of a module begins at zero
     return found.create_target_machine(
-        cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="small", abiname=target.abi
+        cpu=target.cpu, features=target.features, opt=level, reloc=reloc, codemodel="small", abiname=target.abi
     )
 
 

@@ -1,0 +1,144 @@
+"""A table, its weights and its kernels → one object file and a header, or a WebAssembly module and its JavaScript.
+
+    static_model("model", table, weights, module, target)   →   StaticModel(object, header)
+
+`module` is what `ahead_of_time.write_for` gave for the kernels of the table, one text, in the table's order.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smelt.base.errors import SmeltError
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.ahead_of_time import Module
+from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR
+from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
+from smelt.codegen.llvm.link import undefined
+from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_text
+from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
+from smelt.codegen.static.driver import Places, driver_text
+from smelt.codegen.static.header import c_name, header_text, javascript_text
+from smelt.device import Target
+from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file.check import check_table, of_kind
+from smelt.ir.artifact_file.layout import ALIGN, RegisterKind
+
+# What stands at the start of the weights until they are put there: LLVM need not read them as text.
+_MARK = b"smelt: weights\x00\x01\x02\x03\x04\x05\x06\x07are put here\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticModel:
+    """An object file of the target's format, and its header. Of WebAssembly: the module too, and its JavaScript."""
+
+    name: str
+    target: Target
+    object: bytes
+    header: str
+    module: bytes | None = None
+    javascript: str | None = None
+
+
+def static_model(
+    name: str,
+    table: r.Table,
+    weights: Mapping[str, Any],
+    module: Module,
+    target: Target,
+    *,
+    kernels: Sequence[int] | None = None,
+    memory_bytes: int = 0,
+) -> StaticModel:
+    """`kernels`: which entry of the module each kernel of the table is; the first is the first where it is None.
+    `memory_bytes`: what the header says a run takes."""
+    make_all_targets_ready()
+    check_table(table)
+    name = c_name(name)
+    if len(module.texts) != 1:
+        raise SmeltError("SM030", "the kernels of an object without a loader are in one module")
+    entries = [module.entries[each] for each in (range(len(table.kernels)) if kernels is None else kernels)]
+    constants, offsets, constant_bytes = _laid_out(table, weights, RegisterKind.CONSTANT)
+    state, state_offsets, state_bytes = _laid_out(table, weights, RegisterKind.STATE)
+    content = constants + bytes(-len(constants) % ALIGN) + state
+    content += bytes(max(0, len(_MARK) - len(content)))
+    places = Places(offsets | state_offsets, constant_bytes, state_bytes)
+    text = "\n".join([
+        _internal(module.texts[0].replace(DECLARE_PARALLEL_FOR, "")),
+        SERIAL_PARALLEL_FOR.replace("define hidden", "define internal"),
+        _weights_text(name, len(content)),
+        driver_text(name, table, [entry.symbol for entry in entries], places),
+    ])  # fmt: skip
+    made = _with_weights(_object(_once_declared(text), target), content)
+    header = header_text(name, table, state_bytes, memory_bytes or (1 << 20))
+    if target.pointer_bytes != 4:
+        return StaticModel(name, target, made, header)
+    return StaticModel(name, target, made, header, as_module(made), javascript_text(name, table, state_bytes))
+
+
+def _laid_out(table: r.Table, weights: Mapping[str, Any], kind: RegisterKind) -> tuple[bytes, dict[str, int], int]:
+    """The data of registers of a kind one after the other, each aligned; where each begins; how many bytes."""
+    wanted = {register.data for register in of_kind(table, kind)}
+    content, offsets = bytearray(), {}
+    for key in weights:
+        if key in wanted:
+            content += bytes(-len(content) % ALIGN)
+            offsets[key] = len(content)
+            content += memoryview(weights[key]).cast("B")
+    return bytes(content), offsets, len(content)
+
+
+def _weights_text(name: str, size: int) -> str:
+    mark = "".join(f"\\{byte:02x}" for byte in _MARK)
+    rest = size - len(_MARK)
+    marked, empty = f"[{len(_MARK)} x i8]", f"[{rest} x i8]"
+    values = f'<{{ {marked} c"{mark}", {empty} zeroinitializer }}>'
+    return f"@{name}.weights = internal constant <{{ {marked}, {empty} }}> {values}, align {ALIGN}"
+
+
+def _with_weights(made: bytes, content: bytes) -> bytes:
+    place = made.find(_MARK)
+    if place < 0 or made.find(_MARK, place + 1) >= 0:
+        raise SmeltError("SM030", "the weights have no place in the object file")
+    return made[:place] + content + made[place + len(content) :]
+
+
+def _internal(text: str) -> str:
+    """Kernels are nobody else's: objects of several models may be linked together."""
+    return text.replace("define void @", "define internal void @")
+
+
+def _once_declared(text: str) -> str:
+    """Declarations of several parts, each once."""
+    lines, seen = [], set()
+    for line in text.splitlines():
+        if line.startswith("declare "):
+            if line in seen:
+                continue
+            seen.add(line)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _object(text: str, target: Target) -> bytes:
+    """With the functions that LLVM calls where the processor has no instruction, but those of every C library."""
+    (made,) = object_codes([text], target)
+    missing = _missing(made, target)
+    if not missing:
+        return made
+    lines = [line for line in text.splitlines() if not _declares(line, missing)]
+    support = support_text(missing, target).replace("define hidden", "define weak hidden")
+    return object_codes(["\n".join(lines) + support], target)[0]
+
+
+def _missing(made: bytes, target: Target) -> list[str]:
+    if target.pointer_bytes == 4:
+        names = undefined_functions(made)
+    elif made[:4] == b"\x7fELF":
+        names = undefined(made)
+    else:
+        names = tuple(name for name in SUPPORT if f"{name}\0".encode() in made)
+    return [name for name in names if name in SUPPORT]
+
+
+def _declares(line: str, names: Sequence[str]) -> bool:
+    return line.startswith("declare ") and line.partition("@")[2].partition("(")[0] in names
