@@ -23,7 +23,8 @@ from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR
 from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
 from smelt.codegen.llvm.link import link_all, undefined
 from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_text
-from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
+from smelt.codegen.llvm.wasm_module import as_module
+from smelt.codegen.static.build import object_with_support
 from smelt.device import Target
 from smelt.ir.kernel import Kernel
 from smelt.runtime.program.code_image import Image
@@ -123,8 +124,8 @@ done:
 _NODE = """
 import fs from "node:fs";
 const module = await WebAssembly.compile(fs.readFileSync(process.argv[2]));
-const fmod = (a, b) => a % b;
-const { exports } = await WebAssembly.instantiate(module, { env: { pow: Math.pow, fmod, fmodf: fmod } });
+const pow = (a, b) => (a === 1 || (a === -1 && Math.abs(b) === Infinity) ? 1 : a ** b);
+const { exports } = await WebAssembly.instantiate(module, { env: { pow } });
 const given = fs.readFileSync(0), calls = JSON.parse(process.argv[3]), start = exports.__heap_base.value;
 const pages = Math.ceil((start + given.length) / 65536) - exports.memory.buffer.byteLength / 65536;
 if (pages > 0) exports.memory.grow(pages);
@@ -236,17 +237,9 @@ def _wasm(kernels: Sequence[Kernel], target: Target) -> tuple[tuple[KernelEntry,
     make_all_targets_ready()
     module = write_for(kernels, target)
     text = module.texts[0].replace(DECLARE_PARALLEL_FOR, "") + SERIAL_PARALLEL_FOR
-    (made,) = object_codes([text], target)
-    missing = [name for name in undefined_functions(made) if name in SUPPORT]
-    if missing:
-        (made,) = object_codes([_with_support(text, missing, target)], target)
-    return module.entries, as_module(made)
+    return module.entries, as_module(object_with_support(text, target))
 
 
-def _with_support(text: str, missing: Sequence[str], target: Target) -> str:
-    """With definitions in the place of declarations."""
-    lines = [line for line in text.splitlines() if line.partition("(")[0].partition("@")[2] not in missing]
-    return "\n".join(lines) + support_text(missing, target)
 
 
 def _executable(kernels: Sequence[Kernel], target: Target) -> tuple[tuple[KernelEntry, ...], bytes]:

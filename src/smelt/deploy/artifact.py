@@ -21,13 +21,13 @@ from smelt.codegen.ahead_of_time import TargetCode, build_for, find_target
 from smelt.deploy.errors import ExportError
 from smelt.deploy.export import exported_machine
 from smelt.deploy.manifest import manifest_of
-from smelt.deploy.records import target_part
+from smelt.deploy.records import kernel_places, target_part
+from smelt.deploy.static_model import save_static
 from smelt.deploy.variant import HowToLower
 from smelt.ir.artifact.machine import Machine
 from smelt.ir.artifact.text import format_machine
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.write import save as save_file
-from smelt.ir.program import Launch
 
 
 class Artifact:
@@ -57,6 +57,12 @@ class Artifact:
         """Write the artifact to a file; what was there before is replaced, whole."""
         save_file(self.artifact_file, path)
         return Path(path)
+
+    def save_static(self, path: str | os.PathLike[str], target: str = "host") -> tuple[Path, ...]:
+        """Write an object file and a header to be linked into a C program, `path` with .o and .h, instead of a file
+        that is loaded; for `"wasm32"` also a WebAssembly module and its JavaScript, .wasm and .mjs. `target` is any
+        that code is made for (`"aarch64-android"`, `"x86-64-v3-windows"`, …), whatever the artifact has code for."""
+        return save_static(self.machine, path, target)
 
     def __str__(self) -> str:
         return format_machine(self.machine, programs=False)
@@ -103,20 +109,12 @@ def export(
 
 def built_artifact(machine: Machine, targets: Sequence[Any]) -> Artifact:
     """A machine with code for each target."""
-    places, kernels = [], []
-    for number, state in enumerate(machine.states):
-        for place, variant in enumerate(state.variants):
-            steps = variant.program.steps if variant.program is not None else ()
-            for step in steps:
-                for kernel, _ in step.parts if isinstance(step, Launch) else ():
-                    if (number, place, kernel.name) not in places:
-                        places.append((number, place, kernel.name))
-                        kernels.append(kernel)
+    kernels = kernel_places(machine)
     codes = []
     for target in targets:
         with events.timed("generate", f"{machine.name} for {target.name}"):
-            codes.append(build_for(kernels, target))
-    return Artifact(machine, codes, places)
+            codes.append(build_for(list(kernels.values()), target))
+    return Artifact(machine, codes, tuple(kernels))
 
 
 def _name_of(function: Callable[..., Any]) -> str:

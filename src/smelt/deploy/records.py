@@ -33,6 +33,7 @@ from smelt.ir.artifact.machine import (
 )
 from smelt.ir.artifact_file import layout as f
 from smelt.ir.artifact_file import records as r
+from smelt.ir.kernel import Kernel
 from smelt.ir.program import Launch, Operand, Program, writes
 from smelt.symbolic.shapes import contiguous_stride, span
 from smelt.symbolic.symsize import is_symsize, known_equal
@@ -55,14 +56,30 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def kernel_places(machine: Machine) -> dict[tuple[int, int, str], Kernel]:
+    """Every kernel that is launched, by state, variant and name."""
+    found: dict[tuple[int, int, str], Kernel] = {}
+    for number, state in enumerate(machine.states):
+        for place, variant in enumerate(state.variants):
+            for step in variant.program.steps if variant.program is not None else ():
+                for kernel, _ in step.parts if isinstance(step, Launch) else ():
+                    found.setdefault((number, place, kernel.name), kernel)
+    return found
+
+
+def target_table(machine: Machine, entries: Entries) -> tuple[r.Table, list[str]]:
+    """The state machine with these kernels, and their functions in the order of the table."""
+    symbols = list(dict.fromkeys(entry.symbol for entry in entries.values()))
+    return _Table(machine, entries, symbols).table(), symbols
+
+
 def target_part(machine: Machine, code: TargetCode, entries: Entries) -> r.TargetPart:
     """All that a file has for one target."""
     kind = _MACHINES[code.target.triple.split("-")[0]]
     offsets = dict(code.image.symbols)
-    symbols = list(dict.fromkeys(entry.symbol for entry in entries.values()))
+    table, symbols = target_table(machine, entries)
     slots = tuple(r.CodeSlot(slot.offset, slot.name, slot.addend) for slot in code.image.slots)
     image = r.Code(code.image.code, tuple(offsets[symbol] for symbol in symbols), slots)
-    table = _Table(machine, entries, symbols).table()
     return r.TargetPart(kind, f.feature_mask(kind, code.target.required_features), table, image)
 
 

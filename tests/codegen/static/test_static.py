@@ -67,7 +67,7 @@ console.log(JSON.stringify(found));
 
 def built(name: str) -> StaticModel:
     target = find_target(name)
-    return static_model("growing", *growing(target), target, memory_bytes=1 << 16)
+    return static_model("growing", *growing(target), target)
 
 
 @pytest.fixture(scope="module")

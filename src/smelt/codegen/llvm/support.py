@@ -239,11 +239,55 @@ exit:
 }
 """
 
+# The lower half of a product of 128 bits, by products of 64.
+_MULTIPLY = """
+define hidden i128 @__multi3(i128 %a, i128 %b) {
+  %al = trunc i128 %a to i64
+  %bl = trunc i128 %b to i64
+  %a.up = lshr i128 %a, 64
+  %b.up = lshr i128 %b, 64
+  %ah = trunc i128 %a.up to i64
+  %bh = trunc i128 %b.up to i64
+  %a0 = and i64 %al, 4294967295
+  %b0 = and i64 %bl, 4294967295
+  %a1 = lshr i64 %al, 32
+  %b1 = lshr i64 %bl, 32
+  %p00 = mul i64 %a0, %b0
+  %p01 = mul i64 %a0, %b1
+  %p10 = mul i64 %a1, %b0
+  %p11 = mul i64 %a1, %b1
+  %p00.up = lshr i64 %p00, 32
+  %p01.low = and i64 %p01, 4294967295
+  %p10.low = and i64 %p10, 4294967295
+  %m = add i64 %p00.up, %p01.low
+  %middle = add i64 %m, %p10.low
+  %p00.low = and i64 %p00, 4294967295
+  %middle.low = shl i64 %middle, 32
+  %low = or i64 %p00.low, %middle.low
+  %p01.up = lshr i64 %p01, 32
+  %p10.up = lshr i64 %p10, 32
+  %middle.up = lshr i64 %middle, 32
+  %h1 = add i64 %p11, %p01.up
+  %h2 = add i64 %h1, %p10.up
+  %h3 = add i64 %h2, %middle.up
+  %cross1 = mul i64 %al, %bh
+  %cross2 = mul i64 %ah, %bl
+  %h4 = add i64 %h3, %cross1
+  %high = add i64 %h4, %cross2
+  %low.wide = zext i64 %low to i128
+  %high.wide = zext i64 %high to i128
+  %high.up = shl i128 %high.wide, 64
+  %product = or i128 %high.up, %low.wide
+  ret i128 %product
+}
+"""
+
 # Name → its definition, and what that calls in turn.
 SUPPORT: dict[str, tuple[str, tuple[str, ...]]] = {
     "__extendhfsf2": (_EXTEND, ()),
     "__truncsfhf2": (_TRUNCATE, ()),
     "__truncdfhf2": (_TRUNCATE_WIDE, ("__truncsfhf2",)),
+    "__multi3": (_MULTIPLY, ()),
     "fmod": (_FMOD, ()),
     "fmodf": (_FMOD_NARROW, ("fmod",)),
     "memcpy": (_COPY, ()),

@@ -18,6 +18,7 @@ from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_tex
 from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
 from smelt.codegen.static.driver import Places, driver_text
 from smelt.codegen.static.header import c_name, header_text, javascript_text
+from smelt.codegen.static.memory import memory_bytes
 from smelt.device import Target
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.check import check_table, of_kind
@@ -47,10 +48,8 @@ def static_model(
     target: Target,
     *,
     kernels: Sequence[int] | None = None,
-    memory_bytes: int = 0,
 ) -> StaticModel:
-    """`kernels`: which entry of the module each kernel of the table is; the first is the first where it is None.
-    `memory_bytes`: what the header says a run takes."""
+    """`kernels`: which entry of the module each kernel of the table is; the first is the first where it is None."""
     make_all_targets_ready()
     check_table(table)
     name = c_name(name)
@@ -68,8 +67,8 @@ def static_model(
         _weights_text(name, len(content)),
         driver_text(name, table, [entry.symbol for entry in entries], places),
     ])  # fmt: skip
-    made = _with_weights(_object(_once_declared(text), target), content)
-    header = header_text(name, table, state_bytes, memory_bytes or (1 << 20))
+    made = _with_weights(object_with_support(_once_declared(text), target), content)
+    header = header_text(name, table, state_bytes, memory_bytes(table))
     if target.pointer_bytes != 4:
         return StaticModel(name, target, made, header)
     return StaticModel(name, target, made, header, as_module(made), javascript_text(name, table, state_bytes))
@@ -119,7 +118,7 @@ def _once_declared(text: str) -> str:
     return "\n".join(lines)
 
 
-def _object(text: str, target: Target) -> bytes:
+def object_with_support(text: str, target: Target) -> bytes:
     """With the functions that LLVM calls where the processor has no instruction, but those of every C library."""
     (made,) = object_codes([text], target)
     missing = _missing(made, target)

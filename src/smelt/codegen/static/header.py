@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from smelt.codegen.static import driver
 from smelt.codegen.static.driver import has_loop, raised, rank_of
+from smelt.codegen.static.memory import TYPICAL
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.check import of_kind
 from smelt.ir.artifact_file.layout import RegisterKind
@@ -54,7 +55,7 @@ def header_text(name: str, table: r.Table, state_bytes: int, memory_bytes: int) 
         f"    {upper}_RAISED_{number} = {driver.RAISED + number},  /* {_comment(f'{each.error}: {each.message}')} */"
         for number, each in enumerate(raised(table))
     ]
-    grows = " More is needed as sizes grow, and in loops." if has_loop(table) or _varies(inputs) else ""
+    grows = " More is needed where they are larger." if has_loop(table) or _varies(inputs) else ""
     enums = "\n".join("\n".join(["enum {", *rows, "};", ""]) for rows in (codes, taken, given) if rows)
     return f"""/* {_comment(table.name)}: weights and code are in the object file beside this. No library is needed.
 
@@ -75,7 +76,7 @@ extern "C" {{
 #endif
 
 #define {upper}_STATE_BYTES {max(1, state_bytes)}
-#define {upper}_MEMORY_BYTES {memory_bytes} /* for the sizes it was exported with.{grows} */
+#define {upper}_MEMORY_BYTES {memory_bytes} /* for sizes of at most {TYPICAL}, or fixed ones.{grows} */
 #define {upper}_INPUTS {max(1, len(inputs))}
 #define {upper}_OUTPUTS {max(1, len(table.outputs))}
 
@@ -136,8 +137,8 @@ const rank = {rank_of(table)}, stateBytes = {state_bytes}, align = (n) => Math.c
 
 export async function load(source = new URL("{name}.wasm", import.meta.url), memoryBytes = 1 << 24) {{
   const bytes = source instanceof URL || typeof source === "string" ? await read(source) : source;
-  const env = {{ pow: Math.pow }};
-  const {{ instance }} = await WebAssembly.instantiate(bytes, {{ env }});
+  const pow = (a, b) => (a === 1 || (a === -1 && Math.abs(b) === Infinity) ? 1 : a ** b); // as in C
+  const {{ instance }} = await WebAssembly.instantiate(bytes, {{ env: {{ pow }} }});
   return new Session(instance.exports, memoryBytes);
 }}
 

@@ -1,0 +1,77 @@
+"""How much memory a run of a table takes, as far as its sizes are known: what a header says.
+
+    memory_bytes(table)    all that its variants produce, their arenas and workspaces; twice that where there is a loop
+"""
+
+from collections.abc import Callable, Sequence
+
+from smelt.codegen.static.driver import has_loop
+from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file.layout import ALIGN, ARITY, DTYPES, Bind, Op
+
+TYPICAL = 128  # what a size that varies is taken for, if its bounds allow it
+
+_FUNCTIONS: dict[Op, Callable[..., int]] = {
+    Op.ADD: lambda a, b: a + b,
+    Op.SUB: lambda a, b: a - b,
+    Op.MUL: lambda a, b: a * b,
+    Op.DIV: lambda a, b: a // b if b else 0,
+    Op.MOD: lambda a, b: a % b if b else 0,
+    Op.MIN: min,
+    Op.MAX: max,
+    Op.NEG: lambda a: -a,
+}
+
+
+def memory_bytes(table: r.Table) -> int:
+    """For sizes that vary: enough where they are `TYPICAL`, or at their bounds."""
+    total = sum(_of_variant(table, variant) for state in table.states for variant in state.variants)
+    return (2 * total if has_loop(table) else total) + ALIGN
+
+
+def _of_variant(table: r.Table, variant: r.Variant) -> int:
+    symbols = [_typical(table, symbol) for symbol in variant.symbols]
+    total = _aligned(_evaluate(variant.arena_bytes, symbols))
+    for made in variant.produced:
+        count = DTYPES[table.registers[made.register].dtype]
+        for dim in made.dims:
+            count *= max(0, _evaluate(dim, symbols))
+        total += _aligned(count)
+    total += sum(_aligned(8 * len(value.numbers)) for value in variant.values if isinstance(value, r.SizesValue))
+    launches = [step for step in variant.steps if isinstance(step, r.Launch)]
+    spaces = [_evaluate(step.fixed, symbols) + _evaluate(step.per_thread, symbols) for step in launches]
+    total += _aligned(max([0, *spaces]))
+    if isinstance(variant.next, r.Return):  # views of which copies are made
+        views = [each for each in variant.next.outputs if isinstance(each, r.RegisterView)]
+        for view in views:
+            count = DTYPES[table.registers[view.register].dtype]
+            for dim in view.dims:
+                count *= max(0, _evaluate(dim, symbols))
+            total += _aligned(count)
+    return total
+
+
+def _typical(table: r.Table, symbol: r.Symbol) -> int:
+    low, high = symbol.low, symbol.high
+    dims = table.registers[symbol.register].dims
+    if symbol.bind == Bind.SIZE:
+        low, high = max(low, dims[symbol.dimension].low), min(high, dims[symbol.dimension].high)
+    return max(low, min(high, TYPICAL))
+
+
+def _evaluate(code: r.Expression, symbols: Sequence[int]) -> int:
+    """What is computed by floats is no size of memory."""
+    stack: list[int] = []
+    for op, operand in code:
+        if op == Op.PUSH:
+            stack.append(operand)
+        elif op == Op.SYMBOL:
+            stack.append(symbols[operand])
+        else:
+            args = [stack.pop() for _ in range(ARITY[op])][::-1]
+            stack.append(_FUNCTIONS[op](*args) if op in _FUNCTIONS else 0)
+    return stack.pop()
+
+
+def _aligned(count: int) -> int:
+    return -(-max(0, count) // ALIGN) * ALIGN
