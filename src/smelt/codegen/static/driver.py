@@ -105,7 +105,7 @@ def driver_text(name: str, table: r.Table, symbols: Sequence[str], places: Place
 
 def rank_of(table: r.Table) -> int:
     """How many sizes the interface has room for in each tensor."""
-    ranks = [len(each.dims) for each in (*table.registers, *table.outputs)]
+    ranks = [len(register.dims) for register in table.registers] + [len(output.dims) for output in table.outputs]
     ranks += [
         len(each.dims)
         for state in table.states
@@ -335,8 +335,8 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
         t.do(f"br label %{done}")
         t.label(done)
         t.do(f"store i64 {count}, ptr {bytes_at}, align 8")
-        for dim, size in enumerate(dims):
-            t.do(f"store i64 {size}, ptr {self._field('%outputs', place, 2, dim)}, align 8")
+        for axis, size in enumerate(dims):
+            t.do(f"store i64 {size}, ptr {self._field('%outputs', place, 2, axis)}, align 8")
 
     def dims_of(self, number: int) -> list[str]:
         register = self.table.registers[number]
@@ -432,8 +432,8 @@ class _VariantText:
             wide = t.op(f"fmul double {wide}, {t.op(f'sitofp i64 {dim} to double')}")
         t.require(t.op(f"fcmp ole double {wide}, {float(_MOST)!r}"), "no.memory")
         pointer = d.allocate(count)
-        for place, dim in enumerate(dims):
-            t.do(f"store i64 {dim}, ptr %r{each.register}.d{place}")
+        for place, size in enumerate(dims):
+            t.do(f"store i64 {size}, ptr %r{each.register}.d{place}")
         t.do(f"store i64 {count}, ptr %r{each.register}.bytes")
         return pointer
 

@@ -1,4 +1,4 @@
-"""Size expressions of an artifact → LLVM text: `SizeCode` computes what `csrc/deploy/expression.c` would.
+"""Size expressions of an artifact → LLVM text: `Text.size` computes what `csrc/deploy/expression.c` would.
 
     symbol(0) * 4 + 1     →   %v1 = mul i64 %s0, 4    %v2 = add i64 %v1, 1
 """
