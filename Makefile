@@ -17,6 +17,8 @@
 #              (ARGS="--start 7 --count 1000 --jobs 1" to choose)
 # make test-stored  20,000 of them with captures stored on disk and loaded (ARGS as above)
 # make test-products  10,000 random products and convolutions against float64, by every schedule (ARGS as above)
+# make test-files   a million mutated artifacts against the C runtime, built with the sanitizers (ARGS="--seconds 600
+#              model.smelt" to choose)
 # make test-tensors   20,000 random tensor programs against eager PyTorch, forward and backward (ARGS as above)
 # make test-gpu  what a GPU must do as the host does, on a GPU: its own tests, operators, torch.nn, optimizers, models,
 #              fifty steps, hooks, random programs (ARGS="-k attention" to choose). tools/gpu_check.py runs the same and
@@ -53,7 +55,7 @@ NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/guards/test_g
 
 ON_GPU := $(addprefix tests/,gpu ops ops_db nn optim models autograd compiled_autograd pipeline/test_random_tensors.py)
 
-.PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-gpu test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
+.PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -105,6 +107,9 @@ test-stored: $(VENV)/dev
 
 test-tensors: $(VENV)/dev
 	@$(PY) -m tests.pipeline.generated.campaign $(ARGS)
+
+test-files: $(VENV)/dev
+	@$(PY) -m tests.native.deploy.campaign $(ARGS)
 
 test-products: $(VENV)/dev
 	@SMELT_CACHE=0 $(PY) -m tests.codegen.cpu.products.campaign $(ARGS)

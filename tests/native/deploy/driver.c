@@ -109,8 +109,9 @@ static void *
 counted_allocate(void *context, size_t size, size_t alignment)
 {
     (void)context;
-    allocated += (long)size;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+    void *memory = aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+    allocated += memory ? (long)size : 0;
+    return memory;
 }
 
 static void
