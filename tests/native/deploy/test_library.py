@@ -60,6 +60,18 @@ def test_the_header_is_plain(tmp_path: Path, standard: str) -> None:
     output(tmp_path / "plain")
 
 
+def test_programs_of_the_pages_run(models: dict[str, Path], tmp_path: Path) -> None:
+    pages = (HERE.parents[2] / "docs").glob("*.md")
+    programs = [code for page in sorted(pages) for code in re.findall(r"(?ms)^```c\n(.*?)^```", page.read_text())]
+    assert programs
+    for number, code in enumerate(programs):
+        source = tmp_path / f"page{number}.c"
+        source.write_text(code)
+        compiled(source, tmp_path / f"page{number}")
+    (tmp_path / "model.smelt").write_bytes(models["affine"].read_bytes())
+    assert output(tmp_path / "page0", cwd=tmp_path) == "11\n"
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_it_is_used_from_cplusplus(models: dict[str, Path], tmp_path: Path, static: bool) -> None:
     program = compiled(HERE / "wrapper.cpp", tmp_path / "wrapper", "-pedantic", static=static)
