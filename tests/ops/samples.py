@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from smelt.ir.nodes.philox_draws import DROPOUT_MASK
+
 aten = torch.ops.aten
 
 
@@ -342,7 +344,16 @@ def _each(names: str, samples: Samples) -> dict[Any, Samples]:
     return dict.fromkeys(_operators(names), samples)
 
 
+def _masks(dtype: torch.dtype) -> Iterator[Sample]:
+    """Dropout's masks: elements that threads take one, four or eight at once."""
+    if dtype is torch.int64:
+        state = torch.tensor(-0x123456789ABCDEF), torch.tensor(4 * 0x40000003)
+        for count, threads, at_once in ((7, 256, 1), (1000, 256, 1), (2048, 256, 4), (1028, 256, 4), (4104, 256, 8)):
+            yield Sample((*state, count, threads, at_once, 1 << 31, 8))
+
+
 SAMPLES: dict[Any, Samples] = {
+    DROPOUT_MASK: _masks,
     **_each(_UNARY, unary),
     **_each(_BINARY, binary),
     **{op: with_numbers(*given) for names, given in _WITH_NUMBERS.items() for op in _operators(names)},

@@ -17,6 +17,7 @@ ALLOWED = {
     "device/host_library.py": "says which device is the host (`HOST`, `on_host`); everybody else asks it",
     "ir/kernel.py": "the name of the target that kernels are for unless they say otherwise",
     "ir/nodes/ambient.py": "autocast has a state for each of PyTorch's devices",
+    "ir/nodes/philox_draws.py": _TABLE,
     "ir/serialize.py": _TABLE,
     "ir/tensorspec.py": "numbers of Python are tensors of the host to PyTorch",
     "autograd/engine/read_graph.py": _TABLE,

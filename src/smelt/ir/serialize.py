@@ -8,7 +8,6 @@ there. What has no form here cannot be stored, and `CannotStore` says so; operat
 PyTorch's own and ours. Nothing in a text can name code to be run.
 """
 
-import importlib
 import json
 from collections.abc import Callable
 from dataclasses import fields
@@ -19,6 +18,7 @@ import torch
 
 from smelt.ir import call_contract, kernel, kernel_code, program, tensorspec
 from smelt.ir.json_values import decode, encode
+from smelt.ir.nodes import defining
 
 RECORDS: tuple[type, ...] = (
     tensorspec.TensorSpec,
@@ -104,7 +104,7 @@ def operator(form: Any) -> torch._ops.OpOverload:
     if namespace not in NAMESPACES:
         raise ValueError(f"{namespace} is not a namespace of PyTorch's own")
     if namespace == "smelt":
-        importlib.import_module("smelt.ir.nodes.cudnn_recurrent")  # defines them
+        defining(name)
     found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     if type(found) is not torch._ops.OpOverload:
         raise ValueError(f"{namespace}.{name}.{overload} is no operator")

@@ -108,10 +108,17 @@ def _is_integer_elsewhere(operand: object) -> bool:
     return not (spec.dtype.is_floating_point or spec.dtype.is_complex)
 
 
+def _is_known(target: torch._ops.OpOverload) -> bool:
+    """Whether an operator does what its schema and its tags say: PyTorch's own, and ours that are element-wise."""
+    if target.namespace in ("aten", "prims"):
+        return True
+    return target.namespace == "smelt" and torch.Tag.pointwise in target.tags
+
+
 @cache
 def _name_or_check(target: torch._ops.OpOverload) -> str:
     schema = target._schema
-    checks = (not schema.returns and not schema.is_mutable) or target.namespace not in ("aten", "prims")
+    checks = (not schema.returns and not schema.is_mutable) or not _is_known(target)
     return CHECK if checks else schema.name.removeprefix("aten::")
 
 
@@ -127,7 +134,7 @@ def effect_of(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """The same of a call that is not in a graph yet; its arguments may be nodes or values."""
     if not isinstance(target, torch._ops.OpOverload):
         return "is not an ATen operator"
-    if target.namespace not in ("aten", "prims"):
+    if not _is_known(target):
         return RANDOM if draws_random(target, args, kwargs) else "is a custom operator, which may do anything"
     if target._schema.is_mutable:
         return "writes an argument"

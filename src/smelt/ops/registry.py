@@ -19,7 +19,7 @@ from smelt.symbolic.shapes import is_dense
 _records: dict[torch._ops.OpOverload, OpRecord] = {}
 _FAMILIES = (
     "pointwise", "compare_select", "activations", "creation", "reductions", "scans", "concat", "gathers", "shift_pad",
-    "scatters", "views", "math_functions", "library",
+    "scatters", "views", "math_functions", "library", "dropout",
 )  # fmt: skip
 _loaded = False
 

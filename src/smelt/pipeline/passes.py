@@ -9,6 +9,8 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+import torch
+
 from smelt import codegen, fuse
 from smelt.autograd.joint.functional_trace import Decompositions
 from smelt.autograd.joint.partial_backward import for_the_loss
@@ -91,6 +93,17 @@ def run_lay_images(found: Pure | Joint, context: PassContext) -> Pure | Joint:
 def run_share_heads(found: Pure | Joint, context: PassContext) -> Pure | Joint:
     if context.decompositions:
         share_heads(found.traced, context.fuel)
+    return found
+
+
+def run_draw_in_kernels(found: Pure | Joint, context: PassContext) -> Pure | Joint:
+    dropout = torch.ops.aten.native_dropout.default
+    if context.decompositions and any(node.target is dropout for node in found.traced.graph.nodes):
+        # Most graphs have none, and these define operators.
+        from smelt.runtime.cuda.dropout_check import blocks_for
+        from smelt.simplify.philox_masks import draw_in_kernels
+
+        draw_in_kernels(found.traced, context.fuel, partial(blocks_for, target=context.options.target))
     return found
 
 

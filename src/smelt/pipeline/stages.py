@@ -11,6 +11,7 @@ the whole map.
 from smelt.pipeline.passes import (
     Form,
     Pass,
+    run_draw_in_kernels,
     run_fuse,
     run_generate,
     run_keep_masks,
@@ -34,6 +35,7 @@ TRACE_FORWARD = (
     ),
     Pass("channels last", Form.PURE, Form.PURE, run_lay_images, "while convolutions are still to be seen as such"),
     Pass("share heads", Form.PURE, Form.PURE, run_share_heads, "where it is done in training"),
+    Pass("draw in kernels", Form.PURE, Form.PURE, run_draw_in_kernels, "before masks are kept: these need not be"),
     Pass("keep masks", Form.PURE, Form.PURE, run_keep_masks, "for a backward inside: it keeps less until then"),
 )
 
@@ -50,6 +52,10 @@ TRACE_JOINT = (
         "channels last", Form.JOINT, Form.JOINT, run_lay_images, "before the split: saved in the layout it is read in"
     ),
     Pass("share heads", Form.JOINT, Form.JOINT, run_share_heads, "before the split: what is saved is what heads share"),
+    Pass(
+        "draw in kernels", Form.JOINT, Form.JOINT, run_draw_in_kernels,
+        "before the split: the backward computes masks again",
+    ),
     Pass("keep masks", Form.JOINT, Form.JOINT, run_keep_masks, "before the split: masks are saved, not what they made"),
     Pass(
         "split",

@@ -5,8 +5,8 @@
 
 A pass is a function of a `Traced` and `Fuel`; it edits the graph in place and hands it back. Every rewrite leaves the
 spec of what others see as it was, never lets two results share memory that they did not share, and burns fuel.
-`lay_images`, `share_heads` and `keep_masks` are not among them: they are for the graph of a whole training step, before
-it is split.
+`lay_images`, `share_heads` and `keep_masks` are not among them, nor is what `philox_masks` has: they are for the graph
+of a whole training step, before it is split.
 """
 
 from collections.abc import Callable

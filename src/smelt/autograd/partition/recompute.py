@@ -52,7 +52,7 @@ def recomputable(node: fx.Node) -> str | None:
     policy = recompute_policy_of(node)
     if policy is not None:
         return None if policy is RecomputePolicy.RECOMPUTE else "saved by its checkpoint policy"
-    if op.namespace != "aten":
+    if op.namespace != "aten" and not (op.namespace == "smelt" and torch.Tag.pointwise in op.tags):
         return "an operator whose cost is unknown"
     if op in COPIES and _moves(node):
         return "a copy between devices"

@@ -9,6 +9,9 @@ TRIPLE = "nvptx64-nvidia-cuda"
 # What LLVM knows to write code for, each with the oldest PTX that has it, and clusters where it has those.
 _PTX = {75: 63, 80: 70, 86: 71, 87: 74, 89: 78, 90: 80, 100: 86, 101: 86, 103: 88, 120: 87, 121: 88}
 
+# Multiprocessors of the largest chips of a kind, and blocks of 256 threads that each runs: PyTorch draws by as many.
+_BLOCKS = {75: 40 * 4, 80: 108 * 8, 90: 132 * 8, 100: 148 * 8}
+
 
 def describe_cuda(architecture: str) -> Target:
     """The target called `architecture`."""
@@ -36,5 +39,6 @@ def describe_cuda(architecture: str) -> Target:
         warp_size=32,
         has_bfloat=number >= 80,
         approximates=True,
+        drawing_blocks=_BLOCKS.get(number, 0),
         cluster_blocks=8 if number >= 90 else 1,
     )

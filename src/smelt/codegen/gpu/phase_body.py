@@ -16,7 +16,9 @@ from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.gpu.team_folds import fold_team, fold_teams
 from smelt.codegen.gpu.team_scans import RunningFold, StageScans
 from smelt.codegen.gpu.vector_width import is_multiple
+from smelt.codegen.gpu.word_quads import QUAD, Quads, quads
 from smelt.codegen.llvm.builder import LlvmValue
+from smelt.codegen.llvm.philox import words_of_counter
 from smelt.codegen.llvm.reductions import combine, start
 from smelt.codegen.llvm.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
 from smelt.ir.check_kernel import value_dtypes
@@ -68,6 +70,7 @@ class PhaseBody:
         self.registers: dict[tuple[str, Index, int], Values] = {}  # what is loaded or kept aside, by tile
         self.scans: StageScans  # of the loop being written
         self.stored_once: dict[tuple[str, Index], Values] = {}
+        self.quads = self._quads()
         self.reads_rewritten = False  # something was loaded that this kernel stores to as well
 
     def write(self) -> None:
@@ -336,13 +339,16 @@ class PhaseBody:
                 self.values[out] = self._gathered(i, where)
             case Position(out, index):
                 self.values[out] = self._position(index, where)
+            case Compute(out, "philox", args) if out in self.quads.words:
+                self.values[out] = self._words([self.values[arg] for arg in args[:3]])
             case Compute(out, op, args, _):
                 # Comparisons give a bool and compare what their operands are.
-                of = self.dtypes[args[-1]]
-                self.values[out] = self._each([self.values[arg] for arg in args], lambda *x: compute(b, op, x, of))
+                of, step = self.dtypes[args[-1]], QUAD if out in self.quads.same else 1
+                given = [self.values[arg] for arg in args]
+                self.values[out] = self._each(given, lambda *x: compute(b, op, x, of), step)
             case Cast(out, value, dtype):
-                source = self.dtypes[value]
-                self.values[out] = self._each([self.values[value]], lambda x: cast(b, x, source, dtype))
+                source, step = self.dtypes[value], QUAD if out in self.quads.same else 1
+                self.values[out] = self._each([self.values[value]], lambda x: cast(b, x, source, dtype), step)
             case Scatter():
                 self._scatter(i, where, mask)
             case Store():
@@ -350,10 +356,34 @@ class PhaseBody:
             case _:
                 raise SmeltError("SM030", f"no GPU schedule has {type(i).__name__}")
 
-    def _each(self, given: Sequence[Values], function: Callable[..., LlvmValue]) -> Values:
+    def _each(self, given: Sequence[Values], function: Callable[..., LlvmValue], step: int = 1) -> Values:
+        """Of each point of a thread; once for so many side by side that have the same, if they are several."""
         ways = max(len(values) for values in given)
         spread = [values if len(values) == ways else values * ways for values in given]
-        return tuple(function(*(values[way] for values in spread)) for way in range(ways))
+        step = min(step, ways)
+        found = [function(*(values[way] for values in spread)) for way in range(0, ways, step)]
+        return tuple(each for each in found for _ in range(step))
+
+    def _words(self, given: Sequence[Values]) -> Values:
+        """Random words of all points, of which four side by side have one counter."""
+        width = self.plan.width
+        spread = [values if len(values) == width else values * width for values in given]
+        found: list[LlvmValue] = []
+        for way in range(0, width, QUAD):
+            found += words_of_counter(self.b, *(values[way] for values in spread))
+        return tuple(found)
+
+    def _quads(self) -> Quads:
+        """What four points side by side share, where vectors are whole quads."""
+        axis, width = self.plan.vector_axis, self.plan.width
+        if axis is None or width % QUAD or not any(map(_is_philox, self.kernel.instructions())):
+            return Quads()
+
+        def is_in_row(index: Index) -> bool:
+            rest = [index.offset, *(stride for name, stride in index.terms if name != axis.name)]
+            return index.stride(axis.name) == 1 and all(is_multiple(each, QUAD) for each in rest)
+
+        return quads(self.kernel.instructions(), is_in_row, lambda index: index.stride(axis.name) == 0)
 
     # Memory.
 
@@ -503,3 +533,7 @@ def halved(values: Sequence[LlvmValue], join: Callable[[LlvmValue, LlvmValue], L
         pairs = [join(left, right) for left, right in zip(values[::2], values[1::2], strict=False)]
         values = [*pairs, values[-1]] if len(values) % 2 else pairs
     return values[0]
+
+
+def _is_philox(instruction: Instruction) -> bool:
+    return isinstance(instruction, Compute) and instruction.op == "philox"

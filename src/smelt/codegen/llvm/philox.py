@@ -8,22 +8,19 @@ the seed's numbers, from `offset / 4` on; the generator's offset then moves by a
 what any element gets follows from its number alone: `drawn`.
 
 In the kernel form it is the scalar operation `philox`: a seed, a sequence, a counter and which of its four words, all
-integers, give the word. What masks dropout keeps is then arithmetic: the place of an element as `place_of` has it, the
-word as a number as `uniform` has it, and `lt u, 1 - p`. The seed and the offset are to be read from memory, as a
-generator has them when a program runs; whoever launches moves the generator on by `Draws.words` before, as eager does.
-No graph has it yet.
+integers, give the word. What masks dropout keeps is then arithmetic (`ops/dropout.py`): the place of an element as
+`place_of` has it, and a word below a threshold in the place of `u < 1 - p`. The seed and the offset are read from
+memory, as the generator had them when the program was run (`ir/nodes/philox_draws.py`).
 """
 
 from collections.abc import Sequence
 
-from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.ir.nodes.philox_draws import AT_ONCE, Draws
 
 _FACTORS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
-_BLOCK = 256  # threads of PyTorch's kernels that draw
-_AT_ONCE = 4  # words of a counter
 _STEP = 2.0**-32
 
 Words = tuple[LlvmValue, LlvmValue, LlvmValue, LlvmValue]
@@ -58,38 +55,15 @@ def uniform(b: Builder, word: LlvmValue) -> LlvmValue:
     return b.fma(b.convert("uitofp", word, "f32"), _STEP, _STEP / 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """How PyTorch shares out `count` elements that are drawn. `at_once`: how many side by side a thread takes, 1 where
-    it takes one of each quarter of what all threads take in a round. Dropout takes 4, or 8 of 16 bits; that is checked
-    against PyTorch bit for bit. `rand` and `bernoulli` take 1."""
-
-    count: int
-    threads: int
-    at_once: int
-
-    @classmethod
-    def of(cls, count: int, multiprocessors: int, threads_each: int, at_once: int = 1) -> "Draws":
-        """On a GPU with so many multiprocessors, each of which runs so many threads."""
-        blocks = min(-(-count // _BLOCK), multiprocessors * (threads_each // _BLOCK))
-        return cls(count, blocks * _BLOCK, at_once)
-
-    @property
-    def words(self) -> int:
-        """What the generator's offset moves by: four for every round of four elements a thread, however many a thread
-        takes side by side."""
-        return -(-self.count // (self.threads * _AT_ONCE)) * _AT_ONCE
-
-
 def place_of(b: Builder, draws: Draws, element: LlvmValue) -> tuple[LlvmValue, LlvmValue, LlvmValue]:
     """Of an element, as i64: whose sequence it is from, how many counters after the offset's, and which word."""
     if draws.at_once == 1:
         number, thread = _divided(b, element, draws.threads)
-        return thread, b.lshr(number, 2), b.and_(number, _AT_ONCE - 1)
+        return thread, b.lshr(number, 2), b.and_(number, AT_ONCE - 1)
     number, rest = _divided(b, element, draws.threads * draws.at_once)
     thread, inside = _divided(b, rest, draws.at_once)
-    counters = b.add(b.mul(number, draws.at_once // _AT_ONCE), b.lshr(inside, 2))
-    return thread, counters, b.and_(inside, _AT_ONCE - 1)
+    counters = b.add(b.mul(number, draws.at_once // AT_ONCE), b.lshr(inside, 2))
+    return thread, counters, b.and_(inside, AT_ONCE - 1)
 
 
 def _divided(b: Builder, value: LlvmValue, by: int) -> tuple[LlvmValue, LlvmValue]:
@@ -110,11 +84,17 @@ def _halves(b: Builder, value: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
     return b.convert("trunc", value, "i32"), b.convert("trunc", b.lshr(value, 32), "i32")
 
 
+def words_of_counter(b: Builder, seed: LlvmValue, sequence: LlvmValue, counter: LlvmValue) -> tuple[LlvmValue, ...]:
+    """The four words of a counter, all i64."""
+    found = philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
+    return tuple(b.convert("zext", each, "i64") for each in found)
+
+
 def word_of(b: Builder, seed: LlvmValue, sequence: LlvmValue, counter: LlvmValue, word: LlvmValue) -> LlvmValue:
     """One of the four words of a counter, all i64."""
     found = philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
-    which, chosen = b.and_(word, _AT_ONCE - 1), found[0]
-    for number in range(1, _AT_ONCE):
+    which, chosen = b.and_(word, AT_ONCE - 1), found[0]
+    for number in range(1, AT_ONCE):
         chosen = b.select(b.icmp("eq", which, number), found[number], chosen)
     return b.convert("zext", chosen, "i64")
 
@@ -124,6 +104,6 @@ def drawn(b: Builder, draws: Draws, seed: LlvmValue, offset: LlvmValue, element:
     thread, counters, word = place_of(b, draws, element)
     found = words_of(b, seed, offset, thread, counters)
     chosen = found[0]
-    for number in range(1, _AT_ONCE):
+    for number in range(1, AT_ONCE):
         chosen = b.select(b.icmp("eq", word, number), found[number], chosen)
     return uniform(b, chosen)

@@ -10,7 +10,6 @@ first name it (`ir/flat` has the form). Library calls are given without Python t
 """
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from smelt.base.torch_originals import BASE
 from smelt.ir.flat.steps import FlatValue, NativeCall, Ref
 from smelt.ir.flat.write import TableWriter
 from smelt.ir.kernel import Role
+from smelt.ir.nodes import defining
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step, operands_in, touched
 from smelt.runtime.program.small_matmul import as_called, small_product
 from smelt.symbolic.shapes import Shape, Size, product, span
@@ -64,7 +64,7 @@ BINDINGS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
 def function_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
     """What calls an operator for the least."""
     if op.namespace == "smelt":
-        return importlib.import_module("smelt.ir.nodes.cudnn_recurrent").FUNCTIONS[op]  # type: ignore[no-any-return]
+        return defining(op._schema.name).FUNCTIONS[op]  # type: ignore[no-any-return]
     return BINDINGS.get(op, op)
 
 
