@@ -137,3 +137,42 @@ def test_nothing_is_said_of_other_processors(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(product_costs, "_processor", lambda: "x86_64 AVX512")
     found = library_attention(AttentionSizes(12, 128, 128, 64))
     assert isinstance(found, str) and "nothing was measured on such a processor" in found
+
+
+# Gradients.
+
+gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def _saved(**options: Any) -> list[Tensor]:
+    """The gradient of a result, and what its attention was given and found."""
+    given = _given()
+    return [torch.randn(2, 3, 9, 8), *given, *flash(*given, **options)]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda *given: gradients(*given, 0.0, False),
+        lambda *given: gradients(*given, 0.0, False)[1],
+        lambda *given: gradients(*given, 0.0, False)[2] * 2,
+        lambda *given: gradients(*given, 0.0, False, attn_mask=given[2][:, :1, None, :, 0]),
+        lambda g, *saved: gradients(g.transpose(1, 2).contiguous().transpose(1, 2), *saved, 0.0, False),
+    ],
+)
+def test_programs_of_gradients(fn: Callable[..., Any]) -> None:
+    own(fn, *_saved())
+
+
+def test_causal_gradients() -> None:
+    own(lambda *given: gradients(*given, 0.0, True), *_saved(is_causal=True))
+
+
+def test_a_whole_step() -> None:
+    """What the forward leaves is what the gradients read."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        y, sums = flash(q, k, v, 0.0, True)
+        return (y, *gradients(y.cos(), q, k, v, y, sums, 0.0, True))
+
+    own(fn, *_given(), count=2)

@@ -98,22 +98,26 @@ def _kind(sizes: MatrixSizes, dtype: torch.dtype, along: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """So many attentions of `queries` to `keys`, each of `width` numbers."""
+    """So many attentions of `queries` to `keys`, each of `width` numbers, or their gradients."""
 
     count: int
     queries: int
     keys: int
     width: int
     causal: bool = False
+    gradients: bool = False
 
     def __str__(self) -> str:
-        several = f"{self.count} times " if self.count != 1 else ""
-        return f"{several}{'causal ' if self.causal else ''}{self.queries}×{self.keys}×{self.width}"
+        what = "gradients of " * self.gradients + f"{self.count} times " * (self.count != 1) + "causal " * self.causal
+        return f"{what}{self.queries}×{self.keys}×{self.width}"
 
 
-# Cycles of a call, of a score, and of a multiplication for it, by what the processor is. From below: a library call was
-# never faster at 12 heads of 64 by 128² to 512², of 32 by 49², of 8 by 64². It computes what causality leaves out too.
-_ATTENTION: dict[str, tuple[float, float, float]] = {"aarch64 without SVE": (10_000, 6.0, 0.18)}
+# Cycles of a call, of a score, and of a multiplication for it, by what the processor is: forward, and gradients. From
+# below: a library call was never faster at 12 heads of 64 by 128² to 512², of 32 by 49², of 8 by 64². It computes what
+# causality leaves out too.
+_ATTENTION: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
+    "aarch64 without SVE": ((10_000, 6.0, 0.18), (20_000, 12.0, 0.18)),
+}
 
 
 def library_attention(sizes: AttentionSizes) -> float | str:
@@ -121,9 +125,9 @@ def library_attention(sizes: AttentionSizes) -> float | str:
     known = _ATTENTION.get(_processor())
     if known is None:
         return f"attends {sizes}, for which nothing was measured on such a processor"
-    call, score, multiplication = known
-    points = sizes.count * sizes.queries * sizes.keys
-    return call + points * (score + 2 * sizes.width * multiplication)
+    call, score, multiplication = known[sizes.gradients]
+    points, products = sizes.count * sizes.queries * sizes.keys, 5 if sizes.gradients else 2
+    return call + points * (score + products * sizes.width * multiplication)
 
 
 @cache

@@ -1,7 +1,9 @@
-"""Attention as kernels that weigh scores which are never in memory.
+"""Attention and its gradients as kernels that weigh scores which are never in memory.
 
     attention(q, k, v) of 12 heads of 64, causal
     →  rows(b, g, r, i) cols(j): s = contract q, k · scaled, -inf where j > i · p = softmax · y = weighted sum p * v
+
+    its gradients: p = exp(s - l), ds = p · (contract g, v - contract g, y) · dv = p * g, dk = ds * q, dq = ds * k
 
 Queries' heads are counted as heads of keys (`g`) and those that share each (`r`). Everything is read where it is:
 transposed heads, keys of several heads, masks with one row for all queries; copies that were only made to lay something
@@ -42,113 +44,164 @@ from smelt.ir.tensorspec import TensorSpec, short_name, tensor_spec
 from smelt.ops.promote import widened
 from smelt.ops.record import OperandLayout
 from smelt.ops.views import expand
-from smelt.symbolic.shapes import Size, span
+from smelt.symbolic.shapes import Shape, Size, span
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+# The arguments of each, as kernels call them.
+_ARGUMENTS: dict[object, tuple[str, ...]] = {
+    FORWARD: ("q", "k", "v", "dropout_p", "is_causal"),
+    BACKWARD: ("g", "q", "k", "v", "y", "l", "dropout_p", "is_causal"),
+}
+_NAMES = {"query": "q", "key": "k", "value": "v", "attn_mask": "m", "grad_out": "g", "out": "y", "logsumexp": "l"}
 
 RefOf = Callable[[fx.Node], Ref]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """A kernel for a call, the values it reads, in the order of its inputs, and which results follow those."""
+    """A kernel for a call, the values it reads, in the order of its inputs, and its sizes."""
 
     kernel: Kernel
     sources: tuple[FusionValue, ...]
-    results: tuple[int, ...]
     sizes: AttentionSizes
 
 
 def is_attention_call(node: fx.Node) -> bool:
-    return node.target is FORWARD
+    return node.target in _ARGUMENTS
 
 
 def read_attention(node: fx.Node, ref_of: RefOf, results: Sequence[tuple[int, TensorSpec]]) -> AttentionCall | str:
     """The kernel of a call for those of its `results` that are read, or why there is none, after "it"."""
-    names = ("query", "key", "value", "dropout_p", "is_causal")
-    asked: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    nodes = [asked[name] for name in ("query", "key", "value")]
-    mask = asked.get("attn_mask")
+    asked: dict[str, Any] = dict(zip(_ARGUMENTS[node.target], node.args, strict=False))
+    asked |= {_NAMES.get(name, name): value for name, value in node.kwargs.items()}
+    tensors = {name: asked[name] for name in "qkvgylm" if isinstance(asked.get(name), fx.Node)}
     if asked.get("dropout_p"):
         return "drops weights at random, which kernels do not"
-    tensors = nodes if mask is None else [*nodes, mask]
-    specs = [tensor_spec(each) for each in tensors]
-    if any(spec.varies for spec in specs):
+    specs = {name: tensor_spec(each) for name, each in tensors.items()}
+    if any(spec.varies for spec in specs.values()):
         return "has sizes that vary"
     reason = _why_not(specs)
     if reason is not None:
         return reason
-    return _Writer(asked, [through_copy(ref_of(each)) for each in tensors], specs, dict(results)).call()
+    refs = {name: through_copy(ref_of(each)) for name, each in tensors.items()}
+    scale, causal = asked.get("scale"), bool(asked.get("is_causal"))
+    width = specs["q"].shape[3]
+    scores = _Scores(refs, specs, 1 / math.sqrt(width) if scale is None else float(scale), causal)
+    made = scores.forward(dict(results)) if node.target is FORWARD else scores.backward(dict(results))
+    return scores.call(*made, gradients=node.target is BACKWARD)
 
 
-def _why_not(specs: Sequence[TensorSpec]) -> str | None:
-    query, key, value = specs[:3]
+def _why_not(specs: dict[str, TensorSpec]) -> str | None:
+    query, key, value = (specs[name] for name in "qkv")
     if any(len(spec.shape) != 4 for spec in (query, key, value)) or key.shape[:3] != value.shape[:3]:
         return "has tensors that are not batch, heads, tokens and width"
-    if not query.dtype.is_floating_point or len({spec.dtype for spec in specs[:3]}) != 1:
+    if not query.dtype.is_floating_point or len({specs[name].dtype for name in "qkvgy" if name in specs}) != 1:
         return f"computes on {short_name(query.dtype)}"
-    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3] or not key.shape[1]:
+    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         return "has queries and keys that do not fit"
-    if query.shape[1] % key.shape[1] or 0 in query.shape or 0 in key.shape or 0 in value.shape:
+    if 0 in query.shape or 0 in key.shape or 0 in value.shape or query.shape[1] % key.shape[1]:
         return "has no elements, or heads that are not shared evenly"
     return None
 
 
-class _Writer:
-    def __init__(
-        self, asked: dict[str, Any], refs: Sequence[Ref], specs: Sequence[TensorSpec], results: dict[int, TensorSpec]
-    ) -> None:
-        self.refs, self.results = refs, results
-        self.query, self.key, self.value = (spec.shape for spec in specs[:3])
-        self.dtype = widened(specs[0].dtype)
-        self.causal = bool(asked.get("is_causal"))
-        scale = asked.get("scale")
-        self.scale = 1 / math.sqrt(self.query[3]) if scale is None else float(scale)
+class _Scores:
+    """The scores of an attention, and the kernels that weigh them."""
+
+    def __init__(self, refs: dict[str, Ref], specs: dict[str, TensorSpec], scale: float, causal: bool) -> None:
+        self.refs, self.scale, self.causal = refs, scale, causal
+        self.query, self.key, self.value = (specs[name].shape for name in "qkv")
+        self.dtype = widened(specs["q"].dtype)
         self.shared = self.query[1] // self.key[1]
         self.names: dict[FusionValue, str] = {}
-        for name, ref in zip("qkvm", refs, strict=False):
+        for name, ref in refs.items():
             self.names.setdefault(ref.value, name)
+        self.along = {name: (Axis(name, size),) for name, size in (("e", self.query[3]), ("d", self.value[3]))}
 
-    def call(self) -> AttentionCall:
-        body, softmax = self._scores()
-        weighs, last, outputs = self._results(softmax)
-        buffers = [
+    def call(self, stages: tuple[Stage, ...], outputs: Sequence[Buffer], *, gradients: bool) -> AttentionCall:
+        inputs = [
             Buffer(name, value.spec.dtype, span(value.spec.shape, value.spec.stride), Role.INPUT)
             for value, name in self.names.items()
         ]
-        stages = [Stage(True, (*body, *weighs))]
-        if last:
-            stages.append(Stage(False, tuple(last)))
         rows = (Axis("b", self.query[0]), Axis("g", self.key[1]), Axis("r", self.shared), Axis("i", self.query[2]))
-        kernel = Kernel("attention", rows, (Axis("j", self.key[2]),), (*buffers, *outputs), tuple(stages))
-        count = int(self.query[0] * self.query[1])
-        sizes = AttentionSizes(count, int(self.query[2]), int(self.key[2]), int(self.query[3]), self.causal)
-        return AttentionCall(kernel, tuple(self.names), tuple(sorted(self.results)), sizes)
+        name = "attention_gradients" if gradients else "attention"
+        kernel = Kernel(name, rows, (Axis("j", self.key[2]),), (*inputs, *outputs), stages)
+        count, width = int(self.query[0] * self.query[1]), int(self.query[3])
+        sizes = AttentionSizes(count, int(self.query[2]), int(self.key[2]), width, self.causal, gradients)
+        return AttentionCall(kernel, tuple(self.names), sizes)
+
+    def forward(self, results: dict[int, TensorSpec]) -> tuple[tuple[Stage, ...], list[Buffer]]:
+        """The weighted sum, and what is stored of each query's weights."""
+        body, found = self._body()
+        sums = "sums" if 1 in results else ""
+        body.append(Softmax("p", found, sums))
+        stages: tuple[Stage, ...] = ()
+        if 0 in results:
+            body.append(self._weigh("y", results[0], "p", ("v", "j", "d")))
+        if 1 in results:
+            stages = (Stage(False, (Store("l", self._row_index(results[1].stride), sums),)),)
+        outputs = [_output("yl"[number], spec) for number, spec in sorted(results.items())]
+        return (Stage(True, tuple(body)), *stages), outputs
+
+    def backward(self, results: dict[int, TensorSpec]) -> tuple[tuple[Stage, ...], list[Buffer]]:
+        """The scores again, what the gradients make of them, and sums over queries and over keys."""
+        body, found = self._body()
+        dtype, grad = self.dtype, self._factor("g", "i", "d")
+        sums = self.refs["l"]
+        body += [
+            Load("l_i", self.names[sums.value], self._row_index(sums.layout.stride, sums.layout.offset)),
+            Compute("below", "sub", (found, "l_i"), dtype),
+            Compute("p", "exp", ("below",), dtype),
+            Contract("of_p", self.along["d"], grad, self._factor("v", "j", "d"), dtype),
+            Contract("kept", self.along["d"], grad, self._factor("y", "i", "d"), dtype),
+            Compute("apart", "sub", ("of_p", "kept"), dtype),
+            Compute("of_s", "mul", ("p", "apart"), dtype),
+            Compute("ds", "mul", ("of_s", "scale"), dtype),
+        ]
+        weighed = (("dq", "ds", ("k", "j", "e")), ("dk", "ds", ("q", "i", "e")), ("dv", "p", ("g", "i", "d")))
+        outputs = []
+        for number, spec in sorted(results.items()):
+            name, weight, factor = weighed[number]
+            body.append(self._weigh(name, spec, weight, factor))
+            outputs.append(_output(name, spec))
+        return (Stage(True, tuple(body)),), outputs
+
+    # What they are made of.
 
     def _index(self, layout: OperandLayout, token: str, along: str) -> Index:
-        """Over rows, cols and an axis of one's own: where the element of a tensor is."""
+        """Over rows, cols and an axis of one's own: where the element of a tensor is. Of one key any step does."""
         heads = self.shared if layout.shape[1] == self.query[1] else 1
         batch, head, step, one = layout.stride
         return _index(
             layout.offset,
             b=batch,
             g=head * heads,
-            r=head if heads > 1 or self.shared == 1 else 0,
+            r=head if heads > 1 else 0,
             i=step if token == "i" else 0,
-            j=step if token == "j" else 0,
+            j=(step if self.key[2] != 1 else 1) if token == "j" else 0,
             **{along: one},
         )
 
-    def _factor(self, number: int, token: str, along: str) -> Factor:
-        ref = self.refs[number]
+    def _row_index(self, stride: Shape, offset: Size = 0) -> Index:
+        batch, head, step = stride
+        return _index(offset, b=batch, g=head * self.shared, r=head if self.shared > 1 else 0, i=step)
+
+    def _factor(self, name: str, token: str, along: str) -> Factor:
+        ref = self.refs[name]
         return Factor(self.names[ref.value], self._index(ref.layout, token, along))
 
-    def _scores(self) -> tuple[list[Instruction], str]:
-        """Scores and what is done to them; and the value whose softmax is taken."""
+    def _weigh(self, name: str, spec: TensorSpec, weight: str, factor: tuple[str, str, str]) -> WeightedSum:
+        """A result that is summed over whatever the factor is of."""
+        _, token, along = factor
+        place = self._index(OperandLayout(spec.shape, spec.stride), "j" if token == "i" else "i", along)
+        return WeightedSum(name, place, self.along[along], weight, self._factor(*factor), self.dtype)
+
+    def _body(self) -> tuple[list[Instruction], str]:
+        """Scores and what is done to them; and the value that weights are the powers of."""
         dtype = self.dtype
         body: list[Instruction] = [
-            Contract("s", (Axis("e", self.query[3]),), self._factor(0, "i", "e"), self._factor(1, "j", "e"), dtype),
+            Contract("s", self.along["e"], self._factor("q", "i", "e"), self._factor("k", "j", "e"), dtype),
             Const("scale", self.scale, dtype),
             Compute("scaled", "mul", ("s", "scale"), dtype),
         ]
@@ -162,13 +215,13 @@ class _Writer:
                 Compute("causal", "where", ("later", "never", found), dtype),
             ]
             found = "causal"
-        if len(self.refs) > 3:
+        if "m" in self.refs:
             body += self._masked(found)
             found = "masked"
         return body, found
 
     def _masked(self, found: str) -> list[Instruction]:
-        ref, dtype = self.refs[3], self.dtype
+        ref, dtype = self.refs["m"], self.dtype
         layout = expand(ref.layout, (*self.query[:3], self.key[2]))
         batch, head, query, key = layout.stride
         heads = {"g": head * self.shared, "r": head if self.shared > 1 else 0}
@@ -180,26 +233,10 @@ class _Writer:
             mask = "wide_mask"
         return [*body, Compute("masked", "add", (found, mask), dtype)]
 
-    def _results(self, found: str) -> tuple[list[Instruction], list[Instruction], list[Buffer]]:
-        """The weighted sum, what is stored of each query's weights, and the buffers of both."""
-        sums = "sums" if 1 in self.results else ""
-        body: list[Instruction] = [Softmax("p", found, sums)]
-        last: list[Instruction] = []
-        outputs: list[Buffer] = []
-        for number, spec in sorted(self.results.items()):
-            layout = OperandLayout(spec.shape, spec.stride)
-            name = "yl"[number]
-            outputs.append(Buffer(name, spec.dtype, span(spec.shape, spec.stride), Role.OUTPUT))
-            if number:
-                batch, head, step = layout.stride
-                last.append(Store(name, _index(0, b=batch, g=head * self.shared, r=head, i=step), sums))
-            else:
-                factor = self._factor(2, "j", "d")
-                width = (Axis("d", self.value[3]),)
-                body.append(WeightedSum(name, self._index(layout, "i", "d"), width, "p", factor, self.dtype))
-        return body, last, outputs
+
+def _output(name: str, spec: TensorSpec) -> Buffer:
+    return Buffer(name, spec.dtype, span(spec.shape, spec.stride), Role.OUTPUT)
 
 
 def _index(offset: Size, **steps: Size) -> Index:
     return Index(tuple((name, step) for name, step in steps.items() if step), offset)
-

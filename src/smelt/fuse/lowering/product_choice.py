@@ -17,7 +17,7 @@ from torch import fx
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.host_library import may_round_products, on_host, slow_by_channel, slow_windows
 from smelt.device.product_costs import MatrixSizes, library_attention, library_costs
-from smelt.fuse.lowering.attention import AttentionCall, RefOf, read_attention
+from smelt.fuse.lowering.attention import FORWARD, AttentionCall, RefOf, read_attention
 from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
 from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_product, read_product
 from smelt.fuse.lowering.rules import FactorRead
@@ -139,7 +139,7 @@ class ProductChoice:
         """The kernel of an attention and why it is one, or why it is a call of the library."""
         if self.wanted == "library":
             return "is left to the library, as the option `products` asks for"
-        if not results or results[0][0] != 0:
+        if not results or (node.target is FORWARD and results[0][0] != 0):
             return "is not asked for what it weighs"
         call = read_attention(node, ref_of, results)
         if isinstance(call, str):

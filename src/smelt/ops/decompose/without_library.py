@@ -133,7 +133,7 @@ def attention_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    if dropout or query.dim() != 4 or key.shape[1] != query.shape[1]:
+    if dropout or query.dim() != 4 or key.shape[1] != query.shape[1] or _is_kernel(query, key):
         return NotImplemented
     scores, scale = _scores(query, key, causal, attn_mask, scale)
     shares = (scores - aten.unsqueeze.default(sums, 3)).exp()

@@ -1,7 +1,7 @@
 """Attention as kernels of any layout, and what eager finds for the same tensors."""
 
 import math
-from dataclasses import field
+from dataclasses import field, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from smelt.ir.kernel import (
     Store,
     WeightedSum,
 )
+from tests.kernel_reference import run_kernel
 
 F32, F64 = torch.float32, torch.float64
 
@@ -117,6 +118,31 @@ class Attention:
             buffers.append(Buffer("lse", wide, self.batch * heads * self.queries, Role.OUTPUT))
         return Kernel("attention", rows, (Axis("j", self.keys),), tuple(buffers), tuple(stages))
 
+    def gradients(self) -> Kernel:
+        """The kernel of the gradients to queries, keys and values, of which heads share none."""
+        wide, forward = self.wide, self.kernel()
+        body = [i for i in forward.stages[0].body if not isinstance(i, Softmax | WeightedSum)]
+        value = next(i.value for i in forward.stages[0].body if isinstance(i, Softmax))
+        place = Index((("b", self.heads * self.queries), ("g", self.queries), ("i", 1)))
+        of_queries, of_keys = Factor("g", self.place("y", "i", "d")), Factor("v", self.place("v", "j", "d"))
+        d, e = (Axis("d", self.values),), (Axis("e", self.width),)
+        body += [
+            Load("l", "lse", place), Compute("x", "sub", (value, "l"), wide), Compute("p", "exp", ("x",), wide),
+            Contract("dp", d, of_queries, of_keys, wide),
+            Contract("kept", d, of_queries, Factor("y", self.place("y", "i", "d")), wide),
+            Compute("apart", "sub", ("dp", "kept"), wide), Compute("of_p", "mul", ("p", "apart"), wide),
+            Compute("ds", "mul", ("of_p", "c"), wide),
+            WeightedSum("dv", self.place("v", "j", "d"), d, "p", of_queries, wide),
+            WeightedSum("dk", self.place("k", "j", "e"), e, "ds", Factor("q", self.place("q", "i", "e")), wide),
+            WeightedSum("dq", self.place("q", "i", "e"), e, "ds", Factor("k", self.place("k", "j", "e")), wide),
+        ]  # fmt: skip
+        sizes = {buffer.name: buffer for buffer in forward.buffers}
+        inputs = [buffer for buffer in forward.buffers if buffer.role is Role.INPUT]
+        inputs += [replace(sizes["y"], name=name, role=Role.INPUT) for name in "gy"]
+        inputs.append(Buffer("lse", wide, self.batch * self.heads * self.queries, Role.INPUT))
+        outputs = [replace(sizes[name], name=f"d{name}", role=Role.OUTPUT) for name in "qkv"]
+        return Kernel("gradients", forward.rows, forward.cols, (*inputs, *outputs), (Stage(True, tuple(body)),))
+
     def mask_shape(self) -> tuple[int, int, int, int]:
         heads = self.heads * self.shared
         return {"full": (1, 1, self.queries, self.keys), "keys": (self.batch, 1, 1, self.keys),
@@ -137,11 +163,11 @@ class Attention:
     def view(self, name: str, flat: Tensor) -> Tensor:
         return flat.as_strided(self.shapes()[name], self.strides(name), self.extra.get(name, 0))
 
-    def made(self, seed: int, spread: float = 1.0) -> list[Tensor]:
+    def made(self, seed: int, spread: float = 1.0, kernel: Kernel | None = None) -> list[Tensor]:
         """A tensor for each buffer."""
         chance = torch.Generator().manual_seed(seed)
         found = []
-        for buffer in self.kernel().parameters:
+        for buffer in (kernel or self.kernel()).parameters:
             values = torch.randn(int(buffer.size), generator=chance, dtype=F64)
             if buffer.name == "m" and buffer.dtype is torch.bool:
                 found.append(values > -0.5)
@@ -149,4 +175,14 @@ class Attention:
                 found.append(torch.where(values > 1, -math.inf, values).to(buffer.dtype))
             else:
                 found.append((values * (spread if buffer.name in "qk" else 1)).to(buffer.dtype))
+        return found
+
+    def saved(self, seed: int, spread: float = 1.0) -> list[Tensor]:
+        """Tensors for the gradients: what the attention found, and the sums of its weights, among them."""
+        kernel = self.gradients()
+        found = self.made(seed, spread, kernel)
+        names = [buffer.name for buffer in kernel.parameters]
+        forward = self.kernel()
+        given = {buffer.name: found[names.index(buffer.name)] for buffer in forward.parameters if buffer.name in names}
+        run_kernel(forward, [given[buffer.name] for buffer in forward.parameters])
         return found

@@ -11,6 +11,7 @@ import math
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.addresses import Addresses
+from smelt.codegen.cpu.attention import forward
 from smelt.codegen.cpu.attention.finish import FINISH, Finish
 from smelt.codegen.cpu.attention.points import outer_axes
 from smelt.codegen.cpu.attention.problem import AttentionProblem
@@ -39,6 +40,9 @@ _WEIGHTS = "internal void @{}.weights(ptr %buffers, ptr %mine, i64 %outer)"
 
 
 def why_not(problem: AttentionProblem, target: Target) -> str | None:
+    reason = forward.why_not(problem, target)
+    if reason is not None:
+        return reason
     if int(problem.query.size) > MOST:
         return "it has many queries"
     score, weighed = problem.scores[0], problem.sums[0]

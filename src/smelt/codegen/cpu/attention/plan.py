@@ -8,7 +8,7 @@ Each schedule says why it does not take a problem, about how many cycles of a th
 from collections.abc import Callable
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.attention import few_queries, forward
+from smelt.codegen.cpu.attention import backward, few_queries, forward
 from smelt.codegen.cpu.attention.problem import AttentionProblem, problem_of, why_no_problem
 from smelt.codegen.generator import EntryCode
 from smelt.device import Target
@@ -28,6 +28,7 @@ class AttentionSchedule:
 SCHEDULES = (
     AttentionSchedule("blocks", forward.why_not, forward.cycles, forward.write),
     AttentionSchedule("few queries", few_queries.why_not, few_queries.cycles, few_queries.write),
+    AttentionSchedule("gradients", backward.why_not, backward.cycles, backward.write),
 )
 
 

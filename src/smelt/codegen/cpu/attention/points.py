@@ -6,7 +6,10 @@ Lanes are queries side by side. What is read for each query was packed into pane
 read of queries that are not there; what is one for all queries is read where it is.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
+from typing import TypeVar
 
 import torch
 
@@ -20,6 +23,8 @@ from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.codegen.llvm.scalars import from_memory, memory_kind
 from smelt.ir.kernel import Instruction, Kernel, Load
+
+Written = TypeVar("Written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +121,16 @@ class Points:
 def _across(problem: AttentionProblem) -> Kernel:
     """The kernel with keys and queries as its cols, queries last: lanes are theirs."""
     return replace(problem.kernel, rows=problem.outer, cols=(problem.key, problem.query))
+
+
+def side_by_side(b: Builder, writers: Sequence[Callable[[], Written]]) -> list[Written]:
+    """What several writers write without branching, a line of each at a time."""
+    before, written, found = b.lines, list[list[str]](), list[Written]()
+    for write in writers:
+        b.lines = []
+        found.append(write())
+        written.append(b.lines)
+    b.lines = before
+    for lines in zip_longest(*written):
+        before.extend(line for line in lines if line is not None)
+    return found

@@ -13,7 +13,7 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, merged, without_axes
-from smelt.ir.check_kernel import is_attention, value_dtypes
+from smelt.ir.check_kernel import is_attention
 from smelt.ir.kernel import (
     Axis,
     Cast,
@@ -34,7 +34,6 @@ from smelt.symbolic.shapes import product
 from smelt.symbolic.symsize import is_symsize
 
 _BODY = Const | Load | Position | Compute | Cast
-_FLOATS = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,14 @@ class Score:
     contract: Contract
     query: Factor
     key: Factor
+    axis: Axis
+
+
+@dataclass(frozen=True, slots=True)
+class RowProduct:
+    """A contraction of two things that queries bring: one number for each query."""
+
+    contract: Contract
     axis: Axis
 
 
@@ -63,6 +70,7 @@ class AttentionProblem:
     query: Axis
     key: Axis
     scores: tuple[Score, ...]
+    products: tuple[RowProduct, ...]
     softmax: Softmax | None
     sums: tuple[Weighed, ...]
     reach: int | None  # keys that far behind a query, and further, have no weight: see `_reach`
@@ -74,7 +82,7 @@ class AttentionProblem:
 
     @property
     def body(self) -> tuple[Instruction, ...]:
-        """What is computed of the scores at each point, before a softmax."""
+        """What is computed of the scores at each point: all that a softmax, if there is one, is taken of."""
         return tuple(i for i in self.kernel.stages[0].body if isinstance(i, _BODY))
 
     @property
@@ -115,29 +123,17 @@ def why_no_problem(kernel: Kernel) -> str | None:
     for each in made.instructions():
         if isinstance(each, Contract | WeightedSum) and sum(axis.size != 1 for axis in each.axes) > 1:
             return "a sum is over several axes"
-        if isinstance(each, Contract):
-            asked, told = _sides(each, query, key)
+        if isinstance(each, Contract) and not _is_of_rows(each, key):
+            asked, told = _sides(each, key)
             mixed = key.name in asked.index.axes or query.name in told.index.axes
             if mixed or any(side.bounds for side in each.factors):
                 return "scores are not products of a query and a key"
         if isinstance(each, WeightedSum) and _kept(each, query, key) in each.factor.index.axes:
             return "what is weighed is not one for all queries, or one for all keys"
-    return _why_not_softmax(made)
-
-
-def _why_not_softmax(kernel: Kernel) -> str | None:
-    body = kernel.stages[0].body
-    softmax = next((i for i in body if isinstance(i, Softmax)), None)
-    sums = [i for i in body if isinstance(i, WeightedSum)]
-    scores = [i for i in body if isinstance(i, Contract)]
-    dtypes = value_dtypes(kernel)
-    if not scores or any(dtypes[i.value] not in _FLOATS for i in sums):
+    if not any(isinstance(i, Contract) and not _is_of_rows(i, key) for i in body):
         return "it has no scores"
-    if softmax is None:
-        return "it has no softmax"
-    after = body[body.index(softmax) + 1 :]
-    if len(sums) != 1 or len(scores) != 1 or sums[0].value != softmax.out or any(isinstance(i, _BODY) for i in after):
-        return "something else than one weighted sum follows the softmax"
+    if len({i.dtype for i in body if isinstance(i, Contract | WeightedSum)}) != 1:
+        return "it sums in several dtypes"
     return None
 
 
@@ -146,9 +142,9 @@ def problem_of(kernel: Kernel) -> AttentionProblem:
     kernel = _normal(kernel)
     query, key = kernel.rows[-1], kernel.cols[0]
     body = kernel.stages[0].body
-    scores = [
-        Score(each, *_sides(each, query, key), _only(each.axes)) for each in body if isinstance(each, Contract)
-    ]
+    found = [each for each in body if isinstance(each, Contract)]
+    scores = [Score(each, *_sides(each, key), _only(each.axes)) for each in found if not _is_of_rows(each, key)]
+    products = [RowProduct(each, _only(each.axes)) for each in found if _is_of_rows(each, key)]
     sums = [
         Weighed(each, key.name not in each.index.axes, _only(each.axes))
         for each in body
@@ -156,7 +152,9 @@ def problem_of(kernel: Kernel) -> AttentionProblem:
     ]
     softmax = next((i for i in body if isinstance(i, Softmax)), None)
     reach = _reach(kernel, query.name, key.name)
-    return AttentionProblem(kernel, kernel.rows[:-1], query, key, tuple(scores), softmax, tuple(sums), reach)
+    return AttentionProblem(
+        kernel, kernel.rows[:-1], query, key, tuple(scores), tuple(products), softmax, tuple(sums), reach
+    )
 
 
 def _only(axes: Iterable[Axis]) -> Axis:
@@ -184,10 +182,15 @@ def _of_keys(kernel: Kernel, key: str) -> list[Factor]:
     return [factor for factor in found if key in factor.index.axes]
 
 
-def _sides(contract: Contract, query: Axis, key: Axis) -> tuple[Factor, Factor]:
+def _is_of_rows(contract: Contract, key: Axis) -> bool:
+    """Whether keys have no part in a contraction."""
+    return not any(key.name in factor.index.axes for factor in contract.factors)
+
+
+def _sides(contract: Contract, key: Axis) -> tuple[Factor, Factor]:
+    """What queries bring to a score, and what keys bring."""
     left, right = contract.factors
-    swapped = key.name in left.index.axes or (query.name in right.index.axes and key.name not in right.index.axes)
-    return (right, left) if swapped else (left, right)
+    return (right, left) if key.name in left.index.axes else (left, right)
 
 
 def _kept(each: WeightedSum, query: Axis, key: Axis) -> str:

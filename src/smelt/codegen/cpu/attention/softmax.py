@@ -7,12 +7,10 @@ summed before. A query whose scores are all -inf has no weights: its largest cou
 """
 
 import math
-from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import zip_longest
 
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
-from smelt.codegen.cpu.attention.points import Points
+from smelt.codegen.cpu.attention.points import Points, side_by_side
 from smelt.codegen.cpu.entry_points import function_text
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.codegen.llvm.math import OF_NEGATIVE
@@ -108,20 +106,7 @@ class _Weights:
             b.store(found, at)
             return found
 
-        powers = _side_by_side(b, [partial(power, place) for place in range(2 * self.vectors)])
+        powers = side_by_side(b, [partial(power, place) for place in range(2 * self.vectors)])
         pairs = [b.fadd(powers[n], powers[n + self.vectors]) for n in range(self.vectors)]
         sums = loop.end(*(b.fadd(before, pair) for before, pair in zip(loop.values, pairs, strict=True)))
         return chunk.end(*(b.fadd(before, each) for before, each in zip(chunk.values, sums, strict=True)))
-
-
-def _side_by_side(b: Builder, writers: Sequence[Callable[[], LlvmValue]]) -> list[LlvmValue]:
-    """What several writers write without branching, a line of each at a time."""
-    before, written, found = b.lines, [], []
-    for write in writers:
-        b.lines = []
-        found.append(write())
-        written.append(b.lines)
-    b.lines = before
-    for lines in zip_longest(*written):
-        before.extend(line for line in lines if line is not None)
-    return found
