@@ -1,32 +1,44 @@
 """smelt compiles PyTorch programs, training included: `model = smelt.compile(model)`.
 
 Importing this package loads what captures programs and runs compiled ones. What compiles them is loaded by the first
-graph that no earlier process has left in the disk cache.
+graph that no earlier process has left in the disk cache. Where PyTorch is not installed, `smelt.load` works: exported
+functions run without it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from smelt import _native
+from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
+from smelt.base.version import VERSION
 
-with _native.PausedGC():
-    import smelt.explain  # noqa: F401  (loaded later, the package would take the place of the function)
-    from smelt.api import compile, disable, explain, record, reset, verify
-    from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
-    from smelt.base.events import counters
-    from smelt.base.options import Options, config, when_set
-    from smelt.base.version import VERSION
-    from smelt.capture import graph_break, is_compiling, mark_dynamic
-    from smelt.pipeline.backends import list_backends, register_backend
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    _no_torch: ImportError | None = error
+else:
+    _no_torch = None
+    with _native.PausedGC():
+        import smelt.explain  # noqa: F401  (loaded later, the package would take the place of the function)
+        from smelt.api import compile, disable, explain, record, reset, verify
+        from smelt.base.events import counters
+        from smelt.base.options import Options, config, when_set
+        from smelt.capture import graph_break, is_compiling, mark_dynamic
+        from smelt.pipeline.backends import list_backends, register_backend
 
 if TYPE_CHECKING:
     from smelt import compiled_autograd
     from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
     from smelt.autograd.partition import partition
+    from smelt.deploy.artifact import Artifact, export
+    from smelt.deploy.loaded import load
+    from smelt.ir.artifact.machine import Dimension
 
 __version__ = VERSION
 
 __all__ = [
+    "Artifact",
+    "Dimension",
     "GraphBreakError",
     "Options",
     "SmeltError",
@@ -40,9 +52,11 @@ __all__ = [
     "counters",
     "disable",
     "explain",
+    "export",
     "graph_break",
     "is_compiling",
     "list_backends",
+    "load",
     "mark_dynamic",
     "partition",
     "record",
@@ -52,16 +66,22 @@ __all__ = [
 ]
 
 _LATER = {
+    "Artifact": "smelt.deploy.artifact",
+    "Dimension": "smelt.ir.artifact.machine",
     "aot_function": "smelt.autograd.aot",
     "aot_module": "smelt.autograd.aot",
     "aot_module_simplified": "smelt.autograd.aot",
     "compiled_autograd": "smelt.compiled_autograd",
+    "export": "smelt.deploy.artifact",
+    "load": "smelt.deploy.loaded",
     "partition": "smelt.autograd.partition.partition",
 }
 
 
 def __getattr__(name: str) -> Any:
     """What not every program uses is loaded when it is asked for."""
+    if _no_torch is not None and name != "load" and name in __all__:
+        raise ImportError(f"smelt.{name} needs PyTorch, which cannot be imported ({_no_torch}); smelt.load does not")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _native.PausedGC():
@@ -70,4 +90,5 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-when_set("compiled_autograd", lambda before, now: __getattr__("compiled_autograd").switch(before, now))
+if _no_torch is None:
+    when_set("compiled_autograd", lambda before, now: __getattr__("compiled_autograd").switch(before, now))

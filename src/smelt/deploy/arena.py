@@ -12,11 +12,11 @@ from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.deploy.postfix import Postfix
-from smelt.fuse.memory_plan import ALIGNMENT, lifetimes, plan_memory
+from smelt.fuse.memory_plan import ALIGNMENT, Lives, lifetimes, plan_memory
 from smelt.ir.artifact_file.layout import Op
 from smelt.ir.artifact_file.records import Expression as Code
 from smelt.ir.artifact_file.records import apply, number
-from smelt.ir.program import Place, Program, arena_bytes
+from smelt.ir.program import Place, Program, arena_bytes, operands_in
 from smelt.symbolic.symsize import hint, is_symsize
 
 
@@ -34,15 +34,19 @@ def planned(program: Program, outside: Collection[str], postfix: Postfix) -> Are
     own = (Place.ARENA, Place.FRESH)
     buffers = [replace(each, place=places[each.name]) if each.place in own else each for each in program.buffers]
     moved = replace(program, buffers=tuple(buffers), has_backward=False)
+    # Results are copied to where they go when all steps have run.
+    lives = lifetimes(moved)
+    lives |= {each.buffer: (lives[each.buffer][0], len(program.steps)) for each in operands_in(program.outputs)
+              if each.buffer in lives}  # fmt: skip
     if any(is_symsize(arena_bytes(each)) for each in buffers):
-        return _in_symbols(moved, postfix)
-    fixed = plan_memory(replace(moved, outputs=()))
+        return _in_symbols(moved, lives, postfix)
+    fixed = plan_memory(replace(moved, outputs=()), lives)
     offsets = {each.name: number(int(each.offset)) for each in fixed.buffers if each.place is Place.ARENA}
     return Arena(offsets, number(int(fixed.arena_bytes)))
 
 
-def _in_symbols(program: Program, postfix: Postfix) -> Arena:
-    lives, slots = lifetimes(program), list[list[Any]]()
+def _in_symbols(program: Program, lives: Lives, postfix: Postfix) -> Arena:
+    slots = list[list[Any]]()
     wanted = [each for each in program.buffers if each.place is Place.ARENA and each.name in lives]
     for buffer in sorted(wanted, key=lambda each: -hint(arena_bytes(each))):
         first, last = lives[buffer.name]

@@ -1,12 +1,14 @@
-"""`Artifact`: an exported function with its code, to be saved and looked at.
+"""`Artifact`: an exported function with its code, to be saved, looked at and called.
 
     artifact = smelt.export(model, (x,))
     artifact.save("model.smelt")           one file that runs without Python
+    artifact(x)                            runs that file's code, here
 
 `artifact_file` is all that the file holds, as records.
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from smelt.base.version import VERSION
 from smelt.codegen.ahead_of_time import TargetCode, build_for, find_target
 from smelt.deploy.errors import ExportError
 from smelt.deploy.export import exported_machine
+from smelt.deploy.loaded import LoadedArtifact, load
 from smelt.deploy.manifest import manifest_of
 from smelt.deploy.records import kernel_places, target_part
 from smelt.deploy.static_model import save_static
@@ -35,11 +38,14 @@ class Artifact:
 
     - `machine` is what it does, `print(artifact)` shows it.
     - `save(path)` writes one file, which `smelt.load` and the C runtime read.
+    - Calling it runs its code in this process, with a session of its own: what is state changes from call to call.
     """
 
     def __init__(self, machine: Machine, codes: Sequence[TargetCode], places: Sequence[tuple[int, int, str]]) -> None:
         self.machine = machine
         self._codes, self._places = tuple(codes), tuple(places)
+        self._loaded: LoadedArtifact | None = None
+        self._session: LoadedArtifact | None = None
 
     @property
     def artifact_file(self) -> r.ArtifactFile:
@@ -47,9 +53,10 @@ class Artifact:
         parts = []
         for code in self._codes:
             entries = dict(zip(self._places, code.entries, strict=True))
-            parts.append(target_part(self.machine, code, entries))
+            part, ends = target_part(self.machine, code, entries)
+            parts.append(part)
         names = [code.target.name for code in self._codes]
-        manifest = manifest_of(self.machine, names, {"smelt": VERSION, "torch": str(torch.__version__)})
+        manifest = manifest_of(self.machine, names, {"smelt": VERSION, "torch": str(torch.__version__)}, ends)
         weights = {f"storage {number}": each.data.numpy() for number, each in enumerate(self.machine.storages)}
         return r.ArtifactFile(manifest, tuple(parts), weights)
 
@@ -63,6 +70,23 @@ class Artifact:
         that is loaded; for `"wasm32"` also a WebAssembly module and its JavaScript, .wasm and .mjs. `target` is any
         that code is made for (`"aarch64-android"`, `"x86-64-v3-windows"`, …), whatever the artifact has code for."""
         return save_static(self.machine, path, target)
+
+    def session(self) -> LoadedArtifact:
+        """The artifact loaded, with a state of its own."""
+        if self._loaded is None:
+            with tempfile.TemporaryDirectory() as folder:
+                self._loaded = load(self.save(Path(folder) / "artifact.smelt"))
+        return self._loaded.session()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it on arguments like the function's own."""
+        self._session = self._session or self.session()
+        return self._session(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps from call to call, as calls of this object have left it."""
+        self._session = self._session or self.session()
+        return self._session.state_dict()
 
     def __str__(self) -> str:
         return format_machine(self.machine, programs=False)

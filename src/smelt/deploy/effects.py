@@ -69,6 +69,8 @@ class _Sorting:
         elif isinstance(after, Known):
             self._constant(effect, after)
         elif isinstance(after, Computed | Counted) and before is not None and type(before.real) in (int, float):
+            if effect.relied:
+                self.relied.append(before)
             self.numbers.append(StateNumber(before, after))
         elif isinstance(after, OutputOf):
             self._tensor(effect, after)

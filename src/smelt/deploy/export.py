@@ -17,7 +17,7 @@ import torch
 from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.base import events
 from smelt.base.errors import GraphBreakError, SmeltError
-from smelt.capture.driver.whole_call import described_call
+from smelt.capture.driver.whole_call import ARGS, KWARGS, described_call
 from smelt.capture.guards.dynamic_sizes import History
 from smelt.capture.model.breaks import SkipFrame
 from smelt.capture.replay.described import DescribedCall
@@ -25,14 +25,19 @@ from smelt.deploy.call_form import CallForm
 from smelt.deploy.control_flow import flow_machine, has_choices
 from smelt.deploy.effects import SortedEffects, sorted_effects
 from smelt.deploy.errors import BreaksGraph, ExportError
+from smelt.deploy.numbers import leaves_of
 from smelt.deploy.registers import Registers
 from smelt.deploy.variant import HowToLower, VariantBuilder
 from smelt.ir.artifact.check import check_machine
-from smelt.ir.artifact.machine import Binding, Dimension, Machine, RegisterView, SizeCheck, State, Variant
-from smelt.symbolic.expressions import LARGEST, SMALLEST, Expression, SizeGuard, Symbol
+from smelt.ir.artifact.machine import Binding, Dimension, Machine, NumberCheck, RegisterView, SizeCheck, State, Variant
+from smelt.symbolic.expressions import LARGEST, RELATIONS, SMALLEST, Expression, SizeGuard, Symbol
+from smelt.symbolic.symnode import Formula
 
 MOST_VARIANTS = 16
 """How many sets of sizes one artifact is compiled for."""
+
+MOST_STEPS = 4096
+"""Up to what number of steps variants are looked for that a training step needs."""
 
 _ATTEMPTS = 4  # at a call whose numbers turn out to change
 
@@ -68,14 +73,28 @@ def _of_one_graph(form: CallForm, name: str, how: HowToLower) -> Machine:
     """The machine of a call that is captured as a whole: one state, with a variant for each set of sizes."""
     registers, notes = Registers(form), dict[str, None]()
     built: list[Variant] = []
-    while (sizes := _uncovered(form, built)) is not None:
+    numbers: dict[str, tuple[str, int]] = {}  # by the texts of symbols: where the number is, and what it is
+    limits: dict[str, tuple[int, int]] = {}  # of those that cannot be just anything: a schedule has an end
+    while (found := _uncovered(form, built, numbers, limits)) is not None:
+        sizes, supposed = found
         if len(built) == MOST_VARIANTS:
-            shown = ", ".join(f"{key} = {size}" for key, size in sizes.items())
+            shown = ", ".join(f"{key} = {size}" for key, size in (sizes | supposed).items())
             raise ExportError(
                 f"{MOST_VARIANTS} variants do not cover all sizes: none is for {shown}", hint="give tighter bounds"
             )
         with events.timed("export", f"{name} for {len(built) + 1} sets of sizes" if built else name):
-            call, effects = _captured(form, sizes)
+            places = {numbers[text][0]: number for text, number in supposed.items()}
+            try:
+                call, effects = _captured(form, sizes, places)
+            except ExportError as error:
+                if not supposed:
+                    raise
+                text, number = next(iter(supposed.items()))
+                low, high = limits.get(text, (SMALLEST, MOST_STEPS))
+                limits[text] = (low, number) if number > numbers[text][1] else (number + 1, high)
+                notes[f"there is no variant for {text} being {number}: {error.message}"] = None
+                continue
+            numbers = numbers or _numbers_of(call)
             builder = VariantBuilder(call, effects, registers, how, f"{name}{len(built) or ''}")
             built.append(_lowered(builder, name))
         notes |= dict.fromkeys(effects.notes)
@@ -89,9 +108,12 @@ def _of_one_graph(form: CallForm, name: str, how: HowToLower) -> Machine:
     return machine
 
 
-def _captured(form: CallForm, sizes: Mapping[str, int]) -> tuple[DescribedCall, SortedEffects]:
-    """The call for these sizes, with numbers that it changes as symbols."""
+def _captured(
+    form: CallForm, sizes: Mapping[str, int], supposed: Mapping[str, int]
+) -> tuple[DescribedCall, SortedEffects]:
+    """The call for these sizes, with numbers that it changes as symbols; those in `supposed` are taken to be so."""
     history = History()
+    history.examples |= supposed
     for place, dim in form.open_places(sizes):
         history.mark(place, dim)
     args, kwargs = form.arguments(sizes)
@@ -133,14 +155,38 @@ def _lowered(builder: VariantBuilder, name: str) -> Variant:
 # Sizes.
 
 
-def _uncovered(form: CallForm, variants: list[Variant]) -> dict[str, int] | None:
-    """Sizes within their bounds that no variant is for; None if all that were looked at are."""
+Limits = Mapping[str, tuple[int, int]]
+Uncovered = tuple[dict[str, int], dict[str, int]]
+
+
+def _uncovered(
+    form: CallForm, variants: list[Variant], numbers: Mapping[str, tuple[str, int]], limits: Limits
+) -> Uncovered | None:
+    """Sizes within their bounds, and numbers of state, that no variant is for; None if all that were looked at are."""
+    example, now = form.example_sizes, {text: number for text, (_, number) in numbers.items()}
     if not variants:
-        return form.example_sizes
-    for sizes in _candidates(form.dimensions, form.example_sizes, variants):
-        if not any(_covers(form, variant, sizes) for variant in variants):
-            return sizes
+        return example, {}
+    for sizes in _candidates(form.dimensions, example, variants):
+        if not any(_covers(form, variant, sizes, now) for variant in variants):
+            return sizes, {}
+    turning = _turning_points(variants)
+    for text in numbers:
+        low, high = limits.get(text, (SMALLEST, MOST_STEPS))
+        for number in (*range(low, high), *(each for each in turning if low <= each and text not in limits)):
+            supposed = now | {text: number}
+            if not any(_covers(form, variant, example, supposed) for variant in variants):
+                return example, {text: number}
     return None
+
+
+def _numbers_of(call: DescribedCall) -> dict[str, tuple[str, int]]:
+    """Integers of state that guards may be about: where each is, and what it is now."""
+    found = {}
+    for symbol in call.shape_env.symbols:
+        given, what, _ = call.origin_of(symbol)
+        if what == "number" and given.slot not in (ARGS, KWARGS):
+            found[symbol.text] = (given.place, symbol.example)
+    return found
 
 
 def _candidates(
@@ -182,8 +228,8 @@ def _turning_points(variants: list[Variant]) -> set[int]:
     return found
 
 
-def _covers(form: CallForm, variant: Variant, sizes: Mapping[str, int]) -> bool:
-    values = _symbol_values(form, variant, sizes)
+def _covers(form: CallForm, variant: Variant, sizes: Mapping[str, int], numbers: Mapping[str, int]) -> bool:
+    values = _symbol_values(form, variant, sizes) | dict(numbers)
     for binding in variant.symbols:
         if binding.symbol in values and not binding.least <= values[binding.symbol] <= binding.most:
             return False
@@ -191,7 +237,22 @@ def _covers(form: CallForm, variant: Variant, sizes: Mapping[str, int]) -> bool:
     known = [guard for guard in guards if all(each.text in values for each in guard.expression.symbols())]
     if not all(guard.holds(lambda symbol: values[symbol.text]) for guard in known):
         return False
+    if not all(_holds(check, values) for check in variant.checks if isinstance(check, NumberCheck)):
+        return False
     return all(size == sizes[key] for key, size in _static_sizes(form, variant).items())
+
+
+def _holds(check: NumberCheck, values: Mapping[str, int]) -> bool:
+    """Whether a comparison of floats holds; so it is taken to do where it is about others than these."""
+    leaves = [*leaves_of(check.left), *leaves_of(check.right)]
+    if not all(str(leaf.text) in values for leaf in leaves):
+        return True
+    left, right = (_evaluated(each.what, values) for each in (check.left, check.right))
+    return RELATIONS[check.relation](left, right) == check.holds
+
+
+def _evaluated(what: Any, values: Mapping[str, int]) -> Any:
+    return what.evaluate(lambda leaf: values[str(leaf.text)]) if isinstance(what, Expression | Formula) else what
 
 
 def _symbol_values(form: CallForm, variant: Variant, sizes: Mapping[str, int]) -> dict[str, int]:

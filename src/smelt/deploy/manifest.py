@@ -12,20 +12,26 @@ from smelt.ir.artifact.tree import Tree
 FORMAT = 1
 
 
-def manifest_of(machine: Any, targets: Sequence[str], made_by: Mapping[str, str]) -> dict[str, Any]:
-    """The manifest of a machine (`ir.artifact.machine.Machine`)."""
+def manifest_of(
+    machine: Any, targets: Sequence[str], made_by: Mapping[str, str], ends: Mapping[tuple[int, int], Any]
+) -> dict[str, Any]:
+    """The manifest of a machine (`ir.artifact.machine.Machine`). `ends`: where variants end, by state and number, if
+    that is in states of the file's own."""
     arguments = []
     for argument in machine.arguments:
         arguments.append({"name": argument.name, "kind": argument.kind.value, "choices": list(argument.choices)})
-    ends = [variant.next for state in machine.states for variant in state.variants]
-    returns = [_returned(end) for end in ends if hasattr(end, "tree")]
+    returns = []
+    for place, state in enumerate(machine.states):
+        for number, variant in enumerate(state.variants):
+            if hasattr(variant.next, "tree"):
+                returns.append({"states": ends.get((place, number), [[place, number]]), **_returned(variant.next)})
     return {
         "format": FORMAT,
         "name": machine.name,
         "parameters": machine.parameters.to_data(),
         "arguments": arguments,
         "dimensions": [[each.name, each.least, each.most] for each in machine.dimensions],
-        "returns": returns[0] if returns else None,
+        "returns": returns,
         "state": [each.name for each in machine.registers if each.kind.value == "state"],
         "notes": list(machine.notes),
         "targets": list(targets),
@@ -59,14 +65,32 @@ class ArgumentForm:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnForm:
+    """What a call returns that ends somewhere: a tree of tensors, numbers and values that are always the same."""
+
+    tree: Tree
+    leaves: tuple[tuple[Any, ...], ...]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What the runtime returns: `tensor` or `number` each."""
+        return tuple(leaf[0] for leaf in self.leaves if leaf[0] != "literal")
+
+    def build(self, outputs: Sequence[Any]) -> Any:
+        """The function's result, of what the runtime returned."""
+        given = iter(outputs)
+        leaves = [leaf[1] if leaf[0] == "literal" else next(given) for leaf in self.leaves]
+        return self.tree.build(iter(leaves))
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """How an artifact is called."""
 
     name: str
     parameters: Tree
     arguments: tuple[ArgumentForm, ...]
-    result: Tree
-    leaves: tuple[tuple[Any, ...], ...]
+    returns: dict[tuple[int, int], ReturnForm]
     state: tuple[str, ...]
 
     @classmethod
@@ -77,31 +101,40 @@ class Signature:
                 ArgumentForm(str(each["name"]), str(each["kind"]), tuple(each["choices"]))
                 for each in manifest["arguments"]
             )
-            returned = manifest["returns"]
-            tree, leaves = Tree.from_data(returned["tree"]), tuple(tuple(each) for each in returned["leaves"])
+            returns: dict[tuple[int, int], ReturnForm] = {}
+            for each in manifest["returns"]:
+                made = ReturnForm(Tree.from_data(each["tree"]), tuple(tuple(leaf) for leaf in each["leaves"]))
+                if made.tree.leaves != len(made.leaves):
+                    raise ValueError("the manifest is damaged: a result has other leaves than its tree")
+                returns |= {(int(state), int(variant)): made for state, variant in each["states"]}
             parameters = Tree.from_data(manifest["parameters"])
-            found = cls(str(manifest["name"]), parameters, arguments, tree, leaves, tuple(map(str, manifest["state"])))
+            found = cls(str(manifest["name"]), parameters, arguments, returns, tuple(map(str, manifest["state"])))
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"the manifest is damaged: {error}") from error
-        if parameters.leaves != len(arguments) or tree.leaves != len(leaves):
-            raise ValueError("the manifest is damaged: trees and leaves do not fit")
+        if parameters.leaves != len(arguments):
+            raise ValueError("the manifest is damaged: the arguments are not those of its tree")
+        return found
+
+    def returned(self, state: int, variant: int) -> ReturnForm:
+        """What a call returns that ended there."""
+        found = self.returns.get((state, variant))
+        if found is None:
+            raise ValueError(f"the manifest says nothing of state {state}, variant {variant}")
         return found
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call's arguments. Positional arguments may be given by name, as in Python."""
+        """The leaves of a call's arguments."""
         return list(self.parameters.flatten((args, dict(kwargs))))
 
     def inputs(self, leaves: Sequence[Any]) -> Iterator[tuple[ArgumentForm, Any]]:
         """What the runtime is given, in its order; `ValueError` for a value that no variant is for."""
         for argument, value in zip(self.arguments, leaves, strict=True):
-            if argument.kind == "value" and not any(value is each or value == each for each in argument.choices):
+            if argument.kind == "value" and not any(_same(value, each) for each in argument.choices):
                 wanted = " or ".join(map(repr, argument.choices))
                 raise ValueError(f"{argument.name} is {wanted} in this artifact, not {value!r}")
             if argument.is_input:
                 yield argument, value
 
-    def build(self, outputs: Sequence[Any]) -> Any:
-        """The function's result, of what the runtime returned: a tensor or a number each."""
-        given = iter(outputs)
-        leaves = [leaf[1] if leaf[0] == "literal" else next(given) for leaf in self.leaves]
-        return self.result.build(iter(leaves))
+
+def _same(value: Any, choice: Any) -> bool:
+    return type(value) is type(choice) and bool(value == choice)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt.deploy.errors import ExportError
+from smelt.ir.artifact.machine import NumberCheck
 from smelt.ir.artifact_file.layout import Op
 from smelt.ir.artifact_file.records import Expression as Code
 from smelt.ir.artifact_file.records import apply, floating, number, symbol
@@ -88,6 +89,15 @@ class Postfix:
     def guard(self, guard: SizeGuard) -> Code:
         """1 where it holds."""
         return apply(_RELATIONS[guard.relation], self.expression(guard.expression), number(0))
+
+    def comparison(self, check: NumberCheck) -> Code:
+        """1 where it holds."""
+        left, right = self.floating(check.left.what), self.floating(check.right.what)
+        if check.relation in (">", ">="):
+            left, right = right, left
+        op = {"==": Op.FEQ, "!=": Op.FEQ, "<": Op.FLT, ">": Op.FLT, "<=": Op.FLE, ">=": Op.FLE}[check.relation]
+        found = apply(op, left, right)
+        return found if (check.relation != "!=") == check.holds else apply(Op.NOT, found)
 
     def floating(self, what: Any) -> Code:
         """A number as a float, by its bits."""

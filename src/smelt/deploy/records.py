@@ -21,6 +21,7 @@ from smelt.ir.artifact.machine import (
     Jump,
     Literal,
     Machine,
+    NumberCheck,
     NumberOf,
     Raise,
     RegisterKind,
@@ -31,6 +32,7 @@ from smelt.ir.artifact.machine import (
     ValueCheck,
     Variant,
 )
+from smelt.ir.artifact.text import format_value
 from smelt.ir.artifact_file import layout as f
 from smelt.ir.artifact_file import records as r
 from smelt.ir.kernel import Kernel
@@ -73,14 +75,17 @@ def target_table(machine: Machine, entries: Entries) -> tuple[r.Table, list[str]
     return _Table(machine, entries, symbols).table(), symbols
 
 
-def target_part(machine: Machine, code: TargetCode, entries: Entries) -> r.TargetPart:
-    """All that a file has for one target."""
+def target_part(machine: Machine, code: TargetCode, entries: Entries) -> tuple[r.TargetPart, Mapping[Any, Any]]:
+    """All that a file has for one target; and where its variants end, by state and number, if that is in a state that
+    the machine has not."""
     kind = _MACHINES[code.target.triple.split("-")[0]]
     offsets = dict(code.image.symbols)
-    table, symbols = target_table(machine, entries)
+    symbols = list(dict.fromkeys(entry.symbol for entry in entries.values()))
     slots = tuple(r.CodeSlot(slot.offset, slot.name, slot.addend) for slot in code.image.slots)
     image = r.Code(code.image.code, tuple(offsets[symbol] for symbol in symbols), slots)
-    return r.TargetPart(kind, f.feature_mask(kind, code.target.required_features), table, image)
+    writer = _Table(machine, entries, symbols)
+    table = writer.table()
+    return r.TargetPart(kind, f.feature_mask(kind, code.target.required_features), table, image), writer.ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class _Table:
         self._shapes = _local_shapes(machine)
         self._states: list[r.State] = []
         self._count = max((len(self._described(end)) for end in _returns(machine)), default=0)
+        self.ends: dict[tuple[int, int], list[list[int]]] = {}
 
     def table(self) -> r.Table:
         machine = self._machine
@@ -202,6 +208,8 @@ class _Table:
         for check in variant.checks:
             if isinstance(check, SizeCheck):
                 found.append(r.Check(symbols.code.guard(check.guard), str(check.guard)))
+            elif isinstance(check, NumberCheck):
+                found.append(r.Check(symbols.code.comparison(check), _check_text(check)))
             elif check.argument in self._values:
                 argument = self._machine.arguments[check.argument]
                 place = next(number for number, each in enumerate(symbols.records) if each.name == argument.name)
@@ -217,6 +225,8 @@ class _Table:
         for register, number in variant.numbers:
             steps.number(register, number)
         end = self._next(variant.next, symbols)
+        if variant.required:  # the first state that is added is where it goes on
+            self.ends[state, place] = [[len(self._states), 0]]
         for register, failure in reversed(variant.required):
             end = self._required(register, failure, end, variant, symbols)
         name = variant.program.name if variant.program is not None else f"variant {place}"
@@ -398,6 +408,11 @@ def _buffer_counts(machine: Machine, entries: Entries) -> dict[str, int]:
 def _returns(machine: Machine) -> list[Return]:
     ends = [variant.next for state in machine.states for variant in state.variants]
     return [end for end in ends if isinstance(end, Return)]
+
+
+def _check_text(check: NumberCheck) -> str:
+    text = f"{format_value(check.left)} {check.relation} {format_value(check.right)}"
+    return text if check.holds else f"not {text}"
 
 
 def _equal(place: int, argument: Argument, value: Any) -> r.Expression:

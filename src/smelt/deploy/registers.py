@@ -115,9 +115,9 @@ class Registers:
             )
         draft.written = True
 
-    def rename(self, number: int, prefix: str) -> None:
-        """Give a register without a name one."""
-        self._drafts[number].name = self._drafts[number].name or prefix
+    def changes(self, number: int) -> bool:
+        """Whether a register may hold something else at another call."""
+        return self._drafts[number].is_input or self._drafts[number].written
 
     def finished(self) -> tuple[tuple[Register, ...], tuple[Storage, ...]]:
         """All registers and storages; contents are copied."""

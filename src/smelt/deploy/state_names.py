@@ -6,6 +6,7 @@
 """
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,8 @@ class StateNames:
 
     def _by_path(self, given: Given) -> str:
         text = ""
+        if any(accessor[0] == "closure" for accessor in given.path):
+            text = re.split(r"\W", given.text, maxsplit=1)[0]  # a cell has no name, the variable has
         for accessor in given.path if given.path[0][0] != "slot" else given.path[1:]:
             if len(accessor) < 2 or accessor[0] in ("value", "globals", "closure") or accessor[1] in _REGISTRIES:
                 continue

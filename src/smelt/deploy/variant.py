@@ -3,6 +3,7 @@
     DescribedCall ── lower ──► Program ── inputs, results, state named by registers ──► Variant
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ from smelt.capture.replay.described import (
 )
 from smelt.codegen.ahead_of_time import write_for
 from smelt.deploy.effects import SortedEffects
-from smelt.deploy.errors import ExportError
+from smelt.deploy.errors import BreaksGraph, ExportError
 from smelt.deploy.numbers import leaves_of, number_of, origin_of
 from smelt.deploy.registers import Registers
 from smelt.device import Target
@@ -34,6 +35,7 @@ from smelt.ir.artifact.machine import (
     Binding,
     Check,
     Literal,
+    NumberCheck,
     NumberOf,
     Raise,
     RegisterView,
@@ -54,6 +56,9 @@ from smelt.symbolic.expressions import SMALLEST, ShapeEnv, SizeGuard, Symbol
 from smelt.symbolic.symnode import Formula
 
 PLAIN = (bool, int, float, str, type(None))
+RELATIONS = {
+    operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,7 @@ class VariantBuilder:
             number = number_of(state.number, state.given.text)
             self._updates.append((register, number))
             self._bind_leaves(number)
+        self._refuse_relied_data()
         tree, values = self._value(call.result, "the result")
         self._check_arguments()
         return Variant(
@@ -251,6 +257,8 @@ class VariantBuilder:
             for symbol in guard.expression.symbols():
                 self._bind(symbol.text, symbol)
             self._check_size(guard)
+        for function, sides, found in self._call.shape_env.decisions.values():
+            self._check_decision(function, sides, found)
         for leaf in self._call.shape_env.fixed:
             number = self._registers.value_of(origin_of(self._call, leaf)[0])
             if number is None:
@@ -258,6 +266,27 @@ class VariantBuilder:
         for number, argument in enumerate(self._registers.arguments):
             if argument.choices:
                 self._checks[ValueCheck(number, argument.choices[0])] = None
+
+    def _refuse_relied_data(self) -> None:
+        """What the elements of a tensor decided holds for good only if nothing writes it."""
+        for given in self._call.relied_data:
+            if self._registers.changes(self._registers.tensor(given)):
+                raise BreaksGraph(
+                    f"what the function does depends on the value of {given.text}, which changes",
+                    hint="outside of training, a branch on a tensor's value is exported both ways",
+                    code="SM060",
+                )
+
+    def _check_decision(self, function: Any, sides: tuple[Any, ...], found: Any) -> None:
+        """What was decided by a float that one number from outside makes."""
+        relation = RELATIONS.get(function)
+        if relation is None or len(sides) != 2:
+            name = getattr(function, "__name__", function)
+            raise ExportError(f"the code relies on what {name} yields of a number that changes")
+        left, right = map(NumberOf, sides)
+        self._bind_leaves(left)
+        self._bind_leaves(right)
+        self._checks[NumberCheck(relation, left, right, bool(found))] = None
 
     def _bind_leaves(self, number: NumberOf) -> None:
         for leaf in leaves_of(number):

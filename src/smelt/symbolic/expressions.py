@@ -210,6 +210,7 @@ class ShapeEnv:
         self.guards: dict[SizeGuard, None] = {}
         self.fixed: dict[Any, None] = {}  # given floats that are relied on
         self.computed: dict[Any, None] = {}  # floats that some numbers have none of: 1 / 0, the logarithm of -1
+        self.decisions: dict[Any, Any] = {}  # by predicates of guards: a function, its operands, what it must yield
         self.closed = False
         self._same: dict[Symbol, Expression] = {}  # symbols that turned out to be other expressions
         self._texts: set[str] = set()

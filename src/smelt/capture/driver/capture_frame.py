@@ -54,7 +54,14 @@ from smelt.capture.model.values import (
 )
 from smelt.capture.opcodes import exceptions, match, opcodes
 from smelt.capture.persist.store import Keep
-from smelt.capture.replay.described import DescribedCall, Describer, checks_of_slots, described_inputs, origins_of
+from smelt.capture.replay.described import (
+    DescribedCall,
+    Describer,
+    checks_of_slots,
+    described_inputs,
+    given_of,
+    origins_of,
+)
 from smelt.capture.replay.graph_facts import GraphFacts
 from smelt.capture.replay.plan import (
     Computation,
@@ -336,7 +343,8 @@ class _Closing:
         roots, _ = self.interp.tree.build()
         facts = sizes.facts()
         guards = _native.Guards(roots, False, None if self.interp.externals.explores else facts)
-        self._check_guards(guards)
+        if observe is None:  # else it may be of numbers that are only supposed
+            self._check_guards(guards)
         if wanted("guards"):
             emit("guards", format_guards(roots, facts), roots)
         if record is not None:
@@ -369,7 +377,8 @@ class _Closing:
 
     def _described(self, result: Value) -> DescribedCall:
         """The call as data; its graph has all its inputs and outputs by now."""
-        describer, externals = Describer(self.build), self.interp.externals
+        externals = self.interp.externals
+        describer = Describer(self.build, externals.sizes.shape_env)
         inputs = described_inputs(placeholders(self.tape.graph), self.tape.inputs, self.preallocated)
         effects = tuple(describer.effects(externals.written.values()))
         checks = tuple(checks_of_slots(self.interp.tree.slots()))
@@ -377,7 +386,7 @@ class _Closing:
         traced = None if self.compiled is None else self.compiled[0]
         origins = origins_of(self.interp.tree.roots())
         found = describer.described(result), effects, externals.sizes.shape_env, checks, deferred, origins
-        return DescribedCall(traced, inputs, *found)
+        return DescribedCall(traced, inputs, *found, tuple(map(given_of, externals.relied_data)))
 
     def _why_not_kept(self, plan: Plan, entry_state: EntryState, facts: Any) -> str | None:
         """Why a capture is none of those that later processes use (`kept`): a graph as it was compiled, no more."""

@@ -11,9 +11,11 @@ from typing import Any
 from smelt import _native
 from smelt.capture.driver.capture_frame import capture
 from smelt.capture.guards.dynamic_sizes import History
+from smelt.capture.model.breaks import SkipFrame
 from smelt.capture.model.bytecode import decode
 from smelt.capture.model.state import LiveFrame
 from smelt.capture.replay.described import DescribedCall
+from smelt.capture.replay.plan import Plan, Stop
 from smelt.ir.graph import Traced
 from smelt.torch_abi.tensor_layout import install_tensor_layout
 
@@ -42,11 +44,21 @@ def described_call(
     """`function(*args, **kwargs)` as data. `history` says which sizes and numbers are symbols."""
     install_tensor_layout()
     found: list[DescribedCall] = []
+    plans: list[Plan] = []
     assert isinstance(make_call, FunctionType)
     frame = LiveFrame(make_call, decode(make_call.__code__), 0, [function, tuple(args), dict(kwargs or {})], [])
-    _native.preserving_state(_captured, [frame], history or History(), found.append)
-    return found[0]
+    _native.preserving_state(_captured, [frame], history or History(), found.append, plans.append)
+    if found:
+        return found[0]
+    (plan,) = plans
+    assert isinstance(plan, Stop)
+    raise plan.forbidden or SkipFrame(plan.record.reason)  # it raises, in Python too
 
 
-def _captured(frames: list[LiveFrame], history: History, observe: Callable[[DescribedCall], None]) -> None:
-    capture(frames, _never_run, fullgraph=True, dynamic=None, history=history, observe=observe)
+def _captured(
+    frames: list[LiveFrame],
+    history: History,
+    observe: Callable[[DescribedCall], None],
+    keep: Callable[[Plan], None],
+) -> None:
+    keep(capture(frames, _never_run, fullgraph=True, dynamic=None, history=history, observe=observe).plan)

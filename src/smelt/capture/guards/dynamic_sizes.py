@@ -29,6 +29,7 @@ class History:
     def __init__(self) -> None:
         self._seen: dict[str, Any] = {}
         self._changing: set[tuple[str, int]] = set()
+        self.examples: dict[str, int] = {}  # by place: what a number is taken to be, where nothing is run
 
     def mark(self, place: str, dim: int = 0) -> None:
         """A size of a tensor, or a number, is known to change, whatever was seen."""
@@ -116,6 +117,7 @@ class Sizes:
             return None
         source.collect()
         origin = (source, "number", 0)
+        number = self._history.examples.get(source.place, number)
         if type(number) is int:
             return self._number(Expression.of(self.shape_env.symbol(source.text, number, origin)))
         return as_number(self.shape_env, Formula(None, (), number, source.text, origin))

@@ -151,6 +151,7 @@ class Externals:
         self.follow_loops = True
         self.settings: Hashable = None  # of the function that is compiled
         self.fullgraph = False
+        self.relied_data: dict[Source, None] = {}  # tensors whose elements decided something
         self._open_numbers: dict[int, tuple[OpenNumber, OpenScalar]] = {}  # by their ids
         self.explores = False  # whether both sides of a branch are followed, for export, and nothing is executed
         self.graph_generators: dict[int, GeneratorPair] = {}  # by the ids of generators

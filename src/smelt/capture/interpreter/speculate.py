@@ -75,6 +75,7 @@ def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[di
 
     is_same.__qualname__ = "the way a number decided that is computed from it"
     source.check(("predicate", is_same))
+    interp.externals.relied_data[source] = None
     return now
 
 
@@ -109,6 +110,7 @@ def decided(interp: Interpreter, function: Callable[..., Any], *values: Value) -
 
     is_same.__qualname__ = "the way a number decided that is computed from it"
     source.check(("predicate", is_same))
+    interp.externals.sizes.shape_env.decisions[is_same] = (function, tuple(sides), now)
     return now
 
 

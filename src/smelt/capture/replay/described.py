@@ -147,7 +147,8 @@ Described = OutputOf | FromOutside | FromMade | Known | Computed | Counted | Rea
 class Effect:
     """`key` of a container from outside (an attribute of `owner`, an item) is another after the call.
 
-    `before` is None if it was not there, `after` if it is gone. `was_read`: whether the call depends on what was there.
+    `before` is None if it was not there, `after` if it is gone. `was_read`: whether the call depends on what was there;
+    `relied`: on more of it than its type, and what `ShapeEnv.decisions` say.
     """
 
     owner: Given
@@ -156,6 +157,7 @@ class Effect:
     before: Given | None
     after: Described | None
     was_read: bool
+    relied: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ class DescribedCall:
     checks: tuple[tuple[str, Any, tuple[Any, ...]], ...]  # text, path, check: what is relied on of the slots
     deferred: tuple[str, ...]  # what is called once all else is done, in words
     origins: dict[int, Given]  # by the ids of sources that sizes and numbers are read from
+    relied_data: tuple[Given, ...]  # tensors whose elements decided something
 
     def origin_of(self, leaf: Symbol | Formula) -> tuple[Given, str, int]:
         """Where a symbol or a float is read from: `size` or `stride` of a dimension, or a `number`."""
@@ -199,8 +202,8 @@ def _real(source: Source) -> Any:
 class Describer:
     """Values as data, once the graph's outputs are numbered."""
 
-    def __init__(self, build: Rebuilder) -> None:
-        self._build = build
+    def __init__(self, build: Rebuilder, shape_env: ShapeEnv) -> None:
+        self._build, self._shape_env = build, shape_env
         self._open: set[int] = set()
 
     def described(self, value: Any) -> Described:
@@ -272,7 +275,14 @@ class Describer:
                 continue
             found = None if before is None else _given(before)
             described = None if after is None else self.described(after)
-            yield Effect(owner, value.kind, key, found, described, _was_read(before))
+            yield Effect(owner, value.kind, key, found, described, _was_read(before), self._relied(before))
+
+    def _relied(self, item: Any) -> bool:
+        source: Source | None = getattr(item, "source", None)
+        if source is None:
+            return False
+        checks = [check for check in source.checks.values() if check[0] != "type"]
+        return any(check[0] != "predicate" or check[1] not in self._shape_env.decisions for check in checks)
 
     def _sequence_effects(self, value: Sequence | Deque) -> Iterator[Effect]:
         if value.source is None:
@@ -285,7 +295,7 @@ class Describer:
                 continue
             found = None if before is None else _given(before)
             described = None if after is None else self.described(after)
-            yield Effect(owner, value.kind, place, found, described, _was_read(before))
+            yield Effect(owner, value.kind, place, found, described, _was_read(before), self._relied(before))
 
 
 def _given(item: Any) -> Given | None:

@@ -17,6 +17,7 @@ from smelt.ir.artifact.machine import (
     Jump,
     Literal,
     Machine,
+    NumberCheck,
     NumberOf,
     Register,
     RegisterKind,
@@ -190,6 +191,8 @@ def _symbols_used(variant: Variant) -> Iterator[str]:
     for check in variant.checks:
         if isinstance(check, SizeCheck):
             yield from (symbol.text for symbol in check.guard.expression.symbols())
+        elif isinstance(check, NumberCheck):
+            yield from (*number_symbols(check.left), *number_symbols(check.right))
     for number in (*variant.inputs, *(number for _, number in variant.numbers)):
         if isinstance(number, NumberOf):
             yield from number_symbols(number)

@@ -89,6 +89,18 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
+class NumberOf:
+    """A number made of the variant's symbols, as a tensor without dimensions: f64 of a formula, i64 of an expression.
+    Floats of a formula that are given are symbols too, by their texts."""
+
+    what: Expression | Formula | int | float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if isinstance(self.what, Formula | float) else torch.int64
+
+
+@dataclass(frozen=True, slots=True)
 class Binding:
     """A symbol of a variant: what size `dim` of a register is when the state is entered, or without a dimension, the
     number that the register holds. It does not hold for an integer out of its bounds."""
@@ -115,7 +127,17 @@ class ValueCheck:
     value: Plain
 
 
-Check = SizeCheck | ValueCheck
+@dataclass(frozen=True, slots=True)
+class NumberCheck:
+    """`left relation right` is so, of floats; or, if not `holds`, is not."""
+
+    relation: str
+    left: NumberOf
+    right: NumberOf
+    holds: bool = True
+
+
+Check = SizeCheck | ValueCheck | NumberCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +148,6 @@ class RegisterView:
     shape: Shape
     stride: Shape
     offset: Size = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NumberOf:
-    """A number made of the variant's symbols, as a tensor without dimensions: f64 of a formula, i64 of an expression.
-    Floats of a formula that are given are symbols too, by their texts."""
-
-    what: Expression | Formula | int | float
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float64 if isinstance(self.what, Formula | float) else torch.int64
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from smelt.ir.artifact.machine import (
     Literal,
     Machine,
     Next,
+    NumberCheck,
     NumberOf,
     Raise,
     Register,
@@ -109,6 +110,9 @@ def _format_binding(binding: Binding) -> str:
 def _format_check(machine: Machine, check: Check) -> str:
     if isinstance(check, SizeCheck):
         return str(check.guard)
+    if isinstance(check, NumberCheck):
+        relation = f"{format_value(check.left)} {check.relation} {format_value(check.right)}"
+        return relation if check.holds else f"not {relation}"
     known = 0 <= check.argument < len(machine.arguments)
     return f"{machine.arguments[check.argument].name if known else check.argument} is {check.value!r}"
 

@@ -1,0 +1,166 @@
+"""`smelt.load`: an exported function, out of its file, called like the function itself; without torch and its source.
+
+    model = smelt.load("model.smelt")
+    model(x)                            torch tensors in, tensors out; NumPy arrays in, arrays out
+    model.state_dict()                  what it keeps from call to call, by name; load_state_dict takes it
+    model.save("checkpoint.smelt")      a file of the same model with the state as it is now
+"""
+
+import math
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from smelt.base.errors import SmeltError
+from smelt.deploy.arrays import Arrays, TorchArrays, arrays_for, copied
+from smelt.deploy.manifest import ArgumentForm, Signature
+from smelt.deploy.runtime import Model, RegisterInfo, Session
+from smelt.ir.artifact_file.layout import DTYPES
+
+
+class LoadedArtifact:
+    """An artifact that is loaded. Calls of several threads run one after the other; `session()` gives another one, with
+    its own state, over the same weights."""
+
+    def __init__(self, model: Model, threads: int = 0) -> None:
+        self._model, self._threads = model, threads
+        self._session = Session(model, threads)
+        self._lock = threading.Lock()
+        try:
+            self.signature = Signature.of(model.manifest)
+        except ValueError as error:
+            raise SmeltError("SM050", str(error)) from error
+        wanted = [argument for argument in self.signature.arguments if argument.is_input]
+        if len(wanted) != len(model.inputs):
+            raise SmeltError("SM050", "the manifest is of another file: its arguments are not the file's inputs")
+
+    @property
+    def name(self) -> str:
+        """What was exported."""
+        return self._model.name
+
+    @property
+    def target(self) -> str:
+        """What the code that runs here is for."""
+        return self._model.target
+
+    @property
+    def inputs(self) -> tuple[RegisterInfo, ...]:
+        """What the C runtime is given, in order: names, dtypes, and bounds of sizes."""
+        return self._model.inputs
+
+    @property
+    def outputs(self) -> tuple[RegisterInfo, ...]:
+        """What the C runtime returns, in order."""
+        return self._model.outputs
+
+    def session(self) -> "LoadedArtifact":
+        """The same artifact with a state of its own, to be called beside this one."""
+        return LoadedArtifact(self._model, self._threads)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it as the function was called that was exported."""
+        try:
+            leaves = self.signature.flatten(args, kwargs)
+            pairs = list(self.signature.inputs(leaves))
+        except ValueError as error:
+            raise SmeltError("SM052", str(error)) from None
+        arrays = arrays_for(leaves)
+        given, kept = [], []
+        for (argument, value), info in zip(pairs, self._model.inputs, strict=True):
+            tensor, keeps = _given(arrays, argument, value, info)
+            given.append(tensor)
+            kept.append(keeps)
+        with self._lock:
+            self._session.run(given)
+            returned = self.signature.returned(*self._session.returned())
+            outputs: list[Any] = []
+            for place, kind in enumerate(returned.outputs):
+                found = copied(arrays, self._session.output(place))
+                outputs.append(found.item() if kind == "number" else found)
+        return returned.build(outputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps from call to call, by name: copies, tensors where torch is installed, else arrays."""
+        arrays = arrays_for(())
+        found = {}
+        with self._lock:
+            for number, info in enumerate(self._model.state):
+                made = arrays.empty(_dtype(info), _sizes(info))
+                self._session.read_state(number, arrays.address(made), _bytes(info))
+                found[info.name] = made
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Take over state by name. `strict`: all of it has to be there, and nothing else."""
+        places = {info.name: (number, info) for number, info in enumerate(self._model.state)}
+        missing = [name for name in places if name not in state]
+        unknown = [name for name in state if name not in places]
+        if strict and (missing or unknown):
+            raise SmeltError("SM052", f"state: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+        arrays = arrays_for(list(state.values()))
+        with self._lock:
+            for name, value in state.items():
+                if name in places:
+                    self._write(arrays, *places[name], value)
+
+    def _write(self, arrays: Arrays, number: int, info: RegisterInfo, value: Any) -> None:
+        tensor, kept = arrays.given(value, _dtype(info))
+        if tensor.dtype != info.dtype or tensor.sizes != _sizes(info):
+            shown = f"{tensor.dtype}{list(tensor.sizes)}"
+            raise SmeltError("SM052", f"{info.name} is {info.dtype}{list(_sizes(info))}, not {shown}")
+        if tensor.strides is not None:
+            kept = kept.contiguous() if isinstance(arrays, TorchArrays) else kept.copy()
+        self._session.write_state(number, arrays.address(kept), _bytes(info))
+
+    def reset(self) -> None:
+        """Back to the state that the file holds."""
+        with self._lock:
+            self._session.reset()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a file of the same artifact with the state as it is now: a checkpoint, that C reads too."""
+        with self._lock:
+            self._session.save(path)
+        return Path(path)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Take over the state of a file of the same artifact."""
+        with self._lock:
+            self._session.load(path)
+
+    def __repr__(self) -> str:
+        return f"<artifact {self.name} for {self.target}>"
+
+
+def load(path: str | os.PathLike[str], *, threads: int = 0) -> LoadedArtifact:
+    """Load an exported function from its file.
+
+    What is cut, altered or no artifact is refused, and nothing of it is executed. `threads` are those that a call may
+    use; 0 for as many as there are processors.
+    """
+    return LoadedArtifact(Model(path), threads)
+
+
+def _given(arrays: Arrays, argument: ArgumentForm, value: Any, info: RegisterInfo) -> tuple[Any, Any]:
+    if isinstance(value, str):
+        value = info.choices.index(value)
+    try:
+        return arrays.given(value, _dtype(info))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SmeltError("SM052", f"argument {argument.name}: {error}") from None
+
+
+def _dtype(info: RegisterInfo) -> str:
+    assert info.dtype is not None
+    return info.dtype
+
+
+def _sizes(info: RegisterInfo) -> tuple[int, ...]:
+    return tuple(low for low, _, _ in info.dims)
+
+
+def _bytes(info: RegisterInfo) -> int:
+    return math.prod(_sizes(info)) * DTYPES[_dtype(info)]

@@ -1,0 +1,245 @@
+"""The C runtime, `libsmelt`, by ctypes: models, sessions, tensors by address. Needs neither torch nor NumPy.
+
+    model = Model("model.smelt"); session = Session(model)
+    session.run([TensorAt("float32", (2, 4), None, address)])
+    session.output(0)    →   TensorAt("float32", (2, 8), None, address in the session's memory)
+"""
+
+import ctypes
+import json
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from smelt.base.errors import SmeltError
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.paths import PACKAGE
+from smelt.ir.artifact_file.layout import DTYPE_NAMES
+
+LIBRARY = Path(PACKAGE) / "lib" / "libsmelt.so"
+
+_FILE = (2, 3, 4)  # statuses of files that cannot be read
+
+
+class ArtifactFailed(SmeltError):
+    """The C runtime refused a file or a call, or the exported function raised. `status` is the runtime's number."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__("SM050" if status in _FILE else "SM052", message)
+        self.status = status
+
+
+class _Error(ctypes.Structure):
+    _fields_ = (("status", ctypes.c_int), ("message", ctypes.c_char * 256))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("dtype", ctypes.c_int),
+        ("rank", ctypes.c_int),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("data", ctypes.c_void_p),
+    )
+
+
+class _Dim(ctypes.Structure):
+    _fields_ = (("low", ctypes.c_int64), ("high", ctypes.c_int64), ("name", ctypes.c_char_p))
+
+
+class _Info(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("dtype", ctypes.c_int),
+        ("rank", ctypes.c_int),
+        ("dims", ctypes.POINTER(_Dim)),
+        ("flags", ctypes.c_uint),
+        ("choice_count", ctypes.c_size_t),
+        ("choices", ctypes.POINTER(ctypes.c_char_p)),
+    )
+
+
+class _SessionOptions(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("threads", ctypes.c_int),
+        ("most_states", ctypes.c_int64),
+        ("parallel_for", ctypes.c_void_p),
+        ("parallel_context", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAt:
+    """Memory with a shape; `strides` count elements, None for contiguous. Of an output None may be the dtype."""
+
+    dtype: str | None
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterInfo:
+    """What an input, an output or a piece of state is. A dimension is (least, most, name)."""
+
+    name: str
+    dtype: str | None
+    dims: tuple[tuple[int, int, str | None], ...]
+    choices: tuple[str, ...]
+
+
+@cache
+def library() -> Any:
+    """The C runtime, loaded when it is first asked for."""
+    found = ctypes.CDLL(os.fspath(LIBRARY))
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    error, tensor = ctypes.POINTER(_Error), ctypes.POINTER(_Tensor)
+    out = ctypes.POINTER(pointer)
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "smelt_model_open": (ctypes.c_int, [ctypes.c_char_p, pointer, out, error]),
+        "smelt_model_close": (None, [pointer]),
+        "smelt_model_name": (ctypes.c_char_p, [pointer]),
+        "smelt_model_target": (ctypes.c_char_p, [pointer]),
+        "smelt_model_manifest": (pointer, [pointer, ctypes.POINTER(size)]),
+        "smelt_session_new": (ctypes.c_int, [pointer, ctypes.POINTER(_SessionOptions), out, error]),
+        "smelt_session_free": (None, [pointer]),
+        "smelt_run": (ctypes.c_int, [pointer, tensor, size, error]),
+        "smelt_output": (ctypes.c_int, [pointer, size, tensor, error]),
+        "smelt_returned": (ctypes.c_int, [pointer, *[ctypes.POINTER(ctypes.c_int64)] * 2, error]),
+        "smelt_state_read": (ctypes.c_int, [pointer, size, pointer, size, error]),
+        "smelt_state_write": (ctypes.c_int, [pointer, size, pointer, size, error]),
+        "smelt_session_reset": (ctypes.c_int, [pointer, error]),
+        "smelt_session_save": (ctypes.c_int, [pointer, ctypes.c_char_p, error]),
+        "smelt_session_load": (ctypes.c_int, [pointer, ctypes.c_char_p, error]),
+    }
+    for kind in ("input", "output", "state"):
+        signatures[f"smelt_model_{kind}_count"] = (size, [pointer])
+        signatures[f"smelt_model_{kind}"] = (ctypes.POINTER(_Info), [pointer, size])
+    for name, (returned, taken) in signatures.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = returned, taken
+    return found
+
+
+def _checked(name: str, *given: Any) -> None:
+    """Call a function that may fail."""
+    error = _Error()
+    status = getattr(library(), name)(*given, ctypes.byref(error))
+    if status:
+        raise ArtifactFailed(status, error.message.decode(errors="replace"))
+
+
+class Model:
+    """An open file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._address = ctypes.c_void_p()
+        _checked("smelt_model_open", os.fsencode(path), None, ctypes.byref(self._address))
+        self.inputs = self._infos("input")
+        self.outputs = self._infos("output")
+        self.state = self._infos("state")
+
+    @property
+    def address(self) -> ctypes.c_void_p:
+        return self._address
+
+    @property
+    def name(self) -> str:
+        return str(library().smelt_model_name(self._address).decode())
+
+    @property
+    def target(self) -> str:
+        """What the code that was chosen is for."""
+        return str(library().smelt_model_target(self._address).decode())
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the file says to people and to Python."""
+        size = ctypes.c_size_t()
+        address = library().smelt_model_manifest(self._address, ctypes.byref(size))
+        found = json.loads(ctypes.string_at(address, size.value))
+        if not isinstance(found, dict):
+            raise SmeltError("SM050", "the manifest is no object")
+        return found
+
+    def _infos(self, kind: str) -> tuple[RegisterInfo, ...]:
+        count = getattr(library(), f"smelt_model_{kind}_count")(self._address)
+        found = getattr(library(), f"smelt_model_{kind}")
+        return tuple(_info(found(self._address, place)[0]) for place in range(count))
+
+    def __del__(self) -> None:
+        if self._address:
+            library().smelt_model_close(self._address)
+
+
+def _info(found: Any) -> RegisterInfo:
+    dims = [found.dims[place] for place in range(found.rank)]
+    shown = tuple((dim.low, dim.high, None if dim.name is None else dim.name.decode()) for dim in dims)
+    choices = tuple(found.choices[place].decode() for place in range(found.choice_count))
+    return RegisterInfo(found.name.decode(), _dtype(found.dtype), shown, choices)
+
+
+def _dtype(number: int) -> str | None:
+    return None if number < 0 else DTYPE_NAMES[number]
+
+
+class Session:
+    """Runs a model: memory for one call at a time, and its own copy of the state."""
+
+    def __init__(self, model: Model, threads: int = 0) -> None:
+        self.model = model
+        self._address = ctypes.c_void_p()
+        options = _SessionOptions(ctypes.sizeof(_SessionOptions), threads, 0, None, None)
+        _checked("smelt_session_new", model.address, ctypes.byref(options), ctypes.byref(self._address))
+
+    def run(self, inputs: Sequence[TensorAt]) -> None:
+        """One call; what the inputs' addresses lead to must stay meanwhile."""
+        given = (_Tensor * max(len(inputs), 1))()
+        kept = []
+        for place, tensor in enumerate(inputs):
+            sizes = (ctypes.c_int64 * max(len(tensor.sizes), 1))(*tensor.sizes)
+            strides = None if tensor.strides is None else (ctypes.c_int64 * max(len(tensor.sizes), 1))(*tensor.strides)
+            kept.append((sizes, strides))
+            dtype = -1 if tensor.dtype is None else DTYPE_NAMES.index(tensor.dtype)
+            given[place] = _Tensor(dtype, len(tensor.sizes), sizes, strides, tensor.address)
+        _checked("smelt_run", self._address, given, len(inputs))
+
+    def output(self, number: int) -> TensorAt:
+        """An output of the last call, contiguous, where the session keeps it until the next."""
+        found = _Tensor()
+        _checked("smelt_output", self._address, number, ctypes.byref(found))
+        sizes = tuple(found.sizes[place] for place in range(found.rank))
+        return TensorAt(_dtype(found.dtype), sizes, None, found.data or 0)
+
+    def returned(self) -> tuple[int, int]:
+        """The state, and the variant of it, that the last call ended in."""
+        state, variant = ctypes.c_int64(), ctypes.c_int64()
+        _checked("smelt_returned", self._address, ctypes.byref(state), ctypes.byref(variant))
+        return state.value, variant.value
+
+    def read_state(self, number: int, address: int, size: int) -> None:
+        """Copy a piece of state, contiguous, to memory of its size."""
+        _checked("smelt_state_read", self._address, number, address, size)
+
+    def write_state(self, number: int, address: int, size: int) -> None:
+        """The other way round."""
+        _checked("smelt_state_write", self._address, number, address, size)
+
+    def reset(self) -> None:
+        """Back to the state that the file holds."""
+        _checked("smelt_session_reset", self._address)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file of the model with this session's state."""
+        _checked("smelt_session_save", self._address, os.fsencode(path))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over the state of such a file."""
+        _checked("smelt_session_load", self._address, os.fsencode(path))
+
+    def __del__(self) -> None:
+        if self._address:
+            library().smelt_session_free(self._address)

@@ -1,0 +1,117 @@
+"""Training steps as artifacts: begun in Python, continued in C, read back; schedules and optimizers of many kinds."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as schedules
+
+import smelt
+from tests.deploy.programs import built, run
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Training:
+    """A small classifier, an optimizer and a schedule."""
+
+    def __init__(self, optimizer: Callable[..., Any], schedule: Callable[..., Any] | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3)
+        )
+        self.optimizer = optimizer(self.model.parameters())
+        self.schedule = None if schedule is None else schedule(self.optimizer)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(self.model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        return loss
+
+
+def batches(count: int) -> list[Batch]:
+    seeded = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(16, 4, generator=seeded), torch.randint(0, 3, (16,), generator=seeded)) for _ in range(count)
+    ]
+
+
+TRAININGS: dict[str, Callable[[], Training]] = {
+    "adamw, cosine": lambda: Training(
+        partial(torch.optim.AdamW, lr=1e-2), partial(schedules.CosineAnnealingLR, T_max=30)
+    ),
+    "sgd, steps": lambda: Training(
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(schedules.StepLR, step_size=7)
+    ),
+    "sgd, one cycle": lambda: Training(
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(schedules.OneCycleLR, max_lr=0.2, total_steps=60)
+    ),
+    "adam, exponential": lambda: Training(
+        partial(torch.optim.Adam, lr=1e-2), partial(schedules.ExponentialLR, gamma=0.97)
+    ),
+    "rmsprop": lambda: Training(partial(torch.optim.RMSprop, lr=1e-3)),
+    "sgd, a function": lambda: Training(
+        partial(torch.optim.SGD, lr=0.1), partial(schedules.LambdaLR, lr_lambda=lambda epoch: 1 / (1 + epoch))
+    ),
+}
+FEW = ("adamw, cosine", "sgd, one cycle")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in TRAININGS]
+)
+def test_a_training_goes_on_in_c_and_comes_back(name: str, tmp_path: Path) -> None:
+    training, data = TRAININGS[name](), batches(50)
+    for batch in data[:10]:
+        training.step(*batch)
+    path = smelt.export(training.step, data[0], name="step").save(tmp_path / "step.smelt")
+    losses = [training.step(*batch).item() for batch in data[10:]]
+
+    (tmp_path / "batches.bin").write_bytes(
+        b"".join(tensor.numpy().tobytes() for batch in data[10:] for tensor in batch)
+    )
+    program = built("examples/deploy/train.c", tmp_path)
+    shown = run(program, path, tmp_path / "batches.bin", 40, tmp_path / "checkpoint.smelt")
+    found = [float(line.split()[1]) for line in shown.splitlines()]
+    assert found == pytest.approx(losses, rel=1e-4, abs=1e-5)
+
+    loaded = smelt.load(tmp_path / "checkpoint.smelt")
+    state = loaded.state_dict()
+    for parameter, value in training.model.state_dict().items():
+        torch.testing.assert_close(state[f"model.{parameter}"], value, rtol=1e-4, atol=1e-5)
+    rate = state.get("optimizer.param_groups[0].lr")
+    if rate is not None:
+        assert rate.item() == pytest.approx(training.optimizer.param_groups[0]["lr"])
+    # And on in Python, from where C stopped.
+    assert loaded(*data[0]).item() == pytest.approx(training.step(*data[0]).item(), rel=1e-4)
+
+
+def test_batch_norm_counts_its_batches() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)).train()
+    artifact = smelt.export(model, (torch.randn(16, 4),))
+    x = torch.randn(16, 4)
+    for _ in range(3):
+        with torch.no_grad():
+            want = model(x)
+        torch.testing.assert_close(artifact(x), want)
+    loaded = artifact.session()
+    assert loaded.state_dict()["1.num_batches_tracked"].item() == 0
+    assert artifact.state_dict()["1.num_batches_tracked"].item() == 3
+    torch.testing.assert_close(artifact.state_dict()["1.running_mean"], model[1].running_mean)
+
+
+def test_an_index_out_of_range_is_an_error() -> None:
+    training = TRAININGS["rmsprop"]()
+    x, y = batches(1)[0]
+    training.step(x, y)
+    artifact = smelt.export(training.step, (x, y))
+    with pytest.raises(smelt.SmeltError, match=r"SM052.*out of range"):
+        artifact(x, y + 7)
