@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from smelt.capture.explore.flow import Held, Returned, TracedMachine, TracedState, TracedVariant
-from smelt.ir.artifact.machine import ArgumentKind, Branch, Jump, RegisterKind, Scalar, SizeCheck
+from smelt.ir.artifact.machine import ArgumentKind, Branch, Jump, RegisterKind, Scalar, SizeCheck, ValueCheck
 from smelt.ir.graph import placeholders
 from smelt.ir.tensorspec import NumberSpec, spec_of
 
@@ -106,7 +106,9 @@ class Reference:
             if isinstance(check, SizeCheck):
                 if not check.guard.holds(lambda symbol: values[symbol.text]):
                     return False
-            elif type(leaves[check.argument]) is not type(check.value) or leaves[check.argument] != check.value:
+                continue
+            assert isinstance(check, ValueCheck)
+            if type(leaves[check.argument]) is not type(check.value) or leaves[check.argument] != check.value:
                 return False
         return True
 
