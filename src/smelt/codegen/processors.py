@@ -44,6 +44,7 @@ def _x86(level: int, features: tuple[str, ...], bits: int, registers: int) -> Ta
         transpose_register_bits=bits,
         nontemporal_min_bytes=8 * 1024 * 1024,
         tune_cpu="znver4" if wide else "generic",
+        has_half=level >= 3,
         required_features=features,
     )
 
@@ -86,6 +87,7 @@ _RISCV = Target(
     has_nan_minmax=False,
     transpose_tile_bytes=(512, 256),
     transpose_register_bits=64,
+    has_half=False,
     abi="lp64d",
 )
 

@@ -11,7 +11,7 @@ import torch
 
 from smelt.codegen.ahead_of_time import find_target
 from smelt.codegen.static.build import StaticModel, static_model
-from tests.codegen.foreign import runner
+from tests.codegen.foreign import run_static, runner
 from tests.codegen.static.models import expected, growing
 
 PROGRAM = r"""
@@ -171,3 +171,16 @@ def test_mach_o_and_coff() -> None:
     coff = built("x86-64-v3-windows").object
     assert struct.unpack_from("<H", coff)[0] == 0x8664
     assert b"growing_run\0" in coff or b"growing_run" in coff
+
+
+@pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "aarch64", "riscv64", "riscv64-v"])
+def test_on_other_processors(name: str, tmp_path: Path) -> None:
+    y, first, count = torch.zeros(3, 4), torch.zeros(3), torch.zeros((), dtype=torch.int64)
+    keep = torch.ones((), dtype=torch.int64)
+    made = built(name)
+    # The second input, which may be left out, is given: the second output has no data then.
+    assert run_static(made, name, [numbers(3), keep], [y, first, count], tmp_path) == 0
+    want, _, counted = expected(numbers(3), 10)
+    torch.testing.assert_close(y, want)
+    assert count.item() == counted
+    assert run_static(made, name, [numbers(7), keep], [y, first, count], tmp_path) == 16

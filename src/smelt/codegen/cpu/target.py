@@ -40,5 +40,6 @@ def describe_host() -> Target:
         # With AVX-512 the order for another maker's chip is the better one, by 2 to 5 percent of gelu and tanh.
         unroll_light=8 if arm else 4,
         fma_by_lane=arm,
+        has_half=arm or bool(features.get("f16c")),
         tune_cpu="generic" if arm else "znver4" if features.get("avx512f") else "",
     )

@@ -281,7 +281,7 @@ def _vector_name(kind: str, lanes: int) -> str:
 
 def _widen(b: Builder, value: LlvmValue, source: torch.dtype) -> LlvmValue:
     if source is torch.float16:
-        return b.convert("fpext", value, "f32")
+        return b.convert("fpext", value, "f32") if b.target.has_half else _half_as_float(b, value)
     if b.target.cheap_interleave and value.lanes > 2:
         return b.from_bits(b.above_zeros(value))
     return b.from_bits(b.shl(b.convert("zext", value, "i32"), 16))
@@ -289,7 +289,7 @@ def _widen(b: Builder, value: LlvmValue, source: torch.dtype) -> LlvmValue:
 
 def _narrow(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
     if dtype is torch.float16:
-        return b.convert("fptrunc", value, "f16")
+        return b.convert("fptrunc", value, "f16") if b.target.has_half else _float_as_half(b, value)
     if b.target.has_bfloat:
         return b.as_bfloat(value)
     bits = b.bits(value)
@@ -303,3 +303,29 @@ def _narrow(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
     up = b.convert("trunc", b.lshr(b.select(is_nan, nan, b.add(bits, 0x8000)), 16), "i16")
     tie = b.icmp("eq", b.convert("trunc", bits, "i16"), -0x8000)
     return b.and_(up, b.not_(b.convert("zext", tie, "i16")))
+
+
+# Conversions of float16 by its bits, a whole vector at once: LLVM would call a function for each lane.
+
+
+def _half_as_float(b: Builder, value: LlvmValue) -> LlvmValue:
+    bits = b.convert("zext", b.bits(value), "i32")
+    size = b.and_(bits, 0x7FFF)
+    moved = b.shl(size, 13)  # exponents differ by 112, and what is below the normal range becomes normal
+    finite = b.bits(b.fmul(b.from_bits(moved), 2.0**112))
+    found = b.select(b.icmp("uge", size, 0x7C00), b.or_(moved, 0x7F800000), finite)
+    return b.from_bits(b.or_(found, b.shl(b.and_(bits, 0x8000), 16)))
+
+
+def _float_as_half(b: Builder, value: LlvmValue) -> LlvmValue:
+    bits = b.bits(value)
+    size = b.and_(bits, 0x7FFFFFFF)
+    kept = b.lshr(size, 13)
+    # Half an ulp is added, or a bit less where a tie would go to an odd neighbour. Below the normal range, where 0.5
+    # has the ulp of all results, the addition rounds.
+    normal = b.lshr(b.sub(b.add(b.add(size, 0xFFF), b.and_(kept, 1)), 112 << 23), 13)
+    tiny = b.sub(b.bits(b.fadd(b.from_bits(size), 0.5)), 0x3F000000)
+    found = b.select(b.icmp("ult", size, 113 << 23), tiny, normal)
+    found = b.select(b.icmp("uge", size, 0x477FF000), 0x7C00, found)
+    found = b.select(b.icmp("ugt", size, 0x7F800000), b.or_(b.and_(kept, 0x3FF), 0x7E00), found)
+    return b.from_bits(b.convert("trunc", b.or_(found, b.and_(b.lshr(bits, 16), 0x8000)), "i16"))

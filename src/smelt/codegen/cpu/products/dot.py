@@ -58,13 +58,15 @@ def _group(problem: Problem) -> int:
 
 def tile_of(problem: Problem, target: Target) -> DotTile:
     """The shape with least to do: rows and columns that tiles leave over are computed in vain."""
-    lanes = target.vector_bits // (8 * problem.dtype.itemsize)
+    bits = max(target.vector_bits, _REGISTER_BITS)  # less than that is several registers at once
+    lanes = bits // (8 * problem.dtype.itemsize)
+    registers = target.vector_registers * target.vector_bits // bits
     while lanes > problem.depth:
         lanes //= 2
     if problem.rows <= 2 and problem.depth >= 16 * lanes:
         # Memory is what takes time: two or four rows of it at once, in steps of whole cache lines.
         return DotTile(1, 2, lanes, 8, _ALONE_AHEAD) if problem.rows == 1 else DotTile(2, 4, lanes, 2, _AHEAD)
-    most = target.vector_registers - 8 if target.vector_registers >= 32 else target.vector_registers - 4
+    most = registers - 8 if registers >= 32 else registers - 4
     found = [
         DotTile(rows, cols, lanes, 1, _AHEAD if _is_streamed(problem) and problem.rows <= rows else 0)
         for rows in range(1, _MOST_ROWS + 1)

@@ -1,0 +1,93 @@
+"""Models as objects without a loader: as WebAssembly under node, and on processors that this machine is not."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from smelt.codegen.static.build import StaticModel
+from smelt.deploy.artifact import export
+from smelt.deploy.static_model import static_model_of
+from smelt.ir.artifact.machine import Machine
+from tests.codegen.foreign import run_static, runner
+from tests.deploy.models import MODELS
+
+SCRIPT = """
+import fs from "node:fs";
+import { load } from "./model.mjs";
+const given = JSON.parse(fs.readFileSync("given.json"));
+const inputs = Object.fromEntries(given.map(([name, kind, shape, data]) => {
+  const values = kind === "BigInt64Array" ? data.map(BigInt) : data;
+  return [name, { data: globalThis[kind].from(values), shape }];
+}));
+const session = await load();
+session.run(inputs);
+const found = Object.entries(session.run(inputs));
+console.log(JSON.stringify(found.map(([name, { data, shape }]) => [name, shape, Array.from(data, Number)])));
+"""
+ARRAYS = {torch.float32: "Float32Array", torch.int64: "BigInt64Array", torch.bool: "Uint8Array"}
+
+
+def made(name: str) -> tuple[Machine, list[tuple[str, torch.Tensor]], list[torch.Tensor], list[torch.Tensor]]:
+    """The machine of a model, its inputs by name, what eager gives, and that in float64."""
+    torch.manual_seed(0)
+    model, args, kwargs = MODELS[name]()
+    machine = export(model, args, kwargs).machine
+    names = [each.name for each in machine.arguments if each.register is not None]
+    given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+    with torch.no_grad():
+        want = _tensors(model(*args, **kwargs))
+        wide = {key: each.double() if each.is_floating_point() else each for key, each in kwargs.items()}
+        truth = _tensors(model.double()(*(each.double() for each in args), **wide))
+    model.float()
+    return machine, list(zip(names, given, strict=True)), want, truth
+
+
+def _tensors(result: object) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    values = result.values() if hasattr(result, "values") else result
+    return [each for value in values for each in _tensors(value)]  # type: ignore[attr-defined]
+
+
+def close(got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> None:
+    """At most twice eager's error, plus a few ulp of what is largest."""
+    error, allowed = (float((each.double() - truth).abs().max()) for each in (got, eager))
+    assert error <= 2 * allowed + 8 * torch.finfo(eager.dtype).eps * float(truth.abs().max())
+
+
+def built(machine: Machine, target: str) -> StaticModel:
+    return static_model_of(machine, target, "model")
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt2", "vit", "resnet"])
+def test_in_webassembly(name: str, tmp_path: Path) -> None:
+    command = runner("wasm32")
+    machine, inputs, want, truth = made(name)
+    model = built(machine, "wasm32")
+    assert model.module is not None and model.javascript is not None
+    (tmp_path / "model.wasm").write_bytes(model.module)
+    (tmp_path / "model.mjs").write_text(model.javascript)
+    (tmp_path / "main.mjs").write_text(SCRIPT)
+    given = [[key, ARRAYS[each.dtype], list(each.shape), each.flatten().tolist()] for key, each in inputs]
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    argv = [*command, "main.mjs"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert len(found) == len(want)
+    for (_, shape, data), eager, exact in zip(found, want, truth, strict=True):
+        close(torch.tensor(data).reshape(shape), eager, exact)
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "riscv64-v", "riscv64"])
+@pytest.mark.parametrize("name", ["mlp", "bert", "resnet"])
+def test_on_other_processors(name: str, target: str, tmp_path: Path) -> None:
+    runner(target)
+    machine, inputs, want, truth = made(name)
+    outputs = [torch.zeros_like(each) for each in want]
+    assert run_static(built(machine, target), target, [each for _, each in inputs], outputs, tmp_path) == 0
+    for got, eager, exact in zip(outputs, want, truth, strict=True):
+        close(got, eager, exact)
