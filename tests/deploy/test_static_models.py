@@ -3,6 +3,7 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,11 +46,11 @@ def made(name: str) -> tuple[Machine, list[tuple[str, torch.Tensor]], list[torch
     return machine, list(zip(names, given, strict=True)), want, truth
 
 
-def _tensors(result: object) -> list[torch.Tensor]:
+def _tensors(result: Any) -> list[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         return [result]
     values = result.values() if hasattr(result, "values") else result
-    return [each for value in values for each in _tensors(value)]  # type: ignore[attr-defined]
+    return [each for value in values for each in _tensors(value)]
 
 
 def close(got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> None:

@@ -122,9 +122,9 @@ def growing(target: Target) -> tuple[r.Table, dict[str, bytes], Module]:
     )
     column = r.RegisterView(4, (ROWS,), (r.number(4),), r.number(0))
     after = (r.Symbol("s0", Bind.SIZE, 4, 0),)
-    given = r.Symbol("keep given", Bind.GIVEN, 1)
+    is_given = r.Symbol("keep given", Bind.GIVEN, 1)
     without = r.Check(r.apply(Op.NOT, r.symbol(1)), "keep is None")
-    whole = r.Variant("whole", r.Return((4, column, 3)), symbols=(*after, given), checks=(without,))
+    whole = r.Variant("whole", r.Return((4, column, 3)), symbols=(*after, is_given), checks=(without,))
     kept = r.Variant("kept", r.Return((4, None, 3)), symbols=after)
     counts = [len(parse_kernel(text, {"s0": 3} if "s0" in text else None).parameters) for text in KERNELS]
     table = r.Table(
