@@ -8,7 +8,33 @@ def checked(x: torch.Tensor) -> torch.Tensor:
     assert (x > -3).all(), "too small"
     if x.sum() > 5:
         raise ValueError(f"too large: {3}")
+    n = int(x.sum())
+    if n == 4:
+        raise IndexError(f"not {n} of {x.mean():.2f}")
     return x
+
+
+@torch.inference_mode()
+def without_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        while x.sum() > 1:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                if x.max() > 3:
+                    x = x - 1
+            x = x / 2
+    return x
+
+
+def keeps_shapes(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, int]:
+    rows = x[:, None]
+    while n > 0:
+        before = rows.shape
+        rows = torch.cat([rows, rows[:1] + n])
+        if rows.sum() > 1000:
+            break
+        rows = rows[: before[0] + 1].reshape(before[0] + 1, -1)
+        n = n - 1
+    return rows.sum(0), len(rows)
 
 
 def halves(x: torch.Tensor) -> torch.Tensor:

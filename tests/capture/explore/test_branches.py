@@ -165,6 +165,8 @@ def test_exceptions() -> None:
         machine(DOWN)
     with pytest.raises(Raised, match="ValueError: too large: 3"):
         machine(UP)
+    with pytest.raises(Raised, match="IndexError: not … of …"):
+        machine(UP / 1.5)
 
 
 def handled(x: torch.Tensor) -> torch.Tensor:

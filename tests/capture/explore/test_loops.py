@@ -42,6 +42,7 @@ def test_a_while_loop_of_no_one_and_fifty_rounds() -> None:
         programs.nested_loops,
         programs.in_place,
         programs.keeps_old,
+        programs.keeps_shapes,
     ],
     ids=lambda function: function.__name__,
 )
@@ -61,6 +62,10 @@ def test_an_iterative_solver() -> None:
     a = torch.rand(4, 4) + 6 * torch.eye(4)
     b = torch.rand(4)
     explored(programs.solves, (a, b), (a, torch.zeros(4)), (torch.rand(4, 4), b))
+
+
+def test_modes_that_a_loop_is_in() -> None:
+    explored(programs.without_gradients, (x(),), (x() * 10,), (x() * 1000,))
 
 
 def test_recursion() -> None:

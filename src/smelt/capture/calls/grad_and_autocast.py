@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.capture.interpreter.attributes import attribute_now, store_attribute
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.values import Constant, Instance, Value
@@ -136,6 +137,8 @@ class Before(Value):
 
 def _enter_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     manager = args[0]
+    if interp.externals.explores:
+        return _enter_without_gradients(interp, manager)
     mode = manager.attributes["mode"] if isinstance(manager, Instance) else None
     entry = interp.tree.inference_mode
     if not interp.generators or not isinstance(mode, Constant) or type(mode.value) is not bool:
@@ -150,8 +153,20 @@ def _enter_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, V
     return Constant(None)
 
 
+def _enter_without_gradients(interp: Interpreter, manager: Value) -> Value:
+    """For export, which keeps no gradients between states, an inference mode is one without gradients."""
+    mode = interp.plain(attribute_now(interp, manager, "mode"))
+    store_attribute(interp, manager, _CONTEXT, Constant(interp.tape.ambient.grad))
+    interp.tape.set_ambient(replace(interp.tape.ambient, grad=interp.tape.ambient.grad and not mode))
+    return Constant(None)
+
+
 def _leave_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     manager = args[0]
+    if interp.externals.explores:
+        grad = bool(interp.plain(attribute_now(interp, manager, _CONTEXT)))
+        interp.tape.set_ambient(replace(interp.tape.ambient, grad=grad))
+        return Constant(None)
     before = manager.attributes.get(_CONTEXT) if isinstance(manager, Instance) else None
     if not isinstance(before, Before):
         raise Unsupported("B013", "torch.inference_mode")

@@ -693,7 +693,7 @@ class _Closing:
 def _kept_open(tape: Tape, value: Number) -> Value:
     """A number in symbols as one that the graph puts into a tensor, for export."""
     kind = type(value.known)
-    return open_scalar(kind, tape.number_tensor(value, DTYPES[kind]))
+    return open_scalar(kind, tape.number_tensor(value, DTYPES[kind]), value.known)
 
 
 def _is_own(frame: Frame, slot: int) -> bool:

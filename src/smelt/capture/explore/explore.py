@@ -15,6 +15,7 @@ stays as it was, and the loop is unrolled, as long as there are not more than `m
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -48,7 +49,7 @@ from smelt.capture.model.open_numbers import DTYPES, OpenNumber
 from smelt.capture.model.state import LiveFrame, flat
 from smelt.capture.replay.graph_facts import GraphFacts
 from smelt.capture.replay.plan import Return, Stop
-from smelt.ir.artifact.machine import Check, Literal, RegisterKind, SizeCheck
+from smelt.ir.artifact.machine import Check, Literal, Raise, RegisterKind, SizeCheck
 from smelt.ir.artifact.tree import tree_of
 from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.tensorspec import tensor_spec
@@ -59,6 +60,7 @@ MAX_STATES = 256
 _MAX_STARTS = 64
 _EXAMPLES = (3, 2, 4, 5, 8, 16, 33, 100, 1000)
 _MOST_VARIANTS = 7
+_OF_POSITIVE = (math.sqrt, math.log, math.log2, math.log10)
 
 
 def explore(
@@ -116,6 +118,13 @@ class _Explored:
     numbers: dict[Path, SsaValue]
 
 
+def _is_certain(env: ShapeEnv, formula: Any) -> bool:
+    """Whether a float that is computed from sizes is one for all of them: the root of a size, say."""
+    operands = formula.operands
+    positive = len(operands) == 1 and isinstance(operands[0], Expression)
+    return positive and formula.function in _OF_POSITIVE and bool(env.known(">", operands[0], Expression.of(0)))
+
+
 def _holds(step: Step, value: SsaValue, number: int) -> bool:
     """Whether the checks of a step that are about one number alone hold for it."""
     names = {name for name, each, dim in step.symbols if each is value and dim is None}
@@ -155,6 +164,7 @@ class _Explorer:
         self.constants: dict[tuple[type, Any], SsaValue] = {}
         self.groups: dict[int, int] = {}  # tensors that share memory, by their ids
         self.alive: list[Any] = []
+        self.tentative = self.extra = False
         self.inputs: dict[int, SsaValue] = {}
         for leaf in arguments.leaves:
             if leaf.is_open(policy):
@@ -170,7 +180,15 @@ class _Explorer:
             entry.steps += self._steps(entry, frames, list(checks))
         while self.waiting:
             node = self.waiting.pop()
-            node.steps += self._steps(node, node.frames, [])
+            self.tentative, self.extra = node.tentative, False
+            try:
+                node.steps += self._steps(node, node.frames, [])
+            except SmeltError as error:
+                if not node.tentative:
+                    raise
+                node.error = error
+                end = Raise("NotImplementedError", error.message)
+                node.steps = [Step(None, [], [], end, [], [], [])]
         self._return_alike()
         return with_registers(self.name, self.arguments, self.policy, self.inputs, self.nodes)
 
@@ -234,7 +252,7 @@ class _Explorer:
         for example in _EXAMPLES[:_MOST_VARIANTS]:
             if not any(_holds(step, first.numbers[path], example) for step in steps):
                 other = {**known, path: Known(example, always=False)}
-                with contextlib.suppress(SmeltError, _NotSo):
+                with self._tentatively(), contextlib.suppress(SmeltError, _NotSo):
                     steps.append(self._step(node, frames, [*checks], [*symbols], other).step)
         return steps
 
@@ -254,10 +272,19 @@ class _Explorer:
         symbol = env.reading(f"number {len(symbols)}", number)
         check = SizeCheck(SizeGuard("==", Expression.of(symbol) - Expression.of(number)))
         fixed = {**known, path: Known(number, always=True)}
-        try:
+        with self._tentatively(), contextlib.suppress(SmeltError):
             return self._steps(node, frames, [*checks, check], [*symbols, (symbol.text, value, None)], fixed)
-        except SmeltError:
-            return []
+        return []
+
+    @contextlib.contextmanager
+    def _tentatively(self) -> Iterator[None]:
+        """States that are met here may be none that the program comes to: what fails there fails when it is run."""
+        before = self.tentative, self.extra
+        self.tentative = self.extra = True
+        try:
+            yield
+        finally:
+            self.tentative, self.extra = before
 
     def _first_that_goes_on(
         self,
@@ -300,7 +327,7 @@ class _Explorer:
             raise self._refused(plan, "it changes state that an optimizer, a scheduler or a torch.Generator keeps", "")
         value_of = _Values(self, values)
         inputs = [value_of(collected[place]) for place in computation.arguments]
-        step = Step(recorder.traced, inputs, [], Ends([], tree_of(())[0]), symbols, checks, [])
+        step = Step(recorder.traced, inputs, [], Ends([], tree_of(())[0]), symbols, checks, [], self.extra)
         numbers = self._bind_symbols(step, facts, collected, value_of, walk)
         after = self._own_what_is_written(step, facts, recorder, collected, computation.arguments, values)
         made = [stand_in_for(node, facts.open_symbols) for node in recorder.outputs()[: len(facts.views)]]
@@ -402,6 +429,8 @@ class _Explorer:
     ) -> dict[Path, SsaValue]:
         """Note what symbols of the graph are; those that are numbers are returned, by where they stand."""
         env, numbers = facts.shape_env, {}
+        for formula in env.fixed or [each for each in env.computed if not _is_certain(env, each)]:
+            raise SmeltError("SM060", f"{self.name} cannot be exported: it relies on {formula.text}, a number")
         for symbol in env.symbols:
             source, what, dim = symbol.origin
             if what == "stride":
@@ -502,7 +531,21 @@ class _Explorer:
         if target is None:
             self._learn(walk, ambient)
             target = self._new_node(walk, ambient, key, value_of)
+        if target.tentative and not self.tentative:
+            self._expect(target)
         return Edge(target, [value_of(leaf.given) for leaf in walk.leaves])
+
+    def _expect(self, node: Node) -> None:
+        """The program does come to a state, and to those that follow it."""
+        waiting = [node]
+        while waiting:
+            found = waiting.pop()
+            if found.error is not None:
+                raise found.error
+            if found.tentative:
+                found.tentative = False
+                following = [step.next for step in found.steps if not step.extra]
+                waiting += [edge.target for each in following if isinstance(each, Goes) for edge in each.edges]
 
     def _new_node(self, walk: Abstraction, ambient: Ambient, key: Any, value_of: "_Values") -> Node:
         if len(self.nodes) >= self.max_states:
@@ -521,7 +564,7 @@ class _Explorer:
         frame = walk.frames[-1]
         name = f"{frame.info.code.co_qualname}:{frame.instruction.line}"
         values = {id(leaf.stand_in): each for leaf, each in zip(walk.leaves, parameters, strict=True)}
-        node = Node(name, walk.frames, ambient, parameters, values, [])
+        node = Node(name, walk.frames, ambient, parameters, values, [], self.tentative)
         self.by_key[key] = node
         self.nodes.append(node)
         self.waiting.append(node)

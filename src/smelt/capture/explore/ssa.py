@@ -43,6 +43,8 @@ class Node:
     parameters: list[SsaValue]
     values: dict[int, SsaValue]
     steps: "list[Step]"
+    tentative: bool = False  # whether only numbers lead here that the program may never have
+    error: Exception | None = None  # why it cannot be exported
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +84,7 @@ class Step:
     symbols: list[tuple[str, SsaValue, int | None]]
     checks: list[Check]
     written: list[SsaValue]
+    extra: bool = False  # for a number that the program may never have
 
     def reads(self) -> list[SsaValue]:
         """What is read on the way to where it goes on, and there."""

@@ -37,7 +37,7 @@ from smelt.capture.model.values import (
     of_number,
     python_type,
 )
-from smelt.symbolic.expressions import Expression
+from smelt.symbolic.expressions import SMALLEST, Expression
 from smelt.symbolic.symnode import Formula, meaning
 
 _NUMBERS = (bool, int, float)
@@ -113,6 +113,7 @@ def converted(interp: Interpreter, kind: Any, args: list[Value]) -> Value | None
 # numbers that export keeps open
 
 _SAFE = frozenset({operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, abs})
+_OF_SIZES = frozenset({operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod})
 _ON_TENSORS = frozenset(
     getattr(operator, name)
     for name in (
@@ -126,9 +127,11 @@ MAKERS: dict[type, Callable[[torch.Tensor], OpenNumber]] = {
 }
 
 
-def open_scalar(kind: type, tensor: Value, source: Any = None) -> OpenScalar:
-    """The number that a tensor without dimensions holds, which is of the dtype for it."""
-    return OpenScalar(kind, MAKERS[kind], [tensor], source=source)
+def open_scalar(kind: type, tensor: Value, example: Any = None) -> OpenScalar:
+    """The number that a tensor without dimensions holds, which is of the dtype for it. `example`: of a size."""
+    if type(example) is int and example >= SMALLEST:
+        return OpenScalar(kind, functools.partial(OpenNumber, kind, example=example), [tensor], example)
+    return OpenScalar(kind, MAKERS[kind], [tensor])
 
 
 def taken_out(interp: Interpreter, tensor: Tensor, kind: type) -> OpenScalar:
@@ -154,7 +157,10 @@ def arithmetic_in_graph(interp: Interpreter, function: Any, *values: Value) -> V
     if not certain and not (function is operator.pow and _is_certain_power(values[0], values[1])):
         raise Unsupported("B004", f"{function.__name__}, which raises for some numbers,")
     operands = [_operand(interp, value, result) for value in values]
-    return open_scalar(result, interp.tensor_call("call_function", function, operands))
+    found = open_scalar(result, interp.tensor_call("call_function", function, operands))
+    if result is int and function in _OF_SIZES:
+        found.made = (function, *values)
+    return found
 
 
 def _is_certain_power(base: Value, exponent: Value) -> bool:
@@ -304,8 +310,20 @@ def in_symbols(interp: Interpreter, value: Any) -> Any:
 def _symbol(interp: Interpreter, value: OpenScalar) -> Value:
     if value.kind is float:
         return interp.tape.item(value.tensor, interp.externals.sizes.shape_env)
-    if value.kind is int and value.source is not None:
-        return of_number(interp.externals.sizes.open_number(value.source, value.example))
+    return of_number(_in_terms_of_leaves(interp, value))
+
+
+def _in_terms_of_leaves(interp: Interpreter, value: Value) -> Any:
+    """An integer as an expression over those that the state began with."""
+    if isinstance(value, OpenScalar) and value.kind is int and value.source is not None:
+        return interp.externals.sizes.open_number(value.source, value.example)
+    if isinstance(value, OpenScalar) and value.made is not None:
+        function, *operands = value.made
+        return function(*[_in_terms_of_leaves(interp, each) for each in operands])
+    if isinstance(value, Number) and value.symbolic is not None and python_type(value) is int:
+        return value.symbolic
+    if isinstance(value, Constant) and type(value.value) is int:
+        return value.value
     raise Unsupported("B004", "a number that a tensor holds")
 
 

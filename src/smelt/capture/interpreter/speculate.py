@@ -52,6 +52,8 @@ def speculate_truth(interp: Interpreter, value: Tensor) -> bool:
 
 def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[dict[fx.Node, Any]], bool]) -> bool:
     """What is decided by the values of `wanted`, now and, as a guard, at each call."""
+    if interp.externals.explores:
+        raise Unsupported("B003", "a number that the graph computes decides the branch")
     steps = _steps(interp.tape, wanted)
     given = [node for node in steps if node.op == "placeholder"]
     if len(given) > 1 or any(interp.tape.inputs[node].value.real.numel() != 1 for node in given):
@@ -82,6 +84,8 @@ def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[di
 def decided(interp: Interpreter, function: Callable[..., Any], *values: Value) -> Any:
     """What a function yields of floats that one number from outside decides. It is relied on, and that number is not;
     NotImplemented where several decide, and for integers, of which guards can say more."""
+    if interp.externals.explores:
+        return NotImplemented  # nobody would ask again
     sides = [_meaning(each) or interp.plain(each) for each in values]
     integers = all(isinstance(side, int | Expression) for side in sides)
     leaves = {leaf for side in sides if isinstance(side, Formula | Expression) for leaf in _leaves(side)}

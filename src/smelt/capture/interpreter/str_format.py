@@ -17,6 +17,7 @@ from smelt.capture.interpreter.exceptions import formatted_exception
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.special_methods import checked_str
 from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.bytecode import only_raises
 from smelt.capture.model.static import is_a
 from smelt.capture.model.values import (
     Constant,
@@ -74,6 +75,8 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
         return interp.compute(_FUNCTIONS[how], interp.plain(value))
     if isinstance(value, DeferredString) and how == "__str__":
         return value
+    if interp.externals.explores and isinstance(value, DeferredScalar | Tensor):
+        return _left_out(interp, value)
     if isinstance(value, DeferredScalar):
         return DeferredString(_FUNCTIONS[how], [value])
     if isinstance(value, Tensor) and _words_itself(interp, value):
@@ -110,6 +113,8 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
         return interp.compute(format, interp.plain(value), spec)
     if isinstance(value, DeferredString) and not spec:
         return value
+    if interp.externals.explores and isinstance(value, DeferredScalar | Tensor):
+        return _left_out(interp, value)
     if isinstance(value, DeferredScalar) and (not spec or _REAL_SPEC.fullmatch(spec)):
         return DeferredString(functools.partial(_format_by, spec), [value])
     if isinstance(value, Tensor) and _words_itself(interp, value) and (not spec or _is_real(value, spec)):
@@ -122,6 +127,14 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
         if found is object.__format__ and not spec:
             return text_of(interp, value)
     raise Unsupported("B002", f"formatting of {describe(value)}")
+
+
+def _left_out(interp: Interpreter, value: Value) -> Value:
+    """What stands in a message for a number that an artifact has and Python has not: only an exception may say it."""
+    frame = interp.frames[-1]
+    if not only_raises(frame.info, frame.index):
+        raise Unsupported("B004", f"{describe(value)} as text")
+    return Constant("…")
 
 
 def joined_text(interp: Interpreter, parts: list[Value]) -> Value:

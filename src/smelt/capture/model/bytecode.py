@@ -370,3 +370,17 @@ def shim_code(info: CodeInfo, line: int) -> CodeType:
             co_linetable=bytes(table),
         )
     return code
+
+
+_ENDS = ("RAISE_VARARGS", "RERAISE")
+_TURNS = ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "SEND", "FOR_ITER", "RETURN_GENERATOR")
+
+
+def only_raises(info: CodeInfo, index: int) -> bool:
+    """Whether the instructions from here on lead to a `raise` and nowhere else."""
+    for instruction in info.instructions[index:]:
+        if instruction.name in _ENDS:
+            return True
+        if instruction.target >= 0 or instruction.name in _TURNS:
+            return False
+    return False

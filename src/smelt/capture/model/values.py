@@ -452,10 +452,11 @@ class DeferredScalar(Value):
 class OpenScalar(DeferredScalar):
     """A number that export keeps open: `parts` is the tensor that holds it, and the graph computes with that.
 
-    `example`: see `OpenNumber`.
+    `example`: see `OpenNumber`. `made`: the function and operands that an integer was made of.
     """
 
     example: int = 3
+    made: tuple[Any, ...] | None = None
 
     @property
     def tensor(self) -> Tensor:

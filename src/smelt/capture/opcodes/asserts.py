@@ -11,12 +11,9 @@ import torch
 
 from smelt.capture.interpreter.interpreter import Frame, Interpreter
 from smelt.capture.interpreter.operators import truth
-from smelt.capture.model.bytecode import CodeInfo, Instruction
+from smelt.capture.model.bytecode import Instruction, only_raises
 from smelt.capture.model.policy import acts_as_in_eager
 from smelt.capture.model.values import Constant, Tensor, Value
-
-_ENDS = ("RAISE_VARARGS", "RERAISE")
-_TURNS = ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "SEND", "FOR_ITER", "RETURN_GENERATOR")
 
 
 def deciding(interp: Interpreter, frame: Frame, value: Value, jump: Instruction) -> bool:
@@ -33,19 +30,9 @@ def _branch_that_continues(frame: Frame, value: Tensor, jump: Instruction) -> bo
     """The truth of a tensor for which a jump does not lead to a `raise`; None if both ways lead on, or neither."""
     if value.ghost.numel() != 1 or acts_as_in_eager(frame.info.code):
         return None
-    jumping = _only_raises(frame.info, frame.info.index_at[jump.target])
-    staying = _only_raises(frame.info, frame.info.index_at[jump.next])
+    jumping = only_raises(frame.info, frame.info.index_at[jump.target])
+    staying = only_raises(frame.info, frame.info.index_at[jump.next])
     return None if jumping == staying else jump.name.endswith("TRUE") != jumping
-
-
-def _only_raises(info: CodeInfo, index: int) -> bool:
-    """Whether the instructions from here on lead to a `raise` and nowhere else."""
-    for instruction in info.instructions[index:]:
-        if instruction.name in _ENDS:
-            return True
-        if instruction.target >= 0 or instruction.name in _TURNS:
-            return False
-    return False
 
 
 def _assume(interp: Interpreter, value: Tensor, truth: bool) -> None:

@@ -27,6 +27,7 @@ from smelt.capture.guards.dynamic_sizes import computed_from, read_size
 from smelt.capture.interpreter.exceptions import builtin_base
 from smelt.capture.interpreter.interpreter import make_sequence
 from smelt.capture.model.breaks import SkipFrame
+from smelt.capture.model.open_numbers import OpenNumber
 from smelt.capture.model.paused_iterators import CHANGED, PausedIterator, PausedZip
 from smelt.capture.model.set_order import ITSELF, Call, Items, construction_of, formed
 from smelt.capture.model.set_order import changed as set_changed
@@ -326,6 +327,8 @@ def _extend(build: Rebuilder, made: Operand, items: Iterable[Any], extend: Calla
 
 
 def _make_sequence(kind: Any, *items: Any) -> Any:
+    if kind is torch.Size and any(type(item) is OpenNumber for item in items):
+        return items  # where export explores
     return make_sequence(kind, list(items))
 
 
