@@ -5,7 +5,7 @@
 `smelt.capture.explore` says how a function becomes the one; here it gets programs, storages and dimensions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,9 +45,9 @@ from smelt.ir.call_contract import FromResult, SameAsOutput
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.program import Operand, Program
 from smelt.ir.tensorspec import NumberSpec, spec_of
-from smelt.pipeline.sizes.open_graph import OpenGraph
+from smelt.pipeline.sizes.open_graph import OpenGraph, SymbolValues
 from smelt.pipeline.whole_program import WholeProgram, whole_program
-from smelt.symbolic.expressions import SMALLEST, Expression, ShapeEnv
+from smelt.symbolic.expressions import SMALLEST, Expression, ShapeEnv, SizeGuard, Symbol
 from smelt.symbolic.shapes import Size, contiguous_stride
 from smelt.symbolic.symnode import Formula, as_number
 from smelt.symbolic.symsize import from_symbolic
@@ -110,7 +110,7 @@ class _Lowering:
             for place, variant in enumerate(state.variants):
                 name = f"{traced.name}_{number}" + (f"_{place}" if place else "")
                 with events.timed("lower", f"{name}, {state.name}"):
-                    variants.append(self._variant(variant, name))
+                    variants += self._variants(variant, name)
             states.append(State(state.name, tuple(variants)))
         registers, storages = self._registers.finished()
         both = zip(self._registers.arguments, traced.arguments, strict=True)
@@ -122,11 +122,57 @@ class _Lowering:
             traced.notes,
         )  # fmt: skip
 
-    def _variant(self, variant: TracedVariant, name: str) -> Variant:
+    def _variants(self, variant: TracedVariant, name: str) -> list[Variant]:
+        """A program, and others for sizes and numbers for which what the first relies on does not hold."""
+        found: list[Variant] = []
+        for values in _examples(variant):
+            if len(found) < _MOST_VARIANTS and not any(_covers(each, values) for each in found):
+                title = f"{name}_for_{len(found)}" if found else name
+                found.append(self._variant(variant, title, values))
+        return found
+
+    def _variant(self, variant: TracedVariant, name: str, values: Mapping[str, int]) -> Variant:
+        lowering = _VariantLowering(self._traced, variant, self._registers, self._numbers, self._how, name, values)
         try:
-            return _VariantLowering(self._traced, variant, self._registers, self._numbers, self._how, name).variant()
+            return lowering.variant()
         except CannotTrace as refused:
             raise ExportError(f"{self._traced.name} cannot be exported: {refused.reason}") from refused
+
+
+_MOST_VARIANTS = 8
+_SIZES = (*range(2, 14), 16, 17, 31, 32, 33, 64, 100, 1000)
+
+
+def _examples(variant: TracedVariant) -> Iterator[dict[str, int]]:
+    """Values of a variant's symbols that its checks hold for, the captured ones first; others are looked at one by
+    one, and all moved by as much: sizes of several tensors are often equal, or one more."""
+    graph = OpenGraph(variant.traced) if variant.traced is not None else None
+    leaves = graph.example if graph is not None else {}
+    first = {leaf.text: int(value) for leaf, value in leaves.items() if isinstance(leaf, Symbol)}
+    yield first
+    moved = [{name: value + by for name, value in first.items()} for by in _SIZES]
+    alone = [{**first, name: value} for name in first for value in _SIZES]
+    guards = [check.guard for check in variant.checks if isinstance(check, SizeCheck)]
+    for values in (*moved, *alone):
+        if values and all(guard.holds(lambda symbol: values[symbol.text]) for guard in _about(guards, values)):  # noqa: B023
+            yield values
+
+
+def _about(guards: list[SizeGuard], values: Mapping[str, int]) -> list[SizeGuard]:
+    """Guards of which all symbols are known."""
+    return [guard for guard in guards if all(symbol.text in values for symbol in guard.expression.symbols())]
+
+
+def _covers(variant: Variant, values: Mapping[str, int]) -> bool:
+    """Whether the checks of a variant hold for these values, by what its symbols are bound to."""
+    places = {(each.register, each.dim): values[each.symbol] for each in variant.symbols if each.symbol in values}
+    known = {
+        each.symbol: places[each.register, each.dim]
+        for each in variant.symbols
+        if (each.register, each.dim) in places
+    }
+    guards = [check.guard for check in variant.checks if isinstance(check, SizeCheck)]
+    return all(guard.holds(lambda symbol: known[symbol.text]) for guard in _about(guards, known))
 
 
 class _VariantLowering:
@@ -140,7 +186,9 @@ class _VariantLowering:
         numbers: Mapping[int, int],
         how: HowToLower,
         name: str,
+        values: Mapping[str, int],
     ) -> None:
+        self._values = values
         self._machine, self._traced, self._registers, self._numbers = machine, variant, registers, numbers
         self._how, self._name = how, name
         self._bindings = {
@@ -200,7 +248,8 @@ class _VariantLowering:
         for leaf in graph.fixed:
             if isinstance(leaf, Formula):
                 raise ExportError(f"compiled code relies on {leaf.text} being {leaf.example}")
-        traced, shape_env = graph.over(graph.example) if graph.symbols else (graph.at(graph.example), None)
+        example = SymbolValues((leaf, self._values.get(leaf.text, value)) for leaf, value in graph.example.items())
+        traced, shape_env = graph.over(example) if graph.symbols else (graph.at(example), None)
         return whole_program(traced, wanted, self._how.options, self._name), shape_env
 
     def _inputs(self, graph: OpenGraph, program: Program) -> tuple[RegisterView | NumberOf, ...]:

@@ -19,9 +19,11 @@ def without_gradients(x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         while x.sum() > 1:
             with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = torch.outer(x, x) @ torch.eye(3)
                 if x.max() > 3:
-                    x = x - 1
-            x = x / 2
+                    x = x - (torch.eye(3) @ x[:, None])[:, 0]
+                    x = x + y[0].abs().clamp(max=0.3)
+            x = x / 2 + torch.eye(3) @ x / 8
     return x
 
 

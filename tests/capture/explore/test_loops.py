@@ -66,6 +66,7 @@ def test_an_iterative_solver() -> None:
 
 def test_modes_that_a_loop_is_in() -> None:
     explored(programs.without_gradients, (x(),), (x() * 10,), (x() * 1000,))
+    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_recursion() -> None:

@@ -33,6 +33,7 @@ from smelt.capture.explore.flow import TracedMachine
 from smelt.capture.explore.graphs import (
     GraphRecorder,
     append_output,
+    in_ambient,
     make_own,
     marks_of,
     own_written,
@@ -165,6 +166,7 @@ class _Explorer:
         self.groups: dict[int, int] = {}  # tensors that share memory, by their ids
         self.alive: list[Any] = []
         self.tentative = self.extra = False
+        self.ambient = Ambient.now()
         self.inputs: dict[int, SsaValue] = {}
         for leaf in arguments.leaves:
             if leaf.is_open(policy):
@@ -173,7 +175,7 @@ class _Explorer:
 
     def machine(self) -> TracedMachine:
         """All of it."""
-        entry = Node("entry", [], Ambient.now(), [], {}, [])
+        entry = Node("entry", [], self.ambient, [], {}, [])
         self.nodes.append(entry)
         for checks, leaves in self.arguments.variants(self.policy):
             frames, entry.values = self._called(leaves)
@@ -340,6 +342,8 @@ class _Explorer:
             if isinstance(plan, Stop):
                 assert recorder.traced is not None
                 make_own(recorder.traced, place, shared=view is not None)
+        if recorder.traced is not None:
+            in_ambient(recorder.traced, node.ambient, self.ambient)
         registers = rebuilt(plan, collected, tuple(made), walk.objects)
         ambient = computation.final or computation.entry
         if isinstance(plan, Return):

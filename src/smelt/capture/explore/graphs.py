@@ -13,6 +13,7 @@ from torch import fx
 from smelt.capture.explore.abstraction import standing_in
 from smelt.capture.model.marks import DYNAMIC, OPEN_SIZES
 from smelt.ir.graph import GraphLevel, Traced, output_node, placeholders
+from smelt.ir.nodes.ambient import Ambient, set_autocast
 from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
 from smelt.symbolic.expressions import Expression, Symbol
 from smelt.symbolic.shapes import contiguous_stride
@@ -93,6 +94,24 @@ def make_own(traced: Traced, place: int, shared: bool) -> None:
     set_spec(copy, replace(spec, stride=strides, offset=0))
     returned[place] = copy
     end.args = (tuple(returned),)
+
+
+def in_ambient(traced: Traced, ambient: Ambient, outside: Ambient) -> None:
+    """Let a graph that was captured in some state of the process set it, and put back what was there: it runs beside
+    others, which were captured in others."""
+    graph = traced.graph
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    _switch(graph, first, outside, ambient)
+    _switch(graph, output_node(graph), ambient, outside)
+
+
+def _switch(graph: fx.Graph, place: fx.Node, before: Ambient, after: Ambient) -> None:
+    with graph.inserting_before(place):
+        if before.records != after.records:
+            graph.call_function(torch._C._set_grad_enabled, (after.records,))
+        for old, new in zip(before.casts, after.casts, strict=True):
+            if old != new or before.cached != after.cached:
+                graph.call_function(set_autocast, (*new, after.cached))
 
 
 def copying(specs: list[TensorSpec]) -> Traced:

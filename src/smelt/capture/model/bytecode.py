@@ -372,15 +372,15 @@ def shim_code(info: CodeInfo, line: int) -> CodeType:
     return code
 
 
-_ENDS = ("RAISE_VARARGS", "RERAISE")
-_TURNS = ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "SEND", "FOR_ITER", "RETURN_GENERATOR")
+_RAISES = ("RAISE_VARARGS", "RERAISE")
+_LEAVES = ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "SEND", "FOR_ITER", "RETURN_GENERATOR")
 
 
 def only_raises(info: CodeInfo, index: int) -> bool:
     """Whether the instructions from here on lead to a `raise` and nowhere else."""
     for instruction in info.instructions[index:]:
-        if instruction.name in _ENDS:
+        if instruction.name in _RAISES:
             return True
-        if instruction.target >= 0 or instruction.name in _TURNS:
+        if instruction.target >= 0 or instruction.name in _LEAVES:
             return False
     return False
