@@ -2,6 +2,7 @@
 
     attention(q, k, v)       →  bmm(softmax(bmm(q, kᵀ) · scale), v), the scores in memory: where sizes vary
     cat([a, b])              →  where(position < len(a), a among zeros, b among zeros)
+    mm(a, b)                 →  sum(a[i, k] * b[k, j], over k): where sizes vary, for which no tiles are cut
 
 The library does these faster; as kernels they need nothing but what is generated. See the option `library`.
 """
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 
 from smelt.ir.tensorspec import UnplacedSpec
-from smelt.ops.decompose.table import choose, expected_of, widen
+from smelt.ops.decompose import products  # noqa: F401  (what it says of products is asked first)
+from smelt.ops.decompose.table import DECOMPOSITIONS, choose, expected_of, widen
 from smelt.symbolic.shapes import contiguous_stride
 
 Tensor = torch.Tensor
@@ -22,7 +24,13 @@ aten = torch.ops.aten
 TABLE: dict[Any, Callable[..., Any]] = {}
 
 
-def _takes_apart(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+PRODUCTS_IN_SYMBOLS: dict[Any, Callable[..., Any]] = {}
+"""Products where sizes vary, for who cannot compile for each size: those of `TABLE` are faster, and want numbers."""
+
+
+def _takes_apart(
+    op: Any, table: dict[Any, Callable[..., Any]] = TABLE
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Use the function for `op`, wherever its results can be laid out as the operator's are."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +49,7 @@ def _takes_apart(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             made = tuple(_laid_out(value, spec) for value, spec in zip(result, specs, strict=True))
             return NotImplemented if any(value is NotImplemented for value in made) else made
 
-        TABLE[op] = decomposition
+        table[op] = decomposition
         return function
 
     return enter
@@ -61,6 +69,37 @@ def _laid_out(value: Tensor, spec: UnplacedSpec) -> Any:
         return NotImplemented
     back = [order.index(dim) for dim in range(len(order))]
     return aten.permute.default(aten.clone.default(across, memory_format=torch.contiguous_format), back)
+
+
+# Products.
+
+
+def _varies(*tensors: Tensor) -> bool:
+    """Whether some size differs from call to call."""
+    return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
+
+
+def _summed(op: Any, a: Tensor, b: Tensor) -> Any:
+    """The product of two matrices, or of two for each of a batch, whose sizes vary."""
+    if not _varies(a, b) or not a.dtype.is_floating_point:
+        earlier = _WHOLE_PRODUCTS.get(op)
+        return NotImplemented if earlier is None else earlier(a, b)
+    left = aten.unsqueeze.default(widen(a), a.dim() - 1)
+    right = aten.unsqueeze.default(aten.transpose.int(widen(b), -2, -1), b.dim() - 2)
+    return aten.sum.dim_IntList(left * right, [-1])
+
+
+_WHOLE_PRODUCTS = {op: DECOMPOSITIONS.get(op) for op in (aten.mm.default, aten.bmm.default)}
+
+
+@_takes_apart(aten.mm.default, PRODUCTS_IN_SYMBOLS)
+def mm(a: Tensor, b: Tensor) -> Any:
+    return _summed(aten.mm.default, a, b)
+
+
+@_takes_apart(aten.bmm.default, PRODUCTS_IN_SYMBOLS)
+def bmm(a: Tensor, b: Tensor) -> Any:
+    return _summed(aten.bmm.default, a, b)
 
 
 # Attention.

@@ -1,0 +1,92 @@
+"""Sizes that differ from call to call: one file for all within their bounds, others refused by name."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from tests.deploy.models import MODELS
+from tests.deploy.test_models import assert_accurate
+
+
+def _logits(found: Any) -> torch.Tensor:
+    made: torch.Tensor = found if isinstance(found, torch.Tensor) else found.logits
+    return made
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return value.double() if value.is_floating_point() else value
+
+
+def _compare(model: torch.nn.Module, exact: torch.nn.Module, artifact: Any, leaf: torch.Tensor, by_name: str) -> None:
+    args, kwargs = ((), {by_name: leaf}) if by_name else ((leaf,), {})
+    with torch.no_grad():
+        eager = _logits(model(*args, **kwargs))
+        wanted = _logits(exact(*map(_wide, args), **{name: _wide(value) for name, value in kwargs.items()}))
+    assert_accurate(_logits(artifact(*args, **kwargs)), eager, wanted)
+
+
+def test_a_batch_of_any_size() -> None:
+    torch.manual_seed(0)
+    model, args, _ = MODELS["mlp"]()
+    artifact = smelt.export(model, args, dynamic={"input": {0: smelt.Dimension("batch", 1, 100)}})
+    exact = MODELS["mlp"]()[0].double()
+    exact.load_state_dict(model.state_dict())
+    for size in (1, 2, 3, 17, 64, 100):
+        _compare(model, exact, artifact, torch.randn(size, 16), "")
+    for size in (0, 101):
+        with pytest.raises(smelt.SmeltError, match=rf"SM052.*dimension 0 batch is {size}, and must be from 1 to 100"):
+            artifact(torch.randn(size, 16))
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+def test_text_of_any_length(name: str) -> None:
+    torch.manual_seed(0)
+    model, args, kwargs = MODELS[name]()
+    exact = MODELS[name]()[0].double()
+    exact.load_state_dict(model.state_dict())
+    sizes = {0: smelt.Dimension("batch", 1, 8), 1: smelt.Dimension("tokens", 2, 32)}
+    artifact = smelt.export(model, args, kwargs, dynamic={"input_ids": sizes})
+    for batch, tokens in ((1, 2), (2, 12), (5, 7), (8, 32), (1, 31)):
+        _compare(model, exact, artifact, torch.randint(0, 128, (batch, tokens)), "input_ids")
+
+
+def test_dimensions_of_one_name_are_equal() -> None:
+    def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x.exp(), y.exp()], 1)
+
+    rows = smelt.Dimension("rows", 2, 50)
+    artifact = smelt.export(added, (torch.ones(3, 2), torch.ones(3, 4)), dynamic={"x": {0: rows}, "y": {0: rows}})
+    x, y = torch.randn(9, 2), torch.randn(9, 4)
+    torch.testing.assert_close(artifact(x, y), added(x, y))
+    with pytest.raises(smelt.SmeltError, match="SM052"):
+        artifact(torch.randn(9, 2), torch.randn(8, 4))
+
+
+def test_marked_tensors_and_dimensions_without_names() -> None:
+    x = torch.ones(3, 4)
+    smelt.mark_dynamic(x, 0)
+    for artifact in (
+        smelt.export(lambda x: x.sum(1), (x,)),
+        smelt.export(lambda x: x.sum(1), (torch.ones(3, 4),), dynamic={"x": [0]}),
+        smelt.export(lambda x: x.sum(1), (torch.ones(3, 4),), dynamic={"x": {-2: (1, 9)}}),
+    ):
+        for size in (1, 2, 9):
+            torch.testing.assert_close(artifact(torch.ones(size, 4)), torch.full((size,), 4.0))
+
+
+def test_a_number_of_any_value() -> None:
+    def scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return x * (scale * 2 + 1)
+
+    artifact = smelt.export(scaled, (torch.ones(3), 0.5), dynamic={"scale": True})
+    for scale in (0.5, -3.0, 1e6):
+        torch.testing.assert_close(artifact(torch.ones(3), scale), scaled(torch.ones(3), scale))
+
+
+def test_sizes_among_the_results() -> None:
+    artifact = smelt.export(lambda x: (x.shape[0] * 3 + 1, x + 1), (torch.ones(3, 4),), dynamic={"x": {0: "rows"}})
+    for size in (2, 5, 40):
+        count, made = artifact(torch.zeros(size, 4))
+        assert count == 3 * size + 1 and made.shape == (size, 4)
