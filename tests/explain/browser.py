@@ -96,15 +96,18 @@ class Browser:
         text, _, self._rest = self._rest.partition(b"\0")
         return json.loads(text)
 
-    def open(self, file: Path, view: str = "", *, width: int = 1280, height: int = 860, dark: bool = False) -> "Page":
-        """A page of its own for a file on disk, loaded and drawn for the first time; `view`: "#graphs", say."""
+    def open(
+        self, file: Path | str, view: str = "", *, width: int = 1280, height: int = 860, dark: bool = False
+    ) -> "Page":
+        """A page of its own for a file on disk, or for an address, loaded and drawn for the first time; `view`:
+        "#graphs", say."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session, target)
         for domain in ("Page", "Runtime", "Network", "Log"):
             page.send(f"{domain}.enable")
         page.look(width, height, dark)
-        page.send("Page.navigate", url=file.as_uri() + view)
+        page.send("Page.navigate", url=(file if isinstance(file, str) else file.as_uri()) + view)
         page.wait("document.readyState === 'complete' && performance.getEntriesByType('paint').length > 0")
         return page
 
