@@ -198,3 +198,23 @@ def test_info_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     out = capsys.readouterr().out
     assert "memory_budget" in out and "disk_cache_dir" in out and "compiled_autograd" in out
+
+
+def test_export_inspect_and_flags(program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = tmp_path / "model.smelt"
+    assert main(["export", f"{program}:example", "-o", str(made), "--dynamic", "input:0=batch:1:64"]) == 0
+    assert "model.smelt: " in capsys.readouterr().out
+    assert main(["inspect", str(made)]) == 0
+    shown = capsys.readouterr().out
+    assert "input: float32[batch 1..64, 8]" in shown and "weights: 4 tensors" in shown and "host: " in shown
+    assert smelt.load(made)(torch.ones(5, 8)).shape == (5, 2)
+    assert main(["cc", "--static"]) == 0
+    assert "-I" in (flags := capsys.readouterr().out) and "libsmelt.a" in flags
+    (tmp_path / "cut.smelt").write_bytes(made.read_bytes()[:-5])
+    for arguments in (
+        ["inspect", str(tmp_path / "cut.smelt")],
+        ["inspect", str(tmp_path / "none.smelt")],
+        ["export", f"{program}:example", "-o", str(made), "--dynamic", "input=batch"],
+        ["export", f"{program}:example", "-o", str(made), "--dynamic", "input:0=batch:1"],
+    ):
+        assert main(arguments) == 2

@@ -1,0 +1,222 @@
+"""Commands about artifacts: `smelt export`, `inspect`, `cc`."""
+
+import argparse
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from smelt.base.errors import SmeltError
+from smelt.cli.example_spec import BadTarget, add_target, load
+from smelt.cli.run import Commands
+from smelt.deploy.runtime import LIBRARY
+from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file.layout import FEATURES, LARGEST, Bind, Machine, Op, RegisterKind
+from smelt.ir.artifact_file.read import read
+
+
+def add_export(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="write a program to one file that runs without Python",
+        epilog="example: smelt export job.py:example -o model.smelt --dynamic x:0=batch:1:64",
+    )
+    add_target(parser)
+    parser.add_argument("-o", "--output", required=True, help="the file to write, model.smelt")
+    parser.add_argument("--name", help="what it is called in messages (default: the function's name)")
+    parser.add_argument(
+        "--for",
+        dest="target_names",
+        action="append",
+        metavar="NAME",
+        help="what to make code for; may be repeated (default: host)",
+    )
+    parser.add_argument(
+        "--static",
+        nargs="?",
+        const="host",
+        metavar="NAME",
+        help="write an object and a header to link into a program instead, or for wasm32 a module",
+    )
+    parser.add_argument(
+        "--dynamic",
+        action="append",
+        default=[],
+        metavar="ARGUMENT:DIMENSION=NAME[:LEAST:MOST]",
+        help="a size that differs from call to call; may be repeated",
+    )
+    parser.set_defaults(do=_export)
+
+
+def _export(given: argparse.Namespace) -> int:
+    from smelt.deploy.artifact import export
+
+    target = load(given.target)
+    dynamic: dict[str, dict[int, Any]] = {}
+    for text in given.dynamic:
+        argument, dim, dimension = _dimension(text)
+        dynamic.setdefault(argument, {})[dim] = dimension
+    artifact = export(
+        target.model,
+        target.args,
+        target.kwargs,
+        dynamic=dynamic,
+        targets=tuple(given.target_names or ("host",)),
+        name=given.name,
+    )
+    written = artifact.save_static(given.output, given.static) if given.static else (artifact.save(given.output),)
+    for path in written:
+        print(f"{path}: {_bytes(path.stat().st_size)}")
+    for note in artifact.machine.notes:
+        print(f"  {note}")
+    return 0
+
+
+def _dimension(text: str) -> tuple[str, int, Any]:
+    from smelt.ir.artifact.machine import Dimension
+
+    place, equals, size = text.partition("=")
+    argument, colon, dim = place.rpartition(":")
+    name, *bounds = size.split(":")
+    try:
+        if not (equals and colon and argument and name and len(bounds) in (0, 2)):
+            raise ValueError
+        return argument, int(dim), Dimension(name, *map(int, bounds)) if bounds else name
+    except ValueError:
+        raise BadTarget(f"{text!r} is no dimension; write ARGUMENT:DIMENSION=NAME or …=NAME:LEAST:MOST") from None
+
+
+def add_inspect(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "inspect",
+        help="what an artifact takes and returns, its states, memory and code",
+        epilog="example: smelt inspect model.smelt",
+    )
+    parser.add_argument("file", help="model.smelt")
+    parser.set_defaults(do=_inspect)
+
+
+def _inspect(given: argparse.Namespace) -> int:
+    try:
+        data = Path(given.file).read_bytes()
+    except OSError as error:
+        raise SmeltError("SM050", f"{given.file} cannot be read: {error.strerror}") from None
+    print("\n".join(inspected(read(data), len(data))))
+    return 0
+
+
+def inspected(artifact: r.ArtifactFile, size: int) -> list[str]:
+    """The lines that describe an artifact."""
+    table = artifact.targets[0].table
+    made_by = artifact.manifest.get("made by", {})
+    by = ", ".join(f"{name} {version}" for name, version in made_by.items())
+    lines = [f"{table.name}: {_bytes(size)}{f', made by {by}' if by else ''}", "inputs"]
+    lines += [f"  {_register(each)}" for each in table.registers if each.kind == RegisterKind.INPUT] or ["  none"]
+    lines += ["outputs", *([f"  {_shown(each.name, each.dtype, each.dims)}" for each in table.outputs] or ["  none"])]
+    lines += _states(table)
+    for kind, what in ((RegisterKind.CONSTANT, "weights"), (RegisterKind.STATE, "state")):
+        held = [each for each in table.registers if each.kind == kind]
+        if held:
+            keys = dict.fromkeys(each.data for each in held if each.data is not None)
+            stored = sum(memoryview(artifact.weights[key]).nbytes for key in keys)
+            lines.append(f"{what}: {len(held)} tensors, {_bytes(stored)}")
+            if kind == RegisterKind.STATE:
+                lines += [f"  {_register(each)}" for each in held]
+    lines.append("code")
+    for number, part in enumerate(artifact.targets):
+        lines.append(f"  {_target(artifact, number, part)}")
+    notes = artifact.manifest.get("notes", [])
+    return [*lines, *(["notes", *(f"  {note}" for note in notes)] if notes else [])]
+
+
+def _states(table: r.Table) -> list[str]:
+    lines = [f"states: {len(table.states)}"]
+    for number, state in enumerate(table.states):
+        for variant in state.variants:
+            launches = sum(isinstance(step, r.Launch) for step in variant.steps)
+            arena = _constant(variant.arena_bytes)
+            memory = "memory by sizes" if arena is None else f"{_bytes(arena)} of memory"
+            bounds = [_bound(each) for each in variant.symbols if _is_bounded(each)]
+            checks = " and ".join([*bounds, *(check.text for check in variant.checks)])
+            lines.append(
+                f"  {number} {state.name}: {launches} launches, {memory}, {_next(variant.next)}"
+                f"{f', if {checks}' if checks else ''}"
+            )
+    return lines
+
+
+def _constant(code: r.Expression) -> int | None:
+    return code[0].operand if len(code) == 1 and code[0].op == Op.PUSH else None
+
+
+def _is_bounded(symbol: r.Symbol) -> bool:
+    return symbol.bind == Bind.SIZE and (symbol.low > 0 or symbol.high < LARGEST)
+
+
+def _bound(symbol: r.Symbol) -> str:
+    if symbol.low == symbol.high:
+        return f"{symbol.name} is {symbol.low}"
+    return f"{symbol.name} from {symbol.low}{'' if symbol.high == LARGEST else f' to {symbol.high}'}"
+
+
+def _next(following: r.Next) -> str:
+    if isinstance(following, r.Branch):
+        return f"then state {following.if_true} or {following.if_false}"
+    if isinstance(following, r.Jump):
+        return f"then state {following.state}"
+    return f"raises {following.error}" if isinstance(following, r.Raise) else "returns"
+
+
+def _register(register: r.Register) -> str:
+    choices = f" one of {', '.join(register.choices)}" if register.choices else ""
+    return _shown(register.name, register.dtype, register.dims) + choices
+
+
+def _shown(name: str, dtype: str | None, dims: tuple[r.Dim, ...]) -> str:
+    if dtype is None:
+        return f"{name}: differs"
+    sizes = []
+    for dim in dims:
+        most = "" if dim.high == LARGEST else str(dim.high)
+        sizes.append(str(dim.low) if dim.low == dim.high else f"{dim.name or '?'} {dim.low}..{most}".strip())
+    return f"{name}: {dtype}[{', '.join(sizes)}]"
+
+
+def _target(artifact: r.ArtifactFile, number: int, part: r.TargetPart) -> str:
+    names = artifact.manifest.get("targets", [])
+    name = names[number] if number < len(names) else Machine(part.machine).name
+    features = [each for bit, each in enumerate(FEATURES[Machine(part.machine)]) if part.features >> bit & 1]
+    outside = Counter(slot.name for slot in part.code.slots if slot.name)
+    needs = f", needs {' '.join(features)}" if features else ""
+    calls = f", calls {', '.join(outside)}" if outside else ""
+    return f"{name}: {len(part.table.kernels)} kernels, {_bytes(len(part.code.image))}{needs}{calls}"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("MB", 1 << 20), ("kB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def add_cc(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "cc",
+        help="the flags that build a C or C++ program against the runtime",
+        epilog="example: smelt cc --static, in a build: cc infer.c $(smelt cc) -o infer",
+    )
+    parser.add_argument("--static", action="store_true", help="link libsmelt.a into the program")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--cflags", action="store_true", help="those of the compiler alone")
+    part.add_argument("--libs", action="store_true", help="those of the linker alone")
+    parser.set_defaults(do=_cc)
+
+
+def _cc(given: argparse.Namespace) -> int:
+    include = [f"-I{LIBRARY.parents[1] / 'include'}"]
+    folder = LIBRARY.parent
+    linked = [str(LIBRARY.with_suffix(".a"))] if given.static else [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lsmelt"]
+    flags = [] if given.libs else include
+    flags += [] if given.cflags else [*linked, "-lm", "-lpthread"]
+    print(shlex.join(flags))
+    return 0
