@@ -136,7 +136,7 @@ class LoadedArtifact:
 
 
 def load(path: str | os.PathLike[str], *, threads: int = 0) -> LoadedArtifact:
-    """Load an exported function from its file.
+    """Load an exported function from its file, `path`, to be called like the function itself.
 
     What is cut, altered or no artifact is refused, and nothing of it is executed. `threads` are those that a call may
     use; 0 for as many as there are processors.
