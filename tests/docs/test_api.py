@@ -13,6 +13,7 @@ import smelt
 from smelt.base.events import COUNTERS
 from smelt.base.options import Config, describe
 from smelt.capture import BreakRecord
+from smelt.deploy.loaded import LoadedArtifact
 from smelt.explain.explanation import Explanation, GraphStory
 from smelt.explain.verify import Found, Verdict, Verification
 from tests.docs.pages import ROOT
@@ -22,6 +23,7 @@ from tests.golden import golden
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Compiling": ("compile", "disable", "graph_break", "mark_dynamic", "is_compiling", "reset"),
     "Looking": ("explain", "record", "verify", "counters"),
+    "Deploying": ("export", "Artifact", "Dimension", "load"),
     "Backends": ("register_backend", "list_backends"),
     "Autograd by hand": ("aot_function", "aot_module", "aot_module_simplified", "partition", "compiled_autograd"),
     "Settings": ("Options", "config"),
@@ -31,6 +33,7 @@ MODULES = {"partition": ("default", "min_cut"), "compiled_autograd": ("enable", 
 GIVEN_BACK: dict[str, tuple[type, ...]] = {
     "explain": (Explanation, GraphStory, BreakRecord),
     "verify": (Verification, Verdict, Found),
+    "load": (LoadedArtifact,),
 }
 
 
