@@ -52,6 +52,15 @@ CALLS: dict[str, Callable[..., Any]] = {
     "batch norm backward": lambda g, n, m: aten.native_batch_norm_backward(
         g(n, 3, m, 8), g(n, 3, m, 8), g(3), g(3), g(3), g(3), g(3), True, 1e-5, [True] * 3
     ),
+    "batch norm by cuDNN": lambda g, n, m: aten.cudnn_batch_norm(
+        g(n, 3, m, 8), g(3), g(3), g(3), g(3), True, 0.1, 1e-5
+    ),
+    "batch norm by cuDNN, evaluation": lambda g, n, m: aten.cudnn_batch_norm(
+        g(n, 3, m, 8), g(3), g(3), g(3), g(3), False, 0.1, 1e-5
+    ),
+    "batch norm by cuDNN, backward": lambda g, n, m: aten.cudnn_batch_norm_backward(
+        g(n, 3, m, 8), g(n, 3, m, 8), g(3), g(3), g(3), g(3), g(3), 1e-5, g(0, dtype=torch.uint8)
+    ),
     "group norm": lambda g, n, m: aten.native_group_norm(g(n, 4, m, 8), g(4), g(4), n, 4, m * 8, 2, 1e-5),
     "group norm backward": lambda g, n, m: aten.native_group_norm_backward(
         g(n, 4, m, 8), g(n, 4, m, 8), g(n, 2), g(n, 2), g(4), n, 4, m * 8, 2, [True] * 3

@@ -10,12 +10,14 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 import smelt
+from smelt.meta import symbolic_decomps
 from smelt.meta.symbolic_decomps import IN_PLACE, SPELLED, _derives_the_diagonal
 from tests import processes
 
 torch.manual_seed(0)
 GRU_CELL, LSTM_CELL, GRU = nn.GRUCell(4, 5), nn.LSTMCell(4, 5), nn.GRU(4, 5, 2, batch_first=True, bidirectional=True)
 LSTM, PARAMETRIC = nn.LSTM(4, 5, bidirectional=True), nn.PReLU(4)
+ATTENTION = nn.MultiheadAttention(4, 2, batch_first=True)
 BILINEAR, LINEAR, MATRIX = nn.Bilinear(4, 4, 3), nn.Linear(4, 4), torch.randn(4, 4)
 
 
@@ -65,6 +67,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], torch.Tensor]]] = {
     "bilinear": (lambda x: BILINEAR(x, x + 1), rows),
     "linear": (lambda x: F.linear(x, LINEAR.weight) * LINEAR(x.transpose(0, 1)).transpose(0, 1), batch),
     "a batch by a matrix": (lambda x: x @ MATRIX + x.transpose(0, 1).matmul(MATRIX).transpose(0, 1), batch),
+    "multi_head_attention_forward": (lambda x: ATTENTION(x, x, x, need_weights=False)[0], batch),
     "a batch by a vector": (lambda x: x @ MATRIX[:, 0] + torch.matmul(x, LINEAR.weight[0]), batch),
     "a vector by a batch": (lambda x: (MATRIX[0, :1].expand(6) @ x) + LINEAR.weight.flatten()[:6] @ x, batch),
     "batches by batches": (lambda x: (x @ x.mT) * (x[:1] @ x.mT) + x[:, None].matmul(x.mT[None, :1])[:, 0], batch),
@@ -123,6 +126,19 @@ def test_one_version_for_all_sizes(name: str, backend: str) -> None:
             torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-6 * largest)
     assert smelt.counters["graphs"] == 2
     assert smelt.counters["sizes_compiled"] == smelt.counters["sizes_refused"] == 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "llvm"])
+def test_products_within_attention_are_spelled_out(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a PyTorch that reads the sizes of a batch of matrices as integers: it does so within this function too."""
+    monkeypatch.setattr(symbolic_decomps, "_multiplies_by_integers", lambda: True)
+    seen: list[int] = []
+    real = symbolic_decomps._matmul
+    monkeypatch.setattr(symbolic_decomps, "_matmul", lambda *args: seen.append(len(args)) or real(*args))
+    symbolic_decomps._attending.cache_clear()
+    test_one_version_for_all_sizes("multi_head_attention_forward", backend)
+    symbolic_decomps._attending.cache_clear()
+    assert seen
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,6 +12,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._mode_utils import no_dispatch
@@ -446,10 +447,32 @@ def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
     return made if bias is None or made is NotImplemented else made + bias
 
 
-def _applied(input: Any, weight: Any, bias: Any) -> Any:
+def _applied(input: Any, weight: Any, bias: Any = None) -> Any:
     """`F.linear` within what is spelled out, which nobody spells out again."""
     made = _linear(input, weight, bias)
     return F.linear(input, weight, bias) if made is NotImplemented else made
+
+
+def _multi_head_attention(*args: Any, **kwargs: Any) -> Any:
+    """PyTorch's function, which is written in Python, with its products spelled out."""
+    return _attending()(*args, **kwargs) if _multiplies_by_integers() else NotImplemented
+
+
+@functools.cache
+def _attending() -> Callable[..., Any]:
+    function: Any = F.multi_head_attention_forward
+    taken = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
+    names = {**function.__globals__, **taken, "linear": _applied}
+    for name in ("_in_projection", "_in_projection_packed"):
+        names[name] = _among(function.__globals__[name], names)
+    return _among(function, names)
+
+
+def _among(function: Any, names: dict[str, Any]) -> Callable[..., Any]:
+    """A function of PyTorch's with other functions that it calls by name."""
+    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 @functools.cache
@@ -574,6 +597,7 @@ SPELLED: dict[Any, Spelled] = {
     operator.matmul: _matmul,
     BASE.__matmul__: _matmul,
     F.linear: _linear,
+    F.multi_head_attention_forward: _multi_head_attention,
     torch.complex: _complex,
     torch.polar: _polar,
     torch._is_all_true: _is_all_true,

@@ -201,7 +201,27 @@ def _batch_norm_writing(
     return NotImplemented if found is NotImplemented else found[:3]
 
 
+def _cudnn_batch_norm(
+    value: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: Any
+) -> Any:
+    """Which PyTorch chooses for float32. Evaluation keeps no statistics. Nothing is known of the reserve: cuDNN says its
+    size."""
+    if value.dim() < 2 or 0 in value.shape or tuple(weight.shape) != (value.shape[1],):
+        return NotImplemented
+    kept = row_major((value.shape[1],) if training else (0,), weight.dtype)
+    return _like(value), kept, kept, row_major((0,), torch.uint8)
+
+
+def _cudnn_batch_norm_backward(value: Any, grad: Any, weight: Any, *rest: Any) -> Any:
+    if value.shape != grad.shape or 0 in value.shape:
+        return NotImplemented
+    parameter = row_major(tuple(weight.shape), weight.dtype)
+    return _like(value), parameter, parameter
+
+
 RULES: dict[str, Any] = {
+    "cudnn_batch_norm.default": _cudnn_batch_norm,
+    "cudnn_batch_norm_backward.default": _cudnn_batch_norm_backward,
     "native_batch_norm.default": _batch_norm_writing,
     "_native_batch_norm_legit.default": _batch_norm_writing,
     "_native_batch_norm_legit.no_stats": _batch_norm_no_stats,

@@ -39,7 +39,7 @@ def _tried(device: torch.device, dtype: torch.dtype, at_once: int) -> int | None
     try:
         counts = (125 * at_once, (blocks * BLOCK + 3) * at_once)
         right = all(is_drawn(device, dtype, Draws.by_blocks(count, blocks, at_once)) for count in counts)
-    except RuntimeError:  # memory, say
+    except (RuntimeError, AttributeError):  # memory, say, or a generator that does not tell its offset
         return None
     finally:
         generator.set_state(state)
