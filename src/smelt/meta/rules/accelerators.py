@@ -204,8 +204,7 @@ def _batch_norm_writing(
 def _cudnn_batch_norm(
     value: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: Any
 ) -> Any:
-    """Which PyTorch chooses for float32. Evaluation keeps no statistics. Nothing is known of the reserve: cuDNN says its
-    size."""
+    """Which PyTorch chooses for float32. Evaluation keeps no statistics; of the reserve, only cuDNN knows the size."""
     if value.dim() < 2 or 0 in value.shape or tuple(weight.shape) != (value.shape[1],):
         return NotImplemented
     kept = row_major((value.shape[1],) if training else (0,), weight.dtype)
