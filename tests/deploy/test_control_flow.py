@@ -10,7 +10,8 @@ import torch
 from smelt.base.errors import SmeltError
 from smelt.deploy.artifact import export
 from tests.capture.explore import programs
-from tests.capture.explore.test_branches import Gate, UseDropout, UseRelu, both, early, nested, sign
+from tests.capture.explore.comparing import same
+from tests.capture.explore.test_branches import Counting, Gate, UseDropout, UseRelu, both, early, nested, sign
 from tests.deploy.c_runtime import RuntimeFailure, Session
 
 
@@ -112,6 +113,12 @@ def test_generation_by_concatenation(tmp_path: Path) -> None:
     in_c(tmp_path, programs.generates, (prompt, table, 9), (prompt, table, 3), (prompt, table, 60))
 
 
+def test_generation_with_a_cache(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    first = torch.tensor([4])
+    in_c(tmp_path, programs.CachedGenerator(), (first, 8, 100), (first, 0, 3), (first, 30, 3), (first, 100, 100))
+
+
 def test_exceptions(tmp_path: Path) -> None:
     session = in_c(tmp_path, programs.checked, (MIXED,))
     with pytest.raises(RuntimeFailure, match="too small"):
@@ -128,6 +135,19 @@ def by_mode(x: torch.Tensor, mode: str, scale: float) -> torch.Tensor:
 def test_strings_from_a_set_and_numbers(tmp_path: Path) -> None:
     inputs = [(UP, "double", 0.5), (UP, "half", 1.5), (DOWN, "half", 2.0)]
     in_c(tmp_path, by_mode, *inputs, dynamic={"mode": ["double", "half"]})
+
+
+def test_results_of_several_forms() -> None:
+    artifact = export(early, (UP,))
+    for given in (UP, DOWN, MIXED * 2, torch.zeros(3)):
+        same(artifact(given), early(given), 1e-6)
+
+
+def test_state_in_branches() -> None:
+    model = Counting()
+    artifact = export(model, (UP,))
+    for given in (UP, DOWN, MIXED, UP):
+        same(artifact(given), model(given), 1e-6)
 
 
 def test_what_cannot_be_exported_names_the_line() -> None:

@@ -9,18 +9,19 @@ from smelt.capture.explore.explore import explore
 from tests.capture.explore.machine_reference import Reference
 
 
-def same(ours: Any, theirs: Any) -> None:
+def same(ours: Any, theirs: Any, error: float = 0.0) -> None:
+    """Equal, or where kernels computed it, but for a relative error."""
     assert type(ours) is type(theirs)
     if isinstance(theirs, torch.Tensor):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(ours, theirs, rtol=error, atol=error, equal_nan=True)
     elif isinstance(theirs, tuple | list):
         assert len(ours) == len(theirs)
         for one, other in zip(ours, theirs, strict=True):
-            same(one, other)
+            same(one, other, error)
     elif isinstance(theirs, dict):
         assert list(ours) == list(theirs)
         for key in theirs:
-            same(ours[key], theirs[key])
+            same(ours[key], theirs[key], error)
     else:
         assert ours == theirs
 
