@@ -119,6 +119,12 @@ def test_generation_with_a_cache(tmp_path: Path) -> None:
     in_c(tmp_path, programs.CachedGenerator(), (first, 8, 100), (first, 0, 3), (first, 30, 3), (first, 100, 100))
 
 
+def test_generation_with_a_cache_that_grows(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    prompt = torch.tensor([[1, 2, 5, 4]])
+    in_c(tmp_path, programs.Generator(), (prompt, 8, 3), (prompt, 2, 3), (prompt, 1, 3), (prompt, 50, 100))
+
+
 def test_exceptions(tmp_path: Path) -> None:
     session = in_c(tmp_path, programs.checked, (MIXED,))
     with pytest.raises(RuntimeFailure, match="too small"):
