@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 static smelt_error error;
-static long allocated;
+static long allocated, peak;
 
 static void
 tell(const char *what, smelt_status status)
@@ -111,6 +111,7 @@ counted_allocate(void *context, size_t size, size_t alignment)
     (void)context;
     void *memory = aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
     allocated += memory ? (long)size : 0;
+    peak = allocated > peak ? allocated : peak;
     return memory;
 }
 
@@ -328,6 +329,6 @@ main(int argc, char **argv)
     }
     smelt_session_free(session);
     free(data);
-    printf("calls %d, left %ld\n", calls, allocated);
+    printf("calls %d, peak %ld, left %ld\n", calls, peak, allocated);
     return 0;
 }

@@ -14,7 +14,7 @@ from typing import Any
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import Bind, Machine, Op, RegisterKind
+from smelt.ir.artifact_file.layout import DEPTH, Bind, Machine, Op, RegisterKind
 from smelt.symbolic.expressions import Expression, Symbol
 from smelt.symbolic.symsize import SymSize
 from tests.kernel_text import parse_kernel
@@ -415,4 +415,53 @@ def training() -> Model:
     return model
 
 
-MODELS = {"affine": affine, "loop": loop, "softmax": softmax, "arguments": arguments, "training": training}
+def copies() -> Model:
+    """Copies alone: x by way of the arena and of state to y, sizes to another output, one sum as deep as may be."""
+    model = Model("copies")
+    x = model.register("x", INPUT, "float32", r.Dim(1, 64, "n"), r.Dim(1, 8))
+    kept = model.register("kept", STATE, "float32", 64, 8, data=bytes(2048))
+    y = model.register("y", LOCAL, "float32", r.Dim(0), r.Dim(0))
+    sizes = model.register("sizes", LOCAL, "int64", r.Dim(0))
+    n, m = r.symbol(0), r.symbol(1)
+    size = r.apply(Op.MUL, r.apply(Op.MUL, n, m), r.number(4))
+    deep = tuple(r.Instruction(Op.SYMBOL, place % 2) for place in range(DEPTH))
+    deep += tuple(r.Instruction(Op.ADD) for _ in range(DEPTH - 1))
+    symbols = (r.Symbol("n", Bind.SIZE, x, 0), r.Symbol("m", Bind.SIZE, x, 1))
+    store = r.Variant(
+        "store",
+        r.Jump(1),
+        symbols,
+        (r.Check(r.apply(Op.LT, n, r.number(60)), "n < 60"),),
+        values=(r.RegisterValue(x, size), r.ArenaValue(r.number(64), size), r.RegisterValue(kept, size, writes=True)),
+        steps=(r.Copy(1, 0, size), r.Copy(2, 1, size)),
+        arena_bytes=r.apply(Op.ADD, size, r.number(64)),
+    )
+    refuse = r.Variant("refuse", r.Raise("ValueError", "n is too large"))
+    load = r.Variant(
+        "load",
+        r.Return((y, r.RegisterView(y, (m, n), (r.number(1), m)), sizes, kept)),
+        symbols,
+        produced=(r.Produced(y, (n, m)), r.Produced(sizes, (r.number(2),))),
+        values=(
+            r.RegisterValue(kept, size),
+            r.ProducedValue(0, size),
+            r.SizesValue((n, deep)),
+            r.ProducedValue(1, r.number(16)),
+        ),
+        steps=(r.Copy(1, 0, size), r.Copy(3, 2, r.number(16))),
+    )
+    model.states = [r.State("store", (store, refuse)), r.State("load", (load,))]
+    two = (r.Dim(0), r.Dim(0))
+    shapes = {"y": two, "t": two, "sizes": two[:1], "kept": (r.Dim(64, 64), r.Dim(8, 8))}
+    model.outputs = [r.Output(name, "int64" if name == "sizes" else "float32", dims) for name, dims in shapes.items()]
+    return model
+
+
+MODELS = {
+    "copies": copies,
+    "affine": affine,
+    "loop": loop,
+    "softmax": softmax,
+    "arguments": arguments,
+    "training": training,
+}

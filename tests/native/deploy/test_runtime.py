@@ -100,6 +100,12 @@ def test_strided_and_odd_inputs_are_copied(drive: Drive, models: dict[str, Path]
     torch.testing.assert_close(values(said.outputs("y")[0]), want)
 
 
+def test_a_second_call_needs_no_more_memory(drive: Drive, models: dict[str, Path]) -> None:
+    x = tensor(torch.randn(100, 40))
+    once, often = (drive(models["softmax"], "repeat", times, "run", x).lines[-1] for times in ("1", "5"))
+    assert once == often and "peak" in once
+
+
 def test_outputs_go_to_the_callers_memory(drive: Drive, models: dict[str, Path]) -> None:
     said = drive(models["affine"], "bind", "0", "32", "run", tensor(torch.ones(2, 4)), "run", tensor(torch.ones(3, 4)))
     assert said.status("run") == [0, SIZE]
@@ -186,6 +192,15 @@ def with_variant(change: Callable[[r.Variant], r.Variant]) -> r.ArtifactFile:
     model = MODELS["affine"]()
     model.states = [r.State("entry", tuple(map(change, model.states[0].variants)))]
     return model.artifact()
+
+
+def test_copies_alone_make_a_model(drive: Drive, models: dict[str, Path]) -> None:
+    x = torch.randn(3, 5)
+    said = drive(models["copies"], "run", tensor(x), "run", tensor(torch.zeros(60, 8)))
+    assert said.status("run") == [0, RAISED]
+    assert torch.equal(values(said.outputs("y")[0]), x) and torch.equal(values(said.outputs("t")[0]), x.t())
+    assert values(said.outputs("sizes")[0]).tolist() == [3, 16 * 8]
+    assert torch.equal(values(said.outputs("kept")[0]).flatten()[:15], x.flatten())
 
 
 def test_sizes_that_no_variant_is_for_are_told(drive: Drive, tmp_path: Path) -> None:

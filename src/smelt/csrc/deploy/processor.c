@@ -1,4 +1,5 @@
 /* What this processor is and can do, in the words of layout.FEATURES. */
+#define _GNU_SOURCE
 #include "deploy/code.h"
 
 #if defined(__x86_64__)

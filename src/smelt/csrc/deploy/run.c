@@ -406,15 +406,30 @@ go_on(smelt_session *session, const VariantRecord *variant, const Plan *plan, in
     }
 }
 
+/* What the last call made is no longer needed: its memory is where this call makes it first. */
+static void
+clear_locals(smelt_session *session)
+{
+    const Table *table = &session->model->table;
+    for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
+        Register *made = &session->registers[i];
+        if (table->registers[i].kind != LOCAL_REGISTER) {
+            continue;
+        }
+        made->ready = false;
+        if (made->spare.size < made->current.size) {
+            const Block larger = made->current;
+            made->current = made->spare;
+            made->spare = larger;
+        }
+    }
+}
+
 smelt_status
 smelt_run_states(smelt_session *session, smelt_error *error)
 {
     const Table *table = &session->model->table;
-    for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
-        if (table->registers[i].kind == LOCAL_REGISTER) {
-            session->registers[i].ready = false;
-        }
-    }
+    clear_locals(session);
     int64_t state = 0, number;
     for (int64_t rounds = 1; state >= 0; rounds++) {
         if (session->most_states && rounds > session->most_states) {
