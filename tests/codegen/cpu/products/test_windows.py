@@ -1,5 +1,7 @@
 """Convolutions in tiles: windows over an image's edge, in one block of the sum and in several."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role,
 from smelt.ops.promote import widened
 from smelt.ops.record import OperandLayout
 from smelt.symbolic.shapes import Shape, product
+from tests.codegen.cpu.products.written import compiled_by
 from tests.codegen.running import call
 
 # Images, channels in and out, height, width, kernel, stride, padding, dilation.
@@ -158,3 +161,31 @@ def test_large_images_are_not() -> None:
     made = to_coarse(layout(x), layout(weight), ConvolutionSteps.of(2, [1], [1], [1], 1), layout(y))
     found = tiling_of(made, x, weight)
     assert not found.beside and [axis.size for axis in found.outer] == [2]
+
+
+@pytest.mark.parametrize(("out", "channels", "most"), [(21, 19, 100), (3, 2, 7), (40, 5, 512), (64, 1, 3)])
+def test_filters_for_few_pixels_are_read_where_they_are(
+    out: int, channels: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that no tile has all of, and blocks of the sum that are no whole vectors."""
+    monkeypatch.setattr(tile_shape, "_BLOCK_DEPTH_ALONG", most)
+    monkeypatch.setattr(tile_shape, "_UNIT_WORTH", 1)
+    torch.manual_seed(0)
+    target = replace(find("cpu"), fma_by_lane=True)
+    for images, side in ((1, 3), (2, 4), (3, 2)):
+        x, weight = torch.randn(images, channels, side, side), torch.randn(out, channels, 3, 3)
+        exact = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
+        made = to_coarse(layout(x), layout(weight), ConvolutionSteps.of(2, [1], [1], [1], 1), layout(exact))
+        kernel = kernel_of(made, (x.dtype, x.dtype), (x.numel(), weight.numel()))
+        (compiled,) = compiled_by([kernel], ["tiled"], target)
+        assert tiling.Tiling.of(plan_product(kernel, target, "tiled").problem, target).stays
+        memory = torch.full((product(made.shape),), torch.nan)
+        for threads in (1, 3):
+            call(compiled, [x.flatten(), weight.flatten(), memory], threads)
+            check(memory.as_strided(made.layout.shape, made.layout.stride, made.layout.offset), exact, channels * 9)
+
+
+def test_they_are_packed_for_many() -> None:
+    x, weight, y = torch.empty(1, 64, 14, 14), torch.empty(64, 64, 3, 3), torch.empty(1, 64, 14, 14)
+    made = to_coarse(layout(x), layout(weight), ConvolutionSteps.of(2, [1], [1], [1], 1), layout(y))
+    assert not tiling_of(made, x, weight).stays

@@ -26,19 +26,25 @@ _WHO = "ptr %numbers, ptr %buffers, ptr %mine, i64 %first, i64 %last, ptr %from.
 _BY = "ptr %points.left, ptr %points.right, ptr %pack.left, ptr %pack.right"
 
 
-def drive(tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, *, in_place: bool) -> Helper:
-    """`(numbers, buffers, mine, first, last, left, right, helpers of each, what follows, or where results are)`."""
-    writer = _Drive(tile, dtype, micro_kernel, target, in_place)
+def drive(
+    tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, *, in_place: bool, stays: bool = False
+) -> Helper:
+    """`(numbers, buffers, mine, first, last, left, right, helpers of each, what follows, or where results are)`. With
+    `stays`, the left factor is not packed: the micro-kernel is `micro_kernel_along`."""
+    writer = _Drive(tile, dtype, micro_kernel, target, in_place, stays)
     writer.write()
     signature = f"internal void @{writer.name}({_WHO}, {_BY}, ptr %{'out' if in_place else 'finish'})"
     return Helper(writer.name, function_text(signature, writer.b), frozenset(writer.b.declared))
 
 
 class _Drive:
-    def __init__(self, tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, in_place: bool) -> None:
-        self.tile, self.micro_kernel, self.in_place = tile, micro_kernel, in_place
+    def __init__(
+        self, tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, in_place: bool, stays: bool
+    ) -> None:
+        self.tile, self.micro_kernel, self.in_place, self.stays = tile, micro_kernel, in_place, stays
         self.kind, self.size = VALUE_KINDS[dtype], dtype.itemsize
-        self.name = f"product.{'store' if in_place else 'drive'}.{self.kind}.{tile.rows}x{tile.cols}"
+        how = f"{'store' if in_place else 'drive'}{'_along' if stays else ''}"
+        self.name = f"product.{how}.{self.kind}.{tile.rows}x{tile.cols}"
         self.b = Builder(target, self.name)
 
     def write(self) -> None:
@@ -71,7 +77,9 @@ class _Drive:
         start = b.mul(depth.index, given["depth"])
         self.steps = self._rest("k", "depth", start)
         self._where(packs, lambda: self._pack("right", start, self.across))
-        self._pack("left", start, self.down)
+        if not self.stays:
+            self._pack("left", start, self.down)
+        self.start = start
         self._block(depth.index, b.element(self.panels["right"], self.kind, b.mul(start, apart)))
         depth.end()
         units.end(group)
@@ -119,7 +127,7 @@ class _Drive:
         # With one block of the sum, the rows of a panel are done with before the next.
         rows_apart = b.select(self.alone, b.const("i64", 0), b.mul(given["stride"], tile.rows))
         down = b.begin(b.const("i64", 0), self.down, 1, (), guard=True)
-        left = b.element(self.panels["left"], self.kind, b.mul(down.index, lengths[0]))
+        left = self._left(down.index, lengths[0])
         sums = b.element(self.sums, self.kind, b.mul(down.index, rows_apart))
         top = b.mul(down.index, tile.rows)
         height = b.intrinsic("llvm.smin", b.sub(self.height, top), b.const("i64", tile.rows))
@@ -127,7 +135,7 @@ class _Drive:
         right = b.element(panels, self.kind, b.mul(across.index, lengths[1]))
         start = b.mul(across.index, tile.cols)
         place, stride = b.element(sums, self.kind, start), given["stride"]
-        args = f"ptr {left}, ptr {right}, {self.steps}"
+        args = f"{left}, ptr {right}, {self.steps}"
         if self.in_place:
             self._store(args, adds, finished, (place, top, start, height))
         else:
@@ -138,6 +146,15 @@ class _Drive:
             finish = f"call void %finish(ptr %buffers, ptr {sums}, {self.outer}, {spans})"
             self._where(finished, lambda: b.emit(finish))
         down.end()
+
+    def _left(self, panel: LlvmValue, length: LlvmValue) -> str:
+        """What a micro-kernel is given of the left factor: a panel, or where the first step is, and the rows."""
+        b = self.b
+        if not self.stays:
+            return f"ptr {b.element(self.panels['left'], self.kind, b.mul(panel, length))}"
+        points = b.element("%mine", "i8", read(b, self.sides["left"], SIDE, "xs"))
+        rows = b.element(points, "i64", b.mul(panel, self.tile.rows))
+        return f"ptr {b.element('%from.left', self.kind, self.start)}, ptr {rows}"
 
     def _store(
         self, args: str, adds: LlvmValue, finished: LlvmValue, where: tuple[str, LlvmValue, LlvmValue, LlvmValue]

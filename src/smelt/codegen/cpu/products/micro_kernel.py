@@ -3,8 +3,11 @@
     left panel: rows numbers for each step of the sum, side by side; right panel: cols numbers
     sums[i, j] += left[k, i] * right[k, j]     for all k, then stored, or added to what is there
 
-One function for all products of a module that have a tile in common.
+One function for all products of a module that have a tile in common. Where few right panels are to be multiplied, a
+left factor that is contiguous along the sum is read where it is (`micro_kernel_along`): packing it would take longer.
 """
+
+from collections.abc import Callable
 
 import torch
 
@@ -48,14 +51,39 @@ def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
         LlvmValue(b.element(right, kind, tile.cols), "ptr"),
     ]
     _, _, *sums = loop.end(*following, *sums)
-    adding, storing = b.new_label("adding"), b.new_label("storing")
-    b.branch(LlvmValue("%adds", "i1"), adding, storing)
-    for label, adds in ((adding, True), (storing, False)):
-        b.label(label)
-        _leave(b, sums, kind, tile, adds=adds)
-        b.emit("ret void")
+    _finished(b, sums, kind, tile)
     signature = f"internal void @{name}(ptr %left, ptr %right, i64 %steps, ptr %out, i64 %stride, i1 %adds)"
     return Helper(name, function_text(signature, b), frozenset(b.declared))
+
+
+def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
+    """`(left, rows, right, steps, out, stride of its rows, adds)`: `rows` is a table of how far from `left` the rows of
+    a tile are. As many steps in a round as a vector of a row has, each a lane of it."""
+    kind, lanes = VALUE_KINDS[dtype], tile.lanes
+    name = f"product.tile_along.{kind}.{tile.rows}x{tile.cols}"
+    b = Builder(target, name)
+    vectors, steps = tile.cols // lanes, LlvmValue("%steps", "i64")
+    lines = [b.element("%left", kind, b.load(b.element("%rows", "i64", i), "i64")) for i in range(tile.rows)]
+    zero, whole = b.const(kind, 0.0, lanes), b.and_(steps, -lanes)
+
+    def multiplied(sums: list[LlvmValue], step: LlvmValue, down: Callable[[int], LlvmValue]) -> list[LlvmValue]:
+        right = b.element("%right", kind, b.mul(step, tile.cols))
+        across = [_load(b, right, kind, v * lanes, lanes) for v in range(vectors)]
+        return [b.fma(down(n // vectors), across[n % vectors], each) for n, each in enumerate(sums)]
+
+    loop = b.begin(b.const("i64", 0), whole, lanes, [zero] * (tile.rows * vectors), guard=True)
+    found = [b.load(b.element(line, kind, loop.index), kind, lanes) for line in lines]
+    sums = list(loop.values)
+    for lane in range(lanes):
+        spread = [_spread_lane(b, vector, lane) for vector in found]
+        sums = multiplied(sums, b.add(loop.index, lane), spread.__getitem__)
+    sums = list(loop.end(*sums))
+    rest = b.begin(whole, steps, 1, sums, guard=True)
+    single = [b.splat(b.load(b.element(line, kind, rest.index), kind), lanes) for line in lines]
+    sums = list(rest.end(*multiplied(list(rest.values), rest.index, single.__getitem__)))
+    _finished(b, sums, kind, tile)
+    given = "ptr %left, ptr %rows, ptr %right, i64 %steps, ptr %out, i64 %stride, i1 %adds"
+    return Helper(name, function_text(f"internal void @{name}({given})", b), frozenset(b.declared))
 
 
 def _load(b: Builder, base: str, kind: str, offset: int, lanes: int) -> LlvmValue:
@@ -70,10 +98,23 @@ def _spread(b: Builder, base: str, kind: str, tile: TileShape) -> list[LlvmValue
     found = []
     for first in range(0, tile.rows, tile.lanes):
         vector = _load(b, base, kind, first, tile.lanes)
-        for lane in range(tile.lanes):
-            order = b.iota("i32", [lane] * tile.lanes)
-            found.append(b.op(f"shufflevector {vector}, {vector.type} poison, {order}", kind, tile.lanes))
+        found += [_spread_lane(b, vector, lane) for lane in range(tile.lanes)]
     return found
+
+
+def _spread_lane(b: Builder, vector: LlvmValue, lane: int) -> LlvmValue:
+    order = b.iota("i32", [lane] * vector.lanes)
+    return b.op(f"shufflevector {vector}, {vector.type} poison, {order}", vector.kind, vector.lanes)
+
+
+def _finished(b: Builder, sums: list[LlvmValue], kind: str, tile: TileShape) -> None:
+    """The end of a function: the tile is stored, or added to what is there."""
+    adding, storing = b.new_label("adding"), b.new_label("storing")
+    b.branch(LlvmValue("%adds", "i1"), adding, storing)
+    for label, adds in ((adding, True), (storing, False)):
+        b.label(label)
+        _leave(b, sums, kind, tile, adds=adds)
+        b.emit("ret void")
 
 
 def _leave(b: Builder, sums: list[LlvmValue], kind: str, tile: TileShape, *, adds: bool) -> None:

@@ -11,6 +11,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.device import Target
 
 _BLOCK_DEPTH = 1024
+_BLOCK_DEPTH_ALONG = 512  # where rows of the left factor are read side by side, which leaves less of the first cache
 _BLOCK_ROWS = 256
 _BLOCK_COLS = 516
 KEPT = 1 << 20  # elements of the right factor that are kept in panels from one block of rows to the next
@@ -34,6 +35,13 @@ class TileShape:
             return cls(6, 2 * lanes, lanes)
         return cls(8, 3 * lanes, lanes) if target.fma_by_lane else cls(14, 2 * lanes, lanes)
 
+    @classmethod
+    def along(cls, dtype: torch.dtype, target: Target) -> "TileShape":
+        """Of a left factor that is not packed: as few rows as keep the processor busy, for registers hold several steps
+        of each."""
+        lanes = max(1, target.vector_bits // (8 * dtype.itemsize))
+        return cls(4, 3 * lanes, lanes)
+
 
 def divided(size: int, most: int, step: int) -> int:
     """Of what size equal blocks are, multiples of `step`, that are no longer than about `most`."""
@@ -54,12 +62,14 @@ class Blocks:
     depth_count: int
 
     @classmethod
-    def of(cls, sizes: tuple[int, int, int], batches: int, tile: TileShape, step: int = 0) -> "Blocks":
-        """With a `step`, blocks have multiples of it as cols."""
+    def of(
+        cls, sizes: tuple[int, int, int], batches: int, tile: TileShape, step: int = 0, along: bool = False
+    ) -> "Blocks":
+        """With a `step`, blocks have multiples of it as cols. `along`: the left factor is not packed."""
         m, n, k = (max(1, size) for size in sizes)
         step = step or tile.cols
         cols = divided(n, _BLOCK_COLS, step)
-        depth = divided(k, _BLOCK_DEPTH, 1)
+        depth = divided(k, min(_BLOCK_DEPTH, _BLOCK_DEPTH_ALONG) if along else _BLOCK_DEPTH, 1)
         units = batches * -(-n // cols)
         wanted = max(1, min(_UNITS // max(1, units), m * n * k // max(1, -(-n // cols)) // _UNIT_WORTH))
         if wanted > 1 and m < n and cols * k > KEPT:

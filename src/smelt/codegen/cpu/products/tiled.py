@@ -15,13 +15,13 @@ import torch
 from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
 from smelt.codegen.cpu.products.drive import drive
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
-from smelt.codegen.cpu.products.micro_kernel import Helper, micro_kernel
+from smelt.codegen.cpu.products.micro_kernel import Helper, micro_kernel, micro_kernel_along
 from smelt.codegen.cpu.products.numbers import Numbers, stored
 from smelt.codegen.cpu.products.packing import PanelForm, fill, pack, pack_along, pack_bounded, points
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, count
 from smelt.codegen.cpu.products.step_runs import period, run
 from smelt.codegen.cpu.products.tile_shape import TileShape, threads
-from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling
+from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, left_stays
 from smelt.codegen.cpu.products.window_packing import pack_channels, pack_windows
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
@@ -42,10 +42,12 @@ def why_not(problem: Problem, target: Target) -> str | None:
 
 def cycles(problem: Problem, target: Target) -> float:
     """Multiplications of whole tiles, and two cycles an element for packing."""
-    tile = TileShape.of(problem.dtype, target)
+    stays = left_stays(problem, target)
+    tile = (TileShape.along if stays else TileShape.of)(problem.dtype, target)
     rows, cols = (-(-size // step) * step for size, step in ((problem.rows, tile.rows), (problem.cols, tile.cols)))
     work = rows * cols * problem.depth / (2 * tile.lanes)
-    return float(problem.batches * (work + 2 * problem.depth * (rows + cols) + rows * cols))
+    packed = problem.depth * (cols if stays else rows + cols)
+    return float(problem.batches * (work + 2 * packed + rows * cols))
 
 
 def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
@@ -73,15 +75,18 @@ def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
 def _helpers(tiling: Tiling, target: Target, *, in_place: bool) -> dict[str, Helper]:
     """The functions that a product shares with others, by what each is for."""
     problem, tile = tiling.problem, tiling.tile
-    found = {"tile": micro_kernel(tile, problem.dtype, target), "fill.i64": fill("i64", target)}
+    innermost = micro_kernel_along if tiling.stays else micro_kernel
+    found = {"tile": innermost(tile, problem.dtype, target), "fill.i64": fill("i64", target)}
     if problem.is_bounded:
         found["fill.i32"] = fill("i32", target)
     widths, kinds = (tile.rows, tile.cols), (problem.left_dtype, problem.right_dtype)
     for number, name in enumerate(("left", "right")):
         form = PanelForm(kinds[number], problem.dtype, widths[number])
         found[f"points.{name}"] = points(bool(problem.contract.factors[number].bounds), target)
-        found[f"pack.{name}"] = _packer(tiling, number, form, target)
-    found["drive"] = drive(tile, problem.dtype, found["tile"].name, target, in_place=in_place)
+        if number or not tiling.stays:
+            found[f"pack.{name}"] = _packer(tiling, number, form, target)
+    tile_of = found["tile"].name
+    found["drive"] = drive(tile, problem.dtype, tile_of, target, in_place=in_place, stays=tiling.stays)
     return found
 
 
@@ -105,7 +110,8 @@ def _write_part(b: Builder, tiling: Tiling, helpers: dict[str, Helper], out: Sto
         return f"ptr {b.op(f'load ptr, ptr {slot}', 'ptr', 1).name}"
 
     factors = [address(factor.buffer) for factor in tiling.problem.contract.factors]
-    by = [f"ptr @{helpers[f'{what}.{side}'].name}" for what in ("points", "pack") for side in ("left", "right")]
+    wanted = [f"{what}.{side}" for what in ("points", "pack") for side in ("left", "right")]
+    by = [f"ptr @{helpers[each].name}" if each in helpers else "ptr null" for each in wanted]
     last = f"ptr @{b.symbol}.finish" if out is None else address(out.buffer)
     args = [f"ptr @{b.symbol}.numbers", "ptr %buffers", "ptr %mine", "i64 %first", "i64 %last", *factors, *by, last]
     b.emit(f"call void @{helpers['drive'].name}({', '.join(args)})")

@@ -14,13 +14,23 @@ from dataclasses import replace
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, without_axes
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, contraction, count
-from smelt.codegen.cpu.products.step_runs import table_bytes
+from smelt.codegen.cpu.products.step_runs import run, table_bytes
 from smelt.codegen.cpu.products.tile_shape import KEPT, Blocks, TileShape
 from smelt.codegen.cpu.workspace import aligned
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor, Index, Kernel, Stage
 
 _FEW_POINTS = 256  # of an image, say: other images are put beside it
+_FEW_COLS = 48  # to multiply a number of the left factor with
+
+
+def left_stays(problem: Problem, target: Target) -> bool:
+    """Whether the left factor is read where it is, as filters for few pixels are: it is contiguous along the sum, and
+    packing it takes longer than the multiplications save."""
+    left, whole = problem.contract.left, count(problem.k)
+    if not target.fma_by_lane or left.bounds or problem.left_dtype is not problem.dtype:
+        return False
+    return problem.cols <= _FEW_COLS and run(left, problem.k) == whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,7 @@ class Tiling:
     n: tuple[ProductAxis, ...]
     epilogue: Problem  # its kernel has rows `outer`, `beside` and `epilogue.m`, and one col axis at most
     beside: tuple[ProductAxis, ...] = ()
+    stays: bool = False  # the left factor, where it is: see `left_stays`
 
     @classmethod
     def of(cls, problem: Problem, target: Target) -> "Tiling":
@@ -60,11 +71,12 @@ class Tiling:
         found = contraction(kernel)
         assert found is not None
         epilogue = replace(problem, kernel=kernel, contract=found, batch=(*outer, *beside), m=kept_m, n=n[-1:])
-        tile = TileShape.of(problem.dtype, target)
+        stays = left_stays(problem, target)
+        tile = (TileShape.along if stays else TileShape.of)(problem.dtype, target)
         step = count(n) if beside else tile.cols  # a block has whole rows of the epilogue
         n = (*beside, *n)
-        blocks = Blocks.of((count(problem.m), count(n), count(problem.k)), count(outer), tile, step)
-        return cls(problem, tile, blocks, outer, problem.m, n, epilogue, beside)
+        blocks = Blocks.of((count(problem.m), count(n), count(problem.k)), count(outer), tile, step, stays)
+        return cls(problem, tile, blocks, outer, problem.m, n, epilogue, beside, stays)
 
     @property
     def row_points(self) -> int:
@@ -118,7 +130,7 @@ class PanelSpace:
         lengths = (tiling.padded_rows, tiling.padded_cols)
         for name, length, factor in zip(("left", "right"), lengths, tiling.problem.contract.factors, strict=True):
             kept = blocks.depth_count if name == "right" and tiling.keeps_right else 1
-            sizes[name] = length * blocks.depth * kept * item
+            sizes[name] = length * blocks.depth * kept * item if name == "right" or not tiling.stays else 0
             sizes[f"{name}_steps"] = blocks.depth * 8
             sizes[f"{name}_points"] = length * 8
             sizes[f"{name}_step_positions"] = len(factor.bounds) * blocks.depth * 4
