@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from smelt.codegen.cpu.products import tile_shape
+from smelt.codegen.cpu.products import tile_shape, tiling
 from smelt.codegen.cpu.products.plan import SCHEDULES
 from smelt.codegen.cpu.products.problem import ProductAxis, contraction, problem_of
 from smelt.codegen.cpu.products.step_runs import period
@@ -57,6 +57,23 @@ def test_many_blocks(monkeypatch: pytest.MonkeyPatch, busy: None, in_place: bool
     sizes = [(7, 13, 13), (40, 61, 24), (41, 60, 37), (17, 200, 25), (65, 25, 50)]
     for epilogue in (False, True):
         same_as_reference([product(*size, epilogue=epilogue, in_place=in_place) for size in sizes], "tiled")
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("depth", [512, 12])
+def test_weights_that_stay_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, busy: None, depth: int, in_place: bool
+) -> None:
+    """The right factor is contiguous along the sum: tiles of the transposes, with rests, one block or several."""
+    monkeypatch.setattr(tile_shape, "_BLOCK_DEPTH", depth)
+    sizes = [(m, n, 70) for m in (1, 7, 8, 9, 30) for n in (33, 64, 71)] + [(3, 200, 6), (20, 150, 41), (33, 65, 67)]
+    for epilogue in (False, True):
+        made = [product(*each, right="bjk", epilogue=epilogue, in_place=in_place) for each in sizes]
+        same_as_reference(made, "tiled")
+        same_as_reference([product(9, 70, 30, batch=3, left="bki", right="bjk", epilogue=epilogue)], "tiled")
+        same_as_reference([product(9, 70, 30, batch=3, left="ibk", right="jk", epilogue=epilogue)], "tiled")
+    if find("cpu").fma_by_lane:
+        assert all(tiling.Tiling.of(problem_of(each), find("cpu")).turned for each in made)
 
 
 def test_blocks_of_their_own_size(busy: None) -> None:

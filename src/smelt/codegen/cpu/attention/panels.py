@@ -13,8 +13,8 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import function_text
 from smelt.codegen.cpu.products.micro_kernel import Helper
-from smelt.codegen.cpu.products.packing import ACROSS, transposed
 from smelt.codegen.cpu.products.tile_shape import TileShape
+from smelt.codegen.cpu.products.transposes import ACROSS, transposed
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
 from smelt.device import Target

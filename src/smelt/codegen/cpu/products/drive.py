@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import function_text
 from smelt.codegen.cpu.products.micro_kernel import Helper
 from smelt.codegen.cpu.products.numbers import HEAD, SIDE, read
@@ -26,25 +27,36 @@ _WHO = "ptr %numbers, ptr %buffers, ptr %mine, i64 %first, i64 %last, ptr %from.
 _BY = "ptr %points.left, ptr %points.right, ptr %pack.left, ptr %pack.right"
 
 
-def drive(
-    tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, *, in_place: bool, stays: bool = False
-) -> Helper:
-    """`(numbers, buffers, mine, first, last, left, right, helpers of each, what follows, or where results are)`. With
-    `stays`, the left factor is not packed: the micro-kernel is `micro_kernel_along`."""
-    writer = _Drive(tile, dtype, micro_kernel, target, in_place, stays)
+@dataclass(frozen=True, slots=True)
+class DriveForm:
+    """`in_place`: whole tiles are stored where results are; `stays`: the left factor is not packed, the micro-kernel is
+    `micro_kernel_along`; `turned`: that one stores a block with its cols as rows, and what follows is done at its end.
+    """
+
+    in_place: bool = False
+    stays: bool = False
+    turned: bool = False
+
+    @property
+    def name(self) -> str:
+        told = ("store" if self.in_place else "drive", "along" * self.stays, "turned" * self.turned)
+        return "_".join(each for each in told if each)
+
+
+def drive(tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, form: DriveForm) -> Helper:
+    """`(numbers, buffers, mine, first, last, left, right, helpers of each, what follows, or where results are)`."""
+    writer = _Drive(tile, dtype, micro_kernel, target, form)
     writer.write()
-    signature = f"internal void @{writer.name}({_WHO}, {_BY}, ptr %{'out' if in_place else 'finish'})"
+    signature = f"internal void @{writer.name}({_WHO}, {_BY}, ptr %{'out' if form.in_place else 'finish'})"
     return Helper(writer.name, function_text(signature, writer.b), frozenset(writer.b.declared))
 
 
 class _Drive:
-    def __init__(
-        self, tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, in_place: bool, stays: bool
-    ) -> None:
-        self.tile, self.micro_kernel, self.in_place, self.stays = tile, micro_kernel, in_place, stays
+    def __init__(self, tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, form: DriveForm) -> None:
+        self.tile, self.micro_kernel = tile, micro_kernel
+        self.in_place, self.stays, self.turned = form.in_place, form.stays, form.turned
         self.kind, self.size = VALUE_KINDS[dtype], dtype.itemsize
-        how = f"{'store' if in_place else 'drive'}{'_along' if stays else ''}"
-        self.name = f"product.{how}.{self.kind}.{tile.rows}x{tile.cols}"
+        self.name = f"product.{form.name}.{self.kind}.{tile.rows}x{tile.cols}"
         self.b = Builder(target, self.name)
 
     def write(self) -> None:
@@ -82,6 +94,9 @@ class _Drive:
         self.start = start
         self._block(depth.index, b.element(self.panels["right"], self.kind, b.mul(start, apart)))
         depth.end()
+        if self.turned:
+            spans = f"{self.j0}, {self.width}, {self.i0}, {self.height}"
+            b.emit(f"call void %finish(ptr %buffers, ptr {self.sums}, {self.outer}, {spans})")
         units.end(group)
         b.emit("ret void")
 
@@ -125,7 +140,7 @@ class _Drive:
         finished = b.icmp("eq", b.add(number, 1), given["depth_blocks"])
         lengths = b.mul(self.steps, tile.rows), b.mul(self.steps, tile.cols)
         # With one block of the sum, the rows of a panel are done with before the next.
-        rows_apart = b.select(self.alone, b.const("i64", 0), b.mul(given["stride"], tile.rows))
+        rows_apart = b.const("i64", 0) if self.turned else self._rows_apart()
         down = b.begin(b.const("i64", 0), self.down, 1, (), guard=True)
         left = self._left(down.index, lengths[0])
         sums = b.element(self.sums, self.kind, b.mul(down.index, rows_apart))
@@ -134,18 +149,23 @@ class _Drive:
         across = b.begin(b.const("i64", 0), self.across, 1, (), guard=True)
         right = b.element(panels, self.kind, b.mul(across.index, lengths[1]))
         start = b.mul(across.index, tile.cols)
-        place, stride = b.element(sums, self.kind, start), given["stride"]
+        stride = given["stride"]
+        place = b.element(sums, self.kind, b.add(b.mul(start, stride), top) if self.turned else start)
         args = f"{left}, ptr {right}, {self.steps}"
         if self.in_place:
             self._store(args, adds, finished, (place, top, start, height))
         else:
             b.emit(f"call void @{self.micro_kernel}({args}, ptr {place}, {stride}, {adds})")
         across.end()
-        if not self.in_place:
+        if not self.in_place and not self.turned:
             spans = f"{b.add(self.i0, top)}, {height}, {self.j0}, {self.width}"
             finish = f"call void %finish(ptr %buffers, ptr {sums}, {self.outer}, {spans})"
             self._where(finished, lambda: b.emit(finish))
         down.end()
+
+    def _rows_apart(self) -> LlvmValue:
+        b = self.b
+        return b.select(self.alone, b.const("i64", 0), b.mul(self.given["stride"], self.tile.rows))
 
     def _left(self, panel: LlvmValue, length: LlvmValue) -> str:
         """What a micro-kernel is given of the left factor: a panel, or where the first step is, and the rows."""

@@ -5,6 +5,7 @@
 
 One function for all products of a module that have a tile in common. Where few right panels are to be multiplied, a
 left factor that is contiguous along the sum is read where it is (`micro_kernel_along`): packing it would take longer.
+With `turned`, the tile is stored with what are its rows as columns.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import function_text
 from smelt.codegen.cpu.products.tile_shape import TileShape
+from smelt.codegen.cpu.products.transposes import transposed
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.codegen.llvm.scalars import VALUE_KINDS
 from smelt.device import Target
@@ -56,11 +58,11 @@ def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
     return Helper(name, function_text(signature, b), frozenset(b.declared))
 
 
-def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
+def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, turned: bool = False) -> Helper:
     """`(left, rows, right, steps, out, stride of its rows, adds)`: `rows` is a table of how far from `left` the rows of
     a tile are. As many steps in a round as a vector of a row has, each a lane of it."""
     kind, lanes = VALUE_KINDS[dtype], tile.lanes
-    name = f"product.tile_along.{kind}.{tile.rows}x{tile.cols}"
+    name = f"product.tile_{'turned' if turned else 'along'}.{kind}.{tile.rows}x{tile.cols}"
     b = Builder(target, name)
     vectors, steps = tile.cols // lanes, LlvmValue("%steps", "i64")
     lines = [b.element("%left", kind, b.load(b.element("%rows", "i64", i), "i64")) for i in range(tile.rows)]
@@ -81,9 +83,21 @@ def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target) -> H
     rest = b.begin(whole, steps, 1, sums, guard=True)
     single = [b.splat(b.load(b.element(line, kind, rest.index), kind), lanes) for line in lines]
     sums = list(rest.end(*multiplied(list(rest.values), rest.index, single.__getitem__)))
+    if turned:
+        sums, tile = _turned(b, sums, tile), TileShape(tile.cols, tile.rows, lanes)
     _finished(b, sums, kind, tile)
     given = "ptr %left, ptr %rows, ptr %right, i64 %steps, ptr %out, i64 %stride, i1 %adds"
     return Helper(name, function_text(f"internal void @{name}({given})", b), frozenset(b.declared))
+
+
+def _turned(b: Builder, sums: list[LlvmValue], tile: TileShape) -> list[LlvmValue]:
+    """The vectors of a tile of `tile.cols` rows, in order, out of those of one of `tile.rows`; lanes are four."""
+    vectors, groups = tile.cols // tile.lanes, tile.rows // tile.lanes
+    squares = [
+        [transposed(b, [sums[(g * tile.lanes + i) * vectors + v] for i in range(tile.lanes)]) for g in range(groups)]
+        for v in range(vectors)
+    ]
+    return [squares[v][g][lane] for v in range(vectors) for lane in range(tile.lanes) for g in range(groups)]
 
 
 def _load(b: Builder, base: str, kind: str, offset: int, lanes: int) -> LlvmValue:

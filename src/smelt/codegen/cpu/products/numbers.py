@@ -56,7 +56,7 @@ class Numbers:
             "m": count(tiling.m), "n": count(tiling.n), "k": count(tiling.problem.k),
             "rows": blocks.rows, "cols": blocks.cols, "depth": blocks.depth,
             "row_blocks": blocks.row_count, "col_blocks": blocks.col_count, "depth_blocks": blocks.depth_count,
-            "sums": space.starts["sums"], "stride": tiling.padded_cols, "left": left, "right": right,
+            "sums": space.starts["sums"], "stride": tiling.stride, "left": left, "right": right,
             "out_base": int(index.offset), "out_step": int(index.stride(m[0].name)) if m else 0,
             "out_axes": right + len(sides[1]), "outer_count": max(1, len(tiling.outer)),
         }  # fmt: skip
@@ -104,7 +104,7 @@ def _ascends(points: Sequence[ProductAxis], index: Index) -> bool:
 def stored(tiling: Tiling) -> Store | None:
     """Where tiles are stored as they are, if that is all there is to do with them: rows of numbers side by side."""
     problem = tiling.epilogue
-    if len(problem.epilogue) != 1 or len(problem.m) > 1 or not problem.n or tiling.beside:
+    if len(problem.epilogue) != 1 or len(problem.m) > 1 or not problem.n or tiling.beside or tiling.turned:
         return None
     (store,) = problem.epilogue
     if not isinstance(store, Store) or store.value != problem.contract.out:

@@ -15,12 +15,12 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.entry_points import function_text
 from smelt.codegen.cpu.products.micro_kernel import Helper
 from smelt.codegen.cpu.products.numbers import RECORD, SIDE, read
+from smelt.codegen.cpu.products.transposes import ACROSS, transposed
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
 from smelt.device import Target
 from smelt.ir.tensorspec import short_name
 
-ACROSS = 4  # steps that are read at once where they lie side by side
 _CHUNK = 8  # steps of all panels before the next: rows of a matrix are pages, which a processor knows some of
 _ALL = 1 << 40
 
@@ -269,25 +269,6 @@ def _transpose(packer: _Packer, sources: list[str], to: str) -> None:
     for number, each in enumerate(sources):
         b.store(packer.widened(b.load(b.element(each, memory, rest.index), memory)), b.element(place, kind, number))
     rest.end()
-
-
-def transposed(b: Builder, rows: list[LlvmValue]) -> list[LlvmValue]:
-    """Of four numbers each, one to four rows → four columns."""
-    kind, count = rows[0].kind, len(rows)
-
-    def mixed(left: LlvmValue, right: LlvmValue, order: list[int]) -> LlvmValue:
-        return b.op(f"shufflevector {left}, {right}, {b.iota('i32', order)}", kind, len(order))
-
-    if count == 1:
-        return [b.extract(rows[0], lane) for lane in range(ACROSS)]
-    if count == 2:
-        return [mixed(rows[0], rows[1], [lane, ACROSS + lane]) for lane in range(ACROSS)]
-    if count == 3:
-        pairs = [mixed(rows[0], rows[1], [lane, 4 + lane, lane, lane]) for lane in range(ACROSS)]
-        return [mixed(pair, rows[2], [0, 1, 4 + lane]) for lane, pair in enumerate(pairs)]
-    low = [mixed(rows[0], rows[1], [0, 4, 1, 5]), mixed(rows[2], rows[3], [0, 4, 1, 5])]
-    high = [mixed(rows[0], rows[1], [2, 6, 3, 7]), mixed(rows[2], rows[3], [2, 6, 3, 7])]
-    return [mixed(half[0], half[1], order) for half in (low, high) for order in ([0, 1, 4, 5], [2, 3, 6, 7])]
 
 
 def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:

@@ -82,6 +82,16 @@ class Problem:
     def multiplications(self) -> int:
         return self.batches * self.rows * self.cols * self.depth
 
+    def turned(self) -> "Problem":
+        """The product of the transposes: what were rows are cols."""
+        swapped = replace(self.contract, left=self.contract.right, right=self.contract.left)
+        m, n, k = (
+            tuple(ProductAxis(axis.name, axis.size, axis.right, axis.left) for axis in axes)
+            for axes in (self.n, self.m, self.k)
+        )
+        batch = tuple(ProductAxis(axis.name, axis.size, axis.right, axis.left) for axis in self.batch)
+        return Problem(_with(self.kernel, self.contract, swapped), swapped, batch, m, n, k)
+
     @property
     def is_bounded(self) -> bool:
         return bool(self.contract.left.bounds or self.contract.right.bounds)

@@ -11,7 +11,6 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.device import Target
 
 _BLOCK_DEPTH = 1024
-_BLOCK_DEPTH_ALONG = 512  # where rows of the left factor are read side by side, which leaves less of the first cache
 _BLOCK_ROWS = 256
 _BLOCK_COLS = 516
 KEPT = 1 << 20  # elements of the right factor that are kept in panels from one block of rows to the next
@@ -42,12 +41,31 @@ class TileShape:
         lanes = max(1, target.vector_bits // (8 * dtype.itemsize))
         return cls(4, 3 * lanes, lanes)
 
+    @classmethod
+    def turned(cls, dtype: torch.dtype, target: Target) -> "TileShape":
+        """Of a right factor that is not packed, and is the left one of a product of transposes."""
+        lanes = max(1, target.vector_bits // (8 * dtype.itemsize))
+        return cls(8, 2 * lanes, lanes)
+
 
 def divided(size: int, most: int, step: int) -> int:
     """Of what size equal blocks are, multiples of `step`, that are no longer than about `most`."""
     blocks = max(1, -(-size // most))
     each = -(-size // blocks)
     return max(step, -(-each // step) * step)
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """What blocks have no more of than others have."""
+
+    rows: int
+    depth: int
+
+
+MOST = Most(_BLOCK_ROWS, _BLOCK_DEPTH)
+ALONG = Most(_BLOCK_ROWS, 512)  # rows of the left factor are read side by side, which leaves less of the first cache
+TURNED = Most(64, 512)  # so that the sums of a block stay there
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +81,20 @@ class Blocks:
 
     @classmethod
     def of(
-        cls, sizes: tuple[int, int, int], batches: int, tile: TileShape, step: int = 0, along: bool = False
+        cls, sizes: tuple[int, int, int], batches: int, tile: TileShape, step: int = 0, most: Most = MOST
     ) -> "Blocks":
-        """With a `step`, blocks have multiples of it as cols. `along`: the left factor is not packed."""
+        """With a `step`, blocks have multiples of it as cols."""
         m, n, k = (max(1, size) for size in sizes)
         step = step or tile.cols
         cols = divided(n, _BLOCK_COLS, step)
-        depth = divided(k, min(_BLOCK_DEPTH, _BLOCK_DEPTH_ALONG) if along else _BLOCK_DEPTH, 1)
+        depth = divided(k, min(_BLOCK_DEPTH, most.depth), 1)
         units = batches * -(-n // cols)
         wanted = max(1, min(_UNITS // max(1, units), m * n * k // max(1, -(-n // cols)) // _UNIT_WORTH))
         if wanted > 1 and m < n and cols * k > KEPT:
             # Blocks of rows would pack the right factor each; blocks of cols pack the left one, which is less.
             each = -(-n // (wanted * -(-n // cols)))
             cols, wanted = divided(n, max(_FEW_PANELS * tile.cols, each), step), 1
-        rows = divided(m, min(_BLOCK_ROWS, max(tile.rows, -(-m // wanted))), tile.rows)
+        rows = divided(m, min(_BLOCK_ROWS, most.rows, max(tile.rows, -(-m // wanted))), tile.rows)
         return cls(rows, cols, depth, -(-m // rows), -(-n // cols), max(1, -(-k // depth)))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
-from smelt.codegen.cpu.products.drive import drive
+from smelt.codegen.cpu.products.drive import DriveForm, drive
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.micro_kernel import Helper, micro_kernel, micro_kernel_along
 from smelt.codegen.cpu.products.numbers import Numbers, stored
@@ -21,7 +21,7 @@ from smelt.codegen.cpu.products.packing import PanelForm, fill, pack, pack_along
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, count
 from smelt.codegen.cpu.products.step_runs import period, run
 from smelt.codegen.cpu.products.tile_shape import TileShape, threads
-from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, left_stays
+from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, left_stays, right_stays
 from smelt.codegen.cpu.products.window_packing import pack_channels, pack_windows
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
@@ -42,11 +42,14 @@ def why_not(problem: Problem, target: Target) -> str | None:
 
 def cycles(problem: Problem, target: Target) -> float:
     """Multiplications of whole tiles, and two cycles an element for packing."""
-    stays = left_stays(problem, target)
-    tile = (TileShape.along if stays else TileShape.of)(problem.dtype, target)
+    stays, turned = left_stays(problem, target), right_stays(problem, target)
+    if turned:
+        problem = problem.turned()
+    shape = TileShape.turned if turned else TileShape.along if stays else TileShape.of
+    tile = shape(problem.dtype, target)
     rows, cols = (-(-size // step) * step for size, step in ((problem.rows, tile.rows), (problem.cols, tile.cols)))
     work = rows * cols * problem.depth / (2 * tile.lanes)
-    packed = problem.depth * (cols if stays else rows + cols)
+    packed = problem.depth * (cols if stays or turned else rows + cols)
     return float(problem.batches * (work + 2 * packed + rows * cols))
 
 
@@ -75,8 +78,11 @@ def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
 def _helpers(tiling: Tiling, target: Target, *, in_place: bool) -> dict[str, Helper]:
     """The functions that a product shares with others, by what each is for."""
     problem, tile = tiling.problem, tiling.tile
-    innermost = micro_kernel_along if tiling.stays else micro_kernel
-    found = {"tile": innermost(tile, problem.dtype, target), "fill.i64": fill("i64", target)}
+    if tiling.stays:
+        innermost = micro_kernel_along(tile, problem.dtype, target, turned=tiling.turned)
+    else:
+        innermost = micro_kernel(tile, problem.dtype, target)
+    found = {"tile": innermost, "fill.i64": fill("i64", target)}
     if problem.is_bounded:
         found["fill.i32"] = fill("i32", target)
     widths, kinds = (tile.rows, tile.cols), (problem.left_dtype, problem.right_dtype)
@@ -85,8 +91,8 @@ def _helpers(tiling: Tiling, target: Target, *, in_place: bool) -> dict[str, Hel
         found[f"points.{name}"] = points(bool(problem.contract.factors[number].bounds), target)
         if number or not tiling.stays:
             found[f"pack.{name}"] = _packer(tiling, number, form, target)
-    tile_of = found["tile"].name
-    found["drive"] = drive(tile, problem.dtype, tile_of, target, in_place=in_place, stays=tiling.stays)
+    how = DriveForm(in_place, tiling.stays, tiling.turned)
+    found["drive"] = drive(tile, problem.dtype, innermost.name, target, how)
     return found
 
 
@@ -124,9 +130,12 @@ class _Finish:
     def __init__(self, b: Builder, tiling: Tiling) -> None:
         self.b, self.tiling, self.kind = b, tiling, VALUE_KINDS[tiling.problem.dtype]
         blocks = tiling.blocks
-        widths = [blocks.cols] if blocks.col_count > 1 else []
-        widths.append(count(tiling.n) - blocks.cols * (blocks.col_count - 1))
-        self.lanes = epilogue_lanes(tiling.epilogue, b.target, min(*widths, tiling.row_points))
+        each, number = (blocks.rows, blocks.row_count) if tiling.turned else (blocks.cols, blocks.col_count)
+        widths = [each] if number > 1 else []
+        widths.append(count(tiling.m if tiling.turned else tiling.n) - each * (number - 1))
+        if tiling.beside:
+            widths.append(tiling.row_points)
+        self.lanes = epilogue_lanes(tiling.epilogue, b.target, min(widths))
         self.rest = Epilogue.of(b, tiling.epilogue, self.lanes)
 
     def write(self) -> None:
@@ -148,7 +157,7 @@ class _Finish:
         b = self.b
         loop = b.begin(b.const("i64", 0), LlvmValue("%rows", "i64"), 1, (), guard=False)
         self._place(self.rest.problem.m, b.add(LlvmValue("%top", "i64"), loop.index))
-        line = b.element(sums, self.kind, b.mul(loop.index, self.tiling.padded_cols))
+        line = b.element(sums, self.kind, b.mul(loop.index, self.tiling.stride))
         self.rest.begin_row()
         b.open_loop()
         self._row(line, left, width)

@@ -15,13 +15,15 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, without_axes
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, contraction, count
 from smelt.codegen.cpu.products.step_runs import run, table_bytes
-from smelt.codegen.cpu.products.tile_shape import KEPT, Blocks, TileShape
+from smelt.codegen.cpu.products.tile_shape import ALONG, KEPT, MOST, TURNED, Blocks, TileShape
+from smelt.codegen.cpu.products.transposes import ACROSS
 from smelt.codegen.cpu.workspace import aligned
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor, Index, Kernel, Stage
 
 _FEW_POINTS = 256  # of an image, say: other images are put beside it
-_FEW_COLS = 48  # to multiply a number of the left factor with
+_FEW_COLS = 160  # to multiply a number of the left factor with
+_FEW_ROWS = 256  # and of the right one
 
 
 def left_stays(problem: Problem, target: Target) -> bool:
@@ -30,7 +32,20 @@ def left_stays(problem: Problem, target: Target) -> bool:
     left, whole = problem.contract.left, count(problem.k)
     if not target.fma_by_lane or left.bounds or problem.left_dtype is not problem.dtype:
         return False
-    return problem.cols <= _FEW_COLS and run(left, problem.k) == whole
+    return problem.cols <= min(_FEW_COLS, problem.rows) and run(left, problem.k) == whole
+
+
+def right_stays(problem: Problem, target: Target) -> bool:
+    """Whether the right factor is read where it is, as the weights of a layer are: the product of the transposes is
+    computed, whose left factor it is, and its tiles are turned as they are stored."""
+    right = problem.contract.right
+    if not target.fma_by_lane or problem.is_bounded or problem.right_dtype is not problem.dtype:
+        return False
+    if TileShape.turned(problem.dtype, target).lanes != ACROSS or left_stays(problem, target):
+        return False
+    if not 2 * problem.rows <= problem.depth or problem.rows > _FEW_ROWS:  # turning sums takes longer
+        return False
+    return run(right, problem.k) == count(problem.k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,7 @@ class Tiling:
     epilogue: Problem  # its kernel has rows `outer`, `beside` and `epilogue.m`, and one col axis at most
     beside: tuple[ProductAxis, ...] = ()
     stays: bool = False  # the left factor, where it is: see `left_stays`
+    turned: bool = False  # `problem`, `m` and `n` are those of the transposed product: see `right_stays`
 
     @classmethod
     def of(cls, problem: Problem, target: Target) -> "Tiling":
@@ -72,10 +88,15 @@ class Tiling:
         assert found is not None
         epilogue = replace(problem, kernel=kernel, contract=found, batch=(*outer, *beside), m=kept_m, n=n[-1:])
         stays = left_stays(problem, target)
+        if n and n == problem.n and right_stays(problem, target):
+            tile = TileShape.turned(problem.dtype, target)
+            blocks = Blocks.of((count(n), count(problem.m), count(problem.k)), count(outer), tile, most=TURNED)
+            return cls(problem.turned(), tile, blocks, outer, n, problem.m, epilogue, stays=True, turned=True)
         tile = (TileShape.along if stays else TileShape.of)(problem.dtype, target)
         step = count(n) if beside else tile.cols  # a block has whole rows of the epilogue
         n = (*beside, *n)
-        blocks = Blocks.of((count(problem.m), count(n), count(problem.k)), count(outer), tile, step, stays)
+        sizes = (count(problem.m), count(n), count(problem.k))
+        blocks = Blocks.of(sizes, count(outer), tile, step, ALONG if stays else MOST)
         return cls(problem, tile, blocks, outer, problem.m, n, epilogue, beside, stays)
 
     @property
@@ -94,6 +115,11 @@ class Tiling:
         """Whether the right panels of all blocks of the sum are kept for the blocks of rows that follow."""
         blocks = self.blocks
         return blocks.row_count > 1 < blocks.depth_count and blocks.depth_count * blocks.depth * blocks.cols <= KEPT
+
+    @property
+    def stride(self) -> int:
+        """How far the rows of sums are apart that an epilogue is given."""
+        return self.padded_rows if self.turned else self.padded_cols
 
     @property
     def padded_rows(self) -> int:
@@ -125,7 +151,7 @@ class PanelSpace:
     @classmethod
     def of(cls, tiling: Tiling) -> "PanelSpace":
         blocks, item = tiling.blocks, tiling.problem.dtype.itemsize
-        sums = tiling.tile.rows if blocks.depth_count == 1 else tiling.padded_rows
+        sums = tiling.tile.rows if blocks.depth_count == 1 and not tiling.turned else tiling.padded_rows
         sizes = {"sums": sums * tiling.padded_cols * item}
         lengths = (tiling.padded_rows, tiling.padded_cols)
         for name, length, factor in zip(("left", "right"), lengths, tiling.problem.contract.factors, strict=True):

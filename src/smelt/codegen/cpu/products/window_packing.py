@@ -8,7 +8,8 @@ places of the window are the innermost steps, by `pack_channels` where channels 
 """
 
 from smelt.codegen.cpu.products.micro_kernel import Helper
-from smelt.codegen.cpu.products.packing import ACROSS, PackerFrame, PanelForm, transposed
+from smelt.codegen.cpu.products.packing import PackerFrame, PanelForm
+from smelt.codegen.cpu.products.transposes import ACROSS, transposed
 from smelt.codegen.llvm.builder import BITS, LlvmValue
 from smelt.codegen.llvm.scalars import cast
 from smelt.device import Target
