@@ -40,15 +40,14 @@ def same_as_reference(name: str, kernels: list[Kernel], tmp_path: Path, threads:
                 torch.testing.assert_close(one, other, rtol=2e-6, atol=allowed, equal_nan=True, msg=where)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_rows(name: str, threads: int, tmp_path: Path) -> None:
+def test_rows(name: str, tmp_path: Path) -> None:
     kernels = [
         parse_kernel(sized(text, rows, cols))
         for text in (SOFTMAX, LAYER_NORM, COLUMN_SUM)
         for rows, cols in ((1, 2), (3, 7), (5, 8), (70, 33), (3, 1000))
     ]
-    same_as_reference(name, kernels, tmp_path, threads)
+    same_as_reference(name, kernels, tmp_path, threads=3)
 
 
 @pytest.mark.parametrize("kind", ["f", "i", "b"])
@@ -134,7 +133,7 @@ def test_products(name: str, threads: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("sizes", [(2, 2), (5, 17), (70, 33)])
+@pytest.mark.parametrize("sizes", [(2, 2), (70, 33)])
 def test_sizes_given_at_launch(name: str, sizes: tuple[int, int], tmp_path: Path) -> None:
     known = {"s0": sizes[0], "s1": sizes[1]}
     kernels = [parse_kernel(text, known) for text in TEXTS.values()]

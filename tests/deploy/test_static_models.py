@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+import smelt
 from smelt.codegen.static.build import StaticModel
 from smelt.deploy.artifact import export
 from smelt.deploy.static_model import static_model_of
 from smelt.ir.artifact.machine import Machine
 from tests.codegen.foreign import run_static, runner
 from tests.deploy.models import MODELS
+from tests.deploy.test_training import TRAININGS, batches
 
 SCRIPT = """
 import fs from "node:fs";
@@ -92,3 +94,52 @@ def test_on_other_processors(name: str, target: str, tmp_path: Path) -> None:
     assert run_static(built(machine, target), target, [each for _, each in inputs], outputs, tmp_path) == 0
     for got, eager, exact in zip(outputs, want, truth, strict=True):
         close(got, eager, exact)
+
+
+STEPS = """
+import fs from "node:fs";
+import { load } from "./model.mjs";
+const session = await load();
+const losses = JSON.parse(fs.readFileSync("batches.json")).map(([x, y]) => session.run({
+  x: { data: Float32Array.from(x), shape: [16, 4] },
+  y: { data: BigInt64Array.from(y.map(BigInt)), shape: [16] },
+}).output.data[0]);
+console.log(JSON.stringify(losses));
+"""
+
+
+@pytest.mark.parametrize("name", list(TRAININGS)[:2])
+def test_training_in_webassembly(name: str, tmp_path: Path) -> None:
+    """Begun in Python, with an optimizer and a schedule; parameters and their state are in the session."""
+    command = runner("wasm32")
+    training, data = TRAININGS[name](), batches(25)
+    for batch in data[:10]:
+        training.step(*batch)
+    smelt.export(training.step, data[0], name="step").save_static(tmp_path / "model", "wasm32")
+    losses = [training.step(*batch).item() for batch in data[10:]]
+    (tmp_path / "batches.json").write_text(json.dumps([[x.flatten().tolist(), y.tolist()] for x, y in data[10:]]))
+    (tmp_path / "main.mjs").write_text(STEPS)
+    argv = [*command, "main.mjs"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == pytest.approx(losses, rel=1e-4, abs=1e-5)
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    while x.sum() > 1:
+        x = x * 0.5 + 0.01 * x.max()
+    if x.min() < 0:
+        return x.abs()
+    return x
+
+
+@pytest.mark.parametrize("target", ["aarch64", "x86-64-v3", "riscv64-v"])
+@pytest.mark.parametrize("first", [0.1, 0.6, 1e12])
+def test_a_loop_on_data(target: str, first: float, tmp_path: Path) -> None:
+    runner(target)
+    model = static_model_of(smelt.export(halved, (torch.ones(3),)).machine, target, "halved")
+    x = torch.tensor([first, 0.25 * first, 0.375 * first])
+    for given in (x, -x):
+        got = torch.zeros(3)
+        assert run_static(model, target, [given], [got], tmp_path) == 0
+        torch.testing.assert_close(got, halved(given))

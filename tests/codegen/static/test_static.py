@@ -4,6 +4,7 @@ import json
 import shutil
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from smelt.codegen.ahead_of_time import find_target
 from smelt.codegen.static.build import StaticModel, static_model
+from smelt.codegen.static.header import header_text
 from tests.codegen.foreign import run_static, runner
 from tests.codegen.static.models import expected, growing
 
@@ -121,6 +123,18 @@ def test_memory_that_is_said_to_be_needed_is_enough(program: Path) -> None:
         assert int(line[2]) > memory
         memory = int(line[2])
     assert line[0] == "0"
+
+
+def test_memory_that_the_header_names_is_enough(program: Path) -> None:
+    named = int(built("host").header.partition("_MEMORY_BYTES ")[2].split()[0])
+    assert [line[0] for line in run(program, 6, named)] == ["0", "0", "0"]
+
+
+def test_names_that_c_cannot_tell_apart() -> None:
+    table, _, _ = growing(find_target("host"))
+    registers = (replace(table.registers[0], name="a[0]"), replace(table.registers[1], name="a.0 "))
+    text = header_text("twins", replace(table, registers=registers + table.registers[2:]), 0, 64)
+    assert "TWINS_INPUT_A_0__0 = 0" in text and "TWINS_INPUT_A_0__1 = 1" in text
 
 
 def test_in_javascript(tmp_path: Path) -> None:

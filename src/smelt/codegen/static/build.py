@@ -17,6 +17,7 @@ from smelt.codegen.llvm.link import undefined
 from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_text
 from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
 from smelt.codegen.static.driver import Places, driver_text
+from smelt.codegen.static.expressions import math_text
 from smelt.codegen.static.header import c_name, header_text, javascript_text
 from smelt.codegen.static.memory import memory_bytes
 from smelt.device import Target
@@ -61,11 +62,13 @@ def static_model(
     content = constants + bytes(-len(constants) % ALIGN) + state
     content += bytes(max(0, len(_MARK) - len(content)))
     places = Places(offsets | state_offsets, constant_bytes, state_bytes)
+    driver, functions = driver_text(name, table, [entry.symbol for entry in entries], places)
     text = "\n".join([
         _internal(module.texts[0].replace(DECLARE_PARALLEL_FOR, "")),
+        math_text(sorted(functions), target, module.texts[0]),
         SERIAL_PARALLEL_FOR.replace("define hidden", "define internal"),
         _weights_text(name, len(content)),
-        driver_text(name, table, [entry.symbol for entry in entries], places),
+        driver,
     ])  # fmt: skip
     made = _with_weights(object_with_support(_once_declared(text), target), content)
     header = header_text(name, table, state_bytes, memory_bytes(table))

@@ -3,10 +3,14 @@
     symbol(0) * 4 + 1     →   %v1 = mul i64 %s0, 4    %v2 = add i64 %v1, 1
 """
 
-import struct
 from collections.abc import Callable, Sequence
 
-from smelt.base.errors import SmeltError
+import torch
+
+from smelt.codegen.cpu.entry_points import function_text
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.scalars import compute
+from smelt.device import Target
 from smelt.ir.artifact_file.layout import ARITY, Op
 from smelt.ir.artifact_file.records import Expression
 
@@ -14,6 +18,8 @@ _INTEGER = {Op.ADD: "add", Op.SUB: "sub", Op.MUL: "mul"}
 _COMPARE = {Op.EQ: "eq", Op.NE: "ne", Op.LT: "slt", Op.LE: "sle", Op.GT: "sgt", Op.GE: "sge"}
 _FLOAT = {Op.FADD: "fadd", Op.FSUB: "fsub", Op.FMUL: "fmul", Op.FDIV: "fdiv"}
 _FLOAT_COMPARE = {Op.FEQ: "oeq", Op.FLT: "olt", Op.FLE: "ole"}
+# Our own, which `math_text` defines.
+FUNCTIONS = {Op.FPOW: "pow", Op.FEXP: "exp", Op.FLOG: "log", Op.FSIN: "sin", Op.FCOS: "cos", Op.FTANH: "tanh"}
 _ROUNDED = {Op.FSQRT: "sqrt", Op.FFLOOR: "floor", Op.FCEIL: "ceil", Op.FABS: "fabs"}
 
 
@@ -23,6 +29,7 @@ class Text:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.declared: set[str] = set()
+        self.functions: set[str] = set()
         self._count = 0
 
     def fresh(self, stem: str = "v") -> str:
@@ -82,7 +89,9 @@ class Text:
             return self._truth(self.op(f"fcmp {_FLOAT_COMPARE[op]} double {a}, {b}"))
         if op in _ROUNDED:
             return self._bits(self._intrinsic(_ROUNDED[op], self._float(args[0])))
-        raise SmeltError("SM030", f"a size is computed by {op.name}, which objects without a loader do not have")
+        self.functions.add(FUNCTIONS[op])
+        given = ", ".join(f"double {self._float(each)}" for each in args)
+        return self._bits(self.op(f"call double @smelt.{FUNCTIONS[op]}({given})"))
 
     def _truth(self, name: str) -> str:
         return self.op(f"zext i1 {name} to i64")
@@ -130,18 +139,6 @@ class Text:
         truths = [self.op(f"icmp ne i64 {each}, 0") for each in (a, b)]
         return self._truth(self.op(f"{how} i1 {truths[0]}, {truths[1]}"))
 
-    def _power(self, a: str, b: str) -> str:
-        """Of an exponent that is known and simple."""
-        known = struct.unpack("<d", struct.pack("<q", int(b)))[0] if b.lstrip("-").isdigit() else None
-        x = self._float(a)
-        if known in (0.5, -0.5):
-            x = self._intrinsic("sqrt", x)
-        elif known in (2.0, -2.0):
-            x = self.op(f"fmul double {x}, {x}")
-        elif known not in (1.0, -1.0):
-            raise SmeltError("SM030", "a size is computed by a power that objects without a loader do not have")
-        return self._bits(x if known > 0 else self.op(f"fdiv double 1.0, {x}"))
-
 
 _OTHERS: dict[Op, Callable[..., str]] = {
     Op.DIV: Text._divided,
@@ -157,7 +154,6 @@ _OTHERS: dict[Op, Callable[..., str]] = {
     Op.FNEG: lambda text, a: text._bits(text.op(f"fneg double {text._float(a)}")),
     Op.FMIN: lambda text, a, b: text._float_extreme("olt", a, b),
     Op.FMAX: lambda text, a, b: text._float_extreme("ogt", a, b),
-    Op.FPOW: Text._power,
 }
 
 
@@ -168,3 +164,17 @@ def _constant(op: Op, args: list[str]) -> str | None:
     a, b = map(int, args)
     found = a + b if op == Op.ADD else a - b if op == Op.SUB else a * b
     return str(found) if -(2**63) <= found < 2**63 else None
+
+
+def math_text(names: Sequence[str], target: Target, beside: str) -> str:
+    """Functions of floats by our own code, `beside` a text that may have defined what they need."""
+    texts = []
+    for name in sorted(names):
+        b = Builder(target, f"smelt.{name}")
+        args = [LlvmValue(f"%x{place}", "f64") for place in range(2 if name == "pow" else 1)]
+        found = compute(b, name, args, torch.float64)
+        b.emit(f"ret {found}")
+        needed = [*sorted(b.declared), *b.helpers.values(), b.pool_text]
+        texts += [each for each in needed if each and each not in beside and each not in texts]
+        texts.append(function_text(f"internal double @smelt.{name}({', '.join(map(str, args))})", b))
+    return "\n".join(texts)

@@ -37,19 +37,23 @@ def _shape(dims: Sequence[r.Dim]) -> str:
     return f"[{', '.join(words)}]"
 
 
-def _row(prefix: str, place: int, name: str, what: str) -> str:
-    return f"    {prefix}_{c_name(name).upper()} = {place},  /* {what} */"
+def _rows(prefix: str, described: Sequence[tuple[str, str]]) -> list[str]:
+    """Of an enumeration: names of inputs or outputs, those that C cannot tell apart with their numbers."""
+    names = [c_name(name).upper() for name, _ in described]
+    rows = []
+    for place, (name, (_, what)) in enumerate(zip(names, described, strict=True)):
+        unique = name if names.count(name) == 1 else f"{name}_{place}"
+        rows.append(f"    {prefix}_{unique} = {place},  /* {what} */")
+    return rows
 
 
 def header_text(name: str, table: r.Table, state_bytes: int, memory_bytes: int) -> str:
     """`model.h`."""
     upper = name.upper()
     inputs = of_kind(table, RegisterKind.INPUT)
-    taken = [_row(f"{upper}_INPUT", place, each.name, _described(each)) for place, each in enumerate(inputs)]
-    given = [
-        _row(f"{upper}_OUTPUT", place, each.name or str(place), f"{each.dtype or 'any'} {_shape(each.dims)}")
-        for place, each in enumerate(table.outputs)
-    ]
+    taken = _rows(f"{upper}_INPUT", [(each.name, _described(each)) for each in inputs])
+    described = [(each.name, f"{each.dtype or 'any'} {_shape(each.dims)}") for each in table.outputs]
+    given = _rows(f"{upper}_OUTPUT", described)
     codes = [f"    {upper}_{word} = {code},  /* {what} */" for word, code, what in _CODES]
     codes += [
         f"    {upper}_RAISED_{number} = {driver.RAISED + number},  /* {_comment(f'{each.error}: {each.message}')} */"
