@@ -4,8 +4,9 @@
                                       [--threads 1] [--json FILE]
 
 Each line: GFLOP/s of eager, of smelt with the option `products` at "library" and at "own", the library's time over ours
-(above one: ours is faster), and the schedules that multiply. With `--backward` it is the gradients of the input and the
-weights. They run alternately; with one thread processor time counts, with more the clock's.
+(above one: ours is faster), and the schedules that multiply; a star is where `smelt.compile` chooses them by itself.
+With `--backward` it is the forward and the gradients of all inputs. They run alternately; with one thread processor
+time counts, with more the clock's.
 """
 
 import argparse
@@ -27,9 +28,11 @@ from benchmarks.measure import interleaved, ratio
 from benchmarks.products import thread_count
 from benchmarks.table import mean
 from smelt.base import events
+from smelt.codegen.cpu.attention.plan import plan_attention
 from smelt.codegen.cpu.products.plan import plan_product
 from smelt.codegen.cpu.products.problem import contraction
 from smelt.device import find
+from smelt.ir.check_kernel import is_attention
 from smelt.ir.kernel import members
 from smelt.ir.program import Program
 
@@ -66,7 +69,8 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Heads of queries, keys and values of one length."""
+    """Heads of queries, keys and values of one length, or of so many `keys`; heads of keys are `shared` by several of
+    queries. In memory tokens come before heads, as projections leave them."""
 
     name: str
     batch: int
@@ -74,16 +78,20 @@ class Attention:
     length: int
     width: int
     causal: bool = False
+    keys: int = 0
+    shared: int = 1
 
     @property
     def flops(self) -> int:
-        return 4 * self.batch * self.heads * self.length**2 * self.width
+        return 4 * self.batch * self.heads * self.length * (self.keys or self.length) * self.width
 
     def inputs(self) -> list[Tensor]:
-        return [torch.randn(self.batch, self.heads, self.length, self.width) for _ in range(3)]
+        keys, heads = self.keys or self.length, self.heads // self.shared
+        shapes = ((self.length, self.heads), (keys, heads), (keys, heads))
+        return [torch.randn(self.batch, tokens, each, self.width).transpose(1, 2) for tokens, each in shapes]
 
     def call(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=self.shared > 1)
 
 
 Layer = Convolution | Attention
@@ -110,7 +118,16 @@ LAYERS: tuple[Layer, ...] = (
     Attention("attention 4×128×64", 4, 4, 128, 64),
     Attention("attention 4×128×64 causal", 4, 4, 128, 64, causal=True),
     Attention("attention 12×512×64", 1, 12, 512, 64),
+    Attention("attention 12×512×64 causal", 1, 12, 512, 64, causal=True),
+    Attention("attention vit 12×197×64", 1, 12, 197, 64),
+    Attention("attention swin 64×3×49×32", 64, 3, 49, 32),
+    Attention("attention 8×256×128", 1, 8, 256, 128),
+    Attention("attention shared 16×256×64", 1, 16, 256, 64, causal=True, shared=4),
     Attention("attention 4×32×16", 4, 4, 32, 16),
+    Attention("attention 4×8×64×8", 4, 8, 64, 8),
+    Attention("attention decode 12×1×512", 1, 12, 1, 64, keys=512),
+    Attention("attention decode 4×12×1×128", 4, 12, 1, 64, keys=128),
+    Attention("attention decode shared 32×1×512", 1, 32, 1, 64, keys=512, shared=4),
 )
 
 
@@ -125,13 +142,17 @@ class Figure:
     over_library: float
     over_eager: float
     schedules: list[str]
+    chosen: bool = False  # whether the compiler makes kernels of it by itself
 
 
 def schedules_of(programs: Sequence[Program]) -> list[str]:
     """How the kernels with a contraction are computed, in order."""
     launched = [kernel for program in programs for kernel in program.kernels]
     kernels = [kernel for each in launched for kernel in members(each) if contraction(kernel) is not None]
-    return [plan_product(kernel, find(kernel.target)).schedule.name for kernel in kernels]
+    return [
+        (plan_attention if is_attention(kernel) else plan_product)(kernel, find(kernel.target)).schedule.name
+        for kernel in kernels
+    ]
 
 
 def _step(call: Callable[..., Tensor], inputs: Sequence[Tensor], backward: bool) -> Callable[[], object]:
@@ -155,9 +176,9 @@ def measured(
         inputs = [x.contiguous(memory_format=torch.channels_last) for x in inputs]
     smelt.reset()
     ways = {"eager": _step(layer.call, inputs, backward)}
-    schedules: list[str] = []
+    schedules: dict[str, list[str]] = {}
     with thread_count(threads):
-        for products in (LIBRARY, OWN):
+        for products in ("auto", LIBRARY, OWN):
 
             def call(*inputs: Tensor, layer: Layer = layer) -> Tensor:
                 return layer.call(*inputs)
@@ -165,7 +186,9 @@ def measured(
             with events.collect() as seen:
                 ways[products] = _step(smelt.compile(call, options={"products": products}), inputs, backward)
                 ways[products]()
-            schedules = schedules_of([event.subject for event in seen if isinstance(event.subject, Program)])
+            programs = [event.subject for event in seen if isinstance(event.subject, Program)]
+            schedules[products] = schedules_of(programs)
+        del ways["auto"]
         clock = time.process_time if threads == 1 else time.perf_counter
         for way in ways.values():
             way()
@@ -173,13 +196,14 @@ def measured(
     medians = {name: sorted(times)[len(times) // 2] for name, times in seconds.items()}
     flops = layer.flops * (3 if backward else 1)
     library, eager = ratio(seconds, LIBRARY, OWN), ratio(seconds, "eager", OWN)
-    return Figure(layer.name, flops, threads, medians, library, eager, schedules)
+    chosen = schedules["auto"] == schedules[OWN]
+    return Figure(layer.name, flops, threads, medians, library, eager, schedules[OWN], chosen)
 
 
 def line(figure: Figure) -> str:
     rates = [f"{figure.flops / figure.seconds[name] / 1e9:8.1f}" for name in ("eager", LIBRARY, OWN)]
-    how = ", ".join(figure.schedules) or "library calls"
-    return f"{figure.name:28} {''.join(rates)} {figure.over_eager:10.2f} {figure.over_library:12.2f}  {how}"
+    how = (", ".join(figure.schedules) or "library calls") + " *" * figure.chosen
+    return f"{figure.name:32} {''.join(rates)} {figure.over_eager:10.2f} {figure.over_library:12.2f}  {how}"
 
 
 def main() -> None:
@@ -194,13 +218,13 @@ def main() -> None:
     if os.environ.get("OMP_NUM_THREADS") != str(args.threads):
         print(f"note: set OMP_NUM_THREADS={args.threads}: some of the library keeps the threads it starts with")
     print(", ".join(f"{key} {value}" for key, value in machine().items() if key != "threads"))
-    print(f"{'GFLOP/s':28}    eager library     own  eager/own  library/own  schedules", flush=True)
+    print(f"{'GFLOP/s':32}    eager library     own  eager/own  library/own  schedules", flush=True)
     figures = []
     for layer in [each for each in LAYERS if any(part in each.name for part in args.only)]:
         figures.append(measured(layer, args.threads, args.backward, args.channels_last, args.rounds))
         print(line(figures[-1]), flush=True)
     averages = [mean(getattr(each, name) for each in figures) or 0.0 for name in ("over_eager", "over_library")]
-    print(f"{'geometric mean':28} {'':24} {averages[0]:10.2f} {averages[1]:12.2f}")
+    print(f"{'geometric mean':32} {'':24} {averages[0]:10.2f} {averages[1]:12.2f}")
     if args.json:
         written = {"machine": machine(), "figures": [asdict(each) for each in figures]}
         args.json.write_text(json.dumps(written, indent=1), encoding="utf-8")

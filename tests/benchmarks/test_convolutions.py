@@ -29,5 +29,5 @@ def test_a_layer_is_measured_by_every_backend(layer: Layer, backward: bool) -> N
     figure = convolutions.measured(layer, 1, backward, channels_last=True, rounds=2, per_round=1e-6)
     assert list(figure.seconds) == ["eager", "library", "own"] and min(figure.seconds.values()) > 0
     assert figure.over_library > 0 and figure.over_eager > 0
-    assert figure.schedules or isinstance(layer, Attention)
+    assert figure.schedules
     assert layer.name in convolutions.line(figure)

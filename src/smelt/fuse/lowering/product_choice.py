@@ -154,7 +154,7 @@ class ProductChoice:
             return call, f"attends {call.sizes}, as the option `products` asks for"
         ours = LAUNCH + found
         share = f"attends {call.sizes} in about {ours / library:.2f} of the library's time"
-        if library - ours < max(LEAST_SAVED, LEAST_PART * ours):
+        if library - ours < max(LEAST_ATTENTION, LEAST_PART * ours):
             return f"{share} by a kernel, which saves too little"
         return call, share
 
@@ -178,6 +178,7 @@ class ProductChoice:
 LAUNCH = 1_500  # cycles that a kernel takes to be called
 CYCLES_A_BYTE = 0.5  # of a result that is written and read again, which a kernel saves for what follows
 LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any processor
+LEAST_ATTENTION = 30_000  # and of an attention, which takes a tenth of a second to be compiled
 LEAST_SAVED, LEAST_PART = 5_000, 0.03  # what has to be saved, at least: the fit is off by some percent
 
 

@@ -50,7 +50,7 @@ def cycles(problem: AttentionProblem, target: Target) -> float:
     depth = sum(int(each.axis.size) for each in problem.scores)
     width = sum(arrays.pitch(each) for each in problem.sums)
     packed = (arrays.rows + keys) * (depth + width) * 2
-    return float(problem.count * (points * (0.56 * depth + 0.62 * width + _POINT) / lanes + 1.5 * packed + 10_000))
+    return float(problem.count * (points * (0.56 * depth + 0.62 * width + _POINT) / lanes + 0.85 * packed + 10_000))
 
 
 def write(symbol: str, problem: AttentionProblem, target: Target) -> EntryCode:

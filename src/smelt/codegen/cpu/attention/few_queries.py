@@ -34,6 +34,7 @@ _WIDE = 4  # vectors of scores side by side, in a softmax
 _BLOCK = 512  # keys whose values are summed before they are added to the others
 _UNIT_WORTH = 1 << 17  # multiplications
 _APART = 512  # bytes between arrays
+_AHEAD, _LINE = 8, 64  # keys that are prefetched, and bytes of what a cache holds
 
 _PART = "internal void @{}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
 _WEIGHTS = "internal void @{}.weights(ptr %buffers, ptr %mine, i64 %outer)"
@@ -53,12 +54,10 @@ def why_not(problem: AttentionProblem, target: Target) -> str | None:
 
 
 def cycles(problem: AttentionProblem, target: Target) -> float:
-    """What is multiplied is loaded for it, two vectors a cycle."""
-    lanes = _lanes(problem, target)
+    """What keys bring comes from far, and is multiplied for each query."""
     keys, queries = int(problem.key.size), int(problem.query.size)
-    depth, width = int(problem.scores[0].axis.size), int(problem.sums[0].axis.size)
-    each = (depth + width) / lanes * (0.5 + 0.5 * queries) * 1.3 + queries * (4 + 16 / lanes)
-    return float(problem.count * (keys * each + 500))
+    numbers = int(problem.scores[0].axis.size) + int(problem.sums[0].axis.size)
+    return float(problem.count * (keys * (numbers * (0.5 + 0.2 * queries) + queries * 8) + 1_000))
 
 
 def _lanes(problem: AttentionProblem, target: Target) -> int:
@@ -161,6 +160,19 @@ class _Part:
         raw = self.b.load(self.b.element(base, kind, offset), kind, lanes)
         return cast(self.b, raw, dtype, self.problem.dtype)
 
+    def _apart(self, factor: Factor) -> bool:
+        """Whether keys lie apart, with those of other heads between them: processors do not guess the next then."""
+        width = int(self.score.axis.size if factor is self.score.key else self.weighed.axis.size)
+        far = int(factor.index.stride(self.problem.key.name)) > 2 * width
+        return far and bool(self.b.target.prefetch_distance)
+
+    def _prefetch(self, row: str, factor: Factor, width: int) -> None:
+        """What a later key has in the place of `row`; any address will do."""
+        b, dtype = self.b, self.problem.dtype_of(factor)
+        ahead = int(factor.index.stride(self.problem.key.name)) * _AHEAD
+        for start in range(0, width * dtype.itemsize, _LINE):
+            b.prefetch(b.element(row, "i8", ahead * dtype.itemsize + start))
+
     def _copy_queries(self) -> None:
         b, factor, depth = self.b, self.score.query, int(self.score.axis.size)
         base = self._start(factor)
@@ -187,6 +199,8 @@ class _Part:
         factor, queries = self.score.key, range(self.queries)
         step, kind = int(factor.index.stride(self.problem.key.name)), memory_kind(self.problem.dtype_of(self.score.key))
         rows = [b.element(base, kind, b.mul(b.add(key, n) if n else key, step)) for n in range(count)]
+        for row in rows if self._apart(factor) else ():
+            self._prefetch(row, factor, depth)
         whole = depth // lanes * lanes
         totals = [b.const(self.kind, 0.0)] * (self.queries * count)
         if whole:
@@ -237,6 +251,8 @@ class _Part:
         first, wide, count = piece
         offset = b.mul(key, int(factor.index.stride(self.problem.key.name)))
         row = b.element(base, memory_kind(self.problem.dtype_of(factor)), offset)
+        if first == 0 and self._apart(factor):
+            self._prefetch(row, factor, int(self.weighed.axis.size))
         values = [self._load(factor, row, first + n * wide, wide) for n in range(count)]
         found = []
         for i in range(self.queries):
