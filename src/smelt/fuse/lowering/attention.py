@@ -101,7 +101,9 @@ def _why_not(specs: dict[str, TensorSpec]) -> str | None:
         return f"computes on {short_name(query.dtype)}"
     if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         return "has queries and keys that do not fit"
-    if 0 in query.shape or 0 in key.shape or 0 in value.shape or query.shape[1] % key.shape[1]:
+    # Of no keys at all a query finds zeros; but there are no gradients to them.
+    sizes = (*query.shape, *key.shape[:2], value.shape[3], *(key.shape[2:3] if "g" in specs else ()))
+    if 0 in sizes or query.shape[1] % key.shape[1]:
         return "has no elements, or heads that are not shared evenly"
     return None
 

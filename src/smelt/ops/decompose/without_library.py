@@ -129,7 +129,7 @@ def _scores(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None, scale
 
 def _is_kernel(*tensors: Tensor) -> bool:
     """Whether attention is a kernel as it is: one that never has the scores in memory. Its sizes do not vary."""
-    return all(isinstance(size, int) for tensor in tensors for size in tensor.shape)
+    return all(isinstance(size, int) and size > 0 for tensor in tensors for size in tensor.shape)
 
 
 @_takes_apart(aten._scaled_dot_product_flash_attention_for_cpu.default)

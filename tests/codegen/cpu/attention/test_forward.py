@@ -12,7 +12,7 @@ from smelt.ir.serialize import dump, parse
 from smelt.ir.text import format_kernel
 from tests.codegen.cpu.attention.running import attention_of, compiled, faults, targets
 from tests.codegen.cpu.attention.written import F32, F64, Attention
-from tests.codegen.running import run
+from tests.codegen.running import call, run
 from tests.kernel_text import parse_kernel
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -104,3 +104,15 @@ def test_texts_and_files_hold_all_of_it() -> None:
         assert parse_kernel(format_kernel(kernel)) == kernel
         assert parse(dump(kernel)) == kernel
         assert why_no_problem(kernel) is None
+
+
+@pytest.mark.parametrize(("queries", "name"), [(3, "few queries"), (3, "blocks"), (20, "blocks")])
+def test_no_keys_at_all(queries: int, name: str) -> None:
+    """As eager's operator: zeros, and zeros for the logarithms."""
+    attention = Attention(1, 2, 1, queries, 0, 8, 8)
+    (code,) = compiled([attention.kernel()], only=[name])
+    given = [torch.full((int(buffer.size),), 3.0) for buffer in attention.kernel().parameters]
+    call(code, given, 2)
+    assert not given[3].any() and not given[4].any()
+    found = flash(torch.ones(1, 2, queries, 8), *(torch.ones(1, 2, 0, 8) for _ in range(2)))
+    assert not any(each.any() for each in found)
