@@ -39,7 +39,7 @@ class AttentionBlocks:
 
     @classmethod
     def of(cls, problem: AttentionProblem, target: Target) -> "AttentionBlocks":
-        tiles = AttentionTiles.of(problem.dtype, target)
+        tiles = AttentionTiles.of(problem.dtype, target, int(problem.query.size))
         size, keys = problem.dtype.itemsize, int(problem.key.size)
         width = int(problem.scores[0].axis.size) + int(problem.sums[0].axis.size)
         most = min(_SCORE_BYTES // (tiles.queries * size), _KEY_BYTES // (max(1, width) * size))
@@ -95,7 +95,7 @@ def _sizes(
         ("queries", queries * depth * size),
         ("keys", keys * depth * size),
         ("values", keys * width * size),
-        ("scores", (keys + 1) * tiles.queries * size),
+        ("scores", (keys + 3) * tiles.queries * size),
         ("sums", queries * width * size),
         ("tops", queries * size),
         ("totals", queries * size),

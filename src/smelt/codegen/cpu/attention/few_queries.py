@@ -31,7 +31,7 @@ MOST = 4  # queries
 _AT_ONCE = 4  # keys whose scores are summed side by side
 _SUMS = 16  # vectors of sums that registers hold
 _WIDE = 4  # vectors of scores side by side, in a softmax
-_BLOCK = 512  # keys whose values are summed before they are added to the others
+_BLOCK = 64  # keys whose values are summed before they are added to the others
 _UNIT_WORTH = 1 << 17  # multiplications
 _APART = 512  # bytes between arrays
 _AHEAD, _LINE = 8, 64  # keys that are prefetched, and bytes of what a cache holds
@@ -226,23 +226,25 @@ class _Part:
                 b.store(totals[i * count + n], b.element(row, self.kind, n))
 
     def _sums(self) -> None:
-        """Of all values, some at a time, and block by block of keys."""
+        """Block by block of keys, which is in the first cache then, of all values some at a time."""
         b, lanes, width = self.b, self.lanes, int(self.weighed.axis.size)
         base = self._start(self.weighed.sum.factor)
         most, vectors = max(1, _SUMS // self.queries), width // lanes
         pieces = [(first * lanes, lanes, min(most, vectors - first)) for first in range(0, vectors, most)]
         pieces += [(place, 1, 1) for place in range(vectors * lanes, width)]
+        zeros = b.begin(b.const("i64", 0), b.const("i64", self.queries * width), 1, (), guard=True)
+        b.store(b.const(self.kind, 0.0), b.element(self.at["sums"], self.kind, zeros.index))
+        zeros.end()
+        block = b.begin(b.const("i64", 0), b.const("i64", self.keys), _BLOCK, (), guard=True)
+        stop = b.intrinsic("llvm.smin", b.add(block.index, _BLOCK), b.const("i64", self.keys))
         for first, wide, count in pieces:
             starts = [b.const(self.kind, 0.0, wide)] * (count * self.queries)
-            block = b.begin(b.const("i64", 0), b.const("i64", self.keys), _BLOCK, starts, guard=True)
-            stop = b.intrinsic("llvm.smin", b.add(block.index, _BLOCK), b.const("i64", self.keys))
             loop = b.begin(block.index, stop, 1, starts, guard=False)
             sums = self._weighed(base, loop.index, (first, wide, count), loop.values)
-            ends = loop.end(*sums)
-            totals = block.end(*(b.fadd(before, each) for before, each in zip(block.values, ends, strict=True)))
-            for number, total in enumerate(totals):
-                place = number // count * width + first + number % count * wide
-                b.store(total, b.element(self.at["sums"], self.kind, place))
+            for number, total in enumerate(loop.end(*sums)):
+                place = b.element(self.at["sums"], self.kind, number // count * width + first + number % count * wide)
+                b.store(b.fadd(b.load(place, self.kind, wide), total), place)
+        block.end()
 
     def _weighed(
         self, base: str, key: LlvmValue, piece: tuple[int, int, int], before: tuple[LlvmValue, ...]

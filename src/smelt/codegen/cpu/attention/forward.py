@@ -27,8 +27,8 @@ from smelt.device import Target
 from smelt.ir.kernel import Factor, Index
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
-_SOFTMAX = 16  # cycles for a vector of scores
-_EACH = 5_000  # and for each attention
+_SOFTMAX = 14  # cycles for a vector of scores
+_EACH = 3_000  # and for each attention
 
 _PART = "internal void @{}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
 
@@ -51,7 +51,7 @@ def cycles(problem: AttentionProblem, target: Target) -> float:
     rows, keys = -(-int(problem.query.size) // wide) * wide, int(problem.key.size)
     points = rows * keys * (0.55 if problem.reach is not None else 1.0)
     packed = (keys * blocks.query_blocks + rows) * (blocks.depth + blocks.width)
-    work = points * ((blocks.depth + blocks.pitch) * 0.56 + _SOFTMAX) / lanes + 1.5 * packed
+    work = points * ((blocks.depth + blocks.pitch) * 0.56 + _SOFTMAX) / lanes + 1.2 * packed
     return float(problem.count * (work + rows * blocks.pitch + _EACH))
 
 

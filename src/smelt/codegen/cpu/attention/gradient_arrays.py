@@ -31,7 +31,7 @@ class GradientArrays:
 
     @classmethod
     def of(cls, problem: AttentionProblem, target: Target) -> "GradientArrays":
-        tiles = AttentionTiles.of(problem.dtype, target)
+        tiles = AttentionTiles.of(problem.dtype, target, int(problem.query.size))
         wide, step, size = tiles.queries, tiles.scores.rows, problem.dtype.itemsize
         rows, keys = padded(int(problem.query.size), wide), int(problem.key.size)
         most = max(step, _SCORE_BYTES // (wide * size * len(problem.scores)))

@@ -20,6 +20,11 @@ from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
 from smelt.device import Target
 from smelt.ir.tensorspec import short_name
 
+# By the vectors of a panel of queries: the keys of a tile of scores and the vectors of one of values, and what a score
+# takes compared with the widest.
+_TILES = {3: (8, 2), 2: (8, 2), 1: (16, 4)}
+_NARROWER = {3: 1.0, 2: 1.05, 1: 1.15}
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiles:
@@ -31,11 +36,13 @@ class AttentionTiles:
     values: TileShape
 
     @classmethod
-    def of(cls, dtype: torch.dtype, target: Target) -> "AttentionTiles":
+    def of(cls, dtype: torch.dtype, target: Target, queries: int) -> "AttentionTiles":
+        """Panels as wide as fits registers, or less where so many queries fill those better."""
         lanes = max(1, target.vector_bits // (8 * dtype.itemsize))
         if target.fma_by_lane:
-            wide = 3 * lanes
-            return cls(wide, lanes, TileShape(8, wide, lanes), TileShape(wide, 2 * lanes, lanes))
+            vectors = min((3, 2, 1), key=lambda each: -(-queries // (each * lanes)) * each * _NARROWER[each])
+            wide, (keys, values) = vectors * lanes, _TILES[vectors]
+            return cls(wide, lanes, TileShape(keys, wide, lanes), TileShape(wide, values * lanes, lanes))
         keys = 12 if target.vector_registers < 32 else 24
         return cls(lanes, lanes, TileShape(keys, lanes, lanes), TileShape(lanes, lanes, lanes))
 

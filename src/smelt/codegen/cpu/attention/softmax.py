@@ -88,15 +88,15 @@ class _Weights:
         return largest
 
     def _powers(self, reference: list[LlvmValue]) -> tuple[LlvmValue, ...]:
-        """Of two keys at once, all vectors side by side: one waits for itself longer than a processor looks ahead."""
+        """Of some keys at once, all vectors side by side: one waits for itself longer than a processor looks ahead."""
         b, last = self.b, LlvmValue("%keys", "i64")
-        nothing = b.const(self.kind, -math.inf, self.lanes)
-        for n in range(self.vectors):  # one key more, in case their number is odd: it has no weight
+        nothing, at_once = b.const(self.kind, -math.inf, self.lanes), 2 if self.vectors > 2 else 4
+        for n in range((at_once - 1) * self.vectors):  # keys more, in case the last are fewer: they have no weight
             b.store(nothing, b.element(self._row(last), self.kind, n * self.lanes))
         zeros = [b.const(self.kind, 0.0, self.lanes)] * self.vectors
         chunk = b.begin(b.const("i64", 0), last, _CHUNK, zeros, guard=False)
         stop = b.intrinsic("llvm.smin", b.add(chunk.index, _CHUNK), last)
-        loop = b.begin(chunk.index, stop, 2, zeros, guard=False)
+        loop = b.begin(chunk.index, stop, at_once, zeros, guard=False)
         row = self._row(loop.index)
 
         def power(place: int) -> LlvmValue:
@@ -106,7 +106,9 @@ class _Weights:
             b.store(found, at)
             return found
 
-        powers = side_by_side(b, [partial(power, place) for place in range(2 * self.vectors)])
-        pairs = [b.fadd(powers[n], powers[n + self.vectors]) for n in range(self.vectors)]
-        sums = loop.end(*(b.fadd(before, pair) for before, pair in zip(loop.values, pairs, strict=True)))
+        powers = side_by_side(b, [partial(power, place) for place in range(at_once * self.vectors)])
+        while len(powers) > self.vectors:
+            half = len(powers) // 2
+            powers = [b.fadd(powers[n], powers[n + half]) for n in range(half)]
+        sums = loop.end(*(b.fadd(before, power) for before, power in zip(loop.values, powers, strict=True)))
         return chunk.end(*(b.fadd(before, each) for before, each in zip(chunk.values, sums, strict=True)))
