@@ -143,3 +143,26 @@ def test_a_loop_on_data(target: str, first: float, tmp_path: Path) -> None:
         got = torch.zeros(3)
         assert run_static(model, target, [given], [got], tmp_path) == 0
         torch.testing.assert_close(got, halved(given))
+
+
+@pytest.mark.parametrize("target", ["x86-64-v2", "riscv64-v"])
+def test_sizes_that_differ(target: str, tmp_path: Path) -> None:
+    """Of which the code for another target than the artifact's own may rely on other things."""
+    runner(target)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.LayerNorm(12), torch.nn.Softmax(0)).eval()
+    rows_of = {"input": {0: smelt.Dimension("rows", 1, 4096)}}
+    machine = smelt.export(model, (torch.randn(5, 8),), dynamic=rows_of).machine
+    made = static_model_of(machine, target, "model")
+    for rows in (1, 2, 3, 8, 17, 64, 1500):
+        x, got = torch.randn(rows, 8), torch.zeros(rows, 12)
+        assert run_static(made, target, [x], [got], tmp_path) == 0
+        torch.testing.assert_close(got, model(x))
+    assert run_static(made, target, [torch.randn(4097, 8)], [torch.zeros(4097, 12)], tmp_path) == 1
+
+
+def test_files_are_named_after_the_path(tmp_path: Path) -> None:
+    artifact = smelt.export(torch.nn.Linear(2, 2).eval(), (torch.randn(1, 2),))
+    for given in ("net", "net.o"):
+        assert [file.name for file in artifact.save_static(tmp_path / given)] == ["net.o", "net.h"]
+    assert "int net_run(" in (tmp_path / "net.h").read_text()

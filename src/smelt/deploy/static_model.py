@@ -5,12 +5,15 @@
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from smelt.codegen.ahead_of_time import find_target, write_for
 from smelt.codegen.static.build import StaticModel, static_model
 from smelt.deploy.records import Entries, kernel_places, target_table
-from smelt.ir.artifact.machine import Machine
+from smelt.ir.artifact.machine import Machine, SizeCheck
+
+_SUFFIXES = (".o", ".h", ".wasm", ".mjs")
 
 
 def static_model_of(machine: Machine, target_name: str, name: str | None = None) -> StaticModel:
@@ -19,7 +22,7 @@ def static_model_of(machine: Machine, target_name: str, name: str | None = None)
     places = kernel_places(machine)
     module = write_for(list(places.values()), target, prefix="k")
     entries: Entries = dict(zip(places, module.entries, strict=True))
-    table, symbols = target_table(machine, entries)
+    table, symbols = target_table(_checking(machine, entries), entries)
     by_symbol = {entry.symbol: number for number, entry in enumerate(module.entries)}
     weights = {f"storage {number}": each.data.numpy() for number, each in enumerate(machine.storages)}
     return static_model(
@@ -27,9 +30,27 @@ def static_model_of(machine: Machine, target_name: str, name: str | None = None)
     )
 
 
+def _checking(machine: Machine, entries: Entries) -> Machine:
+    """With checks of what the code relies on of sizes: that may be more than the machine checks, which was made for
+    other targets. Sizes of which it does not hold have no variant then."""
+    facts: dict[tuple[int, int], dict[SizeCheck, None]] = {}
+    for (of, place, _), entry in entries.items():
+        facts.setdefault((of, place), {}).update(dict.fromkeys(map(SizeCheck, entry.facts)))
+    states = []
+    for number, state in enumerate(machine.states):
+        variants = []
+        for place, variant in enumerate(state.variants):
+            checks = tuple(dict.fromkeys((*variant.checks, *facts.get((number, place), ()))))
+            variants.append(replace(variant, checks=checks))
+        states.append(replace(state, variants=tuple(variants)))
+    return replace(machine, states=tuple(states))
+
+
 def save_static(machine: Machine, path: str | os.PathLike[str], target_name: str = "host") -> tuple[Path, ...]:
-    """Write the files, whose names begin with `path`; functions are named after its last part."""
+    """Write the files, whose names are `path` with their suffixes; functions are named after its last part."""
     base = Path(path)
+    if base.suffix in _SUFFIXES:
+        base = base.with_suffix("")
     made = static_model_of(machine, target_name, base.name)
     files: dict[str, bytes] = {".o": made.object, ".h": made.header.encode()}
     if made.module is not None and made.javascript is not None:
