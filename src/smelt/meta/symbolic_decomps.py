@@ -477,7 +477,10 @@ def _among(function: Any, names: dict[str, Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _multiplies_by_integers() -> bool:
-    """Whether this version of PyTorch relies on the sizes of a batch that it multiplies."""
+    """Whether this version of PyTorch relies on the sizes of a batch that it multiplies. Where none does any more it is
+    not tried: PyTorch would import sympy, which takes a second."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13):
+        return False
     shape_env = ShapeEnv()
     size = as_number(shape_env, Expression.of(shape_env.symbol("size", 7)))
     with _disable_current_modes(), torch._C.DisableTorchFunction():
