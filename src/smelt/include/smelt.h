@@ -171,7 +171,7 @@ typedef struct {
     int rank;
     const smelt_dim *dims;
     unsigned flags;
-    size_t choice_count; /* an int64 that stands for one of these texts, by its place */
+    size_t choice_count; /* an int64 that stands for one of these texts, by its place; others are refused */
     const char *const *choices;
 } smelt_info;
 

@@ -171,11 +171,11 @@ def test_arguments_of_python_choose_variants(drive: Drive, models: dict[str, Pat
         *("run", tensor(x), neg, off, "none"),
         *("run", tensor(x), other, on, "none"),
     )
-    assert said.status("run") == [0, 0, 0, RAISED]
+    assert said.status("run") == [0, 0, 0, INPUT]
     assert values(said.outputs("y")[0]).tolist() == [0.0, 2.0, 0.0]
     assert values(said.outputs("y")[1]).tolist() == [3.0, -6.0, 9.0]
     assert said.outputs("y")[2][0] == "none"  # None was returned
-    assert said.message("run") == "ValueError: mode has no such value"
+    assert said.message("run") == "input mode is choice 2, and has 2"
     assert [values(each).tolist() for each in said.outputs("x")] == [[-1, 2, -3], [-3, 6, -9], [-1, 2, -3]]
 
 
@@ -197,7 +197,7 @@ def with_variant(change: Callable[[r.Variant], r.Variant]) -> r.ArtifactFile:
 def test_copies_alone_make_a_model(drive: Drive, models: dict[str, Path]) -> None:
     x = torch.randn(3, 5)
     said = drive(models["copies"], "run", tensor(x), "run", tensor(torch.zeros(60, 8)))
-    assert said.status("run") == [0, RAISED]
+    assert said.status("run") == [0, RAISED] and said.message("run") == "ValueError: n is too large"
     assert torch.equal(values(said.outputs("y")[0]), x) and torch.equal(values(said.outputs("t")[0]), x.t())
     assert values(said.outputs("sizes")[0]).tolist() == [3, 16 * 8]
     assert torch.equal(values(said.outputs("kept")[0]).flatten()[:15], x.flatten())

@@ -339,6 +339,14 @@ take_input(smelt_session *session, size_t number, const smelt_tensor *given, sme
         taken->data = taken->current.memory;
         taken->staged = true;
     }
+    if (info->choice_count) {
+        int64_t choice;
+        memcpy(&choice, taken->data, sizeof choice);
+        if (choice < 0 || (uint64_t)choice >= info->choice_count) {
+            return smelt_fail(error, SMELT_ERROR_INPUT, "input %s is choice %lld, and has %zu", info->name,
+                              (long long)choice, info->choice_count);
+        }
+    }
     taken->ready = true;
     return SMELT_OK;
 }

@@ -28,6 +28,8 @@ typedef struct {
     char *pointer;         /* set for each run */
 } PlannedValue;
 
+_Static_assert(sizeof(PlannedValue) == 3 * sizeof(int64_t), "plans are words");
+
 typedef struct {
     bool valid;
     void *memory; /* one allocation for all that follows */

@@ -73,11 +73,11 @@ smelt_processor_count(void)
 #if defined(__linux__)
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) {
-        return CPU_COUNT(&set);
+        return CPU_COUNT(&set) < MOST_THREADS ? CPU_COUNT(&set) : MOST_THREADS;
     }
 #endif
     const long count = sysconf(_SC_NPROCESSORS_ONLN);
-    return count > 0 && count <= MOST_THREADS ? (int)count : 1;
+    return count < 1 ? 1 : count < MOST_THREADS ? (int)count : MOST_THREADS;
 }
 
 /* --- the pool ---------------------------------------------------------------------------------------------- */
