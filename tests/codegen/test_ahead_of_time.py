@@ -3,11 +3,14 @@
 import struct
 
 import pytest
+import torch
 
+import smelt
 from smelt.base.errors import SmeltError
 from smelt.codegen import processors, targets
 from smelt.codegen.ahead_of_time import build_for, find_target, object_for
 from smelt.device import find, names
+from smelt.ir.artifact_file.layout import FEATURES, Machine, feature_mask
 from smelt.ir.substitute_sizes import shape_env_of
 from smelt.runtime.program.code_image import Slot
 from smelt.symbolic.expressions import Expression
@@ -15,6 +18,7 @@ from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
 from tests.kernel_text import parse_kernel
 
 KERNELS = [parse_kernel(sized(text, 5, 33)) for text in (SOFTMAX, LAYER_NORM, COLUMN_SUM)]
+MACHINES = {"x86_64": Machine.X86_64, "aarch64": Machine.AARCH64, "riscv64": Machine.RISCV64}
 LINKED = ("host", "x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "riscv64", "riscv64-v")
 
 
@@ -82,3 +86,24 @@ def test_objects(name: str, start: bytes) -> None:
     assert code.startswith(start)
     assert [entry.symbol for entry in entries] == ["model_k0", "model_k1", "model_k2"]
     assert all(entry.symbol.encode() in code for entry in entries)
+
+
+def test_every_feature_has_a_bit_in_files() -> None:
+    for target in processors.PROCESSORS.values():
+        machine = MACHINES.get(target.triple.partition("-")[0])
+        assert machine is None or feature_mask(machine, target.required_features) >= 0
+    assert set(processors.HOST_FEATURES["aarch64"]) <= set(FEATURES[Machine.AARCH64])
+    assert set(processors.HOST_FEATURES["x86_64"]) <= set(FEATURES[Machine.X86_64])
+    assert set(processors.HOST_FEATURES["riscv64"]) <= set(FEATURES[Machine.RISCV64])
+
+
+@pytest.mark.parametrize("name", ["wasm32", "x86-64-v3-macos", "aarch64-windows"])
+def test_files_are_loaded_on_linux_alone(name: str) -> None:
+    with pytest.raises(SmeltError, match="save_static"):
+        build_for(KERNELS, find_target(name))
+
+
+@pytest.mark.parametrize("name", ["riscv64", "wasm32", "x86-64-v4"])
+def test_nothing_is_compiled_here_for_another_machine(name: str) -> None:
+    with pytest.raises(SmeltError, match="does not run here"):
+        smelt.compile(torch.sin, options={"target": name})(torch.ones(3))

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.codegen.generator import EntryCode
@@ -21,7 +22,8 @@ from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
 from smelt.codegen.llvm.link import link_all, undefined
 from smelt.codegen.llvm.runtime_sizes import RuntimeParam
 from smelt.codegen.llvm.support import SUPPORT, support_text
-from smelt.codegen.processors import described
+from smelt.codegen.processors import HOST as HOST_NAME
+from smelt.codegen.processors import PROCESSORS, described
 from smelt.codegen.write_module import How, divided, module_of, units
 from smelt.device import Target
 from smelt.ir.kernel import HOST, Kernel
@@ -75,6 +77,12 @@ def find_target(name: str) -> Target:
 
 def build_for(kernels: Sequence[Kernel], target: Target) -> TargetCode:
     """Code of kernels, of one program or of several, as an image; equal ones have one entry."""
+    if (target.name != HOST_NAME and target.name not in PROCESSORS) or target.pointer_bytes != 8:
+        raise SmeltError(
+            "SM030",
+            f"there are no files to be loaded for the target {target.name!r}",
+            hint=f"artifact.save_static(path, {target.name!r}) makes an object that is linked",
+        )
     make_all_targets_ready()
     module = write_for(kernels, target, parts=torch.get_num_threads())
     objects = object_codes(module.texts, target)

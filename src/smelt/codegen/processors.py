@@ -138,7 +138,7 @@ SYSTEMS = {
 }
 
 # Of the host's features, those that code for it may use: no loader has to know any other.
-_HOST_FEATURES = {
+HOST_FEATURES = {
     _X86: (*_V4, "avx512vnni", "avx512bf16", "avx512fp16", "avxvnni"),
     _ARM: ("lse", "rdm", "fullfp16", "dotprod", "fp16fml", "bf16", "i8mm", "rcpc"),
     _RISC: ("v", "zba", "zbb", "zbs", "zfh"),
@@ -177,7 +177,7 @@ def host() -> Target:
     if architecture not in _BASELINES:
         return replace(target, name=HOST)
     there = set(target.features.split(","))
-    used = tuple(each for each in _HOST_FEATURES[architecture] if f"+{each}" in there)
+    used = tuple(each for each in HOST_FEATURES[architecture] if f"+{each}" in there)
     shared = next((each for each in PROCESSORS.values() if each.triple.startswith(architecture)), target)
     said = [f"+{each}" for each in used]
     if architecture == _RISC:

@@ -1,6 +1,7 @@
 """What a chip says of itself. Stages ask a target, never which chip it is."""
 
 from smelt.device.registry import (
+    check_launched,
     check_wanted,
     choose_for,
     contraction_cycles,
@@ -18,6 +19,7 @@ from smelt.device.target import Target
 
 __all__ = [
     "Target",
+    "check_launched",
     "check_wanted",
     "choose_for",
     "contraction_cycles",

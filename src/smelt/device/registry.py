@@ -123,6 +123,14 @@ def check_wanted(name: str) -> None:
         raise SmeltError("SM003", f"unknown target {name!r}", hint=f"choose from {choices}")
 
 
+def check_launched(name: str) -> None:
+    """Raise if nothing in this process runs code for the target that the option `target` names."""
+    if name and _offer(name).launcher is None:
+        choices = ", ".join(sorted(each for each, offer in _offers.items() if offer.launcher is not None))
+        hint = f"smelt.export makes code for it; to run here, choose from {choices}"
+        raise SmeltError("SM003", f"code for the target {name!r} does not run here", hint=hint)
+
+
 def devices() -> dict[str, str]:
     """The types of devices that kernels are made for, each with its target. One that is to be chosen yet is chosen now
     where this process computes on such devices: what is made for one kind of chip must not be taken for another's."""

@@ -16,7 +16,7 @@ from torch import fx
 
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
-from smelt.device import check_wanted
+from smelt.device import check_launched, check_wanted
 from smelt.ir.graph import GraphCompiler, Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.ghost import GhostTensor
@@ -81,6 +81,7 @@ class _Llvm:
 
     def __init__(self, options: Options) -> None:
         check_wanted(options.target)
+        check_launched(options.target)
         self._options = options
 
     def __call__(self, traced: Traced) -> Callable[..., tuple[object, ...]]:
