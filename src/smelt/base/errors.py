@@ -58,10 +58,12 @@ class GraphBreakError(SmeltError):
 
 
 class LibraryError(SmeltError):
-    """Raised under `library="none"` for a graph that needs libtorch. `operators` says which, each with a reason."""
+    """Raised under `library="none"` for a graph that needs libtorch. `operators` says which, each with a reason; `lines`
+    where in the program they are called, as far as that is known."""
 
-    def __init__(self, graph: str, operators: Mapping[str, str]) -> None:
-        calls = "".join(f"\n    {name}: {reason}" for name, reason in operators.items())
+    def __init__(self, graph: str, operators: Mapping[str, str], lines: Mapping[str, str] | None = None) -> None:
+        at = {name: f", at {line}" for name, line in (lines or {}).items() if line}
+        calls = "".join(f"\n    {name}: {reason}{at.get(name, '')}" for name, reason in operators.items())
         super().__init__(
             "SM031",
             f'{graph} needs libtorch, which library="none" forbids:{calls}',

@@ -29,6 +29,7 @@ from smelt.fuse.rematerialize import rematerialize
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced
 from smelt.ir.program import Program
+from smelt.ir.provenance import origin_of
 
 
 @dataclass(slots=True)
@@ -53,18 +54,23 @@ class FusionContext:
 def _read(traced: Traced, context: FusionContext) -> Lowered:
     lowered = lower(traced, context.targets, context.products, context.convolutions)
     if not context.library:
-        _forbid_calls(lowered, context.name)
+        _forbid_calls(lowered, context.name, traced)
     return lowered
 
 
-def _forbid_calls(lowered: Lowered, name: str) -> None:
+def _forbid_calls(lowered: Lowered, name: str, traced: Traced) -> None:
     """Raise if kernels do not compute everything. A call that is made only to raise may stay."""
     reasons: dict[str, dict[str, None]] = {}
+    lines: dict[str, dict[str, None]] = {}
+    origins = {node.name: origin_of(node) for node in traced.graph.nodes}
     for item in lowered.items:
         if isinstance(item, Call) and item.unless is None and item.kernel is None:
+            origin = origins.get(item.name)
             reasons.setdefault(str(item.op), {})[item.why] = None
+            lines.setdefault(str(item.op), {})["" if origin is None else origin.line] = None
     if reasons:
-        raise LibraryError(name, {op: "; ".join(why) for op, why in reasons.items()})
+        joined = {op: "; ".join(why) for op, why in reasons.items()}
+        raise LibraryError(name, joined, {op: ", ".join(filter(None, found)) for op, found in lines.items()})
 
 
 def _rematerialize(lowered: Lowered, context: FusionContext) -> Lowered:

@@ -9,6 +9,7 @@ when the forward made it. Nothing depends on origins but what people are shown.
 """
 
 import bisect
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,12 @@ class Origin:
 
     node: str
     place: str
+
+    @property
+    def line(self) -> str:
+        """`model.py:7`, of the innermost line; empty if none is known."""
+        found = re.findall(r'File "([^"]+)", line (\d+)', self.place)
+        return f"{found[-1][0]}:{found[-1][1]}" if found else ""
 
 
 class _Now(threading.local):
