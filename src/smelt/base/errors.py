@@ -58,8 +58,8 @@ class GraphBreakError(SmeltError):
 
 
 class LibraryError(SmeltError):
-    """Raised under `library="none"` for a graph that needs libtorch. `operators` says which, each with a reason; `lines`
-    where in the program they are called, as far as that is known."""
+    """Raised under `library="none"` for a graph that needs libtorch. `operators` says which, each with a reason; the
+    message has `lines`, where in the program they are called, too."""
 
     def __init__(self, graph: str, operators: Mapping[str, str], lines: Mapping[str, str] | None = None) -> None:
         at = {name: f", at {line}" for name, line in (lines or {}).items() if line}
