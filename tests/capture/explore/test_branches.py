@@ -264,6 +264,80 @@ def test_writes_to_what_is_not_its_own_are_refused() -> None:
     assert seen == []
 
 
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+
+def test_an_object_that_cannot_be_looked_into_is_refused() -> None:
+    def boxed(x: torch.Tensor) -> torch.Tensor:
+        box = Slotted(x * 2)
+        if x.sum() > 0:
+            return box.held
+        return -box.held
+
+    with pytest.raises(SmeltError, match="cannot look into"):
+        explore(boxed, (UP,))
+
+
+class Record(dict):  # type: ignore[type-arg]
+    """A dict with attributes, as models return."""
+
+
+def test_objects_that_hold_tensors_over_a_branch() -> None:
+    def recorded(x: torch.Tensor) -> torch.Tensor:
+        record = Record(y=x * 2)
+        record.z = x + 1  # type: ignore[attr-defined]
+        if x.sum() > 0:
+            record["y"] = record["y"] + record.z  # type: ignore[attr-defined]
+        return record["y"] - record.z  # type: ignore[attr-defined]
+
+    explored(recorded, *ALL)
+
+
+class Switch:
+    on = False
+
+
+SWITCH = Switch()
+
+
+def test_a_setting_that_is_put_back_is_no_change() -> None:
+    def switches(x: torch.Tensor) -> torch.Tensor:
+        SWITCH.on = False
+        SWITCH.__dict__["on"] = True
+        y = x * 2 if SWITCH.on else x
+        SWITCH.on = False
+        return y if y.sum() > 0 else x
+
+    SWITCH.on = False
+    explored(switches, *ALL)
+
+
+def test_a_backward_in_a_branch_is_refused() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def trains(x: torch.Tensor) -> torch.Tensor:
+        loss = (weight * x).sum()
+        if loss > 0:
+            loss.backward()
+        return loss.detach()
+
+    with pytest.raises(SmeltError, match="SM060"):
+        explore(trains, (UP,))
+
+
+def test_many_flags_stay_as_in_the_example() -> None:
+    def flags(x: torch.Tensor, a: bool, b: bool, c: bool, d: bool, e: bool) -> torch.Tensor:
+        return x + a + 2 * b + 4 * c + 8 * d + 16 * e
+
+    machine = explored(flags, (UP, True, False, True, True, False))
+    with pytest.raises(Refused):
+        machine(UP, False, False, True, True, False)
+
+
 class Counting(nn.Module):
     """A buffer that is written in place is state."""
 

@@ -117,7 +117,7 @@ class Abstraction:
             return ("same", known[0]), known[1]
         if isinstance(real, torch.Tensor):
             return self._tensor(real, path)
-        visit = _VISITS.get(kind) or (_instance if _is_plain_instance(real) else None)
+        visit = _VISITS.get(kind) or _visit_of_instance(real)
         if kind is types.FunctionType and id(real.__code__) in self._codes:
             visit = _function
         if kind is tuple or (isinstance(real, tuple) and hasattr(kind, "_make")):
@@ -246,16 +246,20 @@ def _name(key: Any) -> Any:
     return (type(key), key) if is_constant(key) else ("object", id(key))
 
 
-def _is_plain_instance(real: Any) -> bool:
-    """Whether an object is what its `__dict__` holds, of a class of the program, and no module."""
-    kind = type(real)
-    if isinstance(real, torch.nn.Module | types.FunctionType | types.ModuleType | type | BaseException):
-        return False
-    plain = all(is_heap_type(base) and not vars(base).get("__slots__") for base in kind.__mro__[:-1])
-    return plain and type(own_dict(real)) is dict
-
-
 Visit = Callable[[Abstraction, Any, Path], tuple[Any, Any]]
+
+
+def _visit_of_instance(real: Any) -> Visit | None:
+    """How an object of a class of the program is walked: one that is what its `__dict__` holds, and perhaps a dict."""
+    bases = type(real).__mro__[:-1]
+    if isinstance(real, torch.nn.Module | types.FunctionType | types.ModuleType | type | BaseException):
+        return None
+    if type(own_dict(real)) is not dict or any(vars(base).get("__slots__") for base in bases if is_heap_type(base)):
+        return None
+    if all(map(is_heap_type, bases)):
+        return _instance
+    builtin = {base for base in bases if not is_heap_type(base)}
+    return _dict_instance if builtin in ({dict}, {dict, collections.OrderedDict}) else None
 
 
 def _list(walk: Abstraction, real: list[Any], path: Path) -> tuple[Any, Any]:
@@ -338,6 +342,21 @@ def _instance(walk: Abstraction, real: Any, path: Path) -> tuple[Any, Any]:
     own_dict(copy).update(held)
     walk.objects.add(id(own_dict(copy)))
     return ("instance", kind, *keys), copy
+
+
+def _dict_instance(walk: Abstraction, real: Any, path: Path) -> tuple[Any, Any]:
+    """An object of a class of dicts, without asking the class."""
+    kind: Any = type(real)
+    base: Any = collections.OrderedDict if isinstance(real, collections.OrderedDict) else dict
+    copy = base.__new__(kind)
+    walk.enter(real, copy)
+    keys, held = walk.named(own_dict(real), (*path, "__dict__"))
+    own_dict(copy).update(held)
+    walk.objects.add(id(own_dict(copy)))
+    names, contents = walk.named(dict(base.items(real)), path)
+    for name, item in contents.items():
+        base.__setitem__(copy, name, item)
+    return ("dict instance", kind, tuple(names), *keys), copy
 
 
 def _method(walk: Abstraction, real: types.MethodType, path: Path) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import inspect
 import itertools
+import math
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from smelt.symbolic.expressions import SMALLEST
 
 _SITE: Site = ("arguments",)
 _PLAIN = (bool, int, float, str, type(None))
+_MOST_COMBINATIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Arguments:
             )
             for number, ((name, prefix), value) in enumerate(zip(named, leaves, strict=True))
         ]
+        self.leaves = _few_enough(self.leaves, choices)
         for leaf in self.leaves:
             if not isinstance(leaf.value, torch.Tensor | enum.Enum) and type(leaf.value) not in _PLAIN:
                 raise SmeltError(
@@ -167,6 +170,17 @@ def _choices(value: Any, given: Sequence[Any] | None, annotation: Any) -> tuple[
     if type(value) is bool:
         return (True, False)
     return None if type(value) in (int, float) else (value,)
+
+
+def _few_enough(leaves: list[ArgumentLeaf], given: Mapping[str, Any]) -> list[ArgumentLeaf]:
+    """The leaves, with values as in the example where all combinations would be many and nobody asked for them."""
+    combinations = math.prod(len(leaf.choices) for leaf in leaves if leaf.choices)
+    if combinations <= _MOST_COMBINATIONS:
+        return leaves
+    return [
+        leaf if leaf.choices is None or leaf.name in given else dataclasses.replace(leaf, choices=(leaf.value,))
+        for leaf in leaves
+    ]
 
 
 def _dynamic(value: Any, given: Collection[int]) -> frozenset[int]:

@@ -627,7 +627,13 @@ class _Values:
         found = self._values.get(id(given))
         if found is not None:
             return found
-        assert STAND_IN not in given.__dict__, "a stand-in without a value"
+        if STAND_IN in given.__dict__:
+            name = self._explorer.name
+            raise SmeltError(
+                "SM060",
+                f"{name} cannot be exported: an object that export cannot look into holds a tensor over a branch",
+                hint="keep tensors in variables, lists, tuples, dicts and plain objects",
+            )
         known = self._explorer.given
         if id(given) not in known:
             name = self._explorer.arguments.name_of(given)

@@ -25,6 +25,7 @@ from smelt.ir.artifact.machine import (
     RegisterKind,
     Scalar,
     SizeCheck,
+    ValueCheck,
 )
 from smelt.ir.artifact.tree import Tree
 from smelt.ir.graph import Traced, format_graph
@@ -129,13 +130,14 @@ def _conditions(machine: TracedMachine, variant: TracedVariant) -> str:
         f"{each.symbol} = r{each.register}" + ("" if each.dim is None else f".shape[{each.dim}]")
         for each in variant.symbols
     ]
-    checks = [
-        str(check.guard)
-        if isinstance(check, SizeCheck)
-        else f"{machine.arguments[check.argument].name} is {check.value!r}"
-        for check in variant.checks
-    ]
+    checks = [_check_text(machine, check) for check in variant.checks]
     return (f" {', '.join(bound)}" if bound else "") + (f" if {' and '.join(checks)}" if checks else "")
+
+
+def _check_text(machine: TracedMachine, check: Check) -> str:
+    if isinstance(check, ValueCheck):
+        return f"{machine.arguments[check.argument].name} is {check.value!r}"
+    return str(check.guard if isinstance(check, SizeCheck) else check)
 
 
 def _next_text(end: TracedNext) -> str:

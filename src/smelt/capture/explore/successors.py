@@ -47,9 +47,13 @@ def what_follows(plan: Stop, frames: list[LiveFrame]) -> Splits | Raises | Needs
         return Raises(_raised(frame, plan))
     if plan.record.code == "B004" or any(isinstance(each, OpenNumber) for each in frame.stack):
         return NeedsNumber()
-    if plan.record.code == "B011" and "NotImplementedError" not in plan.record.reason:
+    if plan.record.code == "B011" and not any(text in plan.record.reason for text in _NOT_ITS_OWN):
         return Raises(_raised(frame, plan), certain=False)
     return None
+
+
+# What an operator says that does not raise when it runs: it has no meta kernel, or exploring itself is the reason.
+_NOT_ITS_OWN = ("NotImplementedError", "require grad")
 
 
 def _copied(frames: list[LiveFrame]) -> tuple[list[LiveFrame], LiveFrame]:

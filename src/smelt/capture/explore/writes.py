@@ -10,6 +10,7 @@ from typing import Any
 
 from smelt.base.errors import SmeltError
 from smelt.capture.model.set_order import changed as set_changed
+from smelt.capture.model.values import is_constant
 from smelt.capture.replay.plan import Return, Stop
 from smelt.capture.replay.reconstruct import fill_cell
 from smelt.capture.replay.side_effects import WRITERS
@@ -25,9 +26,12 @@ def rebuilt(plan: Return | Stop, collected: tuple[Any, ...], outputs: tuple[Any,
     for function, operands in recipe.steps:
         arguments = [registers[number] for number in operands]
         if _writes(function) and operands[0] < given and id(arguments[0]) not in objects:
+            if _changes_nothing(function, *arguments):
+                registers.append(None)
+                continue
             raise SmeltError(
                 "SM060",
-                f"the function cannot be exported: it changes {_described(arguments[0])} that is not its own",
+                f"the function cannot be exported: it changes {_described(function, arguments[0])} that is not its own",
                 where=plan.record.where if isinstance(plan, Stop) else "",
                 hint="return the new value, or keep it in a registered buffer that is written in place",
             )
@@ -40,5 +44,21 @@ def _writes(function: Any) -> bool:
     return bare in WRITERS or bare in (fill_cell, set_changed)
 
 
-def _described(real: Any) -> str:
-    return f"a {type(real).__qualname__}"
+def _changes_nothing(function: Any, real: Any, *items: Any) -> bool:
+    """Whether items of a dict are set to what they are: what a block sets for a while is as it was behind it."""
+    if not isinstance(function, functools.partial) or type(real) is not dict or len(function.args) != 3:
+        return False
+    _, removed, changed = function.args
+    pairs = zip(changed, items, strict=True)
+    return not removed and all(key in real and _is_same(real[key], item) for key, item in pairs)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (is_constant(one) and type(one) is type(other) and bool(one == other))
+
+
+def _described(function: Any, real: Any) -> str:
+    """What is changed, with the names or keys of what."""
+    changed = function.args[-1] if isinstance(function, functools.partial) and function.args else ()
+    names = ", ".join(str(each) for each in changed[:3]) if isinstance(changed, tuple) else ""
+    return f"{names} of an object" if names else f"a {type(real).__qualname__}"
