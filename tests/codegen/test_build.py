@@ -280,3 +280,28 @@ def test_a_module_that_llvm_rejects_is_said_also_where_others_are_built_beside_i
     with pytest.raises(SmeltError, match="LLVM rejects"):
         engine.load([good, "define nonsense", good], find("cpu"))
     assert len({built.address("seven") for built in engine.load([good, good], find("cpu"))}) == 2
+
+
+@pytest.fixture
+def without_halves() -> Iterator[None]:
+    target = replace(cpu.describe_host(), has_half=False)
+    register("cpu", lambda: target)
+    yield
+    register("cpu", cpu.describe_host)
+
+
+def test_conversions_of_float16_by_its_bits_are_pytorchs(without_halves: None) -> None:
+    """Of every float16 there is; of float32 round each of them: ties, their neighbours, what over- or underflows."""
+    halves = torch.arange(2**16).to(torch.uint16).view(torch.float16)
+    near = halves[halves.isfinite()].float()
+    beside = [(near.view(torch.int32) + step).view(torch.float32) for step in (-1, 1, 0xFFF, 0x1000, 0x1001)]
+    edges = torch.tensor([65504.0, 65519.99, 65520.0, 1e30, math.inf, -math.inf, math.nan])
+    floats = torch.cat([near, *beside, torch.arange(-5000.0, 5000.0) * 2.0**-27, edges])
+    for given, made in ((halves, torch.float32), (floats, torch.float16)):
+        kernel = kernel_of("k", "cast", [given.dtype], made, len(given))
+        got, want = torch.empty(len(given), dtype=made), given.to(made)
+        call(compile_kernels([kernel], Options())["k"], [given, got], 1)
+        known = ~want.isnan()
+        assert torch.equal(got.isnan(), ~known)
+        assert torch.equal(got[known], want[known])
+        assert torch.equal(torch.signbit(got[known]), torch.signbit(want[known]))

@@ -23,11 +23,11 @@ _CUSTOM = 0
 _ADDRESS_LEB, _ADDRESS_SIGNED, _ADDRESS_WORD = 3, 4, 5
 _INDICES = (0, 1, 2, 6, 7, 20)
 _WITH_ADDEND = (3, 4, 5, 8, 9, 11, 14, 15, 16, 17, 22, 23)
-_UNDEFINED, _EXPLICIT_NAME, _LOCAL = 0x10, 0x40, 0x02
+_UNDEFINED, _EXPLICIT_NAME, _LOCAL, _HIDDEN = 0x10, 0x40, 0x02, 0x04
 
 
-def as_module(data: bytes, hidden: frozenset[str] = frozenset()) -> bytes:
-    """The module of an object; functions that are `hidden` are not exported."""
+def as_module(data: bytes) -> bytes:
+    """The module of an object."""
     if data[:8] != b"\0asm\1\0\0\0":
         raise SmeltError("SM030", "the object file is not WebAssembly")
     sections, customs = _read(data)
@@ -40,7 +40,7 @@ def as_module(data: bytes, hidden: frozenset[str] = frozenset()) -> bytes:
     heap = -(-end // 64) * 64
     globals_ = [(True, base)] * (1 if "__stack_pointer" in provided else 0) + [(False, heap)]
     exports = [("memory", 2, 0), ("__heap_base", 3, len(globals_) - 1)]
-    exports += [(name, 0, index) for name, index in _functions(customs["linking"]) if name not in hidden]
+    exports += [(name, 0, index) for name, index in _functions(customs["linking"])]
     written = [
         (_TYPE, sections.get(_TYPE, b"\0")),
         (_IMPORT, imports),
@@ -164,7 +164,7 @@ def _functions(linking: bytes) -> list[tuple[str, int]]:
             if what in (0, 2, 5):  # a function, a variable, a table
                 index = reader.leb()
                 name = reader.name() if not flags & _UNDEFINED or flags & _EXPLICIT_NAME else ""
-                if what == 0 and not flags & (_UNDEFINED | _LOCAL):
+                if what == 0 and not flags & (_UNDEFINED | _LOCAL | _HIDDEN):
                     found.append((name, index))
             elif what == 1:
                 reader.name()
