@@ -17,6 +17,7 @@ from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
+from smelt.device.host_library import HOST
 from smelt.ir.call_contract import set_recompute_policy
 from smelt.ir.graph import Traced
 from smelt.ir.nodes.philox_draws import DROPOUT_MASK, PHILOX_STATE, Draws, taken_at_once, threshold
@@ -115,7 +116,7 @@ def _rewritten(node: fx.Node, plan: _Plan, state: _Open | None) -> _Open:
     kept = _insert(node, aten.view.default, kept_spec, flat, list(spec.shape))
     made_spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
     wide = torch.float64 if spec.dtype is torch.float64 else torch.float32
-    scale = (1 / torch.tensor(1.0 - probability, dtype=torch.float64).to(wide)).item()
+    scale = (1 / torch.tensor(1.0 - probability, dtype=torch.float64, device=HOST).to(wide)).item()
     masked = _insert(node, aten.mul.Tensor, made_spec, x, kept)
     made = _insert(node, aten.mul.Tensor, made_spec, masked, scale)
     for user in list(node.users):

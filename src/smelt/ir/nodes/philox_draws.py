@@ -9,6 +9,7 @@ element gets follows from its number alone (`Draws`), and a kernel can compute i
 `philox_state` draws. Several masks share one: the first is `after` 0 words, the next after those of the first.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,14 +61,15 @@ def taken_at_once(count: int, dtype: torch.dtype) -> int:
     return width
 
 
+@functools.cache
 def threshold(kept: float, dtype: torch.dtype) -> int:
     """The words that are below it stand for numbers below `kept`, in the arithmetic of PyTorch's kernel: a float32 from
     each word, compared with a float32, or with a float64 for elements of that."""
     wide = torch.float64 if dtype is torch.float64 else torch.float32
-    bound = torch.tensor(kept, dtype=torch.float64).to(wide)
+    bound = torch.tensor(kept, dtype=torch.float64, device="cpu").to(wide)
 
     def is_below(word: int) -> bool:
-        return bool(_uniform(torch.tensor([word]))[0].to(wide) < bound)
+        return bool(_uniform(torch.tensor([word], device="cpu"))[0].to(wide) < bound)
 
     low, high = 0, 1 << 32
     while low < high:

@@ -23,16 +23,17 @@ def must_run_eager(plan: JointPlan, inputs: Sequence[torch.Tensor]) -> bool:
         return True
     if any(forbids_mutation(inputs[index]) for index in plan.mutated_with_grad):
         return True
-    for index in plan.mutated_inputs:
-        _refuse_without_memory(inputs[index])
+    for index in plan.mutated_inputs:  # an optimizer has hundreds: no more is asked of each than has to be
+        if not inputs[index].untyped_storage().nbytes():
+            _refuse_without_memory(inputs[index])
     # If a mutated input overlaps another input, the functional graph computes something else than eager.
     return bool(plan.mutated_inputs) and overlap(inputs, plan.mutated_inputs)
 
 
 def _refuse_without_memory(tensor: torch.Tensor) -> None:
-    """Refuse to write a tensor whose storage was resized to nothing, as FSDP does to parameters: writing would
-    crash."""
-    if tensor.numel() and not tensor.untyped_storage().nbytes():
+    """Refuse to write a tensor with elements whose storage was resized to nothing, as FSDP does to parameters: writing
+    would crash."""
+    if tensor.numel():
         shape = tuple(tensor.shape)
         raise RuntimeError(f"an input of shape {shape} is modified in-place, and its storage was resized to 0 bytes")
 
@@ -92,14 +93,18 @@ def bump_versions(tensors: Iterable[torch.Tensor]) -> None:
 def write_back(plan: JointPlan, inputs: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor | None]) -> None:
     """Copy new values into the mutated inputs; None marks one that already holds it."""
     tensors = [inputs[index] for index in plan.mutated_inputs]
-    counted = [
-        (tensor, tensor._version + times)  # inference tensors have no version counter
-        for tensor, times in zip(tensors, plan.version_bumps, strict=True)
-        if times != 1 and not tensor.is_inference()
-    ]
+    counted: list[tuple[torch.Tensor, int]] = []
+    if plan.version_bumps.count(1) != len(tensors):
+        counted = [
+            (tensor, tensor._version + times)  # inference tensors have no version counter
+            for tensor, times in zip(tensors, plan.version_bumps, strict=True)
+            if times != 1 and not tensor.is_inference()
+        ]
+    written = tensors
     if any(value is not None for value in new_values):
         _copy_back(plan, tensors, new_values)
-    bump_versions([tensor for tensor, value in zip(tensors, new_values, strict=True) if value is None])
+        written = [tensor for tensor, value in zip(tensors, new_values, strict=True) if value is None]
+    bump_versions(written)
     if counted:
         counters, versions = zip(*counted, strict=True)
         torch._C._autograd._unsafe_set_version_counter(counters, versions)
