@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.native.deploy.building import mutator, write_models
 
-SHIFT = 20_000
+SHIFT = 50_000
 """Files of one process."""
 
 
