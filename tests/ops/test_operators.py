@@ -91,13 +91,13 @@ def page() -> str:
 
 ALONE = """## Without libtorch
 
-With `options={"library": "none"}` nothing but kernels computes: products and convolutions are kernels, and these are
-decomposed further: LISTED.
+With `options={"library": "none"}` nothing but kernels computes: products, convolutions and attention are kernels, and
+these are decomposed further, attention where its sizes vary: LISTED.
 
 Where something is left, compiling raises an error that names the operators ([SM031](errors.md)). What is left:
 
 - what has a reason in the table below, and operators that are not on this page;
-- what is decomposed only for some arguments, as pooling is, or attention where heads share keys;
+- what is decomposed only for some arguments, as pooling is; gradients of attention where heads share keys;
 - products and convolutions of integers, of complex numbers or of tensors without elements;
 - results whose strides have gaps;
 - anything on a GPU, where kernels hold no products yet.
