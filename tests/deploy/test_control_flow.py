@@ -13,6 +13,7 @@ from tests.capture.explore import programs
 from tests.capture.explore.comparing import same
 from tests.capture.explore.test_branches import Counting, Gate, UseDropout, UseRelu, both, early, nested, sign
 from tests.deploy.c_runtime import RuntimeFailure, Session
+from tests.deploy.programs import built, run
 
 
 def leaves(result: Any) -> list[torch.Tensor]:
@@ -77,6 +78,17 @@ def test_a_branch_that_chooses_a_module(tmp_path: Path) -> None:
 
 def test_a_while_loop_of_no_one_and_fifty_rounds(tmp_path: Path) -> None:
     in_c(tmp_path, programs.halves, (x(),), (x() * 4,), (x() * 2.0**50,))
+
+
+def test_a_while_loop_in_a_process_without_python(tmp_path: Path) -> None:
+    path = export(programs.halves, (x(),)).save(tmp_path / "halves.smelt")
+    program = built("examples/deploy/infer.c", tmp_path)
+    given, made = tmp_path / "x.bin", tmp_path / "y.bin"
+    for scale in (1, 4, 2.0**50):
+        given.write_bytes((x() * scale).numpy().tobytes())
+        run(program, path, made, given)
+        found = torch.frombuffer(bytearray(made.read_bytes()), dtype=torch.float32)
+        assert torch.equal(found, programs.halves(x() * scale))
 
 
 @pytest.mark.parametrize(
