@@ -213,3 +213,45 @@ def test_calls_that_do_not_fit() -> None:
         with pytest.raises(smelt.SmeltError, match="SM052"):
             artifact(*args)
     torch.testing.assert_close(artifact(one, (one, one)), one + 1)
+
+
+class Aliased(torch.nn.Module):
+    """Keeps tensors in ways that are one memory, or one object, by two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole, self.other = torch.zeros(4, 4), torch.zeros(4, 4)
+        self.row = self.whole[1]
+
+    def by_view(self, x: torch.Tensor) -> torch.Tensor:
+        self.whole.add_(x)
+        return self.row * 2
+
+    def by_two_names(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.whole + self.other + x
+        self.whole = self.other = made
+        return made
+
+    def old(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.whole
+        self.whole = before + x
+        return before
+
+    def twice(self, x: torch.Tensor) -> torch.Tensor:
+        self.other.add_(x)
+        self.other = self.other * 2
+        return x
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("by_view", "SM051: .*shares memory with"),
+        ("by_two_names", "SM051: .*the same tensor as another"),
+        ("old", "SM051: the result is what .*whole was before"),
+        ("twice", "SM051: other is written in place, and replaced"),
+    ],
+)
+def test_memory_by_two_names_is_refused(method: str, reason: str) -> None:
+    with pytest.raises(smelt.SmeltError, match=reason):
+        smelt.export(getattr(Aliased(), method), (torch.ones(4, 4),))

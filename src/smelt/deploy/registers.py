@@ -115,6 +115,17 @@ class Registers:
             )
         draft.written = True
 
+    def name_of(self, number: int) -> str:
+        return self._drafts[number].name
+
+    def share_memory(self, one: int, other: int) -> bool:
+        """Whether two registers that are kept may show the same bytes."""
+        first, second = self._drafts[one].tensor, self._drafts[other].tensor
+        if first is None or second is None or _storage_key(first) != _storage_key(second):
+            return False
+        (begin, end), (start, stop) = _span(first), _span(second)
+        return begin < stop and start < end
+
     def changes(self, number: int) -> bool:
         """Whether a register may hold something else at another call."""
         return self._drafts[number].is_input or self._drafts[number].written
@@ -157,13 +168,18 @@ def _storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its memory that a tensor shows: the first, and behind the last."""
+    begin = int(tensor.storage_offset()) * tensor.itemsize
+    return begin, begin + int(span(tensor.shape, tensor.stride())) * tensor.itemsize
+
+
 def _copied(group: list[_Draft]) -> tuple[Storage, list[int]]:
     """The bytes that some tensors show of one memory, and where in them each begins."""
     spans = []
     for draft in group:
         assert draft.tensor is not None
-        begin = int(draft.tensor.storage_offset()) * draft.tensor.itemsize
-        spans.append((begin, begin + int(span(draft.tensor.shape, draft.tensor.stride())) * draft.tensor.itemsize))
+        spans.append(_span(draft.tensor))
     first = min(begin for begin, _ in spans) // 64 * 64
     last = max(end for _, end in spans)
     held = group[0].tensor

@@ -15,7 +15,7 @@ import torch
 from smelt.capture.driver.whole_call import TARGET
 from smelt.capture.replay.described import Given
 
-_REGISTRIES = ("_modules", "_parameters", "_buffers")
+_REGISTRIES = ("_modules", "_parameters", "_buffers", "__self__")
 
 
 class StateNames:

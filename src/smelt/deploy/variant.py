@@ -84,6 +84,7 @@ class VariantBuilder:
         self._returned: dict[int, Any] = {}
         self._updates: list[tuple[int, NumberOf]] = []
         self._required: list[tuple[int, Raise]] = []
+        self._replaced: frozenset[int] = frozenset()  # registers of tensors that others take the place of
 
     def build(self) -> Variant:
         """The variant, with all that was said to the registers on the way."""
@@ -154,37 +155,57 @@ class VariantBuilder:
         program, plan, registers = made.program, made.plan, self._registers
         results: list[int | None] = [None] * len(program.outputs)
         written: list[Any] = []
-        states = {self._outputs[state.output]: state for state in self._effects.tensors}
-        for place, output in enumerate(plan.outputs):
-            if isinstance(output, SameAsOutput):
-                self._made[place] = self._made[output.index]
-                self._returned[place] = self._returned[output.index]
-                continue
-            assert isinstance(output, FromResult)
-            operand = program.outputs[output.index]
+        indices = [self._result_of(plan.outputs, place) for place in range(len(plan.outputs))]
+        for state in self._effects.tensors:
+            index = indices[self._outputs[state.output]]
+            if results[index] is not None:
+                raise ExportError(f"{state.given.text} is the same tensor as another that is kept", hint="keep a copy")
+            results[index] = self._state(state.given, program.outputs[index], program)
+            written.append(results[index])
+        self._replaced = frozenset(written)
+        for place, index in enumerate(indices):
+            operand = program.outputs[index]
             if not isinstance(operand, Operand):
                 raise ExportError(f"output {place} of the graph is {operand!r}, no tensor")
-            if place in states:
-                results[output.index] = self._state(states[place].given, operand, program)
-                written.append(results[output.index])
-            elif results[output.index] is None:
-                results[output.index] = registers.local(program.buffer(operand.buffer).spec.dtype)
-            self._made[place] = results[output.index]
-            self._returned[place] = operand
-        for place, index in enumerate(plan.mutated_inputs, plan.results):
-            view = inputs[index]
+            if results[index] is None:
+                results[index] = registers.local(program.buffer(operand.buffer).spec.dtype)
+            self._made[place], self._returned[place] = results[index], operand
+        for place, number in enumerate(plan.mutated_inputs, plan.results):
+            view = inputs[number]
             assert isinstance(view, RegisterView)
             registers.write(view.register)
             results[place] = view.register
             written.append(view.register)
+        self._refuse_ambiguous(written, [view.register for view in inputs if isinstance(view, RegisterView)])
         for place, text in enumerate(made.required, plan.forward_outputs):
             register = registers.local(torch.bool)
             results[place] = register
             self._required.append((register, Raise("IndexError", text)))
         return tuple(results), tuple(dict.fromkeys(written))
 
-    def _state(self, given: Given, operand: Operand, program: Program) -> int:
+    def _result_of(self, outputs: Sequence[Any], place: int) -> int:
+        """Which of the program's outputs an output of the graph is."""
+        while isinstance(outputs[place], SameAsOutput):
+            place = outputs[place].index
+        assert isinstance(outputs[place], FromResult)
+        return int(outputs[place].index)
+
+    def _refuse_ambiguous(self, written: list[int], read: list[int]) -> None:
+        """A program takes its inputs for separate memory, and writes each once."""
+        registers = self._registers
+        for number in written:
+            if written.count(number) > 1:
+                raise ExportError(f"{registers.name_of(number)} is written in place, and replaced by another tensor")
+            for other in {*read, *written} - {number}:
+                if registers.share_memory(number, other):
+                    raise ExportError(
+                        f"{registers.name_of(number)} is written, and shares memory with {registers.name_of(other)}",
+                        hint="read and write it by one name",
+                    )
+
+    def _state(self, given: Given, operand: Any, program: Program) -> int:
         """The register of a tensor that is replaced by another with each call: one that is as large."""
+        assert isinstance(operand, Operand)
         old, spec = given.real, program.buffer(operand.buffer).spec
         if tuple(old.shape) != operand.shape or old.dtype is not spec.dtype or not old.is_contiguous():
             raise ExportError(
@@ -209,8 +230,10 @@ class VariantBuilder:
         if isinstance(what, Known) and isinstance(what.value, PLAIN):
             return Literal(what.value)
         if isinstance(what, FromOutside) and isinstance(what.given.real, torch.Tensor):
-            real = what.given.real
-            return RegisterView(registers.tensor(what.given), tuple(real.shape), tuple(real.stride()))
+            real, register = what.given.real, registers.tensor(what.given)
+            if register in self._replaced:
+                raise ExportError(f"{where} is what {what.given.text} was before", hint="return a copy: x.clone()")
+            return RegisterView(register, tuple(real.shape), tuple(real.stride()))
         if isinstance(what, FromOutside) and isinstance(what.given.real, PLAIN):
             return Literal(what.given.real)
         if isinstance(what, ReadFrom) and _takes_item(what):
