@@ -112,7 +112,7 @@ def test_built_kernels_are_counted_by_bodies() -> None:
 
 def test_a_family_stays_together_where_modules_are_built_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine bodies in three modules, each in a thread of its own; what they compute is the interpreter's."""
-    monkeypatch.setattr(build, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr("smelt.codegen.write_module._WORTH_A_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     others = [replace(parse_kernel(sized(SOFTMAX, 4, n)), name=f"s{n}") for n in range(8, 16)]
     kernels = [*_of(UPDATE, (64, 100, 1000)), *others]
