@@ -22,6 +22,7 @@ from tests.fuse.running import compare, fused, traced
 from tests.kernel_reference import run_program
 
 aten = torch.ops.aten
+WHOLE = {op: each for op, each in decompositions(Options(products="own")).items() if "convolution" not in str(op)}
 
 
 def evaluated(made: Contraction, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -147,7 +148,7 @@ def test_transposed_convolutions_and_gradients_are_contractions(first: int) -> N
 
 def own(fn: Callable[..., Any], *args: torch.Tensor, count: int, **tolerance: Any) -> Program:
     """A program that computes what eager does, with so many kernels that multiply and no call of the library."""
-    program = fused(fn, *args, products="own", decompositions=decompositions(Options(products="own")))
+    program = fused(fn, *args, products="own", decompositions=WHOLE)
     kernels = [step.kernel for step in program.steps if isinstance(step, Launch)]
     assert sum(isinstance(i, Contract) for kernel in kernels for i in kernel.instructions()) == count
     assert not [step for step in program.steps if isinstance(step, Library)]
@@ -358,12 +359,16 @@ def test_kernels_compute_gradients_of_images_by_channel(size: int) -> None:
 
 
 @pytest.mark.usefixtures("slow_library")
-@pytest.mark.parametrize("case", ["channels last", "float64", "one channel", "groups", "several for each"])
+@pytest.mark.parametrize("case", ["float64", "one channel", "groups", "several for each"])
 def test_other_convolutions_are_not_left_for_kernels(case: str) -> None:
     groups, each = {"one channel": (1, 1), "groups": (3, 2), "several for each": (6, 1)}.get(case, (6, 1))
     x, weight = _x(2, groups * each, 9, 8), _x(12 if case == "several for each" else groups * each, each, 3, 3)
-    if case == "channels last":
-        x, weight = (each.to(memory_format=torch.channels_last) for each in (x, weight))
     if case == "float64":
         x, weight = x.double(), weight.double()
     assert chosen(lambda x, weight: functional.conv2d(x, weight, groups=groups), x, weight)[0] == 0
+
+
+@pytest.mark.usefixtures("slow_library")
+def test_channels_last_are_convolved_one_by_one_as_contiguous_images() -> None:
+    x, weight = (each.to(memory_format=torch.channels_last) for each in (_x(2, 6, 9, 8), _x(6, 1, 3, 3)))
+    assert chosen(lambda x, w, b: functional.conv2d(x, w, b, padding=1, groups=6), x, weight, _x(6)) == (1, 0)

@@ -96,6 +96,27 @@ def test_what_follows_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert products(fused(lambda x, w: torch.relu((x @ w).view(2, 128, 256)), x, w))
 
 
+@pytest.mark.parametrize(
+    ("library", "as_fast", "own"),
+    [(1.005e6, True, True), ("does as fast", True, True), ("was not measured", False, False)],
+    ids=str,
+)
+def test_what_the_library_would_be_given_converted_counts(
+    monkeypatch: pytest.MonkeyPatch, library: float | str, as_fast: bool, own: bool
+) -> None:
+    """A kernel reads narrow floats as they are. Where its product is no slower, that is what it saves."""
+    _library_takes(monkeypatch, library)
+    monkeypatch.setattr(product_choice, "is_as_fast", lambda dtype: as_fast)
+    monkeypatch.setattr(TargetChoice, "contraction_cycles", lambda *_: 1e6)
+    x, w = _x(8, 256), _x(256, 1024)
+    assert not products(fused(torch.mm, x, w))
+    narrow = x.bfloat16(), w.bfloat16()
+    assert bool(products(fused(lambda x, w: x.float() @ w.float(), *narrow))) is own
+    # What twenty others read has been converted anyhow, nearly.
+    shared = fused(lambda x, w: (lambda v: (x.float() @ v, *(v + each for each in range(20))))(w.float()), *narrow)
+    assert not products(shared)
+
+
 def test_sizes_are_counted_by_factor() -> None:
     rule = ContractRule((7,), FactorRead((35, 7, 0, 0), (1,)), FactorRead((21, 0, 3, 0), (1,)))
     assert rule.sides((2, 5, 3, 4)) == (8, 5, 3, 7)
@@ -134,6 +155,9 @@ def test_costs_are_known_where_measured(
     found = library_costs(MatrixSizes(*sizes), torch.float32, along=along)
     table = product_costs._MEASURED[("aarch64 without SVE", torch.float32)]
     assert found == table[known] if known else isinstance(found, str) and "nobody has measured" in found
+    assert product_costs.is_as_fast(torch.float32) and not product_costs.is_as_fast(torch.float64)
+    wide = library_costs(MatrixSizes(*sizes), torch.float64, along=along)
+    assert isinstance(wide, str) is (known != "few rows along")
 
 
 def test_unknown_choice_is_refused() -> None:
@@ -397,6 +421,18 @@ def test_results_are_computed_where_they_are_copied_to(name: str) -> None:
     follow, most = RESULTS[name]
     program = own(lambda a, b: follow(torch.bmm(a, b)), _x(6, 4, 5), _x(6, 5, 6))
     assert len(program.steps) <= most
+
+
+@pytest.mark.parametrize(("dearer", "steps"), [(10, 1), (1_000, 2)])
+def test_results_are_copied_where_computing_them_there_takes_longer(
+    monkeypatch: pytest.MonkeyPatch, dearer: float, steps: int
+) -> None:
+    def cycles(self: TargetChoice, device: torch.device, kernel: Any) -> float:
+        return dearer if kernel.cols[-1].size == 4 else 0.0  # rows of the transposed result
+
+    monkeypatch.setattr(TargetChoice, "contraction_cycles", cycles)
+    program = own(lambda a, b: torch.mm(a, b).t().contiguous(), _x(4, 5), _x(5, 6))
+    assert len(program.steps) == steps
 
 
 def test_results_in_columns() -> None:

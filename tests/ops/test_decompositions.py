@@ -426,7 +426,11 @@ VIEWS: dict[Any, list[tuple[Any, ...]]] = {
     aten.unsafe_split.Tensor: [(torch.randn(7, 4), 3), (torch.randn(2, 6), 2, -1)],
     aten.unsafe_split_with_sizes.default: [(torch.randn(7, 4), [3, 0, 4]), (torch.randn(2, 6), [2, 4], -1)],
     aten.unbind.int: [(torch.randn(3, 4),), (torch.randn(3, 4), -1)],
-    aten.stack.default: [([torch.randn(3, 4)] * 2,), ([torch.randn(3, 4)] * 3, -1), ([torch.tensor(1.0)] * 2, 0)],
+    aten.stack.default: [
+        ([torch.randn(3, 4)] * 2,), ([torch.randn(3, 4)] * 3, -1), ([torch.tensor(1.0)] * 2, 0),
+        ([torch.randn(4, 3).t()] * 2,), ([torch.randn(4, 3).t(), torch.randn(3, 4)], 1), ([torch.randn(4, 3).t()], 2),
+        ([torch.randn(2, 5, 4, 3).permute(0, 3, 1, 2)] * 2, 1),
+    ],
 }
 
 

@@ -124,3 +124,51 @@ def test_symbols_compute_as_numbers_do(left: Any, right: Any, values: tuple[int,
         assert answer == RELATIONS[relation](evaluate(left, others, PLAIN), evaluate(right, others, PLAIN))
         if is_symbolic(one):
             assert meaning(one).evaluate(given_values.__getitem__) == evaluate(left, others, PLAIN)
+
+
+def test_quotients_are_no_more_than_what_is_divided() -> None:
+    shape_env = ShapeEnv()
+    a, b = numbers(shape_env, 7, 5)
+    assert 2 * (a // 2) <= a and 2 * ((a - 1) // 2) < a
+    assert 2 * (a // 2) >= a - 1
+    assert 3 * (a // 3) * b <= a * b
+    assert 4 * (a // 2) <= 2 * a
+    assert not shape_env.guards
+    assert 2 * (a // 3) < a - 1  # true of 7, not of 3
+    assert len(shape_env.guards) == 1
+
+
+def test_guards_on_one_number_say_what_it_is_at_least() -> None:
+    shape_env = ShapeEnv()
+    a, b = numbers(shape_env, 7, 5)
+    half = (a - 1) // 2
+    assert half != 0  # which it would be for 2
+    assert half * b + half > half and (half + 1) * (b + 1) > b + 1
+    assert b > 3
+    assert a * b > 3 * a
+    assert not 2 * a < 8
+    assert [str(guard) for guard in shape_env.guards] == ["((s0 - 1)//(2)) != 0", "s1 - 3 > 0", "2*s0 - 8 >= 0"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 9), st.integers(2, 9), st.integers(2, 9), st.integers(2, 9), st.data())
+def test_what_is_known_holds_for_all_values(p: int, q: int, x: int, y: int, data: st.DataObject) -> None:
+    """Random comparisons of quotients, after a random guard: what is known holds for other values that keep it."""
+    shape_env = ShapeEnv()
+    a, b = (Expression.of(shape_env.symbol(name, size)) for name, size in (("a", p), ("b", q)))
+    small = st.integers(-3, 6)
+
+    def made() -> Expression:
+        of = a * Expression.of(data.draw(st.integers(1, 3))) + Expression.of(data.draw(st.integers(0, 4)))
+        quotient = shape_env.apply("//", of, Expression.of(data.draw(st.integers(2, 4))))
+        return quotient * Expression.of(data.draw(small)) + b * Expression.of(data.draw(small)) + a * quotient
+
+    relations = st.sampled_from(sorted(RELATIONS))
+    shape_env.guard(data.draw(relations), made(), Expression.of(data.draw(small)))
+    shape_env.guard(data.draw(relations), a, Expression.of(data.draw(small)))
+    values = {"a": x, "b": y}
+    left, right, relation = made(), made(), data.draw(relations)
+    answer = shape_env.known(relation, left, right)
+    of = lambda symbol: values[symbol.text]  # noqa: E731
+    if answer is not None and all(guard.holds(of) for guard in shape_env.guards):
+        assert RELATIONS[relation](left.evaluate(of), right.evaluate(of)) is answer

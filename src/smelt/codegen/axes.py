@@ -26,6 +26,7 @@ from smelt.ir.kernel import (
     Store,
     WeightedSum,
 )
+from smelt.symbolic.symsize import known_equal
 
 
 def scanned(kernel: Kernel) -> frozenset[str]:
@@ -125,7 +126,8 @@ def merged(kernel: Kernel, *, cols: bool) -> Kernel:
     gone: set[str] = set()
     while position >= 0:
         outer, inner = axes[position], axes[position + 1]
-        walked = all(index.stride(outer.name) == index.stride(inner.name) * inner.size for index in walked_by)
+        steps = [(index.stride(outer.name), index.stride(inner.name) * inner.size) for index in walked_by]
+        walked = all(known_equal(*each) for each in steps)
         if walked and not alone & {outer.name, inner.name}:
             axes[position : position + 2] = [Axis(inner.name, outer.size * inner.size)]
             gone.add(outer.name)

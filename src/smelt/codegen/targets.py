@@ -11,6 +11,7 @@ from smelt.device.fusion_limits import Limits
 from smelt.ir.check_kernel import is_attention
 from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import KernelCode
+from smelt.ir.substitute_sizes import over_own_symbols
 
 SIMT_HOST_WARP = 8  # lanes of a vector that are a warp: enough for every schedule, and soon compiled
 
@@ -40,6 +41,7 @@ def _cpu_contraction_cycles(kernel: Kernel, name: str = "cpu") -> float | str:
     from smelt.codegen.cpu.products.plan import plan_product, why_not
 
     target = find(name)
+    kernel, _ = over_own_symbols(kernel)  # for a choice of speed: nothing is relied on
     if is_attention(kernel):
         return attention.why_not(kernel, target) or attention.plan_attention(kernel, target).cycles(target)
     reason = why_not(kernel, target)

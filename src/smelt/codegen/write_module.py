@@ -13,9 +13,7 @@ from smelt.base.fuel import Fuel
 from smelt.codegen.generator import EntryCode, Family, Generator
 from smelt.device import Target, find, generator_of
 from smelt.ir.kernel import AnyKernel, Kernel, KernelGroup
-from smelt.ir.substitute_sizes import resized, shape_env_of
-from smelt.symbolic.expressions import ShapeEnv
-from smelt.symbolic.symsize import moving
+from smelt.ir.substitute_sizes import over_own_symbols
 
 _WORTH_A_THREAD = 30_000  # characters of LLVM text, which take a tenth of a second
 
@@ -91,16 +89,10 @@ def written(symbol: str, kernel: AnyKernel, target: Target, how: How) -> EntryCo
     generator = asked(kernel)[1]
     if isinstance(kernel, KernelGroup):
         return generator.emit_group(symbol, kernel.kernels, target)
-    shape_env = shape_env_of(kernel)
-    if shape_env is None:
-        plan = generator.schedule(kernel, target, how.fuel, check=how.check, of=how.of)
-        return generator.emit(symbol, plan, target)
-    own = ShapeEnv()
-    for each in shape_env.symbols:
-        own.symbol(each.text, each.example)
-    plan = generator.schedule(resized(kernel, moving(own)), target, how.fuel, check=how.check, of=how.of)
+    kernel, shape_env = over_own_symbols(kernel)
+    plan = generator.schedule(kernel, target, how.fuel, check=how.check, of=how.of)
     code = generator.emit(symbol, plan, target)
-    return replace(code, facts=tuple(own.guards))
+    return replace(code, facts=tuple(shape_env.guards)) if shape_env.symbols else code
 
 
 def join(codes: Sequence[EntryCode]) -> str:

@@ -54,7 +54,7 @@ from smelt.ops.record import (
 from smelt.ops.registry import only_result, record_of
 from smelt.ops.views import expand, squeeze
 from smelt.symbolic.shapes import Shape, contiguous_stride, is_dense, product, span
-from smelt.symbolic.symsize import same_sizes
+from smelt.symbolic.symsize import known_equal, same_sizes
 
 
 def lower(
@@ -100,7 +100,7 @@ class _Lowerer:
             ref.value.needed = True
         _forget_unused(self.lowered)
         if self.products.is_open:
-            compute_copies(self.lowered.values)
+            compute_copies(self.lowered.values, self.products.cycles)
         return self.lowered
 
     def _check_early(self) -> None:
@@ -497,7 +497,7 @@ class _Lowerer:
     ) -> Ref:
         """A value that is the sums, and one for what is done to them: scaled, added to, rounded once. Where the result
         is a part of the points it is copied."""
-        is_part = product(call.shape) != spec.numel
+        is_part = not known_equal(product(call.shape), spec.numel)
         bare = call.is_bare and sums.dtype is spec.dtype
         first = name if bare and not is_part else self._name(f"{name}_sums")
         readings = read_factors(call, sources)

@@ -32,7 +32,7 @@ from smelt.ir.kernel import (
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 from smelt.symbolic.expressions import ShapeEnv
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import varies
+from smelt.symbolic.symsize import moving, varies
 
 Change = Callable[[Any], Any]
 
@@ -73,6 +73,18 @@ def filling(value: Any, is_size: Callable[[Any], bool] = varies) -> Fill | None:
 def shape_env_of(kernel: Kernel) -> ShapeEnv | None:
     """The shape_env of the sizes in a kernel; None if they are plain numbers."""
     return next((size.shape_env for size in _sizes_in(kernel) if varies(size)), None)
+
+
+def over_own_symbols(kernel: Kernel) -> tuple[Kernel, ShapeEnv]:
+    """A kernel over symbols of a new `ShapeEnv`, which keeps what is relied on from now on, whatever was before. One of
+    plain sizes stays as it is."""
+    shape_env, own = shape_env_of(kernel), ShapeEnv()
+    if shape_env is None:
+        return kernel, own
+    for each in shape_env.symbols:
+        own.symbol(each.text, each.example)
+    found: Kernel = resized(kernel, moving(own))
+    return found, own
 
 
 def _sizes_in(kernel: Kernel) -> Iterator[Any]:

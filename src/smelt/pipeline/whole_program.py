@@ -24,7 +24,6 @@ from smelt.ir.graph import Traced, copied_graph, output_node, outputs, placehold
 from smelt.ir.nodes.backward_node import BACKWARDS
 from smelt.ir.program import Library, Operand, Place, Program
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
-from smelt.ops.decompose.without_library import PRODUCTS_IN_SYMBOLS
 from smelt.ops.decompositions import decompositions
 from smelt.pipeline.passes import PassContext, run_passes, why_not_generate
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
@@ -49,7 +48,7 @@ def whole_program(traced: Traced, wanted: Sequence[int], options: Options, name:
     Raises `CannotTrace` or `LibraryError` where kernels cannot compute all of it. Sizes may be symbols: what is relied
     on is then with their `ShapeEnv`.
     """
-    table = {**decompositions(options), **PRODUCTS_IN_SYMBOLS}
+    table = decompositions(options)
     context = PassContext(options, name, Fuel(options.fuel), table)
     pure, plan = _pure(_with_outputs(traced, wanted), context)
     aliases = {place for place, made in enumerate(plan.outputs) if not _is_own(made)}

@@ -213,6 +213,7 @@ class ShapeEnv:
         self.decisions: dict[Any, Any] = {}  # by predicates of guards: a function, its operands, what it must yield
         self.closed = False
         self._same: dict[Symbol, Expression] = {}  # symbols that turned out to be other expressions
+        self._least: dict[Atom, int] = {}  # what guards say that atoms are at least
         self._texts: set[str] = set()
         self.formulas: dict[Any, Any] = {}  # what was made of floats, by function and operands: each once
 
@@ -306,7 +307,7 @@ class ShapeEnv:
         difference = self.simplest(left - right)
         if difference.constant is not None:
             return RELATIONS[relation](difference.constant, 0)
-        low, high = _bounds(difference)
+        low, high = self._bounds(difference)
         if relation not in ("==", "!="):
             holds = RELATIONS[relation]
             hardest, easiest = (low, high) if relation[0] == ">" else (high, low)
@@ -319,6 +320,31 @@ class ShapeEnv:
             if SizeGuard(known, difference) in self.guards or SizeGuard(known, -difference) in self.guards:
                 return relation == known
         return None
+
+    def _bounds(self, difference: Expression) -> tuple[int | None, int | None]:
+        """The least and the greatest value, as far as they are seen. Quotients are no more than what is divided, and
+        hardly less."""
+        low, high = _bounds(difference, self._least)
+        if low is None and (below := _without_quotients(difference, self._least, up=False)) is not None:
+            low = _bounds(below, self._least)[0]
+        if high is None and (above := _without_quotients(difference, self._least, up=True)) is not None:
+            high = _bounds(above, self._least)[1]
+        return low, high
+
+    def _keep_least(self, guard: SizeGuard) -> None:
+        """From a guard on one atom: what it is at least."""
+        atoms = [monomial for monomial in guard.expression.terms if monomial]
+        if len(atoms) != 1 or len(atoms[0]) != 1 or abs(guard.expression.terms[atoms[0]]) != 1:
+            return
+        ((atom,),) = atoms
+        sign, rest = guard.expression.terms[atoms[0]], guard.expression.terms.get((), 0)
+        edge, known = -sign * rest, _least(atom, self._least)
+        relation = guard.relation if sign == 1 else _MIRRORED[guard.relation]
+        if relation == "!=" and edge == known:
+            self._least[atom] = edge + 1
+        elif relation in (">", ">="):
+            edge += relation == ">"
+            self._least[atom] = edge if known is None else max(edge, known)
 
     def guard(self, relation: str, left: Expression, right: Expression) -> bool:
         """Which way a comparison goes; if that depends on the symbols, it goes as in the example from now on."""
@@ -337,6 +363,7 @@ class ShapeEnv:
         if self.closed:
             raise RuntimeError(f"{new} was guarded after the code for the guards was made")
         self.guards[new] = None
+        self._keep_least(new)
         if new.relation == "==":
             self._put_equal(difference)
         return answer
@@ -387,10 +414,14 @@ def _extent(expression: Expression) -> int:
     return total
 
 
+_MIRRORED = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
 
-def _bounds(expression: Expression) -> tuple[int | None, int | None]:
+Least = Mapping[Atom, int]
+
+
+def _bounds(expression: Expression, known: Least) -> tuple[int | None, int | None]:
     """The least and the greatest value, None where there is none or it is not seen.
 
     Each atom is its least value and something that is not negative; where all terms with such a part have one sign, the
@@ -400,7 +431,7 @@ def _bounds(expression: Expression) -> tuple[int | None, int | None]:
     for monomial, factor in expression.terms.items():
         product = Expression.of(factor)
         for atom in monomial:
-            least = _least(atom)
+            least = _least(atom, known)
             if least is None:
                 return None, None
             product = product * (Expression.of(atom) + Expression.of(least))
@@ -410,11 +441,14 @@ def _bounds(expression: Expression) -> tuple[int | None, int | None]:
     return (rest if signs <= {True} else None), (rest if signs <= {False} else None)
 
 
-def _least(atom: Atom) -> int | None:
-    """The least value of an atom, None if it may be negative without end."""
+def _least(atom: Atom, known: Least) -> int | None:
+    """The least value of an atom, None if it may be negative without end. `known`: of atoms of which more is known."""
+    found = known.get(atom)
+    if found is not None:
+        return found
     if isinstance(atom, Symbol):
         return SMALLEST
-    (left, _), (right, _) = _bounds(atom.left), _bounds(atom.right)
+    (left, _), (right, _) = _bounds(atom.left, known), _bounds(atom.right, known)
     if atom.function == "%":
         return 0 if right is not None and right > 0 else None
     if atom.function == "//":
@@ -424,6 +458,29 @@ def _least(atom: Atom) -> int | None:
     if left is None or right is None:
         return left if right is None and atom.function == "max" else right if atom.function == "max" else None
     return max(left, right) if atom.function == "max" else min(left, right)
+
+
+def _is_natural(atom: Atom, known: Least) -> bool:
+    least = _least(atom, known)
+    return least is not None and least >= 0
+
+
+def _without_quotients(expression: Expression, known: Least, *, up: bool) -> Expression | None:
+    """Something no less (`up`) or no more, with `x` in the place of `2 * (x // 2)`, or one less; None without any."""
+    total, changed = ZERO, False
+    for monomial, factor in expression.terms.items():
+        part = Expression({monomial: factor})
+        for place, atom in enumerate(monomial):
+            if not isinstance(atom, DivModMinMax) or atom.function != "//":
+                continue
+            by, others = atom.right.constant, monomial[:place] + monomial[place + 1 :]
+            if by is None or by < 1 or factor % by or not all(_is_natural(each, known) for each in others):
+                continue
+            divided = atom.left if (factor > 0) is up else atom.left - Expression.of(by - 1)
+            part, changed = Expression({others: factor // by}) * divided, True
+            break
+        total = total + part
+    return total if changed else None
 
 
 def _divided(left: Expression, right: Expression) -> Expression | None:

@@ -11,6 +11,7 @@ from smelt.base.row import Row
 from smelt.codegen.cpu.attention.plan import AttentionPlan, plan_attention
 from smelt.codegen.cpu.entry_points import write
 from smelt.codegen.cpu.products.plan import ProductPlan, plan_product
+from smelt.codegen.cpu.products.plan import emit as emit_product
 from smelt.codegen.cpu.products.problem import contraction
 from smelt.codegen.cpu.schedule import SchedulePlan
 from smelt.codegen.cpu.schedule_passes import SCHEDULE, plan
@@ -44,5 +45,5 @@ def emit(
     if isinstance(plan, AttentionPlan):
         return plan.write(symbol, target)
     if isinstance(plan, ProductPlan):
-        return plan.schedule.write(symbol, plan.problem, target)
+        return emit_product(symbol, plan, target)
     return write(symbol, plan, target, aligned=aligned)

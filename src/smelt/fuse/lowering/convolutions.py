@@ -24,6 +24,7 @@ from smelt.fuse.lowering.rules import ContractRule, FactorBound, FactorRead
 from smelt.ir.tensorspec import TensorSpec, short_name, spec_of, tensor_spec
 from smelt.ops.record import OperandLayout
 from smelt.symbolic.shapes import Shape, Size, is_dense
+from smelt.symbolic.symsize import known_at_least, known_equal
 
 # A position: how far it moves with each point dim and each axis of the sum, by name. "" is where it starts.
 Position = dict[str, Size]
@@ -102,8 +103,6 @@ def read_gradients(node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall]
 def _why_not(node: fx.Node, results: Sequence[TensorSpec]) -> str | None:
     """Why no kernel computes a call, whatever its layouts; None if one can."""
     given = [tensor_spec(argument) for argument in node.all_input_nodes]
-    if any(spec.varies for spec in given):
-        return "convolves images of sizes that vary"
     if 0 in [spec.numel for spec in (*given, *results)]:
         return "has no elements"
     if given[0].dtype not in DTYPES or len({spec.dtype for spec in given}) != 1:
@@ -170,7 +169,7 @@ def to_fine(
     rank = len(steps.stride)
     splits = [_Split.of(steps, dim, weight.shape[dim + 2], result.shape[dim + 2]) for dim in range(rank)]
     room = OperandLayout(result.shape, result.stride)
-    if any(split.room != size for split, size in zip(splits, result.shape[2:], strict=True)):
+    if any(not known_equal(split.room, size) for split, size in zip(splits, result.shape[2:], strict=True)):
         stride = _laid_like(result, (*result.shape[:2], *(split.room for split in splits)))
         start = sum(split.start * step for split, step in zip(splits, stride[2:], strict=True))
         room = OperandLayout(result.shape, stride, start)
@@ -206,10 +205,10 @@ class _Split:
         if step == 1:
             return exact
         first = pad % step
-        aligned = cls(step, dilation, kernel, -(-(extent + first) // step) * step, first, pad - first)
+        aligned = cls(step, dilation, kernel, (extent + first + step - 1) // step * step, first, pad - first)
         # Points that begin with the padding need no more terms than elements of the kernel; those that do not may be
         # the result's own memory.
-        return exact if extent % step == 0 and exact.terms == aligned.terms else aligned
+        return exact if known_equal(extent % step, 0) and exact.terms == aligned.terms else aligned
 
     @property
     def terms(self) -> Size:
@@ -319,13 +318,13 @@ class _Builder:
         return tuple(position.get(name, 0) for name in self.axes)
 
     def _stays(self, position: Position, extent: Size) -> bool:
-        """Whether a position is inside for all points and terms."""
+        """Whether a position is inside for all points and terms, whatever sizes that vary are."""
         extents = {**{name: size for name, (size, _) in self.points.items()}, **self.axes}
-        reach = [max(extents[name] - 1, 0) * factor for name, factor in position.items() if name in extents]
         low = high = position.get("", 0)
-        low += sum(far for far in reach if far < 0)
-        high += sum(far for far in reach if far > 0)
-        return low >= 0 and high < extent
+        for name, factor in position.items():
+            far = (extents[name] - 1) * factor if name in extents else 0
+            low, high = (low + far, high) if factor < 0 else (low, high + far)
+        return known_at_least(low, 0) and known_at_least(extent - 1, high)
 
 
 def _runs_along(read: FactorRead, shape: Shape, stride: Shape) -> bool:

@@ -3,7 +3,7 @@
 Copies that only lay out a factor are read through, and those of a product are computed as they are: see `factor_views`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -18,6 +18,7 @@ from smelt.ir.tensorspec import TensorSpec
 from smelt.ops.record import EmitRule, OperandLayout, Pointwise
 from smelt.ops.registry import record_of
 from smelt.symbolic.shapes import is_dense
+from smelt.symbolic.symsize import hint
 
 
 def through_copies(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[ProductCall, list[FusionValue]]:
@@ -75,8 +76,13 @@ def _through_copies(call: ProductCall, number: int, source: FusionValue) -> tupl
     return call, source
 
 
-def compute_copies(values: Iterable[FusionValue]) -> None:
-    """Products that are only copied are computed where the copy is."""
+Cycles = Callable[[ContractRule, Sequence[TensorSpec], TensorSpec], float | str]
+CYCLES_TO_COPY = 4  # an element, to a place further from its neighbours
+
+
+def compute_copies(values: Iterable[FusionValue], cycles: Cycles) -> None:
+    """Products that are only copied are computed where the copy is, unless that takes longer than both: by channel an
+    image is convolved along its rows."""
     for value in values:
         if not _is_copy(value) or value.readings[0].identity_read:
             continue
@@ -90,12 +96,18 @@ def compute_copies(values: Iterable[FusionValue]) -> None:
         found = copied(product.rule, made, spec.stride, OperandLayout(spec.shape, reading.stride, reading.offset))
         if found is None:
             continue
+        there = TensorSpec(found.shape, found.stride, spec.dtype, spec.device)
+        factors = [factor.value.spec for factor in product.readings]
+        takes = cycles(product.rule, factors, product.spec), cycles(found.rule, factors, there)
+        allowed = CYCLES_TO_COPY * hint(spec.numel)
+        if isinstance(takes[1], str) or (not isinstance(takes[0], str) and takes[1] > takes[0] + allowed):
+            continue
         for factor in product.readings:
             factor.value.users.remove(product)
             factor.value.users.append(value)
         product.users = []
         value.kind, value.rule, value.cost, value.why = FusionKind.PRODUCT, found.rule, product.cost, product.why
-        value.spec = TensorSpec(found.shape, found.stride, spec.dtype, spec.device)
+        value.spec = there
         value.readings = tuple(
             replace(old, stride=factor.stride, offset=factor.offset)
             for old, factor in zip(product.readings, found.rule.factors, strict=True)
@@ -104,7 +116,7 @@ def compute_copies(values: Iterable[FusionValue]) -> None:
 
 def _is_copy(value: FusionValue) -> bool:
     """Whether a value is the elements of another one, laid out otherwise or as wider floats."""
-    if not isinstance(value.rule, PointRule) or len(value.readings) != 1 or value.spec.varies:
+    if not isinstance(value.rule, PointRule) or len(value.readings) != 1:
         return False
     emit, have, want = value.rule.lowering.emit, value.readings[0].value.spec.dtype, value.spec.dtype
     if value.readings[0].indirect or not any(emit is each for each in _copies()):

@@ -97,8 +97,6 @@ def why_not_contract(node: fx.Node) -> str | None:
         return "does not return one tensor"
     if result.dtype not in DTYPES:
         return f"multiplies {short_name(result.dtype)}, for which only the library has code"
-    if any(tensor_spec(each).varies for each in (node, *node.all_input_nodes)):
-        return "multiplies matrices of sizes that vary"
     for argument in node.all_input_nodes:
         spec = tensor_spec(argument)
         if spec.dtype is not result.dtype:

@@ -16,15 +16,18 @@ from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.host_library import may_round_products, on_host, slow_by_channel, slow_windows
-from smelt.device.product_costs import MatrixSizes, library_attention, library_costs
+from smelt.device.product_costs import MatrixSizes, is_as_fast, library_attention, library_costs
 from smelt.fuse.lowering.attention import FORWARD, AttentionCall, RefOf, read_attention
 from smelt.fuse.lowering.convolutions import read_convolution, read_gradients
 from smelt.fuse.lowering.matrix_products import LayoutOf, ProductCall, is_product, read_product
-from smelt.fuse.lowering.rules import FactorRead
+from smelt.fuse.lowering.rules import ContractRule, FactorRead
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
+from smelt.ops.record import View
+from smelt.ops.registry import record_of
 from smelt.symbolic.shapes import Shape, Size, contiguous_stride, span
+from smelt.symbolic.symsize import hint
 
 aten = torch.ops.aten
 
@@ -51,13 +54,19 @@ def _why_by_kernel(node: fx.Node) -> str | None:
     image, filters = tensor_spec(x), tensor_spec(weight)
     if image.varies or not on_host(image.device) or (transposed and stride != [1, 1]):
         return None
-    if any(spec.stride != contiguous_stride(spec.shape) for spec in (image, filters)):
+    if not _is_contiguous(image) or not _is_contiguous(filters):
         return None
     if slow_by_channel(filters.shape, groups, stride, image.dtype):  # type: ignore[arg-type]
         return "convolves channels one by one"
     if not transposed and slow_windows(filters.shape, groups, image.dtype):
         return "convolves without a copy of the windows"
     return None
+
+
+def _is_contiguous(spec: TensorSpec) -> bool:
+    """Whatever the strides of dims of one element are."""
+    steps = zip(spec.shape, spec.stride, contiguous_stride(spec.shape), strict=True)
+    return all(size == 1 or have == want for size, have, want in steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +117,9 @@ class ProductChoice:
     ) -> Decision:
         """Who computes a product of a call. `along`: the library would be given factors that lie along what is summed
         over; `followed`: something is done to the sums point by point."""
-        sizes = MatrixSizes(*call.rule.sides(call.shape))
+        sizes = MatrixSizes(*map(hint, call.rule.sides(call.shape)))
         if self.wanted == "own" or node.target in _CONVOLUTIONS:
-            cycles = self._cycles_of(call, factors, sums)
+            cycles = self.cycles(call.rule, factors, sums)
             if isinstance(cycles, str):
                 return Decision(False, cycles)
             asked = f"multiplies {sizes}, as the option `products` asks for"
@@ -120,15 +129,19 @@ class ProductChoice:
         if sums.dtype is torch.float32 and may_round_products():
             return Decision(False, "multiplies, and the library may do so with less precision")
         costs = library_costs(sizes, sums.dtype, along=along)
-        if isinstance(costs, str):
+        converted = _converted(call, factors) * CYCLES_TO_CONVERT
+        if isinstance(costs, str) and (not converted or not is_as_fast(sums.dtype)):
             return Decision(False, costs)  # before the target is asked, which loads what makes code
-        library = costs.cycles(sizes, sums.dtype.itemsize)
-        if followed:
-            library += LAUNCH + sums.nbytes * CYCLES_A_BYTE
-        found = self._cycles_of(call, factors, sums)
+        found = self.cycles(call.rule, factors, sums)
         if isinstance(found, str):
             return Decision(False, found)
-        ours = LAUNCH + found * costs.lateness
+        if isinstance(costs, str):  # the product itself takes as long either way
+            ours = LAUNCH + found
+            library = ours + converted
+        else:
+            ours = LAUNCH + found * costs.lateness
+            followers = LAUNCH + hint(sums.nbytes) * CYCLES_A_BYTE if followed else 0
+            library = costs.cycles(sizes, sums.dtype.itemsize) + followers + converted
         share = f"multiplies {sizes} in about {ours / library:.2f} of the library's time"
         own = library - ours >= max(LEAST_SAVED, LEAST_PART * ours)
         return Decision(own, share if own else f"{share} by a kernel, which saves too little")
@@ -166,25 +179,42 @@ class ProductChoice:
             return "multiplies, and the library may do so with less precision"
         return library_attention(call.sizes)
 
-    def _cycles_of(self, call: ProductCall, factors: Sequence[TensorSpec], sums: TensorSpec) -> float | str:
+    def cycles(self, rule: ContractRule, factors: Sequence[TensorSpec], sums: TensorSpec) -> float | str:
         """What the target takes for a product with nothing done to its sums, or why it cannot compute it."""
-        kernel = bare_kernel(call, factors, sums)
+        kernel = bare_kernel(rule, factors, sums)
         found = self._cycles.get(kernel)
         if found is None:
             found = self._cycles[kernel] = self.targets.contraction_cycles(sums.device, kernel)
         return f"multiplies, and there is no code for that: {found}" if isinstance(found, str) else found
 
 
+def _converted(call: ProductCall, factors: Sequence[TensorSpec]) -> float:
+    """Elements that the library would have to be given as wider floats, and a kernel reads as they are. What several
+    calls are given counts by its share."""
+    total = 0.0
+    for node, factor in zip((call.left, call.right), factors, strict=True):
+        if tensor_spec(node).dtype is not factor.dtype:
+            while node.op == "call_function" and len(node.users) == 1 and _is_view(node):
+                node = node.all_input_nodes[0]
+            total += hint(factor.numel) / max(1, len(node.users))
+    return total
+
+
+def _is_view(node: fx.Node) -> bool:
+    return isinstance(record_of(node.target).lowering, View)
+
+
 LAUNCH = 1_500  # cycles that a kernel takes to be called
 CYCLES_A_BYTE = 0.5  # of a result that is written and read again, which a kernel saves for what follows
+CYCLES_TO_CONVERT = 1.0  # an element to a wider float in memory, and to read it there: measured 1.2 on Arm
 LEAST = 1 << 16  # multiplications: fewer take less than has to be saved, on any processor
 LEAST_ATTENTION = 30_000  # and of an attention, which takes a tenth of a second to be compiled
 LEAST_SAVED, LEAST_PART = 5_000, 0.03  # what has to be saved, at least: the fit is off by some percent
 
 
-def bare_kernel(call: ProductCall, factors: Sequence[TensorSpec], sums: TensorSpec) -> Kernel:
+def bare_kernel(rule: ContractRule, factors: Sequence[TensorSpec], sums: TensorSpec) -> Kernel:
     """The kernel of a product with nothing done to its sums."""
-    shape, stride, rule = call.shape, call.stride, call.rule
+    shape, stride = sums.shape, sums.stride
     outside_in = sorted((dim for dim in range(len(shape)) if shape[dim] != 1), key=lambda dim: -stride[dim])
     cols = rule.cols(shape, stride)
     names = {dim: f"{'j' if stride[dim] < cols else 'i'}{number}" for number, dim in enumerate(outside_in)}

@@ -19,6 +19,7 @@ from smelt.device.host_library import (
     slow_narrow_convolutions,
     slow_windows,
 )
+from smelt.ops.decompose import own_convolutions
 from smelt.ops.decompose.products import widened
 from smelt.ops.decompose.table import checked, decomposes, widen
 from smelt.symbolic.shapes import product
@@ -52,13 +53,21 @@ def convolution(
     how: str = "auto",
     kernels: bool = True,
 ) -> Any:
-    if not on_host(x.device) or how == "own":
+    if how == "own":
+        result = own_convolutions.convolution(
+            x, weight, stride, (padding, dilation, output_padding), transposed, groups
+        )
+        return result if result is NotImplemented or bias is None else _with_bias(result, bias)
+    if not on_host(x.device):
         return NotImplemented
     steps = (stride, padding, dilation)
     result = NotImplemented
     plane = x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps)
     if kernels and how == "auto" and plane and _by_kernel(x, weight, stride, groups, windows=True):
-        return NotImplemented
+        if x.is_contiguous() and weight.is_contiguous():
+            return NotImplemented
+        given = (x.contiguous(), weight.contiguous(), bias)
+        return aten.convolution.default(*given, *steps, transposed, output_padding, groups)
     if _as_products(how) and plane:
         result = _convolved(widen(x).contiguous(), widen(weight).contiguous(), steps, groups)
     if result is not NotImplemented:
@@ -88,10 +97,12 @@ def convolution_backward(
     how: str = "auto",
     kernels: bool = True,
 ) -> Any:
-    products = _as_products(how)
-    if how == "own" or not on_host(x.device) or not (products or slow_narrow_convolutions(x.dtype)):
+    products, steps = _as_products(how), (stride, padding, dilation)
+    if how == "own":
+        given = (bias_sizes, *steps, transposed, output_padding, groups)
+        return _own_backward(grad, x, weight, steps, given, mask)
+    if not on_host(x.device) or not (products or slow_narrow_convolutions(x.dtype)):
         return NotImplemented
-    steps = (stride, padding, dilation)
     plane = x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps)
     wide = (widen(grad), widen(x), widen(weight))
     to_x = to_weight = None
@@ -118,6 +129,42 @@ def convolution_backward(
     return tuple(None if one is None else one.to(x.dtype) for one in (to_x, to_weight, to_bias))
 
 
+def _own_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, rest: tuple[Any, ...], mask: Sequence[bool]
+) -> Any:
+    """Gradients of which some are made of other convolutions, or of sums; `rest`: what the operator has before its
+    mask."""
+    transposed, groups = rest[4], rest[6]
+    made: list[Any] = [None, None, None]
+    by_channel = x.dim() == 4 and not transposed and own_convolutions.is_by_channel(x, weight, groups)
+    if mask[0] and not transposed:
+        found = own_convolutions.to_image(grad, weight, x.shape[2:], steps, groups)
+        made[0] = None if found is NotImplemented else found
+    if mask[1] and by_channel and product(weight.shape[2:]) <= own_convolutions.TAPS:
+        made[1] = _sums_by_channel(widen(grad).contiguous(), widen(x).contiguous(), weight, steps).to(x.dtype)
+    if mask[0] and made[0] is None and by_channel and not (grad.is_contiguous() and weight.is_contiguous()):
+        grad, x, weight = (each.contiguous() for each in (grad, x, weight))
+    elif made[0] is None and made[1] is None:
+        return NotImplemented
+    left = [wanted and found is None for wanted, found in zip(mask, made, strict=True)]
+    if any(left):
+        others = aten.convolution_backward.default(grad, x, weight, *rest, left)
+        made = [other if wanted else found for wanted, other, found in zip(left, others, made, strict=True)]
+    return tuple(made)
+
+
+def _with_bias(result: Tensor, bias: Tensor) -> Tensor:
+    added: Tensor = widen(result) + aten.view.default(widen(bias), [bias.shape[0], *[1] * (result.dim() - 2)])
+    return added.to(result.dtype)
+
+
+def _sums_by_channel(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps) -> Tensor:
+    """The gradient to the kernel where each channel has its own: for each element the sum of what it met."""
+    sums = [torch.sum(grad * points, [0, 2, 3]) for points in _met(x, grad.shape[2:], weight.shape[2:], steps)]
+    found: Tensor = aten.view.default(torch.stack(sums, 1), list(weight.shape))
+    return found
+
+
 @cache
 def convolutions_by(how: str, kernels: bool) -> Mapping[Any, Callable[..., Any]]:
     """The two decompositions where somebody has chosen: `how` as the option `convolutions` has it, or `own` where
@@ -133,13 +180,14 @@ def _as_products(how: str) -> bool:
 
 
 def _by_kernel(x: Tensor, weight: Tensor, stride: Sequence[int], groups: int, *, windows: bool = False) -> bool:
-    """Whether a convolution is left whole, for a kernel; with `windows`, also one of several channels at a time."""
-    if any(not isinstance(size, int) for size in x.shape):
+    """Whether a convolution is left whole, for a kernel: by channel once its image is contiguous, or with `windows` one
+    of several channels at a time."""
+    if any(not isinstance(size, int) for size in x.shape) or x.dtype is not weight.dtype:
         return False
-    slow = slow_by_channel(weight.shape, groups, stride, x.dtype)
-    if not slow and not (windows and slow_windows(weight.shape, groups, x.dtype)):
-        return False
-    return x.dtype is weight.dtype and x.is_contiguous() and weight.is_contiguous()
+    if slow_by_channel(weight.shape, groups, stride, x.dtype):
+        return True
+    contiguous = x.is_contiguous() and weight.is_contiguous()
+    return windows and contiguous and slow_windows(weight.shape, groups, x.dtype)
 
 
 def _padded(x: Tensor, padding: Sequence[int]) -> Tensor:
@@ -208,8 +256,7 @@ def _to_weight(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, groups: in
     if groups == x.shape[1] == outputs:
         if product(kernel) > _TAPS:
             return NotImplemented
-        sums = [torch.sum(grad * points, [0, 2, 3]) for points in _met(x, size, kernel, steps)]
-        return aten.view.default(torch.stack(sums, 1), list(weight.shape))
+        return _sums_by_channel(grad, x, weight, steps)
     elements, points = each * product(kernel), images * product(size)
     if groups != 1 or elements * points * x.dtype.itemsize > _ROOM:
         return NotImplemented

@@ -82,9 +82,13 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     first = tensors[0] if tensors else None
     if first is None or not -first.dim() - 1 <= dim <= first.dim():
         return NotImplemented
-    if any(one.shape != first.shape or not one.is_contiguous() for one in tensors):
+    if any(one.shape != first.shape for one in tensors):
         return NotImplemented
-    return aten.cat.default([aten.unsqueeze.default(one, dim) for one in tensors], dim % (first.dim() + 1))
+    dim %= first.dim() + 1
+    if dim == first.dim() or all(one.is_contiguous() for one in tensors):
+        return aten.cat.default([aten.unsqueeze.default(one, dim) for one in tensors], dim)
+    shape = [*first.shape[:dim], len(tensors), *first.shape[dim:]]  # as PyTorch has it, whatever the layouts are
+    return aten.view.default(aten.cat.default(tensors, dim), shape)
 
 
 @decomposes(aten.repeat.default)

@@ -21,20 +21,21 @@ from smelt.meta.devices import result_device
 from smelt.meta.ghost import described
 from smelt.meta.rules import describe
 from smelt.meta.rules.strides import channels_last_stride
-from smelt.symbolic.shapes import contiguous_stride
+from smelt.symbolic.shapes import Shape, contiguous_stride
 
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {}
+Table = dict[Any, Callable[..., Any]]
+DECOMPOSITIONS: Table = {}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _NARROW = frozenset({torch.bfloat16, torch.float16})
 
 
-def decomposes(*ops: Any) -> Callable[[Function], Function]:
+def decomposes(*ops: Any, table: Table = DECOMPOSITIONS) -> Callable[[Function], Function]:
     """Use the function for `ops`, wherever the result can be given the operator's own layout."""
 
     def enter(function: Function) -> Function:
         for op in ops:
-            DECOMPOSITIONS[op] = checked(op, function)
+            table[op] = checked(op, function)
         return function
 
     return enter
@@ -62,16 +63,20 @@ def checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     def decomposition(*args: Any, **kwargs: Any) -> Any:
         if _whole.get() is op:
             return NotImplemented
-        tensor = next(value for value in args if isinstance(value, torch.Tensor))
         expected = expected_of(op, args, kwargs)
-        if expected is NotImplemented or 0 in tensor.shape:
+        if expected is NotImplemented:
+            return NotImplemented
+        alone = isinstance(expected, UnplacedSpec)
+        specs: tuple[UnplacedSpec | None, ...] = (expected,) if alone else tuple(expected)
+        given = next((value for value in args if isinstance(value, torch.Tensor)), None)
+        if any(each is not None and 0 in each.shape for each in (specs if given is None else (given,))):
             return NotImplemented
         result = function(*args, **kwargs)
         if result is NotImplemented:
             return NotImplemented
-        if isinstance(expected, UnplacedSpec):
+        if alone:
             return _conformed(result, expected)
-        made = tuple(_conformed(value, spec) for value, spec in zip(result, expected, strict=True))
+        made = tuple(_conformed(value, spec) for value, spec in zip(result, specs, strict=True))
         return NotImplemented if any(value is NotImplemented for value in made) else made
 
     decomposition.__name__ = getattr(function, "__name__", str(op))
@@ -108,7 +113,18 @@ def _conformed(value: Any, spec: UnplacedSpec | None) -> Any:
         return torch.ops.aten.clone.default(value, memory_format=torch.contiguous_format)
     if len(spec.shape) == 4 and spec.stride == channels_last_stride(spec.shape):
         return torch.ops.aten.clone.default(value, memory_format=torch.channels_last)
-    return NotImplemented
+    return _laid_out(value, spec.stride)
+
+
+def _laid_out(value: torch.Tensor, stride: Shape) -> Any:
+    """The value in dense memory with the dims in any order, or `NotImplemented` where there would be gaps."""
+    aten, shape = torch.ops.aten, tuple(value.shape)
+    order = sorted(range(len(shape)), key=lambda dim: (-stride[dim], -shape[dim], dim))
+    across = aten.permute.default(value, order)
+    if contiguous_stride(tuple(across.shape)) != tuple(stride[dim] for dim in order):
+        return NotImplemented
+    back = [order.index(dim) for dim in range(len(order))]
+    return aten.permute.default(aten.clone.default(across, memory_format=torch.contiguous_format), back)
 
 
 def left_whole(op: Any, *args: Any) -> Any:

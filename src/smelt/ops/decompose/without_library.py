@@ -2,104 +2,24 @@
 
     attention(q, k, v)       →  bmm(softmax(bmm(q, kᵀ) · scale), v), the scores in memory: where sizes vary
     cat([a, b])              →  where(position < len(a), a among zeros, b among zeros)
-    mm(a, b)                 →  sum(a[i, k] * b[k, j], over k): where sizes vary, for which no tiles are cut
 
 The library does these faster; as kernels they need nothing but what is generated. See the option `library`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from smelt.ir.tensorspec import UnplacedSpec
-from smelt.ops.decompose import products  # noqa: F401  (what it says of products is asked first)
-from smelt.ops.decompose.table import DECOMPOSITIONS, choose, expected_of, widen
-from smelt.symbolic.shapes import contiguous_stride
+from smelt.ops.decompose.table import Table, choose, decomposes, widen
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-TABLE: dict[Any, Callable[..., Any]] = {}
-
-
-PRODUCTS_IN_SYMBOLS: dict[Any, Callable[..., Any]] = {}
-"""Products where sizes vary, for who cannot compile for each size: those of `TABLE` are faster, and want numbers."""
-
-
-def _takes_apart(
-    op: Any, table: dict[Any, Callable[..., Any]] = TABLE
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Use the function for `op`, wherever its results can be laid out as the operator's are."""
-
-    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
-        def decomposition(*args: Any, **kwargs: Any) -> Any:
-            expected = expected_of(op, args, kwargs)
-            if expected is NotImplemented:
-                return NotImplemented
-            specs = (expected,) if isinstance(expected, UnplacedSpec) else expected
-            if any(spec is None or 0 in spec.shape for spec in specs):
-                return NotImplemented
-            result = function(*args, **kwargs)
-            if result is NotImplemented:
-                return NotImplemented
-            if isinstance(expected, UnplacedSpec):
-                return _laid_out(result, expected)
-            made = tuple(_laid_out(value, spec) for value, spec in zip(result, specs, strict=True))
-            return NotImplemented if any(value is NotImplemented for value in made) else made
-
-        table[op] = decomposition
-        return function
-
-    return enter
-
-
-def _laid_out(value: Tensor, spec: UnplacedSpec) -> Any:
-    """The value in memory as `spec` has it: dense, in whatever order of the dims."""
-    if tuple(value.shape) != spec.shape:
-        return NotImplemented
-    value = value.to(spec.dtype)
-    if value.stride() == spec.stride:
-        return value
-    order = sorted(range(len(spec.shape)), key=lambda dim: (-spec.stride[dim], -spec.shape[dim], dim))
-    across = aten.permute.default(value, order)
-    dense = contiguous_stride(tuple(across.shape))
-    if dense != tuple(spec.stride[dim] for dim in order):
-        return NotImplemented
-    back = [order.index(dim) for dim in range(len(order))]
-    return aten.permute.default(aten.clone.default(across, memory_format=torch.contiguous_format), back)
-
-
-# Products.
-
-
-def _varies(*tensors: Tensor) -> bool:
-    """Whether some size differs from call to call."""
-    return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
-
-
-def _summed(op: Any, a: Tensor, b: Tensor) -> Any:
-    """The product of two matrices, or of two for each of a batch, whose sizes vary."""
-    if not _varies(a, b) or not a.dtype.is_floating_point:
-        earlier = _WHOLE_PRODUCTS.get(op)
-        return NotImplemented if earlier is None else earlier(a, b)
-    left = aten.unsqueeze.default(widen(a), a.dim() - 1)
-    right = aten.unsqueeze.default(aten.transpose.int(widen(b), -2, -1), b.dim() - 2)
-    return aten.sum.dim_IntList(left * right, [-1])
-
-
-_WHOLE_PRODUCTS = {op: DECOMPOSITIONS.get(op) for op in (aten.mm.default, aten.bmm.default)}
-
-
-@_takes_apart(aten.mm.default, PRODUCTS_IN_SYMBOLS)
-def mm(a: Tensor, b: Tensor) -> Any:
-    return _summed(aten.mm.default, a, b)
-
-
-@_takes_apart(aten.bmm.default, PRODUCTS_IN_SYMBOLS)
-def bmm(a: Tensor, b: Tensor) -> Any:
-    return _summed(aten.bmm.default, a, b)
+TABLE: Table = {}
+_takes_apart = partial(decomposes, table=TABLE)
 
 
 # Attention.

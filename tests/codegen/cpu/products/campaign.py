@@ -2,22 +2,26 @@
 
     python -m tests.codegen.cpu.products.campaign --count 10000 --start 7 --jobs 2 --keep failures/
 
-Each is run by every schedule that takes it, with several numbers of threads.
+Each is run by every schedule that takes it, with several numbers of threads; then once more with sizes in symbols,
+compiled once and run at several sizes.
 """
 
 import sys
 from typing import Any
 
 from tests.campaigns import Campaign
-from tests.codegen.cpu.products.running import failures, told
+from tests.codegen.cpu.products.running import failures, failures_in_symbols, told
 
 
 def examine(seed: int) -> dict[str, Any]:
     """Product `seed` by all schedules."""
-    try:
-        schedules, wrong = failures(seed)
-    except Exception as error:
-        schedules, wrong = 0, [f"{type(error).__name__}: {error}"]
+    schedules, wrong = 0, []
+    for found in (failures, failures_in_symbols):
+        try:
+            taken, faults = found(seed)
+        except Exception as error:
+            taken, faults = 0, [f"{type(error).__name__}: {error}"]
+        schedules, wrong = schedules + taken, wrong + [f"{found.__name__}: {each}" for each in faults]
     failure = f"product {seed}: {'; '.join(wrong)}\n\n{told(seed)}" if wrong else None
     return {"runs": schedules, "refused": int(not schedules and not wrong), "failure": failure}
 

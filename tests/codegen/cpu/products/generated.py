@@ -29,6 +29,8 @@ from smelt.ir.kernel import (
     Stage,
     Store,
 )
+from smelt.symbolic.expressions import SMALLEST, ShapeEnv
+from smelt.symbolic.symsize import hint, sym_size
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 20, 24, 25, 31, 32, 33, 40, 48, 63, 64, 65)
@@ -36,12 +38,12 @@ LARGE = (96, 100, 127, 128, 129, 200, 255, 256, 257, 384, 500, 513, 1030, 2049)
 MOST_POINTS, MOST_PRODUCTS = 40_000, 1_500_000
 
 
-def product_of(seed: int) -> Kernel:
-    """The kernel of a number."""
+def product_of(seed: int, shape_env: ShapeEnv | None = None) -> Kernel:
+    """The kernel of a number. With a `ShapeEnv`, about half of its sizes are symbols of that one."""
     chance = random.Random(seed)
     if chance.random() < 0.65:
-        return _Maker(chance, f"product_{seed}").matrix_product()
-    return _Maker(chance, f"convolution_{seed}").convolution()
+        return _Maker(chance, f"product_{seed}", shape_env).matrix_product()
+    return _Maker(chance, f"convolution_{seed}", shape_env).convolution()
 
 
 def _index(strides: dict[str, int], order: Sequence[Axis], offset: int = 0) -> Index:
@@ -51,9 +53,10 @@ def _index(strides: dict[str, int], order: Sequence[Axis], offset: int = 0) -> I
 class _Maker:
     """A kernel in the making."""
 
-    def __init__(self, chance: random.Random, name: str) -> None:
+    def __init__(self, chance: random.Random, name: str, shape_env: ShapeEnv | None) -> None:
         self.chance = chance
         self.name = name
+        self.shape_env, self.choice = shape_env, random.Random(name)
         self.narrow = chance.choice((F32, F32, F32, F32, F64, F64, BF16, F16))
         self.dtype = F64 if self.narrow is F64 else F32
         self.rows: tuple[Axis, ...] = ()
@@ -75,6 +78,12 @@ class _Maker:
         count = self.chance.choices(range(len(shares)), shares)[0]
         return [Axis(f"{letter}{number}", self.size()) for number in range(count)]
 
+    def varied(self, size: int) -> int:
+        if self.shape_env is None or size < SMALLEST or self.choice.random() < 0.5:
+            return size
+        symbol = self.shape_env.symbol(f"s{len(self.shape_env.symbols)}", size)
+        return sym_size(self.shape_env, symbol)  # type: ignore[no-any-return]
+
     # Layouts.
 
     def strides(self, axes: Sequence[Axis], usual: bool = True, *, apart: bool = False) -> dict[str, int]:
@@ -91,7 +100,7 @@ class _Maker:
             if self.often(0.06):
                 step += self.chance.randrange(1, 9)
             elif not apart and self.often(0.06) and step > 1:
-                step = self.chance.randrange(1, step)
+                step = self.chance.randrange(1, hint(step))
         for name in found:
             if not apart and self.often(0.04):
                 found[name] = -found[name]
@@ -125,6 +134,7 @@ class _Maker:
         if self.often(0.04):  # a size of zero
             group = self.chance.choice([group for group in (batch, m, n, k) if group] or [k])
             group[:1] = [Axis(axis.name, 0) for axis in group[:1]]
+        batch, m, n, k = ([Axis(axis.name, self.varied(axis.size)) for axis in each] for each in (batch, m, n, k))
         self.sums = tuple(k)
         self._loops(batch, m, n)
         every = self.rows + self.cols + self.sums
@@ -186,6 +196,10 @@ class _Maker:
             if points <= MOST_POINTS and points * into * math.prod(window) <= MOST_PRODUCTS:
                 break
         letters = "hwd"[:dims]
+        if self.shape_env is not None:
+            image, (count, into, out) = [self.varied(size) for size in image], map(self.varied, (count, into, out))
+            ends = zip(image, padding, inner, stride, strict=True)
+            found = [(i + 2 * p - w) // s + 1 if size else 0 for (i, p, w, s), size in zip(ends, found, strict=True)]
         axes = {"n": count, "g": groups, "o": out} | dict(zip(letters, found, strict=True))
         last = self.often(0.5)
         kept = [Axis(name, size) for name, size in axes.items() if name != "g" or groups > 1 or self.often(0.2)]
@@ -308,7 +322,7 @@ class _Maker:
         low, high = index_range(index, points)
         place = self.put(Position(self.fresh(), index))
         op = self.chance.choice(("lt", "ge"))
-        kept = self.chance.randint(min(low, high), high) + (op == "lt")  # one point at least
+        kept = self.chance.randint(min(hint(low), hint(high)), hint(high)) + (op == "lt")  # one point at least
         limit = self.put(Const(self.fresh(), kept, torch.int64))
         mask = self.put(Compute(self.fresh(), op, (place, limit), torch.bool))
         return self.compute("where", mask, value, self.constant(0.0))

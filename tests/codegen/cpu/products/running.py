@@ -21,11 +21,15 @@ from smelt.codegen.cpu.products import direct, dot, few_rows, streamed_blocks, t
 from smelt.codegen.cpu.products.plan import SCHEDULES
 from smelt.codegen.cpu.products.problem import problem_of, why_no_problem
 from smelt.codegen.cpu.target import describe_host
+from smelt.codegen.llvm.runtime_sizes import as_integer
 from smelt.ir.check_kernel import check_kernel, contraction_of
 from smelt.ir.kernel import Kernel
+from smelt.ir.substitute_sizes import resized
 from smelt.ir.text import format_kernel
+from smelt.symbolic.expressions import SMALLEST, ShapeEnv, Symbol
+from smelt.symbolic.symsize import is_symsize
 from tests.codegen.cpu.products.bounds import differences
-from tests.codegen.cpu.products.generated import product_of
+from tests.codegen.cpu.products.generated import MOST_PRODUCTS, product_of
 from tests.codegen.cpu.products.written import compiled_by
 from tests.codegen.running import call
 
@@ -102,7 +106,7 @@ def failures(seed: int) -> tuple[int, list[str]]:
     except Exception:  # of whichever product it is: the others are compiled without it
         (taken,) = _compiled([seed], seed // TOGETHER)
     kernel = product_of(seed)
-    return len(taken), [f"{name}: {each}" for name, code in taken.items() for each in _faults(kernel, code, seed)]
+    return len(taken), [f"{name}: {each}" for name, code in taken.items() for each in _faults(kernel, code, (), seed)]
 
 
 @lru_cache(maxsize=1)
@@ -112,6 +116,13 @@ def _batch(number: int) -> list[dict[str, CompiledKernel]]:
 
 
 def _compiled(seeds: Sequence[int], batch: int) -> list[dict[str, CompiledKernel]]:
+    kernels = [product_of(seed) for seed in seeds]
+    for kernel in kernels:
+        check_kernel(kernel)
+    return _by_all_schedules(kernels, batch)
+
+
+def _by_all_schedules(kernels: Sequence[Kernel], batch: int) -> list[dict[str, CompiledKernel]]:
     """By every schedule that takes them; for this machine or, every other batch, as if it had other registers: LLVM
     makes up the difference."""
     target = replace(describe_host(), **(OTHERS[batch // 2 % len(OTHERS)] if batch % 2 else {}))
@@ -120,16 +131,67 @@ def _compiled(seeds: Sequence[int], batch: int) -> list[dict[str, CompiledKernel
         for (module, name), size in LITTLE[batch % 3].items():
             stack.enter_context(mock.patch.object(module, name, size))
         counts = []
-        for seed in seeds:
-            kernel = product_of(seed)
-            check_kernel(kernel)
+        for kernel in kernels:
             schedules = SCHEDULES if why_no_problem(kernel) is None else ()
             names = [each.name for each in schedules if each.why_not(problem_of(kernel), target) is None]
             asked += [(kernel, name) for name in names]
             counts.append(names)
-        kernels, names = [kernel for kernel, _ in asked], [name for _, name in asked]
-        compiled = iter(compiled_by(kernels, names, target))
+        compiled = iter(compiled_by([kernel for kernel, _ in asked], [name for _, name in asked], target))
     return [{name: next(compiled) for name in names} for names in counts]
+
+
+# Sizes that are given at launch.
+
+
+def failures_in_symbols(seed: int) -> tuple[int, list[str]]:
+    """How many schedules took a product some of whose sizes vary, and what they did wrong at other sizes."""
+    batch = seed // TOGETHER
+    try:
+        shape_env, kernel, taken = _batch_in_symbols(batch)[seed % TOGETHER]
+    except Exception:  # of whichever product it is
+        ((shape_env, kernel, taken),) = _compiled_in_symbols([seed], batch)
+    found = []
+    for values in _other_sizes(shape_env, seed):
+        here: Kernel = resized(kernel, lambda size: size.evaluate(values.__getitem__))  # noqa: B023
+        told_sizes = ", ".join(f"{symbol.text}={value}" for symbol, value in values.items())
+        for name, code in taken.items():
+            bound = _bound(code, values)
+            found += [f"{name} at {told_sizes}: {each}" for each in _faults(here, *bound, seed)]
+    return len(taken), found
+
+
+@lru_cache(maxsize=1)
+def _batch_in_symbols(number: int) -> list[tuple[ShapeEnv, Kernel, dict[str, CompiledKernel]]]:
+    return _compiled_in_symbols(range(number * TOGETHER, (number + 1) * TOGETHER), number)
+
+
+def _compiled_in_symbols(seeds: Sequence[int], batch: int) -> list[tuple[ShapeEnv, Kernel, dict[str, CompiledKernel]]]:
+    envs = [ShapeEnv() for _ in seeds]
+    kernels = [product_of(seed, shape_env) for seed, shape_env in zip(seeds, envs, strict=True)]
+    return list(zip(envs, kernels, _by_all_schedules(kernels, batch), strict=True))
+
+
+def _other_sizes(shape_env: ShapeEnv, seed: int) -> list[dict[Symbol, int]]:
+    """The example, and a few sizes for which all that was relied on holds."""
+    chance = random.Random(seed)
+    found = [{symbol: symbol.example for symbol in shape_env.symbols}]
+    for _ in range(12 if shape_env.symbols else 0):
+        spread = chance.choice((0.3, 0.8, 1.3, 2.0))
+        values = {
+            symbol: max(SMALLEST, int(symbol.example * spread) + chance.randrange(-2, 4))
+            for symbol in shape_env.symbols
+        }
+        if math.prod(values.values()) <= MOST_PRODUCTS and all(g.holds(values.__getitem__) for g in shape_env.guards):
+            found.append(values)
+    return found[:4]
+
+
+def _bound(code: CompiledKernel, values: dict[Symbol, int]) -> tuple[CompiledKernel, list[int]]:
+    """The code as it is launched for sizes, and the numbers that it is given."""
+    needed = code.per_thread_workspace
+    needed = needed.evaluate(values.__getitem__) if is_symsize(needed) else needed  # type: ignore[attr-defined]
+    given = [as_integer(size.evaluate(values.__getitem__)) for size in code.sizes]
+    return replace(code, per_thread_workspace=needed), given
 
 
 def _full_of_nan(size: int, *, at_start: bool) -> Tensor:
@@ -137,13 +199,14 @@ def _full_of_nan(size: int, *, at_start: bool) -> Tensor:
     return guarded(size, torch.uint8, at_start=at_start).fill_(0xFF)
 
 
-def _faults(kernel: Kernel, compiled: CompiledKernel, seed: int) -> list[str]:
+def _faults(kernel: Kernel, compiled: CompiledKernel, sizes: Sequence[int], seed: int) -> list[str]:
     """With several numbers of threads, which are to give the same bits, beside pages that nobody may touch."""
     before = filled(kernel, seed)
+    given = [torch.tensor(sizes, dtype=torch.int64)] if sizes else []
     runs = []
     for threads in THREADS:
         after = [guarded(len(each), each.dtype, at_start=threads > 1).copy_(each) for each in before]
-        call(compiled, after, threads, room=partial(_full_of_nan, at_start=threads > 1))
+        call(compiled, [*after, *given], threads, room=partial(_full_of_nan, at_start=threads > 1))
         runs.append(after)
     first, *others = (b"".join(each.view(torch.uint8).numpy().tobytes() for each in run) for run in runs)
     differ = [threads for threads, other in zip(THREADS[1:], others, strict=True) if other != first]
@@ -155,6 +218,6 @@ def told(seed: int) -> str:
     """A script that runs a product."""
     text = format_kernel(product_of(seed))
     return (
-        f"from tests.codegen.cpu.products.running import failures\n\n"
-        f'"""\n{text}\n"""\nprint(failures({seed}))\n'
+        f"from tests.codegen.cpu.products.running import failures, failures_in_symbols\n\n"
+        f'"""\n{text}\n"""\nprint(failures({seed}), failures_in_symbols({seed}))\n'
     )

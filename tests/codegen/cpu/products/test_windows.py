@@ -151,7 +151,7 @@ def test_small_images_are_beside_each_other(images: int, side: int, most: int, m
     made = to_coarse(layout(x), layout(weight), ConvolutionSteps.of(2, [1], [1], [1], 1), layout(exact))
     found = tiling_of(made, x, weight)
     assert [axis.size for axis in found.beside] == ([images] if side > 1 else [])
-    assert side == 1 or found.blocks.cols % side**2 == 0
+    assert side == 1 or found.blocks(tile_shape.Arithmetic(), found.sizes).cols % side**2 == 0
     for threads in (1, 3):
         check(computed(made, x, weight, threads), exact, 19 * 9)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from smelt.codegen.build import CompiledKernel
-from smelt.codegen.cpu.products.plan import plan_product
+from smelt.codegen.cpu.products.plan import emit, plan_product
 from smelt.codegen.llvm.compile import load
 from smelt.codegen.write_module import join
 from smelt.device import Target, find
@@ -95,7 +95,7 @@ def compiled_by(
     codes = []
     for number, (kernel, name) in enumerate(zip(kernels, names, strict=True)):
         plan = plan_product(kernel, target, name)
-        codes.append(plan.schedule.write(f"k{number}", plan.problem, target))
+        codes.append(emit(f"k{number}", plan, target))
     (built,) = load([join(codes)], target)
     return [
         CompiledKernel.of(kernel, f"k{number}", built, code)

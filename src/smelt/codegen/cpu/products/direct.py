@@ -18,9 +18,12 @@ from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.cpu.workspace import aligned
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor
+from smelt.symbolic.shapes import Size, product
+from smelt.symbolic.symsize import greater, hint, is_symsize, known_equal, lesser
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
 _TAPS = 128  # of a sum, which are all written out
@@ -68,11 +71,9 @@ class DirectPlan:
         return -(-self.down.outputs // self.block)
 
     @property
-    def extent(self) -> int:
-        found = self.blocks
-        for axis in self.outer:
-            found *= int(axis.size)
-        return found
+    def extent(self) -> Size:
+        """What threads share out."""
+        return self.blocks * product(axis.size for axis in self.outer)
 
     @property
     def weights_place(self) -> int:
@@ -96,7 +97,9 @@ def direct_plan(problem: Problem, target: Target) -> DirectPlan | str:
     weights, image = contract.factors
     if weights.bounds or across.name in weights.index.axes or across.name not in image.index.axes:
         return "not one factor alone runs along the last axis, or the other has bounds"
-    if not 0 < problem.depth <= _TAPS or problem.batches * problem.rows * problem.cols == 0:
+    if is_symsize(problem.depth) or is_symsize(across.size):
+        return "the length of its rows varies"
+    if not 0 < problem.depth <= _TAPS or known_equal(problem.batches * problem.rows * problem.cols, 0):
         return "there are more products than are written out, or none"
     if any(axis.name not in image.index.axes for axis in kernel.rows):
         return "the factor that the result runs along is used by several rows"
@@ -161,23 +164,23 @@ def why_not(problem: Problem, target: Target) -> str | None:
 def cycles(problem: Problem, target: Target) -> float:
     made = direct_plan(problem, target)
     assert isinstance(made, DirectPlan)
-    outer = made.extent / made.blocks
+    outer = hint(made.extent) / made.blocks
     width = -(-made.along.outputs // made.lanes) * made.lanes
     products = made.down.outputs * width * made.taps / (2 * made.width) * (1.2 if made.rows > 1 else 1.8)
     copied = made.blocks * (made.image_size * (1.5 if made.along.step == 1 else 3) / made.width + 4 * made.taps)
     return outer * (products + copied + made.down.outputs * width)
 
 
-def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
+def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryCode:
     made = direct_plan(problem, target)
     assert isinstance(made, DirectPlan)
-    part = Builder(target, symbol)
+    part, entry = Builder(target, symbol, sizes), Builder(target, symbol, sizes)
     _Direct(part, made, [Epilogue.of(part, made.problem, made.lanes) for _ in range(made.rows)]).write()
     signature = f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
-    entry = Builder(target, symbol)
-    most = min(made.extent, max(1, problem.multiplications // _GRAIN))
-    given = f"ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, i64 {most}, i64 {made.extent}"
-    entry.emit(f"%chunks = call i64 @{PARALLEL_FOR}({given}, i64 {made.workspace})")
+    most = lesser(made.extent, greater(1, problem.multiplications // _GRAIN))
+    counts = ", ".join(str(entry.const("i64", each)) for each in (most, made.extent, made.workspace))
+    given = f"ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {counts}"
+    entry.emit(f"%chunks = call i64 @{PARALLEL_FOR}({given})")
     entry.emit("ret void")
     head = f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)"
     texts = [part.pool_text, function_text(signature, part), function_text(head, entry, label=False)]
@@ -201,7 +204,7 @@ class _Direct:
         rest, number = self._split(loop.index, made.blocks)
         for position, axis in enumerate(reversed(made.outer)):
             outermost = position == len(made.outer) - 1
-            rest, at = (rest, rest) if outermost else self._split(rest, int(axis.size))
+            rest, at = (rest, rest) if outermost else self._split(rest, axis.size)
             for epilogue in self.epilogues:
                 epilogue.at.axes[axis.name] = at
         top = b.mul(number, made.block)
@@ -214,8 +217,8 @@ class _Direct:
         loop.end()
         b.emit("ret void")
 
-    def _split(self, number: LlvmValue, size: int) -> tuple[LlvmValue, LlvmValue]:
-        if size == 1:
+    def _split(self, number: LlvmValue, size: Size) -> tuple[LlvmValue, LlvmValue]:
+        if known_equal(size, 1):
             return number, self.b.const("i64", 0)
         return self.b.binary("udiv", number, size), self.b.binary("urem", number, size)
 
@@ -233,7 +236,7 @@ class _Direct:
         b.store(b.const(self._kind, 0.0), b.element("%mine", self._kind, b.add(first, loop.index)))
         loop.end()
 
-    def _offset(self, factor: Factor, base: int) -> str:
+    def _offset(self, factor: Factor, base: Size) -> str:
         """Where a factor begins, at the axes outside of windows."""
         b, at = self.b, self.epilogues[0].at
         total = b.const("i64", base)
@@ -313,10 +316,10 @@ class _Direct:
     def _copy_weights(self) -> None:
         b, made = self.b, self.made
         dtype = made.problem.kernel.buffer(made.weights.buffer).dtype
-        base = self._offset(made.weights, int(made.weights.index.offset))
+        base = self._offset(made.weights, made.weights.index.offset)
         for number, (down, along) in enumerate(self._taps()):
             place = down * made.weights.index.stride(made.down.k) + along * made.weights.index.stride(made.along.k)
-            raw = b.load(b.element(base, memory_kind(dtype), int(place)), memory_kind(dtype))
+            raw = b.load(b.element(base, memory_kind(dtype), place), memory_kind(dtype))
             found = cast(b, from_memory(b, raw, dtype), dtype, made.problem.dtype)
             b.store(found, b.element(self._weights, self._kind, number))
 

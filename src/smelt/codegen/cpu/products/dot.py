@@ -9,13 +9,16 @@ pointer, whatever its strides are, and never falls into the same places of the c
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.products import streamed_blocks as blocks
-from smelt.codegen.cpu.products.problem import Problem
+from smelt.codegen.cpu.products.problem import Problem, at_example
 from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.builder import BITS, Builder, LlvmValue
+from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind
 from smelt.device import Target
 from smelt.ir.tensorspec import short_name
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
 _REGISTER_BITS = 128  # neighbours are added within so many bits, on every target
 _DEPTH = 2048  # of a sum, before it is added to what the block's array has: more of the left factor fits no cache
@@ -44,7 +47,9 @@ def why_not(problem: Problem, target: Target) -> str | None:
     reason = blocks.why_no_blocks(problem)
     if reason is not None:
         return reason
-    if problem.k[0].right != 1:
+    if is_symsize(problem.depth):
+        return "how long the sum is varies"
+    if not known_equal(problem.k[0].right, 1):
         return "the right factor is not contiguous along the sum"
     if problem.depth < _group(problem):
         return "too few products for a vector"
@@ -101,8 +106,13 @@ def _sum_cost(problem: Problem, tile: DotTile) -> float:
     return 8 + vectors * (2 * _group(problem) + tile.lanes // _group(problem))
 
 
-def cycles(problem: Problem, target: Target) -> float:
+def needs(problem: Problem, target: Target) -> tuple[tuple[Size, int], ...]:
     problem = blocks.as_matrices(problem)
+    return blocks_of(problem, target, tile_of(at_example(problem), target)).needs
+
+
+def cycles(problem: Problem, target: Target) -> float:
+    problem = at_example(blocks.as_matrices(problem))
     tile = tile_of(problem, target)
     packing = problem.rows * problem.depth * (0.5 if problem.k[0].left == 1 else 2)
     widened = 1.0 if problem.right_dtype is problem.dtype else 1.4
@@ -112,20 +122,20 @@ def cycles(problem: Problem, target: Target) -> float:
 
 
 def blocks_of(problem: Problem, target: Target, tile: DotTile) -> StreamedBlocks:
-    col_step = -(-min(_COLS, problem.cols) // tile.cols) * tile.cols
+    col_step = -(-min(_COLS, hint(problem.cols)) // tile.cols) * tile.cols
     lanes = blocks.block_lanes(problem, target, col_step)
     while col_step % lanes:
         col_step += tile.cols
-    row_step = min(_ROWS // tile.rows * tile.rows, problem.rows)
+    row_step = min(_ROWS // tile.rows * tile.rows, hint(problem.rows))
     block_rows = -(-row_step // tile.rows) * tile.rows
     pitch = -(-(col_step + lanes) // tile.cols) * tile.cols + _group(problem)
     steps = -(-problem.depth // tile.lanes)
     return StreamedBlocks(problem, lanes, lanes, row_step, col_step, pitch, block_rows, block_rows * steps * tile.lanes)
 
 
-def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
+def write(symbol: str, problem: Problem, target: Target, given_sizes: Sizes) -> EntryCode:
     problem = blocks.as_matrices(problem)
-    tile = tile_of(problem, target)
+    tile = tile_of(at_example(problem), target)
     made = blocks_of(problem, target, tile)
     steps = -(-problem.depth // tile.lanes)
     right_kind, kind = memory_kind(problem.right_dtype), memory_kind(problem.dtype)
@@ -142,11 +152,11 @@ def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
                 helpers[dots.signature] = dots.b
             packed = b.element(block.packed, kind, first * tile.rows)
             right = b.element(block.right, right_kind, first)
-            given = f"ptr {packed}, i64 {steps * tile.lanes}, ptr {right}, i64 {apart}, ptr {block.array}"
+            given = f"ptr {packed}, i64 {steps * tile.lanes}, ptr {right}, {b.const('i64', apart)}, ptr {block.array}"
             sizes = f"i64 {made.pitch}, {block.rows}, {block.cols}, i64 {depth}"
             b.emit(f"call void {dots.name}({given}, {sizes})")
 
-    return blocks.write(symbol, made, target, compute, helpers)
+    return blocks.write(symbol, made, target, compute, helpers, given_sizes)
 
 
 # The left factor.
@@ -170,7 +180,7 @@ def _pack_left(b: Builder, problem: Problem, tile: DotTile, block: StreamedBlock
 
     def vector(line: str, at: LlvmValue) -> LlvmValue:
         first = b.element(line, kind, b.mul(at, step))
-        if step == 1:
+        if known_equal(step, 1):
             raw = b.load(first, kind, lanes)
         else:
             raw = b.gathered([b.load(b.element(first, kind, lane * step), kind) for lane in range(lanes)])

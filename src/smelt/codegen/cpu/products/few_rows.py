@@ -9,13 +9,16 @@ kept in the block's array from one run of rows to the next.
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.products import streamed_blocks as blocks
-from smelt.codegen.cpu.products.problem import Problem
+from smelt.codegen.cpu.products.problem import Problem, at_example
 from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind
 from smelt.device import Target
 from smelt.ir.tensorspec import short_name
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import hint, known_equal
 
 _REGISTER_BITS = 128
 _MOST_ROWS = 8  # of a tile
@@ -58,7 +61,7 @@ def why_not(problem: Problem, target: Target) -> str | None:
     reason = blocks.why_no_blocks(problem)
     if reason is not None:
         return reason
-    if not problem.n or problem.n[0].right != 1:
+    if not problem.n or not known_equal(problem.n[0].right, 1):
         return "the right factor is not contiguous along columns"
     return None
 
@@ -94,8 +97,13 @@ def _step_cost(tile: RowsTile) -> float:
     return max(tile.rows * tile.vectors / 2, 4.0) + 0.3 * (tile.vectors + tile.rows / 2) + 1.5
 
 
-def cycles(problem: Problem, target: Target) -> float:
+def needs(problem: Problem, target: Target) -> tuple[tuple[Size, int], ...]:
     problem = blocks.as_matrices(problem)
+    return blocks_of(problem, target, tile_of(at_example(problem), target)).needs
+
+
+def cycles(problem: Problem, target: Target) -> float:
+    problem = at_example(blocks.as_matrices(problem))
     tile = tile_of(problem, target)
     packing = problem.rows * problem.depth * (1 if problem.k[0].left == 1 else 2)
     widened = 1.0 if problem.right_dtype is problem.dtype else 1.4
@@ -108,13 +116,14 @@ def cycles(problem: Problem, target: Target) -> float:
 def blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBlocks:
     """Blocks as wide as the cache takes, so that rows of the right factor are read in long runs; where all of them are
     side by side, in pieces that threads share, and each then joins what is its own."""
-    row_step = min(_ROWS // tile.rows * tile.rows, problem.rows)
+    row_step = min(_ROWS // tile.rows * tile.rows, hint(problem.rows))
     block_rows = -(-row_step // tile.rows) * tile.rows
     most = max(_LEAST_COLS, _ARRAY_BYTES // (block_rows * problem.dtype.itemsize))
-    in_a_row = problem.batches == 1 and row_step == problem.rows
-    lanes = blocks.block_lanes(problem, target, problem.cols)
+    in_a_row = known_equal(problem.batches, 1) and known_equal(row_step, problem.rows)
+    cols = hint(problem.cols)
+    lanes = blocks.block_lanes(problem, target, cols)
     col_step = tile.cols
-    while col_step % lanes or col_step < min(_LEAST_COLS if in_a_row else most, problem.cols):
+    while col_step % lanes or col_step < min(_LEAST_COLS if in_a_row else most, cols):
         col_step += tile.cols
     joined = max(1, most // col_step) if in_a_row else 1
     least = max(lanes, tile.cols)
@@ -123,20 +132,20 @@ def blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBlock
     return StreamedBlocks(problem, lanes, least, row_step, col_step, pitch, block_rows, left_size, joined)
 
 
-def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
+def write(symbol: str, problem: Problem, target: Target, given_sizes: Sizes) -> EntryCode:
     problem = blocks.as_matrices(problem)
-    tile = tile_of(problem, target)
+    tile = tile_of(at_example(problem), target)
     made = blocks_of(problem, target, tile)
     rows = _Rows(Builder(target, symbol), problem, tile)
     rows.write()
 
     def compute(b: Builder, block: StreamedBlock) -> None:
         _pack_left(b, problem, tile, block)
-        factors = f"ptr {block.packed}, ptr {block.right}, i64 {problem.k[0].right}"
-        sizes = f"{block.rows}, {block.cols}, i64 {problem.depth}"
+        factors = f"ptr {block.packed}, ptr {block.right}, {b.const('i64', problem.k[0].right)}"
+        sizes = f"{block.rows}, {block.cols}, {b.const('i64', problem.depth)}"
         b.emit(f"call void {rows.name}({factors}, ptr {block.array}, i64 {made.pitch}, {sizes})")
 
-    return blocks.write(symbol, made, target, compute, {rows.signature: rows.b})
+    return blocks.write(symbol, made, target, compute, {rows.signature: rows.b}, given_sizes)
 
 
 # The left factor.
@@ -162,22 +171,22 @@ def _pack_left(b: Builder, problem: Problem, tile: RowsTile, block: StreamedBloc
     def widened(raw: LlvmValue) -> LlvmValue:
         return cast(b, from_memory(b, raw, problem.left_dtype), problem.left_dtype, problem.dtype)
 
-    whole = problem.depth // group * group if step == 1 and tile.rows > 1 else 0
-    if whole:
-        loop = b.begin(b.const("i64", 0), b.const("i64", whole), group, (), guard=False)
+    depth, whole = b.const("i64", problem.depth), b.const("i64", 0)
+    if known_equal(step, 1) and tile.rows > 1:
+        whole = b.and_(depth, -group)
+        loop = b.begin(b.const("i64", 0), whole, group, (), guard=True)
         to = b.element(place, stored, b.mul(loop.index, tile.stored_rows))
         for first in range(0, tile.stored_rows, group):
             read = [b.load(b.element(line, kind, loop.index), kind, group) for line in lines[first : first + group]]
             for number, vector in enumerate(_transposed(b, [widened(raw) for raw in read])):
                 b.store(vector, b.element(to, stored, number * tile.stored_rows + first))
         loop.end()
-    if whole < problem.depth:
-        loop = b.begin(b.const("i64", whole), b.const("i64", problem.depth), 1, (), guard=False)
-        to = b.element(place, stored, b.mul(loop.index, tile.stored_rows))
-        for number, line in enumerate(lines):
-            raw = b.load(b.element(line, kind, b.mul(loop.index, step)), kind)
-            b.store(widened(raw), b.element(to, stored, number))
-        loop.end()
+    loop = b.begin(whole, depth, 1, (), guard=True)
+    to = b.element(place, stored, b.mul(loop.index, tile.stored_rows))
+    for number, line in enumerate(lines):
+        raw = b.load(b.element(line, kind, b.mul(loop.index, step)), kind)
+        b.store(widened(raw), b.element(to, stored, number))
+    loop.end()
     tiles.end()
     b.jump(after)
     b.label(after)

@@ -4,20 +4,26 @@
 
 A head (`HEAD`), then a record for each factor (`SIDE`), then for each of its indices, which are its own and those of
 its bounds, the extent, the offset, and size and step of the axes outside of blocks, of points, and of steps.
+
+Where sizes are given at launch, each part fills in a table of its own from them, blocks included.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.products.problem import ProductAxis, count
 from smelt.codegen.cpu.products.step_runs import period, run
-from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling
+from smelt.codegen.cpu.products.tile_shape import Arithmetic, threads
+from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, units
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.ir.kernel import Factor, Index, Store
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize, known_at_least, known_equal
 
 HEAD = (
     "m", "n", "k", "rows", "cols", "depth", "row_blocks", "col_blocks", "depth_blocks", "sums", "stride",
-    "left", "right", "out_base", "out_step", "out_axes", "outer_count",
+    "left", "right", "out_base", "out_step", "out_axes", "outer_count", "units", "threads",
 )  # fmt: skip
 SIDE = (
     "panels", "ks", "xs", "pk", "px", "depth", "length", "size", "ascending", "bounds",
@@ -32,16 +38,16 @@ def read(b: Builder, table: str, names: Sequence[str], name: str) -> LlvmValue:
     return b.load(b.element(table, "i64", names.index(name)), "i64")
 
 
-def _pairs(axes: Sequence[ProductAxis], index: Index) -> list[int]:
+def _pairs(axes: Sequence[ProductAxis], index: Index) -> list[Size]:
     """Size and step of each axis; of one point, where there is none."""
-    return [each for axis in axes for each in (axis.size, int(index.stride(axis.name)))] or [1, 0]
+    return [each for axis in axes for each in (axis.size, index.stride(axis.name))] or [1, 0]
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The table of one product."""
+    """The table of one product: sizes, and names of what follows from those, in `_COMPUTED`."""
 
-    values: tuple[int, ...]
+    values: tuple[Size | str, ...]
 
     @classmethod
     def of(cls, tiling: Tiling, space: PanelSpace) -> "Numbers":
@@ -49,53 +55,116 @@ class Numbers:
         out = stored(tiling)
         index = out.index if out is not None else Index()
         m = tiling.epilogue.m[-1:]
-        blocks = tiling.blocks
         left = len(HEAD)
         right = left + len(sides[0])
-        head = {
-            "m": count(tiling.m), "n": count(tiling.n), "k": count(tiling.problem.k),
-            "rows": blocks.rows, "cols": blocks.cols, "depth": blocks.depth,
-            "row_blocks": blocks.row_count, "col_blocks": blocks.col_count, "depth_blocks": blocks.depth_count,
-            "sums": space.starts["sums"], "stride": tiling.stride, "left": left, "right": right,
-            "out_base": int(index.offset), "out_step": int(index.stride(m[0].name)) if m else 0,
+        head: dict[str, Size | str] = {
+            "m": tiling.sizes[0], "n": tiling.sizes[1], "k": tiling.sizes[2], **{name: name for name in _COMPUTED[:-1]},
+            "sums": space.starts["sums"], "stride": space.stride, "left": left, "right": right,
+            "out_base": index.offset, "out_step": index.stride(m[0].name) if m else 0,
             "out_axes": right + len(sides[1]), "outer_count": max(1, len(tiling.outer)),
         }  # fmt: skip
         return cls((*(head[name] for name in HEAD), *sides[0], *sides[1], *_pairs(tiling.outer, index)))
 
-    def text(self, name: str) -> str:
-        values = ", ".join(f"i64 {value}" for value in self.values)
-        return f"@{name} = private constant [{len(self.values)} x i64] [{values}]"
+    @property
+    def length(self) -> int:
+        return len(self.values)
+
+    @property
+    def is_constant(self) -> bool:
+        return not any(map(is_symsize, self.values))
+
+    def text(self, name: str, tiling: Tiling) -> str:
+        """As a constant, where all sizes are known."""
+        known = _computed(Arithmetic(), tiling, tiling.sizes)
+        values = ", ".join(f"i64 {known[value] if isinstance(value, str) else value}" for value in self.values)
+        return f"@{name} = private constant [{self.length} x i64] [{values}]"
+
+    def write(self, b: Builder, tiling: Tiling) -> None:
+        """The body of `(buffers, numbers)`, which fills in the table from the sizes of a launch."""
+        sizes = [b.const("i64", size) for size in tiling.sizes]
+        known = _computed(EmittedArithmetic(b), tiling, sizes)
+        for place, value in enumerate(self.values):
+            number = known[value] if isinstance(value, str) else b.const("i64", value)
+            b.store(number, b.element("%numbers", "i64", place))
+        b.emit("ret void")
 
 
-def _side(tiling: Tiling, space: PanelSpace, number: int) -> list[int]:
+_COMPUTED = (
+    "rows", "cols", "depth", "row_blocks", "col_blocks", "depth_blocks", "units", "threads", "kept",
+)  # fmt: skip
+
+
+def _computed(of: Arithmetic, tiling: Tiling, sizes: Sequence[Any]) -> dict[str, Any]:
+    blocks = tiling.blocks(of, sizes)
+    m, n, k, batches = sizes
+    shared = units(of, blocks, sizes)
+    useful = of.smaller(threads(of, of.times(of.times(m, n), of.times(k, batches))), shared)
+    counts = (blocks.row_count, blocks.col_count, blocks.depth_count)
+    found = (blocks.rows, blocks.cols, blocks.depth, *counts, shared, useful, blocks.kept)
+    return dict(zip(_COMPUTED, found, strict=True))
+
+
+class EmittedArithmetic(Arithmetic):
+    """Numbers that are not negative, as values of the code under construction or, both of them, integers."""
+
+    def __init__(self, b: Builder) -> None:
+        self.b = b
+
+    def _value(self, number: Any) -> LlvmValue:
+        return number if isinstance(number, LlvmValue) else self.b.const("i64", number)
+
+    def times(self, one: Any, other: Any) -> Any:
+        return self.b.mul(self._value(one), other)
+
+    def quotient(self, one: Any, other: Any) -> Any:
+        return self.b.binary("udiv", self._value(one), other)
+
+    def parts(self, size: Any, each: Any) -> Any:
+        further = self.b.sub(self._value(each), 1)
+        return self.b.binary("udiv", self.b.add(self._value(size), further), each)
+
+    def smaller(self, one: Any, other: Any) -> Any:
+        return self.b.intrinsic("llvm.smin", self._value(one), self._value(other))
+
+    def larger(self, one: Any, other: Any) -> Any:
+        return self.b.intrinsic("llvm.smax", self._value(one), self._value(other))
+
+    def where_less(self, pairs: Sequence[tuple[Any, Any]], yes: Any, no: Any) -> Any:
+        found = LlvmValue("true", "i1")
+        for one, other in pairs:
+            found = self.b.and_(found, self.b.icmp("slt", self._value(one), other))
+        return self.b.select(found, self._value(yes), no)
+
+
+def _side(tiling: Tiling, space: PanelSpace, number: int) -> list[Size | str]:
     factor: Factor = tiling.problem.contract.factors[number]
     name, points = (("left", tiling.m), ("right", tiling.n))[number]
     axes = (tiling.outer, points, tiling.problem.k)
-    records = []
+    records: list[list[Size]] = []
     for index, extent in ((factor.index, 0), *factor.bounds):
-        records.append([int(extent), int(index.offset), *(each for group in axes for each in _pairs(group, index))])
-    side = {
+        records.append([extent, index.offset, *(each for group in axes for each in _pairs(group, index))])
+    side: dict[str, Size | str] = {
         "panels": space.starts[name], "ks": space.starts[f"{name}_steps"], "xs": space.starts[f"{name}_points"],
         "pk": space.starts[f"{name}_step_positions"], "px": space.starts[f"{name}_positions"],
-        "depth": tiling.blocks.depth, "length": (tiling.padded_rows, tiling.padded_cols)[number],
-        "size": int(tiling.problem.kernel.buffer(factor.buffer).size),
+        "depth": space.depth, "length": (space.rows, space.cols)[number],
+        "size": tiling.problem.kernel.buffer(factor.buffer).size,
         "ascending": int(_ascends(points, factor.index)), "bounds": len(factor.bounds),
         "points": count(points), "steps": count(tiling.problem.k),
         "outer_count": max(1, len(tiling.outer)), "point_count": max(1, len(points)),
         "step_count": max(1, len(tiling.problem.k)), "record": len(records[0]),
         "period": period(factor, tiling.problem.k) or run(factor, tiling.problem.k),
         "table": space.starts.get("windows", 0),
-        "apart": tiling.padded_cols if number and tiling.keeps_right else 0,
+        "apart": "kept" if number else 0,
     }  # fmt: skip
     return [*(side[each] for each in SIDE), *(value for record in records for value in record)]
 
 
 def _ascends(points: Sequence[ProductAxis], index: Index) -> bool:
     """Whether each point lies behind the one before it."""
-    reach = 0
+    reach: Size = 0
     for axis in reversed(points):
-        step = int(index.stride(axis.name))
-        if step <= reach:
+        step = index.stride(axis.name)
+        if not known_at_least(step, reach + 1):
             return False
         reach += step * (axis.size - 1)
     return True
@@ -110,5 +179,5 @@ def stored(tiling: Tiling) -> Store | None:
     if not isinstance(store, Store) or store.value != problem.contract.out:
         return None
     along = problem.n[-1].name
-    fits = store.index.stride(along) == 1 and problem.kernel.buffer(store.buffer).dtype is problem.dtype
+    fits = known_equal(store.index.stride(along), 1) and problem.kernel.buffer(store.buffer).dtype is problem.dtype
     return store if fits else None

@@ -2,17 +2,30 @@
 
     8 × 12 × 64, both factors contiguous along the sum   →   "tiled"
 
-Each says why it does not take a problem, about how many cycles of a thread it would need, and writes the code.
+Each says why it does not take a problem, about how many cycles of a thread it would need, and writes the code. Where
+sizes vary, it is the one that is cheapest in the example; tiles take what it cannot, and more rows than it is good at.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.entry_points import function_text
 from smelt.codegen.cpu.products import direct, dot, few_rows, tiled
 from smelt.codegen.cpu.products.problem import Problem, problem_of, why_no_problem
 from smelt.codegen.generator import EntryCode
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import Kernel
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import greater, hint, is_symsize
+
+Needs = tuple[tuple[Size, int], ...]  # sizes that vary, and what each must be at least
+
+
+def _nothing(problem: Problem, target: Target) -> Needs:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +34,35 @@ class ProductSchedule:
 
     name: str
     why_not: Callable[[Problem, Target], str | None]
-    cycles: Callable[[Problem, Target], float]
-    write: Callable[[str, Problem, Target], EntryCode]
+    cycles: Callable[[Problem, Target], float]  # in the example
+    write: Callable[[str, Problem, Target, Sizes], EntryCode]
+    needs: Callable[[Problem, Target], Needs] = _nothing
 
 
+TILED = ProductSchedule("tiled", tiled.why_not, tiled.cycles, tiled.write)
 SCHEDULES = (
-    ProductSchedule("tiled", tiled.why_not, tiled.cycles, tiled.write),
-    ProductSchedule("dot", dot.why_not, dot.cycles, dot.write),
-    ProductSchedule("few rows", few_rows.why_not, few_rows.cycles, few_rows.write),
+    TILED,
+    ProductSchedule("dot", dot.why_not, dot.cycles, dot.write, dot.needs),
+    ProductSchedule("few rows", few_rows.why_not, few_rows.cycles, few_rows.write, few_rows.needs),
     ProductSchedule("direct", direct.why_not, direct.cycles, direct.write),
 )
+_ROWS = tuple(1 << power for power in range(1, 11))  # that schedules are compared at
 
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
-    """A kernel with a contraction, and how it is computed."""
+    """A kernel with a contraction, and how it is computed: in tiles where a size is less than `needs` says, or where
+    there are more rows than `most`."""
 
     kernel: Kernel
     problem: Problem
     schedule: ProductSchedule
+    needs: Needs = ()
+    most: tuple[Size, int] | None = None
+
+    @property
+    def has_fallback(self) -> bool:
+        return bool(self.needs) or self.most is not None
 
 
 def why_not(kernel: Kernel, target: Target) -> str | None:
@@ -53,9 +76,57 @@ def why_not(kernel: Kernel, target: Target) -> str | None:
 
 
 def plan_product(kernel: Kernel, target: Target, only: str | None = None) -> ProductPlan:
-    """The schedule of a kernel that `why_not` has nothing against; with `only`, the one of that name."""
+    """The schedule of a kernel that `why_not` has nothing against; with `only`, the one of that name, wherever it can
+    be run."""
     problem = problem_of(kernel)
     fitting = [each for each in SCHEDULES if only in (None, each.name) and each.why_not(problem, target) is None]
     if not fitting:
         raise ValueError(f"kernel {kernel.name}: {why_not(kernel, target) or f'the schedule {only} does not take it'}")
-    return ProductPlan(kernel, problem, min(fitting, key=lambda each: each.cycles(problem, target)))
+    best = min(fitting, key=lambda each: each.cycles(problem, target))
+    most = None if only is not None or best is TILED else _most_rows(problem, best, target)
+    return ProductPlan(kernel, problem, best, best.needs(problem, target), most)
+
+
+def _most_rows(problem: Problem, best: ProductSchedule, target: Target) -> tuple[Size, int] | None:
+    """Rows that vary, and up to how many of them tiles are no better."""
+    if len(problem.m) != 1 or not is_symsize(problem.m[0].size):
+        return None
+    (rows,) = problem.m
+    for count in _ROWS:
+        other = replace(problem, m=(replace(rows, size=count),))
+        if count > hint(rows.size) and TILED.cycles(other, target) < best.cycles(other, target):
+            return rows.size, count // 2
+    return None
+
+
+def emit(symbol: str, plan: ProductPlan, target: Target) -> EntryCode:
+    """The functions of a planned kernel under the name `symbol`."""
+    sizes = Sizes(len(plan.kernel.parameters))
+    if not plan.has_fallback:
+        code = plan.schedule.write(symbol, plan.problem, target, sizes)
+        return replace(code, sizes=tuple(sizes.params))
+    names = [f"{symbol}.{number}" for number in (0, 1)]
+    first, other = (
+        schedule.write(name, plan.problem, target, sizes)
+        for name, schedule in zip(names, (plan.schedule, TILED), strict=True)
+    )
+    entry = Builder(target, symbol, sizes)
+    fits = LlvmValue("true", "i1")
+    for size, least in plan.needs:
+        fits = entry.and_(fits, entry.icmp("sge", entry.const("i64", size), least))
+    if plan.most is not None:
+        fits = entry.and_(fits, entry.icmp("sle", entry.const("i64", plan.most[0]), plan.most[1]))
+    labels = [entry.new_label(stem) for stem in ("fits", "other")]
+    entry.branch(fits, *labels)
+    for label, name in zip(labels, names, strict=True):  # calls by name: addresses of what others see are not linked
+        entry.label(label)
+        entry.emit(f"call void @{name}(ptr %buffers, i64 %threads, ptr %workspace)")
+        entry.emit("ret void")
+    text = function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry)
+    return EntryCode(
+        "\n".join((first.functions, other.functions, text)),
+        first.declarations | other.declarations | entry.declared,
+        tuple({**dict(first.helpers), **dict(other.helpers)}.items()),
+        greater(first.per_thread_workspace, other.per_thread_workspace),
+        tuple(sizes.params),
+    )

@@ -15,8 +15,9 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import merged, without_unit_axes
 from smelt.ir.check_kernel import factor_range
 from smelt.ir.kernel import Axis, Contract, Factor, Index, Instruction, Kernel, Stage
-from smelt.symbolic.shapes import product
-from smelt.symbolic.symsize import is_symsize
+from smelt.ir.substitute_sizes import shape_env_of
+from smelt.symbolic.shapes import Size, product
+from smelt.symbolic.symsize import hint, known_equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,9 @@ class ProductAxis:
     """An axis, and how far a step along it moves in each factor."""
 
     name: str
-    size: int
-    left: int
-    right: int
+    size: Size
+    left: Size
+    right: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +64,23 @@ class Problem:
         return self.kernel.buffer(self.contract.right.buffer).dtype
 
     @property
-    def rows(self) -> int:
+    def rows(self) -> Size:
         return count(self.m)
 
     @property
-    def cols(self) -> int:
+    def cols(self) -> Size:
         return count(self.n)
 
     @property
-    def depth(self) -> int:
+    def depth(self) -> Size:
         return count(self.k)
 
     @property
-    def batches(self) -> int:
+    def batches(self) -> Size:
         return count(self.batch)
 
     @property
-    def multiplications(self) -> int:
+    def multiplications(self) -> Size:
         return self.batches * self.rows * self.cols * self.depth
 
     def turned(self) -> "Problem":
@@ -97,9 +98,19 @@ class Problem:
         return bool(self.contract.left.bounds or self.contract.right.bounds)
 
 
-def count(axes: tuple[ProductAxis, ...]) -> int:
+def count(axes: tuple[ProductAxis, ...]) -> Size:
     """How many points they have together."""
-    return int(product(axis.size for axis in axes))
+    return product(axis.size for axis in axes)
+
+
+def at_example(problem: Problem) -> Problem:
+    """With axes of the sizes that they have in the example, for choices of speed."""
+
+    def fixed(axes: tuple[ProductAxis, ...]) -> tuple[ProductAxis, ...]:
+        return tuple(ProductAxis(each.name, hint(each.size), hint(each.left), hint(each.right)) for each in axes)
+
+    batch, m, n, k = map(fixed, (problem.batch, problem.m, problem.n, problem.k))
+    return replace(problem, batch=batch, m=m, n=n, k=k)
 
 
 def contraction(kernel: Kernel) -> Contract | None:
@@ -114,10 +125,6 @@ def why_no_problem(kernel: Kernel) -> str | None:
         return "it has no contraction"
     if len(kernel.stages) != 1:
         return "other stages are beside the contraction"
-    sizes = [axis.size for axis in kernel.rows + kernel.cols + contract.axes]
-    sizes += [step for factor in contract.factors for _, step in factor.index.terms]
-    if any(is_symsize(size) for size in (*sizes, *(buffer.size for buffer in kernel.buffers))):
-        return "its sizes vary"
     return None
 
 
@@ -148,8 +155,8 @@ def _named(factor: Factor) -> frozenset[str]:
 
 
 def _axis(contract: Contract, axis: Axis) -> ProductAxis:
-    left, right = (int(factor.index.stride(axis.name)) for factor in contract.factors)
-    return ProductAxis(axis.name, int(axis.size), left, right)
+    left, right = (factor.index.stride(axis.name) for factor in contract.factors)
+    return ProductAxis(axis.name, axis.size, left, right)
 
 
 def _with(kernel: Kernel, old: Contract, new: Contract) -> Kernel:
@@ -164,6 +171,8 @@ def _sums_nothing(kernel: Kernel, contract: Contract) -> bool:
     axes = kernel.rows + kernel.cols
     if any(axis.size == 0 for axis in axes):
         return False
+    if shape_env_of(kernel) is not None:  # where a factor is out of bounds, its first element is read instead
+        return any(known_equal(kernel.buffer(each.buffer).size, 0) for each in contract.factors)
     return any(each.bounds and factor_range(each, axes + contract.axes) is None for each in contract.factors)
 
 
@@ -189,7 +198,8 @@ def _with_merged_sum(kernel: Kernel) -> Kernel:
     place = len(kept) - 2
     while place >= 0:
         outer, inner = kept[place], kept[place + 1]
-        if all(index.stride(outer.name) == index.stride(inner.name) * inner.size for index in indices):
+        steps = [(index.stride(outer.name), index.stride(inner.name) * inner.size) for index in indices]
+        if all(known_equal(*each) for each in steps):
             kept[place : place + 2] = [Axis(inner.name, outer.size * inner.size)]
         place -= 1
     names = {axis.name for axis in (*kernel.rows, *kernel.cols, *kept)}

@@ -9,6 +9,8 @@ from itertools import takewhile
 
 from smelt.codegen.cpu.products.problem import ProductAxis, count
 from smelt.ir.kernel import Factor
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import known_at_least, known_equal
 
 MOST_PLACES = 64  # of a window
 
@@ -27,26 +29,27 @@ def period(factor: Factor, k: Sequence[ProductAxis]) -> int:
     inner = tuple(takewhile(lambda axis: _is_bounded(factor, axis), reversed(k)))
     outer = k[: len(k) - len(inner)]
     moves_on = not any(_is_bounded(factor, axis) for axis in outer) and _never_goes_back(factor, outer)
-    return count(inner) if inner and outer and moves_on and count(inner) <= MOST_PLACES else 0
+    places = count(inner)
+    return int(places) if inner and outer and moves_on and known_at_least(MOST_PLACES, places) else 0
 
 
 def _never_goes_back(factor: Factor, axes: Sequence[ProductAxis]) -> bool:
     """Whether no step along the axes, the last one fastest, is to a place before the one it comes from: what is out of
     bounds is read at the beginning of the buffer, as much further on as the sum has moved since its block began."""
-    reach = 0
+    reach: Size = 0
     for axis in reversed(axes):
-        step = int(factor.index.stride(axis.name))
-        if step < reach:
+        step = factor.index.stride(axis.name)
+        if not known_at_least(step, reach):
             return False
         reach += step * (axis.size - 1)
     return True
 
 
-def run(factor: Factor, k: Sequence[ProductAxis]) -> int:
+def run(factor: Factor, k: Sequence[ProductAxis]) -> Size:
     """How many steps are side by side with one position in bounds; 0 if none."""
-    length = 1
+    length: Size = 1
     for axis in reversed(k):
-        if _is_bounded(factor, axis) or factor.index.stride(axis.name) != length:
+        if _is_bounded(factor, axis) or not known_equal(factor.index.stride(axis.name), length):
             break
         length *= axis.size
-    return length if length > 1 else 0
+    return length if known_at_least(length, 2) else 0

@@ -19,9 +19,12 @@ from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.cpu.workspace import aligned
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.codegen.llvm.scalars import memory_kind
 from smelt.device import Target
 from smelt.ir.kernel import Factor
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import greater, hint, is_symsize, known_at_least, known_equal, lesser
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
 _GRAIN = 1 << 17  # multiplications that are worth a thread
@@ -39,19 +42,19 @@ class StreamedBlocks:
     col_step: int
     pitch: int  # elements from a row of the block's array to the next
     block_rows: int  # of the array: whole tiles
-    left_size: int  # elements of the thread's copy of the left factor's rows
+    left_size: Size  # elements of the thread's copy of the left factor's rows
     joined: int = 1  # how many blocks side by side a thread computes as one; more than one if they are all in a row
 
     @property
-    def row_blocks(self) -> int:
-        return -(-self.problem.rows // self.row_step)
+    def row_blocks(self) -> Size:
+        return (self.problem.rows + self.row_step - 1) // self.row_step
 
     @property
-    def col_blocks(self) -> int:
-        return max(1, (self.problem.cols - self.least) // self.col_step + 1)
+    def col_blocks(self) -> Size:
+        return greater(1, (self.problem.cols - self.least) // self.col_step + 1)
 
     @property
-    def extent(self) -> int:
+    def extent(self) -> Size:
         return self.problem.batches * self.row_blocks * self.col_blocks
 
     @property
@@ -59,8 +62,14 @@ class StreamedBlocks:
         return int(aligned(self.block_rows * self.pitch * self.problem.dtype.itemsize)) + _APART
 
     @property
-    def workspace(self) -> int:
-        return self.left_place + int(aligned(self.left_size * self.problem.dtype.itemsize)) + _APART
+    def workspace(self) -> Size:
+        return self.left_place + aligned(self.left_size * self.problem.dtype.itemsize) + _APART
+
+    @property
+    def needs(self) -> tuple[tuple[Size, int], ...]:
+        """Columns, where they vary, and how many there must be."""
+        cols = self.problem.cols
+        return ((cols, self.least),) if is_symsize(cols) and not known_at_least(cols, self.least) else ()
 
 
 @dataclass(slots=True)
@@ -86,7 +95,7 @@ def as_matrices(problem: Problem) -> Problem:
         axes = kernel.rows + kernel.cols
         rows, cols = (tuple(axis for axis in axes if (axis.name in names) == inside) for inside in (False, True))
         problem = problem_of(replace(kernel, rows=rows, cols=cols))
-    down = max(problem.m, key=lambda axis: axis.size, default=None)
+    down = max(problem.m, key=lambda axis: hint(axis.size), default=None)
     outer = (*problem.n[:-1], *(axis for axis in problem.m if axis is not down))
     return replace(problem, batch=problem.batch + outer, m=() if down is None else (down,), n=problem.n[-1:])
 
@@ -101,13 +110,13 @@ def why_no_blocks(problem: Problem) -> str | None:
         return f"sums of {problem.dtype}"
     if any(not dtype.is_floating_point for dtype in (problem.left_dtype, problem.right_dtype)):
         return "a factor is not of floating point"
-    if problem.multiplications == 0:
+    if known_equal(problem.multiplications, 0):
         return "there is nothing to multiply"
     return None
 
 
 def block_lanes(problem: Problem, target: Target, col_step: int) -> int:
-    return epilogue_lanes(problem, target, min(col_step, problem.cols))
+    return epilogue_lanes(problem, target, min(col_step, hint(problem.cols)))
 
 
 @dataclass(slots=True)
@@ -150,8 +159,8 @@ class StreamedBlocksWriter:
         loop.end()
         b.emit("ret void")
 
-    def _split(self, number: LlvmValue, size: int) -> tuple[LlvmValue, LlvmValue]:
-        if size == 1:
+    def _split(self, number: LlvmValue, size: Size) -> tuple[LlvmValue, LlvmValue]:
+        if known_equal(size, 1):
             return number, self.b.const("i64", 0)
         return self.b.binary("udiv", number, size), self.b.binary("urem", number, size)
 
@@ -183,15 +192,15 @@ class StreamedBlocksWriter:
         self.epilogue.write(b.add(left, column), b.load(b.element(line, kind, column), kind, lanes))
         loop.end()
         b.close_loop()
-        if not overlaps and problem.cols % lanes:
+        if not overlaps and not known_equal(problem.cols % lanes, 0):
             tail, after = b.new_label("tail"), b.new_label("after")
-            b.branch(is_last, tail, after)
+            more = b.and_(b.const("i64", problem.cols), lanes - 1)
+            b.branch(b.and_(is_last, b.icmp("ne", more, 0)), tail, after)
             b.label(tail)
             column = b.sub(block.cols, lanes)
             product = b.load(b.element(line, kind, column), kind, lanes)
-            skipped = lanes - problem.cols % lanes
-            flags = ", ".join(f"i1 {'true' if lane >= skipped else 'false'}" for lane in range(lanes))
-            self.epilogue.write(b.add(left, column), product, LlvmValue(f"<{flags}>", "i1", lanes))
+            fresh = b.icmp("uge", b.iota("i64", range(lanes)), b.splat(b.sub(lanes, more), lanes))
+            self.epilogue.write(b.add(left, column), product, fresh)
             b.jump(after)
             b.label(after)
         rows.end()
@@ -203,22 +212,24 @@ def write(
     target: Target,
     compute: Callable[[Builder, StreamedBlock], None],
     helpers: dict[str, Builder],
+    sizes: Sizes,
 ) -> EntryCode:
     """The functions of a product in blocks. `helpers` are by their signature, for any kernel of a module to share."""
-    part = Builder(target, symbol)
+    part, entry = Builder(target, symbol, sizes), Builder(target, symbol, sizes)
     StreamedBlocksWriter(part, blocks, Epilogue.of(part, blocks.problem, blocks.lanes), compute).write()
     signature = f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
-    texts = [part.pool_text, function_text(signature, part), _entry(symbol, blocks, target)]
+    _write_entry(entry, blocks)
+    head = f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)"
+    texts = [part.pool_text, function_text(signature, part), function_text(head, entry, label=False)]
     written = {name: function_text(f"internal void {name}", helper) for name, helper in helpers.items()}
     declared = frozenset({DECLARE_PARALLEL_FOR}).union(part.declared, *(each.declared for each in helpers.values()))
     shared = {**part.helpers, **written}
     return EntryCode("\n".join(texts), declared, tuple(shared.items()), blocks.workspace)
 
 
-def _entry(symbol: str, blocks: StreamedBlocks, target: Target) -> str:
-    b = Builder(target, symbol)
-    most = min(blocks.extent, max(1, blocks.problem.multiplications // _GRAIN))
-    given = f"ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, i64 {most}, i64 {blocks.extent}"
-    b.emit(f"%chunks = call i64 @{PARALLEL_FOR}({given}, i64 {blocks.workspace})")
+def _write_entry(b: Builder, blocks: StreamedBlocks) -> None:
+    most = lesser(blocks.extent, greater(1, blocks.problem.multiplications // _GRAIN))
+    counts = ", ".join(str(b.const("i64", each)) for each in (most, blocks.extent, blocks.workspace))
+    given = f"ptr @{b.symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {counts}"
+    b.emit(f"%chunks = call i64 @{PARALLEL_FOR}({given})")
     b.emit("ret void")
-    return function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", b, label=False)

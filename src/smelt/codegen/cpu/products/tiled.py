@@ -16,19 +16,21 @@ from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
 from smelt.codegen.cpu.products.drive import DriveForm, drive
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.micro_kernel import Helper, micro_kernel, micro_kernel_along
-from smelt.codegen.cpu.products.numbers import Numbers, stored
+from smelt.codegen.cpu.products.numbers import HEAD, Numbers, read, stored
 from smelt.codegen.cpu.products.packing import PanelForm, fill, pack, pack_along, pack_bounded, points
-from smelt.codegen.cpu.products.problem import Problem, ProductAxis, count
+from smelt.codegen.cpu.products.problem import Problem, ProductAxis, at_example, count
 from smelt.codegen.cpu.products.step_runs import period, run
-from smelt.codegen.cpu.products.tile_shape import TileShape, threads
+from smelt.codegen.cpu.products.tile_shape import Arithmetic, TileShape, rounded
 from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, left_stays, right_stays
 from smelt.codegen.cpu.products.window_packing import pack_channels, pack_windows
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.codegen.llvm.scalars import VALUE_KINDS
 from smelt.device import Target
 from smelt.ir.kernel import Store
+from smelt.symbolic.symsize import known_equal
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
 PART = "internal void @{}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
@@ -46,33 +48,50 @@ def cycles(problem: Problem, target: Target) -> float:
     if turned:
         problem = problem.turned()
     shape = TileShape.turned if turned else TileShape.along if stays else TileShape.of
-    tile = shape(problem.dtype, target)
-    rows, cols = (-(-size // step) * step for size, step in ((problem.rows, tile.rows), (problem.cols, tile.cols)))
+    problem, tile = at_example(problem), shape(problem.dtype, target)
+    rows, cols = (rounded(size, step) for size, step in ((problem.rows, tile.rows), (problem.cols, tile.cols)))
     work = rows * cols * problem.depth / (2 * tile.lanes)
     packed = problem.depth * (cols if stays or turned else rows + cols)
     return float(problem.batches * (work + 2 * packed + rows * cols))
 
 
-def write(symbol: str, problem: Problem, target: Target) -> EntryCode:
+def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryCode:
     """The functions of a kernel under the name `symbol`."""
     tiling = Tiling.of(problem, target)
     space = PanelSpace.of(tiling)
-    out = stored(tiling)
+    out, numbers = stored(tiling), Numbers.of(tiling, space)
     helpers = _helpers(tiling, target, in_place=out is not None)
-    part, finish, entry = Builder(target, symbol), Builder(target, symbol), Builder(target, symbol)
-    _write_part(part, tiling, helpers, out)
-    texts = [Numbers.of(tiling, space).text(f"{symbol}.numbers"), function_text(PART.format(symbol), part)]
+    tell, part, finish, entry = (Builder(target, symbol, sizes) for _ in range(4))
+    given = numbers.is_constant
+    texts = []
+    if given:
+        texts.append(numbers.text(f"{symbol}.numbers", tiling))
+    else:
+        numbers.write(tell, tiling)
+        texts.append(function_text(f"internal void @{symbol}.tell(ptr %buffers, ptr %numbers)", tell))
+    table = f"@{symbol}.numbers" if given else ""
+    _write_part(part, tiling, helpers, out, table or _told(part, numbers))
+    texts.append(function_text(PART.format(symbol), part))
     if out is None:
-        _Finish(finish, tiling).write()
+        _Finish(finish, tiling, space).write()
         texts += [finish.pool_text, function_text(_FINISH.format(symbol), finish)]
-    work = min(threads(problem.multiplications), tiling.units)
-    shared = f"i64 %threads, i64 {work}, i64 {tiling.units}, i64 {space.size}"
+    table = table or _told(entry, numbers)
+    units, threads = (read(entry, table, HEAD, name) for name in ("units", "threads"))
+    shared = f"i64 %threads, {threads}, {units}, i64 {space.size}"
     entry.emit(f"call i64 @{PARALLEL_FOR}(ptr @{symbol}.part, ptr %buffers, ptr %workspace, {shared})")
     entry.emit("ret void")
-    texts.append(function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False))
-    declared = frozenset({DECLARE_PARALLEL_FOR}).union(finish.declared, *(each.declared for each in helpers.values()))
+    texts.append(function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry))
+    declared = frozenset({DECLARE_PARALLEL_FOR}).union(*(each.declared for each in (tell, part, finish, entry)))
+    declared = declared.union(*(each.declared for each in helpers.values()))
     defined = {**finish.helpers, **{each.name: each.text for each in helpers.values()}}
     return EntryCode("\n".join(texts), declared, tuple(defined.items()), space.size)
+
+
+def _told(b: Builder, numbers: Numbers) -> str:
+    """A table on the stack, filled in."""
+    b.prologue.append(f"%numbers = alloca [{numbers.length} x i64], align 8")
+    b.emit(f"call void @{b.symbol}.tell(ptr %buffers, ptr %numbers)")
+    return "%numbers"
 
 
 def _helpers(tiling: Tiling, target: Target, *, in_place: bool) -> dict[str, Helper]:
@@ -103,11 +122,11 @@ def _packer(tiling: Tiling, number: int, form: PanelForm, target: Target) -> Hel
         packing = pack_windows if period(factor, k) else pack_channels if run(factor, k) else pack_bounded
         return packing(form, len(factor.bounds), target)
     # Vectors across are at least as good as along, where both lie side by side.
-    across = len(points) == 1 and factor.index.stride(points[0].name) == 1
-    return (pack_along if run(factor, k) == count(k) and not across else pack)(form, target)
+    across = len(points) == 1 and known_equal(factor.index.stride(points[0].name), 1)
+    return (pack_along if known_equal(run(factor, k), count(k)) and not across else pack)(form, target)
 
 
-def _write_part(b: Builder, tiling: Tiling, helpers: dict[str, Helper], out: Store | None) -> None:
+def _write_part(b: Builder, tiling: Tiling, helpers: dict[str, Helper], out: Store | None, table: str) -> None:
     """The units of one thread, by the loops that are shared."""
     names = [buffer.name for buffer in tiling.problem.kernel.parameters]
 
@@ -119,7 +138,7 @@ def _write_part(b: Builder, tiling: Tiling, helpers: dict[str, Helper], out: Sto
     wanted = [f"{what}.{side}" for what in ("points", "pack") for side in ("left", "right")]
     by = [f"ptr @{helpers[each].name}" if each in helpers else "ptr null" for each in wanted]
     last = f"ptr @{b.symbol}.finish" if out is None else address(out.buffer)
-    args = [f"ptr @{b.symbol}.numbers", "ptr %buffers", "ptr %mine", "i64 %first", "i64 %last", *factors, *by, last]
+    args = [f"ptr {table}", "ptr %buffers", "ptr %mine", "i64 %first", "i64 %last", *factors, *by, last]
     b.emit(f"call void @{helpers['drive'].name}({', '.join(args)})")
     b.emit("ret void")
 
@@ -127,16 +146,19 @@ def _write_part(b: Builder, tiling: Tiling, helpers: dict[str, Helper], out: Sto
 class _Finish:
     """Writing what follows the sums of one panel's rows."""
 
-    def __init__(self, b: Builder, tiling: Tiling) -> None:
-        self.b, self.tiling, self.kind = b, tiling, VALUE_KINDS[tiling.problem.dtype]
-        blocks = tiling.blocks
+    def __init__(self, b: Builder, tiling: Tiling, space: PanelSpace) -> None:
+        self.b, self.tiling, self.stride, self.kind = b, tiling, space.stride, VALUE_KINDS[tiling.problem.dtype]
+        self.least = 0 if tiling.varies else self._narrowest()  # cols that a row of a block has
+        self.lanes = epilogue_lanes(tiling.epilogue, b.target, self.least or space.cols)
+        self.rest = Epilogue.of(b, tiling.epilogue, self.lanes)
+
+    def _narrowest(self) -> int:
+        tiling = self.tiling
+        blocks = tiling.blocks(Arithmetic(), tiling.sizes)
         each, number = (blocks.rows, blocks.row_count) if tiling.turned else (blocks.cols, blocks.col_count)
         widths = [each] if number > 1 else []
-        widths.append(count(tiling.m if tiling.turned else tiling.n) - each * (number - 1))
-        if tiling.beside:
-            widths.append(tiling.row_points)
-        self.lanes = epilogue_lanes(tiling.epilogue, b.target, min(widths))
-        self.rest = Epilogue.of(b, tiling.epilogue, self.lanes)
+        widths.append(tiling.sizes[0 if tiling.turned else 1] - each * (number - 1))
+        return int(min([*widths, tiling.row_points] if tiling.beside else widths))
 
     def write(self) -> None:
         b, left, width = self.b, LlvmValue("%left", "i64"), LlvmValue("%cols", "i64")
@@ -157,7 +179,7 @@ class _Finish:
         b = self.b
         loop = b.begin(b.const("i64", 0), LlvmValue("%rows", "i64"), 1, (), guard=False)
         self._place(self.rest.problem.m, b.add(LlvmValue("%top", "i64"), loop.index))
-        line = b.element(sums, self.kind, b.mul(loop.index, self.tiling.stride))
+        line = b.element(sums, self.kind, b.mul(loop.index, self.stride))
         self.rest.begin_row()
         b.open_loop()
         self._row(line, left, width)
@@ -172,22 +194,29 @@ class _Finish:
             point = point if last else self.b.binary("udiv", point, axis.size)
 
     def _row(self, line: str, left: LlvmValue, width: LlvmValue) -> None:
-        """Vectors of a row of the block; the last begins earlier where it would reach past the end, if it does no harm
-        to do a point twice, and otherwise what it would hold is done point by point."""
+        """Vectors of a row of the block. The last begins earlier where it would reach past the end, if it does no harm
+        to do a point twice and the row is long enough; otherwise what it would hold is done point by point."""
         b = self.b
         overlaps = idempotent(self.rest.inside)
-        whole = b.and_(width, -self.lanes)
-        last = width if overlaps or self.lanes == 1 else whole
-        loop = b.begin(b.const("i64", 0), last, self.lanes, (), guard=not overlaps)
+        if self.lanes == 1 or (overlaps and self.least >= self.lanes):
+            loop = b.begin(b.const("i64", 0), width, self.lanes, (), guard=False)
+            column = loop.index
+            if self.lanes > 1:
+                column = b.intrinsic("llvm.smin", column, b.sub(width, self.lanes))
+            self._vector(line, left, column, self.lanes)
+            loop.end()
+            return
+        enough = b.icmp("sge", width, self.lanes)
+        whole = b.select(enough, width, 0) if overlaps else b.and_(width, -self.lanes)
+        loop = b.begin(b.const("i64", 0), whole, self.lanes, (), guard=True)
         column = loop.index
-        if overlaps and self.lanes > 1:
+        if overlaps:
             column = b.intrinsic("llvm.smin", column, b.sub(width, self.lanes))
         self._vector(line, left, column, self.lanes)
         loop.end()
-        if not overlaps and self.lanes > 1:
-            rest = b.begin(whole, width, 1, (), guard=True)
-            self._vector(line, left, rest.index, 1)
-            rest.end()
+        rest = b.begin(whole, width, 1, (), guard=True)
+        self._vector(line, left, rest.index, 1)
+        rest.end()
 
     def _vector(self, line: str, left: LlvmValue, column: LlvmValue, lanes: int) -> None:
         found = self.b.load(self.b.element(line, self.kind, column), self.kind, lanes)

@@ -9,17 +9,32 @@ Small images are put side by side, so that the filters are packed for several of
     → m (o)   n (n, h, w), 36 points   the epilogue: rows(n, o) cols(w:9), of one image after the other
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, without_axes
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, contraction, count
 from smelt.codegen.cpu.products.step_runs import run, table_bytes
-from smelt.codegen.cpu.products.tile_shape import ALONG, KEPT, MOST, TURNED, Blocks, TileShape
+from smelt.codegen.cpu.products.tile_shape import (
+    ALONG,
+    KEPT,
+    MOST,
+    TURNED,
+    Arithmetic,
+    BlockForm,
+    Blocks,
+    TileShape,
+    longest_blocks,
+    rounded,
+)
 from smelt.codegen.cpu.products.transposes import ACROSS
 from smelt.codegen.cpu.workspace import aligned
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor, Index, Kernel, Stage
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize, known_at_least, known_equal
 
 _FEW_POINTS = 256  # of an image, say: other images are put beside it
 _FEW_COLS = 160  # to multiply a number of the left factor with
@@ -28,9 +43,9 @@ _FEW_ROWS = 256  # and of the right one
 
 def left_stays(problem: Problem, target: Target) -> bool:
     """Whether the left factor is read where it is, as filters for few pixels are: it is contiguous along the sum, and
-    packing it takes longer than the multiplications save."""
+    packing it takes longer than the multiplications save. Not where that depends on sizes of a launch."""
     left, whole = problem.contract.left, count(problem.k)
-    if not target.fma_by_lane or left.bounds or problem.left_dtype is not problem.dtype:
+    if not target.fma_by_lane or left.bounds or problem.left_dtype is not problem.dtype or _varies(problem):
         return False
     return problem.cols <= min(_FEW_COLS, problem.rows) and run(left, problem.k) == whole
 
@@ -39,13 +54,17 @@ def right_stays(problem: Problem, target: Target) -> bool:
     """Whether the right factor is read where it is, as the weights of a layer are: the product of the transposes is
     computed, whose left factor it is, and its tiles are turned as they are stored."""
     right = problem.contract.right
-    if not target.fma_by_lane or problem.is_bounded or problem.right_dtype is not problem.dtype:
+    if not target.fma_by_lane or problem.is_bounded or problem.right_dtype is not problem.dtype or _varies(problem):
         return False
     if TileShape.turned(problem.dtype, target).lanes != ACROSS or left_stays(problem, target):
         return False
     if not 2 * problem.rows <= problem.depth or problem.rows > _FEW_ROWS:  # turning sums takes longer
         return False
     return run(right, problem.k) == count(problem.k)
+
+
+def _varies(problem: Problem) -> bool:
+    return any(map(is_symsize, (problem.rows, problem.cols, problem.depth, problem.batches)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +74,6 @@ class Tiling:
 
     problem: Problem
     tile: TileShape
-    blocks: Blocks
     outer: tuple[ProductAxis, ...]
     m: tuple[ProductAxis, ...]
     n: tuple[ProductAxis, ...]
@@ -76,7 +94,7 @@ class Tiling:
         tail = len(problem.n) - _trailing(kernel, problem.n)
         n = problem.n[tail:] if problem.n and problem.n[-1].name == last else ()
         others = tuple(axis for axis in problem.n if axis not in n)
-        beside = others if n and count(n) <= _FEW_POINTS else ()
+        beside = others if n and known_at_least(_FEW_POINTS, count(n)) else ()
         outer = problem.batch if beside else (*problem.batch, *others)
         kept_m = problem.m[-1:] if problem.m and _trailing(kernel, problem.m) == len(problem.m) else problem.m
         gone = {axis.name for axis in (*problem.m, *n)} - {axis.name for axis in (*kept_m, *n[-1:])}
@@ -90,44 +108,48 @@ class Tiling:
         stays = left_stays(problem, target)
         if n and n == problem.n and right_stays(problem, target):
             tile = TileShape.turned(problem.dtype, target)
-            blocks = Blocks.of((count(n), count(problem.m), count(problem.k)), count(outer), tile, most=TURNED)
-            return cls(problem.turned(), tile, blocks, outer, n, problem.m, epilogue, stays=True, turned=True)
+            return cls(problem.turned(), tile, outer, n, problem.m, epilogue, stays=True, turned=True)
         tile = (TileShape.along if stays else TileShape.of)(problem.dtype, target)
-        step = count(n) if beside else tile.cols  # a block has whole rows of the epilogue
-        n = (*beside, *n)
-        sizes = (count(problem.m), count(n), count(problem.k))
-        blocks = Blocks.of(sizes, count(outer), tile, step, ALONG if stays else MOST)
-        return cls(problem, tile, blocks, outer, problem.m, n, epilogue, beside, stays)
+        return cls(problem, tile, outer, problem.m, (*beside, *n), epilogue, beside, stays)
 
     @property
-    def row_points(self) -> int:
+    def row_points(self) -> Size:
         """How many points of `n` follow each other in a row of the epilogue."""
         return count(self.n[len(self.beside) :])
 
     @property
-    def units(self) -> int:
-        """What threads share out: blocks of rows, of cols, of the outer axes."""
-        blocks = count(self.outer) * self.blocks.col_count * self.blocks.row_count
-        return blocks if count(self.m) and count(self.n) else 0
+    def col_step(self) -> int:
+        """A block has multiples of this as cols: whole rows of the epilogue, where several are beside each other."""
+        return (int(self.row_points) if self.beside else 0) or self.tile.cols
 
     @property
-    def keeps_right(self) -> bool:
-        """Whether the right panels of all blocks of the sum are kept for the blocks of rows that follow."""
-        blocks = self.blocks
-        return blocks.row_count > 1 < blocks.depth_count and blocks.depth_count * blocks.depth * blocks.cols <= KEPT
+    def sizes(self) -> tuple[Size, Size, Size, Size]:
+        """m, n, k, and how many such products there are."""
+        return count(self.m), count(self.n), count(self.problem.k), count(self.outer)
 
     @property
-    def stride(self) -> int:
-        """How far the rows of sums are apart that an epilogue is given."""
-        return self.padded_rows if self.turned else self.padded_cols
+    def varies(self) -> bool:
+        """Whether blocks are not known before a launch."""
+        return any(map(is_symsize, self.sizes))
 
     @property
-    def padded_rows(self) -> int:
-        return -(-self.blocks.rows // self.tile.rows) * self.tile.rows
+    def most_kept(self) -> int:
+        """Elements of right panels that are kept for blocks of rows to come, where room for them must be there even
+        if the sum is short."""
+        return KEPT // 4 if is_symsize(self.sizes[2]) else KEPT
 
-    @property
-    def padded_cols(self) -> int:
-        return -(-self.blocks.cols // self.tile.cols) * self.tile.cols
+    def blocks(self, of: Arithmetic, sizes: Sequence[Any]) -> Blocks:
+        """The blocks of `sizes`, which are numbers or values."""
+        most = TURNED if self.turned else ALONG if self.stays else MOST
+        form = BlockForm(self.tile, self.col_step, self.most_kept, most)
+        return Blocks.of([of.larger(1, size) for size in sizes], form, of)
+
+
+def units(of: Arithmetic, blocks: Blocks, sizes: Sequence[Any]) -> Any:
+    """What threads share out: blocks of rows, of cols, of the outer axes."""
+    m, n, _, batches = sizes
+    each = of.times(of.times(batches, blocks.col_count), blocks.row_count)
+    return of.times(each, of.smaller(1, of.times(m, n)))
 
 
 def _trailing(kernel: Kernel, axes: tuple[ProductAxis, ...]) -> int:
@@ -135,7 +157,8 @@ def _trailing(kernel: Kernel, axes: tuple[ProductAxis, ...]) -> int:
     found = min(1, len(axes))
     while found < len(axes):
         outer, inner = axes[-found - 1], axes[-found]
-        if any(index.stride(outer.name) != index.stride(inner.name) * inner.size for index in indices(kernel)):
+        steps = [(index.stride(outer.name), index.stride(inner.name) * inner.size) for index in indices(kernel)]
+        if not all(known_equal(*each) for each in steps):
             break
         found += 1
     return found
@@ -147,19 +170,30 @@ class PanelSpace:
 
     starts: dict[str, int]
     size: int
+    rows: int  # of the longest block, with those that its last panel lacks
+    cols: int
+    depth: int
+    stride: int  # from a row of sums that an epilogue is given to the next
 
     @classmethod
     def of(cls, tiling: Tiling) -> "PanelSpace":
-        blocks, item = tiling.blocks, tiling.problem.dtype.itemsize
-        sums = tiling.tile.rows if blocks.depth_count == 1 and not tiling.turned else tiling.padded_rows
-        sizes = {"sums": sums * tiling.padded_cols * item}
-        lengths = (tiling.padded_rows, tiling.padded_cols)
-        for name, length, factor in zip(("left", "right"), lengths, tiling.problem.contract.factors, strict=True):
-            kept = blocks.depth_count if name == "right" and tiling.keeps_right else 1
-            sizes[name] = length * blocks.depth * kept * item if name == "right" or not tiling.stays else 0
-            sizes[f"{name}_steps"] = blocks.depth * 8
+        """For blocks of the sizes that are known, or the longest there may be."""
+        item, (m, n, k, _) = tiling.problem.dtype.itemsize, tiling.sizes
+        if tiling.varies:
+            rows, cols, depth = longest_blocks((m, n, k), tiling.tile, tiling.col_step)
+            several, kept = is_symsize(k) or k > depth, tiling.most_kept
+        else:
+            blocks = tiling.blocks(Arithmetic(), tiling.sizes)
+            rows, cols, depth, several = blocks.rows, blocks.cols, blocks.depth, blocks.depth_count > 1
+            kept = blocks.kept * depth * blocks.depth_count
+        cols = rounded(cols, tiling.tile.cols)
+        sizes = {"sums": (rows if several or tiling.turned else tiling.tile.rows) * cols * item}
+        for name, length, factor in zip(("left", "right"), (rows, cols), tiling.problem.contract.factors, strict=True):
+            panels = max(length * depth, kept if name == "right" and several else 0)
+            sizes[name] = panels * item if name == "right" or not tiling.stays else 0
+            sizes[f"{name}_steps"] = depth * 8
             sizes[f"{name}_points"] = length * 8
-            sizes[f"{name}_step_positions"] = len(factor.bounds) * blocks.depth * 4
+            sizes[f"{name}_step_positions"] = len(factor.bounds) * depth * 4
             sizes[f"{name}_positions"] = len(factor.bounds) * length * 4
         if tiling.problem.is_bounded:
             sizes["windows"] = table_bytes(max(tiling.tile.rows, tiling.tile.cols))
@@ -167,4 +201,4 @@ class PanelSpace:
         for name, size in sizes.items():
             starts[name] = end
             end += int(aligned(size))
-        return cls(starts, end)
+        return cls(starts, end, rows, cols, depth, rows if tiling.turned else cols)

@@ -10,6 +10,8 @@ from math import gcd
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.kernel import Axis, Factor, Index
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,10 @@ class Window:
 def window_of(factor: Factor, k: Axis | None, outputs: Axis | None) -> Window | None:
     """How `outputs` and `k` move through a factor together, if its bounds say or leave it."""
     out_name, k_name = outputs.name if outputs else "", k.name if k else ""
-    along = (int(outputs.size) if outputs else 1, int(k.size) if k else 1)
+    along = (outputs.size if outputs else 1, k.size if k else 1)
     strides = factor.index.stride(out_name), factor.index.stride(k_name)
+    if any(map(is_symsize, (*along, *strides))):
+        return None
     named = {name for name in (out_name, k_name) if name}
     bounds = [(at, extent) for at, extent in factor.bounds if at.axes & named]
     if len(bounds) > 1 or any(stride < 0 for stride in strides[:1]):
@@ -54,6 +58,8 @@ def window_of(factor: Factor, k: Axis | None, outputs: Axis | None) -> Window | 
         unit = gcd(*strides) or 1
         return Window(out_name, along[0], k_name, along[1], strides[0] // unit, strides[1] // unit, 0, None, unit)
     ((at, extent),) = bounds
+    if is_symsize(extent):
+        return None
     steps = at.stride(out_name), at.stride(k_name)
     apart = _apart(strides, steps)
     if not at.axes <= named or apart is None or steps[0] < 0:
@@ -68,6 +74,6 @@ def _apart(strides: tuple[int, int], steps: tuple[int, int]) -> int | None:
     return found.pop() if len(found) == 1 and exact else None
 
 
-def start(index: Index, windows: tuple[Window, ...]) -> int:
+def start(index: Index, windows: tuple[Window, ...]) -> Size:
     """The offset of an index without what its windows count from."""
-    return int(index.offset) - sum(window.offset * window.apart for window in windows)
+    return index.offset - sum(window.offset * window.apart for window in windows)

@@ -1,0 +1,88 @@
+"""Products of sizes that are given at launch: compiled once for an example, run at others, by every schedule."""
+
+import itertools
+
+import pytest
+import torch
+
+from smelt.codegen.build import CompiledKernel
+from smelt.codegen.cpu.products.plan import plan_product
+from smelt.codegen.llvm.runtime_sizes import as_integer
+from smelt.device import find
+from smelt.ir.substitute_sizes import resized
+from smelt.symbolic.expressions import ShapeEnv, Symbol
+from smelt.symbolic.symsize import is_symsize, sym_size
+from tests.codegen.cpu.products.written import compiled_by, filled, product
+from tests.codegen.running import call
+from tests.kernel_reference import run_kernel
+
+# Example sizes of m, n, k and the batch; those that are capital vary.
+EXAMPLES = {
+    "rows": ("M", "n", "k"),
+    "batch": ("m", "n", "k", "B"),
+    "scores": ("M", "N", "k", "B"),
+    "values": ("M", "n", "K", "B"),
+    "all": ("M", "N", "K", "B"),
+    "cols": ("m", "N", "k"),
+    "depth": ("m", "n", "K"),
+}
+SIZES = {"m": 9, "n": 40, "k": 24, "b": 1}
+OTHERS = ((2, 2, 2, 2), (3, 5, 7, 2), (7, 31, 33, 3), (64, 16, 130, 2), (70, 530, 20, 2), (300, 13, 9, 5))
+
+
+def _sizes(names: tuple[str, ...], example: tuple[int, int, int, int]) -> tuple[list[int], dict[str, Symbol]]:
+    shape_env, symbols, found = ShapeEnv(), {}, []
+    for letter, size in zip("mnkb", example, strict=True):
+        if letter.upper() in names:
+            symbols[letter] = shape_env.symbol(letter, size)
+            found.append(sym_size(shape_env, symbols[letter]))
+        else:
+            found.append(SIZES[letter])
+    return found, symbols
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])
+@pytest.mark.parametrize("layout", ["bik bkj", "bik bjk", "bki bkj"])
+@pytest.mark.parametrize("which", EXAMPLES)
+def test_one_code_for_all_sizes(which: str, layout: str, in_place: bool) -> None:
+    """For an example of few rows, which tiles take over from at more of them, and for one of many."""
+    left, right = layout.split()
+    for example in ((4, 64, 48, 2), (100, 90, 80, 3)):
+        (m, n, k, batch), symbols = _sizes(EXAMPLES[which], example)
+        kernel = product(
+            m, n, k, batch=batch, left=left, right=right, epilogue=not in_place or which == "all", in_place=in_place
+        )
+        (compiled,) = compiled_by([kernel])
+        assert not next(iter(symbols.values())).shape_env.guards  # type: ignore[union-attr]
+        for other in (example, *OTHERS):
+            values = {symbols[letter]: size for letter, size in zip("mnkb", other, strict=True) if letter in symbols}
+            _is_right(kernel, compiled, values)
+
+
+def _is_right(kernel: object, compiled: CompiledKernel, values: dict[Symbol, int]) -> None:
+    here = resized(kernel, lambda size: size.evaluate(values.__getitem__))
+    given = [filled(buffer, seed) for seed, buffer in enumerate(here.parameters)]
+    want = [tensor.clone() for tensor in given]
+    run_kernel(here, want)
+    sizes = torch.tensor([as_integer(size.evaluate(values.__getitem__)) for size in compiled.sizes])
+    needed = compiled.per_thread_workspace
+    runs = []
+    for threads in (1, 2, 3):
+        got = [tensor.clone() for tensor in given]
+        room = needed.evaluate(values.__getitem__) if is_symsize(needed) else needed  # type: ignore[attr-defined]
+        call(compiled, [*got, sizes], threads, per_thread=room)
+        runs.append(got)
+    for one, right in zip(runs[0], want, strict=True):
+        torch.testing.assert_close(one, right, rtol=1e-5, atol=1e-4, msg=lambda text: f"{values}: {text}")
+    for other, place in itertools.product(runs[1:], range(len(given))):
+        assert torch.equal(other[place], runs[0][place])
+
+
+def test_tiles_take_more_rows_and_shorter_ones_than_a_schedule_is_good_for() -> None:
+    shape_env = ShapeEnv()
+    rows, cols = (sym_size(shape_env, shape_env.symbol(name, size)) for name, size in (("m", 3), ("n", 240)))
+    plan = plan_product(product(rows, cols, 256, right="bjk"), find("cpu"))
+    assert plan.schedule.name == "dot"
+    assert [str(size) for size, _ in plan.needs] == ["n"]
+    assert plan.most is not None and str(plan.most[0]) == "m" and 3 <= plan.most[1] <= 512
+    assert not shape_env.guards
