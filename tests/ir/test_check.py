@@ -11,7 +11,7 @@ from smelt.ir import check_kernel as check
 from smelt.ir import check_program
 from smelt.ir.check_kernel import KERNEL_RULES, check_kernel
 from smelt.ir.check_kernel import check_program as check_whole
-from smelt.ir.kernel import Kernel
+from smelt.ir.kernel import Kernel, KernelGroup
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
 from tests.kernel_text import parse_kernel
@@ -257,6 +257,10 @@ def with_step(number: int, *steps: Launch | Library) -> Program:
 
 
 
+def group(*args: str, second: Kernel = ADD) -> Launch:
+    return Launch(KernelGroup("both", (ADD, second)), args)
+
+
 BROKEN_PROGRAMS: dict[str, list[Program]] = {
     "buffers": [
         replace(PROGRAM, buffers=(*PROGRAM.buffers, ProgramBuffer("x", spec(8), Place.INPUT))),
@@ -273,7 +277,16 @@ BROKEN_PROGRAMS: dict[str, list[Program]] = {
         with_buffer("x", ProgramBuffer("x", spec(8, torch.float64), Place.INPUT)),
         with_buffer("x", ProgramBuffer("x", spec(7), Place.INPUT)),
     ],
-    "distinct": [with_step(2, Launch(ADD, ("t", "u")), Launch(ADD, ("u", "u")))],
+    "distinct": [
+        with_step(2, Launch(ADD, ("t", "u")), Launch(ADD, ("u", "u"))),
+        with_step(2, Launch(ADD, ("t", "u")), group("u", "u", "x", "t")),
+    ],
+    "groups": [
+        with_step(2, group("t", "u", "x", "t")),  # one reads what the other writes
+        with_step(2, group("x", "t", "t", "u")),
+        with_step(2, group("t", "u", "x", "u")),  # both write
+        with_step(2, group("t", "u", "x", "y", second=replace(ADD, target="simt-host"))),
+    ],
     "views": [replace(PROGRAM, outputs=(Operand("y", (8,), (1,), 1),))],
     "results": [
         with_step(2, Launch(ADD, ("t", "u")), Launch(ADD, ("t", "c"))),
@@ -292,6 +305,7 @@ BROKEN_PROGRAMS: dict[str, list[Program]] = {
 
 def test_good_program_passes() -> None:
     check_whole(PROGRAM)
+    check_whole(with_step(2, group("t", "u", "t", "y")))  # what both read is passed twice
 
 
 def test_every_program_rule_has_a_case() -> None:

@@ -78,12 +78,13 @@ def _rule_arguments(program: Program) -> Iterator[Fault]:
 
 
 def _rule_distinct(program: Program) -> Iterator[Fault]:
-    """A buffer that a launch writes is passed to it once."""
+    """A buffer that a kernel writes is passed to it once."""
     for step in program.steps:
         if isinstance(step, Launch):
-            for name in writes(step):
-                if step.args.count(name) > 1:
-                    yield step, f"{name} is written and passed twice"
+            for kernel, args in step.parts:
+                for name in writes(Launch(kernel, args)):
+                    if args.count(name) > 1:
+                        yield step, f"{name} is written and passed twice"
 
 
 def _rule_groups(program: Program) -> Iterator[Fault]:
