@@ -10,7 +10,7 @@ from torch import nn
 import smelt
 from smelt.base.events import collect
 from smelt.fuse.memory_plan import lifetimes, peak, plan, plan_memory
-from smelt.ir.program import Operand, Place, Program
+from smelt.ir.program import Launch, Operand, Place, Program
 from smelt.pipeline.sizes import template
 from smelt.runtime.program import flatten
 from tests.targets import seeded, there
@@ -80,10 +80,14 @@ def _alike(make: Callable[[], nn.Module], step: Callable[..., torch.Tensor], x: 
     return [event.subject for event in events if isinstance(event.subject, Program)]
 
 
+def _recomputing(program: Program) -> list[Launch]:
+    """The kernels that compute something again, into memory of its own or for themselves alone."""
+    return [step for step in program.steps if isinstance(step, Launch) and "_recomputed" in step.kernel.name]
+
+
 def test_what_is_cheap_is_recomputed_in_the_backward() -> None:
     program = _alike(lambda: Gated(32, 512, 4), _step, _data(64, 32))[-1]
-    recomputed = {buffer.name for buffer in program.buffers if buffer.name.endswith("_recomputed")}
-    assert len(recomputed) >= 4
+    assert len(_recomputing(program)) >= 4
     lives, inner = lifetimes(program), 64 * 512 * 4
     middle = len(program.steps) // 3  # the backward is twice the forward
     held = [b.name for b in program.buffers if b.spec.nbytes == inner and lives[b.name][0] < middle < lives[b.name][1]]
@@ -166,7 +170,7 @@ def test_gradients_that_nobody_keeps_never_exist_all_at_once(kind: str) -> None:
     x, size = _data(32, 256), 256 * 256 * 4
     assert _held_at_once(_program(_clipped, layers, kind, x), size) == 6
     program = _program(_let_go, layers, kind, x)
-    assert _held_at_once(program, size) == 1
+    assert _held_at_once(program, size) <= 1  # none, where the kernel of a gradient has the update in it
     assert peak(program) < 3 * size
     assert all(output is None for output in program.outputs[1:])  # parameters and state are written where they are
 
@@ -245,7 +249,7 @@ def _dying(program: Program) -> set[str]:
 
 def test_two_backwards_in_one_step() -> None:
     program = _alike(lambda: Gated(16, 256, 2), _twice, _data(64, 16))[-1]
-    assert sum("_recomputed" in buffer.name for buffer in program.buffers) >= 4
+    assert len(_recomputing(program)) >= 4
 
 
 def test_masks_are_kept_where_they_are_less_than_what_they_are_of() -> None:

@@ -5,12 +5,15 @@
 
 Whatever follows point by point could be computed where the sums are. What is stored there and read elsewhere has a
 price, though: of all that follows, in order, as much is taken as leaves one value to be stored, beside those that are
-in memory anyhow.
+in memory anyhow. What has to wait for another kernel that reads the product does not follow:
+
+    g = mm(…); n = norm(g); w' = w - g / n    →  {g}, {n}, {w'}
 """
 
 from smelt.fuse.lowering.values import FusionKind, FusionValue
 
 _MOST = 32  # values that are looked at
+_FAR = 64  # values behind one of them; where there are more, it is taken to have to wait
 
 
 def waiting(product: FusionValue) -> frozenset[FusionValue]:
@@ -31,13 +34,27 @@ def _following(product: FusionValue) -> list[FusionValue]:
     while open_ends and len(following) < _MOST:
         value = min(open_ends, key=lambda user: user.id)
         open_ends.remove(value)
-        if value.kind is FusionKind.POINTWISE and all(
-            reading.identity_read for reading in value.readings if reading.value in found
-        ):
+        if value.kind is not FusionKind.POINTWISE or _has_to_wait(value, product, found):
+            continue
+        if all(reading.identity_read for reading in value.readings if reading.value in found):
             following.append(value)
             found.add(value)
             open_ends.update(value.users)
     return following
+
+
+def _has_to_wait(value: FusionValue, product: FusionValue, found: set[FusionValue]) -> bool:
+    """Whether something else that it reads is computed from what is `found`, in another kernel."""
+    behind = [reading.value for reading in value.readings if reading.value not in found]
+    seen: set[FusionValue] = set()
+    while behind:
+        source = behind.pop()
+        if source in found or len(seen) > _FAR:
+            return True
+        if source.id > product.id and source not in seen:  # what comes before the product does not read it
+            seen.add(source)
+            behind += source.call.reads if source.call is not None else [reading.value for reading in source.readings]
+    return False
 
 
 def _stored(taken: set[FusionValue]) -> int:

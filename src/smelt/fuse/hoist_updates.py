@@ -75,6 +75,8 @@ class _Updates:
             if value in self.old:
                 readers = self.readers.get(self.old[value], set()) - {group.id}
                 found = max([found, *(self.rank[reader] for reader in readers)])
+                # Of equal ranks the older group comes first, as the kernel of a gradient is that has the update in it.
+                found += any(self.rank[reader] == found and reader > group.id for reader in readers)
         self.rank[group.id] = min(found, self.rank[group.id])
         return self.rank[group.id]
 
