@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
+from smelt.ir.kernel import Contract
 from tests.targets import seeded
 
 Step = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -94,10 +95,18 @@ def test_the_pointwise_block_is_one_kernel_forward_and_at_most_three_backward() 
 
 
 def test_each_layer_of_the_mlp_has_one_kernel_beside_its_products() -> None:
-    told = smelt.explain(mlp(64, 128, 10))(torch.randn(32, 64))
+    told = smelt.explain(mlp(64, 128, 10), options={"products": "library"})(torch.randn(32, 64))
     forward, backward = told.programs
     assert len(forward.kernels) == 3  # bias and relu, twice, then the last bias
     assert len(backward.kernels) == 3  # a bias gradient each, with the relu before it
+
+
+def test_kernels_that_compute_products_of_the_mlp_take_the_place_of_others() -> None:
+    """What is round a product is in its kernel: beside those kernels there are no more than without them."""
+    told = smelt.explain(mlp(64, 128, 10))(torch.randn(32, 64))
+    for program in told.programs:
+        beside = [each for each in program.kernels if not any(isinstance(i, Contract) for i in each.instructions())]
+        assert len(beside) <= 3
 
 
 @pytest.mark.parametrize("fuel", [0, 1, 3, 7, 20])

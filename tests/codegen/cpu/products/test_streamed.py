@@ -1,6 +1,7 @@
 """Products that leave the right factor in place: every rest of tiles, vectors and blocks, all types and epilogues."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from smelt.codegen.cpu.products import dot, few_rows, streamed_blocks
 from smelt.codegen.cpu.products.plan import plan_product, why_not
 from smelt.codegen.cpu.products.problem import problem_of
+from smelt.codegen.cpu.products.tiling import Tiling
 from smelt.device import find
 from smelt.ir.kernel import Kernel
 from tests.codegen.cpu.products.running import guarded
@@ -157,10 +159,15 @@ def test_what_is_refused() -> None:
 
 
 def test_few_rows_are_not_packed() -> None:
-    """The costs that schedules state: few rows leave the large factor in place."""
-    target = find("cpu")
-    assert plan_product(product(8, 1024, 1024, right="bjk"), target).schedule.name == "dot"
-    assert plan_product(product(1, 1024, 1024, right="bjk"), target).schedule.name == "dot"
-    assert plan_product(product(8, 1024, 1024), target).schedule.name == "few rows"
-    assert plan_product(product(1, 1024, 1024), target).schedule.name == "few rows"
-    assert why_not(product(8, 1024, 1024), target) is None
+    """The costs that schedules state: few rows leave the large factor in place. Where one lane of a vector can be
+    multiplied by, tiles of the transposes do so, and are faster for several rows."""
+    for by_lane in (False, True):
+        target = replace(find("cpu"), fma_by_lane=by_lane)
+        several = product(8, 1024, 1024, right="bjk")
+        turned = Tiling.of(problem_of(several), target).turned
+        assert by_lane or not turned
+        assert plan_product(several, target).schedule.name == ("tiled" if turned else "dot")
+        assert plan_product(product(1, 1024, 1024, right="bjk"), target).schedule.name == "dot"
+        assert plan_product(product(8, 1024, 1024), target).schedule.name == "few rows"
+        assert plan_product(product(1, 1024, 1024), target).schedule.name == "few rows"
+        assert why_not(product(8, 1024, 1024), target) is None
