@@ -468,6 +468,64 @@ def test_lists_are_taken_apart(op: Any) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
 
 
+_HIDDEN: dict[int | None, Tensor | None] = {  # by what the mask is of: pairs, keys of each sample, all scores
+    None: None,
+    0: torch.ones(7, 7, dtype=torch.bool).triu(1),
+    1: torch.arange(7) >= torch.tensor([[7], [4]]),
+    2: torch.ones(7, 7, dtype=torch.bool).triu(1).expand(2, 4, 7, 7),
+}
+
+
+def _layer_weights(*shapes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    """Weights and biases in turn."""
+    return [_normal(*size, dtype=dtype, scale=0.25) for shape in shapes for size in (shape, shape[:1])]
+
+
+def _heads(dtype: torch.dtype) -> Iterator[Any]:
+    x, weights = _normal(2, 7, 16, dtype=dtype), _layer_weights((48, 16), (16, 16), dtype=dtype)
+    yield (x, x, x, 16, 4, *weights), {}  # with its weights: left whole
+    for kind, mask in _HIDDEN.items():
+        yield (x, x, x, 16, 4, *weights, mask, False, True, kind), {}
+
+
+def _encoder_layers(dtype: torch.dtype) -> Iterator[Any]:
+    x, attention = _normal(2, 7, 16, dtype=dtype), _layer_weights((48, 16), (16, 16), dtype=dtype)
+    norms, inner = _layer_weights((16,), (16,), dtype=dtype), _layer_weights((24, 16), (16, 24), dtype=dtype)
+    for use_gelu, norm_first in ((False, False), (True, True)):
+        for kind, mask in _HIDDEN.items():
+            yield (x, 16, 4, *attention, use_gelu, norm_first, 1e-5, *norms, *inner, mask, kind), {}
+
+
+LAYERS = {
+    aten._native_multi_head_attention.default: _heads,
+    aten._transformer_encoder_layer_fwd.default: _encoder_layers,
+}
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("op", LAYERS, ids=str)
+def test_whole_layers(op: Any, dtype: torch.dtype) -> None:
+    """They round so often in 16 bits that only errors of whole results can be compared."""
+    torch.manual_seed(0)
+    taken_apart = 0
+    for args, kwargs in LAYERS[op](dtype):
+        made = DECOMPOSITIONS[op](*args, **kwargs)
+        if made is NotImplemented:
+            continue
+        taken_apart += 1
+        exact_args, exact_kwargs = changed((args, kwargs), lambda tensor: tensor, torch.float64)
+        results = [_listed(each) for each in (made, op(*args, **kwargs), op(*exact_args, **exact_kwargs))]
+        assert [_spec(each) for each in results[0]] == [_spec(each) for each in results[1]]
+        (ours, eager, exact), *others = zip(*results, strict=True)
+        assert all(each == (None, None, None) for each in others)
+        if dtype.itemsize > 2:
+            torch.testing.assert_close(ours, eager)
+        else:
+            error, eager_error = ((each.double() - exact).abs().max() for each in (ours, eager))
+            assert error <= 2 * eager_error + torch.finfo(dtype).eps * exact.abs().max()
+    assert taken_apart >= 4
+
+
 def test_every_entry_is_tested() -> None:
     identities = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}  # below
     elsewhere: set[Any] = {aten.mm.default, aten.bmm.default, aten.convolution.default}
@@ -484,6 +542,7 @@ def test_every_entry_is_tested() -> None:
     elsewhere.add(aten.native_dropout_backward.default)  # tests/pipeline/test_ahead.py: of GPUs only
     elsewhere.add(aten._fused_rms_norm_backward.default)  # below
     elsewhere.update(NAMED)
+    elsewhere.update(LAYERS)
     assert set(DECOMPOSITIONS) == set(SAMPLES) | set(VIEWS) | identities | {aten.native_dropout.default} | elsewhere
 
 
