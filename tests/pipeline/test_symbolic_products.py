@@ -1,6 +1,6 @@
 """Products and convolutions of dynamic sizes without a library: compiled once, right at every size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,14 @@ pytestmark = pytest.mark.skipif(chosen != ("cpu", "cpu"), reason="kernels for GP
 
 NONE = {"library": "none", "check_specs": True}
 SIZES = ((2, 8), (3, 17), (2, 9), (5, 33), (4, 64), (7, 5), (2, 8))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """Counts are of one test alone: those of the tests before it are no part of what is asserted."""
+    smelt.reset()
+    yield
+    smelt.reset()
 
 
 def _gpt2(transformers: Any) -> nn.Module:
