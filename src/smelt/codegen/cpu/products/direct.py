@@ -29,6 +29,8 @@ from smelt.torch_abi.symbols import PARALLEL_FOR
 _TAPS = 128  # of a sum, which are all written out
 _WRITTEN = 512  # vectors of products that are written out
 _IMAGE_BYTES = 24 * 1024  # of a copy: it stays in the first cache
+_LARGE_BYTES = 1 << 20  # of a copy: from there on it is to be of what is read
+_UNREAD = 8  # positions that are copied for each that is read
 _NEAR = 8  # positions from an output's window to the next one's
 _GRAIN = 1 << 16  # multiplications that are worth a thread
 _APART = 512
@@ -65,6 +67,11 @@ class DirectPlan:
     @property
     def image_size(self) -> int:
         return self.down.reach(self.block) * self.line
+
+    @property
+    def most_read(self) -> int:
+        """How many elements of a copy are read, if each is for one product alone."""
+        return self.block * self.along.outputs * self.taps
 
     @property
     def blocks(self) -> int:
@@ -117,6 +124,8 @@ def direct_plan(problem: Problem, target: Target) -> DirectPlan | str:
     most = _IMAGE_BYTES // problem.dtype.itemsize
     while made.image_size > most and made.block > rows:
         made = replace(made, block=max(rows, made.block // 2))
+    if made.image_size * problem.dtype.itemsize > _LARGE_BYTES and made.image_size > _UNREAD * made.most_read:
+        return "taps are so far from each other that most of what is copied would not be read"
     return made
 
 
