@@ -87,3 +87,16 @@ def test_sizes_that_vary(name: str) -> None:
     for batch, height, width in ((2, 6, 10), (3, 9, 11), (1, 12, 7)):
         x = torch.randn(batch, 3, height, width)
         torch.testing.assert_close(compiled(x), WAYS[name](x) + 1)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_folds_take_no_more_memory_than_they_give(batch: tuple[int, ...]) -> None:
+    """PyTorch's own result of `fold` keeps memory as long as its input, nine times as much here."""
+    for run, shape in (
+        (lambda x: F.fold(x, (6, 5), 3, padding=1), (27, 30)),
+        (lambda x: F.unfold(x, 3, padding=1), (3, 6, 5)),
+    ):
+        x = torch.randn(*batch, *shape)
+        found = smelt.compile(run, options={"check_specs": True})(x)
+        torch.testing.assert_close(found, run(x))
+        assert found.untyped_storage().nbytes() == found.nbytes

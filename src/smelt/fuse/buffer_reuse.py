@@ -178,7 +178,7 @@ _SURE = frozenset(
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten.convolution_backward.default,
-        aten.col2im.default,
+        aten.col2im.out,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
         aten._scaled_dot_product_flash_attention_backward.default,
         aten._scaled_dot_product_efficient_attention_backward.default,

@@ -25,6 +25,8 @@ _OUT = {
     aten.addmv.default: aten.addmv.out,
     aten._softmax.default: aten._softmax.out,
     aten._log_softmax.default: aten._log_softmax.out,
+    aten.im2col.default: aten.im2col.out,
+    aten.col2im.default: aten.col2im.out,  # else its result keeps memory as long as its input
 }
 
 # Variants that write all of their first argument and read nothing of it.
