@@ -19,7 +19,7 @@ from smelt.base.options import Options
 from smelt.codegen.cpu.target import describe_host
 from smelt.device import register, withdraw
 from smelt.device.fusion_limits import Limits
-from smelt.ir.program import Launch, Library, Place
+from smelt.ir.program import Launch, Library, Operand, Place
 from smelt.ir.tensorspec import TensorSpec
 from smelt.pipeline.ahead import Ahead, compile_ahead, spec_like
 from tests.processes import COMPILER, run
@@ -313,6 +313,25 @@ def test_a_number_read_from_a_tensor_stays_on_its_device() -> None:
     found = ahead(scaled, spec_like((4, 4)))
     on_host = [buffer for buffer in found.forward.buffers if buffer.spec.device != CUDA]
     assert all(buffer.spec.shape == () for buffer in on_host) and "addcmul" not in called(found)
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_a_number_becomes_a_tensor_of_the_device_that_is_named(where: str) -> None:
+    """Wherever what it is computed from is: optimizers make state of their rates so."""
+
+    def made(x: torch.Tensor, rate: torch.Tensor, step: torch.Tensor) -> Any:
+        rates, steps = rate.item(), step.item()
+        return [torch.scalar_tensor(each, dtype=x.dtype, device=where) for each in (rates, steps, rates * steps * 2)], x
+
+    found = ahead(made, spec_like((4,)), spec_like((), torch.float64, "cpu"), spec_like((), torch.float64))
+    program = found.forward
+    outputs = [program.buffer(each.buffer).spec.device for each in program.outputs if isinstance(each, Operand)]
+    assert outputs[:3] == [torch.device(where, 0) if where == "cuda" else torch.device(where)] * 3
+    for step in program.steps:
+        if isinstance(step, Library):
+            (given,) = (each for each in step.args if isinstance(each, Operand))
+            specs = program.buffer(given.buffer).spec, program.buffer(step.outs[0] or "").spec
+            assert dict(step.kwargs).get("device", specs[0].device) == specs[1].device
 
 
 def test_what_is_copied_between_devices_is_a_library_call() -> None:

@@ -176,8 +176,9 @@ def _scale_first(node: fx.Node, operand: Operand) -> None:
 
 
 def _as_tensor(node: fx.Node, operand: Operand) -> None:
-    holder = operand(node.args[0])
-    node.args, node.kwargs = (holder,), {"dtype": tensor_spec(node).dtype}
+    holder, made = operand(node.args[0]), tensor_spec(node)
+    moved = {} if tensor_spec(holder).device == made.device else {"device": made.device}
+    node.args, node.kwargs = (holder,), {"dtype": made.dtype, **moved}
     node.target = aten._to_copy.default
 
 

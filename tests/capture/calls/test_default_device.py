@@ -193,3 +193,27 @@ def test_torchscript_knows_of_no_default_device(device: str, backend: str) -> No
         with torch.device(device):
             expected, got = f(x), compiled(x)
         assert got[:2] == expected[:2] == ("cpu", device) and torch.equal(got[2], expected[2])
+
+
+def asks(x: Any) -> Any:
+    return x + 1 if torch.overrides.has_torch_function((x,)) else x + 2
+
+
+def asks_in_a_block(x: Any) -> Any:
+    with torch.device("cpu"):
+        x = x * (3 if torch.overrides.has_torch_function_unary(x) else 5)
+    return x * (3 if torch.overrides.has_torch_function_variadic(x, x) else 5)
+
+
+def hands_on(x: Any) -> Any:
+    if torch.overrides.has_torch_function_unary(x):
+        return torch.overrides.handle_torch_function(hands_on, (x,), x)
+    return x.unflatten(0, (1, 2)).split(1)[0].norm() + torch.nn.functional.gumbel_softmax(x * 0, hard=True).sum()
+
+
+@every_backend
+@pytest.mark.parametrize("function", [asks, asks_in_a_block, hands_on])
+def test_code_that_asks_for_modes_is_told_of_a_default_device(backend: str, function: Any, on_cpu: None) -> None:
+    same(function, X, backend=backend)
+    torch.set_default_device(None)
+    same(function, X, backend=backend)

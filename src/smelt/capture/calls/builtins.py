@@ -530,11 +530,17 @@ def _is_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
     return Constant(kind is not None and interp.tree.has_base(kind, torch.Tensor))
 
 
-def _false_without_subclasses(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _has_torch_function(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Whether a subclass or a mode is to see a call: a default device is such a mode.
+
+    Most who ask then hand the call to the mode, which calls them again without itself: for them there is none. Others
+    choose another way to compute (encoder layers do), and must choose as in eager.
+    """
     values = [item for value in args for item in (drain(interp, value) if isinstance(value, Sequence) else [value])]
     if any(isinstance(value, Object) and is_a(value.value, torch.Tensor) for value in values):
         raise Unsupported("B006", "an argument")
-    return Constant(False)
+    asking = interp.frames[-1].info.code.co_names
+    return Constant(bool(interp.tape.ambient.devices) and "handle_torch_function" not in asking)
 
 
 def _slice(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -637,9 +643,9 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
     tuple.__new__: (takes(1, ANY, names=None), _new_tuple),
     vars: (takes(0, 1), _vars),
     torch.is_tensor: (takes(1), _is_tensor),
-    torch._C._has_torch_function: (takes(1), _false_without_subclasses),
-    torch._C._has_torch_function_unary: (takes(1), _false_without_subclasses),
-    torch._C._has_torch_function_variadic: (takes(0, ANY), _false_without_subclasses),
+    torch._C._has_torch_function: (takes(1), _has_torch_function),
+    torch._C._has_torch_function_unary: (takes(1), _has_torch_function),
+    torch._C._has_torch_function_variadic: (takes(0, ANY), _has_torch_function),
     operator.getitem: (takes(2), lambda interp, args, kwargs: subscript(interp, *args)),
     operator.contains: (takes(2), lambda interp, args, kwargs: Constant(contains(interp, *args))),
     operator.is_: (takes(2), lambda interp, args, kwargs: Constant(identical(interp, *args))),
