@@ -145,7 +145,8 @@ def test_where_a_device_is_set_eager_takes_them_apart_itself() -> None:
     x = filled(2, 7, 16)
     with torch.no_grad():
         smelt.compile(both, fullgraph=True, backend=backend)(x)
-        for function, default in ((both, torch.device(chosen[0])), (within, contextlib.nullcontext())):
+        ways: list[tuple[Any, Any]] = [(both, torch.device(chosen[0])), (within, contextlib.nullcontext())]
+        for function, default in ways:
             with default:
                 ours, eager = smelt.compile(function, fullgraph=True, backend=backend)(x), function(x)
             torch.testing.assert_close(ours, eager, equal_nan=True)
