@@ -61,11 +61,12 @@ def drawn_by_threads(count: int, blocks: int, width: int, seed: int, offset: int
             continue
         for first in range(thread * width, count, threads * width):
             for part in range(0, width, 4):
-                words[first + part : first + part + 4] = state.four()
+                many = min(4, width)  # of two the other words are left
+                words[first + part : first + part + many] = state.four()[:many]
     return words, ((count - 1) // (threads * 4) + 1) * 4
 
 
-@pytest.mark.parametrize("width", [1, 4, 8])
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("rounds", [0.01, 0.4, 1.0, 1.01, 3.3])
 def test_masks_are_those_of_the_kernel(width: int, blocks: int, rounds: float) -> None:
@@ -94,7 +95,8 @@ def test_thresholds(kept: float, dtype: torch.dtype) -> None:
 
 def test_how_many_are_taken_at_once() -> None:
     found = [taken_at_once(count, torch.float32) for count in (8, 4, 12, 6, 7)]
-    assert found == [4, 4, 4, 2, 1] and taken_at_once(8, torch.float64) == 4
+    assert found == [4, 4, 4, 2, 1]
+    assert [taken_at_once(count, torch.float64) for count in (8, 4, 12, 6, 7)] == [2, 2, 2, 2, 1]
     assert [taken_at_once(count, torch.bfloat16) for count in (16, 4, 12, 6, 7)] == [8, 4, 4, 2, 1]
 
 
@@ -161,7 +163,7 @@ def in_vectors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     build.forget()
 
 
-SHAPES = [(7,), (1,), (33, 20), (64, 129), (5, 7, 9), (3, 1025, 4)]
+SHAPES = [(7,), (1,), (6,), (33, 20), (31, 34), (64, 129), (5, 7, 9), (3, 1025, 4)]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -241,8 +243,8 @@ def test_the_backward_computes_the_mask_again(generator: Generator) -> None:
 
 
 def test_what_stays_a_call(generator: Generator) -> None:
-    """Two elements at once, memory in another order, sizes that vary."""
-    for x in (torch.randn(6), torch.randn(8, 8).t(), torch.randn(16)[1:13]):
+    """Memory in another order, and what begins between sixteen bytes."""
+    for x in (torch.randn(8, 8).t(), torch.randn(16)[1:13]):
         smelt.reset()
         with collect() as events:
             compiled(lambda x: dropped(x, 0.5))(x)
@@ -285,8 +287,8 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
 class Host:
     """A generator of the host that counts as a GPU's does, and dropout that draws from it."""
 
-    def __init__(self, broken: bool = False) -> None:
-        self.offset, self.broken, self.calls = 8, broken, 0
+    def __init__(self, broken: str = "") -> None:
+        self.offset, self.broken, self.wide, self.calls = 8, broken == "inverted", broken == "wide", 0
 
     def initial_seed(self) -> int:
         return SEED
@@ -303,25 +305,27 @@ class Host:
     def dropout(self, x: torch.Tensor, p: float, train: bool) -> tuple[torch.Tensor, torch.Tensor]:
         self.calls += 1
         width = taken_at_once(x.numel(), x.dtype)
+        while self.wide and x.numel() % (2 * width) == 0 and width < 8:
+            width *= 2
         words, moved = drawn_by_threads(x.numel(), BLOCKS, width, SEED, self.offset)
         self.offset += moved
         kept = torch.tensor([word < threshold(1 - p, x.dtype) for word in words])
         return x * kept, kept.logical_not() if self.broken else kept
 
 
-@pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_is_tried_once(broken: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("broken", ["", "inverted", "wide"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_gpu_is_tried_once(broken: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(broken)
     monkeypatch.setattr(dropout_check, "default_generator", lambda device: host)
     monkeypatch.setattr(dropout_check, "most_blocks", lambda device: BLOCKS)
     monkeypatch.setattr(torch, "native_dropout", host.dropout)
-    at_once = 8 if dtype is torch.bfloat16 else 4
-    if broken:
+    at_once = taken_at_once(16, dtype)
+    if broken == "inverted" or (broken == "wide" and at_once < 8):  # no thread takes more than eight
         with pytest.warns(SmeltWarning, match="unknown way"):
             assert dropout_check._tried(torch.device("cpu"), dtype, at_once) is None
     else:
-        assert dropout_check._tried(torch.device("cpu"), dtype, at_once) == BLOCKS and host.calls == 2
+        assert dropout_check._tried(torch.device("cpu"), dtype, at_once) == BLOCKS and host.calls == 3
     assert host.offset == 8
 
 

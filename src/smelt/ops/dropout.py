@@ -4,8 +4,8 @@
     →  quad = shr position, 2 ; turn, thread = quad divided by threads
        philox(seed, thread, offset / 4 + turn, word) < below
 
-Four elements side by side have the four words of one counter: schedules compute those once (`codegen/gpu`). Places are
-worked out in 32 bits where these hold them.
+Four elements side by side have the four words of one counter: schedules compute those once (`codegen/gpu`). Where a
+thread takes two at once, they have the first two. Places are worked out in 32 bits where these hold them.
 """
 
 import torch
@@ -36,7 +36,7 @@ def _mask(
         counter, word = _shifted(e, turn, 2), e.op("and", turn, e.const(AT_ONCE - 1, turn.dtype))
     else:
         turn, thread = _divided(e, _shifted(e, narrow, at_once.bit_length() - 1), threads)
-        counter, word = turn, e.op("and", narrow, e.const(AT_ONCE - 1, narrow.dtype))
+        counter, word = turn, e.op("and", narrow, e.const(min(at_once, AT_ONCE) - 1, narrow.dtype))
         for _ in range(at_once // AT_ONCE - 1):  # eight at once are two counters
             second = e.op("and", _shifted(e, narrow, 2), e.const(1, narrow.dtype))
             counter = e.op("add", e.op("mul", turn, e.const(2, turn.dtype)), second)

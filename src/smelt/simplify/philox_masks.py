@@ -78,7 +78,7 @@ def _plan(node: fx.Node, blocks: Blocks) -> _Plan | None:
         return None
     count = product(spec.shape)
     at_once = taken_at_once(count, spec.dtype)
-    if not 0 < count < 1 << 31 or at_once == 2:
+    if not 0 < count < 1 << 31:
         return None
     most = blocks(spec.device, spec.dtype, at_once)
     home = _home(x)

@@ -29,8 +29,8 @@ Tensors = Sequence[torch.Tensor]
 @dataclass(frozen=True, slots=True)
 class Draws:
     """How PyTorch shares out `count` elements that are drawn. `at_once`: how many side by side a thread takes, 1 where
-    it takes one of each quarter of what all threads take in a round. Dropout takes 4, or 8 of 16 bits, where their
-    count is a multiple of that. `rand` and `bernoulli` take 1."""
+    it takes one of each quarter of what all threads take in a round. Dropout takes sixteen bytes, or half or a quarter
+    of that where the count is no multiple. `rand` and `bernoulli` take 1."""
 
     count: int
     threads: int
@@ -53,9 +53,14 @@ class Draws:
         return -(-self.count // (self.threads * AT_ONCE)) * AT_ONCE
 
 
+def widest(dtype: torch.dtype) -> int:
+    """How many elements side by side a thread of dropout takes at most: sixteen bytes."""
+    return 16 // dtype.itemsize
+
+
 def taken_at_once(count: int, dtype: torch.dtype) -> int:
     """How many elements side by side a thread of dropout takes, of memory that is aligned to all of them."""
-    width = 8 if dtype.itemsize == 2 else 4
+    width = widest(dtype)
     while width > 1 and count % width:
         width //= 2
     return width
@@ -151,7 +156,8 @@ def mask(
     else:
         shift = at_once.bit_length() - 1
         turn, thread = (element >> shift) // threads, (element >> shift) % threads
-        counter, word = turn * (at_once // AT_ONCE) + ((element & (at_once - 1)) >> 2), element & 3
+        counter = turn * max(1, at_once // AT_ONCE) + ((element & (at_once - 1)) >> 2)
+        word = element & (min(at_once, AT_ONCE) - 1)  # of two at once the other words are left
     counter = counter + ((offset + after) >> 2)
     return SCALAR_OPS["philox"].reference(seed, thread, counter, word) < below
 

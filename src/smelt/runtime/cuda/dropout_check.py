@@ -11,7 +11,7 @@ import torch
 from smelt.base.errors import warn
 from smelt.device import find
 from smelt.device.random_state import default_generator
-from smelt.ir.nodes.philox_draws import BLOCK, Draws, mask, most_blocks, threshold
+from smelt.ir.nodes.philox_draws import BLOCK, Draws, mask, most_blocks, threshold, widest
 
 _KEPT = 0.7
 _known: dict[tuple[str, torch.dtype, int], int | None] = {}
@@ -37,7 +37,9 @@ def _tried(device: torch.device, dtype: torch.dtype, at_once: int) -> int | None
     generator = default_generator(device)
     state = generator.get_state()
     try:
-        counts = (125 * at_once, (blocks * BLOCK + 3) * at_once)
+        counts = [125 * at_once, (blocks * BLOCK + 3) * at_once]
+        if at_once == widest(dtype):
+            counts.append(128 * at_once)  # which more at once would be taken of
         right = all(is_drawn(device, dtype, Draws.by_blocks(count, blocks, at_once)) for count in counts)
     except (RuntimeError, AttributeError):  # memory, say, or a generator that does not tell its offset
         return None
