@@ -26,11 +26,8 @@ IN_ORDINARY_FUNCTIONS = {  # of what is left to Python, all that the standard li
     "CHECK_EG_MATCH",
     "PREP_RERAISE_STAR",
     "GET_AITER",
-    "LOAD_BUILD_CLASS",
     "CALL_INTRINSIC_1",
     "CALL_INTRINSIC_2",
-    "LOAD_FROM_DICT_OR_DEREF",
-    "LOAD_FROM_DICT_OR_GLOBALS",
 }
 
 

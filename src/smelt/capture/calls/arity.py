@@ -66,6 +66,7 @@ _KINDS: dict[Any, tuple[tuple[int, str, tuple[type, ...]], ...]] = {  # place, n
     itertools.count: ((0, "start", _NUMBER), (1, "step", _NUMBER)),
     itertools.repeat: ((1, "times", _INT),),
     itertools.combinations: ((1, "r", _INT),),
+    itertools.combinations_with_replacement: ((1, "r", _INT),),
     itertools.permutations: ((1, "r", _INT_OR_NONE),),
     itertools.tee: ((1, "", _INT),),
     itertools.islice: ((1, "", _INT_OR_NONE), (2, "", _INT_OR_NONE), (3, "", _INT_OR_NONE)),

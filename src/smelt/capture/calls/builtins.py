@@ -25,7 +25,9 @@ from smelt.capture.calls.class_checks import (
     is_registered,
     is_subclass,
 )
+from smelt.capture.calls.class_statements import CLASS_CALLS, type_of_three
 from smelt.capture.calls.inspect import FUNCTION_CALLS
+from smelt.capture.calls.python_library import OPERATOR_CALLS
 from smelt.capture.interpreter.attributes import (
     attribute,
     attribute_or_none,
@@ -44,6 +46,7 @@ from smelt.capture.interpreter.deferred_scalars import (
     open_truth,
 )
 from smelt.capture.interpreter.dict_keys import hashable
+from smelt.capture.interpreter.dunder_dispatch import held_operands
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.iterators import advance, drain, ended, iterator
 from smelt.capture.interpreter.operators import (
@@ -70,7 +73,6 @@ from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.open_numbers import OpenRange
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
-    STRING_METHODS,
     Cell,
     Constant,
     DeferredScalar,
@@ -91,10 +93,9 @@ from smelt.capture.model.values import (
     ZippedIterator,
     describe,
     of_number,
-    own_operators,
     python_type,
 )
-from smelt.capture.polyfills.library import greatest, least, logs, reversed_
+from smelt.capture.polyfills.library import greatest, least, logs, reversed_, until
 
 Builtin = Callable[[Interpreter, list[Value], dict[str, Value]], Value]
 
@@ -141,6 +142,8 @@ def _by_rule(rule: Callable[[Interpreter, Value, Object], bool]) -> Builtin:
 
 
 def _type(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 3:
+        return type_of_three(interp, args)
     kind = python_type(args[0]) if len(args) == 1 else None
     if kind is None:
         raise Unsupported("B002", "type")
@@ -194,8 +197,10 @@ def _bool(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
 
 
 def _iter(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if len(args) != 1:
-        raise Unsupported("B009", "iter with a sentinel")
+    if len(args) == 2:
+        if not is_callable(interp, args[0]):
+            raise Unsupported("B019", "TypeError: iter(v, w): v must be callable")
+        return interp.call(interp.externals.fixed(until), args)
     return iterator(interp, args[0])
 
 
@@ -468,8 +473,9 @@ def _min_max(function: Any, polyfill: Any) -> Builtin:
 
 
 def _sorted(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if isinstance(args[0], Set) and not kwargs and interp.is_plain(args[0]):
-        return interp.compute(sorted, args[0].items)  # in whatever order it would be taken
+    held = (held_operands(interp, ("__iter__",), args[0]) or args)[0]
+    if isinstance(held, Set) and not kwargs and interp.is_plain(held):
+        return interp.compute(sorted, held.items)  # in whatever order it would be taken
     return Sequence(list, in_order(interp, drain(interp, args[0], hinted=True), kwargs))
 
 
@@ -503,16 +509,6 @@ def _id(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Val
 
 def _operator(handler: Callable[..., Any], symbol: str) -> Builtin:
     return lambda interp, args, kwargs: handler(interp, symbol, args[0], args[1])
-
-
-def _new_tuple(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """`tuple.__new__(kind, items)`, which named tuples are made with."""
-    kind = args[0].value if isinstance(args[0], Object) else None
-    if not isinstance(kind, type) or not hasattr(kind, "_fields") or len(args) != 2 or kwargs:
-        raise Unsupported("B002", "tuple.__new__")
-    if not own_operators(kind) <= STRING_METHODS:
-        raise Unsupported("B002", f"class {kind.__qualname__}, a tuple with operators of its own")
-    return Sequence(interp.externals.guard_identity(args[0]), drain(interp, args[1]))  # type: ignore[arg-type]
 
 
 def _vars(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -596,12 +592,15 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
     abc.ABCMeta.__instancecheck__: (takes(2), _by_rule(by_register)),
     type.__subclasscheck__: (takes(2), _by_rule(has_base)),
     abc.ABCMeta.__subclasscheck__: (takes(2), _by_rule(is_registered)),
-    type: (takes(1), _type),
+    type: (takes(1, 3), _type),
+    **{function: (takes(1, ANY, names=None), rule) for function, rule in CLASS_CALLS.items()},
     getattr: (takes(2, 3), _getattr),
     hasattr: (takes(2), _hasattr),
     setattr: (takes(3), _changes(store_attribute)),
     delattr: (takes(2), _changes(delete_attribute)),
     callable: (takes(1), _callable),
+    torch.Tensor.__iter__: (takes(1), _iter),
+    torch.Tensor.__len__: (takes(1), _len),
     id: (takes(1), _id),
     len: (takes(1), _len),
     bool: (takes(0, 1), _bool),
@@ -636,11 +635,11 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
     dict.__dict__["fromkeys"]: (takes(2, 3), _fromkeys),
     operator.abs: (takes(1), _abs),
     **{function: (takes(1, 2, names=None), rule) for function, rule in FUNCTION_CALLS.items()},
+    **OPERATOR_CALLS,
     object.__init__: (takes(1, ANY, names=None), _object_init),
     object.__getattribute__: (takes(2), _object_getattribute),
     object.__setattr__: (takes(3), _changes(plain_store)),
     object.__delattr__: (takes(2), _changes(plain_delete)),
-    tuple.__new__: (takes(1, ANY, names=None), _new_tuple),
     vars: (takes(0, 1), _vars),
     torch.is_tensor: (takes(1), _is_tensor),
     torch._C._has_torch_function: (takes(1), _has_torch_function),

@@ -7,7 +7,7 @@ from typing import Any
 
 from smelt.capture.calls.arity import ANY, Takes, takes
 from smelt.capture.calls.builtins import in_order, unpack_into
-from smelt.capture.interpreter.dict_keys import hashable, holds_nan, item_key
+from smelt.capture.interpreter.dict_keys import hashable, holds_nan, item_key, key_error, key_value
 from smelt.capture.interpreter.dunder_dispatch import index_of
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.iterators import drain, iterator
@@ -20,7 +20,7 @@ from smelt.capture.interpreter.operators import (
     store_subscript,
     subscript,
 )
-from smelt.capture.interpreter.sets import change, change_item, derived
+from smelt.capture.interpreter.sets import change, change_item, derived, items_of_view, own_set, pop_item
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.static import is_a
 from smelt.capture.model.values import Constant, DictView, Mapping, Object, Sequence, Set, Value, describe
@@ -44,6 +44,8 @@ def container_method(
             return _update(interp, receiver, args, kwargs)
     elif isinstance(receiver, Set):
         handler = SET.get(name)
+    elif isinstance(receiver, DictView):
+        handler = VIEW.get(name)
     elif isinstance(receiver, Object) and is_a(receiver.value, dict) and name in ("__contains__", "get", "__len__"):
         return None
     else:
@@ -144,6 +146,19 @@ def _reverse(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Valu
     return _NONE
 
 
+def _refill(interp: Interpreter, receiver: Sequence | Set, args: list[Value]) -> Value:
+    """`list.__init__`, `set.__init__`: of new objects, which are empty."""
+    if receiver.source is not None or receiver.items:
+        raise Unsupported("B002", f"__init__ of {describe(receiver)} that is filled")
+    if isinstance(receiver, Sequence):
+        return _extend(interp, receiver, args) if args else _NONE
+    if args and receiver.kind is set:
+        interp.before_set_mutation(receiver)
+        made = own_set(interp, set, args[0])
+        receiver.items, receiver.calls, receiver.ordered = made.items, made.calls, made.ordered
+    return _NONE
+
+
 def _copy_list(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
     return Sequence(list, list(interp.externals.items(receiver)))
 
@@ -194,7 +209,7 @@ def _pop_key(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value
     if not interp.externals.removable(receiver, key):
         if len(args) > 1:
             return args[1]
-        raise Raised.of(KeyError(key))
+        raise key_error(interp, args[0])
     interp.before_mutation(receiver)
     return interp.externals.force(receiver.items.pop(key))
 
@@ -231,7 +246,7 @@ def _by_set(does: Callable[..., Value], name: str) -> Method:
 
 def _remove_item(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
     if item_key(interp, args[0]) not in receiver.items:
-        raise Unsupported("B019", f"KeyError: {describe(args[0])}")
+        raise key_error(interp, args[0])
     return change_item(interp, "remove", receiver, args[0])
 
 
@@ -257,7 +272,14 @@ def _popitem(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value
         interp.before_mutation(receiver)
     key = next(reversed(receiver.items) if last else iter(receiver.items))
     item = receiver.items.pop(key)
-    return Sequence(tuple, [interp.externals.fixed(key), interp.externals.force(item)])
+    return Sequence(tuple, [key_value(interp, key), interp.externals.force(item)])
+
+
+def _is_disjoint(interp: Interpreter, receiver: DictView, args: list[Value]) -> Value:
+    ours = items_of_view(interp, receiver)
+    if ours is None:
+        raise Unsupported("B002", "isdisjoint of the values of a dict")
+    return Constant(ours.isdisjoint([item_key(interp, item) for item in drain(interp, args[0])]))
 
 
 _METHOD = dict[str, tuple[Takes, Method]]
@@ -280,6 +302,7 @@ LIST: _METHOD = TUPLE | {
     "copy": (takes(0), _copy_list),
     "__setitem__": (takes(2), _setitem),
     "__delitem__": (takes(1), _delitem),
+    "__init__": (takes(0, 1), _refill),
 }
 DICT: _METHOD = {
     "get": (takes(1, 2), _get),
@@ -300,15 +323,23 @@ DICT: _METHOD = {
     "__iter__": (takes(0), _iter),
 }
 SET: _METHOD = {
+    "__init__": (takes(0, 1), _refill),
     "add": (takes(1), lambda interp, receiver, args: change_item(interp, "add", receiver, args[0])),
     "discard": (takes(1), lambda interp, receiver, args: change_item(interp, "discard", receiver, args[0])),
     "remove": (takes(1), _remove_item),
     "clear": (takes(0), _by_set(change, "clear")),
+    "pop": (takes(0), lambda interp, receiver, args: pop_item(interp, receiver)),
     **{name: (takes(0, ANY), _by_set(change, name)) for name in ("update", "difference_update", "intersection_update")},
     "symmetric_difference_update": (takes(1), _by_set(change, "symmetric_difference_update")),
     "copy": (takes(0), _by_set(derived, "copy")),
     **{name: (takes(0, ANY), _by_set(derived, name)) for name in ("union", "intersection", "difference")},
     "symmetric_difference": (takes(1), _by_set(derived, "symmetric_difference")),
+    "__contains__": (takes(1), _contains),
+    "__len__": (takes(0), _length),
+    "__iter__": (takes(0), _iter),
+}
+VIEW: _METHOD = {
+    "isdisjoint": (takes(1), _is_disjoint),
     "__contains__": (takes(1), _contains),
     "__len__": (takes(0), _length),
     "__iter__": (takes(0), _iter),

@@ -10,7 +10,6 @@ import functools
 import operator
 import types
 import weakref
-from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -21,7 +20,8 @@ from smelt.capture.calls.arity import refuse_arguments
 from smelt.capture.calls.autograd_function import FUNCTION_CALLS, ONCE
 from smelt.capture.calls.builtins import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.calls.checkpoint import CHECKPOINTS
-from smelt.capture.calls.classes import GETTERS, call_class, make_object
+from smelt.capture.calls.class_statements import replace_part
+from smelt.capture.calls.classes import GETTERS, NEW_CALLS, call_class, make_object
 from smelt.capture.calls.containers import container_method
 from smelt.capture.calls.copy import COPIES
 from smelt.capture.calls.deque import deque_method
@@ -29,12 +29,14 @@ from smelt.capture.calls.grad_and_autocast import AMBIENT_CALLS, BLOCKS
 from smelt.capture.calls.interpolate import resized
 from smelt.capture.calls.lru_cache import WRAPPER, call_cached
 from smelt.capture.calls.numbers import number_call, tensor_of
+from smelt.capture.calls.python_library import EXPRESSION_CALLS, expression_method
 from smelt.capture.calls.recurrent_modules import RECURRENT_CALLS
 from smelt.capture.guards.name_lookups import rely_on_names
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.backward import BACKWARD_CALLS
 from smelt.capture.interpreter.deferred_scalars import item_of_tensor
 from smelt.capture.interpreter.exceptions import method_of
+from smelt.capture.interpreter.externals import BUILTIN_BASES
 from smelt.capture.interpreter.interpreter import Frame, Interpreter
 from smelt.capture.interpreter.iterators import generator_method
 from smelt.capture.interpreter.leaf_state import store_requires_grad
@@ -75,6 +77,7 @@ from smelt.capture.model.values import (
     Cell,
     Constant,
     Deque,
+    Descriptor,
     ExceptionValue,
     Function,
     Generator,
@@ -87,6 +90,7 @@ from smelt.capture.model.values import (
     Sequence,
     Tensor,
     Value,
+    contents_kind,
     describe,
     python_type,
 )
@@ -94,7 +98,8 @@ from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS, scripted
 from smelt.capture.polyfills.optimizers import STEPPING, averaging_batch_norm
 from smelt.meta.effects import is_pointwise
 
-CONTEXT_CALLS = {**BLOCKS, **BACKWARD_CALLS, **FUNCTION_CALLS, **CHECKPOINTS, **nn_module.MODULE_CALLS}
+CONTEXT_CALLS = {**NEW_CALLS, **BLOCKS, **BACKWARD_CALLS, **FUNCTION_CALLS, **CHECKPOINTS, **nn_module.MODULE_CALLS}
+OTHER_CALLS = {**COPIES, **EXPRESSION_CALLS}
 _CURRENT_GPU = "torch.cuda.current_device"
 _GENERATOR = 0x20
 _DISPATCHING = functools.singledispatch(lambda first: first).__code__  # type: ignore[attr-defined]
@@ -112,6 +117,8 @@ def call(interp: Interpreter, function: Value, args: list[Value], kwargs: dict[s
         return call(interp, function.function, [*function.args, *args], {**function.keywords, **kwargs})
     if isinstance(function, Object):
         return _call_object(interp, function, args, kwargs)
+    if isinstance(function, Descriptor) and function.kind is staticmethod:
+        return call(interp, function.parts[0], args, kwargs)
     if isinstance(function, Instance):
         method = special(interp, function, "__call__")
         if method is None:
@@ -180,7 +187,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         interp.externals.guard_identity(function)
         refuse_arguments(real, args, kwargs)
         return call(interp, interp.externals.fixed(polyfill), args, kwargs)
-    handler: Builtin | None = _known(BUILTIN_CALLS, real) or _known(COPIES, real)
+    handler: Builtin | None = _known(BUILTIN_CALLS, real) or _known(OTHER_CALLS, real)
     if handler is not None:
         interp.externals.guard_identity(function)
         rely_on_own_in(interp, real, args)
@@ -324,9 +331,10 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         if "out" in kwargs:
             raise Unsupported("B008", "out=")
         return interp.tensor_call("call_method", real.__name__, args, kwargs)
-    if isinstance(receiver, Instance) and real.__objclass__ in getattr(receiver.contents, "kind", object).__mro__[:-1]:
+    held = contents_kind(receiver.contents) if isinstance(receiver, Instance) else None
+    if isinstance(receiver, Instance) and held is not None and real.__objclass__ in held.__mro__[:-1]:
         receiver = receiver.contents
-    if isinstance(receiver, Object) and is_a(receiver.value, dict) and real.__objclass__ in (dict, OrderedDict):
+    if isinstance(receiver, Object) and real.__objclass__ in BUILTIN_BASES and is_a(receiver.value, real.__objclass__):
         receiver = interp.externals.contents(receiver)
     if isinstance(receiver, Mapping) and receiver is not args[0] and real.__name__ == "__getitem__" and len(args) == 2:
         missing = interp.tree.class_attribute(_kind_of(args[0]), "__missing__")
@@ -338,12 +346,17 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         answer = method_of(interp, real, receiver, args[1:], kwargs)
         if answer is not None:
             return answer
+    if isinstance(receiver, Descriptor) and real.__name__ in ("getter", "setter", "deleter") and len(args) == 2:
+        return replace_part(interp, real.__name__, receiver, args[1:])
     if isinstance(receiver, Generator) and not kwargs:
         return generator_method(interp, real.__name__, receiver, args[1:])
     if isinstance(receiver, Deque) and not kwargs:
         answer = deque_method(interp, real.__name__, receiver, args[1:])
         if answer is not None:
             return answer
+    answer = None if receiver is None else expression_method(interp, real, receiver, args[1:], kwargs)
+    if answer is not None:
+        return answer
     if receiver is not None:
         answer = container_method(interp, real, receiver, args[1:], kwargs)
         if answer is not None:

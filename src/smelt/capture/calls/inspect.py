@@ -1,11 +1,8 @@
-"""What programs ask of functions: their signature, of which kind they are, and to look like another.
+"""What programs ask of functions: their signature, and of which kind they are.
 
 "scaler" in inspect.signature(opt.step).parameters   →   Constant(False), while `step` is that function
-@functools.wraps(f) …                                →   a Function that remembers `f`, whose names it is given when it
-                                                         is made for the program to keep
 """
 
-import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -17,11 +14,11 @@ from smelt.capture.model.source import Source
 from smelt.capture.model.values import (
     Constant,
     Function,
+    Mapping,
     Method,
     Object,
     Partial,
     Value,
-    describe,
     is_constant,
     python_type,
 )
@@ -35,8 +32,12 @@ def _signature(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
         raise Unsupported("B002", "inspect.signature")
     bound = isinstance(args[0], Method)
     function = args[0].function if isinstance(args[0], Method) else args[0]
-    while isinstance(function, Function) and function.wraps is not None:
-        function = function.wraps
+    while isinstance(function, Function) and function.members is not None:
+        if any(name in function.members.items for name in _SAYS_OTHERWISE):
+            raise Unsupported("B002", "inspect.signature")
+        if "__wrapped__" not in function.members.items:
+            break
+        function = interp.externals.force(function.members.items["__wrapped__"])
     found = _of_new(interp, function) if isinstance(function, Function) else _of_real(interp, function)
     return interp.externals.fixed(found.replace(parameters=list(found.parameters.values())[1:]) if bound else found)
 
@@ -68,7 +69,9 @@ def _of_new(interp: Interpreter, function: Function) -> inspect.Signature:
     """The signature of a function that the captured code made, if it follows from its code and plain defaults."""
     defaults = () if function.defaults is None else interp.plain(function.defaults)
     named = {} if function.keyword_defaults is None else interp.plain(function.keyword_defaults)
-    if function.annotations is not None or not all(map(is_constant, (*defaults, *named.values()))):
+    noted = function.overrides.get("__annotations__", function.annotations)
+    is_noted = noted is not None and not (isinstance(noted, Mapping) and not noted.items)
+    if is_noted or not all(map(is_constant, (*defaults, *named.values()))):
         raise Unsupported("B002", "inspect.signature")
     code = function.info.code
     alike = types.FunctionType(code, {}, None, defaults, tuple(types.CellType() for _ in code.co_freevars))
@@ -94,26 +97,8 @@ def _is_generator_function(interp: Interpreter, args: list[Value], kwargs: dict[
     return Constant(inspect.isgeneratorfunction(interp.externals.guard_identity(function)))
 
 
-def _update_wrapper(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """`functools.update_wrapper`, as `functools.wraps` calls it, of a function that the captured code made."""
-    given = inspect.signature(functools.update_wrapper).bind(*args, **kwargs)
-    wrapper, wrapped = given.arguments["wrapper"], given.arguments["wrapped"]
-    usual = (functools.WRAPPER_ASSIGNMENTS, functools.WRAPPER_UPDATES)
-    for name, expected in zip(("assigned", "updated"), usual, strict=True):
-        if name in given.arguments and interp.plain(given.arguments[name]) != expected:
-            raise Unsupported("B002", f"functools.update_wrapper({name}=…)")
-    if not isinstance(wrapper, Function) or wrapper.wraps is not None or not isinstance(wrapped, Function | Object):
-        raise Unsupported("B002", f"functools.update_wrapper of {describe(wrapper)}")
-    if isinstance(wrapped, Object) and type(interp.externals.guard_identity(wrapped)) is not types.FunctionType:
-        raise Unsupported("B002", f"functools.update_wrapper to {describe(wrapped)}")
-    interp.before_mutation(wrapper)
-    wrapper.wraps = wrapped
-    return wrapper
-
-
 FUNCTION_CALLS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {
     inspect.signature: _signature,
     inspect.isclass: _is_class,
     inspect.isgeneratorfunction: _is_generator_function,
-    functools.update_wrapper: _update_wrapper,
 }

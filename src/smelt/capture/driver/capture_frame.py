@@ -28,7 +28,6 @@ from smelt.capture.interpreter.deferred_scalars import open_scalar, operands_of_
 from smelt.capture.interpreter.externals import Externals, guard_tensor_identity, is_gradient, may_guard_identity
 from smelt.capture.interpreter.interpreter import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.interpreter.iterators import finishes_without_effects
-from smelt.capture.interpreter.opcode_table import HANDLERS
 from smelt.capture.model.breaks import COMPILED_LATER, SkipFrame, Unsupported
 from smelt.capture.model.bytecode import columns_of
 from smelt.capture.model.open_numbers import DTYPES
@@ -52,7 +51,8 @@ from smelt.capture.model.values import (
     ZippedIterator,
     describe,
 )
-from smelt.capture.opcodes import exceptions, match, opcodes
+from smelt.capture.opcodes import class_bodies, exceptions, match, opcodes
+from smelt.capture.opcodes.opcode_table import HANDLERS
 from smelt.capture.persist.store import Keep
 from smelt.capture.replay.described import (
     DescribedCall,
@@ -83,7 +83,7 @@ from smelt.ir.nodes.ambient import Ambient, restored, without_default_devices
 from smelt.ir.tensorspec import tensor_spec
 from smelt.meta.ghost import without_caller_hooks
 
-SEMANTICS = (opcodes, exceptions, match)  # importing them fills the table
+SEMANTICS = (opcodes, class_bodies, exceptions, match)  # importing them fills the table
 
 # Breaks where Python is expected to raise: under fullgraph=True the user gets that error, not ours.
 EXPECTED_TO_RAISE = frozenset({"B011", "B018", "B019"})
@@ -308,6 +308,7 @@ class _Closing:
             lambda value: preallocate()(value),  # type: ignore[misc]
             functools.partial(_kept_open, tape) if interp.externals.explores else None,
         )
+        self.build.made_classes = interp.tree.made_classes
 
     def captured(self, keep: Keep | None = None, observe: Observe | None = None) -> Captured:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None

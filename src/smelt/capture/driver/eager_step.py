@@ -10,10 +10,10 @@ from types import CellType
 from typing import Any
 
 from smelt import _native
-from smelt.capture.interpreter.opcode_table import take
 from smelt.capture.interpreter.operators import BINARY, COMPARE, INPLACE, UNARY
 from smelt.capture.model.bytecode import CALLABLE_FIRST, Instruction
 from smelt.capture.model.state import LiveFrame
+from smelt.capture.opcodes.opcode_table import take
 
 Invoke = Callable[..., Any]
 """`invoke(function, *args, **kwargs)` runs user code with the region active and the user's line in tracebacks."""

@@ -50,6 +50,7 @@ class GuardTree:
         self._slots: dict[int, Source] = {}
         self._fixed: dict[int, Source] = {}
         self._classes: dict[type, dict[str, Any]] = {}
+        self.made_classes: dict[int, Any] = {}  # by their ids, `MadeClass`es: stand-ins, of which nothing is relied on
         self._state = Source(None, ("value", None), "process")
         self.relations: list[tuple[Source, Source, bool | None]] = []  # pairs of collected tensors, see `EntryState`
         self.why_not_persist = ""  # what was looked at that is another in another process, and that no guard asks for
@@ -76,6 +77,10 @@ class GuardTree:
     def has_base(self, kind: type, wanted: type) -> bool:
         """Whether one class is another, or has it among its bases."""
         answer = any(base is wanted for base in mro_of(kind))
+        if id(kind) in self.made_classes:
+            for base in kind.__bases__:
+                self.has_base(base, wanted)
+            return answer
         if kind is not wanted and is_heap_type(kind):
             self.fixed(kind, qualname_of(kind)).check(("subclass", wanted, answer))
         return answer
@@ -84,6 +89,10 @@ class GuardTree:
         """Whether an abstract class takes another for its subclass: by its bases, its register, its hook. A yes is for
         good: it remembers that. Another process is asked once."""
         answer = abc.ABCMeta.__subclasscheck__(wanted, kind)  # type: ignore[arg-type]
+        if id(kind) in self.made_classes:
+            for base in kind.__bases__:
+                self.is_registered(base, wanted)
+            return answer
         self.asked[id(kind), id(wanted)] = kind, wanted, answer
         if not answer:
             self.fixed(kind, qualname_of(kind)).check(("unregistered", wanted))
@@ -102,12 +111,17 @@ class GuardTree:
     def of_class(self, kind: type, function: Callable[[type], Any]) -> Any:
         """What a function of smelt's says of a class; all it may look at is what look-ups in the class find."""
         answer = function(kind)
-        if is_heap_type(kind):
+        if id(kind) in self.made_classes:
+            for base in kind.__bases__:
+                self.of_class(base, function)
+        elif is_heap_type(kind):
             self.fixed(kind, qualname_of(kind)).check(("of class", function, answer))
         return answer
 
     def next_attribute(self, kind: type, after: type, name: str) -> Any:
         """What the bases of `kind` that come after a class hold under the name, as `super()` finds it."""
+        if id(kind) in self.made_classes:
+            return self._next_of_made(kind, after, name)
         source = self.fixed(kind, qualname_of(kind))
         later = itertools.dropwhile(lambda base: base is not after, mro_of(kind))
         for base in itertools.islice(later, 1, None):
@@ -120,10 +134,18 @@ class GuardTree:
             source.check(("next lacks", name, after))
         return ABSENT
 
+    def _next_of_made(self, kind: type, after: type, name: str) -> Any:
+        for base in itertools.islice(itertools.dropwhile(lambda base: base is not after, mro_of(kind)), 1, None):
+            if id(base) not in self.made_classes:
+                self.class_attribute(base, name)
+            if name in class_dict_of(base):
+                return class_dict_of(base)[name]
+        return ABSENT
+
     def class_name(self, kind: type, name: str = "__name__") -> str:
         """`__name__` or `__qualname__` of a class, as `type` has it."""
         text: str = type.__dict__[name].__get__(kind)
-        if is_heap_type(kind):
+        if is_heap_type(kind) and id(kind) not in self.made_classes:
             self.metaclass(kind)
             self.fixed(kind, qualname_of(kind)).attribute(name).check(("equals", text))
         return text
@@ -185,6 +207,10 @@ class GuardTree:
         """`static_lookup`, remembered: the entry is void once the class answers otherwise."""
         if not is_heap_type(kind):
             return static_lookup(kind, name)
+        if id(kind) in self.made_classes:
+            for base in kind.__bases__:
+                self.class_attribute(base, name)
+            return static_lookup(kind, name)
         seen = self._classes.setdefault(kind, {})
         if name not in seen:
             seen[name] = static_lookup(kind, name)
@@ -210,6 +236,7 @@ class GuardTree:
 
         Python drops an object, and closes a generator, as soon as nobody can reach it; so must the first call.
         """
+        self.made_classes = {}
         pending = [self._state, *self._slots.values(), *self._fixed.values()]
         while pending:
             source = pending.pop()

@@ -17,8 +17,9 @@ import torch
 
 from smelt.base.torch_originals import METHODS_OF_C, is_own
 from smelt.capture.interpreter.backward import gradient_of, store_gradient
-from smelt.capture.interpreter.exceptions import attribute_of, store_in
+from smelt.capture.interpreter.exceptions import attribute_of, store_in, traceback_attribute
 from smelt.capture.interpreter.externals import REGISTRIES
+from smelt.capture.interpreter.function_attributes import delete_from_function, function_attribute, store_in_function
 from smelt.capture.interpreter.interpreter import PUSHED, Interpreter
 from smelt.capture.interpreter.leaf_state import read, store_data, store_requires_grad
 from smelt.capture.model.breaks import Raised, Unsupported
@@ -28,9 +29,12 @@ from smelt.capture.model.static import ABSENT, class_dict_of, is_a, is_heap_type
 from smelt.capture.model.values import (
     Constant,
     Deque,
+    Descriptor,
     ExceptionValue,
+    FrameValue,
     Function,
     Instance,
+    Iterator,
     LazyItem,
     Mapping,
     Method,
@@ -40,7 +44,9 @@ from smelt.capture.model.values import (
     Slice,
     Super,
     Tensor,
+    TracebackValue,
     Value,
+    ZippedIterator,
     describe,
     is_constant,
     python_type,
@@ -49,13 +55,16 @@ from smelt.capture.model.values import (
 _DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
 # C types whose attributes are looked up, and written, as object's are.
 _PLAIN: tuple[Any, ...] = (object, BaseException, types.SimpleNamespace)
-_PLAIN_LOOKUP = frozenset(kind.__getattribute__ for kind in (*_PLAIN, dict, list, tuple, set, frozenset, OrderedDict))
+_PLAIN_LOOKUP = frozenset(
+    kind.__getattribute__ for kind in (*_PLAIN, dict, list, tuple, set, frozenset, OrderedDict, int, float, str)
+)
 _PLAIN_STORES = tuple(store for kind in _PLAIN for store in (kind.__setattr__, kind.__delattr__))
 
 _OF_ITS_PLACE = ("co_filename", "co_firstlineno", "co_linetable", "co_lnotab")
 _OF_PARAMETERS = ("name", "kind", "default", "annotation")  # each kept in a slot
 _FIELD = type(inspect.Attribute.name)  # of named tuples
 _OF_MEMBERS = tuple(vars(enum.Enum)[name] for name in ("value", "name"))
+_PARTS_OF_DESCRIPTORS = {"fget": 0, "fset": 1, "fdel": 2, "__func__": 0, "__wrapped__": 0}
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: on classes written in C
 
@@ -132,13 +141,18 @@ def attribute(interp: Interpreter, value: Value, name: str) -> Value:
             return field
     if isinstance(value, Deque) and name == "maxlen":
         return Constant(value.maxlen)
-    if isinstance(value, Function) and value.wraps is not None:
-        if name not in ("__wrapped__", *functools.WRAPPER_ASSIGNMENTS):
-            raise Unsupported("B007", f"{name} of {describe(value)}")
-        return value.wraps if name == "__wrapped__" else attribute(interp, value.wraps, name)
-    if isinstance(value, Function) and name in ("__name__", "__qualname__"):
-        return Constant(value.info.code.co_name if name == "__name__" else value.qualname)
-    return _of_builtin(interp, value, name)
+    if isinstance(value, Iterator | ZippedIterator) and name in ("__next__", "__iter__"):
+        return Method(interp.externals.fixed(next if name == "__next__" else iter), value)
+    if isinstance(value, TracebackValue):
+        return traceback_attribute(value, name)
+    if isinstance(value, Descriptor) and name in _PARTS_OF_DESCRIPTORS:
+        place = _PARTS_OF_DESCRIPTORS[name]
+        if (value.kind is property) == name.startswith("f"):
+            return value.parts[place] if len(value.parts) > place else Constant(None)
+    if isinstance(value, FrameValue) and name == "f_code":
+        return Constant(value.info.code)
+    own = function_attribute(interp, value, name) if isinstance(value, Function) else None
+    return _of_builtin(interp, value, name) if own is None else own
 
 
 def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
@@ -246,6 +260,8 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
         return Method(interp.externals.fixed(found), value)
     if isinstance(found, classmethod | staticmethod):
         raise Unsupported("B007", f"{name} of a tensor")
+    if is_constant(found):  # `__doc__`, `__module__`: what the class of ghosts has there is another
+        return interp.externals.value(found, _class_source(interp, value.kind, name))
     return interp.tensor_call("call_function", getattr, [value, Constant(name)])
 
 
@@ -463,7 +479,8 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
 
 
 _OF_CLASSES = {
-    name: vars(type)[name] for name in ("__name__", "__qualname__", "__module__", "__doc__", "__mro__", "__bases__")
+    name: vars(type)[name]
+    for name in ("__name__", "__qualname__", "__module__", "__doc__", "__mro__", "__bases__", "__annotations__")
 }
 
 
@@ -473,7 +490,9 @@ def _of_every_class(interp: Interpreter, value: Object, name: str) -> Value:
     real = vars(type)[name].__get__(kind)
     if name in ("__name__", "__qualname__"):
         return Constant(interp.tree.class_name(kind, name))
-    if name in ("__mro__", "__bases__"):
+    if name == "__annotations__" and type(class_dict_of(kind).get(name)) is not dict:
+        raise Unsupported("B007", f"{name} of {describe(value)}")
+    if name in ("__mro__", "__bases__", "__annotations__"):
         return interp.externals.value(real, interp.tree.fixed(kind, kind.__qualname__).attribute(name))
     interp.tree.class_attribute(kind, name)  # which every class has itself
     if not is_constant(real):
@@ -690,6 +709,9 @@ def store_attribute(interp: Interpreter, target: Value, name: str, value: Value)
     if isinstance(target, Tensor) and name == "data":
         store_data(interp, target, value)
         return
+    if isinstance(target, Function):
+        store_in_function(interp, target, name, value)
+        return
     hook = interp.tree.class_attribute(_written_kind(target, name), "__setattr__")
     if is_a(hook, types.FunctionType):
         interp.now(interp.call(interp.externals.fixed(hook), [target, Constant(name), value]))
@@ -732,6 +754,10 @@ def plain_store(interp: Interpreter, target: Value, name: str, value: Value) -> 
 
 def delete_attribute(interp: Interpreter, target: Value, name: str) -> None:
     """`del target.name`, a class's own `__delattr__` included."""
+    if isinstance(target, Function):
+        if not delete_from_function(interp, target, name):
+            raise Missing(target, name)
+        return
     kind = _written_kind(target, name)
     hook = interp.tree.class_attribute(kind, "__delattr__")
     if is_a(hook, types.FunctionType):

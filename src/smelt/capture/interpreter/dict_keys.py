@@ -1,5 +1,6 @@
 """Keys of dicts and items of sets: the real objects behind values, or what they are known by."""
 
+import operator
 import types
 from typing import Any
 
@@ -7,21 +8,30 @@ import torch
 
 from smelt.capture.interpreter.externals import may_guard_identity
 from smelt.capture.interpreter.interpreter import TYPES, Interpreter, is_plain_type, make_sequence
-from smelt.capture.model.breaks import Unsupported
-from smelt.capture.model.static import is_a
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.static import is_a, static_lookup
 from smelt.capture.model.values import (
     ByIdentity,
+    ByParts,
+    ByRule,
     Constant,
     Deque,
+    ExceptionValue,
+    Function,
+    Instance,
     Mapping,
+    Method,
     Number,
     Object,
+    Partial,
     Sequence,
     Set,
     Tensor,
     Value,
+    contents_kind,
     describe,
     is_constant,
+    python_type,
 )
 
 
@@ -43,15 +53,18 @@ def holds_nan(value: Any) -> bool:
 def item_key(interp: Interpreter, value: Value) -> Any:
     """An item of a set: the real one if it is plain, else what it is known by."""
     if isinstance(value, Object) and not is_a(value.value, (torch.Tensor, *TYPES)):
-        return ByIdentity(value, hashable(interp, value))
-    if isinstance(value, Tensor) and value.source is None:
-        return ByIdentity(value, value)
+        found = hashable(interp, value)
+        return found if isinstance(found, ByIdentity) else ByIdentity(value, found)
     if isinstance(value, Tensor) and value.source is not None and value.source.accessor[0] != "slot":
         value.source.check(("is", value.real))
         return ByIdentity(value, value.real)
-    if is_nan(value) or holds_nan(value):
+    if holds_nan(value):
         raise Unsupported("B017", "a NaN in a set")
-    real = interp.plain(value)
+    if not interp.is_plain(value):
+        return hashable(interp, value)
+    if is_nan(value):
+        raise Unsupported("B017", "a NaN in a set")
+    real = interp.plain(value, in_order=not isinstance(value, Set))
     try:
         hash(real)
     except TypeError:
@@ -60,23 +73,111 @@ def item_key(interp: Interpreter, value: Value) -> Any:
 
 
 def hashable(interp: Interpreter, key: Value) -> Any:
-    """A real dict key."""
+    """A key of a dict: the real one, or what stands for one that is made by the captured code."""
     if isinstance(key, Object):
-        if is_a(key.value, type) and not is_plain_type(key.value):
-            raise Unsupported("B017", f"{describe(key)}, whose metaclass can redefine it")
-        if is_a(key.value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
-            interp.externals.rely_on_contents(key.value)
-            return interp.externals.guard_identity(key)
-        if interp.tree.class_attribute(type(key.value), "__hash__") is object.__hash__:
-            return interp.externals.guard_identity(key)
-        raise Unsupported("B017", describe(key))
-    if isinstance(key, Tensor) and key.real is not None and key.source is not None and may_guard_identity(key):
-        interp.externals.mark_grad_target(key)
-        return key.real
+        return _of_object(interp, key)
+    if isinstance(key, Tensor):
+        return _of_tensor(interp, key)
     if isinstance(key, Sequence) and key.kind is not list:
         return make_sequence(key.kind, [hashable(interp, interp.externals.force(item)) for item in key.items])
     if is_nan(key):
         raise Unsupported("B017", "a NaN as a key")
     if isinstance(key, Constant) and is_constant(key.value):
         return interp.plain(key)
+    if isinstance(key, Set) and key.kind is frozenset and interp.is_plain(key):
+        return interp.plain(key, in_order=False)
+    if isinstance(key, Instance):
+        return _by_class(interp, key, key.kind)
+    if isinstance(key, Function | Partial) and key.source is None:
+        return ByIdentity(key, key)
+    if isinstance(key, Method):
+        return ByParts(key, (_identified(interp, key.function), _identified(interp, key.receiver)))
     raise Unsupported("B017", describe(key))
+
+
+def _of_object(interp: Interpreter, key: Object) -> Any:
+    if is_a(key.value, type) and not is_plain_type(key.value):
+        raise Unsupported("B017", f"{describe(key)}, whose metaclass can redefine it")
+    if is_a(key.value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
+        interp.externals.rely_on_contents(key.value)
+        return interp.externals.guard_identity(key)
+    if interp.tree.class_attribute(type(key.value), "__hash__") is object.__hash__:
+        return interp.externals.guard_identity(key)
+    return _by_class(interp, key, type(key.value))
+
+
+def _of_tensor(interp: Interpreter, key: Tensor) -> Any:
+    if key.real is None or key.source is None:
+        return ByIdentity(key, key)
+    if may_guard_identity(key):
+        interp.externals.mark_grad_target(key)
+        return key.real
+    interp.externals.guard_key(key)
+    return ByIdentity(key, key.real)
+
+
+def _identified(interp: Interpreter, part: Value) -> Any:
+    if isinstance(part, Object):
+        return interp.externals.guard_identity(part)
+    if part.source is not None or isinstance(part, Constant | Sequence):
+        raise Unsupported("B017", f"a method of {describe(part)}")
+    return part
+
+
+def _by_class(interp: Interpreter, key: Object | Instance, kind: type) -> ByIdentity:
+    """An object as its class has it: by identity, or by `__hash__` and `__eq__` of the program."""
+    if interp.tree.class_attribute(kind, "__hash__") is object.__hash__:
+        by_identity = interp.tree.class_attribute(kind, "__eq__") is object.__eq__
+        if not by_identity or not isinstance(key, Instance) or isinstance(key, ExceptionValue):
+            raise Unsupported("B017", describe(key))
+        return ByIdentity(key, key)
+    found = hash_of(interp, key)
+
+    def is_equal(value: Value, other: Any) -> bool:
+        right = other.value if isinstance(other, ByIdentity) else key_value(interp, other)
+        answer = interp.now(interp.call(interp.externals.fixed(operator.eq), [value, right]))
+        if not isinstance(answer, Constant):
+            raise Unsupported("B017", f"{describe(value)}, whose __eq__ answers {describe(answer)}")
+        return bool(answer.value)
+
+    return ByRule(key, found, is_equal)
+
+
+def hash_of(interp: Interpreter, value: Value) -> int:
+    """`hash(value)`."""
+    if isinstance(value, Instance | Object):
+        kind = python_type(value)
+        found = interp.tree.class_attribute(kind, "__hash__") if kind is not None else None
+        if isinstance(found, types.FunctionType):
+            with interp.refusing_changes(f"__hash__ of {describe(value)}"):
+                answer = interp.plain(interp.now(interp.call(interp.externals.fixed(found), [value])))
+            if type(answer) not in (int, bool):
+                raise Unsupported("B019", f"TypeError: __hash__ of {describe(value)}")
+            return hash(answer)
+        held = interp.externals.contents(value) if isinstance(value, Object) else value.contents
+        if held is not None and found is static_lookup(contents_kind(held) or object, "__hash__"):
+            return hash_of(interp, held)
+    elif not isinstance(value, Tensor | Function | Partial | Method):
+        real = interp.plain(value, in_order=not isinstance(value, Set))
+        interp.tree.why_not_persist = "a hash"
+        try:
+            return hash(real)
+        except TypeError as error:
+            raise Raised.of(error) from error
+    raise Unsupported("B002", f"hash of {describe(value)}, which is its address,")
+
+
+def key_value(interp: Interpreter, key: object) -> Value:
+    """The value of a dict key."""
+    if isinstance(key, ByIdentity):
+        return key.value
+    if is_a(key, tuple):
+        return Sequence(type(key), [key_value(interp, item) for item in key])  # type: ignore[attr-defined]
+    if type(key) is frozenset:
+        return interp.wrap_plain(key)
+    return interp.externals.fixed(key)
+
+
+def key_error(interp: Interpreter, key: Value) -> Raised:
+    """What Python raises for a key that is not there."""
+    return Raised(ExceptionValue(KeyError, args=Sequence(tuple, [key])), f"KeyError: {describe(key)}")

@@ -6,11 +6,12 @@ Vector(1) + 2   →   Vector.__add__(v, 2)        2 + Vector(1)   →   Vector._
 import types
 from typing import Any
 
+from smelt.capture.interpreter.externals import BUILTIN_BASES
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.special_methods import checked_index
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.bytecode import BINARY_METHODS
-from smelt.capture.model.static import ABSENT, is_a
+from smelt.capture.model.static import ABSENT, is_a, static_lookup
 from smelt.capture.model.values import (
     Constant,
     ExceptionValue,
@@ -18,6 +19,7 @@ from smelt.capture.model.values import (
     Object,
     Sequence,
     Value,
+    contents_kind,
     describe,
     python_type,
 )
@@ -25,6 +27,32 @@ from smelt.capture.model.values import (
 COMPARISONS = {"<": "__lt__", "<=": "__le__", "==": "__eq__", "!=": "__ne__", ">": "__gt__", ">=": "__ge__"}
 REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
 _BY_IDENTITY = (object.__eq__, type.__eq__, BaseException.__eq__)
+
+
+def operator_methods(symbol: str) -> tuple[str, ...]:
+    """The special methods by which classes define `symbol`."""
+    plain = symbol.removesuffix("=")
+    forms = ("", "r") if plain == symbol else ("", "r", "i")
+    return tuple(f"__{form}{BINARY_METHODS[plain]}__" for form in forms)
+
+
+def held_operands(interp: Interpreter, methods: tuple[str, ...], *operands: Value) -> list[Value] | None:
+    """What objects of classes of lists, sets, numbers … hold, in their place: Python's operators look at nothing else
+    where the class has none of the `methods` itself. None if no operand is such an object."""
+    held = [_held(interp, value, methods) for value in operands]
+    return held if any(one is not other for one, other in zip(held, operands, strict=True)) else None
+
+
+def _held(interp: Interpreter, value: Value, methods: tuple[str, ...]) -> Value:
+    if isinstance(value, Object) and is_a(value.value, BUILTIN_BASES):
+        found = interp.externals.contents(value)
+    else:
+        found = value.contents if isinstance(value, Instance) else None
+    base, kind = contents_kind(found), python_type(value)
+    if found is None or base is None or kind is None:
+        return value
+    plain = all(_lookup(interp, kind, name) is static_lookup(base, name) for name in methods)
+    return found if plain else value
 
 
 def overloaded_binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
@@ -99,6 +127,8 @@ def index_of(interp: Interpreter, value: Value) -> Value:
         found = interp.tree.class_attribute(kind, "__index__")
         if isinstance(found, types.FunctionType):
             return checked_index(value, interp.now(interp.call(interp.externals.fixed(found), [value])))
+        if found is int.__index__:
+            return _held(interp, value, ("__index__",))
     return value
 
 

@@ -10,7 +10,7 @@ from smelt.capture.interpreter.interpreter import SIMPLE_ERRORS, Interpreter
 from smelt.capture.interpreter.special_methods import checked_str
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.static import is_a, is_heap_type, static_lookup
-from smelt.capture.model.values import Constant, ExceptionValue, Sequence, TracebackValue, Value, describe
+from smelt.capture.model.values import Constant, ExceptionValue, FrameValue, Sequence, TracebackValue, Value, describe
 
 _NONE = Constant(None)
 
@@ -60,6 +60,20 @@ def attribute_of(failure: ExceptionValue, name: str) -> Value:
     if name in failure.details or (name in ("name", "obj") and issubclass(failure.kind, NameError | AttributeError)):
         return failure.details.get(name, _NONE)
     raise Unsupported("B007", f"{name} of {describe(failure)}")
+
+
+def traceback_attribute(trace: TracebackValue, name: str) -> Value:
+    """An attribute of a traceback: where it stands, and the rest of it."""
+    _, info, instruction = trace.places[0]
+    if name == "tb_lineno" and instruction.line is not None:
+        return Constant(instruction.line)
+    if name == "tb_lasti":
+        return Constant(instruction.offset)
+    if name == "tb_next":
+        return TracebackValue(trace.failure, trace.places[1:]) if trace.places[1:] else _NONE
+    if name == "tb_frame":
+        return FrameValue(info)
+    raise Unsupported("B007", f"{name} of a traceback")
 
 
 def store_in(interp: Interpreter, failure: ExceptionValue, name: str, value: Value) -> None:

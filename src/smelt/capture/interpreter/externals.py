@@ -27,6 +27,7 @@ from smelt.capture.model.source import Source
 from smelt.capture.model.static import is_a, is_heap_type, own_dict, static_lookup
 from smelt.capture.model.values import (
     STRING_METHODS,
+    ByIdentity,
     Cell,
     Constant,
     Deque,
@@ -47,6 +48,7 @@ from smelt.capture.model.values import (
     describe,
     is_constant,
     own_operators,
+    stands_for_key,
 )
 from smelt.capture.tape.generators import GeneratorPair
 from smelt.capture.tape.tape import Tape
@@ -115,6 +117,9 @@ _SHARED = (
     set,
     types.CellType,
 )  # what is one value however it is reached, so that writes are seen
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+BUILTIN_BASES: tuple[type, ...] = (OrderedDict, dict, list, tuple, set, frozenset, int, float, str)
+"""Types of C that classes of the program are made from, narrowest first: an object of such a class holds one."""
 REGISTRIES = ("_parameters", "_buffers", "_modules")
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, *_IDENTIFIED[3:])  # which have a __qualname__
 
@@ -155,6 +160,8 @@ class Externals:
         self._open_numbers: dict[int, tuple[OpenNumber, OpenScalar]] = {}  # by their ids
         self.explores = False  # whether both sides of a branch are followed, for export, and nothing is executed
         self.graph_generators: dict[int, GeneratorPair] = {}  # by the ids of generators
+        self._stand_ins: dict[int, tuple[Any, Value]] = {}  # by their ids
+        self._tensor_keys: list[Any] = []  # arguments that are keys of dicts or items of sets
         self.grad_targets: dict[int, Any] = {}  # tensors whose gradients are taken: objects, not values
 
     def release(self) -> None:
@@ -169,7 +176,7 @@ class Externals:
         for objects in self._objects.values():
             for each in objects:
                 each.value = None
-        self._shared, self._objects, self.written = {}, {}, {}
+        self._shared, self._objects, self.written, self._stand_ins = {}, {}, {}, {}
 
     def follows(self, entered: Entered) -> bool:
         """Whether a compiled function is compiled as this one is, and may break where this one may."""
@@ -180,6 +187,8 @@ class Externals:
         """What is known of the object `real` found at `source`; the same source gives the same value."""
         if runs_code(type(real)) or (issubclass(type(real), type) and runs_code(real)):
             raise Unsupported("B007", f"{source.text}, whose metaclass runs code when a class is looked at,")
+        if self._stand_ins and id(real) in self._stand_ins:
+            return self._stand_ins[id(real)][1]
         if self.runs_later:
             self._refuse_data(real, source)
         if source.value is None:
@@ -226,26 +235,42 @@ class Externals:
         assert isinstance(found, Mapping)
         return found
 
-    def contents(self, value: Object) -> Mapping | None:
-        """What an object of a class of dicts holds, whatever the class says of it; None if it is no such object."""
+    def contents(self, value: Object) -> Any:
+        """What an object of a class of dicts, lists, tuples, sets or numbers holds, whatever the class says of it; None
+        if it is no such object."""
         real, source = value.value, value.source
-        base: Any = next((each for each in (OrderedDict, dict) if is_a(real, each)), None)
+        base: Any = next((each for each in BUILTIN_BASES if is_a(real, each)), None)
         if base is None or source is None:
             return None
-        found: Mapping | None = self.shared(real)
+        found = self.shared(real)
         if found is None:
-            items: dict[Any, Any] = {key: LazyItem(item, source.key(key)) for key, item in base.items(real)}
-            found = Mapping(dict(items), base, original=items, inside=True, source=source)
+            found = self._held(real, base, source)
             self._shared[id(real)] = (real, found)
         else:
             self._guard_same(found, source)
         return found
 
+    def _held(self, real: Any, base: Any, source: Source) -> Value:
+        if issubclass(base, dict):
+            items: dict[Any, Any] = {key: LazyItem(item, source.key(key)) for key, item in base.items(real)}
+            return Mapping(dict(items), base, original=items, inside=True, source=source)
+        if base is list or base is tuple:
+            return self._sequence(base.__iter__(real), base, source)
+        if base in (set, frozenset):
+            plain = frozenset(base.__iter__(real))
+            if not all(map(_is_item, plain)) or any(is_a(item, _FUNCTIONS) for item in plain):
+                raise Unsupported("B017", f"the items of {source.text}")
+            source.check(("predicate", functools.partial(_holds, base, plain)))
+            return Set.given(base, base.__iter__(real), source, plain)
+        plain = base.__getnewargs__(real)[0]
+        source.check(("predicate", functools.partial(_holds, base, plain)))
+        return Constant(plain, source=source)
+
     def slots(self, value: Object) -> Slots:
         """What the `__slots__` of an object hold that are filled."""
         real, source = value.value, value.source
         own = isinstance(self.tree.class_attribute(type(real), "__getattribute__"), types.FunctionType)
-        if source is None or is_a(real, dict) or own:
+        if source is None or is_a(real, BUILTIN_BASES) or own:
             raise Unsupported("B007", f"__slots__ of {describe(value)}")
         found: Slots | None = self.shared(real)
         if found is None:
@@ -335,6 +360,8 @@ class Externals:
 
     def fixed(self, real: Any) -> Value:
         """A value for an object that capture itself brings in (a builtin, a class it found): nothing to guard."""
+        if self._stand_ins and id(real) in self._stand_ins:
+            return self._stand_ins[id(real)][1]
         if is_constant(real):
             self._rely_on_operators(real)
             return Constant(real)
@@ -344,6 +371,11 @@ class Externals:
             if is_a(real, types.FunctionType):  # whose attributes may be written by another way to it
                 self._objects.setdefault(types.FunctionType, []).append(source.value)
         return source.value
+
+    def stand_in(self, real: Any, value: Value) -> Any:
+        """Let a real object stand for a value, in a class that the captured code defines."""
+        self._stand_ins[id(real)] = real, value
+        return real
 
     def _rely_on_operators(self, real: Any) -> None:
         """A member of an enum is a constant for as long as Python's operators on it run no code of the program."""
@@ -404,9 +436,10 @@ class Externals:
             source.attribute("maxlen").check(("equals", real.maxlen))
             queued = [LazyItem(item, source.item(position)) for position, item in enumerate(real)]
             return Deque(list(queued), real.maxlen, tuple(queued), source=source)
-        if kind in (set, frozenset) and all(is_constant(item) for item in real):
+        if kind in (set, frozenset) and all(map(_is_item, real)):
             source.check(("equals", kind(real)))
-            return Set.given(real, source)
+            known = [ByIdentity(self.fixed(item), item) if is_a(item, _FUNCTIONS) else item for item in real]
+            return Set.given(kind, real, source, frozenset(known))
         if kind is OpenNumber:
             return self._open_number(real, source)
         if kind is PausedIterator and self.follow_loops:
@@ -437,7 +470,7 @@ class Externals:
         items: list[Any] = [LazyItem(item, source.item(position)) for position, item in enumerate(real)]
         if kind is list:
             return Sequence(kind, items, tuple(items), source=source)
-        source.check(("length", len(real)))
+        source.check(("length", len(items)))
         return Sequence(kind, items, source=source)
 
     def _tensor(self, real: torch.Tensor, source: Source) -> Value:
@@ -464,6 +497,12 @@ class Externals:
         """This very tensor is meant, wherever else it is met; of an argument, that it is another than the rest."""
         self.grad_targets[id(value.real)] = value
         guard_tensor_identity(value)
+
+    def guard_key(self, value: Any) -> None:
+        """An argument is a key: whether it is each of the tensors that are keys, too, is relied on."""
+        for other in self._tensor_keys:
+            self.guard_alias(value.source, other.source, other.real is value.real)
+        self._tensor_keys.append(value)
 
     def gradient_slots(self, value: Any) -> Slots:
         """The `.grad` of a leaf from outside, as something that is read and written."""
@@ -519,7 +558,9 @@ class Externals:
     def present(self, mapping: Mapping, key: Any) -> bool:
         """Whether the key is there, relied on either way."""
         found = key in mapping.items
-        if mapping.source is not None and not found and key not in (mapping.original or ()):
+        if mapping.source is not None and stands_for_key(key) and not _is_new(key):
+            raise Unsupported("B017", f"a key of {describe(mapping)} that objects from outside may be equal to")
+        if mapping.source is not None and not found and key not in (mapping.original or ()) and not _is_new(key):
             mapping.source.check(("lacks", key))  # else it was there and the captured code took it out
         if found and isinstance(mapping.items[key], LazyItem):
             self.force(mapping.items[key])
@@ -597,6 +638,38 @@ def guard_tensor_identity(value: Any) -> bool:
         value.source.check(("is", value.real))
         return True
     return False
+
+
+def has_order(order: tuple[Any, ...]) -> Callable[[Any], bool]:
+    """The guard that a set yields its items in this order."""
+    same = functools.partial(_yields, order)
+    same.__qualname__ = "yielding its items in the order it had"  # type: ignore[attr-defined]
+    return same
+
+
+def _yields(order: tuple[Any, ...], real: Any) -> bool:
+    base: Any = set if is_a(real, set) else frozenset
+    return same_keys(tuple(base.__iter__(real)), order)
+
+
+def _holds(base: Any, plain: Any, real: Any) -> bool:
+    return base.__eq__(real, plain) is True
+
+
+def _is_item(item: Any) -> bool:
+    """Whether an item of a set from outside is known by its value, or is a class that is known by identity."""
+    if is_a(item, tuple):
+        return type(item) is tuple and all(map(_is_item, item))
+    if is_a(item, type):
+        return not runs_code(item) and not own_operators(type(item))
+    return is_constant(item) or is_a(item, _FUNCTIONS)
+
+
+def _is_new(key: Any) -> bool:
+    """Whether no key that was there at first can be the equal of this one: it is made of a new object."""
+    if isinstance(key, tuple):
+        return any(map(_is_new, key))
+    return isinstance(key, ByIdentity) and key.is_new
 
 
 def keys_check(mapping: Mapping, keys: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -8,11 +8,13 @@ the instruction that could not be interpreted.
 """
 
 import builtins
+import contextlib
 import enum
 import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable
+from collections.abc import Iterator as IteratorABC
 from typing import Any
 
 import torch
@@ -52,6 +54,7 @@ from smelt.capture.model.values import (
     is_constant,
     own_operators,
     python_type,
+    stands_for_key,
 )
 from smelt.capture.tape.tape import Tape
 from smelt.device.host_library import on_host
@@ -70,6 +73,13 @@ def is_plain_type(value: object) -> bool:
         return False
     return not issubclass(type(value), type) or type(value) is type or not own_operators(type(value))
 
+
+def is_annotation(value: object) -> bool:
+    """Whether an object says what type something has, and nothing else: `Optional[int]`, `TypeVar("T")`."""
+    return type(value).__module__ == "typing" and type(value).__qualname__ in _ANNOTATIONS
+
+
+_ANNOTATIONS = frozenset({"TypeVar", "ParamSpec", "_GenericAlias", "_UnionGenericAlias", "_SpecialForm"})
 
 SIMPLE_ERRORS: frozenset[type] = frozenset(
     kind
@@ -103,6 +113,7 @@ class Frame:
     discard: bool = False
     generator: Generator | None = None
     handled: Value | None = None
+    names: Mapping | None = None  # of a class body
 
     @property
     def instruction(self) -> Instruction:
@@ -388,6 +399,14 @@ class Interpreter:
             self.tape.rollback_to()
         return not traced and not self._changes
 
+    @contextlib.contextmanager
+    def refusing_changes(self, what: str) -> IteratorABC[None]:
+        """Inside, code is followed that Python runs again when it builds the real object: it may change nothing."""
+        before, nodes = self._changes, self.tape.grew
+        yield
+        if self._changes != before or self.tape.grew != nodes:
+            raise Unsupported("B017", f"{what}, which changes something,")
+
     def before_append(self, value: Sequence | Deque) -> None:
         """`before_mutation`, for items added at the end of a list: undone by cutting it there. A copy of the list for
         each would make a loop that appends to it take quadratic time."""
@@ -463,8 +482,8 @@ class Interpreter:
         elif isinstance(value, Instance):
             self.before_mutation(value.members)
         elif isinstance(value, Function):
-            wraps = value.wraps
-            self._undo.append(lambda: setattr(value, "wraps", wraps))
+            overrides = value.overrides.copy()
+            self._undo.append(lambda: setattr(value, "overrides", overrides))
         elif isinstance(value, Cell):
             contents = value.contents
             self._undo.append(lambda: setattr(value, "contents", contents))
@@ -499,6 +518,8 @@ class Interpreter:
             if value.kind not in (dict, OrderedDict):
                 raise Unsupported("B017", describe(value))
             self.externals.complete(value)
+            if any(map(stands_for_key, value.items)):
+                raise Unsupported("B017", describe(value))
             items = {key: self.plain(item, in_order) for key, item in value.items.items()}
             return items if value.kind is dict else OrderedDict(items)
         if isinstance(value, Set) and self.is_plain(value):
@@ -513,6 +534,8 @@ class Interpreter:
         if isinstance(value, Object) and is_plain_type(value.value):
             self.externals.rely_on_contents(value.value)
             return self.externals.guard_identity(value)
+        if isinstance(value, Object) and is_annotation(value.value):
+            return self.externals.guard_identity(value)
         raise Unsupported("B004" if isinstance(value, DeferredScalar) else "B017", describe(value))
 
     def is_plain(self, value: Any) -> bool:
@@ -522,7 +545,8 @@ class Interpreter:
         if isinstance(value, Sequence):
             return not own_operators(value.kind) and all(self.is_plain(item) for item in value.items)
         if isinstance(value, Mapping):
-            return value.kind in (dict, OrderedDict) and all(self.is_plain(item) for item in value.items.values())
+            plain = value.kind in (dict, OrderedDict) and not any(map(stands_for_key, value.items))
+            return plain and all(self.is_plain(item) for item in value.items.values())
         if isinstance(value, Slice):
             return all(self.is_plain(part) for part in (value.start, value.stop, value.step))
         if isinstance(value, Set):
@@ -541,7 +565,7 @@ class Interpreter:
             return Set(set(real), type(real), Call(type(real).__name__, (Items("tuple", tuple(real)),)))
         if type(real) is slice:
             return Slice(self.wrap_plain(real.start), self.wrap_plain(real.stop), self.wrap_plain(real.step))
-        if is_a(real, TYPES):
+        if is_a(real, TYPES) or is_annotation(real):
             return self.externals.fixed(real)
         raise Unsupported("B017", f"a {type(real).__qualname__}")
 

@@ -6,8 +6,10 @@ for name, layer in zip(names, self.layers):   Joined(zip) over Iterator(names), 
 import types
 from typing import Any
 
+from smelt.capture.interpreter.dict_keys import key_value
 from smelt.capture.interpreter.enums import is_enum, members_of
 from smelt.capture.interpreter.exceptions import stop_iteration
+from smelt.capture.interpreter.externals import has_order
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.replaced_methods import rely_on_own
 from smelt.capture.interpreter.special_methods import ask, ask_length_hint, refused, special
@@ -16,7 +18,6 @@ from smelt.capture.model.open_numbers import OpenRange
 from smelt.capture.model.paused_iterators import CHANGED, PausedIterator, PausedZip
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
-    ByIdentity,
     Constant,
     Deque,
     DictView,
@@ -34,6 +35,7 @@ from smelt.capture.model.values import (
     describe,
     python_type,
 )
+from smelt.capture.polyfills.library import by_place
 
 
 def iterator(interp: Interpreter, value: Value) -> Value:
@@ -52,10 +54,9 @@ def iterator(interp: Interpreter, value: Value) -> Value:
         return Iterator(value.mapping, value.part, size=len(value.mapping.items))
     if isinstance(value, Constant) and is_a(value.value, range | str | bytes):
         return Iterator(value, "forward")
-    if isinstance(value, Set) and (value.ordered or len(value.items) < 2):
-        interp.tree.rely_on_order(value.items)
-        items = [item.value if isinstance(item, ByIdentity) else interp.externals.fixed(item) for item in value.items]
-        return Iterator(Sequence(tuple, items), "forward")
+    if isinstance(value, Set):
+        keys = items_in_order(interp, value)
+        return Iterator(value, "set", size=len(keys), keys=keys, calls=value.calls)
     if isinstance(value, Tensor):
         rely_on_own(interp, value, "__iter__")
         return Iterator(interp.tensor_call("call_method", "unbind", [value, Constant(0)]), "forward")
@@ -68,6 +69,17 @@ def iterator(interp: Interpreter, value: Value) -> Value:
     raise Unsupported("B009", describe(value))
 
 
+def items_in_order(interp: Interpreter, value: Set) -> list[Any]:
+    """The items of a set as it yields them, which is relied on of one from outside."""
+    interp.tree.rely_on_order(value.items)
+    if value.ordered or len(value.items) < 2:
+        return list(value.items)
+    if value.source is None or value.calls.before is not None or value.calls.name != "given":
+        raise Unsupported("B009", describe(value))
+    value.source.check(("predicate", has_order(value.order)))
+    return list(value.order)
+
+
 def _own_iterator(interp: Interpreter, value: Instance | Object) -> Value:
     """What `__iter__` of a class answers, which must be an iterator."""
     kind: Any = python_type(value)
@@ -76,7 +88,7 @@ def _own_iterator(interp: Interpreter, value: Instance | Object) -> Value:
     if isinstance(value, Object) and both and not _is_python(interp, kind, "__iter__"):
         return value  # an iterator written in C, or `loops.PausedIterator`
     if special(interp, value, "__iter__") is None and special(interp, value, "__getitem__") is not None:
-        raise Unsupported("B009", f"{describe(value)}, by its items")
+        return interp.now(interp.call(interp.externals.fixed(by_place), [value]))
     answer = ask(interp, value, "__iter__")
     if isinstance(answer, Iterator | ZippedIterator | Generator):
         return answer
@@ -129,6 +141,8 @@ def _advance_own(interp: Interpreter, value: Instance | Object) -> Value | None:
 
 def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | None:
     over = value.over
+    if isinstance(over, Set):
+        return _item_of_set(interp, value, over, position)
     if isinstance(over, Deque) and over.changes != value.size:
         raise Raised.of(RuntimeError("deque mutated during iteration"))
     if isinstance(over, Sequence | Deque):
@@ -152,19 +166,20 @@ def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | Non
     return item if value.part == "values" else Sequence(tuple, [key_value(interp, key), item])
 
 
+def _item_of_set(interp: Interpreter, value: Iterator, over: Set, position: int) -> Value | None:
+    if len(over.items) != value.size:
+        raise Raised.of(RuntimeError("Set changed size during iteration"))
+    if over.calls is not value.calls:
+        raise Unsupported("B009", "a set that changed since the loop began")
+    return key_value(interp, value.keys[position]) if position < len(value.keys) else None
+
+
 def _key_at(value: Iterator, over: Mapping, position: int) -> Any:
     """The key at a position. Those of a dict that does not change are listed once, not for every step of a loop."""
     keys = value.keys
     if len(keys) != len(over.items) or keys[position] not in over.items or next(reversed(over.items)) is not keys[-1]:
         keys = value.keys = list(over.items)
     return keys[position]
-
-
-def key_value(interp: Interpreter, key: object) -> Value:
-    """The value of a dict key."""
-    if isinstance(key, tuple):
-        return Sequence(tuple, [key_value(interp, item) for item in key])
-    return interp.externals.fixed(key)
 
 
 def _advance_joined(interp: Interpreter, value: ZippedIterator) -> Value | None:

@@ -12,13 +12,22 @@ import torch
 
 from smelt.capture.interpreter.attributes import attribute_now, attribute_or_none
 from smelt.capture.interpreter.deferred_scalars import arithmetic, compared, compared_sizes, needed
-from smelt.capture.interpreter.dict_keys import hashable, holds_nan, is_nan, item_key
-from smelt.capture.interpreter.dunder_dispatch import index_of, overloaded_binary, overloaded_compare, overloaded_unary
+from smelt.capture.interpreter.dict_keys import hashable, holds_nan, is_nan, item_key, key_error
+from smelt.capture.interpreter.dunder_dispatch import (
+    COMPARISONS,
+    REFLECTED,
+    held_operands,
+    index_of,
+    operator_methods,
+    overloaded_binary,
+    overloaded_compare,
+    overloaded_unary,
+)
 from smelt.capture.interpreter.enums import is_enum, member_named, members_of
 from smelt.capture.interpreter.interpreter import Interpreter, is_plain_type
 from smelt.capture.interpreter.iterators import advance, drain, iterator
 from smelt.capture.interpreter.replaced_methods import rely_on_own, replaced_binary, replaced_compare
-from smelt.capture.interpreter.sets import change, combined
+from smelt.capture.interpreter.sets import change, combined, items_of_view
 from smelt.capture.interpreter.special_methods import ask, checked_bool, checked_length, refused, special
 from smelt.capture.interpreter.speculate import decided, speculate, speculate_truth
 from smelt.capture.interpreter.symbolic_index import item_of, set_item
@@ -45,10 +54,10 @@ from smelt.capture.model.values import (
     Set,
     Slice,
     Tensor,
+    TracebackValue,
     Value,
     ZippedIterator,
     describe,
-    is_constant,
     of_number,
     python_type,
 )
@@ -126,6 +135,10 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
         raise Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
     if interp.is_plain(left) and interp.is_plain(right):
         return interp.compute(BINARY[symbol.rstrip("=")], interp.plain(left), interp.plain(right))
+    held = held_operands(interp, operator_methods(symbol), left, right)
+    if held is not None:
+        answer = binary(interp, symbol, *held)
+        return left if answer is held[0] else answer
     return overloaded_binary(interp, symbol, left, right)
 
 
@@ -146,8 +159,8 @@ def _change_in_place(interp: Interpreter, symbol: str, left: Mapping | Set, righ
         interp.before_mutation(left)
         left.items.update(right.items)
         return left
-    if isinstance(left, Set) and isinstance(right, Set) and symbol[:-1] in SET_OPERATORS:
-        if left.kind is frozenset:
+    if isinstance(left, Set) and symbol[:-1] in SET_OPERATORS and _are_sets(left, right):
+        if left.kind is frozenset or not isinstance(right, Set):
             return combined(interp, symbol[:-1], left, right)
         change(interp, _IN_PLACE[symbol], left, [right])
         return left
@@ -162,20 +175,18 @@ def _are_sets(left: Value, right: Value) -> bool:
     views = [each for each in (left, right) if isinstance(each, DictView)]
     if not views:
         return isinstance(left, Set) and isinstance(right, Set)
-    of_keys = all(each.part == "keys" for each in views)
+    of_keys = all(each.part != "values" for each in views)
     return of_keys and all(isinstance(each, Set | DictView | Sequence) for each in (left, right))
 
 
-def _as_set(interp: Interpreter, value: Value) -> Any:
-    """The keys of a dict for an operator of sets; they are real already."""
-    if isinstance(value, DictView) and value.part == "keys":
-        interp.externals.complete(value.mapping)
-        keys = set(value.mapping.items)
-        if all(is_constant(key) for key in keys):
-            return keys
-    if isinstance(value, DictView):
-        raise Unsupported("B008", f"set operator on dict {value.part}")
-    return interp.plain(value, in_order=False)
+def _compare_sets(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """Sets, keys and items of dicts, beside each other and beside anything else."""
+    ours, theirs = items_of_view(interp, left), items_of_view(interp, right)
+    if ours is not None and theirs is not None:
+        return interp.compute(COMPARE[symbol], ours, theirs)
+    if symbol in ("==", "!=") and not isinstance(left, Object | Instance) and not isinstance(right, Object | Instance):
+        return Constant((left is right) == (symbol == "=="))
+    raise Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
 
 
 def _free_number(symbol: str, left: Value, right: Value) -> Number | None:
@@ -285,6 +296,9 @@ def _concatenate(interp: Interpreter, left: Sequence, right: Sequence) -> Value:
 
 
 def _on_tensors(interp: Interpreter, function: Callable[..., Any], left: Value, right: Value) -> Value:
+    held = held_operands(interp, (), left, right)
+    if held is not None:
+        left, right = held
     for value in (left, right):
         if not isinstance(value, Tensor | Constant | OpenScalar):
             raise Unsupported("B008", f"{function.__name__} of {describe(left)} and {describe(right)}")
@@ -312,7 +326,8 @@ def unary(interp: Interpreter, name: str, value: Value) -> Value:
         rely_on_own(interp, value, f"__{UNARY[name].__name__}__")
         return interp.tensor_call("call_function", UNARY[name], [value])
     if isinstance(value, Object | Instance):
-        return overloaded_unary(interp, name, value)
+        held = held_operands(interp, (f"__{UNARY[name].__name__}__",), value)
+        return overloaded_unary(interp, name, value) if held is None else unary(interp, name, *held)
     if _in_symbols(value) and name != "UNARY_INVERT":
         return _on_numbers(interp, UNARY[name], value)
     if name == "UNARY_INVERT" and python_type(value) is bool and sys.version_info >= (3, 12):
@@ -355,8 +370,11 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
         return Constant(_equal_mappings(interp, left, right) == (symbol == "=="))
     if plain:
         raise Unsupported("B014", "a NaN in one container is one in another")
-    if isinstance(left, DictView) or isinstance(right, DictView):
-        return interp.compute(COMPARE[symbol], _as_set(interp, left), _as_set(interp, right))
+    held = held_operands(interp, (COMPARISONS[symbol], COMPARISONS[REFLECTED[symbol]]), left, right)
+    if held is not None:
+        return compare(interp, symbol, *held)
+    if isinstance(left, DictView | Set) or isinstance(right, DictView | Set):
+        return _compare_sets(interp, symbol, left, right)
     if isinstance(left, Deque) or isinstance(right, Deque):
         raise Unsupported("B008", f"{symbol} of a deque")
     answer = overloaded_compare(interp, symbol, left, right)
@@ -428,6 +446,8 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
         return bool(interp.externals.guard_identity(left) is interp.externals.guard_identity(right))
     if type(left) is not type(right):
         return False
+    if isinstance(left, TracebackValue) and isinstance(right, TracebackValue):
+        return left.failure is right.failure and left.places == right.places
     if left.source is None and right.source is None and not isinstance(left, Method | Function | Partial):
         return False
     new_and_old = (left.source is None) != (right.source is None)
@@ -507,7 +527,7 @@ def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
             return checked_length(interp, value, method) > 0
         contents = value.contents if isinstance(value, Instance) else interp.externals.contents(value)
         if contents is not None and found is not ABSENT:
-            return length(interp, contents) > 0
+            return truth(interp, contents)
         if found is not ABSENT:
             if value.source is not None and name == "__len__" and isinstance(found, types.WrapperDescriptorType):
                 value.source.check(("length", len(real)))  # type: ignore[arg-type]
@@ -631,7 +651,7 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
         real = hashable(interp, key)
         if not interp.externals.present(container, real):
             if container.factory is None:
-                raise Raised.of(KeyError(real))
+                raise key_error(interp, key)
             made = interp.now(interp.call(container.factory, []))
             interp.before_setitem(container, real)
             container.items[real] = made
@@ -741,7 +761,7 @@ def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
             interp.before_mutation(container)
             del container.items[real]
             return
-        raise Raised.of(KeyError(real))
+        raise key_error(interp, key)
     if isinstance(container, Sequence) and container.kind is list and isinstance(key, Constant | Slice):
         interp.before_mutation(container)
         try:

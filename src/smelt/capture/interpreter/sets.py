@@ -5,11 +5,11 @@
 
 from typing import Any
 
-from smelt.capture.interpreter.dict_keys import item_key
+from smelt.capture.interpreter.dict_keys import item_key, key_value
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.iterators import drain
 from smelt.capture.model.breaks import Raised, Unsupported
-from smelt.capture.model.set_order import ITSELF, NOTHING, Call, Items, changed, formed, made
+from smelt.capture.model.set_order import ITSELF, NOTHING, Call, Items, changed, formed, made, remade
 from smelt.capture.model.values import (
     Constant,
     DictView,
@@ -32,6 +32,13 @@ def new_set(interp: Interpreter, kind: type, argument: Value | None = None) -> V
         return Set(set(), kind, NOTHING if kind is set else Call("frozenset", ()), ordered=True)
     if kind is frozenset and isinstance(argument, Set) and argument.kind is frozenset:
         return argument
+    return _new(interp, kind, kind.__name__, [argument])
+
+
+def own_set(interp: Interpreter, kind: type, argument: Value | None) -> Set:
+    """A set that is the contents of an object of a class of sets: never one that was there before."""
+    if argument is None:
+        return Set(set(), kind, NOTHING if kind is set else Call("frozenset", ()), ordered=True)
     return _new(interp, kind, kind.__name__, [argument])
 
 
@@ -77,6 +84,27 @@ def change_item(interp: Interpreter, name: str, receiver: Set, item: Value) -> V
     return _NONE
 
 
+def pop_item(interp: Interpreter, receiver: Set) -> Value:
+    """`receiver.pop()`: the first that the set finds, as long as it was made as Python makes it."""
+    if not receiver.items:
+        raise Raised.of(KeyError("pop from an empty set"))
+    if not receiver.ordered and len(receiver.items) > 1:
+        raise Unsupported("B009", describe(receiver))
+    interp.tree.rely_on_order(receiver.items)
+    item = remade(receiver.calls).pop() if receiver.ordered else next(iter(receiver.items))
+    _changed(interp, receiver, "pop", [])
+    return key_value(interp, item)
+
+
+def items_of_view(interp: Interpreter, value: Value) -> set[Any] | None:
+    """What a set, or a view of a dict that acts as one, holds; None for anything else."""
+    if isinstance(value, Set):
+        return set(value.items)
+    if isinstance(value, DictView) and value.part != "values":
+        return {item_key(interp, item) for item in drain(interp, value)}
+    return None
+
+
 _Taken = tuple[Any, Any, bool]
 """An argument as capture has it, as it is written down, and whether capture has its items in Python's order."""
 
@@ -110,7 +138,7 @@ def _argument(interp: Interpreter, value: Value) -> _Taken:
         value.was_read = value.source is not None
         return value.items, value.calls, value.ordered
     is_dict = isinstance(value, Mapping) and value.kind is dict and value.owner is None
-    is_keys = isinstance(value, DictView) and value.part == "keys"
+    form = value.part if isinstance(value, DictView) and value.part != "values" else "dict" if is_dict else "tuple"
     keys = tuple(item_key(interp, item) for item in drain(interp, value))
-    items = Items("dict" if is_dict else "keys" if is_keys else "tuple", keys)
+    items = Items(form, keys)
     return formed(items.form, keys), items, True

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.interpreter.dunder_dispatch import held_operands
 from smelt.capture.interpreter.exceptions import formatted_exception
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.special_methods import checked_str
@@ -31,6 +32,7 @@ from smelt.capture.model.values import (
     Set,
     Tensor,
     Value,
+    contents_kind,
     describe,
     own_operators,
     python_type,
@@ -85,6 +87,9 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
         _rely_on_names(interp, value)
         return interp.compute(_FUNCTIONS[how], interp.externals.guard_identity(value))
     kind = python_type(value)
+    held = held_operands(interp, ("__str__", "__repr__"), value)
+    if held is not None and contents_kind(held[0]) in (dict, list, tuple, int, float, str):
+        return text_of(interp, held[0], how)
     if isinstance(value, Object | Instance) and kind is not None and how != "__ascii__":
         found = interp.tree.class_attribute(kind, how)
         if how == "__str__" and found is object.__str__:

@@ -113,6 +113,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("RETURN_CONST", "BINARY_SLICE", "STORE_SLICE", "LOAD_SUPER_ATTR"), ("3.12", "3.13")),
     **dict.fromkeys(("END_FOR", "END_SEND", "STOPITERATION_ERROR", "LOAD_FAST_AND_CLEAR"), ("3.12", "3.13")),
     "CLEANUP_THROW": ("3.12", "3.13"),
+    **dict.fromkeys(("LOAD_LOCALS", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"), ("3.12", "3.13")),
     **dict.fromkeys(("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"), ("3.13",)),
     **dict.fromkeys(("CONVERT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"), ("3.13",)),
     **dict.fromkeys(("CALL_KW", "TO_BOOL", "SET_FUNCTION_ATTRIBUTE"), ("3.13",)),
@@ -123,9 +124,6 @@ UNSUPPORTED: dict[str, str] = {
     **dict.fromkeys(("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "END_ASYNC_FOR"), "async: left alone"),
     **dict.fromkeys(("BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP"), "async: left alone"),
     **dict.fromkeys(("CHECK_EG_MATCH", "PREP_RERAISE_STAR"), "except*: groups are taken apart by Python"),
-    "LOAD_BUILD_CLASS": "a class statement inside a function",
-    **dict.fromkeys(("LOAD_NAME", "STORE_NAME", "DELETE_NAME", "SETUP_ANNOTATIONS"), "bodies of modules and classes"),
-    **dict.fromkeys(("LOAD_LOCALS", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"), "bodies of classes"),
     **dict.fromkeys(("IMPORT_STAR", "PRINT_EXPR"), "bodies of modules"),
     **dict.fromkeys(("CALL_INTRINSIC_1", "CALL_INTRINSIC_2"), "type parameters, except*, async, bodies of modules"),
     **dict.fromkeys(("INTERPRETER_EXIT", "EXIT_INIT_CHECK", "ENTER_EXECUTOR", "RESERVED"), "CPython's own, in no code"),
@@ -136,6 +134,7 @@ UNSUPPORTED: dict[str, str] = {
 _INTRINSICS = {3: "STOPITERATION_ERROR", 5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}
 _SLOT_READS = frozenset(
     {"LOAD_FAST", "DELETE_FAST", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF", "MAKE_CELL"}
+    | {"LOAD_FROM_DICT_OR_DEREF"}
 )
 _TWO_SLOTS = {
     "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),

@@ -45,6 +45,8 @@ _TORCH_FILES: dict[str, Treatment] = {
     "amp/autocast_mode.py": Treatment.INLINE,
     "autograd/grad_mode.py": Treatment.INLINE,
     "utils/_contextlib.py": Treatment.INLINE,
+    "utils/_ordered_set.py": Treatment.INLINE,
+    "utils/_pytree.py": Treatment.INLINE,
     "_jit_internal.py": Treatment.BREAK,
     "_VF.py": Treatment.INLINE,
     "optim/lbfgs.py": Treatment.BREAK,  # it runs its closure as often as the losses tell it to
@@ -62,15 +64,21 @@ _TORCH_FILES: dict[str, Treatment] = {
 }
 
 # Of some files a few functions alone: `isinstance(x, nn.Parameter)` is one.
-_TORCH_PARTS: dict[str, tuple[str, ...]] = {"nn/parameter.py": ("_ParameterMeta.", "_BufferMeta.")}
+_TORCH_PARTS: dict[str, tuple[str, ...]] = {
+    "nn/parameter.py": ("_ParameterMeta.", "_BufferMeta."),
+    "__init__.py": ("_check",),
+}
 
 _STDLIB_INLINE = (
     "contextlib.py",
     "functools.py",
+    "heapq.py",
     "collections/__init__.py",
     "dataclasses.py",
     "operator.py",
     "typing.py",
+    "unittest/case.py",
+    "unittest/util.py",
 )
 
 # Of some files a few functions alone: what else is in `inspect` looks at frames and files, in `os` at the system.
@@ -92,6 +100,9 @@ _FOLLOWED_ONLY = (
     *(_STDLIB + name for name in ("typing.py", "operator.py", "dataclasses.py", "inspect.py", "os.py")),
     _STDLIB + "contextlib.py",
     _STDLIB + os.path.join("collections", ""),
+    _STDLIB + os.path.join("unittest", ""),
+    _TORCH + "__init__.py",
+    *(_TORCH + os.path.join("utils", name) for name in ("_pytree.py", "_ordered_set.py")),
 )
 
 # Functions that answer from the process or the type alone: called at capture, and their answer is a constant that the

@@ -28,7 +28,7 @@ class Items:
     """What is no set, as a call on sets takes it: Python fills a set from a dict otherwise than from a list."""
 
     form: str
-    """ "tuple", "dict" or "keys". """
+    """ "tuple", "dict", "keys", or "items" of a dict. """
     keys: tuple[Any, ...]
 
 
@@ -45,7 +45,8 @@ class Call:
 
 
 NOTHING = Call("set", ())
-"""What makes an empty set. One from outside begins with `Call("given", (the Set,))`."""
+"""What makes an empty set. One from outside begins with `Call("given", (the Set,))`, one of the code's
+constants with `Call("constant", (it,))`."""
 ITSELF = Call("itself", ())
 """As an argument: the set that is changed, of which Python asks whether it is the same."""
 
@@ -63,6 +64,8 @@ def formed(form: str, keys: tuple[Any, ...]) -> Any:
     """The argument that `Items` stand for."""
     if form == "tuple":
         return keys
+    if form == "items":
+        return dict(keys).items()
     return dict.fromkeys(keys) if form == "dict" else dict.fromkeys(keys).keys()
 
 
@@ -93,7 +96,9 @@ def remade(call: Call, known: "dict[Call, Any] | None" = None) -> Any:
         return known[arg]
 
     first, changes = construction_of(call)
-    if first.name == "given":
+    if first.name == "constant":
+        items = first.args[0]
+    elif first.name == "given":
         items = first.args[0].kind(first.args[0].original)
     else:
         items = made(first.name, *map(argument, first.args))

@@ -8,6 +8,7 @@ containers `LazyItem` items that become values (and guards) when they are first 
 
 import enum
 import functools
+import operator
 import sys
 import types
 from collections import deque
@@ -145,6 +146,7 @@ class Sequence(Value):
     raw_items: list[Any]
     original: tuple[Any, ...] | None = None
     length_guarded: bool = False
+    owner: "Instance | None" = None  # the new object whose contents it is
 
     @property
     def items(self) -> list[Any]:
@@ -195,7 +197,7 @@ class Mapping(Value):
     items: dict[Any, Any]
     kind: type = dict
     original: dict[Any, Any] | None = None
-    owner: "Instance | None" = None
+    owner: "Instance | Function | None" = None
     inside: bool = False  # it is what an object of a class of dicts from outside holds
     factory: Value | None = None  # of a defaultdict
     proxy: Any = None  # the mappingproxy that it is, which nobody can write
@@ -218,7 +220,8 @@ class Slots(Mapping):
 
 
 class ByIdentity:
-    """An item of a set that is known by identity: a module, a parameter. `real` is the object or stands for it."""
+    """An item of a set, or a key of a dict, that is known by identity: a module, a parameter, an object that the
+    captured code made. `real` is the object or stands for it."""
 
     __slots__ = ("real", "value")
 
@@ -230,6 +233,54 @@ class ByIdentity:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByIdentity) and other.real is self.real
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing from outside can be its equal."""
+        return self.real is self.value
+
+
+class ByParts(ByIdentity):
+    """A bound method as a key: its function and its receiver are what it is known by."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByParts) and all(map(operator.is_, self.real, other.real))
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self.real)))
+
+    @property
+    def is_new(self) -> bool:
+        return isinstance(self.real[1], Value)
+
+
+class ByRule(ByIdentity):
+    """A key of a class with a hash of its own: `real` is that, and `is_equal` asks the class of two keys."""
+
+    __slots__ = ("is_equal",)
+
+    def __init__(self, value: Value, real: int, is_equal: Callable[[Value, Any], bool]) -> None:
+        super().__init__(value, real)
+        self.is_equal = is_equal
+
+    def __hash__(self) -> int:
+        return int(self.real)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.is_equal(self.value, other)
+
+    @property
+    def is_new(self) -> bool:
+        return False
+
+
+def stands_for_key(key: Any) -> bool:
+    """Whether a key of a dict stands for an object that is not there yet, or is made of such."""
+    if isinstance(key, tuple):
+        return any(map(stands_for_key, key))
+    return isinstance(key, ByIdentity)
 
 
 @dataclass(slots=True, eq=False)
@@ -245,13 +296,20 @@ class Set(Value):
     original: frozenset[Any] | None = None
     ordered: bool = False
     was_read: bool = False  # it is from outside, and other sets are made of it
+    order: tuple[Any, ...] = ()  # in which one from outside yields its items
+    owner: "Instance | None" = None  # the new object whose contents it is
 
     @classmethod
-    def given(cls, real: Any, source: Any) -> "Set":
+    def given(cls, kind: type, real: Iterable[Any], source: Any, items: frozenset[Any]) -> "Set":
         """A set from outside: equal ones may yield their items in another order."""
-        made = cls(set(real), type(real), NOTHING, frozenset(real), source=source)
+        made = cls(set(items), kind, NOTHING, items, source=source, order=tuple(real))
         made.calls = Call("given", (made,))
         return made
+
+    @classmethod
+    def constant(cls, real: frozenset[Any]) -> "Set":
+        """One of the constants of the code."""
+        return cls(real, frozenset, Call("constant", (real,)), ordered=True)  # type: ignore[arg-type]
 
     def restore(self, calls: Call, ordered: bool) -> None:
         """Make it what it was after some calls."""
@@ -282,7 +340,8 @@ class Iterator(Value):
     position: int = 0
     size: int | None = None  # of a dict, or the changes of a deque, when the loop began: it may not change
     looped: bool = False  # whether a loop takes its items
-    keys: list[Any] = field(default_factory=list)  # of a dict, as they were listed last
+    keys: list[Any] = field(default_factory=list)  # of a dict, as they were listed last; of a set, in its order
+    calls: Call | None = None  # that had made the set when the loop began
 
 
 @dataclass(slots=True, eq=False)
@@ -353,16 +412,20 @@ class Function(Value):
     keyword_defaults: Mapping | None
     closure: tuple[Cell, ...]
     annotations: Value | None = None
-    wraps: Value | None = None  # the function that it was made to look like
+    members: Mapping | None = None
+    """Its `__dict__`, once somebody asked for it."""
+    overrides: dict[str, Value] = field(default_factory=dict)
+    """What the program set `__name__`, `__doc__` and the like to."""
 
 
 @dataclass(slots=True, eq=False)
 class Instance(Value):
-    """An object of a Python class made by the captured code: its `__dict__`, and `contents` if it is a dict too."""
+    """An object of a Python class made by the captured code: its `__dict__`, and `contents` if it is a dict, a list, a
+    tuple, a set, a number or a string, too."""
 
     kind: type
     members: Mapping = field(default_factory=lambda: Mapping({}))
-    contents: Mapping | None = None
+    contents: "Mapping | Sequence | Set | Constant | None" = None
 
     def __post_init__(self) -> None:
         self.members.owner = self
@@ -370,6 +433,11 @@ class Instance(Value):
     @property
     def attributes(self) -> dict[str, Any]:
         return self.members.items
+
+
+def contents_kind(value: Value | None) -> type | None:
+    """The builtin type whose layout the contents of an object have."""
+    return value.kind if isinstance(value, Mapping | Sequence | Set) else None if value is None else python_type(value)
 
 
 Place = tuple[Value, CodeInfo, Instruction]
@@ -406,6 +474,13 @@ class TracebackValue(Value):
 
 
 @dataclass(slots=True, eq=False)
+class FrameValue(Value):
+    """The frame of a place in a traceback: its code can be asked for."""
+
+    info: CodeInfo
+
+
+@dataclass(slots=True, eq=False)
 class Handled(Value):
     """The exception that the program was handling before the captured code began, if any."""
 
@@ -428,6 +503,14 @@ class Partial(Value):
     function: Value
     args: list[Value]
     keywords: dict[str, Value]
+
+
+@dataclass(slots=True, eq=False)
+class Descriptor(Value):
+    """A `property`, `staticmethod` or `classmethod` made by the captured code."""
+
+    kind: type
+    parts: list[Value]
 
 
 @dataclass(slots=True, eq=False)
@@ -563,7 +646,8 @@ def python_type(value: Value) -> type | None:
     if isinstance(value, Constant | Object):
         return type(value.value)
     if isinstance(
-        value, Tensor | DeferredScalar | Sequence | Deque | Mapping | Set | Instance | ZippedIterator | Generator
+        value,
+        Tensor | DeferredScalar | Sequence | Deque | Mapping | Set | Instance | ZippedIterator | Generator | Descriptor,
     ):
         return value.kind
     if isinstance(value, DictView) and value.mapping.kind is types.MappingProxyType:
@@ -610,7 +694,8 @@ _PARTS: dict[type, tuple[str, ...]] = {
     Cell: ("contents",),
     Method: ("function", "receiver"),
     Partial: ("function", "args", "keywords"),
-    Function: ("closure", "defaults", "keyword_defaults", "wraps"),
+    Descriptor: ("parts",),
+    Function: ("closure", "defaults", "keyword_defaults", "annotations", "members", "overrides"),
     Iterator: ("over",),
     ZippedIterator: ("parts", "function"),
     DictView: ("mapping",),

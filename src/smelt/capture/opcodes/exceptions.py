@@ -13,7 +13,6 @@ import torch
 
 from smelt.capture.interpreter.attributes import attribute
 from smelt.capture.interpreter.interpreter import Frame, Interpreter
-from smelt.capture.interpreter.opcode_table import handles, push, take
 from smelt.capture.interpreter.special_methods import special
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.bytecode import Instruction
@@ -31,6 +30,7 @@ from smelt.capture.model.values import (
     describe,
     python_type,
 )
+from smelt.capture.opcodes.opcode_table import handles, push, take
 
 
 @handles("RAISE_VARARGS")

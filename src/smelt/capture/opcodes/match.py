@@ -7,12 +7,12 @@ from smelt.capture.calls.class_checks import is_instance
 from smelt.capture.interpreter.attributes import attribute_or_none
 from smelt.capture.interpreter.dict_keys import hashable
 from smelt.capture.interpreter.interpreter import Frame, Interpreter
-from smelt.capture.interpreter.opcode_table import handles, take
 from smelt.capture.interpreter.operators import length
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.bytecode import Instruction
 from smelt.capture.model.static import is_a
 from smelt.capture.model.values import Constant, Mapping, Object, Sequence, Value, describe, python_type
+from smelt.capture.opcodes.opcode_table import handles, take
 
 _SEQUENCE, _MAPPING = 1 << 5, 1 << 6  # type flags by which CPython tells what patterns may take apart
 _MATCH_SELF = 1 << 22

@@ -12,7 +12,6 @@ from smelt.capture.interpreter.deferred_scalars import is_open, negated, open_tr
 from smelt.capture.interpreter.dict_keys import hashable
 from smelt.capture.interpreter.interpreter import Frame, Interpreter
 from smelt.capture.interpreter.iterators import advance, drain, iterator, send, taken
-from smelt.capture.interpreter.opcode_table import handles, push, take
 from smelt.capture.interpreter.operators import (
     UNARY,
     binary,
@@ -43,6 +42,7 @@ from smelt.capture.model.values import (
     Null,
     OpenScalar,
     Sequence,
+    Set,
     Slice,
     Value,
     ZippedIterator,
@@ -50,6 +50,7 @@ from smelt.capture.model.values import (
     python_type,
 )
 from smelt.capture.opcodes.asserts import deciding
+from smelt.capture.opcodes.opcode_table import handles, push, take
 
 # locals, cells, names
 
@@ -132,7 +133,7 @@ def _cell(frame: Frame, slot: int) -> Cell:
     return cell
 
 
-@handles("LOAD_DEREF", "LOAD_CLASSDEREF")
+@handles("LOAD_DEREF")
 def _load_deref(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     contents = interp.externals.cell_contents(_cell(frame, instruction.arg))
     if contents is None:
@@ -185,7 +186,8 @@ def _delete_global(interp: Interpreter, frame: Frame, instruction: Instruction) 
 
 @handles("LOAD_CONST")
 def _load_const(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(interp.wrap_plain(instruction.value))
+    constant = instruction.value
+    frame.stack.append(Set.constant(constant) if type(constant) is frozenset else interp.wrap_plain(constant))
 
 
 @handles("LOAD_ASSERTION_ERROR")

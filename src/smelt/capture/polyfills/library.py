@@ -205,6 +205,35 @@ def _permutations(pool: tuple[Any, ...], r: int) -> Iterator[Any]:
             yield (pool[position], *rest)
 
 
+def combinations_with_replacement(iterable: Iterable[Any], r: int) -> Iterator[Any]:
+    pool = tuple(iterable)
+    if r < 0:
+        raise ValueError("r must be non-negative")
+    return _combinations_with_replacement(pool, r, 0)
+
+
+def _combinations_with_replacement(pool: tuple[Any, ...], r: int, start: int) -> Iterator[Any]:
+    if r == 0:
+        yield ()
+        return
+    for position in range(start, len(pool)):
+        for rest in _combinations_with_replacement(pool, r - 1, position):
+            yield (pool[position], *rest)
+
+
+def compress(data: Iterable[Any], selectors: Iterable[Any]) -> Iterator[Any]:
+    return _compress(iter(data), iter(selectors))
+
+
+def _compress(data: Iterator[Any], selectors: Iterator[Any]) -> Iterator[Any]:
+    for item in data:
+        selected = next(selectors, _MISSING)
+        if selected is _MISSING:
+            return
+        if selected:
+            yield item
+
+
 def takewhile(predicate: Callable[[Any], Any], iterable: Iterable[Any], /) -> Iterator[Any]:
     for item in iterable:
         if not predicate(item):
@@ -324,6 +353,30 @@ def _reversed(sequence: Any, size: int) -> Iterator[Any]:
         try:
             item = sequence[place]
         except (IndexError, StopIteration):
+            return
+        yield item
+
+
+def by_place(sequence: Any) -> Iterator[Any]:
+    """`iter` of an object that has items and no `__iter__`."""
+    place = 0
+    while True:
+        try:
+            item = sequence[place]
+        except (IndexError, StopIteration):
+            return
+        yield item
+        place += 1
+
+
+def until(function: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
+    """`iter(function, sentinel)`."""
+    while True:
+        try:
+            item = function()
+        except StopIteration:
+            return
+        if sentinel is item or sentinel == item:
             return
         yield item
 
@@ -453,8 +506,18 @@ def assert_(condition: Any, message: Any) -> None:
 
 
 def check_with(error_type: type[Exception], cond: Any, message: Any) -> None:
-    if type(cond) is not bool or not cond:
+    if type(cond) is not bool:
         _refuse_check(error_type, cond, message)
+    if not cond:
+        if message is not None and not callable(message):
+            _refuse_check(error_type, cond, message)
+        raise error_type(_NO_WORDS if message is None else str(message()))
+
+
+_NO_WORDS = (
+    "Expected cond to be True, but got False. (Could this error message be improved? If so, please report an "
+    "enhancement request to PyTorch.)"
+)
 
 
 def _refuse_check(error_type: type[Exception], cond: Any, message: Any) -> None:
@@ -492,7 +555,9 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.zip_longest: zip_longest,
     itertools.pairwise: pairwise,
     itertools.combinations: combinations,
+    itertools.combinations_with_replacement: combinations_with_replacement,
     itertools.permutations: permutations,
+    itertools.compress: compress,
     itertools.takewhile: takewhile,
     itertools.dropwhile: dropwhile,
     itertools.starmap: starmap,
@@ -503,6 +568,11 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     filter: filter_,
     functools.reduce: reduce,
 }
+
+
+class _Places:
+    def __getitem__(self, place: int) -> int:
+        return place
 
 
 def _kinds() -> Iterator[tuple[types.CodeType, types.CodeType, type]]:
@@ -519,6 +589,8 @@ KINDS: dict[types.CodeType, type] = {
     **{lazy: kind for _, lazy, kind in _kinds()},
     _group.__code__: type(next(itertools.groupby("a"))[1]),
     _taking.__code__: type(itertools.tee("a")[0]),
+    by_place.__code__: type(iter(_Places())),
+    until.__code__: type(iter(int, 1)),
 }
 """By the code of a generator above: the class of the iterators it stands for, which the program may ask for."""
 

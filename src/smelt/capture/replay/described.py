@@ -31,6 +31,7 @@ from smelt.capture.model.values import (
     Tensor,
     Value,
     describe,
+    stands_for_key,
 )
 from smelt.capture.replay.reconstruct import Rebuilder
 from smelt.ir.graph import Traced
@@ -244,10 +245,10 @@ class Describer:
     def _container(self, value: Value) -> Described:
         if isinstance(value, Sequence | Deque):
             return Container(value.kind, (), tuple(map(self.described, value.raw_items)))
-        if isinstance(value, Mapping) and value.owner is None:
+        if isinstance(value, Mapping) and value.owner is None and not any(map(stands_for_key, value.items)):
             return Container(value.kind, tuple(value.items), tuple(map(self.described, value.items.values())))
-        if isinstance(value, Instance):
-            held = value.contents.items if value.contents is not None else value.attributes
+        if isinstance(value, Instance) and (value.contents is None or isinstance(value.contents, Mapping)):
+            held = value.contents.items if isinstance(value.contents, Mapping) else value.attributes
             return Container(value.kind, tuple(held), tuple(map(self.described, held.values())))
         return Opaque(describe(value))
 

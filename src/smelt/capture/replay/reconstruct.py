@@ -27,6 +27,7 @@ from smelt.capture.guards.dynamic_sizes import computed_from, read_size
 from smelt.capture.interpreter.exceptions import builtin_base
 from smelt.capture.interpreter.interpreter import make_sequence
 from smelt.capture.model.breaks import SkipFrame
+from smelt.capture.model.made_classes import MadeClass, make_namedtuple
 from smelt.capture.model.open_numbers import OpenNumber
 from smelt.capture.model.paused_iterators import CHANGED, PausedIterator, PausedZip
 from smelt.capture.model.set_order import ITSELF, Call, Items, construction_of, formed
@@ -40,6 +41,7 @@ from smelt.capture.model.values import (
     DeferredScalar,
     DeferredString,
     Deque,
+    Descriptor,
     DictView,
     ExceptionValue,
     Function,
@@ -64,7 +66,9 @@ from smelt.capture.model.values import (
     TracebackValue,
     Value,
     ZippedIterator,
+    contents_kind,
     describe,
+    stands_for_key,
 )
 from smelt.runtime.autograd.freed_graph import as_freed
 from smelt.symbolic.symnode import Formula, meaning
@@ -109,6 +113,7 @@ class Rebuilder:
         self.slots = slots
         self.preallocated = preallocated
         self.number = number  # keeps a number in symbols open, where export explores
+        self.made_classes: dict[int, Any] = {}  # see `GuardTree`
         self.outputs: list[fx.Node] = []
         self._constants: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], list[Operand]]] = []
@@ -191,7 +196,29 @@ class Rebuilder:
 
     def items(self, items: Iterable[Any]) -> list[Operand]:
         """The items of a set."""
-        return [self.operand(item.value) if isinstance(item, ByIdentity) else self.constant(item) for item in items]
+        return [self.key(item) for item in items]
+
+    def key(self, key: Any) -> Operand:
+        """A key of a dict."""
+        if isinstance(key, ByIdentity):
+            return self.operand(key.value)
+        if not stands_for_key(key):
+            return self.constant(key)
+        return self.step(functools.partial(_make_sequence, type(key)), *map(self.key, key))
+
+    def by_keys(self, write: Callable[..., None], real: Operand, items: dict[Any, Any]) -> None:
+        """`write(keys, real, *items)`, where some keys may have to be made first."""
+        keys, operands = tuple(items), [self.operand(item) for item in items.values()]
+        if any(map(stands_for_key, keys)):
+            made = self.step(_tuple, *map(self.key, keys))
+            self.step(functools.partial(_in_turn, write), made, real, *operands)
+        else:
+            self.step(functools.partial(write, keys), real, *operands)
+
+    def class_of(self, kind: type) -> Operand:
+        """A class: the real one, or the one that is made in the place of a stand-in."""
+        made = self.made_classes.get(id(kind))
+        return self.constant(kind) if made is None else self.once(kind, functools.partial(_class, self, made))
 
     def constant(self, real: Any) -> Operand:
         self._constants.append(real)
@@ -221,6 +248,8 @@ class Rebuilder:
             return self._number(value)
         if isinstance(value, Constant):
             return self.constant(value.value)
+        if isinstance(value, Object) and id(value.value) in self.made_classes:
+            return self.class_of(value.value)
         if isinstance(value, Object) and value.identity_guarded:
             return self.constant(value.value)
         if value.source is not None:
@@ -255,6 +284,10 @@ class Rebuilder:
         """Make a container known before its contents are built, for contents that refer back to it."""
         self._known[id(value)] = operand
         return operand
+
+    def known(self, value: Value) -> Operand | None:
+        """Where the object for `value` will be, if that is known by now."""
+        return self._known.get(id(value))
 
     def tensor(self, value: Tensor, operand: Operand) -> Operand:
         """Remember what a tensor is made of."""
@@ -314,10 +347,14 @@ def _with_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _sequence(build: Rebuilder, value: Sequence) -> Operand:
+    if value.owner is not None:
+        return build.operand(value.owner)
     if value.kind is list:
         made = build.early(value, build.step(list))
         build.fill(lambda: _extend(build, made, value.items, list.extend))
         return made
+    if id(value.kind) in build.made_classes:
+        return build.step(_make_sequence, build.class_of(value.kind), *map(build.operand, value.items))
     make = _tuple if value.kind is tuple else functools.partial(_make_sequence, value.kind)
     return build.step(make, *map(build.operand, value.items))
 
@@ -345,15 +382,18 @@ def _tuple(*items: Any) -> tuple[Any, ...]:
 def _mapping(build: Rebuilder, value: Mapping) -> Operand:
     if value.owner is not None:
         made = build.operand(value.owner)
-        return made if value.owner.contents is value else build.step(vars, made)
-    keys = tuple(value.items)
+        return made if getattr(value.owner, "contents", None) is value else build.step(vars, made)
     if value.kind is types.MappingProxyType:
         return build.constant(value.proxy)
     made = build.early(value, build.step(value.kind))
     if value.factory is not None:
         build.step(_set_factory, made, build.operand(value.factory))
-    build.step(functools.partial(_update, keys), made, *map(build.operand, value.items.values()))
+    build.by_keys(_update, made, value.items)
     return made
+
+
+def _in_turn(write: Callable[..., None], *operands: Any) -> None:
+    write(*operands)
 
 
 def _set_factory(real: Any, factory: Any) -> None:
@@ -365,13 +405,17 @@ def _update(keys: tuple[Any, ...], real: Any, *items: Any) -> None:
 
 
 def _set(build: Rebuilder, value: Set) -> Operand:
+    if value.owner is not None:
+        return build.operand(value.owner)
     return set_operand(build, value.calls)
 
 
 def set_operand(build: Rebuilder, call: Call) -> Operand:
     """A set made by the calls that made the captured one, so that its items come in the same order."""
     first, changes = construction_of(call)
-    if first.name == "given":
+    if first.name == "constant":
+        made = build.constant(first.args[0])
+    elif first.name == "given":
         made = build.operand(first.args[0])
     elif first.name in _SETS and all(isinstance(arg, Items) and arg.form == "tuple" for arg in first.args):
         keys = first.args[0].keys if first.args else ()
@@ -431,6 +475,8 @@ def _view_of(part: str, real: Any) -> Any:
 
 
 def _iterator(build: Rebuilder, value: Iterator) -> Operand:
+    if isinstance(value.over, Set) and value.over.calls is not value.calls:
+        raise SkipFrame("an iterator over a set that has changed cannot be rebuilt")
     if isinstance(value.over, Deque) and value.over.changes != value.size:
         raise SkipFrame("an iterator over a deque that has changed cannot be rebuilt")
     part, position = value.part, value.position
@@ -439,7 +485,7 @@ def _iterator(build: Rebuilder, value: Iterator) -> Operand:
         if part in ("keys", "values", "items"):
             made = iter(getattr(over, part)())
         else:
-            made = iter(over) if part == "forward" else reversed(over)
+            made = iter(over) if part in ("forward", "set") else reversed(over)
         for _ in range(position):
             next(made)
         return made
@@ -501,6 +547,31 @@ def fill_cell(real: Any, contents: Any) -> None:
     real.cell_contents = contents
 
 
+def _class(build: Rebuilder, made: MadeClass) -> Operand:
+    """A class of a class statement that was followed, made once more of what its names hold by now."""
+    if made.of_namedtuple is not None:
+        return build.step(functools.partial(make_namedtuple, *made.of_namedtuple))
+    name, names, count = made.kind.__name__, tuple(made.names.items), len(made.bases)
+
+    def make(*operands: Any) -> type:
+        return type(name, operands[:count], dict(zip(names, operands[count:], strict=True)))
+
+    cell, contents = made.cell, None
+    if cell is not None:  # which leads back here
+        contents, cell.contents = cell.contents, None
+    bases = [build.operand(base) for base in made.bases]
+    members = [build.operand(item) for item in made.names.items.values()]
+    real = build.step(make, *bases, *members)
+    if cell is not None:
+        cell.contents = contents
+        build.step(fill_cell, build.operand(cell), real)
+    return real
+
+
+def _descriptor(build: Rebuilder, value: Descriptor) -> Operand:
+    return build.step(value.kind, *map(build.operand, value.parts))
+
+
 def _function(build: Rebuilder, value: Function) -> Operand:
     code, names, qualname = value.info.code, value.globals.names, value.qualname
     none = build.constant(None)
@@ -519,26 +590,55 @@ def _function(build: Rebuilder, value: Function) -> Operand:
             made.__annotations__ = annotations
         return made
 
-    made = build.step(make, defaults, keyword_defaults, annotations, closure)
-    if value.wraps is not None:
-        build.step(functools.update_wrapper, made, build.operand(value.wraps))
+    known = build.known(value)  # its cells may have led back to it
+    if known is not None:
+        return known
+    made = build.early(value, build.step(make, defaults, keyword_defaults, annotations, closure))
+    for name, item in value.overrides.items():
+        build.step(functools.partial(_set_attribute, name), made, build.operand(item))
+    if value.members is not None:
+        fill = functools.partial(_fill_dict, tuple(value.members.items))
+        build.step(fill, made, *map(build.operand, value.members.items.values()))
     return made
+
+
+def _set_attribute(name: str, real: Any, value: Any) -> None:
+    setattr(real, name, value)
 
 
 def _instance(build: Rebuilder, value: Instance) -> Operand:
-    base: Any = value.contents.kind if value.contents is not None else object
-    made = build.early(value, build.step(functools.partial(base.__new__, value.kind)))
+    base: Any = contents_kind(value.contents) or object
+    given = _given_at_once(build, value.contents)
+    if id(value.kind) in build.made_classes:
+        made = build.early(value, build.step(base.__new__, build.class_of(value.kind), *given))
+    else:
+        made = build.early(value, build.step(functools.partial(base.__new__, value.kind), *given))
     build.fill(lambda: _fill_instance(build, value, base, made))
     return made
+
+
+def _given_at_once(build: Rebuilder, contents: Value | None) -> list[Operand]:
+    """What an object of a class of tuples, frozensets, numbers is made of."""
+    if isinstance(contents, Sequence) and contents.kind is tuple:
+        return [build.step(_tuple, *map(build.operand, contents.items))]
+    if isinstance(contents, Set) and contents.kind is frozenset:
+        return _set_arguments(build, contents.calls)
+    return [build.operand(contents)] if isinstance(contents, Constant) else []
 
 
 def _fill_instance(build: Rebuilder, value: Instance, base: Any, made: Operand) -> None:
     operands = map(build.operand, value.attributes.values())
     fill = _fill_dict if value.kind.__dictoffset__ else _fill_slots
     build.step(functools.partial(fill, tuple(value.attributes)), made, *operands)
-    if value.contents is not None:
-        fill_contents = functools.partial(_fill_contents, base, tuple(value.contents.items))
-        build.step(fill_contents, made, *map(build.operand, value.contents.items.values()))
+    contents = value.contents
+    if isinstance(contents, Mapping):
+        build.by_keys(functools.partial(_fill_contents, base), made, contents.items)
+    elif isinstance(contents, Sequence) and base is list:
+        _extend(build, made, contents.items, list.extend)
+    elif isinstance(contents, Set) and base is set:
+        first, changes = construction_of(contents.calls)
+        build.step(set.__init__, made, *_set_arguments(build, first))
+        changed_set(build, made, changes)
 
 
 def _fill_dict(names: tuple[str, ...], real: Any, *items: Any) -> None:
@@ -558,7 +658,7 @@ def _fill_contents(base: Any, keys: tuple[Any, ...], real: Any, *items: Any) -> 
 
 def _failure(build: Rebuilder, value: ExceptionValue) -> Operand:
     kind, base, suppresses = value.kind, builtin_base(value.kind), value.suppresses
-    made = build.early(value, build.step(lambda: base.__new__(kind)))
+    made = build.early(value, build.step(base.__new__, build.class_of(kind)))
 
     def initialise(real: Any, args: Any) -> None:
         base.__init__(real, *args)
@@ -642,6 +742,7 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Instance: _instance,
     Super: _super,
     Partial: _partial,
+    Descriptor: _descriptor,
     Object: _object,
     DeferredString: _made_of,
     DeferredScalar: _made_of,

@@ -60,11 +60,12 @@ _at_once: Callable[[Iterable[Any]], None] = deque[Any](maxlen=0).extend
 
 
 def _extend(real: Any, *items: Any) -> None:
-    real.extend(items)
+    base: Any = list if isinstance(real, list) else deque  # a class of lists may have methods of its own
+    base.extend(real, items)
 
 
 def _refill_list(real: list[Any], *items: Any) -> None:
-    real[:] = items
+    list.__setitem__(real, slice(None), items)
 
 
 def _refill_deque(real: Any, *items: Any) -> None:
@@ -85,8 +86,7 @@ def _mapping(build: Rebuilder, value: Mapping) -> None:
         changed = tuple(key for key in final if key not in original or not unchanged(original[key], final[key]))
 
     if removed or changed:
-        write = functools.partial(_write_items, value.kind, removed, changed)
-        build.step(write, real, *[build.operand(final[key]) for key in changed])
+        build.by_keys(functools.partial(_write_items, value.kind, removed), real, {key: final[key] for key in changed})
 
 
 def _write_items(base: Any, removed: tuple[Any, ...], changed: tuple[Any, ...], real: Any, *items: Any) -> None:

@@ -21,6 +21,7 @@ from smelt.capture.model.source import Source
 from smelt.capture.model.values import (
     Constant,
     DeferredScalar,
+    Instance,
     LazyItem,
     Mapping,
     Number,
@@ -698,6 +699,8 @@ def _convert(value: Any, of_tensor: Any) -> Any:
         return value.value
     if isinstance(value, DeferredScalar):
         raise Unsupported("B004", "Tensor.item")
+    if isinstance(value, Instance) and value.contents is not None:
+        return _convert(value.contents, of_tensor)  # of a class of lists, of numbers: PyTorch looks at nothing else
     raise Unsupported("B017", f"{type(value).__name__.lower()} as an operator's argument")
 
 

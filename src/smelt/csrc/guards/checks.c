@@ -233,17 +233,24 @@ length_prepare(Check *check)
     return check->number == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
+/* Of lists and tuples as they are: what a class of theirs says is code of the program. */
+static Py_ssize_t
+length_of(PyObject *value)
+{
+    return PyList_Check(value) || PyTuple_Check(value) ? Py_SIZE(value) : PyObject_Size(value);
+}
+
 static int
 length_holds(const Check *check, PyObject *value)
 {
-    Py_ssize_t length = PyObject_Size(value);
+    Py_ssize_t length = length_of(value);
     return length < 0 ? -1 : length == check->number;
 }
 
 static PyObject *
 length_explain(const Check *check, PyObject *value)
 {
-    Py_ssize_t length = value ? PyObject_Size(value) : -1;
+    Py_ssize_t length = value ? length_of(value) : -1;
     if (length < 0) {
         PyErr_Clear();
         return expected_got("something of length ", operand(check, 0), value);

@@ -1,0 +1,219 @@
+"""Functions of Python's library that the language is made of, called by name: `operator`, `hash`, `sys`, `re`.
+
+operator.iadd(items, [x])       →   items += [x], and its answer is `items`
+re.compile("a+").search(name)   →   a `re.Match`, or None: of known strings it is evaluated while capturing
+"""
+
+import operator
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from smelt.capture.calls.arity import ANY, Takes, takes
+from smelt.capture.interpreter.dict_keys import hash_of
+from smelt.capture.interpreter.dunder_dispatch import index_of
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.iterators import advance, iterator
+from smelt.capture.interpreter.operators import (
+    INPLACE,
+    binary,
+    delete_subscript,
+    identical,
+    is_same,
+    length,
+    store_subscript,
+    truth,
+)
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.values import (
+    HANDLED_OUTSIDE,
+    Constant,
+    Deque,
+    DictView,
+    ExceptionValue,
+    Instance,
+    Mapping,
+    Object,
+    Sequence,
+    Set,
+    TracebackValue,
+    Value,
+    describe,
+    python_type,
+)
+
+_Builtin = Callable[[Interpreter, list[Value], dict[str, Value]], Value]
+_NONE = Constant(None)
+
+
+def _in_place(symbol: str) -> _Builtin:
+    return lambda interp, args, kwargs: binary(interp, symbol, args[0], args[1])
+
+
+def _concatenated(symbol: str) -> _Builtin:
+    def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if not isinstance(args[0], Sequence) or not isinstance(args[1], Sequence):
+            raise Unsupported("B002", "operator.concat of other than lists and tuples")
+        return binary(interp, symbol, args[0], args[1])
+
+    return rule
+
+
+def _set_item(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    store_subscript(interp, *args)
+    return _NONE
+
+
+def _delete_item(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    delete_subscript(interp, *args)
+    return _NONE
+
+
+def _count(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    source, count = interp.now(iterator(interp, args[0])), 0
+    while (item := advance(interp, source)) is not None:
+        count += is_same(interp, item, args[1])
+    return Constant(count)
+
+
+def _place(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    source, place = interp.now(iterator(interp, args[0])), 0
+    while (item := advance(interp, source)) is not None:
+        if is_same(interp, item, args[1]):
+            return Constant(place)
+        place += 1
+    raise Raised.of(ValueError("sequence.index(x): x not in sequence"))
+
+
+def _not(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(not truth(interp, args[0]))
+
+
+def _index(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    found = index_of(interp, args[0])
+    if python_type(found) is not int:
+        raise Unsupported("B002", f"operator.index of {describe(args[0])}")
+    return found
+
+
+def _length_hint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if not isinstance(args[0], Sequence | Deque | Mapping | DictView | Set):
+        raise Unsupported("B002", f"operator.length_hint of {describe(args[0])}")
+    return Constant(length(interp, args[0]))
+
+
+def _call(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return interp.call(args[0], args[1:], kwargs)
+
+
+def _hash(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(hash_of(interp, args[0]))
+
+
+def _handles_nothing() -> bool:
+    return sys.exc_info()[1] is None
+
+
+def _handled(interp: Interpreter) -> Value | None:
+    """The exception that is being handled; None if there is none, relied on where the program began."""
+    error = interp.handled()
+    if error is not HANDLED_OUTSIDE:
+        return error
+    if not _handles_nothing():
+        raise Unsupported("B002", "sys.exc_info, of an exception from outside")
+    interp.tree.process("no exception is being handled", _handles_nothing, True)
+    return None
+
+
+def _exc_info(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    error = _handled(interp)
+    if error is None:
+        return Sequence(tuple, [_NONE] * 3)
+    kind = python_type(error)
+    if kind is None or not isinstance(error, ExceptionValue):
+        raise Unsupported("B002", f"sys.exc_info of {describe(error)}")
+    trace: Value = TracebackValue(error, error.places) if error.places else _NONE
+    return Sequence(tuple, [interp.externals.fixed(kind), error, trace])
+
+
+def _exception(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return _handled(interp) or _NONE
+
+
+def _equal_objects(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`object.__eq__`, which knows whether two are one."""
+    if not all(isinstance(value, Instance | Object) for value in args):
+        raise Unsupported("B002", "object.__eq__")
+    return Constant(True if identical(interp, *args) else NotImplemented)
+
+
+def _clear_frames(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`traceback.clear_frames`: the frames of what the captured code raised are gone already."""
+    if not isinstance(args[0], TracebackValue):
+        raise Unsupported("B002", "traceback.clear_frames")
+    return _NONE
+
+
+OPERATOR_CALLS: dict[Any, tuple[Takes, _Builtin]] = {
+    **{function: (takes(2), _in_place(symbol)) for symbol, function in INPLACE.items()},
+    operator.concat: (takes(2), _concatenated("+")),
+    operator.iconcat: (takes(2), _concatenated("+=")),
+    operator.setitem: (takes(3), _set_item),
+    operator.delitem: (takes(2), _delete_item),
+    operator.countOf: (takes(2), _count),
+    operator.indexOf: (takes(2), _place),
+    operator.not_: (takes(1), _not),
+    operator.index: (takes(1), _index),
+    operator.length_hint: (takes(1, 2), _length_hint),
+    operator.call: (takes(1, ANY, names=None), _call),
+    hash: (takes(1), _hash),
+    object.__eq__: (takes(2), _equal_objects),
+    traceback.clear_frames: (takes(1), _clear_frames),
+    sys.exc_info: (takes(0), _exc_info),
+    sys.exception: (takes(0), _exception),
+}
+
+# regular expressions
+
+_OBJECTS = (re.Pattern, re.Match)
+_METHODS = frozenset({"search", "match", "fullmatch", "split", "findall", "sub", "subn"})
+_METHODS |= {"group", "groups", "groupdict", "start", "end", "span", "expand", "__getitem__"}
+
+
+def _real(interp: Interpreter, value: Value) -> Any:
+    if isinstance(value, Object) and type(value.value) in _OBJECTS:
+        return interp.externals.guard_identity(value)
+    return interp.plain(value)
+
+
+def _evaluated(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    given = [_real(interp, value) for value in args]
+    named = {name: _real(interp, value) for name, value in kwargs.items()}
+    try:
+        found = function(*given, **named)
+    except (TypeError, IndexError, ValueError) as error:
+        raise Raised.of(error) from error
+    except re.error as error:
+        raise Unsupported("B019", f"re.error: {error}") from None
+    return interp.externals.fixed(found) if type(found) in _OBJECTS else interp.wrap_plain(found)
+
+
+def expression_method(
+    interp: Interpreter, method: Any, receiver: Value, args: list[Value], kwargs: dict[str, Value]
+) -> Value | None:
+    """What a method of a pattern or a match answers; None if it is not one of these."""
+    if not isinstance(receiver, Object) or type(receiver.value) not in _OBJECTS or method.__name__ not in _METHODS:
+        return None
+    return _evaluated(interp, method, [receiver, *args], kwargs)
+
+
+def _rule(function: Any) -> Any:
+    return lambda interp, args, kwargs: _evaluated(interp, function, args, kwargs)
+
+
+EXPRESSION_CALLS: dict[Any, Any] = {
+    function: _rule(function)
+    for function in (re.compile, re.search, re.match, re.fullmatch, re.split, re.findall, re.sub, re.escape)
+}

@@ -1,0 +1,107 @@
+"""Instructions of class bodies: their names live in a dict, and what is not there is a cell's, a global or a builtin.
+
+    class Point:              LOAD_BUILD_CLASS · the body as a function · CALL
+        k = 3                 STORE_NAME k
+"""
+
+from smelt.capture.interpreter.dict_keys import hashable
+from smelt.capture.interpreter.interpreter import Frame, Interpreter
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.bytecode import Instruction
+from smelt.capture.model.values import Cell, Constant, Mapping, Value
+from smelt.capture.opcodes.opcode_table import handles
+
+
+def _names(frame: Frame, instruction: Instruction) -> Mapping:
+    if frame.names is None:
+        raise Unsupported("B012", instruction.name)
+    return frame.names
+
+
+@handles("LOAD_BUILD_CLASS")
+def _load_build_class(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    found = interp.externals.global_name(frame.globals, "__build_class__")
+    if found is None:
+        raise Unsupported("B012", instruction.name)
+    frame.stack.append(found)
+
+
+@handles("STORE_NAME")
+def _store_name(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    names = _names(frame, instruction)
+    interp.before_setitem(names, instruction.value)
+    names.items[instruction.value] = frame.stack.pop()
+
+
+@handles("DELETE_NAME")
+def _delete_name(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    names = _names(frame, instruction)
+    if instruction.value not in names.items:
+        raise _undefined(instruction.value)
+    interp.before_mutation(names)
+    del names.items[instruction.value]
+
+
+@handles("LOAD_NAME")
+def _load_name(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    found = _names(frame, instruction).items.get(instruction.value)
+    frame.stack.append(_global(interp, frame, instruction.value) if found is None else found)
+
+
+@handles("LOAD_LOCALS")
+def _load_locals(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
+    frame.stack.append(_names(frame, instruction))
+
+
+@handles("LOAD_FROM_DICT_OR_GLOBALS")
+def _load_from_dict_or_globals(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
+    found = _in_dict(interp, frame.stack.pop(), instruction.value)
+    frame.stack.append(_global(interp, frame, instruction.value) if found is None else found)
+
+
+@handles("LOAD_FROM_DICT_OR_DEREF")
+def _load_from_dict_or_deref(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
+    found = _in_dict(interp, frame.stack.pop(), frame.info.slot_names[instruction.arg])
+    frame.stack.append(_in_cell(interp, frame, instruction.arg) if found is None else found)
+
+
+@handles("LOAD_CLASSDEREF")
+def _load_classderef(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.11
+    found = _names(frame, instruction).items.get(frame.info.slot_names[instruction.arg])
+    frame.stack.append(_in_cell(interp, frame, instruction.arg) if found is None else found)
+
+
+@handles("SETUP_ANNOTATIONS")
+def _setup_annotations(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    names = _names(frame, instruction)
+    key = hashable(interp, Constant("__annotations__"))
+    if key not in names.items:
+        interp.before_setitem(names, key)
+        names.items[key] = Mapping({})
+
+
+def _in_dict(interp: Interpreter, names: Value, name: str) -> Value | None:
+    if not isinstance(names, Mapping):
+        raise Unsupported("B012", "LOAD_FROM_DICT")
+    return interp.externals.force(names.items[name]) if interp.externals.present(names, name) else None
+
+
+def _in_cell(interp: Interpreter, frame: Frame, slot: int) -> Value:
+    cell = frame.slots[slot]
+    found = interp.externals.cell_contents(cell) if isinstance(cell, Cell) else None
+    if found is None:
+        raise Unsupported("B018", frame.info.slot_names[slot])
+    return found
+
+
+def _global(interp: Interpreter, frame: Frame, name: str) -> Value:
+    found = interp.externals.global_name(frame.globals, name)
+    if found is None:
+        raise _undefined(name)
+    return found
+
+
+def _undefined(name: str) -> Raised:
+    missing = Raised(NameError(f"name '{name}' is not defined"), name, code="B018")
+    missing.details = {"name": Constant(name)}
+    return missing
