@@ -32,6 +32,7 @@ CODES: dict[str, str] = {
     "SM052": "an artifact was called with what it does not take, or failed",
     "SM060": "an exported function does what only Python can do",
     "SM061": "an exported function has too many states",
+    "SM070": "a device of smelt's cannot be made",
 }
 
 

@@ -40,6 +40,7 @@ CHANNELS: dict[str, str] = {
     "sizes": "guards of code for dynamic shapes, and why a graph has no such code",
     "cache": "hits, misses and writes of the disk cache, and why something is not stored",
     "tuning": "which alternatives `mode=\"max-speed\"` has timed, and what it took",
+    "lazy": "what made recorded operators of lazy tensors run, and how; what ran at once instead",
     "timing": "how long each stage of each compilation took",
 }
 
@@ -67,6 +68,7 @@ COUNTERS: dict[str, str] = {
     "cache_misses": "those not found there",
     "cache_writes": "those written there",
     "cache_unstorable": "those that cannot be stored there",
+    "lazy_fallbacks": "operators on lazy tensors that PyTorch ran at once, because nothing describes their results",
     "tuned_graphs": "graphs whose alternatives were timed, for `mode=\"max-speed\"`",
 }
 

@@ -1,0 +1,56 @@
+"""PyTorch's one device for outsiders (PrivateUse1), under a name of ours and with an owner that answers its operators.
+
+    device = claim("lazy", owner)          torch.device("lazy") exists from now on, and `torch.lazy` is its module
+
+A process has one such device, and it cannot be given back: a second name is refused.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils import backend_registration
+
+from smelt.base.errors import SmeltError
+from smelt.dispatch.module import DeviceModule
+from smelt.dispatch.operators import Owner, register
+
+_claimed: dict[str, Any] = {}
+
+
+def why_not() -> str | None:
+    """Why this PyTorch cannot have a device written in Python; None if it can."""
+    acc = getattr(torch._C, "_acc", None)
+    if acc is None or not hasattr(acc, "create_empty_tensor"):
+        return f"PyTorch {torch.__version__} has no devices that are written in Python"
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        return f"PyTorch {torch.__version__} cannot register a device that is written in Python"
+    return None
+
+
+def reserve() -> None:
+    """Say that a device may come. Autograd's engine starts its threads with the first backward of a process, one for
+    each device there is; one that comes later has none, and no backward. Nothing else is changed by it."""
+    if why_not() is None and torch._C._get_privateuse1_backend_name() == "privateuseone":
+        _held.append(backend_registration._DummyDeviceGuard())
+        torch._C._acc.register_python_privateuseone_device_guard(_held[-1])
+
+
+_held: list[Any] = []
+
+
+def claim(name: str, owner: Owner, module: DeviceModule) -> torch.device:
+    """Name the device, and let `owner` answer its operators; `module` becomes `torch.<name>`."""
+    if name not in _claimed:
+        _refuse(name)
+        backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module)
+        _claimed[name] = (owner, register(owner))
+    return torch.device(name, 0)  # without a number autograd's engine does not know it
+
+
+def _refuse(name: str) -> None:
+    reason = why_not()
+    taken = torch._C._get_privateuse1_backend_name()
+    if reason is None and taken != "privateuseone":
+        reason = f"this process has one device of that kind, and it is {taken!r} already"
+    if reason is not None:
+        raise SmeltError("SM070", f"the device {name!r} cannot be made: {reason}")

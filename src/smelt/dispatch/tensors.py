@@ -1,0 +1,94 @@
+"""Tensors of our device: a shape, strides and a dtype over a storage without data, which carries its owner's memory.
+
+    tensor = make((2, 3), (3, 1), torch.float32, memory)      tensor.device is ours, tensor.data_ptr() is 0
+    memory_of(view(tensor, (3,), (1,), 3)) is memory          views share a storage, and so its memory
+
+What the numbers are is the owner's business. PyTorch keeps a storage's Python object for as long as the storage
+lives, so the memory is an attribute of it: it is found from `.data`, `detach()`, saved tensors and views alike, and
+it dies with the last tensor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.torch_abi.storage_layout import describe
+
+_META = torch._C.DispatchKey.Meta
+_MEMORY = "smelt_memory"
+
+# PyTorch's own code for tensors without data, which asks nothing of the device of those it is given.
+_set_storage = torch.ops.aten.set_.source_Storage_storage_offset
+_as_strided = torch.ops.aten.as_strided.default
+
+Layout = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
+"""Shape, strides, storage offset and dtype."""
+
+
+def make(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, memory: Any) -> torch.Tensor:
+    """A new tensor over a storage of its own."""
+    tensor: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(shape), dtype)
+    storage = tensor.untyped_storage()
+    setattr(storage, _MEMORY, memory)
+    described = describe(storage, bytes_of(shape, stride, 0, dtype))
+    if not described or stride != tensor.stride():
+        # Where a storage cannot be told its size, this does it too: PyTorch checks views and writes files by it.
+        _set_storage._op_dk(_META, tensor, storage, 0, shape, stride)
+    return tensor
+
+
+def bytes_of(shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> int:
+    """How far a layout reaches."""
+    if 0 in shape:
+        return 0
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return (last + 1) * dtype.itemsize
+
+
+def view(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """A tensor over the same storage."""
+    made: torch.Tensor = _as_strided._op_dk(_META, tensor, shape, stride, offset)
+    return made
+
+
+def view_as(tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int) -> Any:
+    """A tensor of another dtype over the same storage."""
+    made = torch._C._acc.create_empty_tensor((0,), dtype)
+    _set_storage._op_dk(_META, made, tensor.untyped_storage(), offset, shape, stride)
+    return made
+
+
+def set_layout(
+    tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, shape: Sequence[int], stride: Sequence[int]
+) -> None:
+    """Let `tensor` be another view, of another storage perhaps. A storage that is too small grows."""
+    _set_storage._op_dk(_META, tensor, storage, offset, shape, stride)
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    offset: Any = tensor.storage_offset()
+    return tensor.shape, tensor.stride(), offset, tensor.dtype
+
+
+def memory_of(tensor: torch.Tensor) -> Any:
+    """What `make` was given for the storage of this tensor. `AttributeError` for a tensor of another device."""
+    storage = tensor.untyped_storage()
+    try:
+        return getattr(storage, _MEMORY)
+    except AttributeError:
+        if storage.device.type != torch._C._get_privateuse1_backend_name() or not storage.data_ptr():
+            raise
+        # PyTorch has made a second storage over the address of one of ours, which is that storage's own: it writes
+        # old files so.
+        ours: Any = torch.UntypedStorage._new_with_weak_ptr(storage.data_ptr())
+        return getattr(ours, _MEMORY)
+
+
+def on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on PyTorch's device without data, laid out as this one."""
+    shape, stride, offset, dtype = layout_of(tensor)
+    return torch.empty(0, dtype=dtype, device="meta").as_strided(shape, stride, offset)
+
+
+def set_memory(storage: torch.UntypedStorage, memory: Any) -> None:
+    setattr(storage, _MEMORY, memory)

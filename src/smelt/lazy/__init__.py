@@ -1,0 +1,77 @@
+"""Lazy tensors: operators are recorded, and what is recorded runs as one fused program when a value is needed.
+
+    smelt.lazy.enable()
+    x = torch.randn(1000, device="lazy")
+    y = (x + 1) * 2 - 0.5            # recorded
+    print(y)                         # one kernel runs
+
+`docs/lazy.md` says when to use this instead of `smelt.compile`, and what makes recorded operators run.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from smelt.ir.graph import GraphCompiler
+    from smelt.lazy.owner import LazyOwner
+    from smelt.lazy.timeline import LazyExplanation
+
+NAME = "lazy"
+
+_make_compiler: "Callable[[], GraphCompiler] | None" = None
+_owner: "LazyOwner | None" = None
+
+
+def use_compiler(make: "Callable[[], GraphCompiler]") -> None:
+    """What makes the compiler of recorded graphs; `smelt.api` says it."""
+    global _make_compiler
+    _make_compiler = make
+
+
+def enable(on: str = "cpu") -> "torch.device":
+    """Make the device `"lazy"`, whose operators are recorded and run on the device `on`; returns it.
+
+    May be called again with the same `on`. It cannot be undone: PyTorch has one device of this kind in a process.
+    """
+    global _owner
+    import torch
+
+    from smelt.base.errors import SmeltError
+    from smelt.lazy.enabling import make_owner
+
+    real = torch.device(on)
+    if _owner is None:
+        assert _make_compiler is not None, "smelt itself was not imported"
+        _owner = make_owner(NAME, real, _make_compiler())
+    elif _owner.recorder.real_device.type != real.type:
+        raise SmeltError(
+            "SM070", f"lazy tensors run on {_owner.recorder.real_device} in this process, and cannot run on {real} too"
+        )
+    return _owner.recorder.device
+
+
+def _enabled() -> "LazyOwner":
+    if _owner is None:
+        enable()
+    assert _owner is not None
+    return _owner
+
+
+def tensor(data: Any, **options: Any) -> "torch.Tensor":
+    """A lazy tensor of `data`, with the options of `torch.tensor` (`dtype`, `requires_grad`)."""
+    import torch
+
+    found: torch.Tensor = torch.tensor(data, device=_enabled().recorder.device, **options)
+    return found
+
+
+def step() -> None:
+    """Run what was recorded: the end of a round of a loop that needs no value."""
+    _enabled().run("smelt.lazy.step()")
+
+
+def explain() -> "LazyExplanation":
+    """What ran so far, why and from which line, what fell back to PyTorch, and what is recorded and waits."""
+    return _enabled().explain()

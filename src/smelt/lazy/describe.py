@@ -1,0 +1,106 @@
+"""What a call that was not recorded before returns: layouts of its results by ghosts, and what they share memory with.
+
+    add(f32[3], f32[3])  →  one Fresh result          t(f32[2, 3])  →  a View of argument 0          add_(…)  →  Same
+
+`Undescribed` is raised for what depends on data, and for any error: the operator itself then runs on the real device,
+and gives the result, or raises in PyTorch's words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from smelt.dispatch.tensors import Layout, layout_of
+from smelt.ir.tensorspec import TensorSpec, UnplacedSpec
+from smelt.lazy.signatures import Signature
+from smelt.lazy.steps import Fresh, Result, Same, View
+from smelt.meta.ghost import GhostTensor, described
+
+
+class Undescribed(Exception):
+    """Nothing is known of the results but by running the operator."""
+
+
+def describe_call(
+    known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
+) -> tuple[tuple[Result, ...], type | None]:
+    """The results, and the form they come in: None for one tensor, else tuple or list."""
+    ghosts = tuple(_as_ghost(value, device) for value in args)
+    named = {name: _as_ghost(value, device) for name, value in kwargs.items() if name != "device"}
+    if known.takes_device:
+        named["device"] = device
+    try:
+        template = described(known.operator, ghosts, named, device)
+    except Exception as error:
+        raise Undescribed(str(error)) from error
+    if template is NotImplemented:
+        raise Undescribed(f"nothing describes {known.operator}")
+    if not known.results:
+        return (), None
+    results = _results(known, template, args, kwargs)
+    form = None if isinstance(template, _SPECS) else type(template)
+    return results, tuple if form is not list and form is not None else form
+
+
+_SPECS = (UnplacedSpec, TensorSpec)
+
+
+def _results(known: Signature, template: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Result, ...]:
+    if template is None or (isinstance(template, tuple | list) and not template):
+        return ()
+    one = isinstance(template, _SPECS)
+    if not one and not isinstance(template, tuple | list):
+        raise Undescribed(f"{known.operator} returns {type(template).__name__}")
+    if one or (len(known.results) == len(template) and not _is_list(known)):
+        specs = (template,) if one else tuple(template)
+        kinds = known.results
+        if len(kinds) != len(specs):
+            raise Undescribed(f"{known.operator} returns another number of tensors than its schema says")
+        return tuple(_result(known, spec, kind, args, kwargs) for spec, kind in zip(specs, kinds, strict=True))
+    kind = known.results[0] if known.results else None
+    if kind is not None and kind[0] == "same":
+        raise Undescribed(f"{known.operator} returns a list of what it has written")
+    return tuple(_result(known, spec, kind, args, kwargs) for spec in template)
+
+
+def _is_list(known: Signature) -> bool:
+    return str(known.operator._schema.returns[0].type) == "List[Tensor]"
+
+
+def _result(
+    known: Signature, spec: Any, kind: tuple[str, str] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Result:
+    if spec is None:
+        return None
+    if not isinstance(spec, _SPECS):
+        raise Undescribed(f"{known.operator} returns {type(spec).__name__}")
+    layout = _layout(spec)
+    if kind is None:
+        shape, stride, _, dtype = layout
+        return Fresh((shape, stride, 0, dtype))
+    position = known.names.index(kind[1])
+    path = (position,) if position < len(args) else (kind[1],)
+    if kind[0] == "view":
+        return View(layout, path)
+    given: Any = args[position] if position < len(args) else kwargs[kind[1]]
+    if layout_of(given)[0] != layout[0]:
+        raise Undescribed(f"{known.operator} changes the shape of what it writes")
+    return Same(path)
+
+
+def _layout(spec: UnplacedSpec | TensorSpec) -> Layout:
+    shape: Any = spec.shape
+    stride: Any = spec.stride
+    offset: Any = spec.offset
+    if not all(type(size) is int for size in (*shape, *stride, offset)):
+        raise Undescribed("a size is not known")
+    return torch.Size(shape), tuple(stride), offset, spec.dtype
+
+
+def _as_ghost(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        shape, stride, offset, dtype = layout_of(value)
+        return GhostTensor(TensorSpec(tuple(shape), stride, dtype, device, offset))
+    if isinstance(value, tuple | list):
+        return type(value)([_as_ghost(item, device) for item in value])
+    return value

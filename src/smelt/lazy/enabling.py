@@ -1,0 +1,43 @@
+"""Makes the lazy device: its owner, its module, and what holds across a fork."""
+
+import os
+from typing import Any
+
+import torch
+
+from smelt.device.host_library import on_host
+from smelt.dispatch.device import claim
+from smelt.dispatch.files import register_files
+from smelt.dispatch.module import DeviceModule
+from smelt.ir.graph import GraphCompiler
+from smelt.lazy import programs
+from smelt.lazy.owner import LazyOwner
+
+
+class LazyModule(DeviceModule):
+    """`torch.lazy`."""
+
+    owner: LazyOwner
+
+    def synchronize(self, device: Any = None) -> None:
+        self.owner.run("torch.lazy.synchronize()")
+
+
+def make_owner(name: str, real: torch.device, compiler: GraphCompiler) -> LazyOwner:
+    """Claim PyTorch's device for outsiders; it records for the device `real`."""
+    generator = torch.default_generator if on_host(real) else torch.cuda.default_generators[real.index or 0]
+    module = LazyModule(generator)
+    owner = LazyOwner(name, real, compiler)
+    module.owner = owner
+    claim(name, owner, module)
+    register_files(name, lambda whole: owner.recorder.wrap(whole.to(real)))
+    # Otherwise `model.to(device)` makes new parameters, and an optimizer that has the old ones trains nobody.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    lock = owner.recorder.lock
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lambda: _in_child(owner))
+    return owner
+
+
+def _in_child(owner: LazyOwner) -> None:
+    programs.forget_worker()
+    owner.recorder.lock.release()

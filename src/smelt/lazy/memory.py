@@ -1,0 +1,55 @@
+"""What is behind the storage of a lazy tensor: numbers on the real device, or a place in what is recorded.
+
+    empty       nobody has written anything yet: no numbers, no place
+    pending     its numbers are a value of the current recording
+    real        `real` is a tensor of the real device with the layout of the whole storage
+    lost        the run that should have computed it failed; whoever asks gets that error
+"""
+
+from typing import Any
+
+import torch
+
+from smelt.dispatch.tensors import Layout
+
+
+class Memory:
+    """One storage. `views` has the values of the recording `serial` that are views of it, by their layout."""
+
+    __slots__ = ("__weakref__", "layout", "lost", "real", "serial", "views")
+
+    def __init__(self, layout: Layout, real: torch.Tensor | None = None) -> None:
+        self.layout = layout
+        self.real = real
+        self.serial = -1
+        self.views: dict[Layout, int] = {}
+        self.lost: BaseException | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether its numbers are whatever was in memory. Only right outside of the recording that it is a part of."""
+        return self.real is None
+
+    def view(self, layout: Layout) -> torch.Tensor:
+        """Its numbers as a tensor of the real device with a layout."""
+        assert self.real is not None
+        if layout == self.layout:
+            return self.real
+        shape, stride, offset, dtype = layout
+        # By a tensor over the whole storage: a view of another dtype may not be a view of `real`.
+        whole = torch.empty(0, dtype=dtype, device=self.real.device)
+        return whole.set_(self.real.untyped_storage(), offset + _offset_of(self.real, dtype), shape, stride)
+
+
+def _offset_of(real: torch.Tensor, dtype: torch.dtype) -> int:
+    return int(real.storage_offset()) * real.dtype.itemsize // dtype.itemsize
+
+
+def layout_of_real(real: torch.Tensor) -> Layout:
+    """The layout of a storage whose numbers are all those of `real`."""
+    return real.shape, real.stride(), 0, real.dtype
+
+
+def owned(real: Any) -> Memory:
+    """The memory of a tensor that nobody else writes."""
+    return Memory(layout_of_real(real), real)

@@ -1,0 +1,197 @@
+"""Answers PyTorch's dispatcher for the lazy device: most calls are recorded, some need numbers, some run at once.
+
+    x + 1                    recorded
+    x.item(), x.cpu()        a value is needed: what is recorded runs
+    x.normal_()              runs at once: random numbers are drawn when and as eager draws them
+    x.nonzero()              what cannot be described without numbers runs at once, on the real device, and is counted
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from smelt.dispatch import tensors
+from smelt.dispatch.tensors import layout_of
+from smelt.ir.graph import GraphCompiler
+from smelt.lazy.at_once import AtOnce
+from smelt.lazy.describe import Undescribed
+from smelt.lazy.recorder import Foreign, Recorder
+from smelt.lazy.runs import Runs
+from smelt.lazy.signatures import signature
+from smelt.lazy.timeline import LazyExplanation, Timeline
+
+aten = torch.ops.aten
+
+MOST_OPERATORS = 20_000
+"""So many recorded operators run by themselves."""
+
+MOST_BYTES = 8 << 30
+"""So many bytes of recorded results run by themselves."""
+
+Answer = Callable[..., Any]
+
+
+class LazyOwner:
+    """Owner of the device `lazy` (`smelt.dispatch.operators.Owner`)."""
+
+    def __init__(self, name: str, real_device: torch.device, compiler: GraphCompiler) -> None:
+        self.timeline = Timeline()
+        self.recorder = Recorder(name, real_device)
+        self.runs = Runs(self.recorder, compiler, self.timeline)
+        self.at_once = AtOnce(self.recorder, self.runs, self.timeline)
+        self._answers: dict[torch._ops.OpOverload, Answer] = {
+            aten.empty.memory_format: self._empty,
+            aten.empty_strided.default: self._empty_strided,
+            aten._local_scalar_dense.default: self._item,
+            aten._to_copy.default: self._to_copy,
+            aten.copy_.default: self._copy,
+            aten._copy_from.default: self._copy_from,
+            aten._copy_from_and_resize.default: self._copy_from,
+            aten.set_.source_Storage_storage_offset: self._set,
+            aten.set_.source_Tensor: self._set_tensor,
+            aten.set_.source_Storage: self._set_storage,
+            aten.resize_.default: self._resize,
+            aten.convolution_overrideable.default: self._convolution,
+            aten.convolution_backward_overrideable.default: self._convolution_backward,
+            aten.native_dropout.default: self._dropout,
+            aten.lift_fresh.default: lambda tensor: tensor,
+            aten.lift.default: lambda tensor: tensor,
+        }
+
+    def call(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with self.recorder.lock:
+            answer = self._answers.get(operator)
+            if answer is not None:
+                return answer(*args, **kwargs)
+            return self._recorded(operator, args, kwargs)
+
+    def _recorded(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        known = signature(operator)
+        if known.is_random:
+            return self.at_once.draw(known, args, kwargs)
+        if not known.returns_tensors:
+            return self.at_once.call(known, args, kwargs, f"{operator} needs numbers")
+        recorder = self.recorder
+        if known.takes_device and (device := kwargs.get("device")) is not None and device.type != recorder.device_type:
+            return operator(*map(_without_data, args), **kwargs)  # `empty_like(x, device="cpu")`: it reads no numbers
+        try:
+            found = recorder.record(known, args, kwargs)
+        except Foreign:
+            args, kwargs = recorder.brought(known, args, kwargs)
+            return self._recorded(operator, args, kwargs)
+        except Undescribed as reason:
+            return self.at_once.fall_back(known, args, kwargs, str(reason))
+        now = recorder.now
+        if now.count >= MOST_OPERATORS:
+            self.runs.run(f"{MOST_OPERATORS} operators were recorded")
+        elif now.bytes >= MOST_BYTES:
+            self.runs.run(f"{MOST_BYTES >> 30} GiB of results were recorded")
+        return found
+
+    def run(self, reason: str) -> None:
+        with self.recorder.lock:
+            self.runs.run(reason)
+
+    def explain(self) -> LazyExplanation:
+        with self.recorder.lock:
+            line = self.timeline
+            pending = self.recorder.now.count
+            kept = tuple(line.runs)
+            return LazyExplanation(kept, line.count, line.compiled, dict(line.fallbacks), dict(line.reasons), pending)
+
+    # Memory.
+
+    def _empty(self, size: Any, *, memory_format: Any = None, **options: Any) -> torch.Tensor:
+        chosen = memory_format or torch.contiguous_format
+        like = torch.empty(size, dtype=options.get("dtype"), memory_format=chosen, device="meta")
+        return self.recorder.empty(layout_of(like))
+
+    def _empty_strided(self, size: Any, stride: Any, **options: Any) -> torch.Tensor:
+        dtype = options.get("dtype") or torch.get_default_dtype()
+        return self.recorder.empty((torch.Size(size), tuple(stride), 0, dtype))
+
+    def _set(self, tensor: torch.Tensor, storage: Any, offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
+        if not stride and size:
+            stride = torch.empty(size, device="meta").stride()
+        tensors.set_layout(tensor, storage, offset, size, stride)
+        return tensor
+
+    def _set_tensor(self, tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        offset: Any = source.storage_offset()
+        return self._set(tensor, source.untyped_storage(), offset, source.shape, source.stride())
+
+    def _set_storage(self, tensor: torch.Tensor, storage: Any) -> torch.Tensor:
+        return self._set(tensor, storage, 0, [storage.nbytes() // tensor.dtype.itemsize], [1])
+
+    def _resize(self, tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+        if tuple(tensor.shape) == tuple(size) and memory_format is None:
+            return tensor
+        found: torch.Tensor = self.at_once.call(
+            signature(aten.resize_.default), (tensor, size), {"memory_format": memory_format}, "a tensor is resized"
+        )
+        return found
+
+    # Copies.
+
+    def _item(self, tensor: torch.Tensor) -> Any:
+        return self.at_once.real(tensor, "a number is needed").item()
+
+    def _to_copy(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        device = options.get("device") or tensor.device
+        options = {name: value for name, value in options.items() if name not in ("device", "pin_memory")}
+        if not self.recorder.is_ours(tensor):  # from the host
+            real = aten._to_copy.default(tensor.detach(), device=self.recorder.real_device, **options)
+            return self.recorder.wrap(real)
+        if device.type == self.recorder.device_type:
+            options.pop("non_blocking", None)
+            found: torch.Tensor = self._recorded(aten._to_copy.default, (tensor,), options)
+            return found
+        real = self.at_once.real(tensor, f"it is copied to {device}")
+        copied: torch.Tensor = aten._to_copy.default(real, device=device, **options)
+        return copied
+
+    def _copy(self, tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        if not self.recorder.is_ours(tensor):  # to the host
+            tensor.copy_(self.at_once.real(source, f"it is copied to {tensor.device}"))
+            return tensor
+        if self.recorder.is_ours(source):
+            self._recorded(aten.copy_.default, (tensor, source), {})
+            return tensor
+        real = source.detach().to(self.recorder.real_device, copy=True)
+        if self.at_once.is_free(tensor) and real.shape == tensor.shape:
+            self.at_once.fill(tensor, real)
+            return tensor
+        self._recorded(aten.copy_.default, (tensor, self.recorder.wrap(real)), {})
+        return tensor
+
+    def _copy_from(self, source: torch.Tensor, tensor: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        return self._copy(tensor, source, non_blocking)
+
+    # What PyTorch calls otherwise on a device like this one than on the CPU.
+
+    def _convolution(self, *args: Any) -> Any:
+        return self._recorded(aten.convolution.default, args, {})
+
+    def _convolution_backward(
+        self, grad: Any, tensor: Any, weight: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+        output_padding: Any, groups: int, mask: Any,
+    ) -> Any:  # fmt: skip
+        bias = [weight.shape[1] * groups if transposed else weight.shape[0]]
+        args = (grad, tensor, weight, bias, stride, padding, dilation, transposed, output_padding, groups, mask)
+        return self._recorded(aten.convolution_backward.default, args, {})
+
+    def _dropout(self, tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """As PyTorch computes it on the CPU, which draws the mask in the dtype of the input."""
+        if train is False:
+            ones = self._recorded(aten.ones_like.default, (tensor,), {"dtype": torch.bool})
+            return self._recorded(aten.clone.default, (tensor,), {}), ones
+        noise = torch.empty_like(tensor.detach())
+        self.call(aten.bernoulli_.float, (noise, 1 - p), {})
+        mask = self._recorded(aten._to_copy.default, (noise,), {"dtype": torch.bool})
+        scaled = self._recorded(aten.div.Scalar, (noise, 1 - p), {}) if p < 1 else noise
+        return self._recorded(aten.mul.Tensor, (tensor, scaled), {}), mask
+
+
+def _without_data(value: Any) -> Any:
+    return tensors.on_meta(value) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,99 @@
+"""What recording needs of an operator's schema: which arguments are numbers, which results are arguments or views.
+
+    add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)    result 0 is argument "self"
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.meta.effects import is_pointwise_op
+
+
+class Kind(Enum):
+    """How an argument enters a recording."""
+
+    TENSOR = "tensor"  # a value, or a number in its place
+    NUMBER = "number"  # an operand
+    LITERAL = "literal"  # part of what the call is
+    DEVICE = "device"  # ours; the real one when it runs
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One overload, as far as its schema says it."""
+
+    operator: torch._ops.OpOverload
+    kinds: tuple[Kind, ...]
+    by_name: Mapping[str, Kind]
+    names: tuple[str, ...]
+    results: tuple[tuple[str, str] | None, ...]  # per result: ("same" or "view", the argument), or None
+    takes_device: bool
+    returns_tensors: bool
+    is_random: bool
+    written: tuple[str, ...]
+    is_view: bool
+
+
+# Operators beside the element-wise ones whose numbers are operands, by name. Elsewhere a number can decide what is
+# computed (the order of a norm), a shape (`arange`), or whether the call is an error.
+_WITH_OPERANDS = frozenset(
+    {
+        *("full", "full_like", "new_full", "fill", "fill_", "scalar_tensor", "masked_fill", "masked_fill_"),
+        *("addmm", "addmm_", "addmv", "addmv_", "addbmm", "baddbmm", "addr", "constant_pad_nd"),
+        *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
+    }
+)
+_WITHOUT = frozenset({"pow", "pow_", "_foreach_pow", "_foreach_pow_", "_foreach_norm", "float_power", "celu", "celu_"})
+
+
+def _has_operands(operator: torch._ops.OpOverload) -> bool:
+    name = operator._schema.name.partition("::")[2]
+    if operator.namespace != "aten" or name in _WITHOUT:
+        return False
+    return name in _WITH_OPERANDS or name.startswith("_foreach_") or is_pointwise_op(operator)
+
+
+@cache
+def signature(operator: torch._ops.OpOverload) -> Signature:
+    schema = operator._schema
+    operands = _has_operands(operator)
+    kinds = tuple(_kind(argument, operands) for argument in schema.arguments)
+    names = tuple(argument.name for argument in schema.arguments)
+    aliases: dict[str, str] = {}
+    for argument in schema.arguments:
+        for alias in argument.alias_info.before_set if argument.alias_info is not None else ():
+            aliases[alias] = argument.name
+    results: list[tuple[str, str] | None] = []
+    for returned in schema.returns:
+        info = returned.alias_info
+        source = None if info is None else next((aliases[each] for each in info.before_set if each in aliases), None)
+        results.append(None if source is None or info is None else ("same" if info.is_write else "view", source))
+    return Signature(
+        operator,
+        kinds,
+        dict(zip(names, kinds, strict=True)),
+        names,
+        tuple(results),
+        "device" in names,
+        all(str(returned.type) in ("Tensor", "List[Tensor]", "Optional[Tensor]") for returned in schema.returns),
+        torch.Tag.nondeterministic_seeded in operator.tags,
+        tuple(each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write),
+        any(result is not None and result[0] == "view" for result in results),
+    )
+
+
+_NUMBERS = frozenset({"number", "Optional[number]", "List[number]", "float", "Optional[float]"})
+
+
+def _kind(argument: Any, operands: bool) -> Kind:
+    text = str(argument.type)
+    if "Tensor" in text:
+        return Kind.TENSOR
+    if argument.name == "device":
+        return Kind.DEVICE
+    return Kind.NUMBER if operands and text in _NUMBERS else Kind.LITERAL

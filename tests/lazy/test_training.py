@@ -1,0 +1,86 @@
+"""Training on the lazy device: the losses of eager, one graph a step, nothing compiled after the second step."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+
+OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
+    (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
+    (torch.optim.AdamW, {"lr": 1e-2}),
+    (torch.optim.AdamW, {"lr": 1e-2, "foreach": False}),
+    (torch.optim.Adagrad, {"lr": 1e-2}),
+]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Dropout(0.1), nn.LayerNorm(32), nn.Linear(32, 10))
+
+
+def batches(count: int, size: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randn(size, 20), torch.randint(0, 10, (size,))) for _ in range(count)]
+
+
+def train(device: str, kind: Any, settings: dict[str, Any], steps: int = 5) -> tuple[list[float], list[torch.Tensor]]:
+    trained = model().to(device)
+    optimizer = kind(trained.parameters(), **settings)
+    losses = []
+    torch.manual_seed(5)
+    for x, y in batches(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(trained(x.to(device)), y.to(device))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [parameter.detach().cpu() for parameter in trained.parameters()]
+
+
+@pytest.mark.parametrize("kind, settings", OPTIMIZERS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_training_is_eagers(kind: Any, settings: dict[str, Any]) -> None:
+    before = smelt.lazy.explain()
+    losses, parameters = train("lazy", kind, settings)
+    runs = smelt.lazy.explain().runs[before.run_count - smelt.lazy.explain().run_count :]
+    wanted, eager = train("cpu", kind, settings)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(wanted), rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(parameters, eager, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    steps = [run for run in runs if run.operators > 1]
+    assert len(steps) == 5
+    assert [run.how for run in steps[2:]] == ["cached"] * 3
+
+
+def test_masks_of_dropout_are_eagers() -> None:
+    torch.manual_seed(3)
+    x = torch.ones(64)
+    wanted = nn.functional.dropout(x, 0.3)
+    torch.manual_seed(3)
+    assert torch.equal(nn.functional.dropout(x.to("lazy"), 0.3).cpu(), wanted)
+
+
+def test_gradients_of_gradients() -> None:
+    def second(x: torch.Tensor) -> torch.Tensor:
+        (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        (found,) = torch.autograd.grad(first.sum(), x)
+        return found.cpu()
+
+    x = torch.tensor([1.0, 2.0])
+    assert torch.equal(second(x.to("lazy").requires_grad_()), second(x.requires_grad_()))
+
+
+def test_hooks_see_gradients() -> None:
+    x = torch.ones(3, device="lazy", requires_grad=True)
+    seen: list[torch.Tensor] = []
+
+    def hook(grad: torch.Tensor) -> torch.Tensor:
+        seen.append(grad)
+        return grad * 2
+
+    x.register_hook(hook)
+    (x * 3).sum().backward()
+    assert seen[0].tolist() == [3.0] * 3
+    assert x.grad is not None and x.grad.tolist() == [6.0] * 3
