@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta import symbolic_decomps
 from smelt.meta.ghost import GhostMode, GhostTensor
 from smelt.symbolic.expressions import Expression, ShapeEnv
 from smelt.symbolic.shapes import contiguous_stride
@@ -171,3 +172,19 @@ def test_no_size_is_relied_on(name: str, make: Callable[..., GhostTensor]) -> No
 
         with GhostMode():
             assert described(found, at) == described(CALLS[name](make, *sizes), lambda size: size), sizes
+
+
+@pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"dropout_p": 0.1}])
+def test_attention_without_a_fused_kernel(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of float64 there is none on a GPU: PyTorch writes it out, by products that read sizes in some versions."""
+    monkeypatch.setattr(symbolic_decomps, "_multiplies_by_integers", lambda: True)
+    shape_env = ShapeEnv()
+    symbols = [shape_env.symbol(text, size) for text, size in (("s0", 65), ("s1", 37))]
+    n, m = (as_number(shape_env, Expression.of(symbol)) for symbol in symbols)
+    for dtype in (torch.float64, torch.float32):
+        with GhostMode():
+            x = ghost(n, 4, m, 8, dtype=dtype)
+            found = symbolic_decomps.spell_out(torch.nn.functional.scaled_dot_product_attention, (x, x, x), how)
+        assert (found is NotImplemented) == (dtype is torch.float32)
+        assert found is NotImplemented or found.shape == x.shape
+    assert not [str(fact) for fact in shape_env.guards if fact.relation == "=="]

@@ -13,6 +13,7 @@ import smelt
 from smelt.meta import symbolic_decomps
 from smelt.meta.symbolic_decomps import IN_PLACE, SPELLED, _derives_the_diagonal
 from tests import processes
+from tests.targets import HOST, chosen
 
 torch.manual_seed(0)
 GRU_CELL, LSTM_CELL, GRU = nn.GRUCell(4, 5), nn.LSTMCell(4, 5), nn.GRU(4, 5, 2, batch_first=True, bidirectional=True)
@@ -141,6 +142,33 @@ def test_products_within_attention_are_spelled_out(backend: str, monkeypatch: py
     assert seen
 
 
+ATTENDING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "plain": lambda x: F.scaled_dot_product_attention(x, x + 1, x * 2),
+    "causal": lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True),
+    "a mask of bools": lambda x: F.scaled_dot_product_attention(x, x, x, (x @ x.mT) > 0, scale=0.3),
+    "a mask of floats": lambda x: F.scaled_dot_product_attention(x, x, x, x @ x.mT, scale=-0.3),
+    "dropout": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=1.0),
+}
+
+
+@pytest.mark.skipif(chosen[0] != HOST, reason="of what the host writes out")
+@pytest.mark.parametrize("backend", ["eager", "llvm"])
+@pytest.mark.parametrize("name", ATTENDING)
+def test_attention_that_is_written_out(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch does so where no fused kernel serves, with products that read sizes as integers in some versions."""
+    monkeypatch.setattr(symbolic_decomps, "_multiplies_by_integers", lambda: True)
+    seen: list[int] = []
+    real = symbolic_decomps._multiplied
+    monkeypatch.setattr(symbolic_decomps, "_multiplied", lambda *args: seen.append(len(args)) or real(*args))
+    monkeypatch.setitem(CASES, name, (ATTENDING[name], batch))
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        test_one_version_for_all_sizes(name, backend)
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+    assert seen
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_that_are_compiled_apart(name: str) -> None:
     """Two, one and none after others: what eager yields, or raises."""
@@ -162,6 +190,7 @@ def test_sizes_that_are_compiled_apart(name: str) -> None:
 def test_every_function_is_tried() -> None:
     """Each has a case above, by its name or by what leads to it."""
     tried = " ".join(CASES) + " var var_mean complex clamp_min_ clamp_max_ relu6 hardsigmoid"
+    tried += " scaled_dot_product_attention"
     tried += " gru_cell lstm_cell gru lstm binary_cross_entropy_with_logits avg_pool2d _is_all_true clip_ matmul"
     names = {function.__name__ for function in (*SPELLED, *IN_PLACE)} - {"fn"}
     assert {name for name in names if name.removeprefix("fft").strip("_") not in tried} == set()

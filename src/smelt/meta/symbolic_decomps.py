@@ -475,6 +475,45 @@ def _among(function: Any, names: dict[str, Any]) -> Callable[..., Any]:
     return made
 
 
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Where no fused kernel serves PyTorch writes it out itself: products, whose sizes it reads, and a softmax."""
+    if enable_gqa or (attn_mask is not None and is_causal) or not _multiplies_by_integers():
+        return NotImplemented
+    if not _is_written_out(query, dropout_p):
+        return NotImplemented
+    factor = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else abs(scale))
+    scores = _multiplied(query * (-factor if scale is not None and scale < 0 else factor), key.mT * factor)
+    if is_causal:
+        attn_mask = query.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), -math.inf)
+    weights = torch.ops.aten._safe_softmax.default(scores if attn_mask is None else scores + attn_mask, -1)
+    return _multiplied(F.dropout(weights, dropout_p) if dropout_p > 0 else weights, value)
+
+
+def _is_written_out(query: Any, dropout_p: float) -> bool:
+    """Whether none of the fused kernels takes attention for sure: of 16 bits products are computed in more."""
+    if query.dtype not in _PRECISE or query.dim() < 3 or is_symbolic(query.shape[-1]):
+        return False
+    if on_host(query.device):
+        return dropout_p > 0 or not torch._C._get_flash_sdp_enabled()
+    return query.dtype is torch.float64
+
+
+def _multiplied(left: Any, right: Any) -> Any:
+    made = _matmul(left, right)
+    return torch.matmul(left, right) if made is NotImplemented else made
+
+
 @functools.cache
 def _multiplies_by_integers() -> bool:
     """Whether this version of PyTorch relies on the sizes of a batch that it multiplies. Where none does any more it is
@@ -601,6 +640,7 @@ SPELLED: dict[Any, Spelled] = {
     BASE.__matmul__: _matmul,
     F.linear: _linear,
     F.multi_head_attention_forward: _multi_head_attention,
+    F.scaled_dot_product_attention: _attention,
     torch.complex: _complex,
     torch.polar: _polar,
     torch._is_all_true: _is_all_true,
