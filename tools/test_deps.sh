@@ -26,6 +26,11 @@ fi
     timeout 900 "$python" -m pip --disable-pip-version-check install -qq --editable '.[frameworks]' ||
         echo "smelt: cannot install them; the tests that need them are left out"
 }
+"$python" -c "import einops" 2>/dev/null || {
+    echo "smelt: installing libraries whose programs are captured"
+    timeout 900 "$python" -m pip --disable-pip-version-check install -qq --editable '.[libraries]' ||
+        echo "smelt: cannot install them; the tests that need them are left out"
+}
 "$python" -c "import glob, nvidia, sys; sys.exit(not glob.glob(nvidia.__path__[0] + '/*/bin/ptxas'))" 2>/dev/null ||
     command -v ptxas >/dev/null || {
     echo "smelt: installing ptxas, which assembles code for GPUs"

@@ -10,6 +10,7 @@ import math
 import operator
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,7 @@ from smelt.capture.model.values import (
     Method,
     Object,
     OpenScalar,
+    Proxy,
     Sequence,
     Set,
     Slice,
@@ -148,6 +150,25 @@ def _type(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
     if kind is None:
         raise Unsupported("B002", "type")
     return interp.externals.fixed(kind)
+
+
+def _subclasses(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """The classes right below one, in the order in which they were made: the same ones are relied on."""
+    (value,) = args
+    if not isinstance(value, Object) or not is_a(value.value, type):
+        raise Unsupported("B002", "type.__subclasses__")
+    kind = interp.externals.guard_identity(value)
+    below = type.__subclasses__(kind)
+    known = tuple(map(weakref.ref, below))
+
+    def has_same(asked: Any) -> bool:
+        now = type.__subclasses__(asked)
+        return len(now) == len(known) and all(map(operator.is_, now, [each() for each in known]))
+
+    has_same.__qualname__ = f"having the {len(below)} subclasses it had"
+    interp.tree.fixed(kind, kind.__qualname__).check(("predicate", has_same))
+    interp.tree.why_not_persist = "the subclasses of a class"
+    return Sequence(list, [interp.externals.fixed(each) for each in below])
 
 
 def _getattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -256,7 +277,7 @@ def unpack_into(interp: Interpreter, items: dict[Any, Any], args: list[Value], k
     """`items.update(*args, **kwargs)`, item by item: who yields them may look at what is there already."""
     if len(args) > 1:
         raise Unsupported("B019", f"TypeError: a dict of {len(args)} arguments")
-    if args and (isinstance(args[0], Mapping) or _has_keys(interp, args[0])):
+    if args and (isinstance(args[0], Mapping | Proxy) or _has_keys(interp, args[0])):
         items.update(mapped(interp, args[0]))
     elif args:
         source = interp.now(iterator(interp, args[0]))
@@ -339,7 +360,7 @@ def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
         return Iterator(value, "reversed")
     if isinstance(value, Deque):
         return Iterator(value, "reversed", size=value.changes)
-    if isinstance(value, Mapping | DictView):
+    if isinstance(value, Mapping | DictView | Proxy):
         return Iterator(Sequence(tuple, drain(interp, value)), "reversed")
     kind = python_type(value)
     if not isinstance(value, Instance | Object) or kind is None:
@@ -594,6 +615,7 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
     abc.ABCMeta.__subclasscheck__: (takes(2), _by_rule(is_registered)),
     type: (takes(1, 3), _type),
     **{function: (takes(1, ANY, names=None), rule) for function, rule in CLASS_CALLS.items()},
+    type.__subclasses__: (takes(1), _subclasses),
     getattr: (takes(2, 3), _getattr),
     hasattr: (takes(2), _hasattr),
     setattr: (takes(3), _changes(store_attribute)),

@@ -37,6 +37,7 @@ from smelt.capture.model.values import (
     Method,
     Object,
     Partial,
+    Proxy,
     Sequence,
     Set,
     Tensor,
@@ -95,6 +96,8 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
         return _make_defaultdict(interp, args, kwargs)
     if kind is types.MethodType and len(args) == 2 and not kwargs:
         return Method(args[0], args[1])
+    if kind is types.MappingProxyType and len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
+        return Proxy(args[0])
     if kind is deque:
         return make_deque(interp, args, kwargs)
     if kind is object and not args and not kwargs:

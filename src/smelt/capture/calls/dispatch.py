@@ -87,6 +87,7 @@ from smelt.capture.model.values import (
     Method,
     Object,
     Partial,
+    Proxy,
     Sequence,
     Tensor,
     Value,
@@ -342,6 +343,8 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
             return call(interp, interp.externals.fixed(missing), args, kwargs)
     if real is type.__call__ and isinstance(receiver, Object) and is_a(receiver.value, type):
         return make_object(interp, interp.externals.guard_identity(receiver), args[1:], kwargs)
+    if isinstance(receiver, Proxy) and real.__objclass__ is types.MappingProxyType:
+        real, receiver = getattr(receiver.mapping.kind, real.__name__, real), receiver.mapping
     if isinstance(receiver, ExceptionValue):
         answer = method_of(interp, real, receiver, args[1:], kwargs)
         if answer is not None:

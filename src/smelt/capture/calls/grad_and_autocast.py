@@ -1,10 +1,11 @@
-"""Calls that read or set the state operators depend on: grad mode, autocast, inference mode, default device.
+"""Calls that read or set the state operators depend on: grad mode, autocast, attention's kernels, default device.
 
 torch.set_autocast_enabled("cpu", True)   →   the tape's `Ambient` changes; nodes say so where the next operator is
 
 What is read is guarded as it was when the graph began.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,26 +16,41 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.capture.interpreter.attributes import attribute_now, store_attribute
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
-from smelt.capture.model.values import Constant, Instance, Value
+from smelt.capture.model.policy import is_library
+from smelt.capture.model.values import Constant, Instance, Sequence, Value
 from smelt.device.host_library import HOST, on_host
-from smelt.ir.nodes.ambient import AUTOCAST_DEVICES, Ambient, autocast_nesting
+from smelt.ir.nodes.ambient import ATTENTION_GETTERS, ATTENTION_SETTERS, AUTOCAST_DEVICES, Ambient, autocast_nesting
 
 AmbientCall = Callable[[Interpreter, list[Any]], Value]
 
 
-def _device(given: Any, call: str) -> int:
-    if given not in AUTOCAST_DEVICES:
-        raise Unsupported("B002", f"{call}({given!r})")
-    return AUTOCAST_DEVICES.index(given)
-
-
 def _is_enabled(interp: Interpreter, args: list[Any]) -> Value:
-    device = _device(args[0] if args else "cuda", "torch.is_autocast_enabled")
-    return Constant(_casts(interp)[device][1])
+    device = args[0] if args else "cuda"
+    if device in AUTOCAST_DEVICES:
+        return Constant(_casts(interp)[AUTOCAST_DEVICES.index(device)][1])
+    return Constant(_elsewhere(interp, torch.is_autocast_enabled, device))
 
 
 def _dtype(interp: Interpreter, args: list[Any]) -> Value:
-    return Constant(_casts(interp)[_device(args[0], "torch.get_autocast_dtype")][2])
+    (device,) = args
+    if device in AUTOCAST_DEVICES:
+        return Constant(_casts(interp)[AUTOCAST_DEVICES.index(device)][2])
+    return Constant(_elsewhere(interp, torch.get_autocast_dtype, device))
+
+
+def _elsewhere(interp: Interpreter, function: Callable[[str], Any], device: Any) -> Any:
+    """What autocast does on a device that no graph is for: nothing that is captured sets it, so it is relied on."""
+    try:
+        answer = function(device)
+    except (RuntimeError, TypeError) as error:
+        raise Unsupported("B002", f"torch.{function.__name__}({device!r})") from error
+    interp.tree.process(f"{function.__name__} of {device}", _asking(function, device), answer)
+    return answer
+
+
+@functools.cache
+def _asking(function: Callable[[str], Any], device: str) -> Callable[[], Any]:
+    return functools.partial(function, device)
 
 
 def _any_enabled(interp: Interpreter, args: list[Any]) -> Value:
@@ -53,7 +69,12 @@ def _casts(interp: Interpreter) -> Any:
 
 
 def _change(interp: Interpreter, given: Any, position: int, value: Any) -> Value:
-    casts, device = list(_casts(interp)), _device(given, "torch.set_autocast")
+    if given not in AUTOCAST_DEVICES:
+        asked = (torch.is_autocast_enabled, torch.get_autocast_dtype)[position - 1]
+        if _elsewhere(interp, asked, given) == value:
+            return Constant(None)
+        raise Unsupported("B002", f"torch.set_autocast({given!r})")
+    casts, device = list(_casts(interp)), AUTOCAST_DEVICES.index(given)
     cast = list(casts[device])
     cast[position] = value
     casts[device] = tuple(cast)
@@ -111,7 +132,52 @@ def _is_inference(interp: Interpreter, args: list[Any]) -> Value:
     return Constant(interp.tape.ambient.inference)  # capture itself runs outside that mode
 
 
+def _attention(interp: Interpreter) -> Any:
+    """Which kernels attention chooses among, relied on."""
+    interp.tree.rely_on_attention()
+    return interp.tape.ambient.attention or interp.tree.attention
+
+
+def _set_attention(interp: Interpreter, enabled: tuple[bool, ...], order: tuple[int, ...]) -> Value:
+    if not is_library(interp.frames[-1].info.code):
+        raise Unsupported("B002", "torch._C._set_sdp_use")  # whose end may be outside of the graph
+    wanted = None if (enabled, order) == interp.tree.attention else (enabled, order)
+    interp.tape.set_ambient(replace(interp.tape.ambient, attention=wanted))
+    return Constant(None)
+
+
+def _kernel_getter(place: int) -> AmbientCall:
+    return lambda interp, args: Constant(_attention(interp)[0][place])
+
+
+def _kernel_setter(place: int) -> AmbientCall:
+    def rule(interp: Interpreter, args: list[Any]) -> Value:
+        enabled, order = _attention(interp)
+        return _set_attention(interp, (*enabled[:place], bool(args[0]), *enabled[place + 1 :]), order)
+
+    return rule
+
+
+def _order(interp: Interpreter, args: list[Any]) -> Value:
+    return Sequence(list, [Constant(each) for each in _attention(interp)[1]])
+
+
+def _set_order(interp: Interpreter, args: list[Any]) -> Value:
+    enabled, order = _attention(interp)
+    if sorted(args[0]) != sorted(order):
+        raise Unsupported("B002", "torch._C._set_sdp_priority_order")  # which PyTorch refuses, or pads
+    return _set_attention(interp, enabled, tuple(args[0]))
+
+
+_ATTENTION_CALLS: dict[Any, AmbientCall] = {
+    **{function: _kernel_getter(place) for place, function in enumerate(ATTENTION_GETTERS)},
+    **{function: _kernel_setter(place) for place, function in enumerate(ATTENTION_SETTERS)},
+    getattr(torch._C, "_get_sdp_priority_order", None): _order,
+    getattr(torch._C, "_set_sdp_priority_order", None): _set_order,
+}
+
 AMBIENT_CALLS: dict[Any, AmbientCall] = {
+    **_ATTENTION_CALLS,
     torch.is_autocast_enabled: _is_enabled,
     torch.get_autocast_dtype: _dtype,
     torch._C._is_any_autocast_enabled: _any_enabled,

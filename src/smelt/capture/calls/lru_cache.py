@@ -2,25 +2,22 @@
 
     flag("sdpa")   →   the answer; guard: the function still has this very answer for "sdpa"
 
-It is called as it is called once for the same arguments. What it would see must be real: no write of the captured code
-may be outstanding. Another process, which has other answers, asks again in the same order (`recalling`).
+It is called as it is called once for the same arguments. What it would see must be real: nothing that it can come upon
+may be what the captured code has yet to write to. Another process, which has other answers, asks again in the same
+order (`recalling`).
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
-
-import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.capture.interpreter.dict_keys import hashable
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.reach import why_reachable
 from smelt.capture.model.values import Object, Value
-from smelt.ir.nodes.ambient import Ambient
+from smelt.capture.tape.program_state import as_the_program_has_it
 
 WRAPPER: Any = functools._lru_cache_wrapper
 
@@ -56,20 +53,13 @@ def is_remembered(answer: Any, misses: int, args: tuple[Any, ...], kwargs: dict[
         return False  # for the program to see, where it calls it
 
 
-@contextlib.contextmanager
-def _as_the_program_has_it(ambient: Ambient) -> Iterator[None]:
-    """The state that the program is in, and none of capture's: what the function yields is the program's to keep."""
-    device = ambient.devices[-1] if ambient.devices else contextlib.nullcontext()
-    with _disable_current_modes(), torch._C._EnableTorchFunction(), torch._C._InferenceMode(ambient.inference), device:
-        torch._C._set_grad_enabled(ambient.grad)
-        yield
-
-
 def call_cached(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The answer of such a function, relied on."""
     real, tree = function.value, interp.tree
-    if interp.externals.has_pending_writes():
-        raise Unsupported("B002", f"{real.__qualname__}, which is cached, between writes")
+    stale = interp.externals.stale_objects()
+    if stale and (why := why_reachable(real, stale)) is not None:
+        how = "which is cached and may look at what was written before"
+        raise Unsupported("B002", f"{real.__qualname__}, {how}, by {why},")
     plain = tuple(hashable(interp, value) for value in args)
     named = {name: hashable(interp, value) for name, value in kwargs.items()}
     interp.externals.guard_identity(function)
@@ -77,7 +67,7 @@ def call_cached(interp: Interpreter, function: Object, args: list[Value], kwargs
     known: Remembered | None = tree.remembered.get(key)
     if known is None:
         try:
-            with _as_the_program_has_it(interp.tape.ambient):
+            with as_the_program_has_it(interp.tape.ambient):
                 answer = real(*plain, **named)
         except Exception as error:
             raise Unsupported("B002", f"{real.__qualname__}, which raised {type(error).__name__}") from error

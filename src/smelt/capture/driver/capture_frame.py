@@ -79,7 +79,7 @@ from smelt.capture.replay.side_effects import cleared_grads, replay
 from smelt.capture.tape.generators import with_generators
 from smelt.capture.tape.tape import EffectRecorder, Tape, metadata_changed
 from smelt.ir.graph import GraphCompiler, GraphLevel, Traced, format_graph, placeholders
-from smelt.ir.nodes.ambient import Ambient, restored, without_default_devices
+from smelt.ir.nodes.ambient import Ambient, attention_restored, restored, without_default_devices
 from smelt.ir.tensorspec import tensor_spec
 from smelt.meta.ghost import without_caller_hooks
 
@@ -160,7 +160,7 @@ def _capture_in_mode(
     entry = Ambient.now()
     tree, tape = GuardTree(), Tape(entry)
     # Inference tensors keep no version by which writes are noticed.
-    with torch._C._InferenceMode(False), without_caller_hooks():
+    with torch._C._InferenceMode(False), without_caller_hooks(), attention_restored():
         torch._C._set_grad_enabled(entry.records)
         externals = Externals(tree, tape, sizes)
         externals.follow_loops, externals.settings, keep, observe, externals.explores = options

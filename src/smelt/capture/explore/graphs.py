@@ -13,7 +13,7 @@ from torch import fx
 from smelt.capture.explore.abstraction import standing_in
 from smelt.capture.model.marks import DYNAMIC, OPEN_SIZES
 from smelt.ir.graph import GraphLevel, Traced, output_node, placeholders
-from smelt.ir.nodes.ambient import Ambient, set_autocast
+from smelt.ir.nodes.ambient import Ambient, set_autocast, setting_attention
 from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
 from smelt.symbolic.expressions import Expression, Symbol
 from smelt.symbolic.shapes import contiguous_stride
@@ -112,6 +112,8 @@ def _switch(graph: fx.Graph, place: fx.Node, before: Ambient, after: Ambient) ->
         for old, new in zip(before.casts, after.casts, strict=True):
             if old != new or before.cached != after.cached:
                 graph.call_function(set_autocast, (*new, after.cached))
+        if before.attention != after.attention:
+            graph.call_function(*setting_attention(after.attention))
 
 
 def copying(specs: list[TensorSpec]) -> Traced:

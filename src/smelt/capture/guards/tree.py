@@ -14,7 +14,7 @@ import torch
 from smelt.base.torch_originals import ASKED_OF_TENSORS, ASKED_OF_TORCH
 from smelt.capture.model.source import Source, plain_text
 from smelt.capture.model.static import ABSENT, class_dict_of, is_a, is_heap_type, mro_of, qualname_of, static_lookup
-from smelt.ir.nodes.ambient import autocast_nesting, autocast_settings, default_devices
+from smelt.ir.nodes.ambient import attention_kernels, autocast_nesting, autocast_settings, default_devices
 from smelt.meta.devices import current_index
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class GuardTree:
         self.inference_mode = torch.is_inference_mode_enabled()
         self.nesting = autocast_nesting()
         self._settings = autocast_settings()
+        self.attention = attention_kernels()
         for text, function in PROCESS_STATE:
             self.process(text, function, function())
         if torch._C._is_any_autocast_enabled():
@@ -182,6 +183,10 @@ class GuardTree:
     def rely_on_autocast(self) -> None:
         """What autocast does matters, even where it is off: a block that ends puts back what it found."""
         self.process("autocast settings", autocast_settings, self._settings)
+
+    def rely_on_attention(self) -> None:
+        """Which kernels attention may choose from matters: a block that ends puts back what it found."""
+        self.process("attention kernels", attention_kernels, self.attention)
 
     def slot(self, index: int, text: str) -> Source:
         """What the state holds at position `index` of its flat list of values."""

@@ -3,6 +3,7 @@
 self.lin      type(self) has no `lin`, self.__dict__ has none, self._modules["lin"] is the answer
 """
 
+import contextlib
 import enum
 import functools
 import inspect
@@ -23,10 +24,11 @@ from smelt.capture.interpreter.function_attributes import delete_from_function, 
 from smelt.capture.interpreter.interpreter import PUSHED, Interpreter
 from smelt.capture.interpreter.leaf_state import read, store_data, store_requires_grad
 from smelt.capture.model.breaks import Raised, Unsupported
-from smelt.capture.model.policy import TENSOR_BREAKS
+from smelt.capture.model.policy import TENSOR_BREAKS, is_library
 from smelt.capture.model.source import Source
 from smelt.capture.model.static import ABSENT, class_dict_of, is_a, is_heap_type, mro_of, own_dict, static_lookup
 from smelt.capture.model.values import (
+    NATIVE_CLASS,
     Constant,
     Deque,
     Descriptor,
@@ -51,6 +53,7 @@ from smelt.capture.model.values import (
     is_constant,
     python_type,
 )
+from smelt.capture.tape.program_state import as_the_program_has_it
 
 _DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
 # C types whose attributes are looked up, and written, as object's are.
@@ -424,6 +427,8 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
         found = interp.tree.class_attribute(type(value.value), name)
         if found is not ABSENT and _is_data_descriptor(interp, found):
             return _of_module_class(interp, value, name)
+    if name not in members:
+        _let_library_make(interp, members, name)
     if name in members or interp.externals.shared(members) is not None:
         held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
         if held is not None:
@@ -437,6 +442,16 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
         raise Missing(value, name)
     how = ", which makes it on demand" if "__getattr__" in members else ""
     raise Unsupported("B007", f"{name} of module {value.value.__name__}{how}")
+
+
+def _let_library_make(interp: Interpreter, members: dict[str, Any], name: str) -> None:
+    """A module of a library that loads its parts on demand (`torch.onnx`) does so now, as the program would have it."""
+    hook = members.get("__getattr__")
+    if not isinstance(hook, types.FunctionType) or not is_library(hook.__code__) or "__path__" not in members:
+        return
+    if not interp.externals.explores and not interp.externals.has_pending_writes():
+        with contextlib.suppress(Exception), as_the_program_has_it(interp.tape.ambient):
+            hook(name)
 
 
 def _of_module_class(interp: Interpreter, value: Object, name: str) -> Value:
@@ -456,7 +471,7 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
     """An attribute of a class, in the order of `type.__getattribute__`: the metaclass's if it is a data descriptor, the
     class's own, the metaclass's."""
     kind, tree = value.value, interp.tree
-    if tree.metaclass_attribute(kind, "__getattribute__") is not type.__getattribute__:
+    if tree.metaclass_attribute(kind, "__getattribute__") not in _CLASS_LOOKUP:
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
     above = tree.metaclass_attribute(kind, name)
     if name in _OF_CLASSES and above is _OF_CLASSES[name]:
@@ -477,6 +492,8 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
         raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
     return interp.call(interp.externals.fixed(hook), [value, Constant(name)])
 
+
+_CLASS_LOOKUP = (type.__getattribute__, NATIVE_CLASS.__getattribute__)
 
 _OF_CLASSES = {
     name: vars(type)[name]

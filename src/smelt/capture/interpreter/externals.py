@@ -7,6 +7,7 @@ externals.value(3, source of "n")          →   Constant(3), guarded by equalit
 import contextlib
 import enum
 import functools
+import gc
 import math
 import sys
 import types
@@ -39,6 +40,7 @@ from smelt.capture.model.values import (
     Number,
     Object,
     OpenScalar,
+    Proxy,
     Sequence,
     Set,
     Slice,
@@ -47,6 +49,7 @@ from smelt.capture.model.values import (
     ZippedIterator,
     describe,
     is_constant,
+    is_native_member,
     own_operators,
     stands_for_key,
 )
@@ -108,6 +111,7 @@ def _is_bound(real: Any) -> bool:
     return isinstance(found, types.MethodDescriptorType)
 
 
+_DICTS = (dict, OrderedDict, defaultdict)
 _SHARED = (
     list,
     dict,
@@ -300,6 +304,14 @@ class Externals:
         """Whether captured writes, those of gradients aside, are still to be made to the real objects."""
         return any(_changed(value) for value in self.written.values() if not _holds_gradient(value))
 
+    def stale_objects(self) -> set[int]:
+        """The ids of the real objects that such writes are still to be made to, and of those whose attributes they
+        are."""
+        changed = [value for value in self.written.values() if not _holds_gradient(value) and _changed(value)]
+        owners = [value.holder if isinstance(value, Slots) else _owner(value.source) for value in changed]
+        stale = {id(real) for real, value in self._shared.values() if any(value is each for each in changed)}
+        return stale | {id(owner.value) for owner in owners if owner is not None}
+
     def guard_distinct(self) -> None:
         """What was written must be the same object as, or another than, each thing of its kind that was read."""
         for value in self.written.values():
@@ -405,6 +417,8 @@ class Externals:
             if is_a(real, enum.Enum):
                 source.check(("is", real))
                 self._rely_on_operators(real)
+            elif is_native_member(real):
+                source.check(("is", real))
             elif kind is int or kind is float:
                 return Number(real, source=source, symbolic=self.sizes.number(real, source))
             elif kind is str:
@@ -451,6 +465,11 @@ class Externals:
             return Slice(*parts, source=source)
         if kind is types.CellType:
             return Cell(real=real, source=source)
+        if kind is types.MappingProxyType and type(held := gc.get_referents(real)[0]) in _DICTS:
+            source.check(("is", real))  # by which it is the proxy of this very dict
+            mapping = self.value(held, self.tree.fixed(held, source.text))
+            assert isinstance(mapping, Mapping)
+            return Proxy(mapping, real, source=source)
         if kind is types.MethodType:
             return self._method(real, source)
         made_object = Object(real, source=source)

@@ -32,6 +32,7 @@ from smelt.capture.model.values import (
     Tensor,
     Value,
     ZippedIterator,
+    behind,
     describe,
     python_type,
 )
@@ -40,6 +41,7 @@ from smelt.capture.polyfills.library import by_place
 
 def iterator(interp: Interpreter, value: Value) -> Value:
     """`iter(value)`."""
+    value = behind(value)
     if isinstance(value, Iterator | ZippedIterator | Generator) or python_type(value) is OpenRange:
         return value
     if isinstance(value, Sequence):

@@ -50,6 +50,7 @@ from smelt.capture.model.values import (
     Object,
     OpenScalar,
     Partial,
+    Proxy,
     Sequence,
     Set,
     Slice,
@@ -57,6 +58,7 @@ from smelt.capture.model.values import (
     TracebackValue,
     Value,
     ZippedIterator,
+    behind,
     describe,
     of_number,
     python_type,
@@ -125,6 +127,7 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
         and symbol in ("*", "*=")
     ):
         return Sequence(_result_kind(left), interp.externals.items(left) * right.value)
+    right, left = behind(right), behind(left) if symbol == "|" else left
     if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol == "|":
         return _merge(interp, left, right)
     if isinstance(left, Mapping | Set) and symbol.endswith("="):
@@ -337,6 +340,7 @@ def unary(interp: Interpreter, name: str, value: Value) -> Value:
 
 def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """`left < right` and the like."""
+    left, right = behind(left), behind(right)
     if isinstance(left, OpenScalar) or isinstance(right, OpenScalar):
         if isinstance(left, Tensor) or isinstance(right, Tensor):
             return _on_tensors(interp, COMPARE[symbol], left, right)
@@ -498,7 +502,7 @@ def truth(interp: Interpreter, value: Value) -> bool:
         if answer is None:
             raise Unsupported("B003", "a tensor's value decides the branch")
         return answer
-    if isinstance(value, Sequence | Deque | Mapping | Set):
+    if isinstance(value, Sequence | Deque | Mapping | Set | Proxy):
         return length(interp, value) > 0
     if isinstance(value, DictView):
         return length(interp, value.mapping) > 0
@@ -538,6 +542,7 @@ def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
 
 def length(interp: Interpreter, value: Value) -> int:
     """`len(value)` of anything whose length is known."""
+    value = behind(value)
     if isinstance(value, Sequence | Deque | Set):
         return len(value.items)
     if isinstance(value, Mapping):
@@ -569,6 +574,7 @@ _FEW_KEYS = 32
 
 def contains(interp: Interpreter, container: Value, item: Value) -> bool:
     """`item in container`."""
+    container = behind(container)
     if isinstance(container, DictView) and container.part == "keys":
         container = container.mapping
     if isinstance(container, Mapping | Set) and holds_symbols(item) and _can_be_compared(container):
@@ -624,6 +630,7 @@ def _is_taken_whole(interp: Interpreter, kind: type | None) -> bool:
 
 def mapped(interp: Interpreter, value: Value) -> dict[Any, Any]:
     """The items that `**value` passes on: those of a dict, or what `keys` and `[]` of another mapping say."""
+    value = behind(value)
     if isinstance(value, Object | Instance) and _is_taken_whole(interp, python_type(value)):
         value = (interp.externals.contents(value) if isinstance(value, Object) else value.contents) or value
     if isinstance(value, Mapping):
@@ -640,6 +647,7 @@ def mapped(interp: Interpreter, value: Value) -> dict[Any, Any]:
 
 def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
     """`container[key]`."""
+    container = behind(container)
     if isinstance(container, Tensor):
         rely_on_own(interp, container, "__getitem__")
         return item_of(interp, container, key)

@@ -39,6 +39,7 @@ class Treatment(Enum):
 _TORCH_FILES: dict[str, Treatment] = {
     "nn/modules/lazy.py": Treatment.BREAK,
     "nn/modules/": Treatment.INLINE,
+    "nn/attention/__init__.py": Treatment.INLINE,
     "nn/utils/parametrize.py": Treatment.INLINE,
     "nn/utils/parametrizations.py": Treatment.INLINE,
     "backends/mha/": Treatment.INLINE,
@@ -67,6 +68,8 @@ _TORCH_FILES: dict[str, Treatment] = {
 _TORCH_PARTS: dict[str, tuple[str, ...]] = {
     "nn/parameter.py": ("_ParameterMeta.", "_BufferMeta."),
     "__init__.py": ("_check",),
+    "onnx/__init__.py": ("is_in_onnx_export",),
+    "onnx/_internal/torchscript_exporter/_globals.py": ("_InternalGlobals.in_onnx_export",),
 }
 
 _STDLIB_INLINE = (
@@ -103,6 +106,7 @@ _FOLLOWED_ONLY = (
     _STDLIB + os.path.join("unittest", ""),
     _TORCH + "__init__.py",
     *(_TORCH + os.path.join("utils", name) for name in ("_pytree.py", "_ordered_set.py")),
+    _TORCH + os.path.join("nn", "attention", ""),  # what it sets is put back by who called it
 )
 
 # Functions that answer from the process or the type alone: called at capture, and their answer is a constant that the
@@ -250,8 +254,8 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         file = _STDLIB + "os.py"
     if file.startswith((PACKAGE, "<smelt ", "<frozen")):
         return Treatment.BREAK
-    if _is_numpy(file):
-        return Treatment.BREAK  # its Python leads to C at once
+    if _is_without_tensors(file):
+        return Treatment.BREAK
     if file.startswith(_STDLIB) and "site-packages" not in file:
         inside = file[len(_STDLIB) :].replace(os.sep, "/")
         followed = inside in _STDLIB_INLINE or code.co_qualname.startswith(_STDLIB_PARTS.get(inside, ()))
@@ -296,12 +300,16 @@ def runs_alone(function: Any) -> bool:
         file = function.__code__.co_filename
         if config.compiled_autograd and function in _BACKWARDS:
             return False  # compiled as what calls it is
-        return file.startswith(_ALONE_FILES) or _is_numpy(file)
+        return file.startswith(_ALONE_FILES) or _is_without_tensors(file)
     return any(function is each for each in _ALONE_BUILTINS)
 
 
-def _is_numpy(file: str) -> bool:
-    return f"{os.sep}site-packages{os.sep}numpy{os.sep}" in file
+# Packages that compute without tensors: NumPy's Python leads to C at once, SymPy's to thousands of small calls.
+_WITHOUT_TENSORS = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("numpy", "sympy", "mpmath"))
+
+
+def _is_without_tensors(file: str) -> bool:
+    return any(part in file for part in _WITHOUT_TENSORS)
 
 
 def is_library(code: types.CodeType) -> bool:

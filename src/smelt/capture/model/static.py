@@ -15,6 +15,7 @@ mro_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
 class_dict_of: Callable[[type], Any] = type.__dict__["__dict__"].__get__
 qualname_of: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+module_of: Callable[[type], str] = type.__dict__["__module__"].__get__
 
 
 def static_lookup(kind: type, name: str) -> Any:

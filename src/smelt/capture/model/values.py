@@ -325,6 +325,19 @@ class DictView(Value):
 
 
 @dataclass(slots=True, eq=False)
+class Proxy(Value):
+    """A `types.MappingProxyType`: a dict that cannot be written through it. `real`: the one from outside that it is."""
+
+    mapping: Mapping
+    real: Any = None
+
+
+def behind(value: Any) -> Any:
+    """What reading a value reads: of a proxy the dict behind it."""
+    return value.mapping if type(value) is Proxy else value
+
+
+@dataclass(slots=True, eq=False)
 class Slice(Value):
     start: Value
     stop: Value
@@ -596,9 +609,20 @@ def _is_pythons(found: Any) -> bool:
 
 def is_constant(value: object) -> bool:
     """Whether a real value is one that capture treats as a constant."""
-    if type(value) in CONSTANT_TYPES:
+    if type(value) in CONSTANT_TYPES or is_native_member(value):
         return True
     return is_a(value, enum.Enum) and own_operators(type(value)) <= STRING_METHODS and _is_whole(value)
+
+
+NATIVE_CLASS: type = type(torch._C.DispatchKey)
+"""The class of classes that are written in C++: it finds attributes as `type` does."""
+
+
+def is_native_member(value: object) -> bool:
+    """Whether a value is a member of an enum of PyTorch's that is written in C++, as `SDPBackend` is: a number by
+    name."""
+    kind = type(value)
+    return type(kind) is NATIVE_CLASS and "__entries" in class_dict_of(kind) and "__int__" in class_dict_of(kind)
 
 
 def _is_whole(member: object) -> bool:
@@ -629,7 +653,7 @@ def describe(value: Any) -> str:
         return value.qualname
     if isinstance(value, Sequence | Deque | Mapping | Set | Instance | ZippedIterator):
         return f"a {value.kind.__qualname__}"
-    return f"a {type(value).__name__.lower()}"
+    return "a mappingproxy" if isinstance(value, Proxy) else f"a {type(value).__name__.lower()}"
 
 
 _BOUND: dict[type, type] = {  # what binding a function of C makes of it
@@ -659,6 +683,7 @@ def python_type(value: Value) -> type | None:
         return _BOUND.get(type(function), types.MethodType)
     fixed: dict[type, type] = {
         Function: types.FunctionType,
+        Proxy: types.MappingProxyType,
         Slice: slice,
         Cell: types.CellType,
         TracebackValue: types.TracebackType,
@@ -699,5 +724,6 @@ _PARTS: dict[type, tuple[str, ...]] = {
     Iterator: ("over",),
     ZippedIterator: ("parts", "function"),
     DictView: ("mapping",),
+    Proxy: ("mapping",),
     Super: ("receiver",),
 }

@@ -4,9 +4,11 @@ One row of `table.HANDLERS` serves every Python version that has the instruction
 `bytecode` has already renamed, and what only one version has is marked.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from smelt.capture.calls.imports import import_now, is_imported
 from smelt.capture.interpreter.attributes import attribute, attribute_now, delete_attribute, store_attribute
 from smelt.capture.interpreter.deferred_scalars import is_open, negated, open_truth
 from smelt.capture.interpreter.dict_keys import hashable
@@ -217,13 +219,14 @@ def _load_super_attr(interp: Interpreter, frame: Frame, instruction: Instruction
 
 @handles("IMPORT_NAME")
 def _import_name(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    import sys
-
     level, wanted = take(frame, 2)
     name = _absolute(interp, frame, instruction.value, interp.plain(level))
-    if name is None or "__import__" in frame.globals.names or name not in sys.modules:
+    if name is None or "__import__" in frame.globals.names:
         raise Unsupported("B012", f"import {instruction.value}")
-    top = name if interp.plain(wanted) else name.partition(".")[0]
+    names = interp.plain(wanted) or ()
+    if not is_imported(name, names):
+        import_now(interp, name, names)
+    top = name if names else name.partition(".")[0]
     known = interp.tree.fixed(sys.modules, "sys.modules")
     interp.externals.value(sys.modules[name], known.key(name))  # else Python imports it
     frame.stack.append(interp.externals.value(sys.modules[top], known.key(top)))

@@ -57,6 +57,7 @@ from smelt.capture.model.values import (
     OpenScalar,
     Partial,
     Place,
+    Proxy,
     Sequence,
     Set,
     Slice,
@@ -466,6 +467,12 @@ def _slice(build: Rebuilder, value: Slice) -> Operand:
     return build.step(slice, *map(build.operand, (value.start, value.stop, value.step)))
 
 
+def _proxy(build: Rebuilder, value: Proxy) -> Operand:
+    if value.real is not None:
+        return build.constant(value.real)
+    return build.step(types.MappingProxyType, build.operand(value.mapping))
+
+
 def _view(build: Rebuilder, value: DictView) -> Operand:
     return build.step(functools.partial(_view_of, value.part), build.operand(value.mapping))
 
@@ -734,6 +741,7 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Set: _set,
     Slice: _slice,
     DictView: _view,
+    Proxy: _proxy,
     Iterator: _iterator,
     ZippedIterator: _joined,
     Method: _method,

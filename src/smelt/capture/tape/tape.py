@@ -39,7 +39,7 @@ from smelt.capture.tape.device_numbers import chosen_kinds, current_number, numb
 from smelt.capture.tape.uniform_bounds import decided
 from smelt.device.host_library import HOST, on_host
 from smelt.ir.generators import Own
-from smelt.ir.nodes.ambient import Ambient, forget_casts, set_autocast
+from smelt.ir.nodes.ambient import Ambient, forget_casts, set_autocast, setting_attention
 from smelt.ir.nodes.checkpoint import Checkpoint
 from smelt.ir.nodes.custom_backward import Derivative
 from smelt.ir.symbolic_numbers import NumberWriter
@@ -546,6 +546,8 @@ class Tape:
         for cast, before in zip(wanted.casts, synced.casts, strict=True):
             if cast != before or wanted.cached != synced.cached:
                 self._added.append(self.graph.call_function(set_autocast, (*cast, wanted.cached)))
+        if wanted.attention != synced.attention:
+            self._added.append(self.graph.call_function(*setting_attention(wanted.attention)))
 
     def _run(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Process state that operators depend on besides their arguments: grad mode, autocast, inference mode, default device.
+"""Process state that operators depend on besides their arguments: grad mode, autocast, attention's kernels, devices.
 
 A torch-level graph changes it by nodes, so that whoever runs or traces the graph sees what the program saw:
 
@@ -11,7 +11,9 @@ A graph leaves this state as it found it; what the program left different is don
 
 import contextlib
 import operator
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.fx.node import has_side_effect
@@ -24,6 +26,56 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 
 Casts = tuple[tuple[str, bool, torch.dtype], ...]
 """Per device of `AUTOCAST_DEVICES`: whether autocast is on, and the type it casts to."""
+
+_ATTENTION = tuple(
+    name
+    for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
+    if hasattr(torch._C, f"_get_{name}_sdp_enabled") and hasattr(torch._C, f"_set_sdp_use_{name}")
+)
+ATTENTION_GETTERS: tuple[Any, ...] = tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in _ATTENTION)
+ATTENTION_SETTERS: tuple[Any, ...] = tuple(getattr(torch._C, f"_set_sdp_use_{name}") for name in _ATTENTION)
+
+AttentionKernels = tuple[tuple[bool, ...], tuple[int, ...]]
+"""Which kernels `scaled_dot_product_attention` may choose from, by `ATTENTION_GETTERS`, and in which order it asks."""
+
+
+_outside = threading.local()  # `kernels`: those of the program, while a graph of this thread has set others
+
+
+@has_side_effect
+def set_attention(enabled: tuple[bool, ...], order: tuple[int, ...]) -> None:
+    """The attention that follows chooses among these kernels, until `leave_attention`."""
+    if getattr(_outside, "kernels", None) is None:
+        _outside.kernels = attention_kernels()
+    _choose(enabled, order)
+
+
+@has_side_effect
+def leave_attention() -> None:
+    """The kernels that the program had chosen, if a graph has set others: no graph writes them otherwise, as they are
+    those of all threads."""
+    kernels = getattr(_outside, "kernels", None)
+    if kernels is not None:
+        _choose(*kernels)
+        _outside.kernels = None
+
+
+def setting_attention(kernels: AttentionKernels | None) -> tuple[Any, tuple[Any, ...]]:
+    """The node that makes attention choose among these: its function and its arguments."""
+    return (leave_attention, ()) if kernels is None else (set_attention, kernels)
+
+
+def _choose(enabled: tuple[bool, ...], order: tuple[int, ...]) -> None:
+    for choose, on in zip(ATTENTION_SETTERS, enabled, strict=True):
+        choose(on)
+    if order:
+        torch._C._set_sdp_priority_order(list(order))
+
+
+def attention_kernels() -> AttentionKernels:
+    """Which kernels attention chooses among now."""
+    order = torch._C._get_sdp_priority_order() if hasattr(torch._C, "_get_sdp_priority_order") else ()
+    return tuple(get() for get in ATTENTION_GETTERS), tuple(order)
 
 
 @has_side_effect
@@ -85,6 +137,8 @@ class Ambient:
     cached: bool
     nesting: int
     devices: tuple[torch.device, ...]
+    attention: AttentionKernels | None = None
+    """What captured code has set; None while it is as the program has it."""
 
     @classmethod
     def now(cls) -> "Ambient":
@@ -97,8 +151,12 @@ class Ambient:
         return self.grad and not self.inference
 
     def impose(self) -> None:
-        """Give operators this grad mode and autocast: the part of the state that graphs change while they run."""
+        """Give operators this grad mode, autocast and choice of kernels: what graphs change while they run."""
         torch._C._set_grad_enabled(self.grad)
+        if self.attention is None:
+            leave_attention()
+        else:
+            set_attention(*self.attention)
         for device, enabled, dtype in self.casts:
             set_autocast(device, enabled, dtype, self.cached)
 
@@ -128,15 +186,27 @@ class Ambient:
 
 
 @contextlib.contextmanager
-def restored() -> Iterator[None]:
-    """Whatever graphs change inside is put back, however the block is left."""
-    before = Ambient.now()
+def attention_restored() -> Iterator[None]:
+    """Attention chooses among the same kernels after the block, which may be inside of one that a graph is in."""
+    kernels = attention_kernels() if getattr(_outside, "kernels", None) is not None else None
     try:
         yield
     finally:
-        before.impose()
-        if before.nesting == 0:
-            forget_casts()
+        function, args = setting_attention(kernels)
+        function(*args)
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Whatever graphs change inside is put back, however the block is left."""
+    before = Ambient.now()
+    with attention_restored():
+        try:
+            yield
+        finally:
+            before.impose()
+            if before.nesting == 0:
+                forget_casts()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,189 @@
+"""What captured code asks of the process: subclasses, autocast of devices that no graph is for, cached functions."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+
+x = torch.arange(3.0)
+
+
+class Base:
+    factor = 1
+
+
+class First(Base):
+    factor = 2
+
+
+class Second(Base):
+    factor = 3
+
+
+def below(x: torch.Tensor) -> torch.Tensor:
+    found = Base.__subclasses__()
+    while found:
+        kind = found.pop()
+        found += kind.__subclasses__()
+        x = x * kind.factor
+    return x
+
+
+def test_subclasses_are_known_and_guarded() -> None:
+    compiled = smelt.compile(below, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), x * 6)
+
+    class Third(First):
+        factor = 5
+
+    torch.testing.assert_close(compiled(x), x * 30)
+    assert Third.factor == 5
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu", "hpu"])
+def test_autocast_of_other_devices_is_known(device: str) -> None:
+    def asks(x: torch.Tensor) -> Any:
+        with torch.autocast(device, enabled=False):
+            return x * (1 + torch.is_autocast_enabled(device)), torch.get_autocast_dtype(device)
+
+    result, dtype = smelt.compile(asks, backend="eager", fullgraph=True)(x)
+    torch.testing.assert_close(result, x)
+    assert dtype == torch.get_autocast_dtype(device)
+
+
+def test_autocast_of_other_devices_is_guarded() -> None:
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + torch.is_autocast_enabled("xpu"))
+
+    compiled = smelt.compile(asks, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), x)
+    torch.set_autocast_enabled("xpu", True)
+    try:
+        torch.testing.assert_close(compiled(x), x * 2)
+    finally:
+        torch.set_autocast_enabled("xpu", False)
+
+
+def test_a_device_that_nobody_knows_raises_as_in_eager() -> None:
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.is_autocast_enabled("teapot")
+
+    with pytest.raises(RuntimeError, match="teapot"):
+        smelt.compile(asks, backend="eager")(x)
+
+
+# Cached functions between writes: called where they cannot come upon what is yet to be written.
+
+STATE: dict[str, int] = {}
+
+
+class Holder:
+    value = 0
+
+
+HOLDER = Holder()
+SIZES = (2, 3)
+
+
+@functools.lru_cache
+def of_its_arguments(n: int) -> tuple[int, ...]:
+    return tuple(size * n for size in SIZES)
+
+
+@functools.lru_cache
+def of_the_state(n: int) -> int:
+    return STATE.get("n", 0) + n
+
+
+@functools.lru_cache
+def of_the_state_within(n: int) -> int:
+    return sum(_read() for _ in range(n))
+
+
+def _read() -> int:
+    return STATE.get("n", 0)
+
+
+@functools.lru_cache
+def of_a_holder(n: int) -> int:
+    return HOLDER.value + n
+
+
+@functools.lru_cache
+def by_eval(n: int) -> int:
+    return int(eval("STATE.get('n', 0)")) + n
+
+
+@functools.lru_cache
+def by_globals(n: int) -> int:
+    return int(globals()["STATE"].get("n", 0)) + n
+
+
+@functools.lru_cache
+def by_default(n: int, state: Any = None, known: Any = (STATE,)) -> int:
+    return int(known[0].get("n", 0)) + n
+
+
+def _in_closure() -> Any:
+    state = STATE
+
+    @functools.lru_cache
+    def cached(n: int) -> int:
+        return state.get("n", 0) + n
+
+    return cached
+
+
+in_closure = _in_closure()
+CACHED = [of_its_arguments, of_the_state, of_the_state_within, of_a_holder, by_eval, by_globals, by_default, in_closure]
+
+
+@pytest.fixture(autouse=True)
+def cleared() -> None:
+    STATE.clear()
+    HOLDER.value = 0
+    for each in CACHED:
+        each.cache_clear()
+
+
+def test_a_cached_function_that_cannot_see_writes_is_called() -> None:
+    def between(x: torch.Tensor) -> torch.Tensor:
+        STATE["n"] = 7
+        HOLDER.value = 7
+        return x.repeat(of_its_arguments(2))
+
+    torch.testing.assert_close(smelt.compile(between, backend="eager", fullgraph=True)(x), x.repeat((4, 6)))
+    assert STATE == {"n": 7} and HOLDER.value == 7
+
+
+@pytest.mark.parametrize("cached", CACHED[1:], ids=lambda each: each.__name__)
+def test_a_cached_function_that_can_see_writes_waits_for_them(cached: Any) -> None:
+    def between(x: torch.Tensor) -> torch.Tensor:
+        STATE["n"] = 7
+        HOLDER.value = 7
+        return x * cached(1)
+
+    explained = smelt.explain(between, backend="eager")
+    explanation = explained(x)
+    assert explanation.graph_break_count >= 1
+    for each in CACHED:
+        each.cache_clear()
+    STATE.clear()
+    HOLDER.value = 0
+    expected = 7 if cached is of_the_state_within else 8
+    torch.testing.assert_close(smelt.compile(between, backend="eager")(x), x * expected)
+
+
+def test_sympy_runs_in_python_as_a_whole() -> None:
+    sympy = pytest.importorskip("sympy")
+
+    def solves(x: torch.Tensor) -> torch.Tensor:
+        root = sympy.solve(sympy.Symbol("a") ** 2 - 4)[1]
+        return x * int(root)
+
+    explained = smelt.explain(solves, backend="eager")
+    assert explained(x).graph_break_count < 10  # one for each call into it, none for what it calls
+    torch.testing.assert_close(smelt.compile(solves, backend="eager")(x), x * 2)
