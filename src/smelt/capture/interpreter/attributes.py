@@ -3,7 +3,6 @@
 self.lin      type(self) has no `lin`, self.__dict__ has none, self._modules["lin"] is the answer
 """
 
-import contextlib
 import enum
 import functools
 import inspect
@@ -24,9 +23,9 @@ from smelt.capture.interpreter.function_attributes import delete_from_function, 
 from smelt.capture.interpreter.interpreter import PUSHED, Interpreter
 from smelt.capture.interpreter.leaf_state import read, store_data, store_requires_grad
 from smelt.capture.model.breaks import Raised, Unsupported
-from smelt.capture.model.policy import TENSOR_BREAKS, is_library
+from smelt.capture.model.policy import TENSOR_BREAKS
 from smelt.capture.model.source import Source
-from smelt.capture.model.static import ABSENT, class_dict_of, is_a, is_heap_type, mro_of, own_dict, static_lookup
+from smelt.capture.model.static import ABSENT, FIELD, class_dict_of, fields_of, is_a, is_heap_type, mro_of, own_dict
 from smelt.capture.model.values import (
     NATIVE_CLASS,
     Constant,
@@ -53,7 +52,7 @@ from smelt.capture.model.values import (
     is_constant,
     python_type,
 )
-from smelt.capture.tape.program_state import as_the_program_has_it
+from smelt.capture.tape.program_state import let_library_make
 
 _DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
 # C types whose attributes are looked up, and written, as object's are.
@@ -65,7 +64,6 @@ _PLAIN_STORES = tuple(store for kind in _PLAIN for store in (kind.__setattr__, k
 
 _OF_ITS_PLACE = ("co_filename", "co_firstlineno", "co_linetable", "co_lnotab")
 _OF_PARAMETERS = ("name", "kind", "default", "annotation")  # each kept in a slot
-_FIELD = type(inspect.Attribute.name)  # of named tuples
 _OF_MEMBERS = tuple(vars(enum.Enum)[name] for name in ("value", "name"))
 _PARTS_OF_DESCRIPTORS = {"fget": 0, "fset": 1, "fdel": 2, "__func__": 0, "__wrapped__": 0}
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
@@ -183,17 +181,6 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
     if isinstance(value, Sequence) and not isinstance(found, _DESCRIPTORS_OF_C):
         return _bind(interp, value, found, _class_source(interp, kind, name), kind)  # of a named tuple
     raise Unsupported("B007", f"{name} of {describe(value)}")
-
-
-def fields_of(kind: type) -> tuple[tuple[str, int], ...]:
-    """The fields of a named tuple and their places: what a class holds under the name is that, and nothing else."""
-    fields: list[tuple[str, int]] = []
-    for name in (name for base in mro_of(kind) for name in class_dict_of(base)):
-        found = static_lookup(kind, name)
-        if type(found) is _FIELD:
-            place: Any = found.__reduce__()[1][0]
-            fields.append((name, place))
-    return tuple(fields)
 
 
 def _field_of(interp: Interpreter, value: Sequence, name: str) -> Value | None:
@@ -427,8 +414,8 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
         found = interp.tree.class_attribute(type(value.value), name)
         if found is not ABSENT and _is_data_descriptor(interp, found):
             return _of_module_class(interp, value, name)
-    if name not in members:
-        _let_library_make(interp, members, name)
+    if name not in members and not interp.externals.explores and not interp.externals.has_pending_writes():
+        let_library_make(interp.tape.ambient, members, name)
     if name in members or interp.externals.shared(members) is not None:
         held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
         if held is not None:
@@ -442,16 +429,6 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
         raise Missing(value, name)
     how = ", which makes it on demand" if "__getattr__" in members else ""
     raise Unsupported("B007", f"{name} of module {value.value.__name__}{how}")
-
-
-def _let_library_make(interp: Interpreter, members: dict[str, Any], name: str) -> None:
-    """A module of a library that loads its parts on demand (`torch.onnx`) does so now, as the program would have it."""
-    hook = members.get("__getattr__")
-    if not isinstance(hook, types.FunctionType) or not is_library(hook.__code__) or "__path__" not in members:
-        return
-    if not interp.externals.explores and not interp.externals.has_pending_writes():
-        with contextlib.suppress(Exception), as_the_program_has_it(interp.tape.ambient):
-            hook(name)
 
 
 def _of_module_class(interp: Interpreter, value: Object, name: str) -> Value:
@@ -577,7 +554,7 @@ def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) ->
         return interp.externals.fixed(kind) if kind is not None else _no(value, name)
     if name == "__dict__" and isinstance(value, Object):
         return interp.externals.value(value.value.__dict__, _source(value).instance_dict())
-    if type(found) is _FIELD and isinstance(value, Object) and is_a(value.value, tuple):
+    if type(found) is FIELD and isinstance(value, Object) and is_a(value.value, tuple):
         place: Any = found.__reduce__()[1][0]  # of a named tuple with attributes of its own
         return interp.externals.value(tuple.__getitem__(value.value, place), _source(value).item(place))
     if _is_slot(found) and isinstance(value, Object):

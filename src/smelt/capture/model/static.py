@@ -3,6 +3,7 @@
 static_lookup(kind, "forward") → what the class or its bases hold under the name, or ABSENT
 """
 
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -42,3 +43,17 @@ def own_dict(real: object) -> Any:
 def is_heap_type(kind: type) -> bool:
     """Whether Python code has made the class, and may change it: those of C stay what they are."""
     return bool(flags_of(kind) & _HEAP_TYPE)
+
+
+FIELD = type(inspect.Attribute.name)  # of named tuples
+
+
+def fields_of(kind: type) -> tuple[tuple[str, int], ...]:
+    """The fields of a named tuple and their places: what a class holds under the name is that, and nothing else."""
+    fields: list[tuple[str, int]] = []
+    for name in (name for base in mro_of(kind) for name in class_dict_of(base)):
+        found = static_lookup(kind, name)
+        if type(found) is FIELD:
+            place: Any = found.__reduce__()[1][0]
+            fields.append((name, place))
+    return tuple(fields)

@@ -4,11 +4,14 @@ with as_the_program_has_it(tape.ambient): answer = cached_function()
 """
 
 import contextlib
+import types
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from smelt.capture.model.policy import is_library
 from smelt.ir.nodes.ambient import Ambient
 
 
@@ -19,3 +22,11 @@ def as_the_program_has_it(ambient: Ambient) -> Iterator[None]:
     with _disable_current_modes(), torch._C._EnableTorchFunction(), torch._C._InferenceMode(ambient.inference), device:
         torch._C._set_grad_enabled(ambient.grad)
         yield
+
+
+def let_library_make(ambient: Ambient, members: dict[str, Any], name: str) -> None:
+    """Let a module of a library that loads its parts on demand (`torch.onnx`) do so now, as the program would."""
+    hook = members.get("__getattr__")
+    if isinstance(hook, types.FunctionType) and is_library(hook.__code__) and "__path__" in members:
+        with contextlib.suppress(Exception), as_the_program_has_it(ambient):
+            hook(name)
