@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = ("eager", "smelt", "torch.compile")
-FREEZING, ORT = "torch.compile-freezing", "ort"
+FREEZING, ORT, AOTI = "torch.compile-freezing", "ort", "aotinductor"
 PEERS = ("torch.compile", FREEZING, ORT)  # the last two in inference only
 SPINS, PAUSE = (ORT,), 0.3  # whose threads spin after a call, and the seconds after which they are asleep for sure
 MODES = ("train", "infer", "step")
@@ -53,6 +53,13 @@ def compiled_by(backend: str, function: Callable[..., Any]) -> Callable[..., Any
 
         assert isinstance(function, nn.Module), "ONNX Runtime runs modules"
         return OnnxModel(function)
+    if backend == AOTI:
+        from torch import nn
+
+        from benchmarks.aoti_peer import AotInductorModel
+
+        assert isinstance(function, nn.Module), "AOTInductor compiles modules"
+        return AotInductorModel(function)
     return function
 
 

@@ -290,6 +290,16 @@ SMALL_MODELS: dict[str, Model] = {
 }
 
 
+def _prompt() -> Case:
+    case = transformer("gpt2")
+    return Case(case.module, (), case.loss, {"input_ids": case.kwargs["input_ids"][:1, :16].clone()})
+
+
+START_MODELS: dict[str, Model] = {  # for what a process takes until its first result
+    "gpt2-prompt": Model("gpt2-prompt", "GPT-2, 4 layers of 256, a prompt of 16 tokens", _prompt)
+}
+
+
 def models_for(device: str) -> dict[str, Model]:
     return MODELS if device == "cpu" else LARGE_MODELS
 
@@ -297,7 +307,7 @@ def models_for(device: str) -> dict[str, Model]:
 def model_named(name: str, device: str = "cpu") -> Model:
     """A model by its name, or with the first samples of its batch only: `"resnet/1"`."""
     plain, _, batch = name.partition("/")
-    model = (models_for(device) | (SMALL_MODELS if device == "cpu" else {}))[plain]
+    model = (models_for(device) | (SMALL_MODELS | START_MODELS if device == "cpu" else {}))[plain]
     if not batch:
         return model
 

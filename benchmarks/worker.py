@@ -2,16 +2,18 @@
 
     python -m benchmarks.worker MODEL MODE DTYPE DEVICE BACKEND [RESULTS]
 
-It answers in lines of JSON: first {"seconds": the first step, "saved": bytes, "breaks": graph breaks}, then for each
-line it reads, a number of steps, {"seconds": one of those, "processor": the same in processor time}. The first step is
-timed from just before the model is handed to the compiler (torch, and smelt for smelt, imported; nothing else) to its
-end: whatever a backend loads or compiles by then is part of it. RESULTS is a file for the output and the gradients of a
-step; "exact" as backend is eager in float64. In mode "step" (`train_step.py`) the first two steps count as the first:
-the second finds the optimizer's state, so that it is recaptured. On a GPU steps end when the device is done, and the
-first answer has "peak", too: the most bytes its allocator had handed out at one time of a later step.
+It answers in lines of JSON: first {"seconds": the first step, "processor": the same in processor time, "saved": bytes,
+"breaks": graph breaks}, then for each line it reads, a number of steps, {"seconds": one of those, "processor": the same
+in processor time}, which is that of compilers in other processes, too. The first step is timed from just before the
+model is handed to the compiler (torch, and smelt for smelt, imported; nothing else) to its end: whatever a backend
+loads or compiles by then is part of it. RESULTS is a file for the output and the gradients of a step; "exact" as
+backend is eager in float64. In mode "step" (`train_step.py`) the first two steps count as the first: the second finds
+the optimizer's state, so that it is recaptured. On a GPU steps end when the device is done, and the first answer has
+"peak", too: the most bytes its allocator had handed out at one time of a later step.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +46,12 @@ def _inferring(case: Case, model: Callable[..., Any]) -> Callable[[], object]:
             return case.call(model)
 
     return step
+
+
+def _processor_time() -> float:
+    """Seconds of the processor that this process has used, and those that it started and that have ended."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
@@ -96,7 +104,7 @@ def serve(key: Key, backend: str, results: str | None, answer: Callable[[Any], N
     case = case.inferring() if mode == "infer" else case
     wait = torch.cuda.synchronize if device != "cpu" else lambda: None
     wait()
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), _processor_time()
     if mode == "step":
         step: Callable[[], object] = whole_step(case, backend)
         found = _found(case, step()) if results else []
@@ -106,7 +114,7 @@ def serve(key: Key, backend: str, results: str | None, answer: Callable[[Any], N
         step = (_training if mode == "train" else _inferring)(case, model)
         step()
     wait()
-    first: dict[str, Any] = {"seconds": time.perf_counter() - began}
+    first: dict[str, Any] = {"seconds": time.perf_counter() - began, "processor": _processor_time() - busy}
     if device != "cpu":
         first["peak"] = _peak(step)
     if backend == "smelt":

@@ -1,5 +1,7 @@
 """Sizes that differ from call to call: one file for all within their bounds, others refused by name."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +76,32 @@ def test_marked_tensors_and_dimensions_without_names() -> None:
     ):
         for size in (1, 2, 9):
             torch.testing.assert_close(artifact(torch.ones(size, 4)), torch.full((size,), 4.0))
+
+
+def test_marked_dimensions_have_bounds_that_each_call_is_held_to(tmp_path: Path) -> None:
+    x = torch.ones(3, 4)
+    smelt.mark_dynamic(x, (0, 1), min=2, max=9)
+    smelt.mark_dynamic(x, 1, max=5)
+    path = smelt.export(lambda x: x.sum(1), (x,)).save(tmp_path / "model.smelt")
+    loaded = smelt.load(path)
+    for shape in ((2, 1), (9, 5), (2, 4)):
+        torch.testing.assert_close(loaded(torch.ones(shape)), torch.ones(shape).sum(1))
+    refused = {
+        (1, 4): "0 x.shape[0] is 1, and must be from 2 to 9",
+        (10, 4): "0 x.shape[0] is 10, and must be from 2 to 9",
+        (3, 6): "1 x.shape[1] is 6, and must be from 1 to 5",
+    }
+    for shape, why in refused.items():
+        with pytest.raises(smelt.SmeltError, match=re.escape(why)) as error:
+            loaded(torch.ones(shape))
+        assert error.value.code == "SM052"
+
+
+@pytest.mark.parametrize("bounds", [(9, 5), (-1, 5)])
+def test_bounds_that_nothing_is_within(bounds: tuple[int, int]) -> None:
+    for dynamic in (bounds, smelt.Dimension("rows", *bounds)):
+        with pytest.raises(smelt.SmeltError, match=r"SM051.*nothing is"):
+            smelt.export(lambda x: x.sum(1), (torch.ones(6, 4),), dynamic={"x": {0: dynamic}})
 
 
 def test_a_number_of_any_value() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.capture.driver.whole_call import ARGS, KWARGS
-from smelt.capture.model.marks import DYNAMIC
+from smelt.capture.model.marks import BOUNDS, DYNAMIC
 from smelt.capture.model.source import Source
 from smelt.deploy.errors import ExportError
 from smelt.ir.artifact.machine import Dimension
@@ -104,8 +104,9 @@ class CallForm:
 def _leaf(name: str, path: Path, example: Any, dynamic: Any) -> Leaf:
     if isinstance(example, torch.Tensor):
         _check_tensor(name, example)
-        marked = dict.fromkeys(example.__dict__.get(DYNAMIC, ()), True) if dynamic is None else dynamic
-        sizes = tuple((dim, _bounded(name, dim, what)) for dim, what in _by_dimension(name, example, marked))
+        marked = dict.fromkeys(example.__dict__.get(DYNAMIC, ()), True) | example.__dict__.get(BOUNDS, {})
+        given = _by_dimension(name, example, marked if dynamic is None else dynamic)
+        sizes = tuple((dim, _bounded(name, dim, what)) for dim, what in given)
         return Leaf(name, path, example if example.is_contiguous() else example.contiguous(), sizes)
     if not isinstance(example, PLAIN):
         kind = type(example).__qualname__
@@ -141,6 +142,13 @@ def _by_dimension(name: str, example: torch.Tensor, dynamic: Any) -> list[tuple[
 
 
 def _bounded(name: str, dim: int, what: Any) -> Dimension:
+    found = _dimension(f"{name}.shape[{dim}]", what)
+    if not 0 <= found.least <= found.most:
+        raise ExportError(f"dimension {found.name} of {name} is from {found.least} to {found.most}: nothing is")
+    return found
+
+
+def _dimension(usual: str, what: Any) -> Dimension:
     if isinstance(what, Dimension):
         return what
     if isinstance(what, str):
@@ -148,8 +156,8 @@ def _bounded(name: str, dim: int, what: Any) -> Dimension:
     if isinstance(what, tuple) and len(what) == 3:
         return Dimension(*what)
     if isinstance(what, tuple) and len(what) == 2:
-        return Dimension(f"{name}.shape[{dim}]", *what)
-    return Dimension(f"{name}.shape[{dim}]", 1)
+        return Dimension(usual, *what)
+    return Dimension(usual, 1)
 
 
 def _at(leaf: Leaf, sizes: Mapping[str, int]) -> Any:

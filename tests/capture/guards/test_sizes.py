@@ -95,6 +95,9 @@ def test_marking_what_is_not_there() -> None:
         smelt.mark_dynamic(torch.ones(2, 2), 2)
     with pytest.raises(TypeError, match="takes a tensor"):
         smelt.mark_dynamic([1], 0)  # type: ignore[arg-type]
+    for bounds in ((3, None), (None, 1), (3, 1), (-1, 5)):
+        with pytest.raises(ValueError, match="dimension 0 is 2, which is not from"):
+            smelt.mark_dynamic(torch.ones(2, 2), 0, min=bounds[0], max=bounds[1])
 
 
 def test_a_marked_size_that_is_relied_on_warns() -> None:

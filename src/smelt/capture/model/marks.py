@@ -7,6 +7,7 @@ from weakref import ref
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.symbolic.expressions import LARGEST
 
 DISABLED = "_smelt_disable"
 """Functions with this attribute are called by Python, never captured."""
@@ -14,6 +15,9 @@ DISABLED = "_smelt_disable"
 _ENTERED = "_smelt_entered"
 DYNAMIC = "_smelt_dynamic"
 """Tensors with this attribute are compiled for any size along the dimensions it names."""
+
+BOUNDS = "_smelt_bounds"
+"""Of those dimensions some have bounds, which an export checks at each call: the least and the most by dimension."""
 
 OPEN_SIZES = "_smelt_open_sizes"
 """Those of them that differ from state to state of one call, of a tensor that stands for what export will compute."""
@@ -70,13 +74,28 @@ def unsupported(what: str) -> None:
     """Ends the captured graph where it is called: `what` comes next, and cannot be captured."""
 
 
-def mark_dynamic(tensor: torch.Tensor, dim: int | Iterable[int]) -> None:
-    """Compile for any size of `tensor` along `dim` (one or several), from the first call on."""
+def mark_dynamic(
+    tensor: torch.Tensor, dim: int | Iterable[int], *, min: int | None = None, max: int | None = None
+) -> None:
+    """Compile for any size of `tensor` along `dim` (one or several), from the first call on.
+
+    `min` and `max` bound the sizes that `smelt.export` makes code for, and the artifact refuses others;
+    `smelt.compile` takes any.
+    """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"mark_dynamic takes a tensor, not {type(tensor).__name__}")
+    least, most = 1 if min is None else min, LARGEST if max is None else max
     marked = set(tensor.__dict__.get(DYNAMIC, ()))
+    bounds = dict(tensor.__dict__.get(BOUNDS, {}))
     for each in (dim,) if isinstance(dim, int) else dim:
         if not -tensor.dim() <= each < tensor.dim():
             raise IndexError(f"a tensor of {tensor.dim()} dimensions has no dimension {each}")
-        marked.add(each % tensor.dim())
+        place = each % tensor.dim()
+        if (min, max) != (None, None):
+            if not 0 <= least <= tensor.shape[place] <= most:
+                raise ValueError(f"dimension {each} is {tensor.shape[place]}, which is not from {least} to {most}")
+            bounds[place] = (least, most)
+        marked.add(place)
     tensor.__dict__[DYNAMIC] = frozenset(marked)
+    if bounds:
+        tensor.__dict__[BOUNDS] = bounds

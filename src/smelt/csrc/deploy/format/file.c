@@ -144,6 +144,18 @@ wrong_section(const File *file, int64_t number, int64_t end)
     return is_zero(file->data + end, begin - end) ? NULL : "offset: bytes before it are not zero";
 }
 
+/* Sessions map state on their own, and write there: pages that were only read for their checksum would be in memory twice.
+   What was mapped is read again when it is needed. */
+static void
+forget_pages(const File *file, const FileSection *section)
+{
+    const int64_t page = sysconf(_SC_PAGESIZE), begin = (section->offset + page - 1) / page * page;
+    const int64_t end = (section->offset + section->bytes) / page * page;
+    if (file->descriptor >= 0 && begin < end) {
+        (void)madvise((char *)file->data + begin, (size_t)(end - begin), MADV_DONTNEED); /* it is only a saving */
+    }
+}
+
 smelt_status
 smelt_file_check(File *file, bool trusted, smelt_error *error)
 {
@@ -172,6 +184,7 @@ smelt_file_check(File *file, bool trusted, smelt_error *error)
     file->weights = &file->sections[count - 2];
     file->state = &file->sections[count - 1];
     file->targets = (count - 3) / 2;
+    forget_pages(file, file->state);
     return SMELT_OK;
 }
 
