@@ -20,12 +20,12 @@ BLANK = "–"
 def export_ratio(result: dict[str, Any]) -> float:
     """Export against smelt's first call: medians of fresh processes."""
     taken = {who: statistics.median(run["processor"] for run in result["first"][who]) for who in ("export", "smelt")}
-    return taken["export"] / taken["smelt"]
+    return float(taken["export"] / taken["smelt"])
 
 
 def step(result: dict[str, Any], who: str) -> float:
     """The median step in seconds of processor time."""
-    return statistics.median(turn["processor"] for turn in result["steady"][who])
+    return float(statistics.median(turn["processor"] for turn in result["steady"][who]))
 
 
 def speed(result: dict[str, Any], other: str) -> float | None:
@@ -36,7 +36,7 @@ def speed(result: dict[str, Any], other: str) -> float | None:
 
 def added(result: dict[str, Any]) -> float:
     """Processor time from exec to the first result beyond that of a later step."""
-    return statistics.median(each["processor"] for each in result["start"]) - step(result, "c")
+    return float(statistics.median(each["processor"] for each in result["start"])) - step(result, "c")
 
 
 def start_seconds(result: dict[str, Any]) -> float:
