@@ -9,9 +9,11 @@ from smelt.codegen.build import CompiledKernel
 from smelt.codegen.cpu.products.plan import plan_product
 from smelt.codegen.llvm.runtime_sizes import as_integer
 from smelt.device import find
+from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
 from smelt.ir.substitute_sizes import resized
 from smelt.symbolic.expressions import ShapeEnv, Symbol
 from smelt.symbolic.symsize import is_symsize, sym_size
+from tests.codegen.cpu.products.running import guarded
 from tests.codegen.cpu.products.written import compiled_by, filled, product
 from tests.codegen.running import call
 from tests.kernel_reference import run_kernel
@@ -76,6 +78,43 @@ def _is_right(kernel: object, compiled: CompiledKernel, values: dict[Symbol, int
         torch.testing.assert_close(one, right, rtol=1e-5, atol=1e-4, msg=lambda text: f"{values}: {text}")
     for other, place in itertools.product(runs[1:], range(len(given))):
         assert torch.equal(other[place], runs[0][place])
+
+
+# Positions of which none is below what it has to be, whatever the sizes are, and the sum.
+NOTHING = {
+    "channels": (-2, {"i": -1}, ("c",)),
+    "steps": (-4, {"i": -1, "k": -1}, ("k", "c")),
+    "bounded": (-3, {"c": -1}, ("c",)),
+}
+
+
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize("which", NOTHING)
+def test_factors_without_an_element(which: str, size: int) -> None:
+    """What is out of bounds for all sizes that there are is not read: there may be no memory, or less than a run."""
+    offset, strides, summed = NOTHING[which]
+    shape_env = ShapeEnv()
+    rows, depth = (sym_size(shape_env, shape_env.symbol(name, 20)) for name in ("m", "n"))
+    i, j = Axis("i", rows), Axis("j", 12)
+    axes = tuple(Axis(name, 3 if name == "k" else depth) for name in summed)
+    position = Index(tuple((axis.name, strides[axis.name]) for axis in (i, *axes) if axis.name in strides), offset)
+    left = Factor("x", Index((("i", 500), *((name, 1) for name in summed))), ((position, 9),))
+    right = Factor("w", Index((("j", 1), *((name, 12) for name in summed))))
+    length = depth * 12 + 3 * 12
+    buffers = [("x", size, Role.INPUT), ("w", length, Role.INPUT), ("y", rows * 12, Role.OUTPUT)]
+    body = Contract("p", axes, left, right, torch.float32), Store("y", Index((("i", 12), ("j", 1))), "p")
+    made = tuple(Buffer(name, torch.float32, count, role) for name, count, role in buffers)
+    kernel = Kernel("nothing", (i,), (j,), made, (Stage(True, body),))
+    (compiled,) = compiled_by([kernel], ["tiled"])
+    for sizes in ((20, 20), (2, 130), (40, 7)):
+        values = dict(zip(shape_env.symbols, sizes, strict=True))
+        here = resized(kernel, lambda size: size.evaluate(values.__getitem__))  # noqa: B023
+        given = [guarded(each.size, each.dtype, at_start=False).fill_(3.0) for each in here.parameters]
+        numbers = torch.tensor([as_integer(each.evaluate(values.__getitem__)) for each in compiled.sizes])
+        needed = compiled.per_thread_workspace
+        room = needed.evaluate(values.__getitem__) if is_symsize(needed) else needed  # type: ignore[attr-defined]
+        call(compiled, [*given, numbers], 1, per_thread=room)
+        assert not given[2].any()
 
 
 def test_tiles_take_more_rows_and_shorter_ones_than_a_schedule_is_good_for() -> None:

@@ -7,6 +7,7 @@ fills from the sizes and steps of the axes; so a function serves all layouts, an
 module. Points past the last repeat it: what is computed of them is not looked at.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -29,6 +30,7 @@ FILL = "product.fill.{}"
 _POINTS = "product.points{}"
 
 
+@functools.cache
 def fill(kind: str, target: Target) -> Helper:
     """`(table, first, count, last, axes, how many, base)`: table[t] = base + Σ step · position along an axis, for the
     points first, first + 1, …, none above `last`. `axes` has the size and step of each."""
@@ -67,6 +69,7 @@ def _fill(b: Builder, kind: str, table: str, span: Sequence[LlvmValue], axes: tu
     b.emit(f"call void @{FILL.format(kind)}(ptr {table}, {numbers}, ptr {axes[0]}, {axes[1]}, {axes[2]})")
 
 
+@functools.cache
 def points(bounded: bool, target: Target) -> Helper:
     """`(side, mine, first, count, outer)`: the offsets of so many points of a factor and, where it is `bounded`, their
     positions, at a point of the outer axes."""
@@ -208,6 +211,7 @@ class _Packer(PackerFrame):
         b.label(labels[2])
 
 
+@functools.cache
 def pack(form: PanelForm, target: Target) -> Helper:
     """`(side, mine, from, first, steps, panels)`: points of any layout; whole vectors where they lie side by side, if
     each is known to lie behind the one before."""
@@ -235,6 +239,7 @@ def pack(form: PanelForm, target: Target) -> Helper:
     return packer.end()
 
 
+@functools.cache
 def pack_along(form: PanelForm, target: Target) -> Helper:
     """The same where steps lie side by side: several are read at once, and transposed in registers. The table of
     steps has the first one's offset alone."""
@@ -271,6 +276,7 @@ def _transpose(packer: _Packer, sources: list[str], to: str) -> None:
     rest.end()
 
 
+@functools.cache
 def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:
     """The same with positions that must lie within their extents, or else the element is zero."""
     packer = _Packer(f"pack_bounded{bounds}", form, target, bounds=bounds)
@@ -296,10 +302,10 @@ def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:
         begin, to = packer.source_of(point.index), b.element(packer.to, packer.kind, point.index)
         positions = [b.load(b.element(table, "i32", point.index), "i32") for table in points_of]
         loop = b.begin(only or packer.chunk.index, b.add(only, 1) if only else packer.stop, 1, (), guard=True)
-        # What is outside is read at the buffer's first element, to no effect.
+        # What is outside is read in the workspace, to no effect: the buffer may have no element at all.
         there = inside(positions, loop.index)
         place = b.element(begin, packer.memory, packer.offset_of_step(loop.index))
-        place = b.op(f"select {there}, ptr {place}, ptr %from", "ptr", 1).name
+        place = b.op(f"select {there}, ptr {place}, ptr %mine", "ptr", 1).name
         raw = packer.widened(b.load(place, packer.memory))
         found = b.select(there, raw, b.const(packer.kind, 0.0))
         b.store(found, b.element(to, packer.kind, b.mul(loop.index, width)))

@@ -7,6 +7,8 @@ found out once a panel for each place of the window, and channels are read witho
 places of the window are the innermost steps, by `pack_channels` where channels are, side by side in memory.
 """
 
+import functools
+
 from smelt.codegen.cpu.products.micro_kernel import Helper
 from smelt.codegen.cpu.products.packing import PackerFrame, PanelForm
 from smelt.codegen.cpu.products.transposes import ACROSS, transposed
@@ -60,6 +62,7 @@ class _WindowPacker(PackerFrame):
         return self.b.from_bits(self.b.and_(self.b.bits(value), mask))
 
 
+@functools.cache
 def pack_windows(form: PanelForm, bounds: int, target: Target) -> Helper:
     """As `pack_bounded`, where the positions of steps repeat after a period of them, and what is between the same step
     of one period and the next is no less than zero. The table: see `step_runs.table_bytes`."""
@@ -109,6 +112,7 @@ def pack_windows(form: PanelForm, bounds: int, target: Target) -> Helper:
     return packer.end()
 
 
+@functools.cache
 def pack_channels(form: PanelForm, bounds: int, target: Target) -> Helper:
     """As `pack_bounded`, where runs of steps after each other have one position and are side by side in memory. Of the
     first run some steps may have been done already."""
@@ -122,6 +126,10 @@ def pack_channels(form: PanelForm, bounds: int, target: Target) -> Helper:
     first = b.intrinsic("llvm.smax", begin, packer.zero)
     length = b.sub(b.intrinsic("llvm.smin", b.add(begin, run), packer.steps), first)
     inside = packer.inside(first)
+    # A run that no point has is not read: the buffer may be shorter than it, or nothing.
+    some, none, after = map(b.new_label, ("some", "none", "after"))
+    b.branch(b.fold_lanes("or", inside), some, none)
+    b.label(some)
     offsets, mask = packer.offsets(first, inside), packer.mask(inside)
     points = [b.element("%from", memory, b.extract(offsets, lane)) for lane in range(width)]
     masks = [b.extract(mask, lane) for lane in range(width)]
@@ -142,5 +150,12 @@ def pack_channels(form: PanelForm, bounds: int, target: Target) -> Helper:
         found = packer.masked(packer.load(b.element(point, memory, rest.index)), each)
         b.store(found, b.element(here, kind, lane))
     rest.end()
+    b.jump(after)
+    b.label(none)
+    zeros = b.begin(first, b.add(first, length), 1, (), guard=True)
+    b.store(b.const(kind, 0.0, width), packer.at(zeros.index))
+    zeros.end()
+    b.jump(after)
+    b.label(after)
     runs.end()
     return packer.end()
