@@ -9,15 +9,16 @@ call in float64 at most twice eager's error and a few ulp (`accuracy`).
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 import smelt
 from smelt.base import events
+from smelt.base.errors import LibraryError
 from tests.ops_db.accuracy import RUNS, Change, Mode, Results, eager_errors, off, worst
 from tests.targets import random_states, reseed
 
@@ -27,10 +28,12 @@ _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
 @dataclass(frozen=True)
 class Found:
-    """What differs from eager, and the reasons for which anything was left to PyTorch."""
+    """What differs from eager, the reasons for which anything was left to PyTorch, and what was refused with
+    `library="none"`."""
 
     wrong: list[str]
     fallbacks: list[str]
+    refused: list[str] = field(default_factory=list)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -186,9 +189,10 @@ def compare(
     random: bool = False,
     second: bool = False,
     ulps: int = 0,
+    options: Mapping[str, Any] | None = None,
 ) -> Found:
     """Eager and compiled side by side. Without `values` only metadata is looked at; where numbers must be eager's own,
-    they may be off by `ulps` of the tensor's largest."""
+    they may be off by `ulps` of the tensor's largest. `options` are the compiler's."""
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)
@@ -202,8 +206,10 @@ def compare(
     random = random and (exact or not any(tensor.is_cuda for tensor in tensors_in((args, kwargs))))
     eager = Outcome(call, given(), second=second)
     with events.collect() as seen:
-        mine = Outcome(smelt.compile(call, backend=backend), given(), second=second)
+        mine = Outcome(smelt.compile(call, backend=backend, options=dict(options or {})), given(), second=second)
     fallbacks = [event.text for event in seen if _tells_of_eager(event)]
+    if isinstance(mine.error, LibraryError) and eager.error is None:
+        return Found([], fallbacks, [f"{mine.failed}: {name}: {why}" for name, why in mine.error.operators.items()])
     if eager.error is not None or mine.error is not None:
         return Found(_errors(mine, eager, exact=exact), fallbacks)
     found = _calls(mine, eager, exact=exact)

@@ -5,6 +5,7 @@
     python -m tests.ops_db.sweep --samples 0 --share 2/5 --jobs 16 --threads 1  every fifth sample, from the second on
     python -m tests.ops_db.sweep --device cuda --jobs 16 --seconds 500          on a GPU, what is done by then
     python -m tests.ops_db.sweep --target simt-host                             by a GPU's kernels, on the host
+    python -m tests.ops_db.sweep --only mm,bmm --options library=none           with options of the compiler
 
 Operators run in worker processes that announce each one before they start it, so that a crash or a hang is known by
 name; the sweep goes on behind it.
@@ -77,6 +78,8 @@ class Task:
     target: str = targets.HOST
     jobs: int = 1
     """So many at a time: on a GPU each has its part of the memory."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Of the compiler, name by name."""
 
     @property
     def device_type(self) -> str:
@@ -85,12 +88,14 @@ class Task:
 
 @dataclass
 class Answer:
-    """What one case gave: differences, reasons for which something was left to PyTorch, how many samples were tried."""
+    """What one case gave: differences, reasons for which something was left to PyTorch, how many samples were tried,
+    and what was refused, sample by sample, because the library may not be called."""
 
     wrong: list[str]
     fallbacks: list[str]
     unlisted: list[str] = field(default_factory=list)
     samples: int = 0
+    refused: list[str] = field(default_factory=list)
     ended: bool = False
     """Nothing more runs in this process: an error on a GPU stays."""
 
@@ -98,10 +103,9 @@ class Answer:
 def all_cases(
     dtypes: Sequence[str], only: Sequence[str] = (), device_type: str = targets.HOST
 ) -> Iterator[Case]:
-    """Every operator of the database at those of `dtypes` that it takes."""
-    for info in _database():
-        if only and info.name not in only:
-            continue
+    """Every operator of the database, or `only` those in that order, at those of `dtypes` that it takes."""
+    database = _database()
+    for info in [info for name in only for info in database if info.name == name] if only else database:
         for name in dtypes:
             if info.supports_dtype(getattr(torch, name), device_type):
                 yield Case(info.name, info.variant_test_name, name)
@@ -149,9 +153,11 @@ def check(case: Case, task: Task) -> Answer:
             random=random,
             second=task.second,
             ulps=ROUNDING.get(case.operator, (0, ""))[0],
+            options=dict(task.options),
         )
         answer.wrong.extend(f"sample {name} {_shapes(args, sample.kwargs)}: {text}" for text in found.wrong)
         answer.fallbacks.extend(text for text in found.fallbacks if text not in answer.fallbacks)
+        answer.refused.extend(found.refused[:1])
         answer.samples += 1
         smelt.reset()
     answer.unlisted.extend(text for text in answer.fallbacks if not is_listed(case.operator, text))
@@ -213,6 +219,7 @@ class Worker:
         command += [f"--share={task.share[0]}/{task.share[1]}", f"--threads={task.threads}"]
         command += [f"--device={task.device}", f"--target={task.target}", f"--jobs={task.jobs}"]
         command += ["--second"] if task.second else []
+        command += ["--options=" + ",".join("=".join(option) for option in task.options)] if task.options else []
         # Samples for "cpu" name other devices where there are any.
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if task.device_type == targets.HOST else {}
         self.process = subprocess.Popen(
@@ -293,6 +300,12 @@ def sweep(
             worker.stop()
 
 
+def _named(options: str) -> tuple[tuple[str, str], ...]:
+    """Options of the compiler, of those whose values are words: `products=own,convolutions=products`."""
+    parted = (option.partition("=") for option in options.split(",") if option)
+    return tuple((name, value) for name, _, value in parted)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Hold every operator of PyTorch's database to eager.")
     parser.add_argument("--dtypes", default="float32", help="comma-separated")
@@ -306,7 +319,9 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=90.0, help="seconds an operator may take")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after so long, with what is done by then")
     parser.add_argument("--first", type=int, default=0, help="the number of the case to begin with")
+    parser.add_argument("--options", default="", help="of the compiler: products=own,…")
     targets.add_options(parser)
+    parser.add_argument("--each", action="store_true", help="a line for each case, as it is done")
     parser.add_argument("--fallbacks", action="store_true", help="print what is left to PyTorch, and why")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -315,7 +330,7 @@ def main() -> int:
         parser.error(f"there is no share {options.share}")
     task = Task(
         options.backend, options.samples, options.second, (number, shares), options.threads, options.device,
-        options.target, options.jobs,
+        options.target, options.jobs, _named(options.options),
     )  # fmt: skip
     if options.work:
         work(task, sys.stdin)
@@ -338,12 +353,18 @@ def main() -> int:
         if shown:
             failed += bool(answer.unlisted) and not answer.wrong
             print(f"{case} left to PyTorch\n" + "\n".join(f"    {text}" for text in shown), flush=True)
+        if answer.refused:
+            refused = "\n".join(f"    {text}" for text in dict.fromkeys(answer.refused))
+            print(f"{case} refused for {len(answer.refused)} samples\n{refused}", flush=True)
+        if options.each:
+            print(f"{case}: {answer.samples} samples, {time.monotonic() - began:.0f} s", flush=True)
     left = sum(bool(answer.fallbacks) for answer in answers)
     samples = sum(answer.samples for answer in answers)
-    missed = ""
+    refusals = sum(len(answer.refused) for answer in answers)
+    missed = f", {refusals} samples refused" if refusals else ""
     if waiting:
         first = options.first + cases.index(next(iter(waiting)))
-        missed = f"; {len(waiting)} not reached in time, go on with --first {first}"
+        missed += f"; {len(waiting)} not reached in time, go on with --first {first}"
     print(
         f"{len(answers)} cases, {samples} samples, {failed} cases with differences, {left} with something left to "
         f"PyTorch{missed}"
