@@ -113,7 +113,7 @@ def write_for(kernels: Sequence[Kernel], target: Target, *, prefix: str = "k", p
     found = units(list(distinct.values()), symbols, target, How(Fuel()))
     codes = {place: code for unit in found for place, code in unit.entries.items()}
     entries = {key: _entry(symbols[place], codes[place], key[1]) for place, key in enumerate(distinct)}
-    texts = tuple(module_of(part) for part in divided(found, parts))
+    texts = tuple(str(module_of(part)) for part in divided(found, parts))
     return Module(texts, tuple(entries[key] for key in keys))
 
 

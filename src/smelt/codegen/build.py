@@ -160,16 +160,18 @@ def _build(store: _Store, new: dict[str, AnyKernel], how: How) -> None:
     found = units(kernels, symbols, target, how)
     events.count("kernels_built", len(found))
     if events.wanted("llvm"):
-        events.emit("llvm", module_of(found), kernels)
-    parts = divided(found, torch.get_num_threads())
-    for part, built in zip(parts, generator.load([module_of(part) for part in parts], target), strict=True):
+        events.emit("llvm", str(module_of(found)), kernels)
+    threads = torch.get_num_threads()
+    parts = divided(found, threads)
+    loaded = generator.load([module_of(part) for part in parts], target, threads)
+    for part, built in zip(parts, loaded, strict=True):
         for place, code in (entry for unit in part for entry in unit.entries.items()):
             made = CompiledKernel.of(kernels[place], symbols[place], built, code)
             versions = store.setdefault(keys[place], [])
             versions.append(made)
             del versions[:-_MOST_OF_ONE]
     if events.wanted("asm"):
-        events.emit("asm", lambda: generator.assemble(module_of(found), target), kernels)
+        events.emit("asm", lambda: generator.assemble(str(module_of(found)), target), kernels)
 
 
 def source(kernel: AnyKernel) -> str:

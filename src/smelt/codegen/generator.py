@@ -15,6 +15,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.row import Row
 from smelt.codegen.llvm.compile import Built
+from smelt.codegen.llvm.module_text import ModuleText
 from smelt.codegen.llvm.runtime_sizes import RuntimeParam
 from smelt.device import Target
 from smelt.ir.kernel import AnyKernel, Kernel
@@ -74,8 +75,9 @@ class Generator(Protocol):
         """The functions of kernels that are launched as one, whose buffers come one kernel's after the other's. Asked
         of targets whose limits allow groups."""
 
-    def load(self, texts: Sequence[str], target: Target) -> list[Built]:
-        """Machine code for each text, ready to be launched."""
+    def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
+        """Machine code for each text, ready to be launched. More than one thread may be at work for each, if there are
+        that many."""
 
     def assemble(self, text: str, target: Target) -> str:
         """The target's assembly for a text, for people to read."""

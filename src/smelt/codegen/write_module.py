@@ -11,6 +11,7 @@ from dataclasses import replace
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.codegen.generator import EntryCode, Family, Generator
+from smelt.codegen.llvm.module_text import ModuleText
 from smelt.device import Target, find, generator_of
 from smelt.ir.kernel import AnyKernel, Kernel, KernelGroup
 from smelt.ir.substitute_sizes import over_own_symbols
@@ -80,7 +81,7 @@ def divided(units: Sequence[Unit], most: int) -> list[list[Unit]]:
     return parts
 
 
-def module_of(units: Sequence[Unit]) -> str:
+def module_of(units: Sequence[Unit]) -> ModuleText:
     return join([code for unit in units for code in (*unit.body, *unit.entries.values())])
 
 
@@ -95,14 +96,14 @@ def written(symbol: str, kernel: AnyKernel, target: Target, how: How) -> EntryCo
     return replace(code, facts=tuple(shape_env.guards)) if shape_env.symbols else code
 
 
-def join(codes: Sequence[EntryCode]) -> str:
+def join(codes: Sequence[EntryCode]) -> ModuleText:
     """One module: what is declared or defined for several kernels appears once."""
     declarations = sorted(frozenset().union(*(code.declarations for code in codes)))
     helpers = {name: text for code in codes for name, text in code.helpers}
-    return "\n".join([*declarations, *helpers.values(), *(code.functions for code in codes)])
+    return ModuleText(tuple(declarations), tuple(helpers.items()), "\n".join(code.functions for code in codes))
 
 
 def module_text(kernels: Sequence[AnyKernel], target: Target) -> str:
     """The LLVM IR of `kernels`, named k0, k1, … in order."""
     how = How(Fuel())
-    return join([written(f"k{number}", kernel, target, how) for number, kernel in enumerate(kernels)])
+    return str(join([written(f"k{number}", kernel, target, how) for number, kernel in enumerate(kernels)]))

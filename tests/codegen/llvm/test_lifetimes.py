@@ -54,7 +54,7 @@ def test_an_interrupted_compilation_is_freed(step: str) -> None:
 def test_code_that_llvm_loaded_is_freed() -> None:
     script = f"""
 {_BEGIN}
-def refuse(image):
+def refuse(image, library):
     raise CannotLink("for a test")
 engine.link = refuse
 for _ in range(20):
@@ -73,7 +73,7 @@ for _ in range(20):
 def test_interrupted_while_llvm_has_loaded_it() -> None:
     script = f"""
 {_BEGIN}
-def refuse(image):
+def refuse(image, library):
     raise CannotLink("for a test")
 engine.link = refuse
 engine.llvm().ExecutionEngine.finalize_object

@@ -125,7 +125,7 @@ def test_what_is_refused(text: str, triple: str, reason: str) -> None:
 
 
 def test_what_cannot_be_linked_is_loaded_by_llvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(data: bytes) -> Image:
+    def refuse(data: bytes, library: dict[str, bytes]) -> Image:
         raise CannotLink("not today")
 
     monkeypatch.setattr(engine, "link", refuse)

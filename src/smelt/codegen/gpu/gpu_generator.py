@@ -25,6 +25,7 @@ from smelt.codegen.gpu.scatters.run_folds import RunFoldBody
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
+from smelt.codegen.llvm.module_text import ModuleText
 from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import AnyKernel, Kernel
@@ -112,7 +113,7 @@ class GpuGenerator(ABC):
         return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_bytes, b.has_barrier)
 
     @abstractmethod
-    def load(self, texts: Sequence[str], target: Target) -> list[Built]: ...
+    def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]: ...
 
     @abstractmethod
     def assemble(self, text: str, target: Target) -> str: ...
@@ -162,8 +163,8 @@ class HostGenerator(GpuGenerator):
         blocks, threads = phase.blocks // phase.cluster, phase.threads * phase.cluster
         return GridPhase(b.symbol, blocks, threads, b.shared_apart * phase.cluster, b.has_barrier)
 
-    def load(self, texts: Sequence[str], target: Target) -> list[Built]:
-        return llvm_compile.load(texts, target)
+    def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
+        return llvm_compile.load(texts, target, threads)
 
     def assemble(self, text: str, target: Target) -> str:
         return llvm_compile.assemble(text, target)
@@ -188,8 +189,8 @@ class CudaGenerator(GpuGenerator):
             predicates=phase.threads <= _MANY_THREADS and (phase.folds is None or phase.unrolled),
         )
 
-    def load(self, texts: Sequence[str], target: Target) -> list[Built]:
-        return llvm_compile.side_by_side(functools.partial(_load_cuda, target=target), texts)
+    def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
+        return llvm_compile.side_by_side(functools.partial(_load_cuda, target=target), [str(text) for text in texts])
 
     def assemble(self, text: str, target: Target) -> str:
         return ptx(text, target)

@@ -1,13 +1,14 @@
 """LLVM text → machine code in this process, by llvmlite, which is imported when the first kernel is built.
 
 Several texts are built side by side, each in a thread and a context of its own, as LLVM allows. llvmlite holds one lock
-round every call, which is left out for the two that take long.
+round every call, which is left out for the two that take long. Functions that kernels of other modules call as well are
+made apart from them (`shared_objects`).
 """
 
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,8 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.headroom import LLVM_STACK, why_not_build
 from smelt.codegen.llvm.link import CannotLink, link
 from smelt.codegen.llvm.math.library import LIBRARY
+from smelt.codegen.llvm.module_text import ModuleText, SharedFunction, apart
+from smelt.codegen.llvm.shared_objects import bundle_text, bundles, known_objects, remember
 from smelt.device import Target
 from smelt.runtime.program.code_image import Image
 from smelt.runtime.program.code_image import load as map_image
@@ -140,19 +143,39 @@ def _optimized(module: Any, generator: Any) -> None:
             _unlocked().LLVMPY_RunNewFunctionPassManager(passes, function, builder)
 
 
-def load(texts: Sequence[str], target: Target) -> list[Built]:
-    """Build each text for the host, side by side, and keep the results ready to call."""
-    return side_by_side(functools.partial(_load, target=target), texts)
+def load(texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
+    """Build each text for the host, side by side, and keep the results ready to call. Functions that modules share are
+    made beside them, if nobody made them before, by up to so many threads."""
+    if not any(isinstance(text, ModuleText) and text.helpers for text in texts) or not _has_sections(target):
+        return side_by_side(functools.partial(_load, target=target), [str(text) for text in texts])
+    own, functions = [], dict[str, SharedFunction]()
+    for text in texts:
+        alone, shared = apart(text) if isinstance(text, ModuleText) else (text, {})
+        own.append(alone)
+        functions |= shared
+    library = known_objects(functions, target)
+    lists = bundles([name for name in functions if name not in library], functions, threads)
+    build, made_of = functools.partial(_object, target=target), [bundle_text(names, functions) for names in lists]
+    made = side_by_side(build, [*own, *made_of], max(threads, len(own)))
+    for names, each in zip(lists, made[len(own) :], strict=True):
+        library |= remember(names, functions, target, each)
+    return [_mapped(data, str(text), target, library) for data, text in zip(made[: len(own)], texts, strict=True)]
 
 
-def side_by_side(build: Callable[[str], _Made], texts: Sequence[str]) -> list[_Made]:
-    """What `build` makes of each text by LLVM."""
+def _has_sections(target: Target) -> bool:
+    """Whether objects are ELF: others have other names for sections, and `link` does not read them."""
+    return "linux" in target.triple
+
+
+def side_by_side(build: Callable[[str], _Made], texts: Sequence[str], most: int | None = None) -> list[_Made]:
+    """What `build` makes of each text by LLVM, by `most` threads at most."""
+    count = min(len(texts), most or len(texts))
     with _native.Held(_lock):
         llvm()
-        _make_sure_of_memory(len(texts), is_loaded=True)
-        if len(texts) == 1 and _native.stack_left() > _LLVM_NEEDS:
-            return [build(texts[0])]
-        with ThreadPoolExecutor(len(texts)) as threads:
+        _make_sure_of_memory(count, is_loaded=True)
+        if count == 1 and _native.stack_left() > _LLVM_NEEDS:
+            return [build(text) for text in texts]
+        with ThreadPoolExecutor(count) as threads:
             work: Callable[[str], _Made] = events.carrying(build)
             # The threads have stack enough, whatever the program wants its own to have.
             before = threading.stack_size()
@@ -174,8 +197,13 @@ def _make_sure_of_memory(threads: int, *, is_loaded: bool) -> None:
 
 
 def _load(text: str, target: Target) -> Built:
+    return _mapped(_object(text, target), text, target, {})
+
+
+def _mapped(data: bytes, text: str, target: Target, library: Mapping[str, bytes]) -> Built:
+    """An object in memory, with what it calls of the library; `text` is all of it, for LLVM where we cannot link it."""
     try:
-        image = link(_object(text, target))
+        image = link(data, library)
     except CannotLink as reason:
         events.emit("llvm", f"left to LLVM to load: {reason}")
         return _load_by_llvm(text, target)

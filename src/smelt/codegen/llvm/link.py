@@ -10,7 +10,7 @@ that generated code does not need are refused.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 
 from smelt.base.fast_dataclass import dataclass
@@ -90,9 +90,14 @@ _STUBS = {
 }
 
 
-def link(data: bytes) -> Image:
-    """The image of an ELF object's code; `CannotLink` says what stands against it."""
-    return link_all([data])
+def link(data: bytes, library: Mapping[str, bytes] | None = None) -> Image:
+    """The image of an ELF object's code; `CannotLink` says what stands against it. What it does not define is taken
+    from the `library`, which has an object for each function; of that one no more than what the function needs."""
+    own = _read(data)
+    layout = _Layout(own.machine)
+    _place(layout, own)
+    symbols = tuple(layout.named.items())
+    return _linked(layout, [own, *_taken(layout, own, library or {})], symbols)
 
 
 def link_all(objects: Sequence[bytes]) -> Image:
@@ -103,13 +108,53 @@ def link_all(objects: Sequence[bytes]) -> Image:
         if part.machine != layout.machine:
             raise CannotLink("the objects are for different machines")
         _place(layout, part)
+    return _linked(layout, parts, tuple(layout.named.items()))
+
+
+def _linked(layout: _Layout, parts: "Sequence[_Object]", symbols: tuple[tuple[str, int], ...]) -> Image:
+    """Of objects whose sections have their places."""
     for part in parts:
         layout.places = part.places
         for section in part.sections:
             if section.kind == _RELA and section.info in part.places:
                 _relocate_section(layout, part, section)
     slots = [*(Slot(place, name, 0) for name, place in layout.slots.items()), *layout.relative]
-    return Image(bytes(layout.code), tuple(layout.named.items()), tuple(slots))
+    return Image(bytes(layout.code), symbols, tuple(slots))
+
+
+def _taken(layout: _Layout, own: "_Object", library: Mapping[str, bytes]) -> "list[_Object]":
+    """Objects of the library with places for what of them is reached from `own`."""
+    parts: dict[int, _Object] = {}  # one for all functions of the same bytes
+    waiting = [symbol.name for symbol in own.symbols if symbol.section == _UNDEFINED]
+    while waiting:
+        name = waiting.pop()
+        if name not in library or name in layout.named:
+            continue
+        data = library[name]
+        part = parts.setdefault(id(data), _read(data))
+        if part.machine != layout.machine:
+            raise CannotLink("the objects are for different machines")
+        symbol = next((each for each in part.symbols if each.name == name and each.section != _UNDEFINED), None)
+        if symbol is None:
+            raise CannotLink(f"the object for {name} does not define it")
+        for number, outside in _reached(part, symbol.section):
+            waiting += outside
+            if number not in part.places:
+                _place_section(layout, part, number)
+        layout.named[name] = part.places[symbol.section] + symbol.value
+    return list(parts.values())
+
+
+def _reached(part: "_Object", first: int) -> "Iterator[tuple[int, list[str]]]":
+    """The sections that one of them needs, itself included, each with the names it refers to outside of the object."""
+    seen, waiting = {first}, [first]
+    while waiting:
+        number = waiting.pop()
+        symbols = [part.symbols[at] for at in part.references(number)]
+        inside = {symbol.section for symbol in symbols if symbol.section in range(1, len(part.sections))} - seen
+        seen |= inside
+        waiting += sorted(inside)
+        yield number, [symbol.name for symbol in symbols if symbol.section == _UNDEFINED and symbol.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +166,15 @@ class _Object:
     sections: list[_Section]
     symbols: list[_Symbol]
     places: dict[int, int] = field(default_factory=dict)
+
+    def references(self, number: int) -> list[int]:
+        """The symbols that a section's relocations name, by their places."""
+        found: list[int] = []
+        for section in self.sections:
+            if section.kind == _RELA and section.info == number:
+                rows = struct.iter_unpack("<QQq", self.data[section.offset : section.offset + section.size])
+                found += [info >> 32 for _, info, _ in rows]
+        return list(dict.fromkeys(found))
 
 
 def _read(data: bytes) -> _Object:
@@ -136,18 +190,22 @@ def undefined(data: bytes) -> tuple[str, ...]:
 def _place(layout: _Layout, part: _Object) -> None:
     """Append the sections of an object, and note its functions."""
     for number, section in enumerate(part.sections):
-        if not section.flags & _ALLOC or not section.size or section.name == ".eh_frame":  # nothing unwinds kernels
-            continue
-        # Data may be declared writable, as pools of constants are for LLVM's sake, but generated code writes none.
-        if section.flags & _TLS or section.kind == _NOBITS or section.align > PAGE:
-            raise CannotLink(f"section {section.name} is not code or constants")
-        content = part.data[section.offset : section.offset + section.size]
-        part.places[number] = layout.append(content, max(section.align, 1))
+        if section.flags & _ALLOC and section.size and section.name != ".eh_frame":  # nothing unwinds kernels
+            _place_section(layout, part, number)
     for symbol in part.symbols:
         if symbol.info >> 4 == _GLOBAL and symbol.section in part.places:
             if symbol.name in layout.named:
                 raise CannotLink(f"two objects define {symbol.name}")
             layout.named[symbol.name] = part.places[symbol.section] + symbol.value
+
+
+def _place_section(layout: _Layout, part: _Object, number: int) -> None:
+    section = part.sections[number]
+    # Data may be declared writable, as pools of constants are for LLVM's sake, but generated code writes none.
+    if section.flags & _TLS or section.kind == _NOBITS or section.align > PAGE:
+        raise CannotLink(f"section {section.name} is not code or constants")
+    content = part.data[section.offset : section.offset + section.size]
+    part.places[number] = layout.append(content, max(section.align, 1))
 
 
 def _relocate_section(layout: _Layout, part: _Object, section: _Section) -> None:

@@ -9,6 +9,7 @@ What follows is a function of the kernel's own, or nothing: where results are su
 in place, and the others by way of the workspace.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -43,6 +44,7 @@ class DriveForm:
         return "_".join(each for each in told if each)
 
 
+@functools.cache
 def drive(tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, form: DriveForm) -> Helper:
     """`(numbers, buffers, mine, first, last, left, right, helpers of each, what follows, or where results are)`."""
     writer = _Drive(tile, dtype, micro_kernel, target, form)

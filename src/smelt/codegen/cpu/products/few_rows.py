@@ -7,6 +7,10 @@ The right factor is not copied. The left one is: of each step along the sum, the
 kept in the block's array from one run of rows to the next.
 """
 
+import functools
+
+import torch
+
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.products import streamed_blocks as blocks
 from smelt.codegen.cpu.products.problem import Problem, at_example
@@ -136,60 +140,107 @@ def write(symbol: str, problem: Problem, target: Target, given_sizes: Sizes) -> 
     problem = blocks.as_matrices(problem)
     tile = tile_of(at_example(problem), target)
     made = blocks_of(problem, target, tile)
-    rows = _Rows(Builder(target, symbol), problem, tile)
-    rows.write()
+    along = known_equal(problem.k[0].left, 1)
+    packer = _left_packer(problem.left_dtype, problem.dtype, tile, along, target)
+    rows = _rows(problem.right_dtype, problem.dtype, tile, _REST_DEPTH, target)
+    apart = problem.m[0].left if problem.m else 0
 
     def compute(b: Builder, block: StreamedBlock) -> None:
-        _pack_left(b, problem, tile, block)
+        pack, packed = b.new_label("pack"), b.new_label("packed")
+        b.branch(block.fresh, pack, packed)
+        b.label(pack)
+        steps = f"{b.const('i64', apart)}, {b.const('i64', problem.k[0].left)}"
+        given = f"ptr {block.left}, {steps}, ptr {block.packed}, {block.rows}, {b.const('i64', problem.depth)}"
+        b.emit(f"call void {packer.name}({given})")
+        b.jump(packed)
+        b.label(packed)
         factors = f"ptr {block.packed}, ptr {block.right}, {b.const('i64', problem.k[0].right)}"
         sizes = f"{block.rows}, {block.cols}, {b.const('i64', problem.depth)}"
         b.emit(f"call void {rows.name}({factors}, ptr {block.array}, i64 {made.pitch}, {sizes})")
 
-    return blocks.write(symbol, made, target, compute, {rows.signature: rows.b}, given_sizes)
+    shared = {function.signature: function.b for function in (rows, packer)}
+    return blocks.write(symbol, made, target, compute, shared, given_sizes)
+
+
+@functools.cache
+def _left_packer(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, along: bool, target: Target) -> "_LeftPacker":
+    made = _LeftPacker(Builder(target, ""), source, dtype, tile, along)
+    made.write()
+    return made
+
+
+@functools.cache
+def _rows(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, rest_depth: int, target: Target) -> "_Rows":
+    made = _Rows(Builder(target, ""), source, dtype, tile, rest_depth)
+    made.write()
+    return made
 
 
 # The left factor.
 
 
-def _pack_left(b: Builder, problem: Problem, tile: RowsTile, block: StreamedBlock) -> None:
-    """The rows of a block in tiles: of each step along the sum, all rows. Those that a last tile lacks are the last
-    there is."""
-    kind, stored = memory_kind(problem.left_dtype), memory_kind(problem.dtype)
-    apart, step, group = problem.m[0].left if problem.m else 0, problem.k[0].left, tile.group
-    pack, after = b.new_label("pack"), b.new_label("packed")
-    b.branch(block.fresh, pack, after)
-    b.label(pack)
-    tiles = b.begin(b.const("i64", 0), block.rows, tile.rows, (), guard=False)
-    lines = []
-    for number in range(tile.stored_rows):
-        row = b.intrinsic("llvm.smin", b.add(tiles.index, min(number, tile.rows - 1)), b.sub(block.rows, 1))
-        lines.append(b.element(block.left, kind, b.mul(row, apart)))
-    place = b.element(
-        block.packed, stored, b.mul(b.binary("udiv", tiles.index, tile.rows), tile.stored_rows * problem.depth)
-    )
+@dataclass(slots=True)
+class _LeftPacker:
+    """The function that copies rows of the left factor in tiles: of each step along the sum, all rows. Those that a
+    last tile lacks are the last there is. Rows are `apart` from each other, steps `step`, or with `along` one."""
 
-    def widened(raw: LlvmValue) -> LlvmValue:
-        return cast(b, from_memory(b, raw, problem.left_dtype), problem.left_dtype, problem.dtype)
+    b: Builder
+    source: torch.dtype
+    dtype: torch.dtype
+    tile: RowsTile
+    along: bool
 
-    depth, whole = b.const("i64", problem.depth), b.const("i64", 0)
-    if known_equal(step, 1) and tile.rows > 1:
-        whole = b.and_(depth, -group)
+    @property
+    def name(self) -> str:
+        kinds = f"{short_name(self.source)}.{short_name(self.dtype)}"
+        return f"@smelt.pack_rows{'_along' if self.along else ''}.{kinds}.{self.tile.rows}.{self.tile.group}"
+
+    @property
+    def signature(self) -> str:
+        return f"{self.name}(ptr %left, i64 %apart, i64 %step, ptr %packed, i64 %rows, i64 %depth)"
+
+    def write(self) -> None:
+        b, tile, kind = self.b, self.tile, memory_kind(self.source)
+        rows, depth, apart = (LlvmValue(f"%{name}", "i64") for name in ("rows", "depth", "apart"))
+        last = b.sub(rows, 1)
+        tiles = b.begin(b.const("i64", 0), rows, tile.rows, (), guard=False)
+        lines = []
+        for number in range(tile.rows):
+            row = b.intrinsic("llvm.smin", b.add(tiles.index, number), last) if number else tiles.index
+            lines.append(b.element("%left", kind, b.mul(row, apart)))
+        lines += lines[-1:] * (tile.stored_rows - tile.rows)
+        before = b.mul(b.binary("udiv", tiles.index, tile.rows), b.mul(depth, tile.stored_rows))
+        place = b.element("%packed", memory_kind(self.dtype), before)
+        whole = self._write_groups(lines, place) if self.along and tile.rows > 1 else b.const("i64", 0)
+        self._write_steps(lines, place, whole)
+        tiles.end()
+        b.emit("ret void")
+
+    def _write_groups(self, lines: list[str], place: str) -> LlvmValue:
+        """Steps that are read together, and transposed in registers; how many."""
+        b, tile, group, kind = self.b, self.tile, self.tile.group, memory_kind(self.source)
+        stored = memory_kind(self.dtype)
+        whole = b.and_(LlvmValue("%depth", "i64"), -group)
         loop = b.begin(b.const("i64", 0), whole, group, (), guard=True)
         to = b.element(place, stored, b.mul(loop.index, tile.stored_rows))
         for first in range(0, tile.stored_rows, group):
             read = [b.load(b.element(line, kind, loop.index), kind, group) for line in lines[first : first + group]]
-            for number, vector in enumerate(_transposed(b, [widened(raw) for raw in read])):
+            for number, vector in enumerate(_transposed(b, [self._widened(raw) for raw in read])):
                 b.store(vector, b.element(to, stored, number * tile.stored_rows + first))
         loop.end()
-    loop = b.begin(whole, depth, 1, (), guard=True)
-    to = b.element(place, stored, b.mul(loop.index, tile.stored_rows))
-    for number, line in enumerate(lines):
-        raw = b.load(b.element(line, kind, b.mul(loop.index, step)), kind)
-        b.store(widened(raw), b.element(to, stored, number))
-    loop.end()
-    tiles.end()
-    b.jump(after)
-    b.label(after)
+        return whole
+
+    def _write_steps(self, lines: list[str], place: str, first: LlvmValue) -> None:
+        b, kind, stored = self.b, memory_kind(self.source), memory_kind(self.dtype)
+        loop = b.begin(first, LlvmValue("%depth", "i64"), 1, (), guard=True)
+        to = b.element(place, stored, b.mul(loop.index, self.tile.stored_rows))
+        step = loop.index if self.along else b.mul(loop.index, LlvmValue("%step", "i64"))
+        for number, line in enumerate(lines):
+            b.store(self._widened(b.load(b.element(line, kind, step), kind)), b.element(to, stored, number))
+        loop.end()
+
+    def _widened(self, raw: LlvmValue) -> LlvmValue:
+        return cast(self.b, from_memory(self.b, raw, self.source), self.source, self.dtype)
 
 
 def _transposed(b: Builder, vectors: list[LlvmValue]) -> list[LlvmValue]:
@@ -210,12 +261,14 @@ class _Rows:
     are `apart` from each other."""
 
     b: Builder
-    problem: Problem
+    source: torch.dtype
+    dtype: torch.dtype
     tile: RowsTile
+    rest_depth: int
 
     @property
     def name(self) -> str:
-        kinds = f"{short_name(self.problem.right_dtype)}.{short_name(self.problem.dtype)}"
+        kinds = f"{short_name(self.source)}.{short_name(self.dtype)}"
         tile = self.tile
         return f"@smelt.rows.{kinds}.{tile.rows}x{tile.vectors}x{tile.lanes}.{tile.depth}"
 
@@ -248,8 +301,8 @@ class _Rows:
         more, done = b.new_label("more"), b.new_label("done")
         b.branch(b.icmp("ne", b.binary("urem", cols, tile.cols), 0), more, done)
         b.label(more)
-        run = b.begin(b.const("i64", 0), depth, _REST_DEPTH, (), guard=False)
-        until = b.intrinsic("llvm.smin", b.add(run.index, _REST_DEPTH), depth)
+        run = b.begin(b.const("i64", 0), depth, self.rest_depth, (), guard=False)
+        until = b.intrinsic("llvm.smin", b.add(run.index, self.rest_depth), depth)
         down = b.begin(b.const("i64", 0), rows, tile.rows, (), guard=False)
         panel, line = self._row(down.index)
         self._add(line, last, self._along(panel, last, run.index, until), b.icmp("sgt", run.index, 0))
@@ -260,7 +313,7 @@ class _Rows:
 
     @property
     def _kind(self) -> str:
-        return memory_kind(self.problem.dtype)
+        return memory_kind(self.dtype)
 
     def _row(self, first: LlvmValue) -> tuple[str, str]:
         """Where the rows of a tile are in the left factor, and their sums in the array."""
@@ -301,7 +354,7 @@ class _Rows:
         exact."""
         b, tile = self.b, self.tile
         started = [b.const(self._kind, 0.0, tile.lanes)] * (tile.rows * tile.vectors)
-        here = b.element("%right", memory_kind(self.problem.right_dtype), column)
+        here = b.element("%right", memory_kind(self.source), column)
         if tile.unroll == 1:
             loop = b.begin(first, until, 1, started, guard=False)
             return list(loop.end(*self._step(panel, here, loop.index, list(loop.values))))
@@ -315,7 +368,7 @@ class _Rows:
         return list(loop.end(*self._step(panel, here, loop.index, list(loop.values))))
 
     def _step(self, panel: str, here: str, at: LlvmValue, sums: list[LlvmValue]) -> list[LlvmValue]:
-        b, tile, source = self.b, self.tile, self.problem.right_dtype
+        b, tile, source = self.b, self.tile, self.source
         kind = memory_kind(source)
         line = b.element(here, kind, b.mul(at, LlvmValue("%apart", "i64")))
         size = tile.cols * source.itemsize
@@ -324,7 +377,7 @@ class _Rows:
         right = []
         for number in range(tile.vectors):
             raw = b.load(b.element(line, kind, number * tile.lanes), kind, tile.lanes)
-            right.append(cast(b, from_memory(b, raw, source), source, self.problem.dtype))
+            right.append(cast(b, from_memory(b, raw, source), source, self.dtype))
         left = self._spread(b.element(panel, self._kind, b.mul(at, tile.stored_rows)))
         pairs = [(one, other) for one in left for other in right]
         return [b.fma(one, other, total) for (one, other), total in zip(pairs, sums, strict=True)]

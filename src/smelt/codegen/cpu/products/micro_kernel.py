@@ -8,6 +8,7 @@ left factor that is contiguous along the sum is read where it is (`micro_kernel_
 With `turned`, the tile is stored with what are its rows as columns.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -30,6 +31,7 @@ class Helper:
     declared: frozenset[str]
 
 
+@functools.cache
 def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
     """`(left, right, steps, out, stride of its rows, adds)`. One step in a round: the sums leave no registers for more,
     and processors look far enough ahead."""
@@ -58,6 +60,7 @@ def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
     return Helper(name, function_text(signature, b), frozenset(b.declared))
 
 
+@functools.cache
 def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, turned: bool = False) -> Helper:
     """`(left, rows, right, steps, out, stride of its rows, adds)`: `rows` is a table of how far from `left` the rows of
     a tile are. As many steps in a round as a vector of a row has, each a lane of it."""

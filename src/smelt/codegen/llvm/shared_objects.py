@@ -1,0 +1,92 @@
+"""Object files of functions that many kernels call, such as a product's packing and tiles: made once, then linked.
+
+    known_objects(functions, target)   →   {"product.tile.f32.8x12": b"\\x7fELF…", …}, without those nobody has made yet
+
+LLVM takes longer for them than for the kernels that call them, and they are the same in every program. An object is
+kept as long as the process, and on disk for others. It may hold several functions: `link` takes out what is needed.
+"""
+
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from smelt import _native
+from smelt.base import events, locks
+from smelt.codegen.llvm.module_text import SharedFunction, bundle
+from smelt.device import Target
+from smelt.runtime.cache import open_store
+
+_MOST = 512  # functions, some kB each
+_objects: dict[str, bytes] = {}
+_lock = locks.lock()
+
+
+def known_objects(functions: Mapping[str, SharedFunction], target: Target) -> dict[str, bytes]:
+    """The objects of those functions that were made before, by name."""
+    found = {}
+    store = open_store()
+    for name in functions:
+        key = _key(name, functions, target)
+        with _native.Held(_lock):
+            made = _objects.get(key)
+        if made is None and store is not None and (parts := store.get(key)):
+            made = parts[0]
+            _keep(key, made)
+            events.count("shared_functions_loaded")
+        if made is not None:
+            found[name] = made
+    return found
+
+
+def bundles(missing: Sequence[str], functions: Mapping[str, SharedFunction], most: int) -> list[list[str]]:
+    """Names in lists to be made side by side, `most` at most, about as long as each other."""
+    lists: list[list[str]] = [[] for _ in range(min(most, len(missing)))]
+    lengths = [0] * len(lists)
+    for name in sorted(missing, key=lambda each: -len(functions[each].text)):
+        shortest = lengths.index(min(lengths))
+        lists[shortest].append(name)
+        lengths[shortest] += len(functions[name].text)
+    return lists
+
+
+def bundle_text(names: Iterable[str], functions: Mapping[str, SharedFunction]) -> str:
+    return bundle([functions[name] for name in names], functions)
+
+
+def remember(
+    names: Iterable[str], functions: Mapping[str, SharedFunction], target: Target, made: bytes
+) -> dict[str, bytes]:
+    """Keep the object of functions, here and on disk; the object of each by name."""
+    store = open_store()
+    for name in names:
+        key = _key(name, functions, target)
+        _keep(key, made)
+        if store is not None:
+            store.put(key, [made])
+    return dict.fromkeys(names, made)
+
+
+def _keep(key: str, made: bytes) -> None:
+    with _native.Held(_lock):
+        _objects[key] = made
+        while len(_objects) > _MOST:
+            del _objects[next(iter(_objects))]
+
+
+def _key(name: str, functions: Mapping[str, SharedFunction], target: Target) -> str:
+    """All that the object depends on: the texts of what it calls too, which may be in the object with it."""
+    reached, waiting = {name}, [name]
+    while waiting:
+        new = functions[waiting.pop()].calls - reached
+        reached |= new
+        waiting += new
+    digest = hashlib.sha256("\n".join(functions[each].text for each in sorted(reached)).encode())
+    made_by = (_version(), target.triple, target.cpu, target.features)
+    return "\n".join(("shared function", name, digest.hexdigest(), *made_by))
+
+
+@functools.cache
+def _version() -> str:
+    import llvmlite  # type: ignore[import-untyped]
+
+    return str(llvmlite.__version__)
