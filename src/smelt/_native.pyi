@@ -310,7 +310,8 @@ class GridLauncher(AnyLauncher):
     0xFF first. A launch fails if warps end while others of their block wait, or write beyond their shared memory.
 
     With it they are launched by CUDA on PyTorch's current stream of the device that the first buffer is on, or of
-    `device`; those of phases are then 0. Parameters: the buffers, the workspace, the sizes.
+    `device`; those of phases are then 0. Parameters: the buffers, the workspace, the sizes. `numbers`, a byte for each
+    buffer: 0, or how many bytes a number has that is in the host's memory; its parameter is the number itself.
 
     Where a buffer does not begin at a multiple of `alignment` bytes, the launcher that `unaligned()` returns is used.
     """
@@ -327,6 +328,7 @@ class GridLauncher(AnyLauncher):
         device: int = -1,
         alignment: int = 1,
         unaligned: Callable[[], AnyLauncher] | None = None,
+        numbers: bytes = b"",
     ) -> None: ...
     @property
     def phases(self) -> int:

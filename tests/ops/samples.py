@@ -349,7 +349,7 @@ def _masks(dtype: torch.dtype) -> Iterator[Sample]:
     if dtype is torch.int64:
         state = torch.tensor(-0x123456789ABCDEF), torch.tensor(4 * 0x40000003)
         for count, threads, at_once in ((7, 256, 1), (1000, 256, 1), (2048, 256, 4), (1028, 256, 4), (4104, 256, 8)):
-            yield Sample((*state, count, threads, at_once, 1 << 31, 8))
+            yield Sample((*state, count, threads, at_once, 1 << 31, 8), {"device": torch.device("cpu")})
 
 
 SAMPLES: dict[Any, Samples] = {

@@ -75,9 +75,9 @@ def test_masks_are_those_of_the_kernel(width: int, blocks: int, rounds: float) -
     draws = Draws.by_blocks(count, blocks, width)
     below = threshold(0.7, torch.float32)
     seed, offset = torch.tensor(SEED - (1 << 64)), torch.tensor(OFFSET)
-    found = mask(seed, offset, count, draws.threads, width, below, 0)
+    found = mask(seed, offset, count, draws.threads, width, below, 0, device=seed.device)
     assert found.tolist() == [word < below for word in words] and draws.words == moved
-    later = mask(seed, offset - 400, count, draws.threads, width, below, 400)
+    later = mask(seed, offset - 400, count, draws.threads, width, below, 400, device=seed.device)
     assert torch.equal(found, later)
 
 

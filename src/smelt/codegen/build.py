@@ -56,6 +56,11 @@ class CompiledKernel:
         return len(self.sizes)
 
     @property
+    def numbers(self) -> bytes:
+        found = bytes(each.dtype.itemsize if each.on_host else 0 for each in self.kernel.parameters)
+        return found if any(found) else b""
+
+    @property
     def loaded(self) -> object:
         return self.built.loaded
 

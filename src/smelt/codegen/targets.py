@@ -113,6 +113,7 @@ def _simt_host_launcher(code: KernelCode, unaligned: Unaligned | None) -> _nativ
         code.workspace,
         sizes=code.size_count,
         warp=SIMT_HOST_WARP,
+        numbers=code.numbers,
         alignment=_ALIGNMENT if unaligned else 1,
         unaligned=(lambda: _simt_host_launcher(unaligned(), None)) if unaligned else None,
     )

@@ -110,7 +110,8 @@ class _Builder:
             inlined = {value for member in group.members for value in _inlined_in(self.groups, member)}
             raise CannotBuild(group, {*group.members, *inlined}, str(reason)) from reason
         assembled = assemble("", ordered)
-        known = self._known(assembled.kernel, group.members[0].spec.device, lambda: _summary(group))
+        device = group.members[0].spec.device
+        known = self._known(_numbers_marked(assembled, device), device, lambda: _summary(group))
         return Assembled(known, assembled.values)
 
     def _known(self, kernel: Kernel, device: torch.device, summary: Callable[[], str]) -> Kernel:
@@ -193,3 +194,12 @@ def _summary(group: Group) -> str:
     return "_".join(names)
 
 
+def _numbers_marked(assembled: Assembled, device: torch.device) -> Kernel:
+    """The kernel, with a mark at the numbers that another device than the kernel's has: only the host's may be read so
+    (`ops.registry.why_not_lower`)."""
+    kernel = assembled.kernel
+    apart = {place for place, value in enumerate(assembled.values) if value.spec.device != device}
+    if not apart:
+        return kernel
+    marked = (replace(each, on_host=place in apart) for place, each in enumerate(kernel.buffers))
+    return replace(kernel, buffers=tuple(marked))

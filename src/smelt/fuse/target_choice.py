@@ -3,7 +3,7 @@
     TargetChoice("sm_90").name_of(cuda:0) == "sm_90" · TargetChoice("sm_90").name_of(cpu) == "cpu"
 
 Each device of a program has its own target and limits. A kernel computes on one device: what reads from another is a
-library call, and CPU tensors without dimensions are copied first (`simplify/host_scalars.py`).
+library call, but for numbers of the host, which a kernel is given when it is launched.
 """
 
 from dataclasses import field

@@ -168,6 +168,8 @@ def _rule_buffers(kernel: Kernel) -> Iterator[Fault]:
     for buffer in kernel.buffers:
         if buffer.dtype not in KERNEL_DTYPES:
             yield buffer, f"no kernel works on {short_name(buffer.dtype)}"
+        if buffer.on_host and (buffer.role is not Role.INPUT or buffer.size != 1):
+            yield buffer, f"{buffer.name} is more than a number that the host reads"
 
 
 def _rule_buffers_known(kernel: Kernel) -> Iterator[Fault]:

@@ -121,12 +121,14 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory a kernel touches: `size` elements of `dtype`, addressed by plain element positions."""
+    """Memory a kernel touches: `size` elements of `dtype`, addressed by plain element positions. `on_host`: one element
+    that the host has, of a kernel for another device; it is read when the kernel is launched."""
 
     name: str
     dtype: torch.dtype
     size: Size
     role: Role
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ class KernelCode(Protocol):
     @property
     def size_count(self) -> int: ...
     @property
+    def numbers(self) -> bytes:
+        """Of each buffer how many bytes a number has that the host reads; none where no buffer is such a number."""
+
+    @property
     def per_thread_workspace(self) -> Size: ...
     @property
     def phases(self) -> tuple[GridPhase, ...]: ...

@@ -156,6 +156,11 @@ def is_element_wise(func: Any) -> bool:
     return isinstance(func, torch._ops.OpOverload) and (is_pointwise_op(func) or _name(func) in _ELEMENT_WISE)
 
 
+def takes_number(func: Any, name: str) -> bool:
+    """Whether PyTorch takes a CPU tensor without dimensions for a number, as the argument of this name."""
+    return _takes_numbers(func) or name in _NUMBERS_AS.get(_name(func), ())
+
+
 def _takes_numbers(func: Any) -> bool:
     """Whether PyTorch lets a program mix devices so."""
     name = _name(func)

@@ -26,7 +26,16 @@ def _shifted(e: Emitter, value: Scalar, bits: int) -> Scalar:
 
 
 def _mask(
-    e: Emitter, seed: Scalar, offset: Scalar, count: int, threads: int, at_once: int, below: int, after: int
+    e: Emitter,
+    seed: Scalar,
+    offset: Scalar,
+    count: int,
+    threads: int,
+    at_once: int,
+    below: int,
+    after: int,
+    *,
+    device: torch.device,
 ) -> Scalar:
     wide = torch.int64
     element = e.position(0)

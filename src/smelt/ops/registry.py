@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import TensorSpec, short_name, spec_of
 from smelt.ops.promote import KERNEL_DTYPES
-from smelt.ops.record import LIBRARY_COST, LibraryCall, Lookup, OpRecord, Pieces, Scan, Scatter, View
+from smelt.ops.record import LIBRARY_COST, LibraryCall, Lookup, OpRecord, Pieces, Pointwise, Scan, Scatter, View
 from smelt.symbolic.shapes import is_dense
 
 _records: dict[torch._ops.OpOverload, OpRecord] = {}
@@ -92,6 +93,11 @@ def only_result(node: fx.Node) -> TensorSpec | None:
     return spec if isinstance(spec, TensorSpec) else None
 
 
+def _is_host_number(spec: TensorSpec, record: OpRecord) -> bool:
+    """Whether whoever launches the operator reads a number on the host and passes it along, as PyTorch does."""
+    return not spec.shape and on_host(spec.device) and isinstance(record.lowering, Pointwise)
+
+
 def why_not_lower(node: fx.Node) -> str | None:
     """Why a call stays a library call, in words, or None when kernels can compute it exactly as PyTorch does."""
     record = record_of(node.target)
@@ -107,7 +113,7 @@ def why_not_lower(node: fx.Node) -> str | None:
             return f"computes on {short_name(spec.dtype)}"
         if spec.numel == 0:
             return "has no elements"
-        if spec.device != result.device:
+        if spec.device != result.device and not _is_host_number(spec, record):
             return f"moves between {spec.device} and {result.device}"
     if node.kwargs.get("pin_memory"):
         return "is in page-locked memory, which PyTorch has"

@@ -112,7 +112,7 @@ def _rewritten(node: fx.Node, plan: _Plan, state: _Open | None) -> _Open:
     how = (drawn.count, drawn.threads, drawn.at_once, below, state.words)
     line = TensorSpec((drawn.count,), (1,), torch.bool, spec.device)
     kept_spec = TensorSpec(spec.shape, spec.stride, torch.bool, spec.device)
-    flat = _insert(node, DROPOUT_MASK, line, state.seed, state.offset, *how)
+    flat = _insert(node, DROPOUT_MASK, line, state.seed, state.offset, *how, device=spec.device)
     kept = _insert(node, aten.view.default, kept_spec, flat, list(spec.shape))
     made_spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
     wide = torch.float64 if spec.dtype is torch.float64 else torch.float32
@@ -130,7 +130,7 @@ def _rewritten(node: fx.Node, plan: _Plan, state: _Open | None) -> _Open:
 
 def _new_state(node: fx.Node, key: tuple[torch.device, int]) -> _Open:
     device, most = key
-    number = TensorSpec((), (), torch.int64, device)
+    number = TensorSpec((), (), torch.int64, HOST)
     made = _insert(node, PHILOX_STATE, (number, number), [], device, 0, most, 1)
     parts = [_insert(node, operator.getitem, number, made, place) for place in range(2)]
     for each in (made, *parts):
@@ -138,10 +138,10 @@ def _new_state(node: fx.Node, key: tuple[torch.device, int]) -> _Open:
     return _Open(made, parts[0], parts[1], 0, key)
 
 
-def _insert(user: fx.Node, target: object, spec: NodeSpec, *args: object) -> fx.Node:
+def _insert(user: fx.Node, target: object, spec: NodeSpec, *args: object, **kwargs: object) -> fx.Node:
     name = getattr(target, "overloadpacket", target).__name__  # type: ignore[attr-defined]
     with user.graph.inserting_before(user):
-        made = user.graph.create_node("call_function", target, args, {}, name)  # type: ignore[arg-type]
+        made = user.graph.create_node("call_function", target, args, kwargs, name)  # type: ignore[arg-type]
     made.meta.update(user.meta)
     set_spec(made, spec)
     return made

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import struct
 import threading
 from typing import Any
 
@@ -19,7 +20,7 @@ from smelt.torch_abi import cuda_shims
 from smelt.torch_abi.aoti_shims import connect
 from tests.runtime.cuda.fake_cuda import ILLEGAL_ADDRESS, OUT_OF_MEMORY, Buffer, FakeCuda, ptx
 
-TEXT = ptx(("add_one", 4), ("sum_blocks", 5), ("sum_workspace", 5), ("nothing", 3), ("many", 101))
+TEXT = ptx(("add_one", 4), ("sum_blocks", 5), ("sum_workspace", 5), ("nothing", 3), ("many", 101), ("numbers", 5))
 CUDA_ERROR = getattr(torch, "AcceleratorError", RuntimeError)
 
 
@@ -362,3 +363,22 @@ def test_what_cannot_be_a_launcher(cuda: FakeCuda) -> None:
         _native.set_cuda_library([])  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         _native.set_cuda_library({cuda_shims.STREAM: "there"})  # type: ignore[dict-item]
+
+
+def test_numbers_of_the_host_are_parameters(cuda: FakeCuda) -> None:
+    """The first buffer in memory says which GPU that is."""
+    half = Buffer([0x3C01, 0x4000], ctypes.c_uint16, device=-1)
+    wide, memory = Buffer([-7], ctypes.c_int64, device=-1), Buffer([1.0], device=1)
+    launch = cuda_launcher(CudaCode(TEXT), [Grid("numbers", 1, 32)], 4, numbers=bytes([2, 8, 0, 4]))
+    single = Buffer([2.5], device=-1)
+    launch(1, half, wide, memory, single)
+    (launched,) = cuda.launches
+    assert launched.device == 1
+    bits = struct.unpack("<I", struct.pack("<f", 2.5))[0]
+    assert launched.parameters == [0x3C01, (1 << 64) - 7, memory.data_ptr(), bits, 0]
+
+
+@pytest.mark.parametrize("numbers", [bytes([4]), bytes([0, 3]), bytes([0, 0, 0])])
+def test_numbers_that_cannot_be(numbers: bytes) -> None:
+    with pytest.raises(ValueError, match="of each buffer, how many bytes"):
+        cuda_launcher(CudaCode(TEXT), [Grid("nothing", 1, 32)], 2, numbers=numbers)

@@ -52,14 +52,15 @@ _CACHE_BYTES = 16 << 20  # of rows under way, that are still in the cache when t
 _CLUSTER_THREADS = 512  # of a block that shares its row with others
 _CLUSTER_VALUES = 32  # that a thread keeps of a row that a cluster keeps in registers
 _STREAM_TILES = 4  # of a row, a thread: of more, loops take a few at a time if they read them once
-_STREAM_THREADS = 512
+_STREAM_THREADS = 512  # where a row is folded while it is read
 _REGISTER_FILE = 65536  # of a multiprocessor, which has a block of 1024 threads at least
 _REGISTERS = 80  # of those a thread may spend on what it keeps of a row
 _WORKING_REGISTERS = 24
+_LEAST_REGISTERS = 16  # beside what is kept: the assembler gets along with so few if that lets more blocks run
 _MULTIPROCESSORS = 132  # of a large chip
 _ENOUGH_BLOCKS = 2 * _MULTIPROCESSORS
 _SHARED_BYTES = 40 << 10  # of a block: of the 48 KiB that there are, a few are for folds within teams
-_TEAMS_THREADS = 256  # of a block that several teams make
+_TEAMS_THREADS = 128  # of a block that several teams make
 _MOST_ROWS_EACH = 128  # that a block goes through one after the other: their sums are no longer chains than that
 _FOLD_VALUES = 64  # that a thread has of a row and of the folds over rows, where more threads can share it
 _LEAST_WIDTH = 4  # points that are still read side by side then
@@ -367,7 +368,7 @@ def _several_teams(made: PhasePlan) -> PhasePlan:
 
 def _resident(made: PhasePlan) -> int:
     """How many blocks run at the same time, if they use as many registers as is likely."""
-    used = _WORKING_REGISTERS + 8 + (made.points * _live(made.kernel) if made.unrolled else 32)
+    used = _LEAST_REGISTERS + (made.points * _live(made.kernel) if made.unrolled else 32)
     if made.prefetches:
         used += 8 + made.points * len(row_reads(made.kernel, RowFolds(made.kernel.rows[:0], 1, 1)))
     return max(1, _REGISTER_FILE // max(32, used) // made.threads) * _MULTIPROCESSORS
@@ -535,7 +536,7 @@ def _streamed(made: PhasePlan) -> PhasePlan | None:
     found = replace(made, kernel=kernel, online=online_loops(kernel))
     if _bytes_again(found) or any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
         return None
-    team = min(made.team, _STREAM_THREADS)
+    team = made.team if found.online is None else min(made.team, _STREAM_THREADS)
     return replace(found, team=team, threads=team if team > made.warp else made.threads)
 
 

@@ -71,6 +71,9 @@ class HostWarp(Simt):
             ]
         return name
 
+    def number(self, parameter: str, kind: str) -> LlvmValue:
+        return self.load(parameter, kind)
+
     def workspace(self, offset: int) -> str:
         return self.element("%workspace", "i8", offset)
 

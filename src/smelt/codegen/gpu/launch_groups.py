@@ -90,14 +90,14 @@ class _GroupedPtx(Nvptx):
         phis = []
         for number in range(members.buffers):
             each = [f"%given{member * members.buffers + number}" for member in range(count)]
-            phis.append((f"%b{number}", pointer, each))
+            phis.append((f"%b{number}", self._taken(number), each))
         for slot, values in enumerate(members.sizes(self.sizes)):
             phis.append((f"%size{slot}", "i64", [str(value) for value in values]))
         self.declared.add("declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()")
         first, *rest = members.entry(phis)
         where = ["%here = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()", "%block = zext i32 %here to i64"]
         body = "\n".join([first, *where, *rest, *self.prologue, *self.lines])
-        taken = [f"{pointer} noundef %given{n}" for n in range(count * members.buffers)]
+        taken = [f"{self._taken(n % members.buffers)} noundef %given{n}" for n in range(count * members.buffers)]
         limit = f'"nvvm.maxntid"="{self.threads}"'
         given = ", ".join([*taken, f"{pointer} noundef %workspace"])
         return f"define ptx_kernel void @{self.symbol}({given}) {limit} {{\n{body}\n  ret void\n}}\n"

@@ -65,6 +65,7 @@ class Nvptx(Simt):
         self.predicates = predicates  # stores that only some threads do are no branches
         self._known: dict[str, LlvmValue] = {}
         self._predicate: Mask = None  # of threads that store
+        self.numbers: set[str] = set()  # parameters that are no addresses
 
     # Where this is.
 
@@ -99,6 +100,15 @@ class Nvptx(Simt):
 
     def parameter(self, number: int) -> str:
         return f"%b{number}"
+
+    def number(self, parameter: str, kind: str) -> LlvmValue:
+        self.numbers.add(parameter)
+        whole = self.convert("trunc", LlvmValue(parameter, "i64"), f"i{8 * memory_bytes(kind)}")
+        return self._back(whole, kind)
+
+    def _taken(self, number: int) -> str:
+        """The type of a parameter."""
+        return "i64" if self.parameter(number) in self.numbers else _GLOBAL
 
     def workspace(self, offset: int) -> str:
         if not is_symsize(offset) and not offset:
@@ -279,7 +289,7 @@ class Nvptx(Simt):
 
     def function(self) -> str:
         assert self.sizes is not None
-        taken = [f"{_GLOBAL} noundef %b{number}" for number in range(self.buffers)]
+        taken = [f"{self._taken(number)} noundef %b{number}" for number in range(self.buffers)]
         taken += [f"{_GLOBAL} noundef %workspace", *(f"i64 noundef %size{n}" for n in range(len(self.sizes.params)))]
         body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*self.prologue, *self.lines))
         limit = f'"nvvm.maxntid"="{self.threads}"'

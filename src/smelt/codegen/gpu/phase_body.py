@@ -429,7 +429,10 @@ class PhaseBody:
         self, name: str, index: Index, where: Coordinates, *, constant: bool, base: LlvmValue | None = None
     ) -> list[LlvmValue]:
         """`base`: where the index counts from; a multiple of the width."""
-        b, kind = self.b, memory_kind(self.kernel.buffer(name).dtype)
+        b, buffer = self.b, self.kernel.buffer(name)
+        kind = memory_kind(buffer.dtype)
+        if buffer.on_host:
+            return [b.number(self.pointers[name](), kind)]
         at, step, width = self._offset(index, where), self._step_of(index), self.plan.width
         pointer, at = self.pointers[name](), at if base is None else b.add(base, at)
         if not is_symsize(step) and step == 0:

@@ -71,6 +71,10 @@ class Simt(Builder, ABC):
         """The address of a buffer, by its place among the kernel's parameters."""
 
     @abstractmethod
+    def number(self, parameter: str, kind: str) -> LlvmValue:
+        """What is in a buffer of one element that the host has, which has no other address than its `parameter`."""
+
+    @abstractmethod
     def workspace(self, offset: int) -> str:
         """An address of the memory that the phases of a launch share."""
 

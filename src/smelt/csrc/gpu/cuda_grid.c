@@ -51,14 +51,20 @@ launch_phases(const GridLauncher *self, LaunchCall *call, const CudaCode *code, 
 {
     const int64_t *sizes = grid_sizes(self, call);
     int pointers = (int)self->any.buffers - (self->size_count > 0), count = pointers + 1 + self->size_count;
-    void *usual[USUAL_PARAMETERS];
-    void **parameters = count <= USUAL_PARAMETERS ? usual : malloc((size_t)count * sizeof *parameters);
+    void *usual[2 * USUAL_PARAMETERS];
+    void **parameters = count <= USUAL_PARAMETERS ? usual : malloc((size_t)count * 2 * sizeof *parameters);
     if (parameters == NULL) {
         call->fault = GRID_MEMORY;
         return -1;
     }
+    void **numbers = parameters + count; /* those that the host has, each in eight bytes */
     for (int i = 0; i < pointers; i++) {
         parameters[i] = &call->buffers[i];
+        if (is_number(self, i)) {
+            numbers[i] = NULL;
+            memcpy(&numbers[i], call->buffers[i], self->numbers[i]);
+            parameters[i] = &numbers[i];
+        }
     }
     parameters[pointers] = &workspace;
     for (int i = 0; i < self->size_count; i++) {

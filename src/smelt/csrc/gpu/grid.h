@@ -41,6 +41,7 @@ typedef struct {
     GridSize workspace; /* bytes */
     int size_count;     /* sizes that a launch is given, in an array that is the last buffer; 0: there is none */
     unsigned warp;      /* threads that run as one */
+    unsigned char *numbers; /* of each buffer: 0, or the bytes of a number that the host has; NULL: all are 0 */
     /* What a lowering does, once buffers are found to be aligned. */
     int (*launch)(AnyLauncher *self, LaunchCall *call);
     int (*finish)(AnyLauncher *self, LaunchCall *call);
@@ -58,6 +59,12 @@ typedef struct {
 enum { GRID_MEMORY = 1, GRID_BLOCKS, GRID_DIVERGED, GRID_STRAY_BARRIER, GRID_OVERRUN, GRID_PYTHON, GRID_DRIVER, GRID_UNALIGNED };
 
 enum { GRID_MOST_BLOCKS = 0x7fffffff };
+
+static inline bool
+is_number(const GridLauncher *self, Py_ssize_t buffer)
+{
+    return self->numbers && self->numbers[buffer];
+}
 
 static inline const int64_t *
 grid_sizes(const GridLauncher *self, const LaunchCall *call)

@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 #include <structmember.h>
 
 enum { MOST_THREADS = 1024, MOST_SIZES = 4096 };
@@ -93,7 +94,7 @@ is_aligned(const GridLauncher *self, const LaunchCall *call)
     uintptr_t bits = 0;
     Py_ssize_t count = self->any.buffers - (self->size_count > 0);
     for (Py_ssize_t i = 0; i < count; i++) {
-        bits |= (uintptr_t)call->buffers[i];
+        bits |= is_number(self, i) ? 0 : (uintptr_t)call->buffers[i];
     }
     return (bits & (self->alignment - 1)) == 0;
 }
@@ -146,16 +147,55 @@ checked_finish(AnyLauncher *any, LaunchCall *call)
     return fallback->launch(fallback, call) == 0 ? 0 : fallback->finish(fallback, call);
 }
 
+/* A byte for each buffer but the sizes. 0, or -1 with an exception. */
+static int
+read_numbers(GridLauncher *self, PyObject *given)
+{
+    Py_ssize_t count = given ? PyBytes_GET_SIZE(given) : 0;
+    if (count == 0) {
+        return 0;
+    }
+    const char *numbers = PyBytes_AS_STRING(given);
+    bool fits = count == self->any.buffers - (self->size_count > 0);
+    for (Py_ssize_t i = 0; fits && i < count; i++) {
+        fits = numbers[i] == 0 || numbers[i] == 1 || numbers[i] == 2 || numbers[i] == 4 || numbers[i] == 8;
+    }
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "GridLauncher: of each buffer, how many bytes of a number the host has");
+        return -1;
+    }
+    self->numbers = malloc((size_t)count);
+    if (self->numbers == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(self->numbers, numbers, (size_t)count);
+    return 0;
+}
+
+/* The first buffer in memory of the device; -1: none is. */
+static Py_ssize_t
+first_in_memory(const GridLauncher *self)
+{
+    for (Py_ssize_t i = 0; i < self->any.buffers - (self->size_count > 0); i++) {
+        if (!is_number(self, i)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
 static PyObject *
 grid_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"phases", "buffers",   "workspace", "sizes", "warp", "support", "device", "alignment",
-                            "unaligned", NULL};
-    PyObject *phases, *workspace, *support = Py_None, *unaligned = Py_None;
+    static char *names[] = {"phases", "buffers",   "workspace", "sizes",   "warp", "support", "device",
+                            "alignment", "unaligned", "numbers", NULL};
+    PyObject *phases, *workspace, *numbers = NULL, *support = Py_None, *unaligned = Py_None;
     Py_ssize_t buffers;
     int sizes = 0, warp = 32, device = -1, alignment = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!nO|$iiOiiO:GridLauncher", names, &PyTuple_Type, &phases, &buffers,
-                                     &workspace, &sizes, &warp, &support, &device, &alignment, &unaligned)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!nO|$iiOiiOS:GridLauncher", names, &PyTuple_Type, &phases,
+                                     &buffers, &workspace, &sizes, &warp, &support, &device, &alignment, &unaligned,
+                                     &numbers)) {
         return NULL;
     }
     if (alignment < 1 || (alignment & (alignment - 1)) || (alignment > 1 && unaligned == Py_None)) {
@@ -173,7 +213,6 @@ grid_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     bool is_host = support == Py_None;
     self->any.vectorcall = launcher_call;
     self->any.buffers = buffers;
-    self->any.asks_device = !is_host && device < 0;
     self->launch = is_host ? host_grid_launch : cuda_grid_launch;
     self->finish = is_host ? host_grid_finish : cuda_grid_finish;
     self->any.launch = alignment > 1 ? checked_launch : self->launch;
@@ -184,10 +223,12 @@ grid_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->warp = (unsigned)warp;
     self->device = device;
     self->support = is_host ? NULL : Py_NewRef(support);
-    if (read_size(workspace, sizes, &self->workspace) < 0 || read_phases(self, phases, is_host) < 0) {
+    if (read_numbers(self, numbers) < 0 || read_size(workspace, sizes, &self->workspace) < 0
+        || read_phases(self, phases, is_host) < 0) {
         Py_DECREF(self);
         return NULL;
     }
+    self->any.device_from = is_host || device >= 0 ? -1 : first_in_memory(self);
     return (PyObject *)self;
 }
 
@@ -198,6 +239,7 @@ grid_dealloc(GridLauncher *self)
     Py_XDECREF(self->unaligned);
     Py_XDECREF((PyObject *)atomic_load(&self->fallback));
     free(self->phases);
+    free(self->numbers);
     free(self->any.workspace.memory);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }

@@ -138,8 +138,8 @@ launcher_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyO
     }
     LaunchCall call = {.buffers = pointers, .threads = threads, .device = -1};
     int status = find_pointers(args + 1, self->buffers, pointers);
-    if (status == 0 && self->asks_device && self->buffers) {
-        status = find_device(args[1], &call.device);
+    if (status == 0 && self->device_from >= 0) {
+        status = find_device(args[1 + self->device_from], &call.device);
     }
     if (status == 0) {
         status = launch(self, &call);
@@ -199,6 +199,7 @@ launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self) {
         self->any.vectorcall = launcher_call;
         self->any.buffers = buffers;
+        self->any.device_from = -1;
         self->any.launch = launch_cpu;
         self->any.finish = finish_cpu;
         self->kernel = (Kernel)(uintptr_t)kernel;

@@ -17,7 +17,7 @@ typedef struct {
     void **buffers;
     int64_t threads;
     Workspace *workspace; /* on the host, for this call alone */
-    int32_t device;       /* the number of the GPU that the first buffer is on; -1: not asked, or on none */
+    int32_t device;       /* the number of the GPU that its memory is on; -1: not asked, or on none */
     int32_t fault, at, phase; /* what `launch` says to `finish`: what went wrong, its number, and where */
 } LaunchCall;
 
@@ -27,7 +27,7 @@ typedef struct AnyLauncher {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     Py_ssize_t buffers;
-    bool asks_device; /* a call must say which GPU its first buffer is on */
+    Py_ssize_t device_from; /* a call must say which GPU this buffer is on; -1: it need not */
     int (*launch)(struct AnyLauncher *self, LaunchCall *call);
     int (*finish)(struct AnyLauncher *self, LaunchCall *call);
     Workspace workspace; /* between calls; none yet, or in use: empty */

@@ -149,8 +149,8 @@ launch(Run *run, const LaunchRecord *launch)
     }
     LaunchCall call = {
         .buffers = run->pointers, .threads = run->threads, .workspace = &run->workspace, .device = -1};
-    if (kernel->asks_device && launch->value_count
-        && device_of(run, value_at(run, launch->values), &call.device) < 0) {
+    if (kernel->device_from >= 0
+        && device_of(run, value_at(run, launch->values + kernel->device_from), &call.device) < 0) {
         return -1;
     }
     release_gil(run);

@@ -1,7 +1,7 @@
 """The masks of dropout on CUDA as two operators: what is drawn of the generator, and the mask that follows from it.
 
     kept = native_dropout(x, 0.1, True)[1]   →   seed, offset = philox_state([], device, words, blocks, 16)
-                                                 kept = dropout_mask(seed, offset, count, threads, 4, below, after)
+                                                 kept = dropout_mask(seed, offset, count, threads, 4, below, after, device=cuda:0)
 
 A CUDA generator has a seed and an offset. PyTorch's kernel of dropout has `threads` of them draw, each its own sequence
 of the seed's numbers, from `offset / 4` on; the offset then moves by as many words as each drew at most. So what an
@@ -125,15 +125,14 @@ def _why_not(given: Tensors, device: torch.device, blocks: int, alignment: int) 
 def _state(
     given: Tensors, device: torch.device, words: int, blocks: int, alignment: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Its seed and its offset before, each at a multiple of sixteen bytes as kernels want their memory."""
+    """Its seed and its offset before, as numbers of the host: kernels are given them when they are launched."""
     reason = _why_not(given, device, blocks, alignment)
     if reason is not None:
         raise UnexpectedResult("SM023", reason)
     seed, offset = moved(device, words)
     signed = seed - (1 << 64) if seed >> 63 else seed
-    both = torch.tensor([[signed, 0], [offset, 0]], dtype=torch.int64, device="cpu")
-    seeds, offsets = both.to(device, non_blocking=True).unbind()
-    return seeds[0], offsets[0]
+    drawn = torch.tensor([signed, offset], dtype=torch.int64, device="cpu")
+    return drawn[0], drawn[1]
 
 
 def _state_specs(
@@ -146,10 +145,18 @@ def _state_specs(
 
 
 def mask(
-    seed: torch.Tensor, offset: torch.Tensor, count: int, threads: int, at_once: int, below: int, after: int
+    seed: torch.Tensor,
+    offset: torch.Tensor,
+    count: int,
+    threads: int,
+    at_once: int,
+    below: int,
+    after: int,
+    *,
+    device: torch.device,
 ) -> torch.Tensor:
     """Which of `count` elements in a line are kept: those whose word is below."""
-    element = torch.arange(count, device=seed.device)
+    element = torch.arange(count, device=device)
     if at_once == 1:
         turn, thread = element // threads, element % threads
         counter, word = turn >> 2, turn & 3
@@ -162,7 +169,9 @@ def mask(
     return SCALAR_OPS["philox"].reference(seed, thread, counter, word) < below
 
 
-def _mask_spec(seed: torch.Tensor, offset: torch.Tensor, count: int, *how: int) -> torch.Tensor:
+def _mask_spec(
+    seed: torch.Tensor, offset: torch.Tensor, count: int, *how: int, device: torch.device
+) -> torch.Tensor:
     return torch.empty(count, dtype=torch.bool, device="meta")
 
 
@@ -172,7 +181,8 @@ _library.define(  # type: ignore[no-untyped-call]
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 _library.define(  # type: ignore[no-untyped-call]
-    "dropout_mask(Tensor seed, Tensor offset, int count, int threads, int at_once, int below, int after) -> Tensor",
+    "dropout_mask(Tensor seed, Tensor offset, int count, int threads, int at_once, int below, int after, *, "
+    "Device device) -> Tensor",
     tags=(torch.Tag.pointwise,),
 )
 _DEFINED: tuple[tuple[str, Any, Any], ...] = (

@@ -55,6 +55,7 @@ class StoredCode:
     symbol: str
     buffers: int
     size_count: int
+    numbers: bytes
     per_thread_workspace: int
     phases: tuple[GridPhase, ...]
     workspace: int
@@ -182,7 +183,7 @@ def _packed(executable: Executable, *more: object) -> list[bytes]:
             raise serialize.CannotStore("LLVM itself loaded the code")
         place, _ = images.setdefault(id(image), (len(images), image))
         needs = (kernel.per_thread_workspace, kernel.phases, kernel.workspace)
-        rows.append((name, place, kernel.symbol, kernel.buffers, kernel.size_count, *needs))
+        rows.append((name, place, kernel.symbol, kernel.buffers, kernel.size_count, tuple(kernel.numbers), *needs))
     packed = [_packed_image(image) for _, image in images.values()]
     described = tuple(description for description, _ in packed)
     half = (stored_objects(flat), tuple(flat.asked.items()), tuple(rows), described)
@@ -267,11 +268,11 @@ def _kernels(rows: Any, described: Any, codes: Sequence[bytes]) -> dict[str, Sto
         raise ValueError("an image is missing")
     images = [_loaded_image(description, code) for description, code in zip(described, codes, strict=True)]
     kernels = {}
-    for name, place, symbol, buffers, size_count, per_thread, phases, workspace in rows:
+    for name, place, symbol, buffers, size_count, numbers, per_thread, phases, workspace in rows:
         if not 0 <= place < len(images):
             raise ValueError(f"kernel {name} has no code")
         found, functions = images[place], [phase.symbol for phase in phases] or [symbol]
         if isinstance(found, Loaded) and not all(each in found.offsets for each in functions):
             raise ValueError(f"kernel {name} has no code")
-        kernels[name] = StoredCode(found, symbol, buffers, size_count, per_thread, phases, workspace)
+        kernels[name] = StoredCode(found, symbol, buffers, size_count, bytes(numbers), per_thread, phases, workspace)
     return kernels

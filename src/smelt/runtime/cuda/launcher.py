@@ -44,10 +44,11 @@ def cuda_launcher(
     device: int = -1,
     alignment: int = 1,
     unaligned: Callable[[], _native.GridLauncher] | None = None,
+    numbers: bytes = b"",
 ) -> _native.GridLauncher:
     """A launcher of `grids`, one after the other. `buffers` counts the array of sizes, if there is one; `workspace` is
     in bytes; `device`: where it is launched, by default where its first buffer is. Where a buffer does not begin at a
-    multiple of `alignment` bytes, what `unaligned` returns is launched."""
+    multiple of `alignment` bytes, what `unaligned` returns is launched. `numbers`: as `_native.GridLauncher` has it."""
     phases = tuple((0, grid.blocks, grid.threads, grid.shared_bytes, True) for grid in grids)
     support = _Support(code, tuple(grids))
     return _native.GridLauncher(
@@ -59,6 +60,7 @@ def cuda_launcher(
         device=device,
         alignment=alignment,
         unaligned=unaligned,
+        numbers=numbers,
     )
 
 
@@ -78,6 +80,7 @@ def kernel_launcher(
         sizes=kernel.size_count,
         alignment=alignment,
         unaligned=unaligned,
+        numbers=kernel.numbers,
     )
 
 
