@@ -1,6 +1,6 @@
 """CPU tensors without dimensions that another device computes with are copied there, where PyTorch asks for that.
 
-    made = clamp(x on cuda:0, bound on cpu)   →   own = clone(bound); moved = _to_copy(own, device=cuda:0, non_blocking=True)
+    made = clamp(x on cuda:0, bound on cpu)   →   own = clone(bound); moved = _to_copy(own, device=cuda:0, …)
                                                   made = clamp(x, moved)
 
 Most element-wise operators take such a tensor for a number: whoever launches them reads it on the host and passes it

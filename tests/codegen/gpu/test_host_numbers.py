@@ -17,7 +17,8 @@ from smelt.pipeline.ahead import Ahead, compile_ahead, spec_like
 from smelt.pipeline.parts import launcher_for
 from tests.codegen.gpu.test_ptx import assembled, assembled_here
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPES = (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool)
 HOST = torch.device("cpu")
 
 
@@ -67,7 +68,8 @@ def test_updates_of_many_parameters_are_one_grid(tmp_path: Path) -> None:
     made = found(update, [spec_like((100 + 8 * n,)) for n in range(5)], [number() for _ in range(5)])
     assert [each for each in steps(made) if "sm_90" in each] == ["15 on sm_90"]
     assert not any("aten" in each for each in steps(made))
-    group = next(step.kernel for step in made.forward.steps if isinstance(step, Launch) and step.kernel.target == "sm_90")
+    launched = [step.kernel for step in made.forward.steps if isinstance(step, Launch)]
+    group = next(kernel for kernel in launched if kernel.target == "sm_90")
     assembled(build.assembly([group]), "sm_90", tmp_path)
 
 

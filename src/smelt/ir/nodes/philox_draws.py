@@ -1,7 +1,7 @@
 """The masks of dropout on CUDA as two operators: what is drawn of the generator, and the mask that follows from it.
 
     kept = native_dropout(x, 0.1, True)[1]   →   seed, offset = philox_state([], device, words, blocks, 16)
-                                                 kept = dropout_mask(seed, offset, count, threads, 4, below, after, device=cuda:0)
+                                                 kept = dropout_mask(seed, offset, count, threads, 4, below, after, …)
 
 A CUDA generator has a seed and an offset. PyTorch's kernel of dropout has `threads` of them draw, each its own sequence
 of the seed's numbers, from `offset / 4` on; the offset then moves by as many words as each drew at most. So what an
