@@ -76,6 +76,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "nonleaf",
         "layout_probe",
         "ghost",
+        "data_sizes",
         "recurrent_layers",
         "symbolic_decomps",
         "memory_peak",

@@ -104,7 +104,7 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _plainly() -> Iterator[None]:
+def running_plainly() -> Iterator[None]:
     """Functions compiled by smelt run in plain Python wherever a mode is active. They have to where an operator of the
     program calls them while it is asked for the shapes of its results; so there is one, which sees nothing."""
     with GhostMode(), no_dispatch():  # type: ignore[no-untyped-call]
@@ -296,24 +296,24 @@ def _freeze(value: Any) -> Any:
     return (type(value), value)
 
 
-def _to_meta(value: Any) -> Any:
+def to_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         base = torch.empty(0, dtype=value.dtype, device=_META)
         return base.as_strided(value.shape, value.stride(), value.storage_offset())
     if isinstance(value, tuple | list):
-        return type(value)(_to_meta(item) for item in value)
+        return type(value)(to_meta(item) for item in value)
     return value
 
 
 def _ask_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    meta_args = _to_meta(args)
-    meta_kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
+    meta_args = to_meta(args)
+    meta_kwargs = {name: to_meta(value) for name, value in kwargs.items()}
     takes_device = any(argument.name == "device" for argument in func._schema.arguments)
     if takes_device and (kwargs.get("device") is not None or not tensors_in(args)):
         meta_kwargs["device"] = _META
     before = [(tensor.shape, tensor.stride()) for tensor in tensors_in(meta_args)]
     try:
-        with contextlib.nullcontext() if func.namespace in _BUILT_IN else _plainly():
+        with contextlib.nullcontext() if func.namespace in _BUILT_IN else running_plainly():
             result = func(*meta_args, **meta_kwargs)
     except (NotImplementedError, ArithmeticError) as missing:  # numbers in Python where the kernel has a tensor's
         raise GhostError(f"{func} has no result that can be known without data") from missing

@@ -23,6 +23,7 @@ from smelt.meta.ghost import GhostTensor
 from smelt.pipeline.cache.keys import Unstorable, environment_key, text_of
 from smelt.pipeline.cache.warm_start import load_stored, look_up
 from smelt.pipeline.parts import Parts
+from smelt.pipeline.sizes.data_parts import has_data_sizes, in_parts
 from smelt.runtime.autograd.differentiable import Flat
 from smelt.runtime.program.arenas import Arenas
 from smelt.symbolic.symnode import Formula
@@ -46,6 +47,8 @@ def _aot_eager(options: Options) -> GraphCompiler:
     def compile_graph(traced: Traced) -> Callable[..., tuple[object, ...]]:
         from smelt.pipeline.compile import compile_aot_eager  # a start from the cache loads no stages
 
+        if has_data_sizes(traced):
+            return in_parts(traced, lambda part: compile_aot_eager(part, options))
         return compile_aot_eager(traced, options)
 
     return compile_graph
@@ -59,6 +62,8 @@ def _beside_stored(*given: Any) -> Parts:
 
 def compile_llvm(traced: Traced, options: Options) -> Flat:
     """One torch-level graph, as an earlier process has left it or through the stages."""
+    if has_data_sizes(traced):
+        return in_parts(traced, lambda part: compile_llvm(part, options))
     if options.tune:
         from smelt.pipeline.tuning import tuned
 

@@ -198,6 +198,10 @@ COMPUTED = "computed"
 """The origin of a float that a graph takes out of a tensor it has computed: nobody knows it before the graph runs."""
 
 
+FROM_DATA = "from data"
+"""The origin of a size that an operator of the graph decides by its data: known once the operator has run."""
+
+
 class DataDependent(RuntimeError):
     """The answer depends on a number that only running the graph can tell."""
 
@@ -207,6 +211,7 @@ class ShapeEnv:
 
     def __init__(self) -> None:
         self.symbols: list[Symbol] = []
+        self.from_data = False  # whether some of them are sizes that only data tell
         self.guards: dict[SizeGuard, None] = {}
         self.fixed: dict[Any, None] = {}  # given floats that are relied on
         self.computed: dict[Any, None] = {}  # floats that some numbers have none of: 1 / 0, the logarithm of -1
@@ -215,6 +220,8 @@ class ShapeEnv:
         self._same: dict[Symbol, Expression] = {}  # symbols that turned out to be other expressions
         self._least: dict[Atom, int] = {}  # what guards say that atoms are at least
         self._texts: set[str] = set()
+        self.quiet = False  # an operator is asked for its results: it will be asked again for sizes below the least
+        self.taken: dict[SizeGuard, None] = {}  # what only the least value decided of sizes that data tell
         self.formulas: dict[Any, Any] = {}  # what was made of floats, by function and operands: each once
 
     def symbol(self, text: str, example: int, origin: Any = None) -> Symbol:
@@ -223,6 +230,7 @@ class ShapeEnv:
             raise ValueError(f"{text} is {example}: a symbol stands for at least {SMALLEST}")
         made = self.reading(text, example, origin)
         self.symbols.append(made)
+        self.from_data = self.from_data or origin is FROM_DATA
         return made
 
     def reading(self, text: str, example: int, origin: Any = None) -> Symbol:
@@ -307,6 +315,13 @@ class ShapeEnv:
         difference = self.simplest(left - right)
         if difference.constant is not None:
             return RELATIONS[relation](difference.constant, 0)
+        answer = self._known(relation, difference)
+        notes = answer is not None and self.from_data and not self.quiet and not self.closed
+        if notes and any(symbol.origin is FROM_DATA for symbol in difference.symbols()):
+            self.taken[SizeGuard(relation if answer else _OPPOSITE[relation], difference)] = None
+        return answer
+
+    def _known(self, relation: str, difference: Expression) -> bool | None:
         low, high = self._bounds(difference)
         if relation not in ("==", "!="):
             holds = RELATIONS[relation]

@@ -45,6 +45,7 @@ from smelt.capture.interpreter.deferred_scalars import (
     lesser_or_greater,
     needed,
     open_truth,
+    told,
 )
 from smelt.capture.interpreter.dict_keys import hashable
 from smelt.capture.interpreter.dunder_dispatch import held_operands
@@ -482,6 +483,7 @@ def _min_max(function: Any, polyfill: Any) -> Builtin:
         items: list[Value] = args if len(args) > 1 else [Sequence(tuple, drain(interp, args[0]))]
         if interp.externals.explores and len(items) > 1 and any(isinstance(item, OpenScalar) for item in items):
             return lesser_or_greater(interp, function, items)
+        items = [told(interp, item) for item in items]
         if any(isinstance(item, DeferredScalar) for item in items):
             raise needed()
         if len(items) == 2 and not kwargs and any(map(is_computed, items)):

@@ -34,7 +34,7 @@ from smelt.capture.calls.recurrent_modules import RECURRENT_CALLS
 from smelt.capture.guards.name_lookups import rely_on_names
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.backward import BACKWARD_CALLS
-from smelt.capture.interpreter.deferred_scalars import item_of_tensor
+from smelt.capture.interpreter.deferred_scalars import item_of_tensor, listed
 from smelt.capture.interpreter.exceptions import method_of
 from smelt.capture.interpreter.externals import BUILTIN_BASES
 from smelt.capture.interpreter.interpreter import Frame, Interpreter
@@ -327,6 +327,9 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
             return receiver
         if real.__name__ == "item" and len(args) == 1 and not kwargs:
             return item_of_tensor(interp, receiver)
+        items = listed(interp, receiver) if real.__name__ == "tolist" and len(args) == 1 and not kwargs else None
+        if items is not None:
+            return items
         if real.__name__ in TENSOR_BREAKS:
             raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
         if "out" in kwargs:

@@ -8,6 +8,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Hashable
+from dataclasses import field
 from types import CodeType
 from typing import Any
 from weakref import WeakMethod
@@ -20,11 +21,12 @@ from smelt.base.errors import GraphBreakError
 from smelt.base.events import count, emit, wanted
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import config
+from smelt.base.torch_originals import BASE
 from smelt.capture.calls.dispatch import call
 from smelt.capture.driver.eager_step import STEPS
 from smelt.capture.guards.dynamic_sizes import History, Sizes
 from smelt.capture.guards.tree import GuardTree, format_guards
-from smelt.capture.interpreter.deferred_scalars import open_scalar, operands_of_tensors
+from smelt.capture.interpreter.deferred_scalars import open_scalar, operands_of_tensors, told, told_operands
 from smelt.capture.interpreter.externals import Externals, guard_tensor_identity, is_gradient, may_guard_identity
 from smelt.capture.interpreter.interpreter import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.interpreter.iterators import finishes_without_effects
@@ -40,6 +42,7 @@ from smelt.capture.model.user_names import user_names
 from smelt.capture.model.values import (
     NULL,
     Cell,
+    DeferredScalar,
     Globals,
     Iterator,
     LazyItem,
@@ -76,12 +79,16 @@ from smelt.capture.replay.plan import (
 from smelt.capture.replay.reconstruct import Operand, Rebuilder
 from smelt.capture.replay.rollback import WritePolicy
 from smelt.capture.replay.side_effects import cleared_grads, replay
+from smelt.capture.tape.data_sizes import DataSizes, OtherSizes
+from smelt.capture.tape.effect_recorder import EffectRecorder
 from smelt.capture.tape.generators import with_generators
-from smelt.capture.tape.tape import EffectRecorder, Tape, metadata_changed
+from smelt.capture.tape.tape import Tape, metadata_changed
 from smelt.ir.graph import GraphCompiler, GraphLevel, Traced, format_graph, placeholders
 from smelt.ir.nodes.ambient import Ambient, attention_restored, restored, without_default_devices
 from smelt.ir.tensorspec import tensor_spec
 from smelt.meta.ghost import without_caller_hooks
+from smelt.symbolic.expressions import FROM_DATA, Expression, Symbol
+from smelt.symbolic.symnode import meaning
 
 SEMANTICS = (opcodes, class_bodies, exceptions, match)  # importing them fills the table
 
@@ -90,6 +97,7 @@ EXPECTED_TO_RAISE = frozenset({"B011", "B018", "B019"})
 
 # Builtins that look at the frame that calls them: only a real frame will do.
 _ATTEMPTS = 4  # at a state whose graph ends inside generators
+_ATTEMPTS_AT_SIZES = 16  # that operators take, where only data tell them
 _NEEDS_FRAME: frozenset[Any] = frozenset({locals, vars, dir, eval, exec, super, breakpoint, sys._getframe})
 
 
@@ -105,6 +113,7 @@ class Captured:
     entry_state: EntryState
     saw_tensors: bool
     facts: GraphFacts | None = None  # where export explores
+    others: "list[Captured]" = field(default_factory=list)  # for other sizes that data tell, tried one after the other
 
 
 def capture(
@@ -119,19 +128,28 @@ def capture(
     keep: Keep | None = None,
     observe: Observe | None = None,
     explores: bool = False,
+    from_data: tuple[int, ...] = (),
 ) -> Captured:
     """Interpret from `frames` as far as it goes. Raises `SkipFrame` if CPython has to run the state.
 
     `follow_loops`: whether loops that a break left in the middle are unrolled from there. `settings`: functions that
     are compiled with the same are followed. `keep` receives what later processes can use, `observe` a call that was
     captured whole, as data. `explores`: for export, which keeps numbers of tensors open; the graphs are not to run.
+    `from_data`: sizes to suppose where only data tell them.
     """
     options = follow_loops, settings, keep, observe, explores
     history = history or History()
-    generators, attempts = sys.maxsize, 0
+    generators, attempts, supposed, met = sys.maxsize, 0, 0, len(from_data)
     while True:
         try:
-            return _capture_in_mode(frames, compile_graph, fullgraph, generators, Sizes(dynamic, history), options)
+            sizes = Sizes(dynamic, history)
+            told = DataSizes(sizes.shape_env, from_data, met) if fullgraph and not explores else None
+            return _capture_in_mode(frames, compile_graph, fullgraph, generators, sizes, told, options)
+        except OtherSizes as other:
+            supposed += 1
+            if supposed > _ATTEMPTS_AT_SIZES:
+                raise SkipFrame("an operator refuses sizes that only data tell") from None
+            from_data = other.examples
         except _Unfinished as unfinished:  # a running generator cannot be rebuilt: break where it is made instead
             if not generators:
                 raise
@@ -155,10 +173,12 @@ def _capture_in_mode(
     fullgraph: bool,
     generators: int,
     sizes: Sizes,
+    told: DataSizes | None,
     options: tuple[bool, Hashable, Keep | None, Observe | None, bool],
 ) -> Captured:
     entry = Ambient.now()
     tree, tape = GuardTree(), Tape(entry)
+    tape.data_sizes = told
     # Inference tensors keep no version by which writes are noticed.
     with torch._C._InferenceMode(False), without_caller_hooks(), attention_restored():
         torch._C._set_grad_enabled(entry.records)
@@ -193,6 +213,8 @@ def _capture(
             virtual = [_virtual(externals, frame, base) for frame, base in _with_bases(frames)]
             interp = Interpreter(virtual, externals, HANDLERS, call, generators)
             interp.prepare_operands = operands_of_tensors if externals.explores else None
+            if externals.tape.data_sizes is not None:
+                interp.prepare_operands, interp.tell = told_operands, told
             ending = interp.run()
     except Unsupported as unreadable:
         raise SkipFrame(unreadable.reason) from unreadable.bare()
@@ -306,7 +328,7 @@ class _Closing:
             tape.detached_if_freed,
             tape.gradient_slots,
             lambda value: preallocate()(value),  # type: ignore[misc]
-            functools.partial(_kept_open, tape) if interp.externals.explores else None,
+            functools.partial(_kept_open, tape) if interp.externals.explores else functools.partial(_told, tape),
         )
         self.build.made_classes = interp.tree.made_classes
 
@@ -394,7 +416,7 @@ class _Closing:
         computation = plan.computation
         if isinstance(plan, Stop) or len(self.frames) > 1 or self.frames[0].index:
             return "it does not go from the start of a function to its end"
-        if facts is not None or entry_state.computed:
+        if facts is not None or entry_state.computed or self.interp.externals.sizes.shape_env.from_data:
             return "it has dynamic sizes or scalars"
         if self.compiled is None:
             return "PyTorch runs its graph, or there is none"
@@ -509,6 +531,8 @@ class _Closing:
         self.tape.sync_ambient(self.entry)
         if self.interp.externals.grad_targets:
             self.build.sort_outputs({node: place for place, node in enumerate(self.tape.graph.nodes)})
+        # The checks are outputs that nobody takes: what has no users may be dropped by whoever compiles the graph.
+        self.build.outputs += self.tape.write_size_checks(self.entry)
         self.tape.graph.output(tuple(self.build.outputs))
         self.tape.close_regions()
         _drop_unused_parts(self.tape.graph)
@@ -695,6 +719,16 @@ def _kept_open(tape: Tape, value: Number) -> Value:
     """A number in symbols as one that the graph puts into a tensor, for export."""
     kind = type(value.known)
     return open_scalar(kind, tape.number_tensor(value, DTYPES[kind]), value.known)
+
+
+def _told(tape: Tape, value: Number) -> Value | None:
+    """A number made of sizes that only data tell, as one that the graph puts into a tensor; None for any other."""
+    what = meaning(value.symbolic)
+    leaves = what.symbols() if isinstance(what, Expression) else what.leaves()
+    if not any(isinstance(leaf, Symbol) and leaf.origin is FROM_DATA for leaf in leaves):
+        return None
+    kind = type(value.known)
+    return DeferredScalar(kind, BASE.item, [tape.number_tensor(value, DTYPES[kind])])
 
 
 def _is_own(frame: Frame, slot: int) -> bool:

@@ -36,10 +36,13 @@ from smelt.capture.persist.store import CaptureStore
 from smelt.capture.replay.plan import GraphFailed, Plan, Return, Stop, what_is_returned
 from smelt.ir.graph import GraphCompiler, PersistentCompiler
 from smelt.ir.nodes.ambient import default_devices
+from smelt.ir.nodes.size_check import SizesMissed
 from smelt.runtime import preserved_state  # noqa: F401  (says what `preserving_state` puts back)
 from smelt.torch_abi.tensor_layout import install_tensor_layout
 
 _ENOUGH_IDLE = 3
+MAX_SIZE_VARIANTS = 8
+"""How many versions of a graph there are for sizes that only data tell: a run by none of them is Python's."""
 _MODE_HANDLERS = ("__torch_dispatch__", "__torch_function__")  # they run below what graphs take for granted
 
 
@@ -175,7 +178,7 @@ class Engine:
             return _native.Entry(captured.guards, self._runner(captured))
 
         def failed(error: Exception, *collected: Any) -> Any:
-            return recover(self, entry_state, computation.failed(error), collected)
+            return self._recover(captured, computation.failed(error), collected)
 
         restore = computation.restore_entry
         return _native.Entry(captured.guards, computation.run, computation.arguments, result, failed, restore)
@@ -190,13 +193,46 @@ class Engine:
                 return plan.finish(collected)
             except GraphFailed as raised:
                 failure = raised.with_traceback(None)
-            return recover(self, entry_state, failure, collected)
+            return self._recover(captured, failure, collected)
 
         if entry_state.open:
             return run
         return lambda *collected: (
             run(*collected) if entry_state.holds(collected) else run_eagerly(self, entry_state.state(collected))
         )
+
+    def _recover(self, captured: Captured, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
+        """A graph raised. If it met sizes that it is not for, another is; else Python runs the state and raises."""
+        frames, met = captured.entry_state.state(collected), failure.error
+        state = flat(frames)
+        for place in range(MAX_SIZE_VARIANTS):
+            if failure.writes or not isinstance(met, SizesMissed):
+                break
+            found = captured.others[place] if place < len(captured.others) else None
+            found = found or _native.preserving_state(self._captured_for, captured, place, frames, met.values)
+            given = None if found is None else found.guards.check(state)
+            if found is None or given is None or not found.entry_state.holds(given):
+                break
+            try:
+                plan = found.plan
+                return plan.finish(given) if isinstance(plan, Return) else drive(self, plan, given, found.entry_state)
+            except GraphFailed as raised:
+                failure = raised.with_traceback(None)
+            met = failure.error
+        return recover(self, captured.entry_state, failure, collected)
+
+    def _captured_for(
+        self, captured: Captured, place: int, frames: list[LiveFrame], sizes: tuple[int, ...]
+    ) -> Captured | None:
+        """One more version of a graph, for sizes that data told."""
+        with _native.Held(self._lock):
+            if place < len(captured.others):
+                return captured.others[place]
+            key = (frames[-1].info.code, "sizes that data told")
+            made = None if key in self._skipped else self._capture(frames, key, [], from_data=sizes)
+            if made is not None:
+                captured.others.append(made)
+            return made
 
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
         """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
@@ -231,7 +267,9 @@ class Engine:
                 return captured.plan, collected
         return None
 
-    def _capture(self, frames: list[LiveFrame], key: Any, known: "list[_native.Guards]") -> Captured | None:
+    def _capture(
+        self, frames: list[LiveFrame], key: Any, known: "list[_native.Guards]", from_data: tuple[int, ...] = ()
+    ) -> Captured | None:
         names = user_names(frames[-1])
         name, follow_loops = names.function, True
         if known:
@@ -262,7 +300,8 @@ class Engine:
                     settings=self.settings,
                     history=history,
                     follow_loops=follow_loops,
-                    keep=keep,
+                    keep=keep if not from_data else None,
+                    from_data=from_data,
                 )
         except SkipFrame as reason:
             self._skipped.add(key)

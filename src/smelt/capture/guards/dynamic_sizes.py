@@ -16,7 +16,7 @@ from smelt.base.errors import warn
 from smelt.capture.model.marks import DYNAMIC, OPEN_SIZES
 from smelt.capture.model.source import Source
 from smelt.ir.tensorspec import TensorSpec
-from smelt.symbolic.expressions import SMALLEST, Atom, Expression, ShapeEnv, SizeGuard, Symbol
+from smelt.symbolic.expressions import FROM_DATA, SMALLEST, Atom, Expression, ShapeEnv, SizeGuard, Symbol
 from smelt.symbolic.symnode import Formula, as_number, is_symbolic, meaning
 
 if TYPE_CHECKING:
@@ -164,6 +164,8 @@ class Sizes:
         """Functions that must not raise, and which of the collected values each takes."""
         found = []
         for formula in self.shape_env.computed:
+            if any(isinstance(leaf, Symbol) and leaf.origin is FROM_DATA for leaf in formula.leaves()):
+                continue  # checked where they are known: what may raise is computed in the graph
             compute, origins = computed_from(formula)
             readers = [read_size(origin) for origin in origins]
             found.append((_read_first(compute, readers), tuple(source.index for source, _, _ in origins)))
@@ -187,7 +189,12 @@ class Sizes:
         one = Expression.of(1)
         facts = [SizeGuard(">", Expression.of(symbol) - one) for symbol in self.shape_env.symbols]
         facts += [SizeGuard("==", Expression.of(stride) - step) for stride, step in self._strides]
-        return _Registers([*facts, *self.shape_env.guards]).built()
+        return _Registers(list(filter(_is_known_before, [*facts, *self.shape_env.guards]))).built()
+
+
+def _is_known_before(guard: SizeGuard) -> bool:
+    """Whether a guard is about sizes of inputs alone; of others the graph asks itself."""
+    return all(symbol.origin is not FROM_DATA for symbol in guard.expression.symbols())
 
 
 def _belongs_to_module(source: Source | None) -> bool:

@@ -40,6 +40,7 @@ from smelt.capture.model.values import (
 from smelt.symbolic.expressions import SMALLEST, Expression
 from smelt.symbolic.symnode import Formula, meaning
 
+_MAX_LISTED = 64
 _NUMBERS = (bool, int, float)
 _OF_ANY = frozenset({operator.add, operator.sub, operator.mul})
 _OF_NONZERO = frozenset({operator.truediv, operator.floordiv, operator.mod})
@@ -108,6 +109,69 @@ def converted(interp: Interpreter, kind: Any, args: list[Value]) -> Value | None
     if value.kind is float and kind is int:
         raise needed()  # it raises for infinity
     return value if value.kind is kind else DeferredScalar(kind, kind, [value])
+
+
+# integers that are told between two parts of a graph
+
+
+def told(interp: Interpreter, value: Any) -> Any:
+    """An integer that was only kept so far, as a number that graphs compute with: a symbol, known when the graph comes
+    to this place (`capture.tape.data_sizes`). Any other value as it is."""
+    sizes = interp.tape.data_sizes
+    if sizes is None or type(value) is not DeferredScalar or value.kind is not int:
+        return value
+    if id(value) not in sizes.numbers:
+        made = _told(interp, value)
+        if made is None:
+            return value
+        sizes.numbers[id(value)] = (value, made)
+    return sizes.numbers[id(value)][1]
+
+
+def _told(interp: Interpreter, value: DeferredScalar) -> Value | None:
+    first = value.parts[0]
+    if isinstance(first, Tensor):
+        return interp.tape.tell(first) if not first.ghost.dtype.is_floating_point else None
+    parts = [told(interp, part) for part in value.parts]
+    if value.make not in _OF_ANY | _OF_NONZERO | {operator.neg, operator.pos}:
+        return None
+    if not all(isinstance(part, Constant) and python_type(part) is int for part in parts):
+        return None
+    given = [part.symbolic if isinstance(part, Number) and part.symbolic is not None else part.value for part in parts]
+    return of_number(value.make(*given))
+
+
+def told_operands(interp: Interpreter, target: Any, args: list[Value]) -> list[Value]:
+    """The arguments of a call of PyTorch with integers that were only kept so far as numbers."""
+    return [with_told(interp, each) for each in args]
+
+
+def with_told(interp: Interpreter, value: Any) -> Any:
+    if isinstance(value, DeferredScalar):
+        return told(interp, value)
+    if isinstance(value, Slice):
+        parts = [with_told(interp, part) for part in (value.start, value.stop, value.step)]
+        return value if all(map(operator.is_, parts, (value.start, value.stop, value.step))) else Slice(*parts)
+    if isinstance(value, Sequence) and any(isinstance(item, DeferredScalar | Slice) for item in value.raw_items):
+        return Sequence(value.kind, [with_told(interp, item) for item in value.items])
+    return value
+
+
+def listed(interp: Interpreter, tensor: Tensor) -> Value | None:
+    """`tensor.tolist()` of a few elements, each a number that is only kept; None if that is not to be known."""
+    ghost = tensor.ghost
+    if interp.tape.data_sizes is None or not all(type(size) is int for size in ghost.shape):
+        return None
+    if ghost.numel() > _MAX_LISTED or ghost.dtype.is_complex:
+        return None
+    if not ghost.dim():
+        return item_of_tensor(interp, tensor)
+    rows = []
+    for number in range(ghost.shape[0]):
+        row = interp.tensor_call("call_method", "select", [tensor, Constant(0), Constant(number)])
+        assert isinstance(row, Tensor)
+        rows.append(listed(interp, row))
+    return Sequence(list, rows)
 
 
 # numbers that export keeps open

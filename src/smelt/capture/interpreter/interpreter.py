@@ -168,6 +168,7 @@ class Interpreter:
         self.made_generators: list[Generator] = []
         self.entered_inference = False
         self.prepare_operands: Callable[[Interpreter, Any, list[Value]], list[Value]] | None = None
+        self.tell: Callable[[Interpreter, Any], Any] | None = None  # a number that was only kept so far, if it can be
 
     def run(self) -> Ending:
         """Interpret until the outermost frame returns or an instruction cannot be interpreted."""
@@ -536,6 +537,9 @@ class Interpreter:
             return self.externals.guard_identity(value)
         if isinstance(value, Object) and is_annotation(value.value):
             return self.externals.guard_identity(value)
+        known = value if self.tell is None else self.tell(self, value)
+        if known is not value:
+            return self.plain(known, in_order)
         raise Unsupported("B004" if isinstance(value, DeferredScalar) else "B017", describe(value))
 
     def is_plain(self, value: Any) -> bool:

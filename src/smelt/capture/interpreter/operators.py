@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from smelt.capture.interpreter.attributes import attribute_now, attribute_or_none
-from smelt.capture.interpreter.deferred_scalars import arithmetic, compared, compared_sizes, needed
+from smelt.capture.interpreter.deferred_scalars import arithmetic, compared, compared_sizes, needed, told
 from smelt.capture.interpreter.dict_keys import hashable, holds_nan, is_nan, item_key, key_error
 from smelt.capture.interpreter.dunder_dispatch import (
     COMPARISONS,
@@ -209,6 +209,10 @@ _OF_SIZES = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 def _on_held_numbers(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """An operator on a number that a tensor holds: what comes of it is a number, or beside a tensor, a tensor."""
     plain = BINARY[symbol.rstrip("=")]
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        numbers = told(interp, left), told(interp, right)
+        if not any(isinstance(each, DeferredScalar) for each in numbers):
+            return binary(interp, symbol, *numbers)
     if interp.externals.explores and (isinstance(left, Tensor) or isinstance(right, Tensor)):
         return _on_tensors(interp, INPLACE.get(symbol, plain) if isinstance(left, Tensor) else plain, left, right)
     return arithmetic(interp, plain, left, right)
@@ -345,6 +349,7 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
         if isinstance(left, Tensor) or isinstance(right, Tensor):
             return _on_tensors(interp, COMPARE[symbol], left, right)
         return compared(interp, COMPARE[symbol], left, right)
+    left, right = told(interp, left), told(interp, right)
     if isinstance(left, DeferredScalar) or isinstance(right, DeferredScalar):
         raise needed()
     if isinstance(left, Tensor) or isinstance(right, Tensor):
@@ -486,6 +491,7 @@ def _is_singleton(value: Value) -> bool:
 
 def truth(interp: Interpreter, value: Value) -> bool:
     """`bool(value)`."""
+    value = told(interp, value)
     if _in_symbols(value):
         return truth(interp, _on_numbers(interp, operator.ne, value, Constant(0)))
     if isinstance(value, OpenScalar):

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from smelt.capture.interpreter.deferred_scalars import in_symbols
+from smelt.capture.interpreter.deferred_scalars import in_symbols, with_told
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.values import Constant, Number, Sequence, Slice, Tensor, Value, python_type
+from smelt.symbolic.symnode import surely_equal
 
 
 def item_of(interp: Interpreter, tensor: Tensor, key: Value) -> Value:
@@ -22,6 +23,8 @@ def item_of(interp: Interpreter, tensor: Tensor, key: Value) -> Value:
         if held is not None:
             found = interp.tensor_call("call_function", operator.getitem, [tensor, held[0]])
             return interp.tensor_call("call_method", "select", [found, Constant(held[1]), Constant(0)])
+    if interp.tape.data_sizes is not None:
+        key = _masks_as_positions(interp, tensor, with_told(interp, key))
     chosen, rest = _selected(interp, tensor, key)
     if rest is None:
         return chosen
@@ -34,8 +37,54 @@ def set_item(interp: Interpreter, tensor: Tensor, key: Value, value: Value) -> N
     if held is not None and (held[1] == 0 or isinstance(value, Constant)):
         interp.tensor_call("call_function", operator.setitem, [tensor, held[0], value])
         return
+    key = with_told(interp, key) if interp.tape.data_sizes is not None else key
+    if interp.tape.data_sizes is not None and isinstance(value, Tensor) and value.ghost.dim():
+        key = _masks_as_positions(interp, tensor, key)
     chosen, rest = _selected(interp, tensor, key)
     interp.tensor_call("call_function", operator.setitem, [chosen, Constant(...) if rest is None else rest, value])
+
+
+def _masks_as_positions(interp: Interpreter, tensor: Tensor, key: Value) -> Value:
+    """A key with the positions where masks are true in their place, as PyTorch itself takes them: where the masks fit,
+    and so many elements as there will be are taken by a kernel."""
+    several = isinstance(key, Sequence) and key.kind is tuple
+    items = [interp.externals.force(item) for item in key.items] if several else [key]  # type: ignore[attr-defined]
+    if not any(_is_mask(item) for item in items):
+        return key
+    found: list[Value] = []
+    dim = 0
+    for item in items:
+        if isinstance(item, Tensor) and _is_mask(item):
+            ghost = item.ghost
+            fits = ghost.dim() and tensor.ghost.dim() >= dim + ghost.dim()
+            if not fits or not all(map(surely_equal, ghost.shape, tensor.ghost.shape[dim:])):
+                return key  # PyTorch says what is wrong
+            found += _positions(interp, item)
+            dim += ghost.dim()
+            continue
+        extent = _extent(item)
+        if extent is None or extent == -1:
+            return key  # where the next one is about takes a closer look
+        found.append(item)
+        dim += extent
+    return Sequence(tuple, found)
+
+
+def _positions(interp: Interpreter, mask: Tensor) -> list[Value]:
+    """Where a mask is true, a vector for each of its dimensions; found once for all uses of a mask."""
+    assert interp.tape.data_sizes is not None
+    known = interp.tape.data_sizes.positions
+    ghost, version, found = known.get(id(mask.ghost), (None, 0, []))
+    if ghost is not mask.ghost or version != mask.ghost._version:
+        places = interp.tensor_call("call_method", "nonzero", [mask])
+        columns = map(Constant, range(mask.ghost.dim()))
+        found = [interp.tensor_call("call_method", "select", [places, Constant(1), column]) for column in columns]
+        known[id(mask.ghost)] = mask.ghost, mask.ghost._version, found
+    return list(found)
+
+
+def _is_mask(item: Value) -> bool:
+    return isinstance(item, Tensor) and item.ghost.dtype is torch.bool
 
 
 def _selected(interp: Interpreter, tensor: Tensor, key: Value) -> tuple[Value, Value | None]:

@@ -107,13 +107,13 @@ class Rebuilder:
         detached_if_freed: Callable[[Tensor], fx.Node | None],
         slots: Callable[[Tensor], Slots | None],
         preallocated: Callable[[Tensor], int | None] = lambda value: None,
-        number: Callable[[Number], Value] | None = None,
+        number: Callable[[Number], Value | None] | None = None,
     ) -> None:
         self.node_of = node_of
         self.detached_if_freed = detached_if_freed
         self.slots = slots
         self.preallocated = preallocated
-        self.number = number  # keeps a number in symbols open, where export explores
+        self.number = number  # a number in symbols as another value, where inputs do not tell it
         self.made_classes: dict[int, Any] = {}  # see `GuardTree`
         self.outputs: list[fx.Node] = []
         self._constants: list[Any] = []
@@ -266,8 +266,9 @@ class Rebuilder:
         """A number computed from sizes is recomputed from the sizes of the inputs."""
         if value.source is not None:
             return self._input(value.source)
-        if self.number is not None:
-            return self.operand(self.number(value))
+        other = None if self.number is None else self.number(value)
+        if other is not None:
+            return self.operand(other)
         what = meaning(value.symbolic)
         if isinstance(what, Formula) and what.is_computed:
             raise SkipFrame("a number that the graph computes cannot be rebuilt")

@@ -5,7 +5,6 @@ tape.call("call_function", torch.relu, (x,), {})   →   Tensor(node relu, ghost
 
 import operator
 from collections.abc import Iterator as IteratorABC
-from collections.abc import Mapping as MappingABC
 from collections.abc import Sequence as SequenceABC
 from dataclasses import field, replace
 from typing import Any
@@ -35,7 +34,9 @@ from smelt.capture.model.values import (
     of_number,
 )
 from smelt.capture.tape.autograd_history import Histories, leaves_of
+from smelt.capture.tape.data_sizes import DataSizes, OtherSizes
 from smelt.capture.tape.device_numbers import chosen_kinds, current_number, numbered
+from smelt.capture.tape.small_sizes import Refit
 from smelt.capture.tape.uniform_bounds import decided
 from smelt.device.host_library import HOST, on_host
 from smelt.ir.generators import Own
@@ -44,12 +45,10 @@ from smelt.ir.nodes.checkpoint import Checkpoint
 from smelt.ir.nodes.custom_backward import Derivative
 from smelt.ir.symbolic_numbers import NumberWriter
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, spec_of_value, tensor_spec
-from smelt.meta.devices import result_device
-from smelt.meta.effects import draws_random, quietly_written, raises
-from smelt.meta.ghost import GhostError, GhostMode, GhostTensor
+from smelt.meta.ghost import GhostError, GhostTensor
 from smelt.meta.nonleaf import computed
 from smelt.meta.symbolic_decomps import spell_out
-from smelt.symbolic.expressions import COMPUTED, DataDependent, Expression, ShapeEnv, Symbol
+from smelt.symbolic.expressions import COMPUTED, FROM_DATA, DataDependent, Expression, ShapeEnv, Symbol
 from smelt.symbolic.shapes import may_overlap
 from smelt.symbolic.symnode import Formula, as_number, is_symbolic
 
@@ -60,6 +59,11 @@ _PREALLOCATABLE = frozenset(
     {torch.zeros_like, torch.ones_like, torch.full_like, torch.zeros, torch.ones, torch.full, torch.tensor}
 )
 
+
+# What yields the same whatever the sizes of a tensor are, or a size in symbols.
+_SURE = frozenset({"size", "dim", "numel", "nelement", "ndimension", "element_size", "is_floating_point", "is_complex",
+                   "get_device", "shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf", "itemsize",
+                   torch.numel, torch.is_floating_point, torch.is_complex, torch.is_tensor})  # fmt: skip
 
 # What yields nothing and may stop the program, or the device, at this place.
 _CHECKS = frozenset({torch._assert_async, aten._assert_async, aten._assert_async.default, aten._assert_async.msg})
@@ -95,6 +99,7 @@ class Tape:
         self.lifted: dict[Any, Tensor | Number] = {}  # of an outer graph: there is none
         self.once = False  # whether what is captured says of itself that it cannot be differentiated
         self.texts = False  # whether a string is still to be made of a tensor's numbers
+        self.data_sizes: DataSizes | None = None  # where sizes that only data tell are part of the graph
         self._last_input: fx.Node | None = None
         self._by_ghost: dict[int, Tensor] = {}
         self._items: dict[Any, fx.Node] = {}
@@ -140,6 +145,8 @@ class Tape:
         for node in reversed(self._added):
             self.graph.erase_node(node)
         self._numbers.forget(self._added)
+        if self.data_sizes is not None:
+            self.data_sizes.forget(self._added)
         self._added.clear()
         ambient, self._synced_ambient = self._before
         self.set_ambient(ambient)
@@ -163,6 +170,11 @@ class Tape:
 
     def _number(self, leaf: Symbol | Formula) -> fx.Node:
         """The node of a size or a stride of an input, or the placeholder of a number from outside."""
+        if leaf.origin is FROM_DATA:
+            assert self.data_sizes is not None and isinstance(leaf, Symbol)
+            read = self.data_sizes.read(self.graph, leaf)
+            self._added += read if read[-1].op == "call_method" else []
+            return read[-1]
         source, what, dim = leaf.origin
         if what != "number":
             node = self._method(what, self._places[source], dim)
@@ -260,6 +272,10 @@ class Tape:
         named = {name: _convert(value, self._ghost) for name, value in kwargs.items()}
         seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
         result = self._run(opcode, target, ghosts, named)
+        told: list[tuple[Symbol, tuple[int, ...]]] = []
+        if self.data_sizes is not None and self.data_sizes.fresh:
+            result, told = self.data_sizes.located(result, lambda: self._run(opcode, target, ghosts, named))
+            self.may_raise()  # the check of the sizes does
         for kind in chosen_kinds(_ghosts_in((result,)), [tensor for tensor, _ in seen], (*args, *kwargs.values())):
             self.current_device(kind)
         written = [self._by_ghost[id(tensor)] for tensor, version in seen if tensor._version != version]
@@ -274,6 +290,8 @@ class Tape:
             return known  # x.contiguous() of a contiguous x is x
         if not (args or kwargs) and is_constant(result):
             raise Unsupported("B002", _name_of(target))  # it answers from the process, which no guard asks
+        if self.data_sizes is not None and not _is_sure(target, ghosts, result):
+            self.data_sizes.rely_on_many(size for tensor, _ in seen for size in tensor.shape)
         if not written and is_constant(result) and result is not None:
             return Constant(result)
         if not written and is_symbolic(result):
@@ -282,7 +300,12 @@ class Tape:
             return Sequence(torch.Size, [of_number(size) for size in result])
         if result is None and seen and not written and target not in _CHECKS:
             raise Unsupported("B002", _name_of(target))  # it does something, and not to a tensor
+        if told and written:
+            raise Unsupported("B004", _name_of(target))
         node = self._record(opcode, target, args, kwargs, result)
+        if told:
+            assert self.data_sizes is not None
+            self.data_sizes.define(told, node)
         if isinstance(result, GhostTensor) and result.requires_grad and result.is_leaf and known is None:
             self._note_leaf(result)
         if target is getattr and ghosts[1] == "data":
@@ -324,6 +347,19 @@ class Tape:
         self.may_raise()
         self._record("call_function", aten._assert_async.msg, (test, Constant(text)), {}, None)
 
+    def write_size_checks(self, entry: Ambient) -> list[fx.Node]:
+        """Nodes that check what was relied on of sizes which only data tell, each as soon as they are known."""
+        if self.data_sizes is None:
+            return []
+
+        def given(symbol: Symbol) -> fx.Node:
+            source, what, dim = symbol.origin
+            if what != "number":
+                return self._method(what, self._places[source], dim)
+            return self._number(symbol)
+
+        return self.data_sizes.write_checks(self.graph, given, Refit(self.graph, self.data_sizes.defining, entry))
+
     def item(self, value: Tensor, shape_env: ShapeEnv) -> Number:
         """The float that a tensor of one element holds when the graph comes to this place."""
         node = self._record("call_method", "item", (value,), {}, None)
@@ -332,6 +368,17 @@ class Tape:
         self._numbers.given(leaf, node)
         self._items[leaf] = node
         return Number(leaf.example, symbolic=as_number(shape_env, leaf))
+
+    def tell(self, value: Tensor) -> Constant:
+        """The integer that a tensor of one element holds when the graph comes to this place, as sizes are known."""
+        assert self.data_sizes is not None
+        number, symbol = self.data_sizes.number()
+        self.may_raise()
+        node = self._record("call_method", "item", (value,), {}, None)
+        set_spec(node, NumberSpec(Expression.of(symbol)))
+        self._numbers.given(symbol, node)
+        self.data_sizes.define([(symbol, ())], node)
+        return of_number(number)
 
     def number_tensor(self, value: Number, dtype: torch.dtype) -> Tensor:
         """A tensor without dimensions that holds a number in symbols, made behind all that is there."""
@@ -550,6 +597,23 @@ class Tape:
             self._added.append(self.graph.call_function(*setting_attention(wanted.attention)))
 
     def _run(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
+        if self.data_sizes is None:
+            return self._run_on_ghosts(opcode, target, ghosts, named)
+        shape_env = self.data_sizes.shape_env
+        self.data_sizes.fresh.clear()
+        known = list(shape_env.guards)
+        shape_env.quiet = True
+        try:
+            return self._run_on_ghosts(opcode, target, ghosts, named)
+        except Unsupported:
+            others = self.data_sizes.others(known, list(shape_env.guards)[len(known) :])
+            if others is None:
+                raise
+            raise OtherSizes(others) from None
+        finally:
+            shape_env.quiet = False
+
+    def _run_on_ghosts(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
         try:
             function = method(target) if opcode == "call_method" else target
             made = spell_out(function, ghosts, named)
@@ -640,27 +704,12 @@ _NEEDS_DATA = ("meta tensor", "1D meta Long tensor", "data is not allocated", "w
 """What operators say of a tensor that is none, when they want to read it."""
 
 
-class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
-    """The mode that capture runs operators under: notes what they do besides yielding ghosts."""
-
-    def __init__(self, tape: Tape) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._tape = tape
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: SequenceABC[type],
-        args: tuple[Any, ...] = (),
-        kwargs: MappingABC[str, Any] | None = None,
-    ) -> Any:
-        if draws_random(func, args, kwargs or {}):
-            self._tape.draws_on.add(str(result_device(func, args, kwargs or {})))
-        if raises(func, args):
-            self._tape.may_raise()
-        for tensor in quietly_written(func, args):
-            self._tape.note_untracked_write(tensor)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+def _is_sure(target: Any, args: list[Any], result: Any) -> bool:
+    """Whether a call yields tensors, or what does not depend on whether a size is 0 or 1."""
+    asked = args[1] if target is getattr else target
+    if result is None or isinstance(result, torch.Size) or asked in _SURE:
+        return True
+    return next(_ghosts_in((result,)), None) is not None
 
 
 def _name_of(target: Any) -> str:

@@ -15,7 +15,7 @@ from torch import fx
 
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of
-from smelt.symbolic.expressions import ZERO, Expression, ShapeEnv, Symbol
+from smelt.symbolic.expressions import FROM_DATA, ZERO, Expression, ShapeEnv, Symbol
 from smelt.symbolic.symnode import Formula, apply, as_number, example_of, is_symbolic, meaning
 from smelt.symbolic.symsize import from_symbolic, to_symbolic
 
@@ -182,9 +182,15 @@ def _find_dynamic_scalars(traced: Traced) -> list[fx.Node]:
         is_known = isinstance(spec, NumberSpec) and _is_known_from_inputs(node)
         if isinstance(spec, NumberSpec) and is_known and not all(map(_is_known_from_inputs, node.users)):
             integer = isinstance(spec.what, Expression)
-            if (integer and node.op == "placeholder") or (not integer and _depends_on_given(spec, traced)):
+            from_outside = node.op == "placeholder" and not _is_told(spec)
+            if (integer and from_outside) or (not integer and _depends_on_given(spec, traced)):
                 found.append(node)
     return found
+
+
+def _is_told(spec: NumberSpec) -> bool:
+    """Whether a number is one that data told: most likely it is a size, and it may be 0 or 1."""
+    return isinstance(spec.what, Expression) and any(each.origin is FROM_DATA for each in spec.what.symbols())
 
 
 def _depends_on_given(spec: NumberSpec, traced: Traced) -> bool:

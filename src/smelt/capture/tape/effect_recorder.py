@@ -1,0 +1,49 @@
+"""The mode that capture runs operators under: notes what they do besides yielding ghosts, and the sizes that data tell.
+
+    with EffectRecorder(tape): torch.rand(3)    →    a ghost, and the tape draws random numbers on the CPU
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smelt.capture.tape.tape import Tape
+from smelt.meta.data_sizes import sized_by_data, sized_by_library
+from smelt.meta.devices import result_device
+from smelt.meta.effects import draws_random, quietly_written, raises
+from smelt.meta.ghost import GhostError, GhostMode
+
+
+class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
+    """The mode that capture runs operators under: notes what they do besides yielding ghosts."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tape = tape
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if draws_random(func, args, kwargs or {}):
+            self._tape.draws_on.add(str(result_device(func, args, kwargs or {})))
+        if raises(func, args):
+            self._tape.may_raise()
+        for tensor in quietly_written(func, args):
+            self._tape.note_untracked_write(tensor)
+        sizes = self._tape.data_sizes
+        if sizes is None or not sizes.shape_env.quiet:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        result = sized_by_data(func, args, kwargs or {}, sizes.new_size)
+        if result is not NotImplemented:
+            return result
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except (RuntimeError, NotImplementedError, GhostError):
+            result = sized_by_library(func, args, kwargs or {}, sizes.new_size)
+            if result is NotImplemented:
+                raise
+            return result
+
