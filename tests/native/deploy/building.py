@@ -62,8 +62,8 @@ def sanitized(source: Path, to: Path, sanitizers: str, *flags: str) -> Path:
 
 def mutator(folder: Path) -> Path:
     """The program that opens and runs mutated files."""
-    launch = "-DSMELT_TEST_LAUNCH=test_launch"
-    return sanitized(HERE / "mutate.c", folder / "mutate", "address,undefined", launch)
+    hooks = ["-DSMELT_TEST_LAUNCH=test_launch", "-DSMELT_TEST_COPY=test_copy"]
+    return sanitized(HERE / "mutate.c", folder / "mutate", "address,undefined", *hooks)
 
 
 def write_models(folder: Path) -> dict[str, Path]:

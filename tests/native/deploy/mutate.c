@@ -5,7 +5,9 @@
    It is built with the sanitizers, and with SMELT_TEST_LAUNCH: no code is ever executed; in the place of each kernel every
    byte that a launch was promised is read or written, so that the sanitizer sees a promise that does not hold. A file is
    taken apart into its sections, those are changed, and it is put together again with checksums that hold, so that
-   most changes reach the checks behind them; some files are changed once more as a whole. */
+   most changes reach the checks behind them; some files are changed once more as a whole. Many changes know the rules of a
+   field and go to just inside or just outside of them. Sections are also read alone, in memory that ends where they do,
+   and everything that an accepted one refers to is read. */
 #define _GNU_SOURCE
 #include "deploy/format/checksum.h"
 #include "deploy/session.h"
@@ -19,7 +21,7 @@
 
 void __asan_set_death_callback(void (*callback)(void));
 
-enum { MOST_FILES = 32, MOST_PARTS = 32, ROOM = 1 << 12, LARGEST_BLOCK = 1 << 22 };
+enum { MOST_FILES = 32, MOST_PARTS = 32, MOST_INPUTS = 32, LARGEST_INPUT = 1 << 12, ROOM = 1 << 14, LARGEST_BLOCK = 1 << 22 };
 
 static uint64_t number, random_state, touched;
 static long balance, allocations_left;
@@ -111,225 +113,109 @@ test_launch(const Table *table, const LaunchRecord *launch, const ValueRecord *r
     touch(workspace, workspace_bytes, true);
 }
 
-/* --- files in parts ------------------------------------------------------------------------------------------- */
+void
+test_copy(const PlannedValue *to, const PlannedValue *source, int64_t bytes)
+{
+    if (bytes > to->bytes || bytes > source->bytes) {
+        die("copies more than there is");
+    }
+    touch(source->pointer, source->bytes, false);
+    touch(to->pointer, to->bytes, false);
+}
 
-typedef struct {
-    FileSection section;
-    unsigned char *data;
-    size_t size;
-} Part;
+#include "mutations.h"
 
-typedef struct {
-    Part parts[MOST_PARTS];
-    int count;
-} Parts;
-
-static struct { unsigned char *data; size_t size; } seeds[MOST_FILES];
-static int seed_count;
+/* --- a section by itself ---------------------------------------------------------------------------------------- */
 
 static void
-take_apart(int seed, Parts *parts)
+read_words(const int64_t *words, int64_t count)
 {
-    const FileHeader *header = (const FileHeader *)seeds[seed].data;
-    const FileSection *sections = (const FileSection *)(header + 1);
-    parts->count = (int)header->sections;
-    for (int i = 0; i < parts->count; i++) {
-        Part *part = &parts->parts[i];
-        part->section = sections[i];
-        part->size = (size_t)sections[i].bytes;
-        part->data = malloc(part->size + ROOM);
-        memcpy(part->data, seeds[seed].data + sections[i].offset, part->size);
+    for (int64_t i = 0; i < count; i++) {
+        touched += (uint64_t)words[i];
     }
 }
 
-static unsigned char *
-put_together(const Parts *parts, size_t *size)
+/* All that the records of a table refer to: strings up to their end, lists from the first to the last. */
+static void
+read_table(const Table *table)
 {
-    FileHeader header = {FILE_MAGIC, FORMAT_VERSION, 0, parts->count, 0, 0};
-    FileSection sections[MOST_PARTS];
-    size_t end = sizeof header + (size_t)parts->count * sizeof *sections;
-    for (int i = 0; i < parts->count; i++) {
-        const int64_t kind = parts->parts[i].section.kind;
-        const size_t step = kind == CODE_SECTION || kind == WEIGHTS_SECTION || kind == STATE_SECTION ? FILE_PAGE : FILE_ALIGN;
-        sections[i] = parts->parts[i].section;
-        sections[i].offset = (int64_t)((end + step - 1) / step * step);
-        sections[i].bytes = (int64_t)parts->parts[i].size;
-        sections[i].checksum = (int64_t)smelt_checksum(parts->parts[i].data, parts->parts[i].size);
-        end = (size_t)sections[i].offset + parts->parts[i].size;
+    touched += strlen(table_string(table, table->header->name));
+    for (int64_t i = 0; i < table->counts[STRINGS]; i++) {
+        if ((int64_t)strlen(table_string(table, i)) != table->strings[i].length) {
+            die("has a string that ends elsewhere");
+        }
     }
-    header.bytes = (int64_t)end;
-    unsigned char *data = NULL;
-    if (posix_memalign((void **)&data, 64, end)) {
+    for (int i = 0; i < SECTION_COUNT; i++) {
+        const int64_t *word = (const int64_t *)table->header + table->header->sections[i].first;
+        for (int64_t k = 0; k < table->counts[i]; k++) {
+            for (size_t f = 0; f < layout[i].width; f++, word++) {
+                const Field *field = &layout[i].fields[f];
+                const int64_t count = field->rule == SPAN ? word[1] : field->rule == INDEX || *word >= 0;
+                if (field->rule == FREE || count == 0) {
+                    continue;
+                }
+                if (*word < 0 || count < 0 || *word + count > table->counts[field->section]) {
+                    die("refers to records that are not there");
+                }
+                const int64_t first = table->header->sections[field->section].first;
+                const int64_t width = (int64_t)layout[field->section].width;
+                read_words((const int64_t *)table->header + first + *word * width, width);
+                read_words((const int64_t *)table->header + first + (*word + count - 1) * width, width);
+            }
+        }
+    }
+}
+
+static void
+evaluate_all(const Table *table)
+{
+    static int64_t symbols[64];
+    for (int64_t i = 0; i < table->counts[EXPRESSIONS]; i++) {
+        int64_t needs, value;
+        if (smelt_expression_holds(table, i, &needs) && needs <= 64) {
+            smelt_evaluate(table, i, symbols, &value);
+        }
+    }
+}
+
+static void
+read_code(const Code *code)
+{
+    for (int64_t i = 0; i < code->header->kernels; i++) {
+        touched += (unsigned char)code->image[code->entries[i]];
+    }
+    for (int64_t i = 0; i < code->header->slots; i++) {
+        const SlotRecord *slot = &code->slots[i];
+        uint64_t filled;
+        memcpy(&filled, code->image + slot->offset, sizeof filled);
+        touched += filled;
+        if (code->names + slot->name + slot->length > code->image) {
+            die("has a slot whose name ends elsewhere");
+        }
+        touch((char *)code->names + slot->name, slot->length, false);
+    }
+}
+
+/* In a file there is always something behind a section; here the sanitizer knows where it ends. */
+static void
+read_alone(const Part *part)
+{
+    smelt_error error;
+    Table table;
+    Code code;
+    void *alone = NULL;
+    if (posix_memalign(&alone, 64, part->size ? part->size : 1)) {
         abort();
     }
-    memset(data, 0, end);
-    memcpy(data + sizeof header, sections, (size_t)parts->count * sizeof *sections);
-    for (int i = 0; i < parts->count; i++) {
-        memcpy(data + sections[i].offset, parts->parts[i].data, parts->parts[i].size);
+    memcpy(alone, part->data, part->size);
+    if (part->section.kind == TABLE_SECTION && smelt_table_read(&table, alone, (int64_t)part->size, &error) == SMELT_OK) {
+        read_table(&table);
+        evaluate_all(&table);
     }
-    memcpy(data, &header, sizeof header);
-    header.checksum = (int64_t)smelt_checksum(data, sizeof header + (size_t)parts->count * sizeof *sections);
-    memcpy(data, &header, sizeof header);
-    *size = end;
-    return data;
-}
-
-/* --- changes -------------------------------------------------------------------------------------------------- */
-
-static int64_t
-odd_number(void)
-{
-    static const int64_t numbers[] = {0, 1, 2, 3, -1, -2, 7, 8, 16, 64, 255, 4096, INT32_MAX, INT64_C(1) << 32,
-                                      INT64_C(1) << 47, INT64_C(1) << 62, INT64_MAX, INT64_MIN, INT64_MAX - 7};
-    const uint64_t which = below(6);
-    if (which > 2) {
-        return (int64_t)below(which == 3 ? 8 : which == 4 ? 40 : 200); /* often the number of another record */
+    if (part->section.kind == CODE_SECTION && smelt_code_read(&code, alone, (int64_t)part->size, &error) == SMELT_OK) {
+        read_code(&code);
     }
-    return which == 0 ? (int64_t)draw() : numbers[below(sizeof numbers / sizeof *numbers)];
-}
-
-static void
-change_word(unsigned char *data, size_t size)
-{
-    if (size < 8) {
-        return;
-    }
-    const size_t place = below(size / 8) * 8;
-    int64_t word;
-    memcpy(&word, data + place, 8);
-    switch (below(5)) {
-    case 0: word = (int64_t)((uint64_t)word + below(7) - 3); break;
-    case 1: word ^= (int64_t)(UINT64_C(1) << below(64)); break;
-    case 2: word = word > 0 ? (int64_t)below((uint64_t)word) : word; break;
-    default: word = odd_number();
-    }
-    memcpy(data + place, &word, 8);
-}
-
-static void
-swap_words(unsigned char *data, size_t size)
-{
-    if (size >= 16) {
-        const size_t one = below(size / 8) * 8, other = below(size / 8) * 8;
-        unsigned char kept[8];
-        memcpy(kept, data + one, 8);
-        memcpy(data + one, data + other, 8);
-        memcpy(data + other, kept, 8);
-    }
-}
-
-/* A record of a table more or less, all that comes behind it moved, and said so in its header. */
-static void
-change_length(Part *part)
-{
-    TableHeader *header = (TableHeader *)part->data;
-    if (part->size < sizeof *header) {
-        return;
-    }
-    const int section = (int)below(SECTION_COUNT);
-    const int64_t width = header->sections[section].width, count = header->sections[section].count;
-    const int64_t first = header->sections[section].first;
-    const int64_t words = (int64_t)part->size / 8;
-    if (width <= 0 || width > 64 || first < 0 || first > words || count < 0 || count > (words - first) / width) {
-        return;
-    }
-    const bool more = below(2) == 0 || count == 0;
-    const size_t record = (size_t)width * 8, place = (size_t)first * 8 + below((uint64_t)count) * record;
-    if (more) {
-        memmove(part->data + place + record, part->data + place, part->size - place);
-        for (size_t i = 0; i < record && below(2); i += 8) {
-            const int64_t word = odd_number();
-            memcpy(part->data + place + i, &word, 8);
-        }
-        part->size += record;
-    }
-    else {
-        memmove(part->data + place, part->data + place + record, part->size - place - record);
-        part->size -= record;
-    }
-    const int64_t moved = more ? 1 : -1;
-    header->sections[section].count += moved;
-    for (int i = section + 1; i < SECTION_COUNT; i++) {
-        header->sections[i].first = (int64_t)((uint64_t)header->sections[i].first + (uint64_t)(moved * width));
-    }
-    header->blob = (int64_t)((uint64_t)header->blob + (uint64_t)(moved * width * 8));
-    header->bytes = (int64_t)((uint64_t)header->bytes + (uint64_t)(moved * width * 8));
-}
-
-static void
-copy_block(unsigned char *data, size_t size)
-{
-    if (size >= 16) {
-        const size_t from = below(size / 8) * 8, to = below(size / 8) * 8;
-        size_t length = below(32) * 8;
-        length = length < size - from ? length : size - from;
-        length = length < size - to ? length : size - to;
-        memmove(data + to, data + from, length);
-    }
-}
-
-static void
-change_part(Part *part, const Parts *all)
-{
-    switch (below(16)) {
-    case 0:
-        if (part->size) {
-            part->data[below(part->size)] ^= (unsigned char)(1u << below(8));
-        }
-        break;
-    case 1: swap_words(part->data, part->size); break;
-    case 2: copy_block(part->data, part->size); break;
-    case 3: part->size = below(part->size + 1); break;
-    case 4:
-        part->size += below(64);
-        break;
-    case 5: {
-        const Part *other = &all->parts[below((uint64_t)all->count)];
-        const size_t length = other->size < part->size ? other->size : part->size;
-        memmove(part->data, other->data, below(length + 1));
-        break;
-    }
-    case 6: case 7: case 8:
-        if (part->section.kind == TABLE_SECTION) {
-            change_length(part);
-            break;
-        }
-        /* fall through */
-    default: change_word(part->data, part->section.kind == CODE_SECTION && part->size > 512 ? 512 : part->size);
-    }
-}
-
-static void
-change_directory(Parts *parts)
-{
-    FileSection *section = &parts->parts[below((uint64_t)parts->count)].section;
-    const int one = (int)below((uint64_t)parts->count), other = (int)below((uint64_t)parts->count);
-    const Part kept = parts->parts[one];
-    switch (below(6)) {
-    case 0: section->kind = odd_number(); break;
-    case 1: section->target = odd_number(); break;
-    case 2: section->machine = odd_number(); break;
-    case 3: section->features = odd_number(); break;
-    case 4:
-        parts->parts[one] = parts->parts[other];
-        parts->parts[other] = kept;
-        break;
-    default: parts->parts[one].section = parts->parts[other].section;
-    }
-}
-
-/* The whole file, its checksums left as they are. */
-static void
-change_whole(unsigned char *data, size_t *size)
-{
-    for (uint64_t i = 1 + below(4); i-- > 0 && *size;) {
-        switch (below(4)) {
-        case 0: data[below(*size)] ^= (unsigned char)(1u << below(8)); break;
-        case 1: *size = below(*size + 1); break;
-        case 2: change_word(data, *size < 512 ? *size : 512); break;
-        default: swap_words(data, *size);
-        }
-    }
+    free(alone);
 }
 
 /* --- what is done with a file --------------------------------------------------------------------------------- */
@@ -345,42 +231,9 @@ read_all(const smelt_tensor *tensor)
 }
 
 static void
-call(smelt_session *session, const smelt_model *model)
+read_outputs(smelt_session *session, const smelt_model *model)
 {
-    static char memory[1 << 16];
-    smelt_tensor inputs[32];
-    int64_t sizes[32][SMELT_MAX_RANK];
     smelt_error error;
-    const size_t count = smelt_model_input_count(model);
-    if (count > 32) {
-        return;
-    }
-    for (size_t i = 0; i < count; i++) {
-        const smelt_info *info = smelt_model_input(model, i);
-        int64_t elements = 1;
-        for (int k = 0; k < info->rank; k++) {
-            const int64_t low = info->dims[k].low, high = info->dims[k].high;
-            sizes[i][k] = low < high - 4 && below(2) ? low + 1 + (int64_t)below(3) : low;
-            if (elements && sizes[i][k] > (int64_t)sizeof memory / 16 / elements) {
-                return; /* larger than what is there */
-            }
-            elements *= sizes[i][k];
-        }
-        inputs[i] = (smelt_tensor){info->dtype, info->rank, sizes[i], NULL, memory};
-        if (info->flags & SMELT_OPTIONAL && below(2)) {
-            inputs[i].dtype = SMELT_NONE;
-        }
-    }
-    const int64_t small = (int64_t)below(3);
-    memcpy(memory, &small, sizeof small);
-    if (smelt_run(session, inputs, count, &error)) {
-        counts.failed++;
-        if (strnlen(error.message, sizeof error.message) >= sizeof error.message || !*error.message) {
-            die("fails without a message");
-        }
-        return;
-    }
-    counts.ran++;
     for (size_t i = 0; i < smelt_model_output_count(model); i++) {
         smelt_tensor output;
         if (smelt_output(session, i, &output, &error)) {
@@ -389,6 +242,57 @@ call(smelt_session *session, const smelt_model *model)
         if (output.dtype != SMELT_NONE) {
             read_all(&output);
         }
+    }
+}
+
+/* Inputs whose memory is just as large as they are; false: they would be too large, or are too many. */
+static bool
+make_inputs(const smelt_model *model, smelt_tensor *inputs, int64_t (*sizes)[SMELT_MAX_RANK], size_t count)
+{
+    const int64_t small = (int64_t)below(3);
+    for (size_t i = 0; i < count; i++) {
+        const smelt_info *info = smelt_model_input(model, i);
+        int64_t elements = 1;
+        for (int k = 0; k < info->rank; k++) {
+            const int64_t low = info->dims[k].low, high = info->dims[k].high;
+            const uint64_t more = below(3) ? below(4) : below(60);
+            sizes[i][k] = below(4) && high >= low && more <= (uint64_t)high - (uint64_t)low ? low + (int64_t)more : low;
+            if (elements && sizes[i][k] > LARGEST_INPUT / elements) {
+                return false;
+            }
+            elements *= sizes[i][k];
+        }
+        const size_t bytes = (size_t)elements * smelt_dtype_size(info->dtype);
+        inputs[i] = (smelt_tensor){info->dtype, info->rank, sizes[i], NULL, calloc(1, bytes ? bytes : 1)};
+        memcpy(inputs[i].data, &small, bytes < sizeof small ? bytes : sizeof small);
+        if (info->flags & SMELT_OPTIONAL && below(2)) {
+            inputs[i].dtype = SMELT_NONE;
+        }
+    }
+    return true;
+}
+
+static void
+call(smelt_session *session, const smelt_model *model)
+{
+    smelt_tensor inputs[MOST_INPUTS] = {{0}};
+    int64_t sizes[MOST_INPUTS][SMELT_MAX_RANK];
+    smelt_error error;
+    const size_t count = smelt_model_input_count(model);
+    if (count <= MOST_INPUTS && make_inputs(model, inputs, sizes, count)) {
+        if (smelt_run(session, inputs, count, &error) == SMELT_OK) {
+            counts.ran++;
+            read_outputs(session, model);
+        }
+        else {
+            counts.failed++;
+            if (strnlen(error.message, sizeof error.message) >= sizeof error.message || !*error.message) {
+                die("fails without a message");
+            }
+        }
+    }
+    for (size_t i = 0; i < MOST_INPUTS; i++) {
+        free(inputs[i].data);
     }
 }
 
@@ -427,6 +331,27 @@ save_and_load(smelt_session *session)
     }
 }
 
+/* Data of registers, each inside of its section. */
+static void
+look_at_registers(const smelt_session *session)
+{
+    const File *file = &session->model->file;
+    const Table *table = &session->model->table;
+    for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
+        const int64_t kind = table->registers[i].kind;
+        const Register *held = &session->registers[i];
+        if (kind != CONSTANT_REGISTER && kind != STATE_REGISTER) {
+            continue;
+        }
+        const char *begin = kind == STATE_REGISTER ? session->state_data : file_bytes(file, file->weights);
+        const int64_t bytes = kind == STATE_REGISTER ? file->state->bytes : file->weights->bytes;
+        if (held->data < begin || held->bytes < 0 || held->data - begin > bytes - held->bytes) {
+            die("has data outside of its section");
+        }
+        touch(held->data, held->bytes, false);
+    }
+}
+
 static void
 use(const unsigned char *data, size_t size)
 {
@@ -448,6 +373,7 @@ use(const unsigned char *data, size_t size)
     }
     counts.opened++;
     if (smelt_session_new(model, &run, &session, &error) == SMELT_OK) {
+        look_at_registers(session);
         for (int i = 0; i < 3; i++) {
             call(session, model);
         }
@@ -490,9 +416,14 @@ examine(void)
         data = cut;
     }
     for (int i = 0; i < parts.count; i++) {
+        read_alone(&parts.parts[i]);
         free(parts.parts[i].data);
     }
+    const uint64_t before = smelt_checksum(data, size);
     use(data, size);
+    if (smelt_checksum(data, size) != before) {
+        die("is written to");
+    }
     free(data);
     if (balance) {
         die("leaks");

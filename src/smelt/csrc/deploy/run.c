@@ -12,9 +12,10 @@
 #include <string.h>
 
 #ifdef SMELT_TEST_LAUNCH
-/* Tests run any table, whatever its code: they take the place of every kernel. */
+/* Tests run any table, whatever its code: they take the place of every kernel, and look at every copy. */
 void SMELT_TEST_LAUNCH(const Table *table, const LaunchRecord *launch, const ValueRecord *records,
                        const PlannedValue *values, char *workspace, int64_t workspace_bytes);
+void SMELT_TEST_COPY(const PlannedValue *to, const PlannedValue *source, int64_t bytes);
 #endif
 
 /* Why a variant does not hold: a symbol out of its bounds, or a check. */
@@ -277,13 +278,13 @@ launch(smelt_session *session, const VariantRecord *variant, const Plan *plan, c
     if (!smelt_block_fits(&session->allocator, &session->workspace, bytes)) {
         return false;
     }
+    for (int64_t i = 0; i < launch->value_count; i++) {
+        session->buffers[i] = plan->values[table->references[launch->values + i].number].pointer;
+    }
 #ifdef SMELT_TEST_LAUNCH
     SMELT_TEST_LAUNCH(table, launch, &table->values[variant->values], plan->values, session->workspace.memory, bytes);
 #else
     (void)variant;
-    for (int64_t i = 0; i < launch->value_count; i++) {
-        session->buffers[i] = plan->values[table->references[launch->values + i].number].pointer;
-    }
     code_kernel(&session->model->code, launch->kernel)(session->buffers, session->parallel.threads,
                                                        session->workspace.memory);
 #endif
@@ -298,6 +299,9 @@ run_steps(smelt_session *session, const VariantRecord *variant, const Plan *plan
         const StepRecord *step = &table->steps[variant->steps + i];
         if (step->kind == COPY_STEP) {
             const CopyRecord *copy = &table->copies[step->place];
+#ifdef SMELT_TEST_COPY
+            SMELT_TEST_COPY(&plan->values[copy->to], &plan->values[copy->source], plan->step_bytes[i]);
+#endif
             memmove(plan->values[copy->to].pointer, plan->values[copy->source].pointer, (size_t)plan->step_bytes[i]);
         }
         else if (!launch(session, variant, plan, &table->launches[step->place], plan->step_bytes[i])) {
