@@ -108,10 +108,60 @@ def test_batch_norm_counts_its_batches() -> None:
     torch.testing.assert_close(artifact.state_dict()["1.running_mean"], model[1].running_mean)
 
 
-def test_an_index_out_of_range_is_an_error() -> None:
-    training = TRAININGS["rmsprop"]()
-    x, y = batches(1)[0]
-    training.step(x, y)
-    artifact = smelt.export(training.step, (x, y))
+class Embedding(torch.nn.Module):
+    """Writes to buffers before and after it looks something up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("cache", torch.zeros(6, 4))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, index: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        found = self.norm(self.table(index))
+        self.cache.index_copy_(0, place, found[:2])
+        return self.cache.sum(0) + found[-1] * self.calls
+
+
+def unchanged(artifact: Any, wrong: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> None:
+    """A call that fails leaves all of the state as it was, and the next goes on from there."""
+    before = {name: each.clone() for name, each in artifact.state_dict().items()}
     with pytest.raises(smelt.SmeltError, match=r"SM052.*out of range"):
-        artifact(x, y + 7)
+        artifact(*wrong)
+    after = artifact.state_dict()
+    assert before and all(torch.equal(after[name], each) for name, each in before.items())
+    artifact(*right)
+    assert not all(torch.equal(artifact.state_dict()[name], each) for name, each in before.items())
+
+
+def test_an_index_out_of_range_is_an_error_before_anything_is_written() -> None:
+    training = TRAININGS["adamw, cosine"]()
+    x, y = batches(1)[0]
+    for _ in range(3):
+        training.step(x, y)
+    unchanged(smelt.export(training.step, (x, y)), (x, y + 7), (x, y))
+
+
+def test_buffers_are_not_written_by_a_call_that_fails() -> None:
+    index, place = torch.tensor([1, 2, 3]), torch.tensor([0, 5])
+    artifact = smelt.export(Embedding().train(), (index, place))
+    unchanged(artifact, (index + 3, place), (index, place))
+    unchanged(artifact, (index, place + 1), (index, place))
+    several = smelt.export(Embedding().train(), (index, place), dynamic={"index": {0: "rows"}})
+    unchanged(several, (torch.tensor([0, 1, 2, 3, 5]), place), (index, place))
+
+
+def test_a_branch_is_not_taken_by_a_call_that_fails() -> None:
+    class Branches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Embedding()
+
+        def forward(self, index: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+            return self.inner(index, place) if index.sum() > 3 else self.inner(index, place.flip(0)) * 2
+
+    artifact = smelt.export(Branches().train(), (torch.tensor([1, 2, 3]), torch.tensor([0, 5])))
+    for index in (torch.tensor([1, 2, 3]), torch.tensor([0, 1, 2])):
+        unchanged(artifact, (index, torch.tensor([0, 6])), (index, torch.tensor([0, 5])))

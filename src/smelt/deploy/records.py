@@ -7,6 +7,7 @@ is a branch to a state that fails, and a result that goes to state is copied the
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from smelt.ir.artifact.text import format_value
 from smelt.ir.artifact_file import layout as f
 from smelt.ir.artifact_file import records as r
 from smelt.ir.kernel import Kernel
-from smelt.ir.program import Launch, Operand, Program, writes
+from smelt.ir.program import Launch, Operand, Program, reads, writes
 from smelt.symbolic.shapes import contiguous_stride, span
 from smelt.symbolic.symsize import is_symsize, known_equal
 
@@ -218,27 +219,48 @@ class _Table:
 
     def _variant(self, state: int, place: int, variant: Variant) -> r.Variant:
         symbols = self._bound(variant)
-        steps = _Steps(self, variant, symbols)
-        if variant.program is not None:
-            entries = {name: entry for (at, of, name), entry in self._entries.items() if (at, of) == (state, place)}
-            steps.run(variant.program, entries, self._symbols)
-        for register, number in variant.numbers:
-            steps.number(register, number)
+        entries = {name: entry for (at, of, name), entry in self._entries.items() if (at, of) == (state, place)}
         end = self._next(variant.next, symbols)
+        first = _deciding(variant) if variant.required and self._writes(variant) else None
         if variant.required:  # the first state that is added is where it goes on
             self.ends[state, place] = [[len(self._states), 0]]
+        if first is not None:  # what it requires is found out before anything is written
+            rest = self._made_of(replace(variant, required=()), entries, symbols, end, f"variant {place}")
+            self._states.append(r.State("go on", (rest,)))
+            end, variant = r.Jump(len(self._states) - 1), first
         for register, failure in reversed(variant.required):
-            end = self._required(register, failure, end, variant, symbols)
-        name = variant.program.name if variant.program is not None else f"variant {place}"
-        made = tuple(steps.produced), tuple(steps.values), tuple(steps.steps), steps.arena
-        return r.Variant(name, end, symbols.records, self._checks(variant, symbols), *made)
+            end = self._required(register, failure, end, symbols)
+        made = self._made_of(variant, entries, symbols, end, f"variant {place}")
+        return replace(made, checks=self._checks(variant, symbols))
 
-    def _required(self, register: int, failure: Raise, end: r.Next, variant: Variant, symbols: _Symbols) -> r.Next:
+    def _made_of(
+        self, variant: Variant, entries: Mapping[str, KernelEntry], symbols: _Symbols, end: r.Next, name: str
+    ) -> r.Variant:
+        """The steps of a variant, then an end."""
+        steps = _Steps(self, variant, symbols)
+        if variant.program is not None:
+            steps.run(variant.program, entries, self._symbols)
+            name = variant.program.name
+        for register, number in variant.numbers:
+            steps.number(register, number)
+        made = tuple(steps.produced), tuple(steps.values), tuple(steps.steps), steps.arena
+        return r.Variant(name, end, symbols.records, (), *made)
+
+    def _writes(self, variant: Variant) -> bool:
+        """Whether anything is written that is still there after a call that fails."""
+        made = [register for register in variant.results if register is not None]
+        kept = [*made, *variant.written, *(register for register, _ in variant.numbers)]
+        return not all(map(self.is_local, kept))
+
+    def _required(self, register: int, failure: Raise, end: r.Next, symbols: _Symbols) -> r.Next:
         """A branch to a state that goes on as was meant, or to one that fails."""
         following = len(self._states)
-        self._states.append(r.State("go on", (r.Variant("go on", end, symbols.records),)))
+        if isinstance(end, r.Jump):
+            following = end.state
+        else:
+            self._states.append(r.State("go on", (r.Variant("go on", end, symbols.records),)))
         self._states.append(r.State("fail", (r.Variant("fail", self._next(failure, symbols)),)))
-        return r.Branch(self._numbers[register], following, following + 1)
+        return r.Branch(self._numbers[register], following, len(self._states) - 1)
 
     def _next(self, end: Any, symbols: _Symbols) -> r.Next:
         if isinstance(end, Branch):
@@ -374,6 +396,38 @@ class _Steps:
         else:
             to = r.RegisterValue(self._table.number_of(register), size, writes=True)
         self.steps.append(r.Copy(self._value(to), source, size))
+
+
+def _deciding(variant: Variant) -> Variant | None:
+    """A variant of those steps alone that decide whether what is required holds; None if one of them writes what the
+    program is given."""
+    program = variant.program
+    assert program is not None
+    required = {register for register, _ in variant.required}
+    pairs = zip(program.outputs, variant.results, strict=True)
+    decided = [(output, register) for output, register in pairs if register in required]
+    wanted = {output.buffer for output, _ in decided if isinstance(output, Operand)}
+    steps = []
+    for step in reversed(program.steps):
+        if wanted.isdisjoint(writes(step)):
+            continue
+        if not set(program.inputs).isdisjoint(writes(step)):
+            return None
+        steps.append(step)
+        wanted |= {*reads(step), *writes(step)}
+    given = [pair for pair in zip(program.inputs, variant.inputs, strict=True) if pair[0] in wanted]
+    made = replace(
+        program,
+        name=f"{program.name}, what it requires",
+        buffers=tuple(buffer for buffer in program.buffers if buffer.name in wanted),
+        inputs=tuple(name for name, _ in given),
+        outputs=tuple(output for output, _ in decided),
+        steps=tuple(reversed(steps)),
+    )
+    return replace(
+        variant, program=made, inputs=tuple(view for _, view in given),
+        results=tuple(register for _, register in decided), written=(), numbers=(),
+    )  # fmt: skip
 
 
 def _local_shapes(machine: Machine) -> dict[int, tuple[int | None, ...]]:
