@@ -62,15 +62,20 @@ class LibraryError(SmeltError):
     """Raised under `library="none"` for a graph that needs libtorch. `operators` says which, each with a reason; the
     message has `lines`, where in the program they are called, too."""
 
-    def __init__(self, graph: str, operators: Mapping[str, str], lines: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, graph: str, operators: Mapping[str, str], lines: Mapping[str, str] | None = None, exported: bool = False
+    ) -> None:
         at = {name: f", at {line}" for name, line in (lines or {}).items() if line}
         calls = "".join(f"\n    {name}: {reason}{at.get(name, '')}" for name, reason in operators.items())
+        forbids, hint = 'which library="none" forbids', 'with library="torch" libtorch computes that'
+        if exported:
+            forbids, hint = "which an artifact runs without", "compute that part before or after, or by other operators"
         super().__init__(
             "SM031",
-            f'{graph} needs libtorch, which library="none" forbids:{calls}',
-            hint="docs/operators.md lists what kernels cannot compute; with library=\"torch\" libtorch computes that",
+            f"{graph} needs libtorch, {forbids}:{calls}",
+            hint=f"docs/operators.md lists what kernels cannot compute; {hint}",
         )
-        self.operators = dict(operators)
+        self.graph, self.operators, self.lines = graph, dict(operators), dict(lines or {})
 
 
 class SpecError(SmeltError):

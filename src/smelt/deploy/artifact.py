@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from smelt.base import events
-from smelt.base.errors import SmeltError
+from smelt.base.errors import LibraryError, SmeltError
 from smelt.base.options import Options
 from smelt.base.version import VERSION
 from smelt.codegen.ahead_of_time import TargetCode, build_for, find_target
@@ -127,7 +127,10 @@ def export(
     options = Options.from_user({"library": "none"})
     with events.timed("export", called):
         how = HowToLower(options, found)
-        machine = exported_machine(fn_or_module, args, kwargs or {}, dynamic or {}, called, how)
+        try:
+            machine = exported_machine(fn_or_module, args, kwargs or {}, dynamic or {}, called, how)
+        except LibraryError as missing:
+            raise LibraryError(called, missing.operators, missing.lines, exported=True) from None
         return built_artifact(machine, found)
 
 

@@ -20,9 +20,12 @@ from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     norms,
     products,
     rearrange,
+    recurrent,
     reductions,
     resampling,
     scatters,
+    sorting,
+    torch_decompositions,
     whole_layers,
     without_library,
 )
