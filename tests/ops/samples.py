@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt.ir.nodes.philox_draws import DROPOUT_MASK
+from smelt.ir.nodes.random_words import PHILOX_WORDS
 
 aten = torch.ops.aten
 
@@ -352,7 +353,15 @@ def _masks(dtype: torch.dtype) -> Iterator[Sample]:
             yield Sample((*state, count, threads, at_once, 1 << 31, 8), {"device": torch.device("cpu")})
 
 
+def _random_words(dtype: torch.dtype) -> Iterator[Sample]:
+    """Words of a generator's state, of which four are of one sequence."""
+    if dtype is torch.int64:
+        for count, after in ((1, 0), (7, 3), (1001, 0)):
+            yield Sample((torch.tensor(0x123456789ABCDEF), torch.tensor(0x40000003), count, after))
+
+
 SAMPLES: dict[Any, Samples] = {
+    PHILOX_WORDS: _random_words,
     DROPOUT_MASK: _masks,
     **_each(_UNARY, unary),
     **_each(_BINARY, binary),

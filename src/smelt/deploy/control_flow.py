@@ -197,6 +197,7 @@ class _VariantLowering:
         self._checks = dict.fromkeys(variant.checks)
         self._made: dict[int, Operand] = {}  # what the program returns, by the explored register it goes to
         self._required: list[tuple[int, Raise]] = []
+        self._offset: int | None = None  # of a generator that is moved
 
     def variant(self) -> Variant:
         program: Program | None = None
@@ -205,7 +206,7 @@ class _VariantLowering:
         if self._traced.traced is not None:
             graph = OpenGraph(self._traced.traced)
             made, shape_env = self._lowered(graph)
-            inputs = self._inputs(graph, made.program)
+            inputs = self._inputs(graph, made)
             results = self._results(made)
             program, constants = without_constants(made.program, self._registers)
             inputs = (*inputs, *constants)
@@ -213,7 +214,8 @@ class _VariantLowering:
             for guard in shape_env.guards if shape_env is not None else ():
                 self._checks[SizeCheck(guard)] = None
         end = self._next()
-        written = tuple(dict.fromkeys(self._numbers[each] for each in self._traced.written))
+        moved = () if self._offset is None else (self._offset,)
+        written = tuple(dict.fromkeys((*(self._numbers[each] for each in self._traced.written), *moved)))
         return Variant(
             program, inputs, results, end, tuple(self._bindings.values()), tuple(self._checks), written, (),
             tuple(self._required),
@@ -252,7 +254,8 @@ class _VariantLowering:
         traced, shape_env = graph.over(example) if graph.symbols else (graph.at(example), None)
         return whole_program(traced, wanted, self._how.options, self._name), shape_env
 
-    def _inputs(self, graph: OpenGraph, program: Program) -> tuple[RegisterView | NumberOf, ...]:
+    def _inputs(self, graph: OpenGraph, made: WholeProgram) -> tuple[RegisterView | NumberOf, ...]:
+        program = made.program
         traced: Traced | None = self._traced.traced
         assert traced is not None
         nodes = zip(placeholders(traced.graph), self._traced.inputs, strict=True)
@@ -262,6 +265,8 @@ class _VariantLowering:
             spec = program.buffer(name).spec
             found.append(RegisterView(self._numbers[register], spec.shape, spec.stride))
         found += [NumberOf(what) for what in graph.dynamic_scalars]
+        if made.draws:
+            found += self._registers.generator()
         assert len(found) == len(program.inputs)
         return tuple(found)
 
@@ -277,8 +282,11 @@ class _VariantLowering:
                 raise ExportError(f"an output of the graph is {operand!r}, no tensor")
             results[output.index] = self._numbers[register]
             self._made[register] = operand
-        for place, index in enumerate(plan.mutated_inputs, plan.results):
+        own = plan.mutated_inputs[:-1] if made.draws else plan.mutated_inputs
+        for place, index in enumerate(own, plan.results):
             results[place] = self._numbers[self._traced.inputs[index]]
+        if made.draws:
+            self._offset = results[plan.forward_outputs - 1] = self._registers.generator()[1].register
         for place, text in enumerate(made.required, plan.forward_outputs):
             register = self._registers.local(torch.bool)
             results[place] = register

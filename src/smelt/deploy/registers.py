@@ -14,8 +14,10 @@ from smelt.deploy.call_form import CallForm
 from smelt.deploy.errors import ExportError
 from smelt.deploy.state_names import StateNames
 from smelt.device.host_library import HOST
-from smelt.ir.artifact.machine import Argument, ArgumentKind, Register, RegisterKind, Storage
+from smelt.ir.artifact.machine import Argument, ArgumentKind, Register, RegisterKind, RegisterView, Storage
 from smelt.symbolic.shapes import span
+
+_LARGEST_SEED = (1 << 63) - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +42,7 @@ class Registers:
         self._by_tensor: dict[int, int] = {}
         self._by_place: dict[tuple[Any, ...], int] = {}
         self._kept: list[Any] = []  # whose ids are keys
+        self._generator: list[tuple[str, torch.Tensor]] | None = None
         self.arguments = tuple(self._argument(leaf) for leaf in form.leaves)
         self.paths = {leaf.path: number for number, leaf in enumerate(form.leaves)}
 
@@ -100,6 +103,19 @@ class Registers:
             held = torch.tensor(given.real, dtype=dtype)
             known = self._by_place[given.identity] = self._added(_Draft(self._names.of(given), dtype, (), held))
         return known
+
+    def generator(self) -> tuple[RegisterView, RegisterView]:
+        """Registers of the seed and of the offset that random numbers follow from. Both are state: a program may begin
+        with another seed."""
+        if self._generator is None:
+            seed = torch.tensor(torch.initial_seed() & _LARGEST_SEED, device=HOST)
+            self._generator = [(name, each) for name, each in (("seed", seed), ("offset", torch.zeros_like(seed)))]
+        views = []
+        for name, tensor in self._generator:
+            number = self.kept(tensor, Given((("value", tensor),), f"generator.{name}", tensor))
+            self.write(number)
+            views.append(RegisterView(number, (), ()))
+        return views[0], views[1]
 
     def local(self, dtype: torch.dtype) -> int:
         """A new register for what a program makes."""

@@ -99,7 +99,7 @@ class VariantBuilder:
         if call.traced is not None:
             graph = OpenGraph(call.traced)
             made, shape_env = self._lowered(graph)
-            inputs = self._inputs(graph, made.program)
+            inputs = self._inputs(graph, made)
             results, written = self._results(made, inputs)
             program, constants = without_constants(made.program, self._registers)
             inputs = (*inputs, *constants)
@@ -127,7 +127,8 @@ class VariantBuilder:
 
     # Inputs.
 
-    def _inputs(self, graph: OpenGraph, program: Program) -> tuple[RegisterView | NumberOf, ...]:
+    def _inputs(self, graph: OpenGraph, made: WholeProgram) -> tuple[RegisterView | NumberOf, ...]:
+        program = made.program
         given = [each for each in self._call.inputs if not _is_number(each)]
         found: list[RegisterView | NumberOf] = []
         for name, each in zip(program.inputs, given, strict=False):
@@ -137,6 +138,8 @@ class VariantBuilder:
             number = NumberOf(what)
             self._bind_leaves(number)
             found.append(number)
+        if made.draws:
+            found += self._registers.generator()
         assert len(found) == len(program.inputs)
         return tuple(found)
 

@@ -11,6 +11,7 @@ thread takes two at once, they have the first two. Places are worked out in 32 b
 import torch
 
 from smelt.ir.nodes.philox_draws import AT_ONCE, DROPOUT_MASK
+from smelt.ir.nodes.random_words import PHILOX_WORDS
 from smelt.ops.pointwise import declare
 from smelt.ops.record import TRANSCENDENTAL, Emitter, Scalar
 
@@ -55,4 +56,13 @@ def _mask(
     return e.op("lt", drawn, e.const(below, wide))
 
 
+def _words(e: Emitter, seed: Scalar, offset: Scalar, count: int, after: int) -> Scalar:
+    wide = torch.int64
+    element = e.position(0)
+    sequence, word = _shifted(e, element, 2), e.op("and", element, e.const(AT_ONCE - 1, element.dtype))
+    counter = e.op("add", offset, e.const(after, wide))
+    return e.op("philox", seed, e.cast(sequence, wide), counter, e.cast(word, wide))
+
+
 declare(DROPOUT_MASK, emit=_mask, cost=TRANSCENDENTAL)
+declare(PHILOX_WORDS, emit=_words, cost=TRANSCENDENTAL)

@@ -24,7 +24,9 @@ from smelt.ir.graph import Traced, copied_graph, output_node, outputs, placehold
 from smelt.ir.nodes.backward_node import BACKWARDS
 from smelt.ir.program import Library, Operand, Place, Program
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
+from smelt.ops.decompose import random_draws
 from smelt.ops.decompositions import decompositions
+from smelt.pipeline.own_generator import with_own_generator
 from smelt.pipeline.passes import PassContext, run_passes, why_not_generate
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
 from smelt.symbolic.shapes import Shape, contiguous_stride, is_dense
@@ -40,6 +42,7 @@ class WholeProgram:
     program: Program
     plan: JointPlan
     required: tuple[str, ...] = ()  # for each output behind those of the plan, what is wrong where it holds false
+    draws: bool = False  # its last inputs are a seed and an offset, which it moves
 
 
 def whole_program(traced: Traced, wanted: Sequence[int], options: Options, name: str) -> WholeProgram:
@@ -48,15 +51,16 @@ def whole_program(traced: Traced, wanted: Sequence[int], options: Options, name:
     Raises `CannotTrace` or `LibraryError` where kernels cannot compute all of it. Sizes may be symbols: what is relied
     on is then with their `ShapeEnv`.
     """
-    table = decompositions(options)
+    table = {**decompositions(options), **random_draws.TABLE}
     context = PassContext(options, name, Fuel(options.fuel), table)
     pure, plan = _pure(_with_outputs(traced, wanted), context)
     aliases = {place for place, made in enumerate(plan.outputs) if not _is_own(made)}
     if aliases:
         pure, plan = _pure(_with_outputs(traced, wanted, aliases), context)
+    pure, plan, draws = with_own_generator(pure, plan)
     _lay_out(pure, plan)
     program, required = _without_raising(run_passes(pure, (*SIMPLIFY, LOWER[0]), context))
-    return WholeProgram(program, plan, required)
+    return WholeProgram(program, plan, required, draws)
 
 
 def _without_raising(program: Program) -> tuple[Program, tuple[str, ...]]:

@@ -3,7 +3,12 @@
 import importlib
 from typing import Any
 
-_DEFINED_IN = {"philox_state": "philox_draws", "dropout_mask": "philox_draws"}  # others are cuDNN's layers
+_DEFINED_IN = {
+    "philox_state": "philox_draws",
+    "dropout_mask": "philox_draws",
+    "random_words": "random_words",
+    "philox_words": "random_words",
+}  # others are cuDNN's layers
 
 
 def defining(operator: str) -> Any:
