@@ -135,6 +135,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "stages",
         "stage_map",
         "ahead",
+        "own_generator",
         "whole_program",
         "compile",
         "tuning",
