@@ -8,6 +8,7 @@ So what an artifact draws follows from two numbers of its state.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -37,7 +38,8 @@ def with_own_generator(pure: Traced, plan: JointPlan) -> tuple[Traced, JointPlan
         made.meta.update(node.meta)
         node.replace_all_uses_with(made)
         graph.erase_node(node)
-    end, returned = output_node(graph), outputs(graph)
+    end = output_node(graph)
+    returned: list[Any] = list(outputs(graph))
     with graph.inserting_before(end):
         moved = _with_spec(graph.call_function(torch.ops.aten.add.Tensor, (offset, len(drawn))), number)
     place = plan.forward_outputs
