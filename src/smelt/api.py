@@ -400,6 +400,7 @@ def reset() -> None:
     for region in list(_regions):
         region.reset()
     ghost.forget()
+    lazy.forget()
     for name, forget in _FORGETTING:
         module = sys.modules.get(name)  # not loaded: it has nothing to forget
         if module is not None:

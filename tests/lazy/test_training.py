@@ -84,3 +84,37 @@ def test_hooks_see_gradients() -> None:
     (x * 3).sum().backward()
     assert seen[0].tolist() == [3.0] * 3
     assert x.grad is not None and x.grad.tolist() == [6.0] * 3
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(kind: Any) -> None:
+    def run(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layer = kind(4, 5, num_layers=2, bidirectional=True).to(device)
+        x = torch.randn(3, 2, 4).to(device).requires_grad_()
+        out, _ = layer(x)
+        (out * out).sum().backward()
+        assert x.grad is not None
+        return [out.detach().cpu(), x.grad.cpu(), *(each.grad.cpu() for each in layer.parameters())]
+
+    for mine, theirs in zip(run("lazy"), run("cpu"), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_loop_whose_values_nobody_needs_ends_its_rounds() -> None:
+    def train(device: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 4).to(device)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for _ in range(6):
+            optimizer.zero_grad()
+            layer(torch.ones(2, 4, device=device)).square().sum().backward()
+            optimizer.step()
+        return layer.weight.detach().cpu()
+
+    before = smelt.lazy.explain().run_count
+    found = train("lazy")
+    runs = smelt.lazy.explain().runs[before - smelt.lazy.explain().run_count :]
+    assert [run.reason for run in runs[:6]] == ["an optimizer's step"] * 6
+    assert [run.how for run in runs[2:6]] == ["cached"] * 4
+    torch.testing.assert_close(found, train("cpu"))

@@ -98,6 +98,35 @@ def changed(value: Any, change: Change, dtype: torch.dtype | None) -> Any:
     return rebuilt(value, one, named)
 
 
+LAZY = "lazy"
+"""The backend that is none: the operator is called on tensors of the lazy device."""
+
+
+def on_lazy(value: Any) -> Any:
+    """Arguments on the lazy device, laid out and requiring gradients as they were."""
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor
+        room = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if not tensor.numel() or 0 in tensor.stride():
+            made = tensor.detach().to(LAZY)
+        else:
+            memory = torch.zeros(max(room, 0), dtype=tensor.dtype, device=LAZY)
+            made = memory.as_strided(tensor.shape, tensor.stride()).copy_(tensor.detach())
+        return made.requires_grad_(tensor.requires_grad)
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(*map(placed, value)) if hasattr(value, "_fields") else type(value)(map(placed, value))
+        if isinstance(value, dict):
+            return {name: placed(item) for name, item in value.items()}
+        is_host = isinstance(value, str | torch.device) and str(value) == "cpu"
+        return torch.device(LAZY, 0) if is_host else value
+
+    return placed(rebuilt(value, one))
+
+
 class Outcome:
     """What one call gave: outputs, the inputs after it, gradients of first and, if asked, of second order; or what it
     raised, and when."""
@@ -201,12 +230,16 @@ def compare(
         made: tuple[Any, ...] = rebuilt((args, copy.copy(kwargs)), fresh)
         return made
 
-    exact = backend != "llvm"
+    exact = backend not in ("llvm", LAZY)
+    random = random and backend != LAZY  # they are drawn as eager draws them
     # Generated code for GPUs draws what eager draws there; on the host it has an order of its own.
     random = random and (exact or not any(tensor.is_cuda for tensor in tensors_in((args, kwargs))))
     eager = Outcome(call, given(), second=second)
     with events.collect() as seen:
-        mine = Outcome(smelt.compile(call, backend=backend, options=dict(options or {})), given(), second=second)
+        if backend == LAZY:
+            mine = Outcome(call, on_lazy(given()), second=second)
+        else:
+            mine = Outcome(smelt.compile(call, backend=backend, options=dict(options or {})), given(), second=second)
     fallbacks = [event.text for event in seen if _tells_of_eager(event)]
     if isinstance(mine.error, LibraryError) and eager.error is None:
         return Found([], fallbacks, [f"{mine.failed}: {name}: {why}" for name, why in mine.error.operators.items()])
@@ -236,6 +269,8 @@ def compare(
 
 def _tells_of_eager(event: events.Event) -> bool:
     """Texts that are costly to make show a graph or a program, and are not asked for."""
+    if event.channel == LAZY:
+        return isinstance(event.words, str) and " runs at once: " in event.words
     return event.channel == "breaks" or (isinstance(event.words, str) and "falls back to eager" in event.words)
 
 
@@ -320,7 +355,7 @@ def difference(
         for name, one, other in (
             ("shape", tuple(mine.shape), tuple(eager.shape)),
             ("dtype", mine.dtype, eager.dtype),
-            ("device", mine.device, eager.device),
+            ("device", torch.device("cpu") if mine.device.type == LAZY else mine.device, eager.device),
             ("requires_grad", mine.requires_grad, eager.requires_grad),
             ("conj", mine.is_conj(), eager.is_conj()),
             ("neg", mine.is_neg(), eager.is_neg()),
@@ -333,6 +368,8 @@ def difference(
         found.append(f"strides {mine.stride()}, eager has {eager.stride()} (shape {tuple(eager.shape)})")
     if found or not values:
         return found
+    if mine.device.type == LAZY:
+        mine = mine.detach().cpu()
     mine, eager = mine.detach().resolve_conj().resolve_neg(), eager.detach().resolve_conj().resolve_neg()
     if not (eager.dtype.is_floating_point or eager.dtype.is_complex):
         return [] if torch.equal(mine, eager) else [f"is {mine.flatten()[:8]}, eager {eager.flatten()[:8]}"]

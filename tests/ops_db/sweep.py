@@ -6,6 +6,7 @@
     python -m tests.ops_db.sweep --device cuda --jobs 16 --seconds 500          on a GPU, what is done by then
     python -m tests.ops_db.sweep --target simt-host                             by a GPU's kernels, on the host
     python -m tests.ops_db.sweep --only mm,bmm --options library=none           with options of the compiler
+    python -m tests.ops_db.sweep --backend lazy                                 on lazy tensors
 
 Operators run in worker processes that announce each one before they start it, so that a crash or a hang is known by
 name; the sweep goes on behind it.
@@ -160,6 +161,8 @@ def check(case: Case, task: Task) -> Answer:
         answer.refused.extend(found.refused[:1])
         answer.samples += 1
         smelt.reset()
+    if task.backend == "lazy":
+        return answer
     answer.unlisted.extend(text for text in answer.fallbacks if not is_listed(case.operator, text))
     return answer
 
@@ -196,6 +199,8 @@ def work(task: Task, lines: Iterable[str]) -> None:
     targets.share(task.device, task.jobs)
     targets.use(None, task.target)  # samples say where they are
     _database()
+    if task.backend == "lazy":
+        smelt.lazy.enable()
     for line in lines:
         case = Case(**json.loads(line))
         try:

@@ -95,6 +95,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "recorder",
         "runs",
         "at_once",
+        "recurrent",
         "owner",
         "enabling",
     ),

@@ -72,6 +72,12 @@ def step() -> None:
     _enabled().run("smelt.lazy.step()")
 
 
+def forget() -> None:
+    """Run what was recorded, and drop all compiled programs (for `smelt.reset`)."""
+    if _owner is not None:
+        _owner.forget()
+
+
 def explain() -> "LazyExplanation":
     """What ran so far, why and from which line, what fell back to PyTorch, and what is recorded and waits."""
     return _enabled().explain()

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from smelt.device.host_library import on_host
 from smelt.dispatch.device import claim
@@ -33,6 +34,8 @@ def make_owner(name: str, real: torch.device, compiler: GraphCompiler) -> LazyOw
     register_files(name, lambda whole: owner.recorder.wrap(whole.to(real)))
     # Otherwise `model.to(device)` makes new parameters, and an optimizer that has the old ones trains nobody.
     torch.__future__.set_swap_module_params_on_conversion(True)
+    # A loop whose values nobody needs would be recorded round after round; its rounds end here.
+    register_optimizer_step_post_hook(lambda *_: owner.end_step())
     lock = owner.recorder.lock
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lambda: _in_child(owner))
     return owner

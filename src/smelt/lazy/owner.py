@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from smelt.dispatch import tensors
 from smelt.dispatch.tensors import layout_of
 from smelt.ir.graph import GraphCompiler
+from smelt.lazy import recurrent
 from smelt.lazy.at_once import AtOnce
 from smelt.lazy.describe import Undescribed
 from smelt.lazy.recorder import Foreign, Recorder
@@ -55,6 +57,10 @@ class LazyOwner:
             aten.convolution_overrideable.default: self._convolution,
             aten.convolution_backward_overrideable.default: self._convolution_backward,
             aten.native_dropout.default: self._dropout,
+            aten._thnn_fused_lstm_cell.default: partial(self._cell, recurrent.lstm_cell),
+            aten._thnn_fused_lstm_cell_backward_impl.default: partial(self._cell, recurrent.lstm_cell_backward),
+            aten._thnn_fused_gru_cell.default: partial(self._cell, recurrent.gru_cell),
+            aten._thnn_fused_gru_cell_backward.default: partial(self._cell, recurrent.gru_cell_backward),
             aten.lift_fresh.default: lambda tensor: tensor,
             aten.lift.default: lambda tensor: tensor,
         }
@@ -92,6 +98,18 @@ class LazyOwner:
     def run(self, reason: str) -> None:
         with self.recorder.lock:
             self.runs.run(reason)
+
+    def end_step(self) -> None:
+        """An optimizer has made its step."""
+        if self.recorder.now.count:
+            self.run("an optimizer's step")
+
+    def forget(self) -> None:
+        """Drop what was compiled, and the numbers that were seen."""
+        with self.recorder.lock:
+            self.runs.run("smelt.reset()")
+            self.recorder.forget()
+            self.runs.forget()
 
     def explain(self) -> LazyExplanation:
         with self.recorder.lock:
@@ -180,6 +198,10 @@ class LazyOwner:
         bias = [weight.shape[1] * groups if transposed else weight.shape[0]]
         args = (grad, tensor, weight, bias, stride, padding, dilation, transposed, output_padding, groups, mask)
         return self._recorded(aten.convolution_backward.default, args, {})
+
+    def _cell(self, compute: Callable[..., Any], *args: Any) -> Any:
+        """A cell that PyTorch fuses on other devices than the CPU, by its operators."""
+        return compute(lambda operator, *given: self._recorded(operator, given, {}), *args)
 
     def _dropout(self, tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
         """As PyTorch computes it on the CPU, which draws the mask in the dtype of the input."""

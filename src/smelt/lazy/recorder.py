@@ -49,6 +49,11 @@ class Recorder:
         self._serial = 0
         self.now = Recording(0, self.root)
 
+    def forget(self) -> None:
+        """Begin a new tree."""
+        self.root = Step(None)
+        self.begin()
+
     def begin(self) -> Recording:
         """A new recording; the one that was under way is returned."""
         ended = self.now

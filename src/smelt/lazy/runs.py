@@ -32,6 +32,9 @@ class Runs:
         self._timeline = timeline
         self._sites = Sites()
 
+    def forget(self) -> None:
+        self._sites = Sites()
+
     def run(self, reason: str) -> None:
         """Run what is recorded; the recorder's lock is held."""
         now = self._recorder.now
