@@ -64,9 +64,18 @@ def _mean_in_place(x: torch.Tensor) -> torch.Tensor:
     return y.t_().squeeze_().unsqueeze_(0)
 
 
+def _write_through_lists(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y.split(2, dim=1)[0].add_(1)
+    y.unbind(1)[2].mul_(2)
+    y.chunk(2)[1].sub_(3)
+    return y
+
+
 PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "writes through views": _write_through_views,
     "views of other rounds": _views_of_other_rounds,
+    "writes through lists of views": _write_through_lists,
     "new data": _new_data,
     "out": _out,
     "out resized": _out_resized,

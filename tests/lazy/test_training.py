@@ -118,3 +118,21 @@ def test_a_loop_whose_values_nobody_needs_ends_its_rounds() -> None:
     assert [run.reason for run in runs[:6]] == ["an optimizer's step"] * 6
     assert [run.how for run in runs[2:6]] == ["cached"] * 4
     torch.testing.assert_close(found, train("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_as_on_the_cpu(dtype: torch.dtype) -> None:
+    def run(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)).to(device)
+        x, y = torch.randn(4, 8).to(device), torch.randn(4, 3).to(device)
+        with torch.autocast(device, dtype=dtype):
+            out = layers(x)
+            loss = nn.functional.mse_loss(out, y)
+            both = torch.cat([out, y])
+        loss.backward()
+        return [out, loss, both, x @ x.t(), *(each.grad for each in layers.parameters() if each.grad is not None)]
+
+    for mine, theirs in zip(run("lazy"), run("cpu"), strict=True):
+        assert mine.dtype is theirs.dtype
+        torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), rtol=2e-2, atol=2e-2)

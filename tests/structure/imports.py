@@ -81,7 +81,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "symbolic_decomps",
         "memory_peak",
     ),
-    "dispatch": ("tensors", "operators", "module", "files", "device"),
+    "dispatch": ("tensors", "operators", "autocast", "module", "files", "device"),
     "lazy": (
         "lines",
         "signatures",

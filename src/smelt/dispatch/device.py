@@ -11,6 +11,7 @@ import torch
 from torch.utils import backend_registration
 
 from smelt.base.errors import SmeltError
+from smelt.dispatch.autocast import register_autocast
 from smelt.dispatch.module import DeviceModule
 from smelt.dispatch.operators import Owner, register
 
@@ -43,7 +44,7 @@ def claim(name: str, owner: Owner, module: DeviceModule) -> torch.device:
     if name not in _claimed:
         _refuse(name)
         backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module)
-        _claimed[name] = (owner, register(owner))
+        _claimed[name] = (owner, register(owner), register_autocast(name))
     return torch.device(name, 0)  # without a number autograd's engine does not know it
 
 

@@ -54,13 +54,17 @@ class LazyOwner:
             aten.set_.source_Tensor: self._set_tensor,
             aten.set_.source_Storage: self._set_storage,
             aten.resize_.default: self._resize,
-            aten.convolution_overrideable.default: self._convolution,
+            aten.convolution_overrideable.default: partial(self._as, aten.convolution.default),
             aten.convolution_backward_overrideable.default: self._convolution_backward,
             aten.native_dropout.default: self._dropout,
             aten._thnn_fused_lstm_cell.default: partial(self._cell, recurrent.lstm_cell),
             aten._thnn_fused_lstm_cell_backward_impl.default: partial(self._cell, recurrent.lstm_cell_backward),
             aten._thnn_fused_gru_cell.default: partial(self._cell, recurrent.gru_cell),
             aten._thnn_fused_gru_cell_backward.default: partial(self._cell, recurrent.gru_cell_backward),
+            # Their results share memory, though their schemas are silent about it.
+            aten.unsafe_split.Tensor: partial(self._as, aten.split.Tensor),
+            aten.unsafe_split_with_sizes.default: partial(self._as, aten.split_with_sizes.default),
+            aten._unsafe_view.default: partial(self._as, aten.view.default),
             aten.lift_fresh.default: lambda tensor: tensor,
             aten.lift.default: lambda tensor: tensor,
         }
@@ -188,8 +192,8 @@ class LazyOwner:
 
     # What PyTorch calls otherwise on a device like this one than on the CPU.
 
-    def _convolution(self, *args: Any) -> Any:
-        return self._recorded(aten.convolution.default, args, {})
+    def _as(self, operator: torch._ops.OpOverload, *args: Any) -> Any:
+        return self._recorded(operator, args, {})
 
     def _convolution_backward(
         self, grad: Any, tensor: Any, weight: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,

@@ -71,7 +71,9 @@ def signature(operator: torch._ops.OpOverload) -> Signature:
     results: list[tuple[str, str] | None] = []
     for returned in schema.returns:
         info = returned.alias_info
-        source = None if info is None else next((aliases[each] for each in info.before_set if each in aliases), None)
+        # A list of views has an alias without a name: it is the one argument that has any.
+        names_of = () if info is None else info.before_set or aliases
+        source = next((aliases[each] for each in names_of if each in aliases), None)
         results.append(None if source is None or info is None else ("same" if info.is_write else "view", source))
     return Signature(
         operator,
