@@ -92,6 +92,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "number of the host": lambda x: x * torch.tensor(2.0),
     "split": lambda x: torch.split(x, 2, dim=1),
     "unbind": lambda x: [row * 2 for row in x],
+    "copy of a number": lambda x: x.clone().copy_(2.5),  # type: ignore[arg-type]
     "cat": lambda x: torch.cat([x, x + 1]),
     "conj": lambda x: torch.complex(x, x + 1).conj().t() + 1,
     "conj of a product": lambda x: torch.complex(x, x + 1).conj() @ torch.complex(x, x).t(),

@@ -40,13 +40,14 @@ def register_autocast(device_type: str) -> list[Any]:
 
 def _kernel(name: str, device_type: str) -> Callable[..., Any]:
     base, _, overload = name.partition(".")
-    excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    excluded = torch._C.DispatchKeySet(torch._C._parse_dispatch_key(KEY))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         operator = getattr(getattr(torch.ops.aten, base), overload or "default")
         to = _dtype(base, device_type, (*args, *kwargs.values()))
         with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return operator(*[_cast(each, to) for each in args], **{key: _cast(each, to) for key, each in kwargs.items()})
+            named = {key: _cast(each, to) for key, each in kwargs.items()}
+            return operator(*[_cast(each, to) for each in args], **named)
 
     return kernel
 

@@ -173,9 +173,12 @@ class LazyOwner:
         copied: torch.Tensor = aten._to_copy.default(real, device=device, **options)
         return copied
 
-    def _copy(self, tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    def _copy(self, tensor: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
         if not self.recorder.is_ours(tensor):  # to the host
             tensor.copy_(self.at_once.real(source, f"it is copied to {tensor.device}"))
+            return tensor
+        if not isinstance(source, torch.Tensor):  # a number
+            self._recorded(aten.fill_.Scalar, (tensor, source), {})
             return tensor
         if self.recorder.is_ours(source):
             self._recorded(aten.copy_.default, (tensor, source), {})
