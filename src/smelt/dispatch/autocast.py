@@ -40,7 +40,9 @@ def register_autocast(device_type: str) -> list[Any]:
 
 def _kernel(name: str, device_type: str) -> Callable[..., Any]:
     base, _, overload = name.partition(".")
-    excluded = torch._C.DispatchKeySet(torch._C._parse_dispatch_key(KEY))
+    key = torch._C._parse_dispatch_key(KEY)
+    assert key is not None
+    excluded = torch._C.DispatchKeySet(key)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         operator = getattr(getattr(torch.ops.aten, base), overload or "default")
