@@ -25,7 +25,7 @@ from smelt.fuse.program_order import Ordered
 from smelt.fuse.records import Made
 from smelt.fuse.stage_split import order
 from smelt.fuse.target_choice import TargetChoice
-from smelt.ir.kernel import Const, Kernel
+from smelt.ir.kernel import Const, Kernel, Role
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 
 
@@ -110,8 +110,7 @@ class _Builder:
             inlined = {value for member in group.members for value in _inlined_in(self.groups, member)}
             raise CannotBuild(group, {*group.members, *inlined}, str(reason)) from reason
         assembled = assemble("", ordered)
-        device = group.members[0].spec.device
-        known = self._known(_numbers_marked(assembled, device), device, lambda: _summary(group))
+        known = self._known(_numbers_marked(assembled, group.device), group.device, lambda: _summary(group))
         return Assembled(known, assembled.values)
 
     def _known(self, kernel: Kernel, device: torch.device, summary: Callable[[], str]) -> Kernel:
@@ -201,5 +200,6 @@ def _numbers_marked(assembled: Assembled, device: torch.device) -> Kernel:
     apart = {place for place, value in enumerate(assembled.values) if value.spec.device != device}
     if not apart:
         return kernel
-    marked = (replace(each, on_host=place in apart) for place, each in enumerate(kernel.buffers))
-    return replace(kernel, buffers=tuple(marked))
+    marked = tuple(replace(each, on_host=place in apart) for place, each in enumerate(kernel.buffers))
+    assert all(each.role is Role.INPUT and each.size == 1 for each in marked if each.on_host)
+    return replace(kernel, buffers=marked)

@@ -87,6 +87,8 @@ def why_not_inline_producer(groups: Groups, group: Group, source: Group) -> str 
     """Why `source` cannot be computed wherever `group` reads it, or None."""
     if source.call is not None or not source.is_plain:
         return f"{source} is more than element-wise"
+    if source.device != group.device:
+        return f"they are on different devices, {source.device} and {group.device}"
     if len(group.members) + len(source.members) > group.limits.values:
         return f"the kernel would have more than {group.limits.values} operations"
     cost = 0
@@ -175,6 +177,8 @@ def _given(groups: Groups, group: Group) -> list[list[FusionValue]]:
 def _behind(groups: Groups, group: Group, given: list[FusionValue]) -> set[FusionValue] | None:
     """What the group would compute instead of reading the values `given`; None where that is not worth it."""
     giver = groups.by_value[given[0]]
+    if giver.device != group.device:
+        return None
     wanted = [value for value in given if _is_big(group, value) and not value.needed and _is_recomputable(value)]
     read = {source for member in group.members for source in groups.sources(member)}
     chain: set[FusionValue] = set()

@@ -17,6 +17,8 @@ from dataclasses import field
 from enum import Enum
 from itertools import pairwise
 
+import torch
+
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
 from smelt.fuse.epilogues import waiting
@@ -73,6 +75,11 @@ class Group:
     def multiplies(self) -> bool:
         """Whether a product is computed in it: the other members are what is done to its sums."""
         return any(value.kind is FusionKind.PRODUCT for value in self.members)
+
+    @property
+    def device(self) -> torch.device:
+        """Where all its members are."""
+        return self.members[0].spec.device
 
     @property
     def is_plain(self) -> bool:
@@ -273,8 +280,8 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
         assert call is not None
         what = "library call" if call.kernel is None else "kernel of its own"
         return f"{call.name} is a {what}: it {call.why}"
-    if a.members[0].spec.device != b.members[0].spec.device:
-        return f"they are on different devices, {a.members[0].spec.device} and {b.members[0].spec.device}"
+    if a.device != b.device:
+        return f"they are on different devices, {a.device} and {b.device}"
     if len(a.members) + len(b.members) > a.limits.values:
         return f"the kernel would have more than {a.limits.values} operations"
     if len(a.directions | b.directions) > 1:

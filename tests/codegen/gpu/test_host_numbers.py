@@ -73,6 +73,24 @@ def test_updates_of_many_parameters_are_one_grid(tmp_path: Path) -> None:
     assembled(build.assembly([group]), "sm_90", tmp_path)
 
 
+def test_what_the_host_computes_stays_there() -> None:
+    """And no kernel of the host takes what a GPU computes with it."""
+    made = found(lambda x, a: torch.softmax(x * (a * 2 + 1), -1) / a, spec_like((33, 65)), number())
+    assert steps(made)[0] == "2 on cpu" and {each.split()[-1] for each in steps(made)[1:]} == {"sm_90"}
+    for kernel in made.forward.kernels:
+        assert all(each.size == 1 for each in kernel.parameters if each.on_host)
+
+
+def test_one_element_on_the_device_and_one_on_the_host() -> None:
+    def function(x: Any, a: Any) -> Any:
+        scale = a.exp()
+        return (x.sum() + scale).sin(), scale * 2, x * scale
+
+    made = found(function, spec_like((33, 65)), number())
+    hosts = [kernel for kernel in made.forward.kernels if kernel.target == "cpu"]
+    assert hosts and all(not each.on_host for kernel in hosts for each in kernel.parameters)
+
+
 def _scaled(target: str, *, on_host: bool = True, size: int = 1, role: Role = Role.INPUT) -> Kernel:
     buffers = (
         Buffer("a", torch.float32, size, role, on_host=on_host),

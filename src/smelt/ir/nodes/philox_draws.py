@@ -156,7 +156,7 @@ def mask(
     device: torch.device,
 ) -> torch.Tensor:
     """Which of `count` elements in a line are kept: those whose word is below."""
-    element = torch.arange(count, device=device)
+    seed, offset, element = seed.to(device), offset.to(device), torch.arange(count, device=device)
     if at_once == 1:
         turn, thread = element // threads, element % threads
         counter, word = turn >> 2, turn & 3
