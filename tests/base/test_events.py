@@ -7,7 +7,7 @@ import pytest
 
 from smelt.base import events
 from smelt.base.errors import SmeltError
-from tests.processes import run
+from tests.processes import run, run_new
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,24 @@ def test_the_environment_chooses_channels_at_start() -> None:
     assert done.stderr == "[smelt joint] hello\n"
 
 
-def test_a_wrong_environment_is_an_error_that_names_the_choices() -> None:
-    done = run("import smelt.base.events", begin="import torch", environment={"SMELT_LOGS": "wrong"})
-    assert done.returncode != 0
-    assert "SM003" in done.stderr and "recompiles" in done.stderr
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [("", set()), ("help", set()), ("graf", set()), ("graf,guards", {"guards"}), ("help,breaks", {"breaks"})],
+)
+def test_at_start_a_wrong_name_is_told_and_the_rest_counts(
+    asked: str, chosen: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert events.channels_at_start(asked) == chosen
+    told = capsys.readouterr().err
+    assert ("no channel 'graf'" in told) is ("graf" in asked)
+    assert all(name in told for name in events.CHANNELS) is (asked != "")
+
+
+def test_all_at_start_is_every_channel() -> None:
+    assert events.channels_at_start("all") == events.channels_at_start("all,graph") == frozenset(events.CHANNELS)
+
+
+@pytest.mark.parametrize("asked", ["help", "graf"])
+def test_an_import_survives_what_the_logs_are_asked_for(asked: str) -> None:
+    done = run_new("import smelt; print('imported')", environment={"SMELT_LOGS": asked})
+    assert done.stdout == "imported\n" and "Traceback" not in done.stderr and "recompiles" in done.stderr

@@ -1,6 +1,7 @@
 """The commands: what they print, what they exit with, and that each explains itself."""
 
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,26 @@ def test_export_inspect_and_flags(program: str, tmp_path: Path, capsys: pytest.C
         ["export", f"{program}:example", "-o", str(made), "--dynamic", "input:0=batch:1"],
     ):
         assert main(arguments) == 2
+
+
+@pytest.mark.parametrize("command", ["explain", "verify", "bench"])
+def test_a_target_sees_arguments_of_its_own(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "reads_arguments.py"
+    file.write_text(
+        "import argparse, sys, torch\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--width', type=int, default=4)\n"
+        "width = parser.parse_args().width\n"
+        "def example():\n"
+        f"    assert sys.argv == [{str(file)!r}], sys.argv\n"
+        "    return torch.nn.Linear(width, 2), (torch.randn(3, width),)\n"
+    )
+    before = list(sys.argv)
+    assert main([command, f"{file}:example"]) == 0, capsys.readouterr().err
+    assert sys.argv == before
+
+
+def test_the_package_is_a_command() -> None:
+    script = "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('smelt', run_name='__main__')"
+    done = processes.run_new(script)
+    assert done.returncode == 0 and done.stdout.strip() == smelt.__version__

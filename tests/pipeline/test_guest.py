@@ -90,3 +90,10 @@ def test_what_is_not_taken_runs_as_it_is() -> None:
     x = torch.randn(3, 2)
     torch.testing.assert_close(backend(traced, [x])(x), traced(x))
     assert smelt.counters["eager_graphs"] == 1
+
+
+def test_graphs_are_counted() -> None:
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=backend)
+    compiled(torch.randn(3))
+    compiled(torch.randn(3))
+    assert smelt.counters["graphs"] == 1

@@ -42,6 +42,7 @@ LAYERS: dict[str, int] = {
     "compiled_autograd": 8,
     "cli": 8,
     "__init__": 8,
+    "__main__": 8,
 }
 
 # A unit imports itself and the layers below it. What else it may import, of its own layer:
@@ -50,6 +51,7 @@ ALSO: dict[str, frozenset[str]] = {
     "compiled_autograd": frozenset({"api"}),
     "cli": frozenset({"api", "__init__"}),
     "__init__": frozenset({"api", "cli", "compiled_autograd"}),
+    "__main__": frozenset({"cli"}),
 }
 
 # The rooms of a unit, from the ground up: files and folders right below it. A room imports those before it.

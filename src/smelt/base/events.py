@@ -109,7 +109,22 @@ def parse_channels(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-_printed: frozenset[str] = parse_channels(os.environ.get("SMELT_LOGS", ""))
+def channels_at_start(text: str) -> frozenset[str]:
+    """What `SMELT_LOGS` asks for. `help` lists the channels, and a name that is none is told: an import must not fail
+    for it."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    known = [name for name in names if name in CHANNELS or name == "all"]
+    unknown = [name for name in names if name not in known and name != "help"]
+    if unknown:
+        print(f"smelt: SMELT_LOGS has no channel {', '.join(map(repr, unknown))}", file=sys.stderr)
+    if unknown or "help" in names:
+        width = max(map(len, CHANNELS))
+        lines = [f"  {name:{width}}  {words}" for name, words in {**CHANNELS, "all": "all of them"}.items()]
+        print("smelt: the channels of SMELT_LOGS, several with commas between:", *lines, sep="\n", file=sys.stderr)
+    return frozenset(CHANNELS) if "all" in known else frozenset(known)
+
+
+_printed: frozenset[str] = channels_at_start(os.environ.get("SMELT_LOGS", ""))
 
 
 def set_printed(text: str) -> None:

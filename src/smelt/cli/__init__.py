@@ -48,11 +48,14 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the `smelt` command."""
     given = parser().parse_args(arguments)
+    own = sys.argv
     try:
         code: int = given.do(given)
     except (BadTarget, SmeltError) as error:
         print(f"smelt {given.command}: {error}", file=sys.stderr)
         return 2
+    finally:
+        sys.argv = own  # a program was given arguments of its own
     return code
 
 

@@ -41,6 +41,7 @@ def load(text: str) -> Target:
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
         raise BadTarget(f"{text!r} is no target; write {SHAPE}")
+    sys.argv = [place]  # as `python place` has it: what stands there now is the command's own
     namespace = _namespace(place)
     if name not in namespace:
         raise BadTarget(f"{place} has no {name!r}")

@@ -7,6 +7,7 @@ FAIL  self-check   llvm: gradient of 0.weight: off by …
 
 import os
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from smelt.explain.verify import Compile, Judge, verify
 from smelt.runtime.cache import directory, open_store
 
 PYTHONS = ((3, 11), (3, 12), (3, 13))
+TORCHES = ((2, 10), (2, 13))  # the first and the last that tests were run with
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ def examine(compile: Compile) -> Iterator[Check]:
     """All checks, one by one: the last takes a second."""
     checks: tuple[tuple[str, Callable[[], tuple[bool | None, str]]], ...] = (
         ("Python", _python),
-        ("torch", lambda: (None, torch.__version__)),
+        ("torch", lambda: _torch(torch.__version__)),
         ("llvmlite", _llvmlite),
         ("threads", _threads),
         ("GPU", _gpu),
@@ -61,6 +63,17 @@ def _python() -> tuple[bool, str]:
     if sys.version_info[:2] in PYTHONS:
         return True, text
     return False, f"{text}: smelt runs on " + ", ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+
+
+def _torch(version: str) -> tuple[bool | None, str]:
+    """Whether tests were run with this version of PyTorch. Of another the rest of the checks is what is known."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    first, last = TORCHES
+    if first <= numbers <= last:
+        return True, version
+    how = "newer" if numbers > last else "older"
+    tried = f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
+    return None, f"{version}: {how} than those that smelt was tested with ({tried}); see the self-check below"
 
 
 def _llvmlite() -> tuple[bool, str]:

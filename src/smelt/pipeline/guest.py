@@ -93,6 +93,7 @@ class _Guest:
             if node.op == "get_attr":
                 copy.target = str(node.target).replace(".", "_")
                 constants[copy.target] = _attribute(self._module, str(node.target)).detach()
+        count("graphs")
         run = compile_llvm(Traced(graph, GraphLevel.TORCH, constants), self._options)
         (returned,) = self._module.graph.output_node().args
         if isinstance(returned, tuple | list):

@@ -43,7 +43,7 @@ from smelt.capture.interpreter.leaf_state import store_requires_grad
 from smelt.capture.interpreter.operators import contains, is_computed, subscript
 from smelt.capture.interpreter.replaced_methods import rely_on_own_in
 from smelt.capture.interpreter.special_methods import refused, special
-from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.breaks import NotFollowed, Unsupported
 from smelt.capture.model.bytecode import CodeInfo, decode
 from smelt.capture.model.marks import (
     DISABLED,
@@ -447,7 +447,7 @@ def _enter(
     frame = Frame(info, function, names, closure, slots, [])
     too_many = len(interp.made_generators) >= interp.generators
     if info.code.co_flags & _COROUTINE or (too_many and (info.code.co_flags & _GENERATOR or info.code in MAKERS)):
-        raise Unsupported("B002", f"{info.code.co_qualname}, a generator or coroutine")
+        raise NotFollowed("B002", f"{info.code.co_qualname}, a generator or coroutine")
     if info.code.co_flags & _GENERATOR:
         frame.generator = Generator(frame, KINDS.get(info.code, types.GeneratorType))
         interp.made_generators.append(frame.generator)

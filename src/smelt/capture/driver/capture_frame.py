@@ -30,7 +30,7 @@ from smelt.capture.interpreter.deferred_scalars import open_scalar, operands_of_
 from smelt.capture.interpreter.externals import Externals, guard_tensor_identity, is_gradient, may_guard_identity
 from smelt.capture.interpreter.interpreter import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.interpreter.iterators import finishes_without_effects
-from smelt.capture.model.breaks import COMPILED_LATER, SkipFrame, Unsupported
+from smelt.capture.model.breaks import COMPILED_LATER, NotFollowed, SkipFrame, Unsupported
 from smelt.capture.model.bytecode import columns_of
 from smelt.capture.model.open_numbers import DTYPES
 from smelt.capture.model.policy import is_polyfill
@@ -139,7 +139,7 @@ def capture(
     """
     options = follow_loops, settings, keep, observe, explores
     history = history or History()
-    generators, attempts, supposed, met = sys.maxsize, 0, 0, len(from_data)
+    generators, attempts, supposed, met = Followed(sys.maxsize), 0, 0, len(from_data)
     while True:
         try:
             sizes = Sizes(dynamic, history)
@@ -151,27 +151,36 @@ def capture(
                 raise SkipFrame("an operator refuses sizes that only data tell") from None
             from_data = other.examples
         except _Unfinished as unfinished:  # a running generator cannot be rebuilt: break where it is made instead
-            if not generators:
+            if not generators.most:
                 raise
             attempts += 1
-            generators = unfinished.finished if attempts < _ATTEMPTS else 0
+            most = unfinished.finished if attempts < _ATTEMPTS else 0
+            generators = Followed(most, unfinished.record or generators.ended)
 
 
 class _Unfinished(Exception):
     """The graph ended while a generator was suspended, in inference mode, or with tensors of both modes.
 
-    `finished`: how many generators were made before the first that was suspended.
+    `finished`: how many generators were made before the first that was suspended. `record`: why it ended there.
     """
 
-    def __init__(self, finished: int = 0) -> None:
-        self.finished = finished
+    def __init__(self, finished: int = 0, record: BreakRecord | None = None) -> None:
+        self.finished, self.record = finished, record
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """How many generators are followed, and why an earlier attempt ended inside of the next one."""
+
+    most: int
+    ended: BreakRecord | None = None
 
 
 def _capture_in_mode(
     frames: list[LiveFrame],
     compile_graph: GraphCompiler,
     fullgraph: bool,
-    generators: int,
+    generators: Followed,
     sizes: Sizes,
     told: DataSizes | None,
     options: tuple[bool, Hashable, Keep | None, Observe | None, bool],
@@ -199,7 +208,7 @@ def _capture(
     compile_graph: GraphCompiler,
     fullgraph: bool,
     entry: Ambient,
-    generators: int,
+    generators: Followed,
     keep: Keep | None,
     observe: Observe | None,
 ) -> Captured:
@@ -211,14 +220,14 @@ def _capture(
             EffectRecorder(externals.tape),
         ):
             virtual = [_virtual(externals, frame, base) for frame, base in _with_bases(frames)]
-            interp = Interpreter(virtual, externals, HANDLERS, call, generators)
+            interp = Interpreter(virtual, externals, HANDLERS, call, generators.most)
             interp.prepare_operands = operands_of_tensors if externals.explores else None
             if externals.tape.data_sizes is not None:
                 interp.prepare_operands, interp.tell = told_operands, told
             ending = interp.run()
     except Unsupported as unreadable:
         raise SkipFrame(unreadable.reason) from unreadable.bare()
-    return _Closing(frames, interp, ending, compile_graph, fullgraph, entry).captured(keep, observe)
+    return _Closing(frames, interp, ending, compile_graph, fullgraph, entry).captured(keep, observe, generators.ended)
 
 
 def _with_bases(frames: list[LiveFrame]) -> list[tuple[LiveFrame, int]]:
@@ -332,21 +341,26 @@ class _Closing:
         )
         self.build.made_classes = interp.tree.made_classes
 
-    def captured(self, keep: Keep | None = None, observe: Observe | None = None) -> Captured:
+    def captured(
+        self, keep: Keep | None = None, observe: Observe | None = None, ended: BreakRecord | None = None
+    ) -> Captured:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
         record = self._record(stop) if stop is not None else None
+        if isinstance(stop, NotFollowed) and ended is not None:
+            record = ended
         forbidden = self._forbidden(record) if record is not None else None
         saw_tensors, made = bool(self.tape.inputs), self.interp.made_generators
         for number, generator in enumerate(made):
             if not finishes_without_effects(self.interp, generator):
-                raise _Unfinished(number)
+                raise _Unfinished(number, record)
         try:
             operands = self._operands()
         except SkipFrame:
             if self.interp.entered_inference:
                 raise _Unfinished from None
             if made:
-                raise _Unfinished(next((number for number, each in enumerate(made) if not each.done), 0)) from None
+                first = next((number for number, each in enumerate(made) if not each.done), 0)
+                raise _Unfinished(first, record) from None
             raise
         inferred = self.tape.inferred.intersection(self.build.outputs)
         if inferred and len(inferred) < len(self.build.outputs):

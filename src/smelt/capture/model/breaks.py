@@ -86,6 +86,10 @@ class Unsupported(Exception):
         return self.with_traceback(None)
 
 
+class NotFollowed(Unsupported):
+    """A generator is not followed, as an earlier attempt ended inside of it: why that ended is the reason to tell."""
+
+
 class Raised(Unsupported):
     """Python raises an exception here: if the captured code handles it, capture goes on there, else Python raises it.
 
