@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from smelt.capture.calls.imports import import_now, is_imported
 from smelt.capture.interpreter.attributes import attribute, attribute_now, delete_attribute, store_attribute
 from smelt.capture.interpreter.deferred_scalars import is_open, negated, open_truth
 from smelt.capture.interpreter.dict_keys import hashable
@@ -52,6 +51,7 @@ from smelt.capture.model.values import (
     python_type,
 )
 from smelt.capture.opcodes.asserts import deciding
+from smelt.capture.opcodes.imports import import_now, is_imported
 from smelt.capture.opcodes.opcode_table import handles, push, take
 
 # locals, cells, names
