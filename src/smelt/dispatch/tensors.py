@@ -15,7 +15,6 @@ import torch
 from smelt.torch_abi.storage_layout import describe
 
 _META = torch._C.DispatchKey.Meta
-_MEMORY = "smelt_memory"
 
 # PyTorch's own code for tensors without data, which asks nothing of the device of those it is given.
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset
@@ -25,13 +24,16 @@ Layout = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
 """Shape, strides, storage offset and dtype."""
 
 
-def make(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, memory: Any) -> torch.Tensor:
-    """A new tensor over a storage of its own."""
+def make(
+    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, memory: Any, size: int | None = None
+) -> torch.Tensor:
+    """A new tensor over a storage of its own; `size`: its bytes, where they are known."""
     tensor: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(shape), dtype)
-    storage = tensor.untyped_storage()
-    setattr(storage, _MEMORY, memory)
-    described = describe(storage, bytes_of(shape, stride, 0, dtype))
-    if not described or stride != tensor.stride():
+    storage: Any = tensor.untyped_storage()
+    storage.smelt_memory = memory
+    if size is None:
+        size = bytes_of(shape, stride, 0, dtype)
+    if not describe(storage, size) or stride != tensor.stride():
         # Where a storage cannot be told its size, this does it too: PyTorch checks views and writes files by it.
         _set_storage._op_dk(_META, tensor, storage, 0, shape, stride)
     return tensor
@@ -72,23 +74,19 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 def memory_of(tensor: torch.Tensor) -> Any:
     """What `make` was given for the storage of this tensor. `AttributeError` for a tensor of another device."""
-    storage = tensor.untyped_storage()
+    storage: Any = tensor.untyped_storage()
     try:
-        return getattr(storage, _MEMORY)
+        return storage.smelt_memory
     except AttributeError:
         if storage.device.type != torch._C._get_privateuse1_backend_name() or not storage.data_ptr():
             raise
         # PyTorch has made a second storage over the address of one of ours, which is that storage's own: it writes
         # old files so.
         ours: Any = torch.UntypedStorage._new_with_weak_ptr(storage.data_ptr())
-        return getattr(ours, _MEMORY)
+        return ours.smelt_memory
 
 
 def on_meta(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor on PyTorch's device without data, laid out as this one."""
     shape, stride, offset, dtype = layout_of(tensor)
     return torch.empty(0, dtype=dtype, device="meta").as_strided(shape, stride, offset)
-
-
-def set_memory(storage: torch.UntypedStorage, memory: Any) -> None:
-    setattr(storage, _MEMORY, memory)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smelt.dispatch.tensors import Layout, layout_of
+from smelt.dispatch.tensors import Layout, bytes_of, layout_of
 from smelt.ir.tensorspec import TensorSpec, UnplacedSpec
 from smelt.lazy.signatures import Signature
 from smelt.lazy.steps import Fresh, Result, Same, View
@@ -77,7 +77,7 @@ def _result(
     layout = _layout(spec)
     if kind is None:
         shape, stride, _, dtype = layout
-        return Fresh((shape, stride, 0, dtype))
+        return Fresh((shape, stride, 0, dtype), bytes_of(shape, stride, 0, dtype))
     position = known.names.index(kind[1])
     path = (position,) if position < len(args) else (kind[1],)
     if kind[0] == "view":

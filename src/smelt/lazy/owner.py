@@ -72,9 +72,7 @@ class LazyOwner:
     def call(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with self.recorder.lock:
             answer = self._answers.get(operator)
-            if answer is not None:
-                return answer(*args, **kwargs)
-            return self._recorded(operator, args, kwargs)
+            return self._recorded(operator, args, kwargs) if answer is None else answer(*args, **kwargs)
 
     def _recorded(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         known = signature(operator)

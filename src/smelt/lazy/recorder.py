@@ -25,6 +25,10 @@ from smelt.meta.devices import result_device
 aten = torch.ops.aten
 
 
+MOST_STEPS = 200_000
+"""So many steps are remembered; then the tree begins anew."""
+
+
 class Recording:
     """What was recorded since the last run: where the tree stands, and what is beside it."""
 
@@ -47,6 +51,7 @@ class Recorder:
         self.lock = threading.RLock()
         self.root = Step(None)
         self._serial = 0
+        self._steps = 0
         self.now = Recording(0, self.root)
 
     def forget(self) -> None:
@@ -57,6 +62,8 @@ class Recorder:
     def begin(self) -> Recording:
         """A new recording; the one that was under way is returned."""
         ended = self.now
+        if self._steps >= MOST_STEPS:  # ever new paths: those that recur are recorded and compiled anew
+            self.root, self._steps = Step(None), 0
         self._serial += 1
         self.now = Recording(self._serial, self.root)
         return ended
@@ -85,6 +92,8 @@ class Recorder:
     def read(self, tensor: torch.Tensor) -> int:
         """The value of an argument; what a tensor says of itself, that it is conjugated or negated, is done to it."""
         value = self.value_of(tensor)
+        if not (tensor.is_conj() or tensor.is_neg()):
+            return value
         if tensor.is_conj():
             value = self._changed(aten.conj_physical.default, tensor, value)
         return self._changed(aten.neg.default, tensor, value) if tensor.is_neg() else value
@@ -162,6 +171,7 @@ class Recorder:
         if step is None:
             step = make()
             now.step.after[key] = step
+            self._steps += 1
         now.step = step
         return step
 
@@ -170,7 +180,8 @@ class Recorder:
     ) -> Step:
         """A step of our own, with one result."""
         step = Step(self.now.step, operator)
-        step.args, step.kwargs, step.results, step.line = args, kwargs, (Fresh(layout),), lines.here()
+        step.args, step.kwargs, step.line = args, kwargs, lines.here()
+        step.results = (Fresh(layout, tensors.bytes_of(*layout)),)
         if signature(operator).takes_device:
             step.kwargs["device"] = self.real_device
         step.values += 1
@@ -192,7 +203,8 @@ class Recorder:
                 _check_bits(known, args, kwargs)
             key: list[Any] = [known.operator]
             for kind, value in zip(known.kinds, args, strict=False):
-                key.append(self._encoded(kind, value, value_of))
+                is_tensor = kind is Kind.TENSOR and isinstance(value, torch.Tensor)
+                key.append(REFS.upto(value_of(value)) if is_tensor else self._encoded(kind, value, value_of))
             for name, value in kwargs.items():
                 key.append(name)
                 key.append(self._encoded(known.by_name[name], value, value_of))
@@ -201,6 +213,7 @@ class Recorder:
             if step is None:
                 step = self._step(known, args, kwargs, frozen)
                 now.step.after[frozen] = step
+                self._steps += 1
         except BaseException:
             del now.numbers[before:]
             raise
@@ -245,10 +258,12 @@ class Recorder:
     def _made(self, step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The tensors that a step returns to the program."""
         value = step.first_value
+        if step.form is None and len(step.results) == 1 and isinstance(step.results[0], Fresh):
+            return self._fresh(step.results[0], value)
         found: list[Any] = []
         for result in step.results:
             if isinstance(result, Fresh):
-                found.append(self._fresh(result.layout, value))
+                found.append(self._fresh(result, value))
                 value += 1
             elif isinstance(result, View):
                 found.append(self._view(result, value, at(result.path, args, dict(kwargs))))
@@ -259,15 +274,15 @@ class Recorder:
             return found[0] if found else None
         return step.form(found)
 
-    def _fresh(self, layout: Layout, value: int) -> torch.Tensor:
-        now = self.now
+    def _fresh(self, result: Fresh, value: int) -> torch.Tensor:
+        now, layout = self.now, result.layout
         memory = Memory(layout)
         memory.serial = now.serial
         memory.views = {layout: value}
         now.memories[value] = weakref.ref(memory)
-        tensor = self.new(layout, memory)
-        now.bytes += tensor.untyped_storage().nbytes()
-        return tensor
+        now.bytes += result.bytes
+        shape, stride, _, dtype = layout
+        return tensors.make(shape, stride, dtype, memory, result.bytes)
 
     def _view(self, result: View, value: int, base: torch.Tensor) -> torch.Tensor:
         shape, stride, offset, dtype = result.layout

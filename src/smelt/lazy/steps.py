@@ -34,9 +34,12 @@ class _Refs(list[Ref]):
     """One `Ref` for each value: keys compare them by identity."""
 
     def upto(self, value: int) -> Ref:
-        while len(self) <= value:
-            self.append(Ref(len(self)))
-        return self[value]
+        try:
+            return self[value]
+        except IndexError:
+            while len(self) <= value:
+                self.append(Ref(len(self)))
+            return self[value]
 
 
 REFS = _Refs()
@@ -44,9 +47,10 @@ REFS = _Refs()
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """A result with memory of its own."""
+    """A result with memory of its own, of so many bytes."""
 
     layout: Layout
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

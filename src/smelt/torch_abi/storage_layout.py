@@ -47,10 +47,13 @@ def describe(storage: torch.UntypedStorage, size: int) -> bool:
             return False
         layout = EXPERIMENT.found
         assert layout is not None
-    body = _body(storage)
-    ctypes.c_uint64.from_address(body + layout.address).value = body
-    ctypes.c_uint64.from_address(body + layout.size).value = size
+    body: int = storage._cdata
+    _word(body + layout.address).value = body
+    _word(body + layout.size).value = size
     return True
+
+
+_word = ctypes.c_uint64.from_address
 
 
 def _body(storage: Any) -> int:
