@@ -92,13 +92,14 @@ def page() -> str:
 ALONE = """## Without libtorch
 
 With `options={"library": "none"}` nothing but kernels computes: products, convolutions and attention are kernels, and
-these are decomposed further, attention where its sizes vary: LISTED; `torch.lstm` and `one_hot` before autograd sees
-them. Sorting compares all with all. Exported functions draw random numbers from a generator of their own.
+these are decomposed further, attention where its sizes vary, its gradients where heads share keys: LISTED; `torch.lstm`
+and `one_hot` before autograd sees them. Sorting compares all with all. Exported functions draw random numbers from a
+generator of their own.
 
 Where something is left, compiling raises an error that names the operators ([SM031](errors.md)). What is left:
 
 - what has a reason in the table below, and operators that are not on this page;
-- what is decomposed only for some arguments, as pooling is; gradients of attention where heads share keys;
+- what is decomposed only for some arguments, as pooling is;
 - products and convolutions of integers, of complex numbers or of tensors without elements;
 - results whose strides have gaps;
 - anything on a GPU, where kernels hold no products yet.

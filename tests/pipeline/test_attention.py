@@ -57,10 +57,12 @@ def test_like_eager(options: dict[str, Any], heads: tuple[int, int], how: str, d
 
 
 @pytest.mark.parametrize("options", WITH, ids=str)
+@pytest.mark.parametrize("heads", [(3, 3), (6, 2), (4, 1)], ids=str)
 @pytest.mark.parametrize("how", ["none", "causal", "added"])
-def test_gradients(options: dict[str, Any], how: str) -> None:
+def test_gradients(options: dict[str, Any], heads: tuple[int, int], how: str) -> None:
     torch.manual_seed(0)
-    given = [torch.randn(2, tokens, 3, 16).transpose(1, 2).requires_grad_() for tokens in (13, 21, 21)]
+    counts = ((13, heads[0]), (21, heads[1]), (21, heads[1]))
+    given = [torch.randn(2, tokens, count, 16).transpose(1, 2).requires_grad_() for tokens, count in counts]
     make = MASKS[how]
     mask, causal = None if make is None else make(), how == "causal"
     compiled = smelt.compile(attend, fullgraph=True, options={**options, "check_specs": True})
@@ -82,3 +84,19 @@ def test_sizes_that_vary() -> None:
         for tokens in (5, 7, 12):
             given = [torch.randn(1, 2, tokens, 8) for _ in range(3)]
             torch.testing.assert_close(compiled(*given, None, True), attend(*given, None, True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_gradients_of_shared_heads_where_sizes_vary(causal: bool, dtype: torch.dtype) -> None:
+    compiled = smelt.compile(attend, fullgraph=True, dynamic=True, options={"library": "none"})
+    for tokens in (8, 11, 30):
+        torch.manual_seed(tokens)
+        given = [torch.randn(2, heads, tokens, 16).to(dtype).requires_grad_() for heads in (6, 2, 2)]
+        wide = [each.detach().double().requires_grad_() for each in given]
+        found = [
+            torch.autograd.grad(function(*tensors, None, causal).sin().sum(), tensors)
+            for function, tensors in ((compiled, given), (attend, given), (attend, wide))
+        ]
+        for mine, eager, truth in zip(*found, strict=True):
+            no_worse_than_eager(mine, eager, truth)

@@ -1,6 +1,7 @@
 """What is taken apart only where no library may be called: attention, and tensors put side by side or into others.
 
     attention(q, k, v)       →  bmm(softmax(bmm(q, kᵀ) · scale), v), the scores in memory: where sizes vary
+    its gradients            →  of keys that heads share, the sum of those of copies, one for each head
     cat([a, b])              →  where(position < len(a), a among zeros, b among zeros)
 
 The library does these faster; as kernels they need nothing but what is generated. See the option `library`.
@@ -47,6 +48,27 @@ def _scores(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None, scale
     return (scores if mask is None else scores + widen(mask)), scale
 
 
+def _sharing(query: Tensor, key: Tensor) -> Any:
+    """How many heads of queries each head of keys is for; None if they are not shared evenly."""
+    if query.shape[1] == key.shape[1]:
+        return 1
+    return None if not key.shape[1] or query.shape[1] % key.shape[1] else query.shape[1] // key.shape[1]
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    """Each head so many times."""
+    images, heads, tokens, width = x.shape
+    several = aten.expand.default(aten.unsqueeze.default(x, 2), [images, heads, times, tokens, width])
+    found: Tensor = several.reshape([images, heads * times, tokens, width])
+    return found
+
+
+def _summed(x: Tensor, times: int) -> Tensor:
+    """The sum of what belongs to one head, of `_repeated`."""
+    images, heads, tokens, width = x.shape
+    return aten.view.default(x, [images, heads // times, times, tokens, width]).sum(2)
+
+
 def _is_kernel(*tensors: Tensor) -> bool:
     """Whether attention is a kernel as it is: one that never has the scores in memory. Its sizes do not vary."""
     return all(isinstance(size, int) and size > 0 for tensor in tensors for size in tensor.shape)
@@ -64,8 +86,9 @@ def attention(
     scale: float | None = None,
 ) -> Any:
     """What a query that may look at nothing finds is zero."""
-    if dropout or query.dim() != 4 or key.shape[1] != query.shape[1] or _is_kernel(query, key):
+    if dropout or query.dim() != 4 or (times := _sharing(query, key)) is None or _is_kernel(query, key):
         return NotImplemented
+    key, value = (each if times == 1 else _repeated(each, times) for each in (key, value))
     scores, _ = _scores(query, key, causal, attn_mask, scale)
     top = scores.amax(-1, keepdim=True)
     top = choose(top == -math.inf, 0.0, top)
@@ -92,7 +115,14 @@ def attention_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    if dropout or query.dim() != 4 or key.shape[1] != query.shape[1] or _is_kernel(query, key):
+    if dropout or query.dim() != 4 or (times := _sharing(query, key)) is None:
+        return NotImplemented
+    if times != 1:
+        given = grad, query, _repeated(key, times), _repeated(value, times), out, sums, dropout, causal
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        of_query, *of_others = backward(*given, attn_mask=attn_mask, scale=scale)
+        return of_query, *(_summed(each, times) for each in of_others)
+    if _is_kernel(query, key):
         return NotImplemented
     scores, scale = _scores(query, key, causal, attn_mask, scale)
     shares = (scores - aten.unsqueeze.default(sums, 3)).exp()
