@@ -66,7 +66,8 @@ def _repeated(x: Tensor, times: int) -> Tensor:
 def _summed(x: Tensor, times: int) -> Tensor:
     """The sum of what belongs to one head, of `_repeated`."""
     images, heads, tokens, width = x.shape
-    return aten.view.default(x, [images, heads // times, times, tokens, width]).sum(2)
+    found: Tensor = aten.view.default(x, [images, heads // times, times, tokens, width]).sum(2)
+    return found
 
 
 def _is_kernel(*tensors: Tensor) -> bool:

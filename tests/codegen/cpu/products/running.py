@@ -143,11 +143,13 @@ def _by_all_schedules(kernels: Sequence[Kernel], batch: int) -> list[dict[str, C
 # Sizes that are given at launch.
 
 
-def failures_in_symbols(seed: int) -> tuple[int, list[str]]:
-    """How many schedules took a product some of whose sizes vary, and what they did wrong at other sizes."""
+def failures_in_symbols(seed: int, *, alone: bool = False) -> tuple[int, list[str]]:
+    """How many schedules took a product some of whose sizes vary, and what they did wrong at other sizes. `alone`: it
+    is compiled without others."""
     batch = seed // TOGETHER
     try:
-        shape_env, kernel, taken = _batch_in_symbols(batch)[seed % TOGETHER]
+        made = _compiled_in_symbols([seed], batch) if alone else _batch_in_symbols(batch)
+        shape_env, kernel, taken = made[0 if alone else seed % TOGETHER]
     except Exception:  # of whichever product it is
         ((shape_env, kernel, taken),) = _compiled_in_symbols([seed], batch)
     found = []

@@ -11,7 +11,7 @@ from smelt.ir.text import format_kernel
 from tests.codegen.cpu.products.bounds import differences
 from tests.codegen.cpu.products.campaign import CAMPAIGN
 from tests.codegen.cpu.products.generated import product_of
-from tests.codegen.cpu.products.running import filled, guarded
+from tests.codegen.cpu.products.running import failures_in_symbols, filled, guarded
 from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
@@ -28,6 +28,13 @@ def test_schedules_compute_products_in_memory_beside_guards(numbers: range) -> N
         pytest.fail("\n\n".join(wrong), pytrace=False)
     assert sum(each["runs"] for each in found) > len(numbers)
     assert not any(each["refused"] for each in found)
+
+
+@pytest.mark.parametrize("number", [5932, 6863])
+def test_long_sums_of_one_row(number: int) -> None:
+    """Of numbers above zero, for which the library has many sums each: one for all steps rounded more than twice as
+    much."""
+    assert failures_in_symbols(number, alone=True) == (1, [])
 
 
 def test_products_keep_the_rules_and_the_reference_is_exact_enough() -> None:

@@ -96,6 +96,7 @@ class Most:
 MOST = Most(_BLOCK_ROWS, _BLOCK_DEPTH)
 ALONG = Most(_BLOCK_ROWS, 512)  # rows of the left factor are read side by side, which leaves less of the first cache
 TURNED = Most(64, 512)  # so that the sums of a block stay there
+SINGLE_DEPTH = 128  # of one row or column: the library has many sums for each of its results, and rounds less
 
 
 @dataclass(frozen=True, slots=True)

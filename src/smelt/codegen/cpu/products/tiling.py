@@ -21,10 +21,12 @@ from smelt.codegen.cpu.products.tile_shape import (
     ALONG,
     KEPT,
     MOST,
+    SINGLE_DEPTH,
     TURNED,
     Arithmetic,
     BlockForm,
     Blocks,
+    Most,
     TileShape,
     longest_blocks,
     rounded,
@@ -133,6 +135,13 @@ class Tiling:
         return any(map(is_symsize, self.sizes))
 
     @property
+    def most(self) -> Most:
+        """What blocks have at most."""
+        found = TURNED if self.turned else ALONG if self.stays else MOST
+        single = any(known_equal(size, 1) for size in self.sizes[:2])
+        return replace(found, depth=min(found.depth, SINGLE_DEPTH)) if single else found
+
+    @property
     def most_kept(self) -> int:
         """Elements of right panels that are kept for blocks of rows to come, where room for them must be there even
         if the sum is short."""
@@ -140,8 +149,7 @@ class Tiling:
 
     def blocks(self, of: Arithmetic, sizes: Sequence[Any]) -> Blocks:
         """The blocks of `sizes`, which are numbers or values."""
-        most = TURNED if self.turned else ALONG if self.stays else MOST
-        form = BlockForm(self.tile, self.col_step, self.most_kept, most)
+        form = BlockForm(self.tile, self.col_step, self.most_kept, self.most)
         return Blocks.of([of.larger(1, size) for size in sizes], form, of)
 
 
@@ -181,6 +189,7 @@ class PanelSpace:
         item, (m, n, k, _) = tiling.problem.dtype.itemsize, tiling.sizes
         if tiling.varies:
             rows, cols, depth = longest_blocks((m, n, k), tiling.tile, tiling.col_step)
+            depth = min(depth, tiling.most.depth)
             several, kept = is_symsize(k) or k > depth, tiling.most_kept
         else:
             blocks = tiling.blocks(Arithmetic(), tiling.sizes)
