@@ -682,12 +682,15 @@ def test_means_of_float32_are_rounded_once_where_eager_moves_one_mean_along(
 
 
 def test_a_sixth_of_float32_in_float64_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On GPUs that of hardswish, whose kernel says 1.0f / 6.0f; of hardsigmoid's gradient everywhere."""
+    """On GPUs that of hardswish and hardsigmoid, whose kernels say 1.0f / 6.0f; of the gradient everywhere."""
     x = torch.randn(5, generator=seeded(1))
-    swish, slope = (DECOMPOSITIONS[op] for op in (aten.hardswish.default, aten.hardsigmoid_backward.default))
-    assert swish(x.double()) is not NotImplemented and slope(x.double(), x.double()) is NotImplemented
+    slope = DECOMPOSITIONS[aten.hardsigmoid_backward.default]
+    functions = [DECOMPOSITIONS[op] for op in (aten.hardswish.default, aten.hardsigmoid.default)]
+    assert all(function(x.double()) is not NotImplemented for function in functions)
+    assert slope(x.double(), x.double()) is NotImplemented
     monkeypatch.setattr("smelt.ops.decompose.activations.on_host", lambda device: False)
-    assert swish(x.double()) is NotImplemented and swish(x) is not NotImplemented
+    for function in functions:
+        assert function(x.double()) is NotImplemented and function(x) is not NotImplemented
 
 
 @contextlib.contextmanager

@@ -1,9 +1,14 @@
 """Pointwise kernels that read along another axis than they write along, tile by tile through shared memory."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from smelt.base.options import Options
 from smelt.codegen.gpu import transpose_tiles
 from smelt.ir.kernel import Kernel
+from smelt.pipeline.ahead import compile_ahead, spec_like
 from tests.codegen.gpu.on_host import OnHost, ptx
 from tests.kernel_text import parse_kernel
 
@@ -120,3 +125,12 @@ def test_sixteen_bytes_at_once_on_both_sides() -> None:
     assert text.count("st.global.v4.b32") == 6 and "st.global.b" not in text
     assert text.count("ld.global.v4.b32") + text.count("ld.global.nc.v4.b32") >= 10
     assert text.count("bar.sync") == 1 and "local" not in text
+
+
+@pytest.mark.parametrize("stride", [(9, 1, 108), (1, 12, 108)])
+def test_what_is_scattered_has_no_tile(stride: tuple[int, ...]) -> None:
+    """Nothing is stored in order that a tile could be turned for."""
+    spec = replace(spec_like((12, 9, 9), torch.int64), stride=stride)
+    copied = lambda x: x.index_copy(2, torch.arange(9, device=x.device), x)  # noqa: E731
+    made = compile_ahead(copied, [spec], Options(target="sm_90"))
+    assert made.generate()

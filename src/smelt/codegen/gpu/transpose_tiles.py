@@ -55,10 +55,11 @@ class TransposeTile:
 
 def transpose_tile(kernel: Kernel, at_once: int) -> tuple[Kernel, TransposeTile, int] | None:
     """A pointwise `kernel` with the axes of a tile as its cols, the tile, and how many threads a block has; None where
-    nothing is read across. `at_once`: points along the last of its cols that a thread takes at once."""
+    nothing is read across, or nothing is stored in order. `at_once`: points along the last of its cols that a thread
+    takes at once."""
     along = kernel.cols[-1]
     stores = [i for i in kernel.instructions() if isinstance(i, Store)]
-    if hint(along.size) < _LEAST_EXTENT or not all(_steps_by_one(i, along) for i in stores):
+    if hint(along.size) < _LEAST_EXTENT or not stores or not all(_steps_by_one(i, along) for i in stores):
         return None
     long = [axis for axis in kernel.cols[:-1] if hint(axis.size) >= _LEAST_EXTENT]
     down = max(long, key=lambda axis: _bytes(kernel, _reads(kernel, axis, along)), default=along)
