@@ -1,7 +1,7 @@
 """The C part: the frame hook, the guard checker, and what runs compiled programs."""
 
 from collections.abc import Callable, Sequence
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, GeneratorType
 from typing import Any, Literal, Protocol, overload
 
 NULL: object
@@ -190,6 +190,14 @@ def run_from(
 
 def new_frame(function: FunctionType, offset: int, slots: Sequence[Any] | None = None) -> FrameType:
     """A frame object standing at `offset`, for building tracebacks; `slots` are what its f_locals show."""
+
+def suspended_generator(
+    function: FunctionType, next_offset: int, slots: Sequence[Any], stack: Sequence[Any]
+) -> GeneratorType[Any, Any, Any]:
+    """A generator of the function that was suspended by the yield before `next_offset`, with these slots and this stack.
+
+    As for `run_from`, they must be a state CPython itself could be in; what the yield returned is not on the stack.
+    """
 
 def class_version(kind: type) -> int:
     """A number that is another once look-ups in a class may find something else than before; 0 if it has none."""

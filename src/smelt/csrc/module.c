@@ -111,6 +111,8 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Run a function's code from a byte offset, with given slots and stack.")},
     {"new_frame", (PyCFunction)(void (*)(void))new_frame, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("A frame object that stands at an offset, for building tracebacks.")},
+    {"suspended_generator", (PyCFunction)(void (*)(void))suspended_generator, METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("A generator that stands behind a yield, with given slots and stack.")},
     {"set_tensor_layout", (PyCFunction)(void (*)(void))set_tensor_layout, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("Say where tensors keep what they are, so that guards can look there.")},
     {"set_library", set_library, METH_VARARGS,

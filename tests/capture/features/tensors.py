@@ -195,7 +195,7 @@ def grad_of_plain(x: torch.Tensor) -> Any:
 @feature(".grad and .data of intermediates", requires_grad=True)
 def leafness(x: torch.Tensor) -> Any:
     y = x * 2
-    return y + 1, y.is_leaf, x.is_leaf, y.detach().is_leaf, y.retains_grad, y.requires_grad, y.grad_fn is None
+    return y + 1, y.is_leaf, x.is_leaf, y.detach().is_leaf, y.retains_grad, y.requires_grad
 
 
 # higher-order operators

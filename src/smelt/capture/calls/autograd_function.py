@@ -2,22 +2,43 @@
 
     Square.apply(x)    →    forward(ctx, x) under no_grad; backward(ctx, grad) on a `LaterTape`; one node ties the two
 
+`Tensor.register_hook` on what the graph computes is such a function, too: its forward changes nothing, its backward is
+the hook.
+
 Backward runs when the engine calls it, so what it reads must be in `ctx`: data from elsewhere may have changed by then.
 If either part cannot be captured whole, the call breaks, and Python runs it.
 """
 
-from collections.abc import Callable
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.autograd.function import Function, FunctionCtx, once_differentiable
+from torch.utils.hooks import RemovableHandle
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.static import is_a, static_lookup
-from smelt.capture.model.values import Constant, Instance, Number, Object, Sequence, Tensor, Value, describe
+from smelt.capture.model.values import (
+    Constant,
+    Hooked,
+    HookHandle,
+    Instance,
+    Method,
+    Number,
+    Object,
+    Partial,
+    Sequence,
+    Tensor,
+    Value,
+    describe,
+)
+from smelt.capture.model.values import Function as FunctionValue
 from smelt.capture.tape.subtape import LaterTape
 from smelt.ir.graph import GraphLevel, Traced
 from smelt.ir.nodes.custom_backward import Derivative, SavedForBackward
@@ -33,9 +54,10 @@ class FunctionContext(Instance):
 
 
 def _apply(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if not isinstance(args[0], Object) or not is_a(args[0].value, type) or kwargs:
-        raise Unsupported("B022", "keyword arguments")
-    kind, given = interp.externals.guard_identity(args[0]), args[1:]
+    if not isinstance(args[0], Object) or not is_a(args[0].value, type):
+        raise Unsupported("B022", "a class that is not known")
+    kind = interp.externals.guard_identity(args[0])
+    given = _in_place(interp, kind, args[1:], kwargs)
     for value in given:
         if isinstance(value, Object) and is_a(value.value, torch.Tensor):
             raise Unsupported("B006", type(value.value).__qualname__)
@@ -55,6 +77,48 @@ def _apply(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
         return output
     outputs = _tie(interp, kind, context, given, outputs)
     return Sequence(tuple, outputs) if isinstance(output, Sequence) and output.kind is tuple else outputs[0]
+
+
+def _in_place(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> list[Value]:
+    """The arguments as autograd counts them: keywords in the places that `forward` has for them, and where the class
+    has a `setup_context`, defaults too."""
+    sets_up = interp.tree.class_attribute(kind, "setup_context") is not static_lookup(Function, "setup_context")
+    if not kwargs and not sets_up:
+        return args
+    forward: Any = _method(interp, kind, "forward")
+    real, source = forward.value, forward.source
+    if type(real) is not types.FunctionType or source is None or (kwargs and not _takes_keywords()):
+        raise Unsupported("B022", "keyword arguments")
+    code = real.__code__
+    source.attribute("__code__").check(("is", code))
+    names, defaults = code.co_varnames[: code.co_argcount], real.__defaults__ or ()
+    first = 0 if sets_up else 1  # the context comes first
+    held: dict[str, Value] = {}
+    if sets_up and defaults:
+        known: Any = interp.externals.value(defaults, source.attribute("__defaults__"))
+        held = dict(zip(names[len(names) - len(defaults) :], interp.externals.items(known), strict=True))
+    given = {**held, **dict(zip(names[first:], args, strict=False)), **kwargs}
+    wanted = [name for name in names[first:] if name in given]
+    twice = set(kwargs) & set(names[first : first + len(args)])
+    if twice or not set(kwargs) <= set(names) or wanted != list(names[first : first + len(wanted)]):
+        raise Unsupported("B019", f"TypeError: arguments do not fit {kind.__qualname__}.forward()")
+    return [*[given[name] for name in wanted], *args[len(names) - first :]]
+
+
+@functools.cache
+def _takes_keywords() -> bool:
+    """Whether this PyTorch lets `apply` have arguments by keyword."""
+
+    class Same(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x
+
+    try:
+        Same.apply(x=None)  # type: ignore[no-untyped-call]
+    except TypeError:
+        return False
+    return True
 
 
 def _method(interp: Interpreter, kind: type, name: str) -> Value:
@@ -152,21 +216,15 @@ def _backward(
     interp: Interpreter, kind: type, tape: LaterTape, context: FunctionContext, gradients: list[Value], wanted: int
 ) -> list[Value]:
     """What `backward` yields per argument of the function, as values of `tape`."""
-    outer, held = interp.tape, context.attributes.copy()
-    interp.tape = interp.externals.tape = tape
-    interp.externals.runs_later = True
-    tape.ambient.impose()
+    held = context.attributes.copy()
     try:
-        returned = interp.now(interp.call(_method(interp, kind, "backward"), [context, *gradients]))
-        if tape.written_outside() or context.attributes != held:
-            raise Unsupported("B005", "ctx, or a tensor in it")
+        with _following_later(interp, tape):
+            returned = interp.now(interp.call(_method(interp, kind, "backward"), [context, *gradients]))
+            if tape.written_outside() or context.attributes != held:
+                raise Unsupported("B005", "ctx, or a tensor in it")
     except Unsupported as stop:
         tape.written_outside()
         raise Unsupported("B022", f"{kind.__qualname__}.backward: {stop.reason}") from stop
-    finally:
-        interp.tape = interp.externals.tape = outer
-        interp.externals.runs_later = False
-        replace(outer.ambient, grad=outer.ambient.records).impose()
     items = list(returned.items) if isinstance(returned, Sequence) and returned.kind is tuple else [returned]
     none = [isinstance(value, Constant) and value.value is None for value in items]
     if len(items) < wanted or not all(none[wanted:]):
@@ -202,8 +260,133 @@ def _noting(name: str) -> Callable[[Interpreter, list[Value], dict[str, Value]],
     return note
 
 
+def _register_hook(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`tensor.register_hook(hook)` of a tensor that the graph computed and that nothing has used yet."""
+    tensor, hook = args[0], args[1] if len(args) == 2 else None
+    if not isinstance(tensor, Tensor) or hook is None or kwargs:
+        raise Unsupported("B015", "Tensor.register_hook")
+    _refuse_hooked(interp, tensor)
+    _freeze(hook)
+    known = interp.hooked.get(id(tensor))
+    if known is None or known.tied is not tensor.node:
+        known = interp.hooked[id(tensor)] = Hooked(tensor, replace(tensor), [], tensor.node)
+    handle = HookHandle(known, hook)
+    _tie_hooks(interp, known, [*known.hooks, handle])
+    return handle
+
+
+def _remove_hook(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`handle.remove()`, as long as nothing has used the tensor."""
+    handle = args[0]
+    if not isinstance(handle, HookHandle):
+        raise Unsupported("B002", "RemovableHandle.remove")
+    known: Hooked = handle.hooked
+    if handle in known.hooks:
+        if known.tied is not known.tensor.node or known.tied.users:
+            raise Unsupported("B015", "the removal of a hook from a tensor that was used since")
+        _tie_hooks(interp, known, [each for each in known.hooks if each is not handle])
+    return Constant(None)
+
+
+def _tie_hooks(interp: Interpreter, known: "Hooked", hooks: list[HookHandle]) -> None:
+    """Let a tensor be what it was before it had hooks, tied to a derivative that is all of them, in their order."""
+    before = known.hooks, known.tied
+
+    def put_back() -> None:
+        known.hooks, known.tied = before
+
+    interp.on_rollback(put_back)
+    known.hooks = hooks
+    if hooks:
+        tied = _tied_to_hooks(interp, known.before, [handle.hook for handle in hooks])
+        interp.replace_tensor(known.tensor, tied)
+    else:
+        interp.replace_tensor(known.tensor, known.before)
+    known.tied = known.tensor.node
+
+
+def _tied_to_hooks(interp: Interpreter, tensor: Tensor, hooks: list[Value]) -> Tensor:
+    ambient = interp.tape.ambient
+    interp.tape.set_ambient(replace(ambient, grad=False))
+    own = interp.tensor_call("call_method", "clone", [tensor])  # no view: what is done to it later is done to it alone
+    interp.tape.set_ambient(ambient)
+    assert isinstance(own, Tensor)
+    tape = LaterTape(_at_backward(interp))
+    tape.methods, tape.current_devices = interp.tape.methods, interp.tape.current_devices
+    gradient = tape.argument("grad_0", TensorSpec.of(own.ghost))
+    for hook in hooks:
+        gradient = _gradient_by_hook(interp, tape, hook, gradient)
+    tape.graph.output((tape.inner(gradient),))
+    others: list[Tensor | Number] = []
+    kept = tuple(_place(value, [], [], others) for value in tape.lifted.values())
+    derivative = Derivative("register_hook", Traced(tape.graph, GraphLevel.TORCH, {}), kept, (), tape.once)
+    interp.tape.tie(derivative, [own], others, [tensor])
+    return own
+
+
+def _refuse_hooked(interp: Interpreter, tensor: Tensor) -> None:
+    ghost = tensor.ghost
+    if not ghost.requires_grad:
+        raise Unsupported("B019", "RuntimeError: cannot register a hook on a tensor that doesn't require gradient")
+    made_here = tensor.real is None and tensor.source is None and tensor.node.graph is interp.tape.graph
+    if not made_here or ghost.is_leaf or ghost._base is not None or not interp.tape.ambient.records:
+        raise Unsupported("B015", "Tensor.register_hook of a leaf, a view, or a tensor from outside")
+    if tensor.node.users:
+        raise Unsupported("B015", "Tensor.register_hook of a tensor that was used before")
+
+
+def _freeze(hook: Value) -> None:
+    """What the hook finds in its closure must be there when it runs: whatever sets a cell later ends the graph."""
+    if isinstance(hook, Partial):
+        _freeze(hook.function)
+        if not all(isinstance(value, Tensor | Constant) for value in (*hook.args, *hook.keywords.values())):
+            raise Unsupported("B015", "Tensor.register_hook of a partial with more than tensors and constants")
+        return
+    if isinstance(hook, Method) or not isinstance(hook, FunctionValue | Object):
+        raise Unsupported("B015", f"Tensor.register_hook of {describe(hook)}")
+    for cell in hook.closure if isinstance(hook, FunctionValue) else ():
+        if not isinstance(cell.contents, Tensor | Constant | FunctionValue):
+            raise Unsupported("B015", "Tensor.register_hook of a function that uses more than tensors and constants")
+        cell.frozen = True
+
+
+def _gradient_by_hook(interp: Interpreter, tape: LaterTape, hook: Value, gradient: Tensor) -> Tensor:
+    """What the hook makes of the gradient, as a value of `tape`."""
+    try:
+        with _following_later(interp, tape):
+            returned = interp.now(interp.call(hook, [gradient]))
+            if tape.written_outside():
+                raise Unsupported("B005", "a tensor")
+    except Unsupported as stop:
+        tape.written_outside()
+        raise Unsupported("B015", f"Tensor.register_hook, whose hook cannot be captured: {stop.reason}") from stop
+    if isinstance(returned, Constant) and returned.value is None:
+        return gradient
+    alike = isinstance(returned, Tensor) and returned.ghost.shape == gradient.ghost.shape
+    if not isinstance(returned, Tensor) or not alike or returned.ghost.dtype != gradient.ghost.dtype:
+        raise Unsupported("B015", "Tensor.register_hook, whose hook returns something else than a gradient,")
+    return returned
+
+
+@contextlib.contextmanager
+def _following_later(interp: Interpreter, tape: LaterTape) -> Iterator[None]:
+    """Inside, code is followed that runs when the engine calls it."""
+    outer = interp.tape
+    interp.tape = interp.externals.tape = tape
+    interp.externals.runs_later = True
+    tape.ambient.impose()
+    try:
+        yield
+    finally:
+        interp.tape = interp.externals.tape = outer
+        interp.externals.runs_later = False
+        replace(outer.ambient, grad=outer.ambient.records).impose()
+
+
 FUNCTION_CALLS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {
     Function.apply.__func__: _apply,  # type: ignore[attr-defined]
+    torch.Tensor.register_hook: _register_hook,
+    RemovableHandle.remove: _remove_hook,
     FunctionCtx.save_for_backward: _noting("to_save"),
     FunctionCtx.save_for_forward: _noting("saved_for_forward"),
     FunctionCtx.mark_dirty: _noting("dirty_tensors"),

@@ -9,6 +9,7 @@ import functools
 import operator
 import struct
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
@@ -100,6 +101,8 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
         return Proxy(args[0])
     if kind is deque:
         return make_deque(interp, args, kwargs)
+    if kind is weakref.ref and len(args) == 1 and not kwargs:
+        return interp.externals.weak_reference(args[0])
     if kind is object and not args and not kwargs:
         return Instance(object)
     if kind is OrderedDict:

@@ -28,7 +28,7 @@ from smelt.capture.calls.deque import deque_method
 from smelt.capture.calls.grad_and_autocast import AMBIENT_CALLS, BLOCKS
 from smelt.capture.calls.interpolate import resized
 from smelt.capture.calls.lru_cache import WRAPPER, call_cached
-from smelt.capture.calls.numbers import number_call, tensor_of
+from smelt.capture.calls.numbers import by_tensors, number_call, tensor_of
 from smelt.capture.calls.python_library import EXPRESSION_CALLS, expression_method
 from smelt.capture.calls.recurrent_modules import RECURRENT_CALLS
 from smelt.capture.guards.name_lookups import rely_on_names
@@ -83,6 +83,7 @@ from smelt.capture.model.values import (
     Generator,
     Globals,
     Instance,
+    LazyItem,
     Mapping,
     Method,
     Object,
@@ -91,9 +92,11 @@ from smelt.capture.model.values import (
     Sequence,
     Tensor,
     Value,
+    WeakReference,
     contents_kind,
     describe,
     python_type,
+    reachable,
 )
 from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS, scripted
 from smelt.capture.polyfills.optimizers import STEPPING, averaging_batch_norm
@@ -118,6 +121,8 @@ def call(interp: Interpreter, function: Value, args: list[Value], kwargs: dict[s
         return call(interp, function.function, [*function.args, *args], {**function.keywords, **kwargs})
     if isinstance(function, Object):
         return _call_object(interp, function, args, kwargs)
+    if isinstance(function, WeakReference) and not args and not kwargs:
+        return _target_of(interp, function)
     if isinstance(function, Descriptor) and function.kind is staticmethod:
         return call(interp, function.parts[0], args, kwargs)
     if isinstance(function, Instance):
@@ -275,6 +280,9 @@ def _call_torch(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[
     for value in (*args, *kwargs.values()):
         if isinstance(value, Object) and is_a(value.value, torch.Tensor):
             raise Unsupported("B006", type(value.value).__qualname__)
+    stand_in = by_tensors(getattr(real, "__name__", ""), args, kwargs)
+    if stand_in is not None:
+        return call(interp, interp.externals.fixed(stand_in), args, kwargs)
     if "out" in kwargs and not isinstance(kwargs["out"], Constant):
         return _call_into(interp, real, args, kwargs)
     return interp.tensor_call("call_function", real, args, kwargs)
@@ -334,6 +342,9 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
             raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
         if "out" in kwargs:
             raise Unsupported("B008", "out=")
+        stand_in = by_tensors(real.__name__, args, kwargs)
+        if stand_in is not None:
+            return call(interp, interp.externals.fixed(stand_in), args, kwargs)
         return interp.tensor_call("call_method", real.__name__, args, kwargs)
     held = contents_kind(receiver.contents) if isinstance(receiver, Instance) else None
     if isinstance(receiver, Instance) and held is not None and real.__objclass__ in held.__mro__[:-1]:
@@ -515,6 +526,17 @@ def _fill_defaults(
 
 def _wrong_call(code: types.CodeType) -> Unsupported:
     return Unsupported("B019", f"TypeError: arguments do not fit {code.co_qualname}()")
+
+
+def _target_of(interp: Interpreter, reference: WeakReference) -> Value:
+    """What a weak reference that was made here leads to, as long as somebody holds that for certain."""
+    target = reference.target
+    slots = [item for frame in interp.frames for item in (*frame.slots, *frame.stack, *frame.closure)]
+    frames = [item.source.value if isinstance(item, LazyItem) else item for item in slots]
+    stays = target.source is not None and target.source.accessor[0] != "slot"
+    if not stays and id(target) not in reachable((*frames, *interp.externals.written.values())):
+        raise Unsupported("B002", "a weak reference to what nobody may hold any more")
+    return target
 
 
 def _refer(interp: Interpreter, function: Object) -> Value:

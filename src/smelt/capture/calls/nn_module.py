@@ -3,17 +3,20 @@
 `torch.func.functional_call` is such a call between putting tensors in and putting the old ones back.
 """
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.breaks import Materialize, Unsupported
+from smelt.capture.model.policy import is_library
 from smelt.capture.model.static import is_a
-from smelt.capture.model.values import Constant, Instance, LazyItem, Mapping, Object, Sequence, Value
+from smelt.capture.model.values import Constant, Instance, LazyItem, Mapping, Object, Sequence, Tensor, Value
 from smelt.capture.polyfills.library import functional_call
 
 _INSTANCE_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
@@ -105,6 +108,29 @@ def _are_apart(module: Any) -> bool:
     return len({id(tensor) for tensor in tensors}) == len(tensors)
 
 
+def _infer_parameters(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """The first call of a lazy module: its parameters are made now, as large as what it is given asks for, and capture
+    begins again. Not so where that would come before random numbers that the program draws first, or run its code."""
+    module = args[0].value if isinstance(args[0], Object) else None
+    given = args[2] if len(args) > 2 and isinstance(args[2], Sequence) else None
+    kind = type(module)
+    methods = [interp.tree.class_attribute(kind, name) for name in ("initialize_parameters", "reset_parameters")]
+    of_torch = all(is_a(each, types.FunctionType) and is_library(each.__code__) for each in methods)
+    sealed = interp.externals.no_side_effects or interp.externals.runs_later or interp.externals.explores
+    if given is None or not of_torch or sealed or interp.tape.draws_on or interp.externals.has_pending_writes():
+        raise Unsupported("B002", "LazyModuleMixin._infer_parameters")
+    inputs = interp.externals.items(given)
+    if not all(isinstance(value, Tensor) for value in inputs):
+        raise Unsupported("B002", "LazyModuleMixin._infer_parameters")
+    shapes = [tuple(map(int, value.ghost.shape)) for value in inputs]  # type: ignore[attr-defined]
+    raise Materialize(_initialize, module, shapes)
+
+
+def _initialize(module: Any, shapes: list[tuple[int, ...]]) -> None:
+    module._infer_parameters(module, tuple(torch.empty(shape, device="meta") for shape in shapes))
+
+
 MODULE_CALLS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {
-    torch.func.functional_call: _functional_call
+    torch.func.functional_call: _functional_call,
+    LazyModuleMixin._infer_parameters: _infer_parameters,
 }

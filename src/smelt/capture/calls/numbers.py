@@ -15,7 +15,8 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.iterators import drain
 from smelt.capture.interpreter.operators import binary, float_of, holds_symbols, is_computed
 from smelt.capture.interpreter.speculate import decided
-from smelt.capture.model.values import Constant, Number, Sequence, Value, python_type
+from smelt.capture.model.values import Constant, Number, Sequence, Tensor, Value, python_type
+from smelt.capture.polyfills.library import BY_TENSORS, FILLED
 
 # Functions of one number that yield a float, and mean the same for whatever number comes.
 _OF_ONE = frozenset({math.sqrt, math.exp, math.log, math.log2, math.log10, math.sin, math.cos, math.tanh})
@@ -31,6 +32,32 @@ def number_call(interp: Interpreter, function: Any, args: list[Value], kwargs: d
     if function in _OF_ONE and len(args) == 1 and isinstance(args[0], Number):
         return float_of(interp, function, args[0])
     return None
+
+
+def by_tensors(name: str, args: list[Value], kwargs: dict[str, Value]) -> Callable[..., Any] | None:
+    """What computes an operator that is given a 0-d tensor where it takes a number (`alpha=`, `value=`); None where
+    none is given, or only PyTorch knows what comes of it."""
+    if name in FILLED and len(args) == 2 and _is_number(args[1]) and "requires_grad" not in kwargs:
+        return FILLED[name]
+    keys, function = BY_TENSORS.get(name, ((), None))
+    numbers = [kwargs[key] for key in keys if key in kwargs]
+    if function is None or not any(map(_is_number, numbers)) or not set(kwargs) <= set(keys):
+        return None
+    tensors = [value for value in args if isinstance(value, Tensor)]
+    floating = all(each.ghost.dtype.is_floating_point for each in tensors)
+    alike = len({each.ghost.dtype for each in tensors}) == 1 and all(map(_is_real, numbers))
+    return function if floating and alike and len(tensors) == len(args) else None
+
+
+def _is_number(value: Value) -> bool:
+    if not isinstance(value, Tensor):
+        return False
+    ghost = value.ghost
+    return ghost.dim() == 0 and not ghost.requires_grad and ghost.dtype.is_floating_point
+
+
+def _is_real(value: Value) -> bool:
+    return _is_number(value) or python_type(value) in (int, float)
 
 
 def tensor_of(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[str, Value]) -> Value | None:

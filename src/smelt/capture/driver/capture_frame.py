@@ -30,7 +30,7 @@ from smelt.capture.interpreter.deferred_scalars import open_scalar, operands_of_
 from smelt.capture.interpreter.externals import Externals, guard_tensor_identity, is_gradient, may_guard_identity
 from smelt.capture.interpreter.interpreter import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.interpreter.iterators import finishes_without_effects
-from smelt.capture.model.breaks import COMPILED_LATER, NotFollowed, SkipFrame, Unsupported
+from smelt.capture.model.breaks import COMPILED_LATER, Materialize, NotFollowed, SkipFrame, Unsupported
 from smelt.capture.model.bytecode import columns_of
 from smelt.capture.model.open_numbers import DTYPES
 from smelt.capture.model.policy import is_polyfill
@@ -150,6 +150,8 @@ def capture(
             if supposed > _ATTEMPTS_AT_SIZES:
                 raise SkipFrame("an operator refuses sizes that only data tell") from None
             from_data = other.examples
+        except Materialize as lazy:
+            _native.suspended(lazy.function, *lazy.arguments)
         except _Unfinished as unfinished:  # a running generator cannot be rebuilt: break where it is made instead
             if not generators.most:
                 raise
@@ -340,6 +342,7 @@ class _Closing:
             functools.partial(_kept_open, tape) if interp.externals.explores else functools.partial(_told, tape),
         )
         self.build.made_classes = interp.tree.made_classes
+        self.build.is_whole = isinstance(ending, Returned)
 
     def captured(
         self, keep: Keep | None = None, observe: Observe | None = None, ended: BreakRecord | None = None

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from smelt.base.torch_originals import METHODS_OF_C, is_own
 from smelt.capture.interpreter.backward import gradient_of, store_gradient
@@ -21,7 +22,7 @@ from smelt.capture.interpreter.exceptions import attribute_of, store_in, traceba
 from smelt.capture.interpreter.externals import REGISTRIES
 from smelt.capture.interpreter.function_attributes import delete_from_function, function_attribute, store_in_function
 from smelt.capture.interpreter.interpreter import PUSHED, Interpreter
-from smelt.capture.interpreter.leaf_state import read, store_data, store_requires_grad
+from smelt.capture.interpreter.leaf_state import leaf_attribute, read, store_data, store_requires_grad
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.policy import TENSOR_BREAKS
 from smelt.capture.model.source import Source
@@ -34,6 +35,7 @@ from smelt.capture.model.values import (
     ExceptionValue,
     FrameValue,
     Function,
+    HookHandle,
     Instance,
     Iterator,
     LazyItem,
@@ -150,6 +152,8 @@ def attribute(interp: Interpreter, value: Value, name: str) -> Value:
         place = _PARTS_OF_DESCRIPTORS[name]
         if (value.kind is property) == name.startswith("f"):
             return value.parts[place] if len(value.parts) > place else Constant(None)
+    if isinstance(value, HookHandle) and name == "remove":
+        return Method(interp.externals.fixed(RemovableHandle.remove), value)
     if isinstance(value, FrameValue) and name == "f_code":
         return Constant(value.info.code)
     own = function_attribute(interp, value, name) if isinstance(value, Function) else None
@@ -234,8 +238,12 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
     set_to = read(interp, value, name) if name in ("data", "requires_grad") else None
     if set_to is not None:
         return set_to
-    if name == "grad_fn" and not value.ghost.requires_grad:
+    if name in ("grad_fn", "grad") and not value.ghost.requires_grad and (name == "grad_fn" or value.source is None):
         return Constant(None)
+    if name in ("is_leaf", "retains_grad"):
+        known = leaf_attribute(value, name)
+        if known is not None:
+            return known
     if name in TENSOR_BREAKS and isinstance(found, (*_DESCRIPTORS_OF_C, property)):
         raise Unsupported(TENSOR_BREAKS[name], f"Tensor.{name}")
     if name == "__class__":

@@ -65,6 +65,8 @@ def slots_of(interp: Interpreter, value: Tensor) -> Slots:
     made = interp.tape.gradient_slots(value)
     if made is not None:
         return made
+    if value.real is None and value.source is None and not value.ghost.requires_grad and value.ghost.is_leaf:
+        return interp.tape.note_leaf(value)
     if value.real is None or not value.real.is_leaf:
         raise Unsupported("B015", "Tensor.grad of a tensor that is no leaf, or not from outside")
     if value.source is None or not may_guard_identity(value):

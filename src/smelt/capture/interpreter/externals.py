@@ -46,11 +46,13 @@ from smelt.capture.model.values import (
     Slice,
     Slots,
     Value,
+    WeakReference,
     ZippedIterator,
     describe,
     is_constant,
     is_native_member,
     own_operators,
+    python_type,
     stands_for_key,
 )
 from smelt.capture.tape.generators import GeneratorPair
@@ -164,6 +166,7 @@ class Externals:
         self._open_numbers: dict[int, tuple[OpenNumber, OpenScalar]] = {}  # by their ids
         self.explores = False  # whether both sides of a branch are followed, for export, and nothing is executed
         self.graph_generators: dict[int, GeneratorPair] = {}  # by the ids of generators
+        self._weak_references: dict[int, WeakReference] = {}  # by the ids of what they lead to
         self._stand_ins: dict[int, tuple[Any, Value]] = {}  # by their ids
         self._tensor_keys: list[Any] = []  # arguments that are keys of dicts or items of sets
         self.grad_targets: dict[int, Any] = {}  # tensors whose gradients are taken: objects, not values
@@ -383,6 +386,16 @@ class Externals:
             if is_a(real, types.FunctionType):  # whose attributes may be written by another way to it
                 self._objects.setdefault(types.FunctionType, []).append(source.value)
         return source.value
+
+    def weak_reference(self, target: Value) -> Value:
+        """`weakref.ref(target)`, which is one for all who ask."""
+        kind = python_type(target)
+        if kind is None or not kind.__weakrefoffset__ or isinstance(target, Constant | Sequence | Mapping):
+            raise Unsupported("B002", f"a weak reference to {describe(target)}")
+        found = self._weak_references.get(id(target))
+        if found is None:
+            found = self._weak_references[id(target)] = WeakReference(target)
+        return found
 
     def stand_in(self, real: Any, value: Value) -> Any:
         """Let a real object stand for a value, in a class that the captured code defines."""

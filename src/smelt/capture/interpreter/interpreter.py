@@ -39,6 +39,7 @@ from smelt.capture.model.values import (
     Function,
     Generator,
     Globals,
+    Hooked,
     Instance,
     Iterator,
     LazyItem,
@@ -166,6 +167,7 @@ class Interpreter:
         self.yielded: Value | None = None
         self.generators = generators  # so many are followed, and none of those made after them
         self.made_generators: list[Generator] = []
+        self.hooked: dict[int, Hooked] = {}  # tensors of the graph that have hooks, by the ids of their values
         self.entered_inference = False
         self.prepare_operands: Callable[[Interpreter, Any, list[Value]], list[Value]] | None = None
         self.tell: Callable[[Interpreter, Any], Any] | None = None  # a number that was only kept so far, if it can be
@@ -403,9 +405,9 @@ class Interpreter:
     @contextlib.contextmanager
     def refusing_changes(self, what: str) -> IteratorABC[None]:
         """Inside, code is followed that Python runs again when it builds the real object: it may change nothing."""
-        before, nodes = self._changes, self.tape.grew
+        before, nodes = self._changes, len(self.tape.graph.nodes)
         yield
-        if self._changes != before or self.tape.grew != nodes:
+        if self._changes != before or len(self.tape.graph.nodes) != nodes:
             raise Unsupported("B017", f"{what}, which changes something,")
 
     def before_append(self, value: Sequence | Deque) -> None:
@@ -486,6 +488,8 @@ class Interpreter:
             overrides = value.overrides.copy()
             self._undo.append(lambda: setattr(value, "overrides", overrides))
         elif isinstance(value, Cell):
+            if value.frozen:
+                raise Unsupported("B005", "a variable that a hook uses")
             contents = value.contents
             self._undo.append(lambda: setattr(value, "contents", contents))
         elif isinstance(value, Iterator | ZippedIterator):
@@ -501,6 +505,20 @@ class Interpreter:
         else:
             items = value.items.copy()
             self._undo.append(lambda: setattr(value, "items", items))
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        """What to do should the instruction that is being interpreted turn out to end the graph."""
+        self._undo.append(undo)
+
+    def replace_tensor(self, value: Tensor, other: Tensor) -> None:
+        """From now on a tensor is what another is: whoever holds it, holds that."""
+        node, ghost = value.node, value.ghost
+
+        def put_back() -> None:
+            value.node, value.ghost = node, ghost
+
+        self._undo.append(put_back)
+        value.node, value.ghost = other.node, other.ghost
 
     def plain(self, value: Any, in_order: bool = True) -> Any:
         """The real Python value behind `value`; `Unsupported` if a tensor or an opaque object is part of it.

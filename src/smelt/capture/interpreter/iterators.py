@@ -283,12 +283,12 @@ def _thrown(interp: Interpreter, args: list[Value]) -> Raised:
 def _throw(interp: Interpreter, value: Generator, thrown: Raised) -> Value | None:
     if value.done:
         raise thrown
-    if value.frame.index == 0 or _delegates(value):
+    if value.frame.index == 0 or is_delegating(value):
         raise Unsupported("B002", "generator.throw before its first yield or inside yield from")
     return _throw_here(interp, value, thrown)
 
 
-def _delegates(value: Generator) -> bool:
+def is_delegating(value: Generator) -> bool:
     """Whether a generator stands inside `yield from`."""
     frame = value.frame
     return bool(frame.instruction.arg & 3 > 1 and frame.instruction.name == "NOP")
@@ -312,7 +312,7 @@ def _close(interp: Interpreter, value: Generator) -> Value:
         value.done = True
     if value.done:
         return Constant(None)
-    if _delegates(value):  # what it takes its items from is closed first
+    if is_delegating(value):  # what it takes its items from is closed first
         inner = value.frame.stack[-1]
         if not isinstance(inner, Generator | Iterator | ZippedIterator):
             raise Unsupported("B002", "generator.close inside yield from")

@@ -26,6 +26,9 @@ def store_data(interp: Interpreter, leaf: Tensor, value: Value) -> None:
     if interp.tape.is_data(value, leaf) and changed(leaf, "data") is None:
         return  # `x.data += 1` puts back what it has read
     own, real = leaf.ghost, leaf.real
+    if real is None and leaf.source is None and isinstance(value, Tensor):
+        _become(interp, leaf, value)
+        return
     if real is None or not real.is_leaf or not may_guard_identity(leaf) or not isinstance(value, Tensor):
         raise Unsupported("B015", "Tensor.data = …")
     given = value.ghost
@@ -35,6 +38,18 @@ def store_data(interp: Interpreter, leaf: Tensor, value: Value) -> None:
     if own.requires_grad and interp.tape.leads_to(own):
         raise Unsupported("B015", "Tensor.data = …, of a tensor that a later backward may reach,")
     _store(interp, leaf, "data", value)
+
+
+def _become(interp: Interpreter, tensor: Tensor, other: Tensor) -> None:
+    """`tensor.data = other` of what the graph computed: from now on it shares the other's memory."""
+    own, given = tensor.ghost, other.ghost
+    alike = (given.dtype, given.device) == (own.dtype, own.device)
+    recorded = own.requires_grad or given.requires_grad or tensor.node.graph is not interp.tape.graph
+    if not alike or recorded or interp.tape.gradient_slots(tensor) is not None or interp.tape.ambient.inference:
+        raise Unsupported("B015", "Tensor.data = … of another kind, or with a history")
+    shared = interp.tensor_call("call_method", "detach", [other])
+    assert isinstance(shared, Tensor)
+    interp.replace_tensor(tensor, shared)
 
 
 def store_requires_grad(interp: Interpreter, leaf: Tensor, args: list[Value], kwargs: dict[str, Value]) -> None:
@@ -65,3 +80,38 @@ def read(interp: Interpreter, leaf: Tensor, name: str) -> Value | None:
         return found
     data: Any = interp.tensor_call("call_function", getattr, [found, Constant("data")])
     return data if isinstance(data, Value) else None
+
+
+def _is_leaf(tensor: Any) -> bool:
+    return bool(tensor.is_leaf)
+
+
+def _retains_grad(tensor: Any) -> bool:
+    return bool(tensor.retains_grad)
+
+
+def _is_no_leaf(tensor: Any) -> bool:
+    return not tensor.is_leaf
+
+
+def _retains_no_grad(tensor: Any) -> bool:
+    return not tensor.retains_grad
+
+
+_IS_LEAF = (_is_no_leaf, _is_leaf)
+_RETAINS_GRAD = (_retains_no_grad, _retains_grad)
+
+
+def leaf_attribute(value: Tensor, name: str) -> Value | None:
+    """`is_leaf` or `retains_grad` where it follows from how the tensor was made; None where it does not."""
+    if value.real is not None and value.source is not None:
+        if changed(value, "requires_grad") is not None:
+            return None
+        if name == "is_leaf" and not value.ghost.requires_grad:
+            return Constant(True)
+        found = bool(getattr(value.real, name))
+        value.source.check(("predicate", _IS_LEAF[found] if name == "is_leaf" else _RETAINS_GRAD[found]))
+        return Constant(found)
+    if value.real is not None or value.source is not None:
+        return None
+    return Constant(bool(value.ghost.is_leaf) if name == "is_leaf" else False)

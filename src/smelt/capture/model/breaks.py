@@ -119,5 +119,13 @@ class Raised(Unsupported):
         return cls(error, f"{type(error).__name__}: {error}")
 
 
+class Materialize(Exception):
+    """A lazy module is called for the first time: its parameters are made, by `function`, and capture begins again."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        super().__init__()
+        self.function, self.arguments = function, args
+
+
 class SkipFrame(Exception):
     """The state cannot be captured at all; Python runs it from where it stands. Carries the reason."""

@@ -11,6 +11,7 @@ import functools
 import operator
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import field
@@ -404,6 +405,7 @@ class Cell(Value):
 
     contents: Any = None
     real: Any = None
+    frozen: bool = False  # code that runs later relies on what it holds
 
 
 @dataclass(slots=True, eq=False)
@@ -516,6 +518,31 @@ class Partial(Value):
     function: Value
     args: list[Value]
     keywords: dict[str, Value]
+
+
+@dataclass(slots=True, eq=False)
+class Hooked:
+    """A tensor of the graph with hooks, as it was `before` them, and the node that it is since."""
+
+    tensor: Tensor
+    before: Tensor
+    hooks: "list[HookHandle]"
+    tied: fx.Node
+
+
+@dataclass(slots=True, eq=False)
+class HookHandle(Value):
+    """What `register_hook` returned. It cannot be rebuilt: no object of PyTorch's has this hook."""
+
+    hooked: Hooked
+    hook: Value
+
+
+@dataclass(slots=True, eq=False)
+class WeakReference(Value):
+    """A `weakref.ref` made by the captured code, without a callback."""
+
+    target: Value
 
 
 @dataclass(slots=True, eq=False)
@@ -688,6 +715,7 @@ def python_type(value: Value) -> type | None:
         Cell: types.CellType,
         TracebackValue: types.TracebackType,
         Partial: functools.partial,
+        WeakReference: weakref.ReferenceType,
     }
     return fixed.get(type(value))
 

@@ -528,6 +528,55 @@ def _refuse_check(error_type: type[Exception], cond: Any, message: Any) -> None:
 setattr(_refuse_check, DISABLED, True)
 
 
+def add_scaled(input: Any, other: Any, *, alpha: Any) -> Any:
+    return input + other * alpha
+
+
+def add_scaled_(input: Any, other: Any, *, alpha: Any) -> Any:
+    return input.add_(other * alpha)
+
+
+def sub_scaled(input: Any, other: Any, *, alpha: Any) -> Any:
+    return input - other * alpha
+
+
+def sub_scaled_(input: Any, other: Any, *, alpha: Any) -> Any:
+    return input.sub_(other * alpha)
+
+
+def addcmul_scaled(input: Any, tensor1: Any, tensor2: Any, *, value: Any) -> Any:
+    return input + tensor1 * tensor2 * value
+
+
+def addcdiv_scaled(input: Any, tensor1: Any, tensor2: Any, *, value: Any) -> Any:
+    return input + tensor1 / tensor2 * value
+
+
+def addmm_scaled(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return input * beta + (mat1 @ mat2) * alpha
+
+
+def full_like_of(input: Any, fill_value: Any, **options: Any) -> Any:
+    return torch.empty_like(input, **options).fill_(fill_value)
+
+
+def full_of(size: Any, fill_value: Any, **options: Any) -> Any:
+    return torch.empty(size, **options).fill_(fill_value)
+
+
+FILLED: dict[str, Callable[..., Any]] = {"full_like": full_like_of, "full": full_of}
+BY_TENSORS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
+    **dict.fromkeys(("add",), (("alpha",), add_scaled)),
+    **dict.fromkeys(("add_",), (("alpha",), add_scaled_)),
+    **dict.fromkeys(("sub", "subtract"), (("alpha",), sub_scaled)),
+    **dict.fromkeys(("sub_", "subtract_"), (("alpha",), sub_scaled_)),
+    "addcmul": (("value",), addcmul_scaled),
+    "addcdiv": (("value",), addcdiv_scaled),
+    "addmm": (("alpha", "beta"), addmm_scaled),
+}
+"""Operators that take a number by keyword, computed with a 0-d tensor in its place: PyTorch would read the number."""
+
+
 def custom_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return operator._opoverload(*args, **kwargs)
 

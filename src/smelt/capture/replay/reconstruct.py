@@ -11,6 +11,7 @@ import functools
 import itertools
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Iterator as IteratorABC
@@ -26,6 +27,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.capture.guards.dynamic_sizes import computed_from, read_size
 from smelt.capture.interpreter.exceptions import builtin_base
 from smelt.capture.interpreter.interpreter import make_sequence
+from smelt.capture.interpreter.iterators import is_delegating
 from smelt.capture.model.breaks import SkipFrame
 from smelt.capture.model.made_classes import MadeClass, make_namedtuple
 from smelt.capture.model.open_numbers import OpenNumber
@@ -45,6 +47,7 @@ from smelt.capture.model.values import (
     DictView,
     ExceptionValue,
     Function,
+    Generator,
     Handled,
     Instance,
     Iterator,
@@ -66,6 +69,7 @@ from smelt.capture.model.values import (
     Tensor,
     TracebackValue,
     Value,
+    WeakReference,
     ZippedIterator,
     contents_kind,
     describe,
@@ -115,6 +119,7 @@ class Rebuilder:
         self.preallocated = preallocated
         self.number = number  # a number in symbols as another value, where inputs do not tell it
         self.made_classes: dict[int, Any] = {}  # see `GuardTree`
+        self.is_whole = False  # whether the graph ends with the function: a suspended generator would only come back
         self.outputs: list[fx.Node] = []
         self._constants: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], list[Operand]]] = []
@@ -580,6 +585,45 @@ def _descriptor(build: Rebuilder, value: Descriptor) -> Operand:
     return build.step(value.kind, *map(build.operand, value.parts))
 
 
+def _weak_reference(build: Rebuilder, value: WeakReference) -> Operand:
+    return build.step(weakref.ref, build.operand(value.target))
+
+
+def _generator(build: Rebuilder, value: Generator) -> Operand:
+    """A generator that the captured code made and the program keeps, as far as it has come."""
+    frame, code = value.frame, value.frame.info.code
+    plain = value.kind is types.GeneratorType and not frame.handled and frame.names is None
+    if not build.is_whole or not plain or build.is_replaying:
+        raise SkipFrame("a generator cannot be rebuilt")
+    if value.done:
+        raise SkipFrame("a generator at its end cannot be rebuilt")
+    function = build.operand(frame.function)
+    if frame.index == 0:
+        count = code.co_argcount + code.co_kwonlyargcount
+        extras = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
+        slots = [build.operand(item) for item in frame.slots[: count + extras]]
+        return build.step(functools.partial(_begin_generator, code), function, *slots)
+    if frame.info.instructions[frame.index - 1].name != "YIELD_VALUE" or is_delegating(value):
+        raise SkipFrame("a generator inside yield from cannot be rebuilt")
+    unbound = build.constant(_native.NULL)
+    slots = [unbound if item is None else build.operand(item) for item in frame.slots]
+    stack = [build.operand(item) for item in frame.stack]
+    resume = functools.partial(_resume_generator, frame.info.instructions[frame.index].offset, len(slots))
+    return build.step(resume, function, *slots, *stack)
+
+
+def _begin_generator(code: types.CodeType, function: Any, *slots: Any) -> Any:
+    positional, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    rest = list(slots[named:])
+    more = rest.pop(0) if code.co_flags & 0x04 else ()
+    keywords = dict(zip(code.co_varnames[positional:named], slots[positional:named], strict=True))
+    return function(*slots[:positional], *more, **keywords, **(rest.pop() if code.co_flags & 0x08 else {}))
+
+
+def _resume_generator(offset: int, count: int, function: Any, *values: Any) -> Any:
+    return _native.suspended_generator(function, offset, values[:count], values[count:])
+
+
 def _function(build: Rebuilder, value: Function) -> Operand:
     code, names, qualname = value.info.code, value.globals.names, value.qualname
     none = build.constant(None)
@@ -748,10 +792,12 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Method: _method,
     Cell: _cell,
     Function: _function,
+    Generator: _generator,
     Instance: _instance,
     Super: _super,
     Partial: _partial,
     Descriptor: _descriptor,
+    WeakReference: _weak_reference,
     Object: _object,
     DeferredString: _made_of,
     DeferredScalar: _made_of,

@@ -491,6 +491,11 @@ class Tape:
     def _note_leaf(self, ghost: Any) -> None:
         self._made_leaves.setdefault(id(ghost), (ghost, Slots({"grad": Constant(None)})))
 
+    def note_leaf(self, value: Tensor) -> Slots:
+        """A tensor that the graph makes and that requires no gradient is given one all the same."""
+        self._note_leaf(value.ghost)
+        return self._made_leaves[id(value.ghost)][1]
+
     def gradient_slots(self, value: Tensor) -> Slots | None:
         """The `.grad` of a leaf that the graph makes; None for any other tensor."""
         found = self._made_leaves.get(id(value.ghost))

@@ -309,3 +309,76 @@ new_frame(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     drop_values(values, count);
     return (PyObject *)made;
 }
+
+/* --- suspended_generator ---------------------------------------------------------------------- */
+
+/* A generator that has not begun, whatever the function's signature: its arguments are None. */
+static PyObject *
+fresh_generator(PyFunctionObject *function)
+{
+    PyCodeObject *code = (PyCodeObject *)function->func_code;
+    PyObject *positional = PyTuple_New(code->co_argcount), *named = PyDict_New(), *made = NULL;
+    if (positional == NULL || named == NULL) {
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < code->co_argcount; i++) {
+        PyTuple_SET_ITEM(positional, i, Py_NewRef(Py_None));
+    }
+    for (Py_ssize_t i = 0; i < code->co_kwonlyargcount; i++) {
+        if (PyDict_SetItem(named, PyTuple_GET_ITEM(code->co_localsplusnames, code->co_argcount + i), Py_None) < 0) {
+            goto done;
+        }
+    }
+    made = PyObject_Call((PyObject *)function, positional, named);
+    if (made && !PyGen_CheckExact(made)) {
+        PyErr_Format(PyExc_ValueError, "%U is no generator function", code->co_qualname);
+        Py_CLEAR(made);
+    }
+done:
+    Py_XDECREF(positional);
+    Py_XDECREF(named);
+    return made;
+}
+
+PyObject *
+suspended_generator(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"function", "next_offset", "slots", "stack", NULL};
+    PyObject *object, *slots, *stack;
+    Py_ssize_t next;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!nOO:suspended_generator", keywords, &PyFunction_Type, &object,
+                                     &next, &slots, &stack)) {
+        return NULL;
+    }
+    PyFunctionObject *function = (PyFunctionObject *)object;
+    PyCodeObject *code = (PyCodeObject *)function->func_code;
+    if (!(code->co_flags & CO_GENERATOR)) {
+        PyErr_Format(PyExc_ValueError, "%U is no generator function", code->co_qualname);
+        return NULL;
+    }
+    if (expect_instruction(code, next) < 0 || as_tuples(&slots, &stack) < 0) {
+        return NULL;
+    }
+    Py_ssize_t count = 0;
+    PyObject **values = gather_values(function, next, slots, stack, &count);
+    Py_DECREF(slots);
+    Py_DECREF(stack);
+    PyObject *made = values ? fresh_generator(function) : NULL;
+    if (made) {
+        PyGenObject *generator = (PyGenObject *)made;
+        Frame *frame = (Frame *)generator->gi_iframe;
+        for (Py_ssize_t i = 0; i < count; i++) {
+            PyObject *dummy = i < code->co_nlocalsplus ? frame->localsplus[i] : NULL;
+            frame->localsplus[i] = values[i];
+            values[i] = NULL;
+            Py_XDECREF(dummy);
+        }
+        frame->stacktop = (int)count;
+        frame_set_next(frame, next / 2);
+        generator->gi_frame_state = FRAME_SUSPENDED;
+    }
+    if (values) {
+        drop_values(values, count);
+    }
+    return made;
+}

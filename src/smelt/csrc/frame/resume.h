@@ -10,4 +10,7 @@ PyObject *run_from(PyObject *module, PyObject *args, PyObject *kwargs);
 /* new_frame(function, offset, slots=None) */
 PyObject *new_frame(PyObject *module, PyObject *args, PyObject *kwargs);
 
+/* suspended_generator(function, next_offset, slots, stack) */
+PyObject *suspended_generator(PyObject *module, PyObject *args, PyObject *kwargs);
+
 #endif
