@@ -194,7 +194,7 @@ def new_frame(function: FunctionType, offset: int, slots: Sequence[Any] | None =
 def suspended_generator(
     function: FunctionType, next_offset: int, slots: Sequence[Any], stack: Sequence[Any]
 ) -> GeneratorType[Any, Any, Any]:
-    """A generator of the function that was suspended by the yield before `next_offset`, with these slots and this stack.
+    """A generator of the function, suspended by the yield before `next_offset`, with these slots and this stack.
 
     As for `run_from`, they must be a state CPython itself could be in; what the yield returned is not on the stack.
     """

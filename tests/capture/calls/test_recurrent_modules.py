@@ -31,7 +31,7 @@ def flatten(module: nn.Module) -> None:
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("smelt.capture.calls.recurrent_modules.are_on_gpu", lambda module: True)
+    monkeypatch.setattr("smelt.capture.calls.nn_module.are_on_gpu", lambda module: True)
     smelt.reset()
     yield
 

@@ -30,7 +30,6 @@ from smelt.capture.calls.interpolate import resized
 from smelt.capture.calls.lru_cache import WRAPPER, call_cached
 from smelt.capture.calls.numbers import by_tensors, number_call, tensor_of
 from smelt.capture.calls.python_library import EXPRESSION_CALLS, expression_method
-from smelt.capture.calls.recurrent_modules import RECURRENT_CALLS
 from smelt.capture.guards.name_lookups import rely_on_names
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.backward import BACKWARD_CALLS
@@ -154,7 +153,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
             return call(interp, attribute_now(interp, interp.externals.fixed(model), real.__name__), args[1:], kwargs)
     if is_a(real, types.FunctionType) and DISABLED in real.__dict__:
         raise Unsupported("B010", real.__qualname__)
-    recurrent = _known(RECURRENT_CALLS, real) if len(args) == 1 and not kwargs else None
+    recurrent = _known(nn_module.RECURRENT_CALLS, real) if len(args) == 1 and not kwargs else None
     answered: Value | None = None if recurrent is None else recurrent(interp, args[0])
     if answered is not None:
         return answered

@@ -22,7 +22,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from smelt import _native
-from smelt.capture.model.marks import DISABLED
+from smelt.capture.model.marks import DISABLED, unsupported
 from smelt.capture.polyfills.optimizers import STAND_INS
 from smelt.device.host_library import HOST
 
@@ -577,6 +577,13 @@ BY_TENSORS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
 """Operators that take a number by keyword, computed with a 0-d tensor in its place: PyTorch would read the number."""
 
 
+def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+    """`torch.cond` of what is known while capturing: the one branch. On a tensor, PyTorch runs it."""
+    if type(pred) is not bool:
+        unsupported("torch.cond on a tensor")
+    return true_fn(*operands) if pred else false_fn(*operands)
+
+
 def custom_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return operator._opoverload(*args, **kwargs)
 
@@ -585,6 +592,7 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     **STAND_INS,
     CustomOpDef.__call__: custom_operator,
     torch._assert: assert_,
+    torch.cond: cond,
     torch._check_with: check_with,
     torch._check_tensor_all: check_tensor_all,
     torch._check_tensor_all_with: check_tensor_all_with,

@@ -11,7 +11,6 @@ import functools
 import itertools
 import sys
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Iterator as IteratorABC
@@ -27,9 +26,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.capture.guards.dynamic_sizes import computed_from, read_size
 from smelt.capture.interpreter.exceptions import builtin_base
 from smelt.capture.interpreter.interpreter import make_sequence
-from smelt.capture.interpreter.iterators import is_delegating
 from smelt.capture.model.breaks import SkipFrame
-from smelt.capture.model.made_classes import MadeClass, make_namedtuple
 from smelt.capture.model.open_numbers import OpenNumber
 from smelt.capture.model.paused_iterators import CHANGED, PausedIterator, PausedZip
 from smelt.capture.model.set_order import ITSELF, Call, Items, construction_of, formed
@@ -74,6 +71,15 @@ from smelt.capture.model.values import (
     contents_kind,
     describe,
     stands_for_key,
+)
+from smelt.capture.replay.rebuild_functions import (
+    fill_cell,
+    fill_dict,
+    rebuild_class,
+    rebuild_descriptor,
+    rebuild_function,
+    rebuild_generator,
+    rebuild_weak_reference,
 )
 from smelt.runtime.autograd.freed_graph import as_freed
 from smelt.symbolic.symnode import Formula, meaning
@@ -224,7 +230,7 @@ class Rebuilder:
     def class_of(self, kind: type) -> Operand:
         """A class: the real one, or the one that is made in the place of a stand-in."""
         made = self.made_classes.get(id(kind))
-        return self.constant(kind) if made is None else self.once(kind, functools.partial(_class, self, made))
+        return self.constant(kind) if made is None else self.once(kind, functools.partial(rebuild_class, self, made))
 
     def constant(self, real: Any) -> Operand:
         self._constants.append(real)
@@ -556,107 +562,6 @@ def _cell(build: Rebuilder, value: Cell) -> Operand:
     return made
 
 
-def fill_cell(real: Any, contents: Any) -> None:
-    real.cell_contents = contents
-
-
-def _class(build: Rebuilder, made: MadeClass) -> Operand:
-    """A class of a class statement that was followed, made once more of what its names hold by now."""
-    if made.of_namedtuple is not None:
-        return build.step(functools.partial(make_namedtuple, *made.of_namedtuple))
-    name, names, count = made.kind.__name__, tuple(made.names.items), len(made.bases)
-
-    def make(*operands: Any) -> type:
-        return type(name, operands[:count], dict(zip(names, operands[count:], strict=True)))
-
-    cell, contents = made.cell, None
-    if cell is not None:  # which leads back here
-        contents, cell.contents = cell.contents, None
-    bases = [build.operand(base) for base in made.bases]
-    members = [build.operand(item) for item in made.names.items.values()]
-    real = build.step(make, *bases, *members)
-    if cell is not None:
-        cell.contents = contents
-        build.step(fill_cell, build.operand(cell), real)
-    return real
-
-
-def _descriptor(build: Rebuilder, value: Descriptor) -> Operand:
-    return build.step(value.kind, *map(build.operand, value.parts))
-
-
-def _weak_reference(build: Rebuilder, value: WeakReference) -> Operand:
-    return build.step(weakref.ref, build.operand(value.target))
-
-
-def _generator(build: Rebuilder, value: Generator) -> Operand:
-    """A generator that the captured code made and the program keeps, as far as it has come."""
-    frame, code = value.frame, value.frame.info.code
-    plain = value.kind is types.GeneratorType and not frame.handled and frame.names is None
-    if not build.is_whole or not plain or build.is_replaying:
-        raise SkipFrame("a generator cannot be rebuilt")
-    if value.done:
-        raise SkipFrame("a generator at its end cannot be rebuilt")
-    function = build.operand(frame.function)
-    if frame.index == 0:
-        count = code.co_argcount + code.co_kwonlyargcount
-        extras = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
-        slots = [build.operand(item) for item in frame.slots[: count + extras]]
-        return build.step(functools.partial(_begin_generator, code), function, *slots)
-    if frame.info.instructions[frame.index - 1].name != "YIELD_VALUE" or is_delegating(value):
-        raise SkipFrame("a generator inside yield from cannot be rebuilt")
-    unbound = build.constant(_native.NULL)
-    slots = [unbound if item is None else build.operand(item) for item in frame.slots]
-    stack = [build.operand(item) for item in frame.stack]
-    resume = functools.partial(_resume_generator, frame.info.instructions[frame.index].offset, len(slots))
-    return build.step(resume, function, *slots, *stack)
-
-
-def _begin_generator(code: types.CodeType, function: Any, *slots: Any) -> Any:
-    positional, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-    rest = list(slots[named:])
-    more = rest.pop(0) if code.co_flags & 0x04 else ()
-    keywords = dict(zip(code.co_varnames[positional:named], slots[positional:named], strict=True))
-    return function(*slots[:positional], *more, **keywords, **(rest.pop() if code.co_flags & 0x08 else {}))
-
-
-def _resume_generator(offset: int, count: int, function: Any, *values: Any) -> Any:
-    return _native.suspended_generator(function, offset, values[:count], values[count:])
-
-
-def _function(build: Rebuilder, value: Function) -> Operand:
-    code, names, qualname = value.info.code, value.globals.names, value.qualname
-    none = build.constant(None)
-    defaults = build.operand(value.defaults) if value.defaults is not None else none
-    keyword_defaults = build.operand(value.keyword_defaults) if value.keyword_defaults is not None else none
-    annotations = build.operand(value.annotations) if value.annotations is not None else none
-    closure = build.step(_tuple, *map(build.operand, value.closure))
-
-    def make(defaults: Any, keyword_defaults: Any, annotations: Any, closure: Any) -> Any:
-        made = types.FunctionType(code, names, code.co_name, defaults, closure or None)
-        made.__kwdefaults__ = keyword_defaults
-        made.__qualname__ = qualname
-        if isinstance(annotations, tuple):
-            made.__annotations__ = dict(zip(annotations[::2], annotations[1::2], strict=True))
-        elif annotations is not None:
-            made.__annotations__ = annotations
-        return made
-
-    known = build.known(value)  # its cells may have led back to it
-    if known is not None:
-        return known
-    made = build.early(value, build.step(make, defaults, keyword_defaults, annotations, closure))
-    for name, item in value.overrides.items():
-        build.step(functools.partial(_set_attribute, name), made, build.operand(item))
-    if value.members is not None:
-        fill = functools.partial(_fill_dict, tuple(value.members.items))
-        build.step(fill, made, *map(build.operand, value.members.items.values()))
-    return made
-
-
-def _set_attribute(name: str, real: Any, value: Any) -> None:
-    setattr(real, name, value)
-
 
 def _instance(build: Rebuilder, value: Instance) -> Operand:
     base: Any = contents_kind(value.contents) or object
@@ -680,7 +585,7 @@ def _given_at_once(build: Rebuilder, contents: Value | None) -> list[Operand]:
 
 def _fill_instance(build: Rebuilder, value: Instance, base: Any, made: Operand) -> None:
     operands = map(build.operand, value.attributes.values())
-    fill = _fill_dict if value.kind.__dictoffset__ else _fill_slots
+    fill = fill_dict if value.kind.__dictoffset__ else _fill_slots
     build.step(functools.partial(fill, tuple(value.attributes)), made, *operands)
     contents = value.contents
     if isinstance(contents, Mapping):
@@ -692,9 +597,6 @@ def _fill_instance(build: Rebuilder, value: Instance, base: Any, made: Operand) 
         build.step(set.__init__, made, *_set_arguments(build, first))
         changed_set(build, made, changes)
 
-
-def _fill_dict(names: tuple[str, ...], real: Any, *items: Any) -> None:
-    object.__getattribute__(real, "__dict__").update(zip(names, items, strict=True))
 
 
 def _fill_slots(names: tuple[str, ...], real: Any, *items: Any) -> None:
@@ -791,13 +693,13 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     ZippedIterator: _joined,
     Method: _method,
     Cell: _cell,
-    Function: _function,
-    Generator: _generator,
+    Function: rebuild_function,
+    Generator: rebuild_generator,
     Instance: _instance,
     Super: _super,
     Partial: _partial,
-    Descriptor: _descriptor,
-    WeakReference: _weak_reference,
+    Descriptor: rebuild_descriptor,
+    WeakReference: rebuild_weak_reference,
     Object: _object,
     DeferredString: _made_of,
     DeferredScalar: _made_of,
