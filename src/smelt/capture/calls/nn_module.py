@@ -165,7 +165,7 @@ def _flatten_parameters(interp: Interpreter, module: Value) -> Value | None:
     if interp.externals.has_pending_writes():
         raise Unsupported("B002", "torch.nn.RNNBase.flatten_parameters")
     whole = are_in_one_piece(module.value)
-    module.source.check(("predicate", are_in_one_piece if whole else _are_apart))
+    module.source.check(("predicate", are_in_one_piece if whole else _are_in_pieces))
     if not whole:
         raise Unsupported("B002", "torch.nn.RNNBase.flatten_parameters")
     return Constant(None)
@@ -185,7 +185,7 @@ def are_in_one_piece(module: Any) -> bool:
     return len({each.untyped_storage().data_ptr() for each in weights}) == 1
 
 
-def _are_apart(module: Any) -> bool:
+def _are_in_pieces(module: Any) -> bool:
     return not are_in_one_piece(module)
 
 

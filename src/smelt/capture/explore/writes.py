@@ -12,7 +12,7 @@ from smelt.base.errors import SmeltError
 from smelt.capture.model.set_order import changed as set_changed
 from smelt.capture.model.values import is_constant
 from smelt.capture.replay.plan import Return, Stop
-from smelt.capture.replay.reconstruct import fill_cell
+from smelt.capture.replay.rebuild_functions import fill_cell
 from smelt.capture.replay.side_effects import WRITERS
 
 Steps = tuple[tuple[Callable[..., Any], tuple[int, ...]], ...]

@@ -46,6 +46,8 @@ def why_reachable(function: Any, wanted: set[int]) -> str | None:
         if id(real) in seen or type(real) in _PLAIN:
             continue
         seen.add(id(real))
+        if type(real) is types.FunctionType and id(real.__globals__) in wanted:
+            return name  # a global was written: it reads its globals without naming their dict
         try:
             pending.extend(_leads_to(name, real))
         except _Anything as found:

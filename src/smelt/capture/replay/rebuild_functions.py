@@ -14,10 +14,8 @@ from smelt.capture.model.breaks import SkipFrame
 from smelt.capture.model.made_classes import MadeClass, make_namedtuple
 from smelt.capture.model.values import Descriptor, Function, Generator, WeakReference
 
-Operand = tuple[str, Any]
 
-
-def rebuild_class(build: Any, made: MadeClass) -> Operand:
+def rebuild_class(build: Any, made: MadeClass) -> Any:
     """A class of a class statement that was followed, made once more of what its names hold by now."""
     if made.of_namedtuple is not None:
         return build.step(functools.partial(make_namedtuple, *made.of_namedtuple))
@@ -38,15 +36,15 @@ def rebuild_class(build: Any, made: MadeClass) -> Operand:
     return real
 
 
-def rebuild_descriptor(build: Any, value: Descriptor) -> Operand:
+def rebuild_descriptor(build: Any, value: Descriptor) -> Any:
     return build.step(value.kind, *map(build.operand, value.parts))
 
 
-def rebuild_weak_reference(build: Any, value: WeakReference) -> Operand:
+def rebuild_weak_reference(build: Any, value: WeakReference) -> Any:
     return build.step(weakref.ref, build.operand(value.target))
 
 
-def rebuild_generator(build: Any, value: Generator) -> Operand:
+def rebuild_generator(build: Any, value: Generator) -> Any:
     """A generator that the captured code made and the program keeps, as far as it has come."""
     frame, code = value.frame, value.frame.info.code
     plain = value.kind is types.GeneratorType and not frame.handled and frame.names is None
@@ -81,7 +79,7 @@ def _resume_generator(offset: int, count: int, function: Any, *values: Any) -> A
     return _native.suspended_generator(function, offset, values[:count], values[count:])
 
 
-def rebuild_function(build: Any, value: Function) -> Operand:
+def rebuild_function(build: Any, value: Function) -> Any:
     code, names, qualname = value.info.code, value.globals.names, value.qualname
     none = build.constant(None)
     defaults = build.operand(value.defaults) if value.defaults is not None else none

@@ -17,7 +17,8 @@ from typing import Any
 from smelt.capture.interpreter.externals import keys_check, same_keys, unchanged
 from smelt.capture.model.set_order import construction_of
 from smelt.capture.model.values import Cell, Deque, LazyItem, Mapping, Sequence, Set, Slots, Value
-from smelt.capture.replay.reconstruct import Rebuilder, changed_set, fill_cell
+from smelt.capture.replay.rebuild_functions import fill_cell
+from smelt.capture.replay.reconstruct import Rebuilder, changed_set
 
 
 def replay(
