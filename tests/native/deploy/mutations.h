@@ -306,7 +306,7 @@ change_code(Part *part)
     if (count == 0 || count > limit - (int64_t)sizeof *header / 8) {
         return;
     }
-    const int64_t ends[] = {header->image_bytes, header->image - header->blob, 8, 0};
+    const int64_t ends[] = {header->image_bytes, (int64_t)((uint64_t)header->image - (uint64_t)header->blob), 8, 0};
     const uint64_t end = (uint64_t)ends[below(3)] - (below(2) ? (uint64_t)ends[2 + below(2)] : 0);
     words[which] = (int64_t)(end + below(10) - 5);
 }
