@@ -130,14 +130,35 @@ def without_caller_hooks() -> Iterator[None]:
             torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def _is_copy_of_number(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a number is copied as if it were a tensor: PyTorch's batching rules convert them so."""
+    return func is torch.ops.aten._to_copy.default and type(args[0]) in _NUMBERS
+
+
+def _full(number: Any, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call that makes a tensor of a number."""
+    dtype = options.get("dtype") or _NUMBERS[type(number)]
+    return torch.ops.aten.full.default, ([], number), {"dtype": dtype, "device": options.get("device") or HOST}
+
+
 def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The ghosts that `func(*args, **kwargs)` would return. Written arguments come back as the objects they are."""
+    if _is_copy_of_number(func, args):
+        func, args, kwargs = _full(args[0], kwargs)
     if func is torch.ops.aten.as_strided_.default and isinstance(args[0], GhostTensor):
         return _restrided(*args, **kwargs)
     if func in _RESHAPES_IN_PLACE and isinstance(args[0], GhostTensor):
         with no_dispatch():
             func(*args, **kwargs)
         return args[0]
+    if func is torch.ops.aten.is_same_size.default:
+        return tuple(args[0].shape) == tuple(args[1].shape)
+    if func is torch.ops.aten._has_same_storage_numel.default:
+        # Dual numbers ask. A tangent of another layout than its number's is copied: no is as right as yes.
+        return (args[0].shape, args[0].stride()) == (args[1].shape, args[1].stride())
     device = result_device(func, args, kwargs)
     template = described(func, args, kwargs, device)
     written = _written_arguments(func, args, kwargs)
@@ -451,6 +472,8 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if _is_copy_of_number(func, args):
+            func, args, kwargs = _full(args[0], kwargs)
         try:
             decomposition = self._taken_apart[func]
         except KeyError:
@@ -461,6 +484,8 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
             if result is not NotImplemented:
                 return result
         result = propagate(func, args, kwargs)
+        if type(result) is bool:
+            return result  # sizes say so: nothing is computed
         self._made.append(result)
         self.record(func, self.node_of(args), {name: self.node_of(value) for name, value in kwargs.items()}, result)
         return result

@@ -19,7 +19,6 @@ from smelt.capture.calls import nn_module
 from smelt.capture.calls.arity import refuse_arguments
 from smelt.capture.calls.autograd_function import FUNCTION_CALLS, ONCE
 from smelt.capture.calls.builtins import BUILTIN_CALLS, PURE, Builtin
-from smelt.capture.calls.checkpoint import CHECKPOINTS
 from smelt.capture.calls.class_statements import replace_part
 from smelt.capture.calls.classes import GETTERS, NEW_CALLS, call_class, make_object
 from smelt.capture.calls.containers import container_method
@@ -30,6 +29,8 @@ from smelt.capture.calls.interpolate import resized
 from smelt.capture.calls.lru_cache import WRAPPER, call_cached
 from smelt.capture.calls.numbers import by_tensors, number_call, tensor_of
 from smelt.capture.calls.python_library import EXPRESSION_CALLS, expression_method
+from smelt.capture.calls.regions.checkpoint import CHECKPOINTS
+from smelt.capture.calls.regions.transforms import TRANSFORM_CALLS
 from smelt.capture.guards.name_lookups import rely_on_names
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.backward import BACKWARD_CALLS
@@ -99,9 +100,11 @@ from smelt.capture.model.values import (
 )
 from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS, scripted
 from smelt.capture.polyfills.optimizers import STEPPING, averaging_batch_norm
+from smelt.capture.polyfills.transforms import MADE_OUTSIDE, TRANSFORMS
 from smelt.meta.effects import is_pointwise
 
 CONTEXT_CALLS = {**NEW_CALLS, **BLOCKS, **BACKWARD_CALLS, **FUNCTION_CALLS, **CHECKPOINTS, **nn_module.MODULE_CALLS}
+CONTEXT_CALLS |= TRANSFORM_CALLS
 OTHER_CALLS = {**COPIES, **EXPRESSION_CALLS}
 _CURRENT_GPU = "torch.cuda.current_device"
 _GENERATOR = 0x20
@@ -187,7 +190,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     block: Builtin | None = _known(CONTEXT_CALLS, real)
     if block is not None:
         return block(interp, args, kwargs)
-    polyfill = _known(POLYFILLS, real)
+    polyfill = _known(POLYFILLS, real) or _known(TRANSFORMS, real)
     if polyfill is not None:
         interp.externals.guard_identity(function)
         refuse_arguments(real, args, kwargs)
@@ -397,8 +400,21 @@ def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: di
         behind = wrapped_by_torch_compile(real)
         if behind is not None and function.source is not None:
             return call(interp, _in_closure(interp, function, behind), args, kwargs)
+        if is_transform(real.__code__) and real.__code__.co_qualname in MADE_OUTSIDE and function.source is not None:
+            return _call_transformed(interp, function, args, kwargs)
         raise Unsupported("B025" if is_transform(real.__code__) else "B002", f"{real.__module__}.{real.__qualname__}")
     return _follow(interp, function, args, kwargs)
+
+
+def _call_transformed(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A function that a transform of `torch.func` made before: transformed once more, in the captured code."""
+    make, names, defaults = MADE_OUTSIDE[function.value.__code__.co_qualname]
+    for name, default in defaults.items():
+        if name in function.value.__code__.co_freevars and interp.plain(_in_closure(interp, function, name)) != default:
+            raise Unsupported("B025", f"{function.value.__qualname__} with {name}")
+    given = [_in_closure(interp, function, name) for name in names]
+    made = interp.now(call(interp, interp.externals.fixed(make), given, {}))
+    return call(interp, made, args, kwargs)
 
 
 def _in_closure(interp: Interpreter, function: Object, name: str) -> Value:

@@ -14,11 +14,12 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.operators import store_subscript
 from smelt.capture.model.breaks import Materialize, Unsupported
 from smelt.capture.model.policy import is_library
 from smelt.capture.model.static import is_a
 from smelt.capture.model.values import Constant, Instance, LazyItem, Mapping, Object, Sequence, Tensor, Value
-from smelt.capture.polyfills.library import functional_call
+from smelt.capture.polyfills.library import functional_call, put_for_now
 
 _INSTANCE_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 _GLOBAL_HOOKS = (
@@ -95,6 +96,17 @@ def _functional_call(interp: Interpreter, args: list[Value], kwargs: dict[str, V
     return interp.call(interp.externals.fixed(functional_call), args, kwargs)
 
 
+def _put_for_now(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Also in code that may have no side effects: once it is left, all is as it was."""
+    externals = interp.externals
+    no_side_effects, externals.no_side_effects = externals.no_side_effects, False
+    try:
+        store_subscript(interp, *args)
+    finally:
+        externals.no_side_effects = no_side_effects
+    return Constant(None)
+
+
 def _names(module: Any) -> dict[str, torch.Tensor]:
     """Every tensor of a module by every name it has."""
     return {
@@ -134,6 +146,7 @@ def _initialize(module: Any, shapes: list[tuple[int, ...]]) -> None:
 MODULE_CALLS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {
     torch.func.functional_call: _functional_call,
     LazyModuleMixin._infer_parameters: _infer_parameters,
+    put_for_now: _put_for_now,
 }
 
 

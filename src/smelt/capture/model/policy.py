@@ -25,6 +25,7 @@ _POLYFILLS = tuple(
     for path in (
         ("capture", "polyfills", "library.py"),
         ("capture", "polyfills", "optimizers.py"),
+        ("capture", "polyfills", "transforms.py"),
         ("ir", "nodes", "hook_calls.py"),
     )
 )

@@ -444,6 +444,11 @@ def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
+def put_for_now(registry: Any, name: str, tensor: Any) -> None:
+    """Where this is followed it is no side effect: what was there is put back."""
+    registry[name] = tensor
+
+
 def functional_call(
     module: Any, state: Any, args: Any = None, kwargs: Any = None, *, tie_weights: bool = True, strict: bool = False
 ) -> Any:
@@ -460,11 +465,11 @@ def functional_call(
     positional = () if args is None else args if isinstance(args, tuple) else (args,)
     try:
         for (registry, name), tensor in zip(places, given.values(), strict=True):
-            registry[name] = tensor
+            put_for_now(registry, name, tensor)
         return module(*positional, **(kwargs or {}))
     finally:
         for (registry, name), tensor in zip(places, before, strict=True):
-            registry[name] = tensor
+            put_for_now(registry, name, tensor)
 
 
 def logs(logger: Any, level: int) -> bool:

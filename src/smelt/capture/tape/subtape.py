@@ -19,6 +19,7 @@ from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, tensor_spec
 from smelt.meta.devices import current_index
 from smelt.meta.ghost import GhostTensor
+from smelt.meta.nonleaf import computed
 from smelt.symbolic.symnode import meaning
 
 
@@ -32,12 +33,12 @@ class Subtape(Tape):
         super().__init__(ambient)
         self._inner: dict[Any, fx.Node] = {}
 
-    def argument(self, name: str, spec: TensorSpec) -> Tensor:
+    def argument(self, name: str, spec: TensorSpec, requires_grad: bool = False) -> Tensor:
         """An input that is handed in when the graph runs."""
         node = self._placeholder(name)
-        spec = replace(spec, requires_grad=False)
+        spec = replace(spec, requires_grad=requires_grad)
         set_spec(node, spec)
-        value = Tensor(node, GhostTensor(spec))
+        value = Tensor(node, _computed_ghost(spec) if requires_grad else GhostTensor(spec))
         self._by_ghost[id(value.ghost)] = value
         return value
 
@@ -74,6 +75,13 @@ class Subtape(Tape):
         return [value for value, _ in found]
 
 
+def _computed_ghost(spec: TensorSpec) -> Any:
+    """One that is no leaf."""
+    with torch.enable_grad():
+        ghost: Any = computed(GhostTensor(spec), lambda: GhostTensor(replace(spec, requires_grad=False)))
+    return ghost
+
+
 class LaterTape(Subtape):
     """For code that runs when the engine calls it: in which grad mode, and on which thread, is not known."""
 
@@ -101,6 +109,12 @@ class RegionTape(Subtape):
         self.inferred = outer.inferred
         self.methods = outer.methods
         self.current_devices = outer.current_devices
+
+    def enter(self, ambient: Ambient) -> None:
+        """Who runs the code does so in this state of the process."""
+        self._entry = self._synced_ambient = ambient
+        self._before = (ambient, ambient)
+        self.set_ambient(ambient)
 
     def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
         return self._outer.input(tensor, source, shape, stride)

@@ -28,6 +28,12 @@ def same(x: Tensor) -> Any:
     return GhostTensor(replace(TensorSpec.of(x), requires_grad=False), x.node)
 
 
+@rewrites(aten._efficientzerotensor.default)
+def zeros_without_memory(size: Sequence[int], **options: Any) -> Any:
+    """Tangents that are zero have no memory in PyTorch, which kernels would read."""
+    return torch.zeros(size, **options)
+
+
 @rewrites(aten.t.default)
 def t(x: Tensor) -> Any:
     return aten.permute.default(x, [1, 0]) if x.dim() == 2 else NotImplemented

@@ -58,7 +58,7 @@ def _checkpoint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
     policy, contexts = _policy(interp, given.get("context_fn"))
     tape = RegionTape(interp.tape)
     try:
-        result = _follow(interp, tape, function, operands, kwargs)
+        result = follow(interp, tape, function, operands, kwargs)
     except Raised:
         raise
     except Unsupported as stop:
@@ -81,11 +81,11 @@ def _tensors(value: Value) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else []
 
 
-def _follow(
+def follow(
     interp: Interpreter, tape: RegionTape, function: Value, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     """Call the function with `tape` in place of the outer one; nothing but its result may come of it."""
-    outer = interp.tape
+    outer, entry = interp.tape, tape.ambient
     interp.tape = interp.externals.tape = tape
     no_side_effects, interp.externals.no_side_effects = interp.externals.no_side_effects, True
     mutated, interp.externals.mutated = interp.externals.mutated, []
@@ -105,7 +105,7 @@ def _follow(
             raise Unsupported("B005", "an object from outside, which the recomputation would write again")
     if written:
         raise Unsupported("B005", "a tensor from outside, which the recomputation would write again")
-    if tape.ambient != outer.ambient:
+    if tape.ambient != entry:
         raise Unsupported("B013", "a mode that it does not leave")
     return result
 
