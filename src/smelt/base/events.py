@@ -57,6 +57,7 @@ COUNTERS: dict[str, str] = {
     "saved_bytes": "bytes that graphs save for their backwards",
     "kernels": "kernels of all programs",
     "kernels_built": "kernels that machine code was generated for",
+    "shared_functions_loaded": "functions that kernels share, read from the disk cache",
     "sizes_traced": "versions of graphs compiled symbolically, for dynamic shapes",
     "sizes_bound": "combinations of sizes that a symbolic version was bound to",
     "sizes_compiled": "combinations of sizes that were specialized: compiled for those sizes alone",

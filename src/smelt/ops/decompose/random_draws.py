@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from smelt.device.host_library import HOST
 from smelt.ir.nodes.random_words import RANDOM_WORDS
 from smelt.ops.decompose.sorting import sort, topk
 from smelt.ops.decompose.table import Table, decomposes
@@ -30,7 +31,7 @@ _BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 def _words(shape: Sequence[Any], device: Any) -> Tensor:
     count = math.prod(shape)
-    found: Tensor = aten.view.default(RANDOM_WORDS(count, device=torch.device(device or "cpu")), list(shape))
+    found: Tensor = aten.view.default(RANDOM_WORDS(count, device=torch.device(device or HOST)), list(shape))
     return found
 
 

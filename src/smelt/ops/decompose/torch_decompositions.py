@@ -100,7 +100,7 @@ def trace(x: Tensor) -> Any:
 
 @_row_by_row(aten.linalg_cross.default)
 def cross(one: Tensor, other: Tensor, *, dim: int = -1) -> Any:
-    shape = list(torch.broadcast_shapes(one.shape, other.shape))
+    shape = list(torch.broadcast_shapes(one.shape, other.shape))  # type: ignore[no-untyped-call]
     one, other = (aten.expand.default(each, shape) for each in (one, other))
     place = torch.arange(3, device=one.device)
     first, second = (aten.remainder.Scalar(place + by, 3) for by in (1, 2))
