@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -244,3 +245,20 @@ def test_numbers_are_told_apart(number: Any) -> None:
     for each in (0.0, number, -0.0, 2):
         torch.testing.assert_close((x * each).cpu(), host * each, equal_nan=True)
         assert torch.equal(torch.signbit(x * each).cpu(), torch.signbit(host * each))
+
+
+def test_other_modules_are_converted_as_before() -> None:
+    """Swapping is for what moves to this device alone: it refuses parameters that somebody refers to."""
+    layer = nn.Linear(3, 3)
+    reference = weakref.ref(layer.weight)
+    before = layer.weight
+    layer.to(torch.float64)
+    assert reference() is before is layer.weight and not torch.__future__.get_swap_module_params_on_conversion()
+
+
+def test_compiled_steps_do_not_meet_what_ends_recordings() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    parameter.grad = torch.ones(3)
+    smelt.compile(optimizer.step, fullgraph=True)()
+    assert parameter.tolist() == [0.5] * 3

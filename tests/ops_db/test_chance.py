@@ -155,7 +155,7 @@ def _judged(
     cases: dict[str, tuple[Function, Function, tuple[Tensor, ...]]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     function, other, args = cases[name]
-    monkeypatch.setattr("smelt.compile", lambda call, backend: lambda args, kwargs: other(*args))
+    monkeypatch.setattr("smelt.compile", lambda call, **_: lambda args, kwargs: other(*args))
     return compare(function, args, {}).wrong
 
 

@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from smelt.base.unseen import unseen
 from smelt.device.host_library import on_host
 from smelt.dispatch.device import claim
 from smelt.dispatch.files import register_files
 from smelt.dispatch.module import DeviceModule
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy import programs
+from smelt.lazy.moved_modules import keep_parameters
 from smelt.lazy.owner import LazyOwner
 
 
@@ -24,6 +26,15 @@ class LazyModule(DeviceModule):
         self.owner.run("torch.lazy.synchronize()")
 
 
+_owners: list[LazyOwner] = []
+
+
+@unseen
+def after_optimizer_step(*_: Any) -> None:
+    for owner in _owners:
+        owner.end_step()
+
+
 def make_owner(name: str, real: torch.device, compiler: GraphCompiler) -> LazyOwner:
     """Claim PyTorch's device for outsiders; it records for the device `real`."""
     generator = torch.default_generator if on_host(real) else torch.cuda.default_generators[real.index or 0]
@@ -32,10 +43,11 @@ def make_owner(name: str, real: torch.device, compiler: GraphCompiler) -> LazyOw
     module.owner = owner
     claim(name, owner, module)
     register_files(name, lambda whole: owner.recorder.wrap(whole.to(real)))
-    # Otherwise `model.to(device)` makes new parameters, and an optimizer that has the old ones trains nobody.
-    torch.__future__.set_swap_module_params_on_conversion(True)
+    keep_parameters(name)
     # A loop whose values nobody needs would be recorded round after round; its rounds end here.
-    register_optimizer_step_post_hook(lambda *_: owner.end_step())
+    if not _owners:
+        register_optimizer_step_post_hook(after_optimizer_step)
+    _owners.append(owner)
     lock = owner.recorder.lock
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lambda: _in_child(owner))
     return owner

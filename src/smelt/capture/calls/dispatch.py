@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from smelt.base.torch_originals import BASE
+from smelt.base.unseen import UNSEEN
 from smelt.capture.calls import nn_module
 from smelt.capture.calls.arity import refuse_arguments
 from smelt.capture.calls.autograd_function import FUNCTION_CALLS, ONCE
@@ -156,6 +157,9 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
             return call(interp, attribute_now(interp, interp.externals.fixed(model), real.__name__), args[1:], kwargs)
     if is_a(real, types.FunctionType) and DISABLED in real.__dict__:
         raise Unsupported("B010", real.__qualname__)
+    if is_a(real, types.FunctionType) and UNSEEN in real.__dict__:
+        interp.externals.guard_identity(function)
+        return Constant(None)
     recurrent = _known(nn_module.RECURRENT_CALLS, real) if len(args) == 1 and not kwargs else None
     answered: Value | None = None if recurrent is None else recurrent(interp, args[0])
     if answered is not None:

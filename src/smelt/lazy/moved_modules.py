@@ -1,0 +1,51 @@
+"""Modules that move to a device of our own, or from it, keep their parameters.
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.to("lazy")                     the optimizer trains what has moved, and tied weights stay tied
+
+PyTorch gives a parameter new data where both devices are of its own kinds. Elsewhere it makes new parameters, unless it
+is told to swap (`torch.__future__`). That holds for all modules of a process and refuses some, so it is switched on for
+such moves alone.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+_METHODS = ("to", "cpu", "cuda")
+
+
+def keep_parameters(name: str) -> None:
+    """Of all modules that move to or from the device of this name."""
+    for method in _METHODS:
+        setattr(nn.Module, method, _swapping(getattr(nn.Module, method), name))
+
+
+def _swapping(move: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(move)
+    def moved(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not any(_is_on(name, each) for each in (*args, *kwargs.values())) and not _has(module, name):
+            return move(module, *args, **kwargs)
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return move(module, *args, **kwargs)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
+
+    return moved
+
+
+def _is_on(name: str, given: object) -> bool:
+    """Whether an argument of `to` names the device, or is on it."""
+    if isinstance(given, str):
+        return given.partition(":")[0] == name
+    device = given.device if isinstance(given, torch.Tensor) else given
+    return isinstance(device, torch.device) and device.type == name
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    return any(each.device.type == name for each in (*module.parameters(), *module.buffers()))
