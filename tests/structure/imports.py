@@ -99,6 +99,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "at_once",
         "recurrent",
         "owner",
+        "moved_modules",
         "enabling",
     ),
     "runtime": ("cache", "overlap", "preserved_state", "cuda", "program", "autograd"),
