@@ -70,12 +70,12 @@ assert torch.equal(compiled(x), expected)
 """,
     "while a thread generates code": """
 from smelt.codegen.llvm import compile as engine
-load, there = engine._load, threading.Event()
+make, there = engine._object, threading.Event()
 def slowly(*given, **named):
     there.set()
     time.sleep(0.5)
-    return load(*given, **named)
-engine._load = slowly
+    return make(*given, **named)
+engine._object = slowly
 compiled = smelt.compile(program)
 thread = threading.Thread(target=compiled, args=(x,))
 thread.start()

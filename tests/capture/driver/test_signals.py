@@ -69,7 +69,7 @@ _STEPS = {
     "a trace": ("smelt.meta.ghost", "Recorder.__torch_dispatch__", "train(smelt.compile(program))"),
     "code generation": (
         "smelt.codegen.llvm.compile",
-        "_load",
+        "_object",
         "assert torch.allclose(smelt.compile(program)(x), expected)",
     ),
     "a backward": ("smelt.runtime.autograd.differentiable", "Differentiable._make", "train(smelt.compile(program))"),
