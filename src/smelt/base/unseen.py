@@ -1,4 +1,4 @@
-"""A mark on functions of smelt's own: they do nothing that compiled code could see, so capture leaves calls of them out."""
+"""A mark on functions of smelt's own that do nothing compiled code could see: capture leaves calls of them out."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
