@@ -21,6 +21,10 @@ os.environ["SMELT_CACHE"] = "0"
 for _name in ("SMELT_CACHE_DIR", "SMELT_LOGS", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
     os.environ.pop(_name, None)  # what is printed does not depend on who runs the tests
 
+from smelt.dispatch import device  # noqa: E402
+
+device.reserve()  # before any test runs a backward: autograd's engine starts its threads with the first
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads that wait for work sleep rather than spin: other processes of the tests want the processors.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -24,7 +24,6 @@ from smelt.base.errors import SmeltError
 from smelt.base.events import Event, collect, counters
 from smelt.base.options import MODES, Options
 from smelt.capture import CompiledRegion, mark_entered
-from smelt.dispatch import device
 from smelt.ir.graph import GraphCompiler
 from smelt.meta import ghost
 from smelt.pipeline.backends import CustomBackend, resolve_backend
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from smelt.explain.verify import Verification
     from smelt.pipeline.backward.compiled_backward import ModuleCompiler
 
-device.reserve()
 lazy.use_compiler(lambda: resolve_backend("llvm", Options()))
 
 _regions: "weakref.WeakSet[CompiledRegion]" = weakref.WeakSet()

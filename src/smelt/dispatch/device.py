@@ -30,7 +30,8 @@ def why_not() -> str | None:
 
 def reserve() -> None:
     """Say that a device may come. Autograd's engine starts its threads with the first backward of a process, one for
-    each device there is; one that comes later has none, and no backward. Nothing else is changed by it."""
+    each device there is; one that comes later has none, and no backward. A process with such threads cannot run a
+    backward in its forked children, so nobody reserves a device for others."""
     if why_not() is None and torch._C._get_privateuse1_backend_name() == "privateuseone":
         _held.append(backend_registration._DummyDeviceGuard())
         torch._C._acc.register_python_privateuseone_device_guard(_held[-1])
@@ -43,6 +44,7 @@ def claim(name: str, owner: Owner, module: DeviceModule) -> torch.device:
     """Name the device, and let `owner` answer its operators; `module` becomes `torch.<name>`."""
     if name not in _claimed:
         _refuse(name)
+        reserve()
         backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module)
         _claimed[name] = (owner, register(owner), register_autocast(name))
     return torch.device(name, 0)  # without a number autograd's engine does not know it

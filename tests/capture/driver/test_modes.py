@@ -98,7 +98,7 @@ def test_transforms_see_every_operator(backend: str, known: bool) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_transforms_inside_are_one_break_each() -> None:
+def test_transforms_inside_are_captured() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         gradient = torch.func.grad(lambda y: (y**2).sum())
         return gradient(x * 2) + torch.vmap(lambda y: y * 3)(x)
@@ -106,4 +106,4 @@ def test_transforms_inside_are_one_break_each() -> None:
     compiled = smelt.compile(f, backend="eager")
     with collect() as events:
         torch.testing.assert_close(compiled(torch.ones(2, 3)), f(torch.ones(2, 3)))
-    assert [event.subject.code for event in events if isinstance(event.subject, BreakRecord)] == ["B025"] * 4
+    assert [event.subject.code for event in events if isinstance(event.subject, BreakRecord)] == []
