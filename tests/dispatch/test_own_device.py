@@ -83,7 +83,8 @@ def test_there_is_one_such_device_in_a_process() -> None:
 def test_a_backward_before_the_device_is_there() -> None:
     """Of a process that said beforehand that a device may come."""
     done = run(
-        "from smelt.dispatch import device\ndevice.reserve()\nx = torch.ones(2, requires_grad=True)\n(x * 2).sum().backward()\nsmelt.lazy.enable()\n"
+        "from smelt.dispatch import device\ndevice.reserve()\n"
+        "x = torch.ones(2, requires_grad=True)\n(x * 2).sum().backward()\nsmelt.lazy.enable()\n"
         "y = torch.ones(2, device='lazy', requires_grad=True)\n(y * 3).sum().backward()\nprint(y.grad.tolist())"
     )
     assert (done.stdout, done.stderr) == ("[3.0, 3.0]\n", "")
