@@ -141,7 +141,7 @@ def built(folder: Path) -> Path:
     return program
 
 
-class Native:
+class Native(harness.Stepping):
     """A process of `deploy_worker.c`; `first` is what it told of its first result, "seconds" since it was started."""
 
     def __init__(self, program: Path, folder: Path, threads: int) -> None:
@@ -153,26 +153,6 @@ class Native:
         )
         self.first = self._answer()
         self.first["seconds"] = self.first["at"] - began
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise harness.WorkerFailed(f"deploy_worker ended with {self.process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def steps(self, count: int) -> dict[str, float]:
-        """Seconds of one step, out of `count`: on the clock, and of the processor."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{count}\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(30)
 
 
 def _is_right(folder: Path) -> bool:

@@ -120,8 +120,43 @@ def in_fresh_process(
     return answer
 
 
-class Worker:
-    """A process that holds one backend's copy of a model (`benchmarks.worker`) and steps on request."""
+class Stepping:
+    """A process that holds a model and steps on request: it is told how many, and answers with a line of JSON."""
+
+    process: subprocess.Popen[str]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            raise WorkerFailed(self._reason())
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _reason(self) -> str:
+        """Why it ended."""
+        return f"exit code {self.process.returncode}"
+
+    def steps(self, count: int) -> dict[str, float]:
+        """Seconds of one step, out of `count`: on the clock, and of the processor."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Worker(Stepping):
+    """One backend's copy of a model (`benchmarks.worker`)."""
 
     def __init__(self, key: Key, backend: str, results: Path | None = None) -> None:
         self.folder = tempfile.TemporaryDirectory()
@@ -143,31 +178,12 @@ class Worker:
             self.close()
             raise
 
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            self.process.wait()
-            said = self.errors.read_text().strip().splitlines()
-            raise WorkerFailed(said[-1] if said else f"exit code {self.process.returncode}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def steps(self, count: int) -> dict[str, float]:
-        """Seconds of one step, out of `count`: on the clock, and of the processor."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{count}\n")
-        self.process.stdin.flush()
-        return self._answer()
+    def _reason(self) -> str:
+        said = self.errors.read_text().strip().splitlines()
+        return said[-1] if said else super()._reason()
 
     def close(self) -> None:
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        super().close()
         self.folder.cleanup()
 
 
