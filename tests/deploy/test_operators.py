@@ -82,6 +82,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "cross": lambda x: torch.linalg.cross(x[..., :3], x[..., 3:6]),
     "diag_embed": lambda x: torch.diag_embed(x, 1),
     "flip": lambda x: x.flip(0, 3),
+    "linspace": lambda x: x[0, 0, 0, :1] * torch.linspace(-1, 2, 7) + torch.linspace(3, 3, 7, dtype=torch.float64),
     "grid_sample": lambda x: F.grid_sample(x, x[:, :1, :, :2].permute(0, 2, 1, 3), align_corners=False),
     "index_fill": lambda x: x.index_fill(2, torch.tensor([0, 3]), 7.0),
     "one_hot": lambda x: F.one_hot(x.argmax(-1), 9),

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import warnings
 from typing import Any
 
 import pytest
@@ -161,3 +162,38 @@ def test_products_of_two_dtypes_are_refused_before_they_run(
         smelt.compile(layer, backend=backend)(X.double())
     assert str(raised.value) == str(expected.value) and smelt.counters["graph_breaks"] == 1
     assert not capfd.readouterr().err
+
+
+class Key:
+    """Equal by number, without asking what the other is."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: Any) -> bool:
+        return bool(self.number == other.number)
+
+
+FIRST = Key(1)
+BY_KEY = {FIRST: 2.0}
+BY_PAIR = {(0, FIRST): 3.0}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * BY_KEY[FIRST],
+        lambda x: x * BY_KEY[Key(1)],
+        lambda x: x * BY_KEY.get(Key(1), 5.0),
+        lambda x: x * BY_KEY.get(Key(2), 5.0),
+        lambda x: x * (2 if Key(1) in BY_KEY else 3),
+        lambda x: x * BY_PAIR[0, Key(1)],
+    ],
+)
+def test_a_class_is_not_asked_whether_it_equals_what_stands_for_a_key(function: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(smelt.compile(function, backend="eager")(X), function(X))

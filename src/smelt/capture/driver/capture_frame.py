@@ -143,7 +143,7 @@ def capture(
     while True:
         try:
             sizes = Sizes(dynamic, history)
-            told = DataSizes(sizes.shape_env, from_data, met) if fullgraph and not explores else None
+            told = DataSizes(sizes.shape_env, from_data, met) if fullgraph and not (explores or observe) else None
             return _capture_in_mode(frames, compile_graph, fullgraph, generators, sizes, told, options)
         except OtherSizes as other:
             supposed += 1

@@ -589,9 +589,9 @@ class Externals:
 
     def present(self, mapping: Mapping, key: Any) -> bool:
         """Whether the key is there, relied on either way."""
-        found = key in mapping.items
         if mapping.source is not None and stands_for_key(key) and not _is_new(key):
             raise Unsupported("B017", f"a key of {describe(mapping)} that objects from outside may be equal to")
+        found = key in mapping.items  # which asks the program's own __eq__ of no object that only stands for a key
         if mapping.source is not None and not found and key not in (mapping.original or ()) and not _is_new(key):
             mapping.source.check(("lacks", key))  # else it was there and the captured code took it out
         if found and isinstance(mapping.items[key], LazyItem):

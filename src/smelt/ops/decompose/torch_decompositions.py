@@ -82,6 +82,26 @@ for _op in _tabled(_ROW_BY_ROW):
     _row_by_row(_op)(decomposition_table[_op])
 
 
+@_row_by_row(aten.linspace.default)
+def linspace(
+    start: float,
+    end: float,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
+    """From both ends to the middle, as PyTorch does."""
+    dtype = dtype or torch.get_default_dtype()
+    if steps < 2 or dtype not in (torch.float32, torch.float64) or layout not in (None, torch.strided) or pin_memory:
+        return NotImplemented
+    place = torch.arange(steps, dtype=dtype, device=device)
+    step = (float(end) - float(start)) / (steps - 1)
+    return torch.where(place < steps // 2, start + place * step, end - (steps - 1 - place) * step)
+
+
 @_row_by_row(aten._cdist_forward.default)
 def cdist(one: Tensor, other: Tensor, p: float, mode: int | None) -> Any:
     """Differences are not made of products: those of near points are as right as others."""
