@@ -33,6 +33,8 @@ CODES: dict[str, str] = {
     "SM060": "an exported function does what only Python can do",
     "SM061": "an exported function has too many states",
     "SM070": "a device of smelt's cannot be made",
+    "SM071": "a chip failed",
+    "SM072": "an operator has no kernel on a chip",
 }
 
 

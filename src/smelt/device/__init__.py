@@ -1,5 +1,6 @@
 """What a chip says of itself. Stages ask a target, never which chip it is."""
 
+from smelt.device.chip import Chip, ChipLost, Grid, KernelModule, Launch
 from smelt.device.registry import (
     check_launched,
     check_wanted,
@@ -18,6 +19,11 @@ from smelt.device.registry import (
 from smelt.device.target import Target
 
 __all__ = [
+    "Chip",
+    "ChipLost",
+    "Grid",
+    "KernelModule",
+    "Launch",
     "Target",
     "check_launched",
     "check_wanted",
