@@ -83,7 +83,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "symbolic_decomps",
         "memory_peak",
     ),
-    "dispatch": ("tensors", "operators", "autocast", "module", "files", "device"),
+    "dispatch": ("tensors", "operators", "autocast", "streams", "module", "files", "copies", "accelerator", "device"),
     "lazy": (
         "lines",
         "signatures",

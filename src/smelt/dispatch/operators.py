@@ -20,6 +20,7 @@ _PYTORCHS = frozenset(
         *("_fw_primal", "_make_dual", "_unpack_dual", "_version", "is_same_size", "sym_size", "sym_stride"),
         *("sym_numel", "sym_storage_offset", "size", "stride", "storage_offset", "numel", "dim", "requires_grad_"),
         *("retain_grad", "is_leaf", "output_nr", "set_data", "_backward", "record_stream", "rename_", "rename"),
+        "_pack_padded_sequence",  # made of other operators; how many steps a batch has is for the host
     }
 )
 

@@ -148,9 +148,8 @@ class _Call:
             return type(value)([self.wrapped(item) for item in value])
         if not isinstance(value, torch.Tensor):
             return value
-        if value.layout is not torch.strided:
-            name = self._recorder.device_type
-            raise NotImplementedError(f"the device {name!r} has no tensors of layout {value.layout}")
+        if (kind := _strange_kind(value)) is not None:
+            raise NotImplementedError(f"the device {self._recorder.device_type!r} has no {kind}")
         for lazy, real, _ in self.given:
             if real is value:
                 return lazy
@@ -165,3 +164,12 @@ class _Call:
         if value.storage_offset() or value.untyped_storage().nbytes() != reach:
             value = value.clone()
         return self._recorder.wrap(value)
+
+
+def _strange_kind(tensor: torch.Tensor) -> str | None:
+    """What a tensor is that a storage and strides do not describe."""
+    if tensor.is_nested:
+        return "nested tensors"
+    if tensor.is_quantized:
+        return "quantized tensors"
+    return None if tensor.layout is torch.strided else f"tensors of layout {tensor.layout}"

@@ -29,6 +29,8 @@ def describe_call(
     named = {name: _as_ghost(value, device) for name, value in kwargs.items() if name != "device"}
     if known.takes_device:
         named["device"] = device
+    if any(value in _QUANTIZED for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)):
+        raise Undescribed(f"{known.operator} makes quantized tensors")
     try:
         template = described(known.operator, ghosts, named, device)
     except Exception as error:
@@ -41,6 +43,8 @@ def describe_call(
     form = None if isinstance(template, _SPECS) else type(template)
     return results, tuple if form is not list and form is not None else form
 
+
+_QUANTIZED = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 _SPECS = (UnplacedSpec, TensorSpec)
 

@@ -8,6 +8,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from smelt.base.unseen import unseen
 from smelt.device.host_library import on_host
+from smelt.dispatch.accelerator import answer_for_accelerator
+from smelt.dispatch.copies import keep_sharing
 from smelt.dispatch.device import claim
 from smelt.dispatch.files import register_files
 from smelt.dispatch.module import DeviceModule
@@ -27,6 +29,7 @@ class LazyModule(DeviceModule):
 
 
 _owners: list[LazyOwner] = []
+_held: list[Any] = []  # registrations, which end when they die
 
 
 @unseen
@@ -44,6 +47,8 @@ def make_owner(name: str, real: torch.device, compiler: GraphCompiler) -> LazyOw
     claim(name, owner, module)
     register_files(name, lambda whole: owner.recorder.wrap(whole.to(real)))
     keep_parameters(name)
+    keep_sharing(name)
+    _held.extend(answer_for_accelerator(name, module, real))
     # A loop whose values nobody needs would be recorded round after round; its rounds end here.
     if not _owners:
         register_optimizer_step_post_hook(after_optimizer_step)

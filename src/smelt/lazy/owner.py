@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt.dispatch import tensors
+from smelt.dispatch.module import check_index
 from smelt.dispatch.tensors import layout_of
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy import recurrent
@@ -81,8 +82,10 @@ class LazyOwner:
         if not known.returns_tensors:
             return self.at_once.call(known, args, kwargs, f"{operator} needs numbers")
         recorder = self.recorder
-        if known.takes_device and (device := kwargs.get("device")) is not None and device.type != recorder.device_type:
-            return operator(*map(_without_data, args), **kwargs)  # `empty_like(x, device="cpu")`: it reads no numbers
+        if known.takes_device and (device := kwargs.get("device")) is not None:
+            if device.type != recorder.device_type:  # `empty_like(x, device="cpu")`: it reads no numbers
+                return operator(*map(_without_data, args), **kwargs)
+            check_index(device.index)
         try:
             found = recorder.record(known, args, kwargs)
         except Foreign:
@@ -123,13 +126,19 @@ class LazyOwner:
     # Memory.
 
     def _empty(self, size: Any, *, memory_format: Any = None, **options: Any) -> torch.Tensor:
+        self._check(options)
         chosen = memory_format or torch.contiguous_format
         like = torch.empty(size, dtype=options.get("dtype"), memory_format=chosen, device="meta")
         return self.recorder.empty(layout_of(like))
 
     def _empty_strided(self, size: Any, stride: Any, **options: Any) -> torch.Tensor:
+        self._check(options)
         dtype = options.get("dtype") or torch.get_default_dtype()
         return self.recorder.empty((torch.Size(size), tuple(stride), 0, dtype))
+
+    def _check(self, options: Mapping[str, Any]) -> None:
+        device = options.get("device")
+        check_index(None if device is None else device.index)
 
     def _set(self, tensor: torch.Tensor, storage: Any, offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
         if not stride and size:
@@ -160,6 +169,8 @@ class LazyOwner:
     def _to_copy(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
         device = options.get("device") or tensor.device
         options = {name: value for name, value in options.items() if name not in ("device", "pin_memory")}
+        if device.type == self.recorder.device_type:
+            check_index(device.index)
         if not self.recorder.is_ours(tensor):  # from the host
             real = aten._to_copy.default(tensor.detach(), device=self.recorder.real_device, **options)
             return self.recorder.wrap(real)

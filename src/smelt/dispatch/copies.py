@@ -1,0 +1,58 @@
+"""Deep copies of tensors of our device: what shares memory shares it in the copy, as on the CPU.
+
+    x, row = copy.deepcopy((x, x[1]))         row is a part of the new x
+
+PyTorch copies tensors of some devices one by one, by their names, and a storage by an allocator that a device written
+in Python has not. Parameters are copied one by one on every device.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.dispatch import tensors
+
+
+def keep_sharing(name: str) -> None:
+    """In copies of tensors and storages of the device of this name."""
+    tensor: Any = torch.Tensor
+    storage: Any = torch.UntypedStorage
+    tensor.__deepcopy__ = _copying(torch.Tensor.__deepcopy__, name)
+    storage.clone = _cloning(torch.UntypedStorage.clone, name)
+
+
+def _copying(copied: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(copied)
+    def copying(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+        is_known = id(tensor) in memo
+        made = copied(tensor, memo)
+        if is_known or tensor.device.type != name or tensor.is_conj() or tensor.is_neg():
+            return made
+        storage: Any = tensor.untyped_storage()
+        shared = memo.get(storage._cdata)
+        if shared is None:
+            is_whole = tensors.bytes_of(*tensors.layout_of(tensor)) == storage.nbytes() and not tensor.storage_offset()
+            if is_whole and made.stride() == tensor.stride():
+                memo[storage._cdata] = made.untyped_storage()
+                return made
+            shared = memo[storage._cdata] = storage.clone()
+        offset: Any = tensor.storage_offset()
+        tensors.set_layout(made, shared, offset, tensor.shape, tensor.stride())
+        return made
+
+    return copying
+
+
+def _cloning(cloned: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(cloned)
+    def cloning(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        if storage.device.type != name:
+            found: torch.UntypedStorage = cloned(storage)
+            return found
+        with torch.no_grad():
+            whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            return whole.clone().untyped_storage()
+
+    return cloning
