@@ -10,7 +10,7 @@ import smelt
 
 @pytest.fixture(autouse=True)
 def lazy() -> Iterator[torch.device]:
-    device = smelt.lazy.enable()
+    device = smelt.lazy.enable(background=False)
     smelt.lazy.step()
     yield device
     smelt.lazy.step()

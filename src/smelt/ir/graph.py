@@ -81,6 +81,21 @@ GraphCompiler = Callable[[Traced], Callable[..., "tuple[object, ...]"]]
 
 
 @runtime_checkable
+class Sized(Protocol):
+    """What a compiled graph with dynamic shapes is a method of."""
+
+    def prepare(self, *inputs: Any) -> None:
+        """Make what a call with such inputs would make first."""
+
+
+def prepare(run: Callable[..., Any], inputs: Iterable[Any]) -> None:
+    """Let a compiled graph be ready for a call with inputs like these, which need no data."""
+    owner = getattr(run, "__self__", None)
+    if isinstance(owner, Sized):
+        owner.prepare(*inputs)
+
+
+@runtime_checkable
 class PersistentCompiler(Protocol):
     """A `GraphCompiler` that can serialize its graphs, and load what an earlier process compiled of them."""
 

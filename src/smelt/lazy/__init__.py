@@ -30,9 +30,10 @@ def use_compiler(make: "Callable[[], GraphCompiler]") -> None:
     _make_compiler = make
 
 
-def enable(on: str = "cpu") -> "torch.device":
+def enable(on: str = "cpu", *, background: bool | None = None) -> "torch.device":
     """Make the device `"lazy"`, whose operators are recorded and run on the device `on`; returns it.
 
+    `background`: a new graph runs operator by operator while it is compiled (the default), or waits for that (False).
     May be called again with the same `on`. It cannot be undone: PyTorch has one device of this kind in a process.
     """
     global _owner
@@ -49,6 +50,8 @@ def enable(on: str = "cpu") -> "torch.device":
         raise SmeltError(
             "SM070", f"lazy tensors run on {_owner.recorder.real_device} in this process, and cannot run on {real} too"
         )
+    if background is not None:
+        _owner.runs.background = background
     return _owner.recorder.device
 
 

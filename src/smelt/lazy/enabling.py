@@ -14,7 +14,6 @@ from smelt.dispatch.device import claim
 from smelt.dispatch.files import register_files
 from smelt.dispatch.module import DeviceModule
 from smelt.ir.graph import GraphCompiler
-from smelt.lazy import programs
 from smelt.lazy.moved_modules import keep_parameters
 from smelt.lazy.owner import LazyOwner
 
@@ -54,10 +53,5 @@ def make_owner(name: str, real: torch.device, compiler: GraphCompiler) -> LazyOw
         register_optimizer_step_post_hook(after_optimizer_step)
     _owners.append(owner)
     lock = owner.recorder.lock
-    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lambda: _in_child(owner))
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return owner
-
-
-def _in_child(owner: LazyOwner) -> None:
-    programs.forget_worker()
-    owner.recorder.lock.release()

@@ -1,7 +1,8 @@
 """A recorded path as a torch-level graph: the steps as calls, inputs and numbers that vary as placeholders.
 
 The graph writes in place and takes views as the program did; the stage behind it makes it functional. Its outputs are
-the whole memories that somebody can still see."""
+the whole memories that somebody can still see. Where sizes are symbols, those of inputs are, and arguments that are
+sizes are computed from them."""
 
 import operator
 from collections.abc import Collection, Sequence
@@ -12,21 +13,32 @@ from torch import fx
 
 from smelt.ir.graph import GraphLevel, Traced, add_node
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec
+from smelt.lazy.families import SymbolicSizes, size_arguments
 from smelt.lazy.steps import Fresh, Operand, Ref, Step, View
 from smelt.symbolic.expressions import Expression, Symbol
-from smelt.symbolic.symnode import Formula
+from smelt.symbolic.symnode import Formula, as_number
+
+aten = torch.ops.aten
 
 
 def build(
-    path: Sequence[Step], live: Sequence[int], numbers: Sequence[Any], varying: Collection[int], device: torch.device
+    path: Sequence[Step],
+    live: Sequence[int],
+    numbers: Sequence[Any],
+    varying: Collection[int],
+    device: torch.device,
+    sizes: SymbolicSizes | None = None,
 ) -> Traced:
-    """The graph of a path. Numbers at the places `varying` are inputs, after the tensors; others are constants."""
+    """The graph of a path. Inputs are its tensors, numbers at the places `varying`, then sizes that are `given`."""
     graph = fx.Graph()
     values: dict[int, fx.Node] = {}
-    for step in path:
+    known = _Sizes(graph, sizes)
+    rows = known.rows(path)
+    for step, row in zip(path, rows, strict=True):
         if step.layout is not None:
-            values[step.first_value] = _placeholder(graph, step.layout, len(values), device)
+            values[step.first_value] = known.placeholder(step.layout, row, len(values), device)
     operands = {place: _number(graph, numbers[place], count) for count, place in enumerate(sorted(varying))}
+    known.add_given()
 
     def real(argument: Any) -> Any:
         if isinstance(argument, Ref):
@@ -37,11 +49,12 @@ def build(
             return [real(item) for item in argument]
         return argument
 
-    for step in path:
+    for step, row in zip(path, rows, strict=True):
         if step.operator is None:
             continue
-        args = tuple(map(real, step.args))
-        kwargs = {name: real(value) for name, value in step.kwargs.items()}
+        given_args, given_kwargs = known.arguments(step, row)
+        args = tuple(map(real, given_args))
+        kwargs = {name: real(value) for name, value in given_kwargs.items()}
         node = add_node(graph, "call_function", step.operator, args, kwargs)
         value = step.first_value
         for place, result in enumerate(step.results):
@@ -54,13 +67,6 @@ def build(
     return Traced(graph, GraphLevel.TORCH)
 
 
-def _placeholder(graph: fx.Graph, layout: Any, number: int, device: torch.device) -> fx.Node:
-    shape, stride, offset, dtype = layout
-    node = graph.placeholder(f"input_{number}")
-    set_spec(node, TensorSpec(tuple(shape), tuple(stride), dtype, device, offset))
-    return node
-
-
 def _number(graph: fx.Graph, value: Any, count: int) -> fx.Node:
     node = graph.placeholder(f"number_{count}")
     if isinstance(value, int):
@@ -68,3 +74,119 @@ def _number(graph: fx.Graph, value: Any, count: int) -> fx.Node:
     else:
         set_spec(node, NumberSpec(Formula(None, (), value, f"number_{count}")))
     return node
+
+
+class _Sizes:
+    """Puts symbols into the places of the sizes that change; without any, everything stays as it is."""
+
+    def __init__(self, graph: fx.Graph, sizes: SymbolicSizes | None) -> None:
+        self._graph = graph
+        self._sizes = sizes
+        self._nodes: dict[Expression, Any] = {}  # of what is known by now
+        self._symbol_reads: dict[Expression, Any] = {}
+
+    def rows(self, path: Sequence[Step]) -> list[int]:
+        """Where the sizes of each step begin in the row of the path."""
+        found: list[int] = []
+        place = 0
+        for step in path:
+            found.append(place)
+            if self._sizes is None:
+                continue
+            if step.layout is not None:
+                place += 2 * len(step.layout[0]) + 1
+            else:
+                place += sum(_count(value) for _, value in _sized(step))
+        return found
+
+    def placeholder(self, layout: Any, row: int, number: int, device: torch.device) -> fx.Node:
+        shape, stride, offset, dtype = layout
+        node = self._graph.placeholder(f"input_{number}")
+        if self._sizes is None:
+            set_spec(node, TensorSpec(tuple(shape), tuple(stride), dtype, device, offset))
+            return node
+        symbols = dict(self._sizes.symbols)
+        numbers: list[Any] = []
+        for place, plain in enumerate((*shape, *stride, offset), row):
+            found = self._sizes.expressions.get(place)
+            numbers.append(plain if found is None else as_number(self._sizes.shape_env, found))
+            if place in symbols:
+                dim, count = place - row, len(shape)
+                read = aten.sym_size.int if dim < count else aten.sym_stride.int
+                self._symbol_reads[Expression.of(symbols[place])] = (read, (node, dim % count))
+        count = len(shape)
+        set_spec(node, TensorSpec(tuple(numbers[:count]), tuple(numbers[count:-1]), dtype, device, numbers[-1]))
+        return node
+
+    def add_given(self) -> None:
+        """Sizes that are no input's."""
+        if self._sizes is None:
+            return
+        for place in self._sizes.given:
+            node = self._graph.placeholder(f"given_{place}")
+            what = self._sizes.expressions[place]
+            set_spec(node, NumberSpec(what))
+            self._nodes[what] = node
+        for what, (read, args) in self._symbol_reads.items():
+            self._nodes[what] = self._call(read, args, what)
+
+    def arguments(self, step: Step, row: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._sizes is None:
+            return step.args, step.kwargs
+        place = row
+        found: dict[Any, Any] = {}
+        for name, value in _sized(step):
+            found[name] = self._replaced(value, place)
+            place += _count(value)
+        args = tuple([found.get(number, value) for number, value in enumerate(step.args)])
+        return args, {name: found.get(name, value) for name, value in step.kwargs.items()}
+
+    def _replaced(self, value: Any, place: int) -> Any:
+        assert self._sizes is not None
+        if isinstance(value, tuple | list):
+            made: list[Any] = []
+            for item in value:
+                made.append(self._replaced(item, place))
+                place += _count(item)
+            return made
+        what = self._sizes.expressions.get(place) if type(value) is int else None
+        return value if what is None else self._node(what)
+
+    def _node(self, what: Expression) -> Any:
+        """A sum of products of symbols, computed in the graph."""
+        known = self._nodes.get(what)
+        if known is not None:
+            return known
+        total: Any = None
+        so_far = Expression.of(0)
+        for monomial, factor in what.terms.items():
+            term: Any = factor
+            product = Expression.of(factor)
+            for atom in monomial:
+                product = product * Expression.of(atom)
+                other = self._nodes[Expression.of(atom)]
+                term = other if term == 1 else self._call(operator.mul, (term, other), product)
+            so_far = so_far + product
+            total = term if total is None else self._call(operator.add, (total, term), so_far)
+        self._nodes[what] = total
+        return total
+
+    def _call(self, function: Any, args: tuple[Any, ...], what: Expression) -> fx.Node:
+        node = add_node(self._graph, "call_function", function, args, {})
+        set_spec(node, NumberSpec(what))
+        return node
+
+
+def _sized(step: Step) -> list[tuple[Any, Any]]:
+    """The arguments that are sizes, by position or name, in the order of the row."""
+    assert step.operator is not None
+    sizes = size_arguments(step.operator)
+    names = [argument.name for argument in step.operator._schema.arguments]
+    found: list[tuple[Any, Any]] = [(place, value) for place, value in enumerate(step.args) if names[place] in sizes]
+    return [*found, *((name, value) for name, value in step.kwargs.items() if name in sizes)]
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, tuple | list):
+        return sum(map(_count, value))
+    return int(type(value) is int)

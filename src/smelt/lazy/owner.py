@@ -120,8 +120,8 @@ class LazyOwner:
         with self.recorder.lock:
             line = self.timeline
             pending = self.recorder.now.count
-            kept = tuple(line.runs)
-            return LazyExplanation(kept, line.count, line.compiled, dict(line.fallbacks), dict(line.reasons), pending)
+            kept, compiled = tuple(line.runs), self.runs.programs.compiled
+            return LazyExplanation(kept, line.count, compiled, dict(line.fallbacks), dict(line.reasons), pending)
 
     # Memory.
 

@@ -1,25 +1,38 @@
-"""Programs of recorded paths: compiled once for what is alive at the end, with numbers that change as operands.
+"""Programs of recorded paths: compiled once for what is alive at the end, with numbers and sizes that change as inputs.
 
 A number is a constant of the program until it changes. That is found out in two ways: another run of the same path
 brings another number, or the same line of the program brought another one in an earlier path (an optimizer's first
-step is recorded otherwise than its second, but its numbers come from the same lines)."""
+step is recorded otherwise than its second, but its numbers come from the same lines).
+
+A path that differs in sizes alone from one that was there before is compiled in symbols, and what was compiled then is
+taken for further sizes (`families`). Sizes of 0 and 1 behave unlike all others, so they have programs of their own.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from smelt.base import events
-from smelt.ir.graph import GraphCompiler
+from smelt.ir.graph import GraphCompiler, prepare
+from smelt.lazy.compiling import Job, Worker
+from smelt.lazy.families import Row, Skeletons, SymbolicSizes, in_symbols
 from smelt.lazy.graph import build
 from smelt.lazy.replay import replay
 from smelt.lazy.steps import Step
 
 VARIANTS = 4
 """How many programs are compiled for one path before all its numbers are operands."""
+
+SYMBOLIC = 4
+"""How many programs in symbols are compiled for one family."""
+
+STATIC = 64
+"""How many paths of one family have programs of their own; PyTorch runs further ones, operator by operator."""
+
+ROWS = 8
+"""How many rows of sizes a family remembers."""
 
 Run = Callable[..., tuple[Any, ...]]
 
@@ -48,60 +61,181 @@ class Sites:
 
 
 class Variant:
-    """The program for certain constants; `run` is None where PyTorch runs the path."""
+    """The program for certain constants; `run` is None where PyTorch runs the path. `sizes`: its sizes in symbols."""
 
-    def __init__(self, constants: dict[int, Any], varying: tuple[int, ...], run: Run | None) -> None:
+    def __init__(
+        self, constants: dict[int, Any], varying: tuple[int, ...], run: Run | None, sizes: SymbolicSizes | None = None
+    ) -> None:
         self.constants = constants
         self.varying = varying
         self.run = run
+        self.sizes = sizes
 
     def fits(self, numbers: Sequence[Any]) -> bool:
         return all(exact(numbers[place]) == value for place, value in self.constants.items())
+
+    def beside(self, row: Row, numbers: Sequence[Any]) -> list[Any]:
+        """Inputs of the program after the tensors."""
+        found = [numbers[place] for place in self.varying]
+        return found if self.sizes is None else [*found, *[row[place] for place in self.sizes.given]]
+
+
+class Family:
+    """Paths of one skeleton with the same values alive. Only the thread that compiles writes it."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.symbolic: list[Variant] = []
+        self.static = 0
+        self.refused = 0
+
+
+class Programs:
+    """All that was compiled, and what compiles."""
+
+    def __init__(self, compiler: GraphCompiler, device: torch.device) -> None:
+        self._compiler = compiler
+        self._device = device
+        self.worker = Worker()
+        self.compiled = 0
+        self.forget()
+
+    def forget(self) -> None:
+        self._sites = Sites()
+        self._skeletons = Skeletons()
+        self._families: dict[Any, Family] = {}
+
+    def of(self, step: Step, live: tuple[int, ...], numbers: Sequence[Any]) -> "PathProgram":
+        """What was compiled for the path up to a step, which decides what types its numbers are."""
+        found: PathProgram | None = step.programs.get(live)
+        if found is None:
+            path = step.path()
+            skeleton, row = self._skeletons.read(path, numbers)
+            family = self._families.setdefault((skeleton, live), Family())
+            found = step.programs[live] = PathProgram(path, live, row, family)
+        return found
+
+    def job(self, program: "PathProgram", numbers: Sequence[Any]) -> Job:
+        """Make the variant of a path for these numbers."""
+        kept = list(numbers)
+        return self.worker.submit(lambda: self._made(program, kept))
+
+    # On the thread that compiles.
+
+    def _made(self, program: "PathProgram", numbers: Sequence[Any]) -> tuple[Variant, bool]:
+        """The variant, and whether it was compiled."""
+        varying = self._sites.varying(program.path, numbers)
+        for known in program.family.symbolic:
+            if known.sizes is not None and known.sizes.fits(program.row) and known.fits(numbers):
+                if self._prepared(program, known, numbers):
+                    return known, False
+                break
+        family = program.family
+        made = self._symbolic(program, numbers, varying) or self._static(program, numbers, varying)
+        if program.row not in family.rows:
+            family.rows = [*family.rows[1 - ROWS :], program.row]
+        return made, made.run is not None
+
+    def _prepared(self, program: "PathProgram", known: Variant, numbers: Sequence[Any]) -> bool:
+        """Whether a program in symbols is ready for the sizes of a path now."""
+        assert known.run is not None
+        try:
+            prepare(known.run, (*program.examples(), *known.beside(program.row, numbers)))
+        except Exception as error:
+            self._failed(program, error)
+            return False
+        return True
+
+    def _symbolic(self, program: "PathProgram", numbers: Sequence[Any], varying: set[int]) -> Variant | None:
+        """In symbols, if there was a path of other sizes and nothing else is in the way."""
+        family = program.family
+        if not family.rows or len(family.symbolic) >= SYMBOLIC or family.refused > 1:
+            return None
+        sizes = in_symbols(program.path, program.row, family.rows)
+        if sizes is None:
+            return None
+        for known in family.symbolic:
+            varying |= set(known.varying)
+            varying |= {place for place, value in known.constants.items() if exact(numbers[place]) != value}
+        made = self._compiled(program, numbers, varying, sizes)
+        if made.run is None:
+            family.refused += 1
+            return None
+        family.symbolic.insert(0, made)
+        return made
+
+    def _static(self, program: "PathProgram", numbers: Sequence[Any], varying: set[int]) -> Variant:
+        if program.family.static >= STATIC:
+            return Variant({}, (), None)
+        for known in program.variants:
+            varying |= {place for place, value in known.constants.items() if exact(numbers[place]) != value}
+            varying |= set(known.varying)
+        if len(program.variants) >= VARIANTS:
+            varying = set(range(len(numbers)))
+        made = self._compiled(program, numbers, varying)
+        program.family.static += not program.variants
+        return made
+
+    def _compiled(
+        self, program: "PathProgram", numbers: Sequence[Any], varying: set[int], sizes: SymbolicSizes | None = None
+    ) -> Variant:
+        can_vary = {place for place, value in enumerate(numbers) if type(value) in (int, float)}
+        run: Run | None = None
+        for attempt in (varying & can_vary, set[int]()):
+            try:
+                traced = build(program.path, program.live, numbers, attempt, self._device, sizes)
+                run = self._compiler(traced)
+            except Exception as error:
+                self._failed(program, error)
+            if run is not None or not attempt:
+                break
+        constants = {place: exact(value) for place, value in enumerate(numbers) if place not in attempt}
+        self.compiled += run is not None
+        return Variant(constants if run is not None else {}, tuple(sorted(attempt)), run, sizes)
+
+    def _failed(self, program: "PathProgram", error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        events.emit("lazy", f"a graph of {len(program.path)} steps is not compiled: {reason}")
 
 
 class PathProgram:
     """What was compiled for one path with certain values alive at its end."""
 
-    def __init__(self, step: Step, live: tuple[int, ...], device: torch.device) -> None:
-        self.path = step.path()
+    def __init__(self, path: list[Step], live: tuple[int, ...], row: Row, family: Family) -> None:
+        self.path = path
         self.live = live
-        self._device = device
-        self._variants: list[Variant] = []
+        self.row = row
+        self.family = family
+        self.variants: list[Variant] = []
+        self._job: Job | None = None
 
-    def variant(self, numbers: Sequence[Any], compiler: GraphCompiler, sites: Sites) -> tuple[Variant, bool]:
-        """The one for these numbers, and whether it is new."""
-        for known in self._variants:
-            if known.fits(numbers):
-                return known, False
-        made = self._compiled(numbers, compiler, sites)
-        self._variants.insert(0, made)
-        return made, True
+    def examples(self) -> Iterator[torch.Tensor]:
+        """Tensors without data that are like its inputs."""
+        for step in self.path:
+            if step.layout is not None:
+                shape, stride, _, dtype = step.layout
+                yield torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
-    def _compiled(self, numbers: Sequence[Any], compiler: GraphCompiler, sites: Sites) -> Variant:
-        can_vary = {place for place, value in enumerate(numbers) if type(value) in (int, float)}
-        varying = sites.varying(self.path, numbers)
-        for known in self._variants:
-            varying |= {place for place, value in known.constants.items() if exact(numbers[place]) != value}
-            varying |= set(known.varying)
-        if len(self._variants) >= VARIANTS:
-            varying = can_vary
-        for attempt in (varying & can_vary, set()):
-            try:
-                traced = build(self.path, self.live, numbers, attempt, self._device)
-                run: Run | None = _compile(partial(compiler, traced))
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                events.emit("lazy", f"a graph of {len(self.path)} steps is not compiled: {reason}")
-                run = None
-            if run is not None or not attempt:
-                break
-        constants = {place: exact(value) for place, value in enumerate(numbers) if place not in attempt}
-        return Variant(constants if run is not None else {}, tuple(sorted(attempt)), run)
+    def variant(self, numbers: Sequence[Any], programs: Programs, wait: bool) -> tuple[Variant | None, bool]:
+        """The one for these numbers, and whether it was compiled for this call; None while it is compiled."""
+        while True:
+            for known in self.variants:
+                if known.fits(numbers):
+                    return known, False
+            if self._job is None or self._job.is_lost:
+                self._job = programs.job(self, numbers)
+            if not wait and not self._job.is_done:
+                return None, False
+            made, compiled = self._job.wait()
+            self._job = None
+            self.variants.insert(0, made)
+            if made.fits(numbers):
+                return made, compiled and wait
 
     def run(self, variant: Variant, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[Any]:
         if variant.run is None:
             return self.replayed(inputs, numbers)
-        return variant.run(*inputs, *[numbers[place] for place in variant.varying])
+        return variant.run(*inputs, *variant.beside(self.row, numbers))
 
     def replayed(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
         values = replay(self.path, inputs, numbers, set(self.live))
@@ -111,22 +245,3 @@ class PathProgram:
 def exact(number: Any) -> Any:
     """A number as something that tells -0.0 from 0.0 and 1 from True, and finds nan again."""
     return number if type(number) is int else repr(number)
-
-
-_worker: ThreadPoolExecutor | None = None
-
-
-def _compile(compiling: Callable[[], Run]) -> Run:
-    """On a thread of its own: the caller may be inside of PyTorch's dispatcher, with modes of the program's on."""
-    global _worker
-    if _worker is None:
-        _worker = ThreadPoolExecutor(1, thread_name_prefix="smelt-lazy")
-    return _worker.submit(compiling).result()
-
-
-def forget_worker() -> None:
-    """A forked process has no threads of its parent's."""
-    global _worker
-    _worker = None
-
-

@@ -2,9 +2,12 @@
 
     recording ── who is alive? ──► the program of its path ── run ──► memories become real ──► a new recording
 
-If the program raises, the path is run again operator by operator, from the same inputs: a program writes its inputs
+While its program is compiled a path runs operator by operator, as eager would have: the program does not wait, unless
+it was asked to. If a program raises, the path is run again that way, from the same inputs: a program writes its inputs
 when nothing in it can fail any more. The operator that raises is named with the line that recorded it. What was
-recorded before it is there, as in eager; what was recorded after it is lost, and says so to whoever asks."""
+recorded before it is there, as in eager; what was recorded after it is lost, and says so to whoever asks.
+
+Ctrl-C does not end a run half way. It ends the wait for a program: nothing has run then, and nothing is lost."""
 
 import time
 from collections.abc import Sequence
@@ -15,25 +18,35 @@ import torch
 from smelt.base.events import counters
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy import lines
+from smelt.lazy.interruptions import uninterrupted
 from smelt.lazy.memory import Memory
-from smelt.lazy.programs import PathProgram, Sites, Variant
+from smelt.lazy.programs import PathProgram, Programs, Variant
 from smelt.lazy.recorder import Recorder, Recording
 from smelt.lazy.replay import Failed
 from smelt.lazy.steps import Step
 from smelt.lazy.timeline import LazyRun, Timeline
 
+Alive = Sequence[tuple[int, Memory]]
+
 
 class Runs:
-    """Turns recordings into numbers."""
+    """Turns recordings into numbers. `background`: programs are compiled while others run."""
 
     def __init__(self, recorder: Recorder, compiler: GraphCompiler, timeline: Timeline) -> None:
         self._recorder = recorder
-        self._compiler = compiler
         self._timeline = timeline
-        self._sites = Sites()
+        self._root = recorder.root
+        self.programs = Programs(compiler, recorder.real_device)
+        self.background = True
 
     def forget(self) -> None:
-        self._sites = Sites()
+        self.programs.worker.wait()
+        self.programs.forget()
+
+    @property
+    def _waits(self) -> bool:
+        """Programs and operators may round differently, and which of them runs would be a matter of time."""
+        return not self.background or torch.are_deterministic_algorithms_enabled()
 
     def run(self, reason: str) -> None:
         """Run what is recorded; the recorder's lock is held."""
@@ -45,41 +58,61 @@ class Runs:
         if not live and not _writes(now.step.path()):
             self._recorder.begin()
             return
-        program = now.step.programs.get(live)
-        if program is None:
-            program = now.step.programs[live] = PathProgram(now.step, live, self._recorder.real_device)
-        with torch._C._InferenceMode(False), torch._C.DisableTorchFunction(), torch.no_grad():
-            self._run(program, now, alive, reason)
-
-    def _run(self, program: PathProgram, now: Recording, alive: Sequence[tuple[int, Memory]], reason: str) -> None:
+        if self._recorder.root is not self._root:
+            self._root = self._recorder.root
+            self.programs.forget()
         started, kernels = time.perf_counter(), counters["kernels"]
-        variant, is_new = program.variant(now.numbers, self._compiler, self._sites)
+        program = self.programs.of(now.step, live, now.numbers)
+        variant, is_new = program.variant(now.numbers, self.programs, self._waits)
+        with (
+            uninterrupted(),
+            torch._C._DisableTorchDispatch(),
+            torch._C._InferenceMode(False),
+            torch._C.DisableTorchFunction(),
+            torch.no_grad(),
+        ):
+            self._run(program, variant, now, alive)
+        how = _how(variant, is_new)
+        took = (time.perf_counter() - started) * 1000
+        made = counters["kernels"] - kernels if is_new else 0
+        line = str(lines.here() or "an unknown line")
+        shape = (now.count, len(now.inputs), len(alive))
+        self._timeline.add(LazyRun(self._timeline.count + 1, reason, line, *shape, how, made, took))
+
+    def _run(self, program: PathProgram, variant: Variant | None, now: Recording, alive: Alive) -> None:
         inputs: list[Any] = [memory.real for memory in now.inputs]
         try:
             results = self._results(program, variant, inputs, now.numbers)
+            for (_, memory), real in zip(alive, results, strict=True):
+                memory.real = _adopted(real, memory)
         except Failed as failed:
-            self._recorder.begin()
             _keep_what_is(failed, alive)
             raise _named(failed) from None
-        for (_, memory), real in zip(alive, results, strict=True):
-            memory.real = _adopted(real, memory)
-        self._recorder.begin()
-        how = "eager" if variant.run is None else "compiled" if is_new else "cached"
-        took = (time.perf_counter() - started) * 1000
-        made = counters["kernels"] - kernels
-        line = str(lines.here() or "an unknown line")
-        shape = (now.count, len(inputs), len(alive))
-        self._timeline.add(LazyRun(self._timeline.count + 1, reason, line, *shape, how, made, took))
+        except BaseException as error:  # whatever it is, this must not run a second time
+            for _, memory in alive:
+                if memory.real is None:
+                    memory.lost = RuntimeError(f"this value was not computed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            self._recorder.begin()
 
     def _results(
-        self, program: PathProgram, variant: Variant, inputs: Sequence[Any], numbers: Sequence[Any]
+        self, program: PathProgram, variant: Variant | None, inputs: Sequence[Any], numbers: Sequence[Any]
     ) -> Sequence[Any]:
+        if variant is None:
+            return program.replayed(inputs, numbers)
         try:
             return program.run(variant, inputs, numbers)
         except Failed:
             raise
         except Exception:
             return program.replayed(inputs, numbers)
+
+
+def _how(variant: Variant | None, is_new: bool) -> str:
+    if variant is None:
+        return "meanwhile"
+    return "eager" if variant.run is None else "compiled" if is_new else "cached"
 
 
 def _writes(path: Sequence[Step]) -> bool:

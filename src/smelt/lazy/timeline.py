@@ -19,7 +19,7 @@ class LazyRun:
     operators: int
     inputs: int
     outputs: int
-    how: str  # "compiled", "cached" or "eager"
+    how: str  # "compiled", "cached", "meanwhile": by operators, while it is compiled, or "eager": by operators
     kernels: int
     milliseconds: float
 
@@ -37,14 +37,12 @@ class Timeline:
         self.runs: deque[LazyRun] = deque(maxlen=KEPT)
         self.fallbacks: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
-        self.compiled = 0
         self.count = 0
 
     def add(self, run: LazyRun) -> None:
         self.runs.append(run)
         self.reasons[run.reason] += 1
         self.count += 1
-        self.compiled += run.how == "compiled"
         events.emit("lazy", str(run))
 
     def fall_back(self, operator: str, reason: str) -> None:

@@ -201,6 +201,9 @@ COMPUTED = "computed"
 FROM_DATA = "from data"
 """The origin of a size that an operator of the graph decides by its data: known once the operator has run."""
 
+AS_SIZE = "as a size"
+"""The origin of an integer from outside that is known to be a size: of no use as a tensor of one element."""
+
 
 class DataDependent(RuntimeError):
     """The answer depends on a number that only running the graph can tell."""

@@ -15,7 +15,7 @@ from torch import fx
 
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of
-from smelt.symbolic.expressions import FROM_DATA, ZERO, Expression, ShapeEnv, Symbol
+from smelt.symbolic.expressions import AS_SIZE, FROM_DATA, ZERO, Expression, ShapeEnv, Symbol
 from smelt.symbolic.symnode import Formula, apply, as_number, example_of, is_symbolic, meaning
 from smelt.symbolic.symsize import from_symbolic, to_symbolic
 
@@ -189,8 +189,9 @@ def _find_dynamic_scalars(traced: Traced) -> list[fx.Node]:
 
 
 def _is_told(spec: NumberSpec) -> bool:
-    """Whether a number is one that data told: most likely it is a size, and it may be 0 or 1."""
-    return isinstance(spec.what, Expression) and any(each.origin is FROM_DATA for each in spec.what.symbols())
+    """Whether a number is a size, or one that data told: most likely it is a size, and it may be 0 or 1."""
+    origins = (FROM_DATA, AS_SIZE)
+    return isinstance(spec.what, Expression) and any(each.origin in origins for each in spec.what.symbols())
 
 
 def _depends_on_given(spec: NumberSpec, traced: Traced) -> bool:
