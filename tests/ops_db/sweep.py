@@ -200,7 +200,7 @@ def work(task: Task, lines: Iterable[str]) -> None:
     targets.use(None, task.target)  # samples say where they are
     _database()
     if task.backend == "lazy":
-        smelt.lazy.enable()
+        smelt.lazy.enable(background=False)
     for line in lines:
         case = Case(**json.loads(line))
         try:

@@ -120,8 +120,9 @@ class LazyOwner:
         with self.recorder.lock:
             line = self.timeline
             pending = self.recorder.now.count
-            kept, compiled = tuple(line.runs), self.runs.programs.compiled
-            return LazyExplanation(kept, line.count, compiled, dict(line.fallbacks), dict(line.reasons), pending)
+            kept, programs = tuple(line.runs), self.runs.programs
+            counts = (line.count, programs.compiled, dict(line.fallbacks), dict(line.reasons))
+            return LazyExplanation(kept, *counts, pending, dict(programs.not_compiled))
 
     # Memory.
 

@@ -20,9 +20,9 @@ from smelt.ir.graph import GraphCompiler
 from smelt.lazy import lines
 from smelt.lazy.interruptions import uninterrupted
 from smelt.lazy.memory import Memory
-from smelt.lazy.programs import PathProgram, Programs, Variant
+from smelt.lazy.paths.programs import PathProgram, Programs, Variant
+from smelt.lazy.paths.replay import Failed
 from smelt.lazy.recorder import Recorder, Recording
-from smelt.lazy.replay import Failed
 from smelt.lazy.steps import Step
 from smelt.lazy.timeline import LazyRun, Timeline
 

@@ -61,6 +61,7 @@ class LazyExplanation:
     fallbacks: dict[str, int]
     reasons: dict[str, int]
     pending: int  # operators recorded and not run
+    not_compiled: dict[str, int]  # graphs that run operator by operator, by the reason
 
     def __str__(self) -> str:
         lines = [f"{self.run_count} runs, {self.compile_count} of them compiled; {self.pending} operators wait"]
@@ -68,4 +69,7 @@ class LazyExplanation:
         if self.fallbacks:
             lines.append("operators that ran at once, by PyTorch:")
             lines += [f"  {name}: {count}" for name, count in sorted(self.fallbacks.items())]
+        if self.not_compiled:
+            lines.append("graphs that were not compiled:")
+            lines += [f"  {reason}: {count}" for reason, count in sorted(self.not_compiled.items())]
         return "\n".join(lines)

@@ -48,7 +48,7 @@ def failure_of(program: Program) -> str | None:
         for draw in range(program.seed * 7, program.seed * 7 + 3):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with smelt.lazy.enable():
+                with smelt.lazy.enable(background=False):
                     lazy = run(_function(cut, exact=False), cut, sizes, draw, exact=False)
                     try:
                         ours: Outcome = HostOutcome(lazy)

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from smelt.base import events
+from smelt.base.errors import warn
 from smelt.ir.graph import GraphCompiler, prepare
-from smelt.lazy.compiling import Job, Worker
-from smelt.lazy.families import Row, Skeletons, SymbolicSizes, in_symbols
-from smelt.lazy.graph import build
-from smelt.lazy.replay import replay
+from smelt.lazy.paths.compiling import Job, Worker
+from smelt.lazy.paths.families import Row, Skeletons, SymbolicSizes, in_symbols
+from smelt.lazy.paths.graph import build
+from smelt.lazy.paths.replay import replay
 from smelt.lazy.steps import Step
 
 VARIANTS = 4
@@ -61,15 +62,22 @@ class Sites:
 
 
 class Variant:
-    """The program for certain constants; `run` is None where PyTorch runs the path. `sizes`: its sizes in symbols."""
+    """The program for certain constants, with `sizes` in symbols; `run` is None where PyTorch runs the path, for this
+    reason."""
 
     def __init__(
-        self, constants: dict[int, Any], varying: tuple[int, ...], run: Run | None, sizes: SymbolicSizes | None = None
+        self,
+        constants: dict[int, Any],
+        varying: tuple[int, ...],
+        run: Run | None,
+        sizes: SymbolicSizes | None = None,
+        reason: str = "",
     ) -> None:
         self.constants = constants
         self.varying = varying
         self.run = run
         self.sizes = sizes
+        self.reason = reason
 
     def fits(self, numbers: Sequence[Any]) -> bool:
         return all(exact(numbers[place]) == value for place, value in self.constants.items())
@@ -98,6 +106,7 @@ class Programs:
         self._device = device
         self.worker = Worker()
         self.compiled = 0
+        self.not_compiled: Counter[str] = Counter()
         self.forget()
 
     def forget(self) -> None:
@@ -166,7 +175,7 @@ class Programs:
 
     def _static(self, program: "PathProgram", numbers: Sequence[Any], varying: set[int]) -> Variant:
         if program.family.static >= STATIC:
-            return Variant({}, (), None)
+            return Variant({}, (), None, None, f"it was compiled for {STATIC} combinations of sizes")
         for known in program.variants:
             varying |= {place for place, value in known.constants.items() if exact(numbers[place]) != value}
             varying |= set(known.varying)
@@ -181,21 +190,37 @@ class Programs:
     ) -> Variant:
         can_vary = {place for place, value in enumerate(numbers) if type(value) in (int, float)}
         run: Run | None = None
+        reason = ""
         for attempt in (varying & can_vary, set[int]()):
             try:
                 traced = build(program.path, program.live, numbers, attempt, self._device, sizes)
                 run = self._compiler(traced)
             except Exception as error:
-                self._failed(program, error)
+                reason = self._failed(program, error)
             if run is not None or not attempt:
                 break
         constants = {place: exact(value) for place, value in enumerate(numbers) if place not in attempt}
         self.compiled += run is not None
-        return Variant(constants if run is not None else {}, tuple(sorted(attempt)), run, sizes)
+        return Variant(constants if run is not None else {}, tuple(sorted(attempt)), run, sizes, reason)
 
-    def _failed(self, program: "PathProgram", error: Exception) -> None:
+    def _failed(self, program: "PathProgram", error: Exception) -> str:
         reason = f"{type(error).__name__}: {error}"
         events.emit("lazy", f"a graph of {len(program.path)} steps is not compiled: {reason}")
+        return reason
+
+    # On the threads of the program.
+
+    def take(self, job: Job) -> tuple[Variant, bool]:
+        """What a job has made. A graph that is not compiled is told of, once for each reason."""
+        try:
+            made, compiled = job.wait()
+        except Exception as error:
+            made, compiled = Variant({}, (), None, None, f"{type(error).__name__}: {error}"), False
+        if made.run is None:
+            self.not_compiled[made.reason] += 1
+            if self.not_compiled[made.reason] == 1:
+                warn(f"SM020: a recorded graph is not compiled and runs operator by operator: {made.reason}")
+        return made, compiled
 
 
 class PathProgram:
@@ -226,7 +251,7 @@ class PathProgram:
                 self._job = programs.job(self, numbers)
             if not wait and not self._job.is_done:
                 return None, False
-            made, compiled = self._job.wait()
+            made, compiled = programs.take(self._job)
             self._job = None
             self.variants.insert(0, made)
             if made.fits(numbers):

@@ -13,7 +13,7 @@ from torch import fx
 
 from smelt.ir.graph import GraphLevel, Traced, add_node
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec
-from smelt.lazy.families import SymbolicSizes, size_arguments
+from smelt.lazy.paths.families import SymbolicSizes, size_arguments
 from smelt.lazy.steps import Fresh, Operand, Ref, Step, View
 from smelt.symbolic.expressions import Expression, Symbol
 from smelt.symbolic.symnode import Formula, as_number
