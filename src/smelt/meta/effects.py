@@ -134,17 +134,24 @@ def effect_of(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """The same of a call that is not in a graph yet; its arguments may be nodes or values."""
     if not isinstance(target, torch._ops.OpOverload):
         return "is not an ATen operator"
-    if not _is_known(target):
-        return RANDOM if draws_random(target, args, kwargs) else "is a custom operator, which may do anything"
-    if target._schema.is_mutable:
-        return "writes an argument"
-    if not target._schema.returns:
-        return CHECK
+    always, depends = _effect(target)
+    if not depends:
+        return always
     if quietly_written(target, args):
         return QUIET_WRITE
-    if draws_random(target, args, kwargs):
-        return RANDOM
-    return None
+    return RANDOM if draws_random(target, args, kwargs) else always
+
+
+@cache
+def _effect(target: torch._ops.OpOverload) -> tuple[str | None, bool]:
+    """The effect of an operator, and whether it may have another that depends on what it is given."""
+    if not _is_known(target):
+        return "is a custom operator, which may do anything", is_random(target)
+    if target._schema.is_mutable:
+        return "writes an argument", False
+    if not target._schema.returns:
+        return CHECK, False
+    return None, is_random(target) or target in _QUIET_WRITERS
 
 
 def quietly_written(target: object, args: Sequence[Any]) -> tuple[Any, ...]:

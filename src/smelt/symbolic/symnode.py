@@ -434,9 +434,12 @@ def _formula(shape_env: ShapeEnv, function: Callable[..., Any], operands: tuple[
     return made
 
 
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 def is_symbolic(number: object) -> bool:
     """Whether this is a number of ours that differs from call to call."""
-    return isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool) and isinstance(number.node, Node)
+    return isinstance(number, _NUMBERS) and isinstance(number.node, Node)
 
 
 def example_of(number: Any) -> Any:
@@ -446,6 +449,8 @@ def example_of(number: Any) -> Any:
 
 def surely_equal(left: Any, right: Any) -> bool:
     """Whether two sizes are equal whatever their symbols are; guards nothing."""
+    if type(left) is int and type(right) is int:  # most are
+        return left == right
     if not (is_symbolic(left) or is_symbolic(right)):
         return bool(left == right)
     shape_env: ShapeEnv = (left if is_symbolic(left) else right).node.env

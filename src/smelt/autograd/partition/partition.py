@@ -155,23 +155,28 @@ def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
 def _reasons(problem: Problem, saved: Sequence[fx.Node]) -> dict[fx.Node, str]:
     copied = "; eager does not save it, so a copy is saved where the program may modify it in-place"
     heavy = cache(recomputable)  # many values depend on the same ones
-    return {node: _why_saved(node, heavy) + (copied if node in problem.may_be_mutated else "") for node in saved}
+    kept = frozenset(saved)
+    return {node: _why_saved(node, heavy, kept) + (copied if node in problem.may_be_mutated else "") for node in saved}
 
 
-def _why_saved(node: fx.Node, heavy: Callable[[fx.Node], str | None]) -> str:
+def _why_saved(node: fx.Node, heavy: Callable[[fx.Node], str | None], kept: Collection[fx.Node]) -> str:
     reason = heavy(node)
     if reason is not None:
         return reason
-    behind = _heavy_behind(node, heavy)
-    names = [f"{found.name} ({heavy(found)}, {bytes_of(found)} bytes)" for found in behind[:2]]
+    behind = _behind(node, heavy, kept)
+    names = [f"{found.name} ({heavy(found) or 'saved too'}, {bytes_of(found)} bytes)" for found in behind[:2]]
     more = f" and {len(behind) - 2} more" if len(behind) > 2 else ""
     return f"cheaper to save than what it is computed from: {', '.join(names)}{more}"
 
 
-def _heavy_behind(node: fx.Node, heavy: Callable[[fx.Node], str | None]) -> list[fx.Node]:
-    """The nearest values that a cheap one depends on and that are not recomputed, the largest first."""
-    found = needed_for([node], stop=lambda node: heavy(node) is not None)
-    return sorted((value for value in found if heavy(value)), key=lambda value: (-bytes_of(value), value.name))
+def _behind(node: fx.Node, heavy: Callable[[fx.Node], str | None], kept: Collection[fx.Node]) -> list[fx.Node]:
+    """The nearest values that a cheap one depends on and that are saved or not recomputed, the largest first."""
+
+    def ends(value: fx.Node) -> bool:
+        return value is not node and (value in kept or heavy(value) is not None)
+
+    found = needed_for([node], stop=ends)
+    return sorted(filter(ends, found), key=lambda value: (-bytes_of(value), value.name))
 
 
 def split(
