@@ -98,6 +98,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "at_once",
         "recurrent",
         "owner",
+        "block",
         "moved_modules",
         "enabling",
     ),

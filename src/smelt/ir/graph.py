@@ -82,17 +82,19 @@ GraphCompiler = Callable[[Traced], Callable[..., "tuple[object, ...]"]]
 
 @runtime_checkable
 class Sized(Protocol):
-    """What a compiled graph with dynamic shapes is a method of."""
+    """What a compiled graph with dynamic shapes or numbers is a method of. Inputs need no data here."""
+
+    def is_ready(self, *inputs: Any) -> bool:
+        """Whether a call with such inputs would run, and make nothing first."""
 
     def prepare(self, *inputs: Any) -> None:
         """Make what a call with such inputs would make first."""
 
 
-def prepare(run: Callable[..., Any], inputs: Iterable[Any]) -> None:
-    """Let a compiled graph be ready for a call with inputs like these, which need no data."""
+def sized(run: Callable[..., Any]) -> Sized | None:
+    """What makes versions of a compiled graph, if there are several."""
     owner = getattr(run, "__self__", None)
-    if isinstance(owner, Sized):
-        owner.prepare(*inputs)
+    return owner if isinstance(owner, Sized) else None
 
 
 @runtime_checkable

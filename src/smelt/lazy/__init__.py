@@ -8,13 +8,16 @@
 `docs/lazy.md` says when to use this instead of `smelt.compile`, and what makes recorded operators run.
 """
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
     from smelt.ir.graph import GraphCompiler
+    from smelt.lazy.block import LazyBlock
     from smelt.lazy.owner import LazyOwner
     from smelt.lazy.timeline import LazyExplanation
 
@@ -72,7 +75,7 @@ def tensor(data: Any, **options: Any) -> "torch.Tensor":
 
 def step() -> None:
     """Run what was recorded: the end of a round of a loop that needs no value."""
-    _enabled().run("smelt.lazy.step()")
+    _enabled().settle("smelt.lazy.step()")
 
 
 def forget() -> None:
@@ -84,3 +87,17 @@ def forget() -> None:
 def explain() -> "LazyExplanation":
     """What ran so far, why and from which line, what fell back to PyTorch, and what is recorded and waits."""
     return _enabled().explain()
+
+
+class _Callable(ModuleType):
+    """This module: `smelt.lazy.enable()`, and `with smelt.lazy():`."""
+
+    def __call__(self) -> "LazyBlock":
+        """A context in which what happens to tensors of the CPU is recorded, and run when a value is needed."""
+        owner = _enabled()
+        from smelt.lazy.block import LazyBlock
+
+        return LazyBlock(owner)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -24,7 +24,7 @@ class LazyModule(DeviceModule):
     owner: LazyOwner
 
     def synchronize(self, device: Any = None) -> None:
-        self.owner.run("torch.lazy.synchronize()")
+        self.owner.settle("torch.lazy.synchronize()")
 
 
 _owners: list[LazyOwner] = []

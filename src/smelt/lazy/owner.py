@@ -43,6 +43,7 @@ class LazyOwner:
         self.recorder = Recorder(name, real_device)
         self.runs = Runs(self.recorder, compiler, self.timeline)
         self.at_once = AtOnce(self.recorder, self.runs, self.timeline)
+        self.blocks: list[Any] = []  # the `Shadows` of those that are entered
         self._answers: dict[torch._ops.OpOverload, Answer] = {
             aten.empty.memory_format: self._empty,
             aten.empty_strided.default: self._empty_strided,
@@ -103,6 +104,12 @@ class LazyOwner:
     def run(self, reason: str) -> None:
         with self.recorder.lock:
             self.runs.run(reason)
+
+    def settle(self, reason: str) -> None:
+        """Run what is recorded, and have the numbers where tensors of lazy blocks say that they are."""
+        self.run(reason)
+        for block in list(self.blocks):
+            block.settle(reason)
 
     def end_step(self) -> None:
         """An optimizer has made its step."""

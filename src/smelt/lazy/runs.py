@@ -64,6 +64,8 @@ class Runs:
         started, kernels = time.perf_counter(), counters["kernels"]
         program = self.programs.of(now.step, live, now.numbers)
         variant, is_new = program.variant(now.numbers, self.programs, self._waits)
+        if variant is not None:
+            self.programs.prepare(program, variant, now.numbers)
         with (
             uninterrupted(),
             torch._C._DisableTorchDispatch(),

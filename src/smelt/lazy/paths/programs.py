@@ -9,14 +9,15 @@ taken for further sizes (`families`). Sizes of 0 and 1 behave unlike all others,
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from smelt.base import events
 from smelt.base.errors import warn
-from smelt.ir.graph import GraphCompiler, prepare
+from smelt.dispatch.tensors import Layout
+from smelt.ir.graph import GraphCompiler, sized
 from smelt.lazy.paths.compiling import Job, Worker
 from smelt.lazy.paths.families import Row, Skeletons, SymbolicSizes, in_symbols
 from smelt.lazy.paths.graph import build
@@ -76,6 +77,7 @@ class Variant:
         self.constants = constants
         self.varying = varying
         self.run = run
+        self.sized = None if run is None else sized(run)
         self.sizes = sizes
         self.reason = reason
 
@@ -124,6 +126,14 @@ class Programs:
             found = step.programs[live] = PathProgram(path, live, row, family)
         return found
 
+    def prepare(self, program: "PathProgram", variant: Variant, numbers: Sequence[Any]) -> None:
+        """Have what a run would make first: on the thread for that, with nothing of the program's state."""
+        if variant.sized is None:
+            return
+        beside = variant.beside(program.row, numbers)
+        if not variant.sized.is_ready(*program.examples, *beside):
+            self.worker.submit(lambda: self._prepared(program, variant, numbers)).wait()
+
     def job(self, program: "PathProgram", numbers: Sequence[Any]) -> Job:
         """Make the variant of a path for these numbers."""
         kept = list(numbers)
@@ -147,9 +157,9 @@ class Programs:
 
     def _prepared(self, program: "PathProgram", known: Variant, numbers: Sequence[Any]) -> bool:
         """Whether a program in symbols is ready for the sizes of a path now."""
-        assert known.run is not None
         try:
-            prepare(known.run, (*program.examples(), *known.beside(program.row, numbers)))
+            if known.sized is not None:
+                known.sized.prepare(*program.examples, *known.beside(program.row, numbers))
         except Exception as error:
             self._failed(program, error)
             return False
@@ -232,14 +242,8 @@ class PathProgram:
         self.row = row
         self.family = family
         self.variants: list[Variant] = []
+        self.examples = [_without_data(step.layout) for step in path if step.layout is not None]
         self._job: Job | None = None
-
-    def examples(self) -> Iterator[torch.Tensor]:
-        """Tensors without data that are like its inputs."""
-        for step in self.path:
-            if step.layout is not None:
-                shape, stride, _, dtype = step.layout
-                yield torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
     def variant(self, numbers: Sequence[Any], programs: Programs, wait: bool) -> tuple[Variant | None, bool]:
         """The one for these numbers, and whether it was compiled for this call; None while it is compiled."""
@@ -265,6 +269,12 @@ class PathProgram:
     def replayed(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
         values = replay(self.path, inputs, numbers, set(self.live))
         return [values[value] for value in self.live]
+
+
+def _without_data(layout: Layout) -> torch.Tensor:
+    shape, stride, _, dtype = layout
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
 def exact(number: Any) -> Any:

@@ -78,7 +78,7 @@ class SizedGraph(OpenGraph):
             known = self._versions.get(tuple([read(inputs[place]) for place, read in self._readers]))
             if known is not None:
                 return known(*inputs)
-        values = SymbolValues((leaf, read(inputs[place])) for leaf, (place, read) in self._places.items())
+        values = self._values(inputs)
         run = self._versions.get(self._key(values)) or self._version(values)
         if run is self._eager_run:
             return run(*inputs)
@@ -87,11 +87,17 @@ class SizedGraph(OpenGraph):
 
     __call__.checks_overlap = True  # type: ignore[attr-defined]  # each version does, where it mutates inputs
 
+    def is_ready(self, *inputs: Any) -> bool:
+        """Whether the version that a call with such inputs runs is there; they are asked for nothing but sizes."""
+        return self._key(self._values(inputs)) in self._versions
+
     def prepare(self, *inputs: Any) -> None:
-        """Have the version that a call with such inputs runs; they are asked for nothing but sizes."""
-        values = SymbolValues((leaf, read(inputs[place])) for leaf, (place, read) in self._places.items())
-        if self._key(values) not in self._versions:
-            self._version(values)
+        """Have that version."""
+        if not self.is_ready(*inputs):
+            self._version(self._values(inputs))
+
+    def _values(self, inputs: tuple[Any, ...]) -> SymbolValues:
+        return SymbolValues((leaf, read(inputs[place])) for leaf, (place, read) in self._places.items())
 
     def _key(self, values: Values) -> tuple[Any, ...]:
         key = [values[leaf] for leaf in self._fixed]

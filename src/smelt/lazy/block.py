@@ -1,0 +1,352 @@
+"""`with smelt.lazy():` records what a program does with tensors of the host, which stay where they are.
+
+    with smelt.lazy():
+        y = (x + 1) * 2          recorded; y is a tensor of the CPU with memory that nothing is in yet
+        print(y)                 runs
+    y.numpy()                    at the end of the block everything has run
+
+Each storage that takes part has a shadow on the lazy device: operators are called on shadows. The shadow of a tensor
+from outside has the tensor's own memory, so that writes land there when they run. Shadows of results are computed
+apart, and copied once somebody looks at memory itself (`numpy()`, `data_ptr()`) or the block ends.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from smelt.dispatch import tensors
+from smelt.dispatch.tensors import layout_of, memory_of
+from smelt.lazy.memory import Memory
+from smelt.lazy.signatures import Signature, signature
+
+if TYPE_CHECKING:
+    from smelt.lazy.owner import LazyOwner
+
+aten = torch.ops.aten
+
+# What only changes what a tensor says of itself: no number is read or written.
+_PLAIN = frozenset(
+    {
+        *("t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "swapdims_", "detach_", "detach"),
+        *("alias", "lift", "lift_fresh", "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"),
+        *("_version", "is_same_size", "is_pinned", "_is_zerotensor", "sym_size", "sym_stride", "sym_numel"),
+        *("sym_storage_offset", "size", "stride", "storage_offset", "numel", "dim", "result_type"),
+        *("_conj", "_neg_view", "_fw_primal", "_make_dual", "_unpack_dual", "is_contiguous", "sym_is_contiguous"),
+    }
+)
+
+# What shares memory with its argument though its schema is silent about it.
+_VIEWS = {
+    aten._unsafe_view.default: aten.view.default,
+    aten._reshape_alias.default: aten._reshape_alias.default,
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+
+# Functions of tensors that look at memory, or hand it to somebody who will.
+_LOOKS = frozenset(
+    {
+        *(torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.data_ptr),
+        *(torch.Tensor.untyped_storage, torch.Tensor.storage, torch.Tensor._typed_storage, torch.Tensor.__dlpack__),
+        *(torch.Tensor.share_memory_, torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__, torch.Tensor.pin_memory),
+        *(torch.Tensor.__repr__, torch.Tensor.__format__),
+    }
+)
+_COPIES = frozenset({torch.Tensor.tolist, torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__})  # and keep nothing
+_COPIES |= {torch.Tensor.__repr__, torch.Tensor.__format__}
+
+# These read tensors in lists without an operator.
+_MAKES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor})
+
+
+class Shadow:
+    """The lazy tensor behind a storage of the host. It lives as long as the storage, which it does not hold."""
+
+    def __init__(self, whole: torch.Tensor, storage: torch.UntypedStorage) -> None:
+        self.whole = whole
+        self._address: int = storage._cdata
+
+    @property
+    def memory(self) -> Memory:
+        found: Memory = memory_of(self.whole)
+        return found
+
+    @property
+    def storage(self) -> Any:
+        """The storage, which is there: it holds this."""
+        return torch.UntypedStorage._new_with_weak_ptr(self._address)
+
+
+class LazyBlock:
+    """The context that `smelt.lazy()` returns. One inside of another is part of it."""
+
+    def __init__(self, owner: "LazyOwner") -> None:
+        self._owner = owner
+        self._shadows = Shadows(owner)
+        self._modes: tuple[Any, ...] = ()
+
+    def __enter__(self) -> None:
+        if any(isinstance(mode, _Calls) for mode in _active()):
+            return
+        self._modes = (_Looks(self._shadows), _Calls(self._shadows))
+        self._owner.blocks.append(self._shadows)
+        for mode in self._modes:
+            mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        modes, self._modes = self._modes, ()
+        for mode in reversed(modes):
+            mode.__exit__(*error)
+        if modes:
+            self._owner.blocks.remove(self._shadows)
+            self._shadows.end()
+
+
+def _active() -> list[Any]:
+    return [torch._C._get_dispatch_stack_at(place) for place in range(torch._C._len_torch_dispatch_stack())]
+
+
+class _Looks(TorchFunctionMode):
+    """What reads memory without an operator."""
+
+    def __init__(self, shadows: "Shadows") -> None:
+        super().__init__()
+        self._shadows = shadows
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _LOOKS:
+            self._shadows.settle(f"{function.__name__}() looks at memory")
+            if function not in _COPIES and isinstance(args[0], torch.Tensor) and args[0].layout is torch.strided:
+                with torch._C.DisableTorchFunction():
+                    _storage_of(args[0]).smelt_shared = True
+        elif function in _MAKES and _tensors((*args, *(kwargs or {}).values())):
+            self._shadows.settle(f"{function.__name__}() reads tensors")
+        return function(*args, **(kwargs or {}))
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operators."""
+
+    def __init__(self, shadows: "Shadows") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._shadows = shadows
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._shadows.call(operator, args, kwargs or {})
+
+
+class Shadows:
+    """Calls on tensors of the host, made on the lazy device."""
+
+    def __init__(self, owner: "LazyOwner") -> None:
+        self._owner = owner
+        self._device = owner.recorder.real_device
+        self._results: weakref.WeakSet[Shadow] = weakref.WeakSet()
+        self._outside: dict[int, tuple[torch.Tensor, Any]] = {}  # of the recording `_serial`, by storage
+        self._serial = -1
+
+    def call(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with torch._C.DisableTorchFunction(), self._owner.recorder.lock:
+            name = operator._schema.name.partition("::")[2]
+            if name in _PLAIN and operator.namespace == "aten":
+                return operator(*args, **kwargs)
+            known = signature(operator)
+            call = _ShadowedCall(self)
+            involved = _tensors((*args, *kwargs.values()))
+            if not involved and not known.returns_tensors:
+                return operator(*args, **kwargs)  # it has nothing to do with tensors
+            numbers = bool(involved) and not any(tensor.dim() for tensor in involved)
+            if (known.is_random or numbers) and not any(map(self.has_shadow, involved)):
+                # Of what nothing that waits depends on. Random numbers are drawn as eager draws them, and single
+                # numbers are quicker computed than recorded: an optimizer counts its steps so, and asks for them.
+                return operator(*args, **kwargs)
+            reason = self._why_not(known, args, kwargs)
+            if reason is not None:
+                self.settle(reason)
+                return operator(*args, **kwargs)
+            if known.is_view or operator in _VIEWS:
+                _VIEWS.get(operator, operator)(*call.given(args), **call.given(kwargs))
+                return operator(*args, **kwargs)
+            named = dict(call.given(kwargs))
+            if known.takes_device and (named.get("device") is not None or not call.pairs):
+                named["device"] = self._owner.recorder.device
+                named.pop("pin_memory", None)
+            return call.returned(operator(*call.given(args), **named))
+
+    def _why_not(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        """Why a call is made on the tensors themselves."""
+        operator = known.operator
+        if not known.returns_tensors and operator is not aten._local_scalar_dense.default:
+            return f"{operator} needs numbers"
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type != self._device.type:
+            return f"{operator} is asked for on {device}"
+        if kwargs.get("layout") not in (None, torch.strided):
+            return f"{operator} is asked for as {kwargs['layout']}"
+        if "out" in known.written or operator._overloadname.endswith("out"):
+            return f"{operator} is given memory to write"
+        if operator._schema.name in ("aten::resize_", "aten::set_", "aten::resize_as_", "aten::set_data"):
+            return f"{operator} changes memory itself"
+        for tensor in _tensors((*args, *kwargs.values())):
+            if type(tensor) not in _TYPES or tensor.layout is not torch.strided or tensor.is_quantized:
+                return f"{operator} is given a {type(tensor).__name__} of layout {tensor.layout}"
+            if tensor.device.type != self._device.type:
+                return f"{operator} is given a tensor on {tensor.device}"
+            if tensor.is_conj() or tensor.is_neg():
+                return f"{operator} is given a conjugated or negated view"
+            if _is_shared(_storage_of(tensor)) and known.written:
+                return f"{operator} may write memory that is not PyTorch's alone"
+        return None
+
+    # Tensors.
+
+    def has_shadow(self, tensor: torch.Tensor) -> bool:
+        if tensor.layout is not torch.strided:
+            return False
+        storage = _storage_of(tensor)
+        return hasattr(storage, "smelt_shadow") or (
+            self._serial == self._owner.recorder.now.serial and storage._cdata in self._outside
+        )
+
+    def lazy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A lazy tensor over the shadow of a tensor's storage."""
+        storage = _storage_of(tensor)
+        shadow: Shadow | None = getattr(storage, "smelt_shadow", None)
+        whole = shadow.whole if shadow is not None else self._entered(tensor, storage)
+        shape, stride, offset, dtype = layout_of(tensor)
+        if (shape, stride, offset, dtype) == layout_of(whole):
+            return whole
+        if dtype == whole.dtype:
+            return tensors.view(whole, shape, stride, offset)
+        found: torch.Tensor = tensors.view_as(whole, dtype, shape, stride, offset)
+        return found
+
+    def _entered(self, tensor: torch.Tensor, storage: Any) -> torch.Tensor:
+        """The shadow of a tensor from outside, for as long as this recording lasts."""
+        recorder = self._owner.recorder
+        if self._serial != recorder.now.serial:
+            self._outside, self._serial = {}, recorder.now.serial
+        known = self._outside.get(storage._cdata)
+        if known is not None:
+            return known[0]
+        is_whole = tensor.storage_offset() == 0 and tensors.bytes_of(*layout_of(tensor)) == storage.nbytes()
+        with torch._C._InferenceMode(False), torch.no_grad():
+            real = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            if is_whole and tensor.numel():
+                real.set_(storage, 0, tensor.shape, tensor.stride())
+            else:
+                real.set_(storage, 0, (storage.nbytes() // tensor.dtype.itemsize,), (1,))
+            if _is_shared(storage):  # others may write it before this runs
+                return recorder.wrap(real.clone())
+        whole = recorder.wrap(real)
+        self._outside[storage._cdata] = (whole, storage)
+        return whole
+
+    def result(self, lazy: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host for a result; its memory is filled when somebody looks."""
+        shape, stride, _, dtype = layout_of(lazy)
+        made = torch.empty_strided(shape, stride, dtype=dtype, device=self._device)
+        storage = _storage_of(made)
+        whole = lazy
+        if lazy.storage_offset() or tensors.bytes_of(*layout_of(lazy)) != storage.nbytes():
+            whole = lazy.clone()
+        storage.smelt_shadow = shadow = Shadow(whole, storage)
+        self._results.add(shadow)
+        return made
+
+    # Memory.
+
+    def settle(self, reason: str) -> None:
+        """Run what is recorded, and have the numbers where tensors say that they are."""
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), self._owner.recorder.lock:
+            try:
+                self._owner.run(reason)
+            finally:
+                for shadow in list(self._results):
+                    self._fill(shadow)
+
+    def _fill(self, shadow: Shadow) -> None:
+        memory, storage = shadow.memory, shadow.storage
+        if memory.lost is not None or memory.serial == self._owner.recorder.now.serial:
+            return
+        shape, stride, _, dtype = layout_of(shadow.whole)
+        with torch._C._InferenceMode(False), torch.no_grad():
+            mine = torch.empty(0, dtype=dtype, device=self._device).set_(storage, 0, shape, stride)
+            if memory.real is not None:
+                mine.copy_(memory.view(layout_of(shadow.whole)))
+        self._results.discard(shadow)
+        del storage.smelt_shadow
+
+    def end(self) -> None:
+        """The block ends: nothing waits, and what could not be computed is no number."""
+        try:
+            self.settle("the end of a lazy block")
+        finally:
+            for shadow in list(self._results):
+                shape, stride, _, dtype = layout_of(shadow.whole)
+                storage = shadow.storage
+                with torch._C._InferenceMode(False), torch.no_grad():
+                    mine = torch.empty(0, dtype=dtype, device=self._device).set_(storage, 0, shape, stride)
+                    mine.fill_(float("nan") if dtype.is_floating_point or dtype.is_complex else 0)
+                del storage.smelt_shadow
+            self._results.clear()
+            self._outside = {}
+
+
+_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class _ShadowedCall:
+    """The arguments of one call on lazy tensors, and the way back."""
+
+    def __init__(self, shadows: Shadows) -> None:
+        self._shadows = shadows
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # lazy, of the host
+
+    def given(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            lazy = self._shadows.lazy_of(value)
+            self.pairs.append((lazy, value))
+            return lazy
+        if isinstance(value, tuple | list):
+            return type(value)([self.given(item) for item in value])
+        if isinstance(value, Mapping):
+            return {name: self.given(item) for name, item in value.items()}
+        return value
+
+    def returned(self, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)([self.returned(item) for item in value])
+        if not isinstance(value, torch.Tensor):
+            return value
+        for lazy, host in self.pairs:
+            if lazy is value:
+                return host
+        storage = value.untyped_storage()
+        for lazy, host in self.pairs:
+            if lazy.untyped_storage()._cdata == storage._cdata and lazy.dtype == value.dtype:
+                shape, stride, offset, _ = layout_of(value)
+                return host.as_strided(shape, stride, offset)
+        return self._shadows.result(value)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found += _tensors(value)
+    return found
+
+
+_storage_of: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage
+
+
+def _is_shared(storage: Any) -> bool:
+    """Whether somebody may read or write its memory without an operator: NumPy, another process."""
+    return hasattr(storage, "smelt_shared") or not storage.resizable() or storage.is_shared()
