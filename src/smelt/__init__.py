@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from smelt import compiled_autograd
     from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
     from smelt.autograd.partition import partition
+    from smelt.chips.registration import register_chip
     from smelt.deploy.artifact import Artifact, export
     from smelt.deploy.loaded import load
     from smelt.ir.artifact.machine import Dimension
@@ -61,6 +62,7 @@ __all__ = [
     "partition",
     "record",
     "register_backend",
+    "register_chip",
     "reset",
     "verify",
 ]
@@ -75,6 +77,7 @@ _LATER = {
     "export": "smelt.deploy.artifact",
     "load": "smelt.deploy.loaded",
     "partition": "smelt.autograd.partition.partition",
+    "register_chip": "smelt.chips.registration",
 }
 
 

@@ -390,6 +390,7 @@ _FORGETTING = (
     ("smelt.pipeline.backward.compiled_backward", "forget_backwards"),
     ("smelt.pipeline.cache.pending_reuse", "forget"),
     ("smelt.codegen.build", "forget"),
+    ("smelt.chips.registration", "forget"),
 )
 
 

@@ -41,6 +41,7 @@ CHANNELS: dict[str, str] = {
     "cache": "hits, misses and writes of the disk cache, and why something is not stored",
     "tuning": "which alternatives `mode=\"max-speed\"` has timed, and what it took",
     "lazy": "what made recorded operators of lazy tensors run, and how; what ran at once instead",
+    "fallback": "which operators on a chip's tensors the host computes instead, why, and how much is copied for it",
     "timing": "how long each stage of each compilation took",
 }
 
@@ -70,6 +71,11 @@ COUNTERS: dict[str, str] = {
     "cache_writes": "those written there",
     "cache_unstorable": "those that cannot be stored there",
     "lazy_fallbacks": "operators on lazy tensors that PyTorch ran at once, because nothing describes their results",
+    "chip_calls": "kinds of operator calls that kernels were compiled for, on chips",
+    "chip_fallbacks": "operators on a chip's tensors that the host computed, because there is no kernel for them",
+    "chip_launches": "launches on chips",
+    "chip_copies_in": "copies from the host to chips",
+    "chip_copies_out": "copies from chips to the host",
     "tuned_graphs": "graphs whose alternatives were timed, for `mode=\"max-speed\"`",
 }
 

@@ -45,6 +45,7 @@ MODES = {
 CONVOLUTIONS = ("auto", "library", "products", "channels_last")
 PRODUCTS = ("auto", "library", "own")
 LIBRARY = ("torch", "none")
+KERNELS_FIRST = "rest"  # of `library`, on chips: torch for what no kernel computes, and for nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,10 @@ class Config:
     )
     compiled_autograd: bool = option(
         False, "capture and compile every backward as the autograd engine runs it, hooks included", in_key=False
+    )
+
+    chip_fallback: bool = option(
+        True, "let the host compute, with a warning, what has no kernel on a chip; else raise", in_key=False
     )
 
     def __setattr__(self, name: str, value: object) -> None:

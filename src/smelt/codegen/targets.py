@@ -36,7 +36,7 @@ def _cpu_launcher(code: KernelCode, unaligned: Unaligned) -> _native.Launcher:
     return _native.Launcher(code.address(code.symbol), code.buffers, 0, code.per_thread_workspace)
 
 
-def _cpu_contraction_cycles(kernel: Kernel, name: str = "cpu") -> float | str:
+def contraction_cycles_of(kernel: Kernel, name: str = "cpu") -> float | str:
     from smelt.codegen.cpu.attention import plan as attention
     from smelt.codegen.cpu.products.plan import plan_product, why_not
 
@@ -57,7 +57,7 @@ register(
     generator=_cpu_generator,
     launcher=_cpu_launcher,
     devices=("cpu",),
-    contraction_cycles=_cpu_contraction_cycles,
+    contraction_cycles=contraction_cycles_of,
 )
 
 
@@ -78,7 +78,7 @@ for _processor in PROCESSORS:
         functools.partial(_describe_processor, _processor),
         generator=_cpu_generator,
         devices=("cpu",),
-        contraction_cycles=functools.partial(_cpu_contraction_cycles, name=_processor),
+        contraction_cycles=functools.partial(contraction_cycles_of, name=_processor),
         on_request=True,
     )
 

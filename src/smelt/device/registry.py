@@ -39,6 +39,7 @@ _offers: dict[str, TargetOffer] = {}
 _made: dict[str, Target] = {}
 _by_device: dict[str, str | None] = {}  # type of a device → the target whose kernels run on its tensors
 _choices: dict[str, Callable[[], str | None]] = {}  # type of a device → what knows its target, asked once
+_placed: dict[str, torch.device] = {}  # chips: name of the target → where its tensors are
 _lock = locks.lock()
 
 
@@ -69,11 +70,33 @@ def register(
         _made.pop(name, None)
 
 
+def place(name: str, device: torch.device) -> None:
+    """Kernels for a target run on tensors of a chip's device. Stages see these as the host's: what is decided for the
+    host without its library is decided for chips, and results are laid out and rounded as PyTorch's on the host."""
+    with _native.Held(_lock):
+        _placed[name] = device
+
+
+def device_of(name: str) -> torch.device | None:
+    """The device of the chip that a target is; None for what is no chip."""
+    return _placed.get(name)
+
+
+def has_chips() -> bool:
+    return bool(_placed)
+
+
+def chip_on(device_type: str) -> str | None:
+    """The target of the chip whose tensors are on such devices; None if there is none."""
+    return next((name for name, device in _placed.items() if device.type == device_type), None)
+
+
 def withdraw(name: str) -> None:
     """Take an offer back; devices that it was for have no target until another one is offered for them."""
     with _native.Held(_lock):
         _offers.pop(name, None)
         _made.pop(name, None)
+        _placed.pop(name, None)
         for device in [device for device, found in _by_device.items() if found == name]:
             del _by_device[device]
 

@@ -10,7 +10,7 @@ Operators that the kernels compute at a point anyway (`relu`, `silu`, `clamp`, `
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smelt.base.options import Options
+from smelt.base.options import KERNELS_FIRST, Options
 from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     activations,
     convolutions,
@@ -40,4 +40,4 @@ def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     kernels = options.products == "auto"
     usual = how == "auto" and kernels
     table = DECOMPOSITIONS if usual else {**DECOMPOSITIONS, **convolutions.convolutions_by(how, kernels)}
-    return {**table, **without_library.TABLE} if options.library == "none" else table
+    return {**table, **without_library.TABLE} if options.library in ("none", KERNELS_FIRST) else table

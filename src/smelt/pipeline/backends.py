@@ -16,7 +16,7 @@ from torch import fx
 
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
-from smelt.device import check_launched, check_wanted
+from smelt.device import check_launched, check_wanted, has_chips
 from smelt.ir.graph import GraphCompiler, Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.ghost import GhostTensor
@@ -64,6 +64,8 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
     """One torch-level graph, as an earlier process has left it or through the stages."""
     if has_data_sizes(traced):
         return in_parts(traced, lambda part: compile_llvm(part, options))
+    if has_chips() and (found := _for_chip(traced, options)) is not None:
+        return found
     if options.tune:
         from smelt.pipeline.tuning import tuned
 
@@ -74,6 +76,13 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
     from smelt.pipeline.compile import compile_llvm as compile_by_stages
 
     return compile_by_stages(traced, options, looked_up)
+
+
+def _for_chip(traced: Traced, options: Options) -> Flat | None:
+    from smelt.pipeline.chips import chip_of, compile_for_chip
+
+    name = chip_of(traced)
+    return None if name is None else compile_for_chip(traced, options, name)
 
 
 def _is_fixed(traced: Traced) -> bool:

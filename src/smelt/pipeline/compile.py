@@ -53,11 +53,15 @@ def _lowering(options: Options, fuel: Fuel, arenas: Arenas) -> Lower:
 
 
 def compile_llvm(
-    traced: Traced, options: Options, looked_up: tuple[CacheEntry | None, Parts | None] | None = None
+    traced: Traced,
+    options: Options,
+    looked_up: tuple[CacheEntry | None, Parts | None] | None = None,
+    joined: Callable[[Parts], Flat] = Parts.joined,
 ) -> Flat:
     """The whole way, for one torch-level graph, unless an earlier process has gone it.
 
     `looked_up`: what the cache has of it, where somebody has looked; else it is asked, for each combination of sizes.
+    `joined`: what joins parts to their caller.
     """
     fuel, arenas = Fuel(options.fuel), Arenas()
     lower = _lowering(options, fuel, arenas)
@@ -77,24 +81,24 @@ def compile_llvm(
 
     def compile_static(traced: Traced, in_symbols: InSymbols = lambda: None) -> Flat:
         if (known := pending_reuse.take(traced, options)) is not None:
-            return known.joined()
+            return joined(known)
         entry, found = looked_up or look_up(traced, options, arenas, beside_stored)
         if found is not None:
-            return found.joined()
+            return joined(found)
         if (bound := in_symbols()) is not None:
             parts = _bound_parts(bound, lambda: traced, options, bind_to_sizes)
         else:
             parts = _compile_static(traced, options, lower, decompositions_for(options), why_not)
         pending_reuse.keep(traced, options, parts)
         if entry is None or parts.plan is None:
-            return parts.joined()
+            return joined(parts)
         reason = parts.replay if isinstance(parts.replay, str) else None
         entry.write(executable_of(parts.forward), parts.plan, reason)
-        return with_stored_backwards(parts, entry, options, arenas).joined()
+        return joined(with_stored_backwards(parts, entry, options, arenas))
 
     def bind_only(bound: Bound, traced: Callable[[], Traced]) -> Flat:
         # Nothing is compiled, so there is nothing to look up, nor to keep for another process.
-        return _bound_parts(bound, traced, options, bind_to_sizes).joined()
+        return joined(_bound_parts(bound, traced, options, bind_to_sizes))
 
     def trace(traced: Traced, shape_env: ShapeEnv) -> Tracing:
         return _trace_in_symbols(traced, shape_env, options, decompositions_for(options), why_not, generate)

@@ -10,11 +10,12 @@ from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options
 from smelt.codegen import targets as _targets  # noqa: F401  a program out of the cache is launched by its target too
-from smelt.device import launcher_of
+from smelt.device import device_of, launcher_of
 from smelt.ir.call_contract import JointPlan, Replay
 from smelt.ir.kernel import AnyKernel
 from smelt.ir.kernel_code import KernelCode
 from smelt.ir.program import Program
+from smelt.pipeline.placement import on_chip
 from smelt.runtime.autograd.differentiable import Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.autograd.join import join
 from smelt.runtime.program.arenas import Arenas
@@ -94,6 +95,9 @@ def bind(
     program: Program, kernels: Mapping[str, KernelCode], options: Options, consuming: bool, arenas: Arenas
 ) -> Executable:
     """A program and the code of its kernels as something to run."""
+    chip = device_of(options.target)
+    if chip is not None:
+        program = on_chip(program, chip)
 
     def launcher(kernel: AnyKernel) -> BuiltKernel:
         return launcher_for(kernel.target, kernels[kernel.name], lambda: kernel, options)

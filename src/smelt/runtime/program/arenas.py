@@ -19,6 +19,7 @@ import torch
 
 from smelt import _native
 from smelt.base import locks
+from smelt.device import chip_on, has_chips
 from smelt.ir.flat.steps import FlatValue
 from smelt.runtime.cuda.memory import offer_spare, or_spare
 
@@ -144,5 +145,7 @@ def _current_stream(gpu: int) -> int:
 
 def _aligned_block(size: int, device: torch.device) -> torch.Tensor:
     block = or_spare(lambda: torch.empty(size + ARENA_ALIGNMENT, dtype=torch.uint8, device=device))
+    if has_chips() and chip_on(device.type) is not None:
+        return block  # whose memory begins at such an address; PyTorch knows none
     skip = -block.data_ptr() % ARENA_ALIGNMENT
     return block[skip : skip + size]

@@ -1,0 +1,42 @@
+"""Chips: new devices of a few functions each. What a package that brings one needs is here.
+
+    from smelt.chips import Chip, ChipLost, KernelModule, Launch, Target, host_target, register_chip
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from smelt.chips.registration import list_chips, owner_of, register_chip
+from smelt.chips.runtime import ChipDevice
+from smelt.device import Chip, ChipLost, Grid, KernelModule, Launch, Target
+
+__all__ = [
+    "Chip",
+    "ChipLost",
+    "Grid",
+    "KernelModule",
+    "Launch",
+    "Target",
+    "device_named",
+    "fallbacks",
+    "host_target",
+    "list_chips",
+    "register_chip",
+]
+
+
+def host_target(name: str, **changes: Any) -> Target:
+    """The processor that this runs on as the target of a chip: kernels are LLVM's text, a function each."""
+    from smelt.codegen.cpu.target import describe_host
+
+    return replace(describe_host(), name=name, form="llvm", **changes)
+
+
+def device_named(name: str) -> ChipDevice:
+    """A registered chip as smelt sees it: how much memory is in use, and by how many allocations."""
+    return owner_of(name).device
+
+
+def fallbacks(name: str) -> dict[str, int]:
+    """The operators that the host computed for a chip, and how often."""
+    return dict(owner_of(name).host.fallbacks)

@@ -1,0 +1,204 @@
+"""Operators on a chip's tensors, each by a kernel that is compiled for its kind of call when that first comes.
+
+    call ── its very layouts known? ──► run                              a look-up, and launches
+            its kind known? ──► bind to the sizes, run                   in a thread without the dispatcher's state
+            else ──► compile; no kernel for it ──► the host computes     from then on without asking again
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from smelt.base import events
+from smelt.base.errors import LibraryError, SmeltError
+from smelt.base.fast_dataclass import dataclass
+from smelt.chips.host_calls import HostCalls
+from smelt.chips.kinds import Given, graph_of, pattern_of, read
+from smelt.chips.runtime import ChipDevice
+from smelt.dispatch import tensors
+from smelt.ir.graph import GraphCompiler
+from smelt.lazy.describe import Undescribed, describe_call
+from smelt.lazy.signatures import Signature
+from smelt.lazy.steps import Fresh, Result, View, at
+
+aten = torch.ops.aten
+
+_HOST = torch.device("cpu")
+_MOST = 50_000
+"""So many calls are remembered by their layouts; then all are forgotten."""
+
+_EMPTY = frozenset({aten.empty_like, aten.new_empty, aten.new_empty_strided, aten.empty_permuted})
+
+Run = Callable[..., tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of calls with certain layouts: what they return, and what runs them, or why nothing does."""
+
+    results: tuple[Result, ...]
+    form: type | None
+    run: Run | str
+
+
+class OperatorCalls:
+    """The operators of one chip."""
+
+    def __init__(self, device: ChipDevice, compiler: GraphCompiler, host: HostCalls) -> None:
+        self._device = device
+        self._compiler = compiler
+        self._host = host
+        self._known: dict[Any, Known] = {}
+        self._kinds: dict[Any, Run | str] = {}
+        self._lock = threading.RLock()
+
+    def forget(self) -> None:
+        with self._lock:
+            self._known.clear()
+            self._kinds.clear()
+
+    def call(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        given, call = read(known, args, kwargs)
+        key = (call, tuple([(each.shape, each.stride(), each.dtype, each.device.type) for each in given.tensors]))
+        found = self._known.get(key)
+        is_new = found is None
+        if found is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            found = self._known[key] = self._described(known, args, kwargs, given, call)
+        if isinstance(found.run, str):
+            return self._host.fall_back(known, args, kwargs, found.run)
+        running = _stack()
+        if call in running:  # its kernels ask for it: an index is out of range, or memory overlaps
+            return self._host.call(known, args, kwargs)
+        running.append(call)
+        try:
+            made = _apart(found.run, given.inputs()) if is_new else _now(found.run, given.inputs())
+        finally:
+            running.pop()
+        return _returned(found, made, args, kwargs)
+
+    def _described(
+        self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Given, call: Any
+    ) -> Known:
+        try:
+            results, form = describe_call(known, args, kwargs, _HOST)
+        except Undescribed as reason:
+            return Known((), None, f"nothing describes its results: {reason}")
+        if any(isinstance(each, View) for each in results):
+            return Known(results, form, lambda *_: ())
+        if known.operator.overloadpacket in _EMPTY:
+            return Known(results, form, lambda *_: self._empty(results))
+        kind = (call, tuple([pattern_of(each) for each in given.tensors]))
+        with self._lock:
+            if kind not in self._kinds:
+                self._kinds[kind] = self._compiled(known, args, kwargs, given, results, form)
+            return Known(results, form, self._kinds[kind])
+
+    def _compiled(
+        self,
+        known: Signature,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        given: Given,
+        results: tuple[Result, ...],
+        form: type | None,
+    ) -> Run | str:
+        why_not = self._why_not(given, results)
+        if why_not is not None:
+            return why_not
+        fresh = [isinstance(each, Fresh) for each in results]
+        traced = graph_of(known, args, kwargs, given, fresh, form is None, static=False)
+        try:
+            run: Run = _apart(self._compiler, [traced])
+        except (SmeltError, NotImplementedError) as error:
+            if getattr(error, "code", "") == "SM071":
+                raise  # the chip itself
+            if not isinstance(error, LibraryError):
+                return str(error)
+            return "; ".join(f"{name} {reason}" for name, reason in error.operators.items())
+        events.count("chip_calls")
+        return run
+
+    def _empty(self, results: tuple[Result, ...]) -> tuple[torch.Tensor, ...]:
+        layouts = [each.layout for each in results if isinstance(each, Fresh)]
+        return tuple([self._device.new(shape, stride, dtype) for shape, stride, _, dtype in layouts])
+
+    def _why_not(self, given: Given, results: tuple[Result, ...]) -> str | None:
+        has = self._device.target.dtypes
+        dtypes = {str(each.dtype).removeprefix("torch.") for each in given.tensors}
+        dtypes |= {str(each.layout[3]).removeprefix("torch.") for each in results if isinstance(each, Fresh)}
+        missing = sorted(dtypes - set(has)) if has else []
+        return f"the chip has no {', '.join(missing)}" if missing else None
+
+
+_stacks = threading.local()  # calls that each thread is in the middle of
+
+
+def _stack() -> list[Any]:
+    found: list[Any] | None = getattr(_stacks, "calls", None)
+    if found is None:
+        found = _stacks.calls = []
+    return found
+
+
+def _now(run: Run, inputs: list[Any]) -> tuple[Any, ...]:
+    with torch._C._InferenceMode(False), torch._C.DisableTorchFunction(), torch.no_grad():
+        return run(*inputs)
+
+
+def _apart(run: Callable[..., Any], inputs: list[Any]) -> Any:
+    """In a thread of its own: the caller may be inside of PyTorch's dispatcher, with modes of the program's on."""
+    found: list[Any] = []
+    errors: list[BaseException] = []
+    stack = list(getattr(_stacks, "calls", ()))
+
+    def work() -> None:
+        _stacks.calls = stack
+        try:
+            found.append(_now(run, inputs))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=events.carrying(lambda _: work()), args=(None,), name="smelt-chip")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def _returned(known: Known, made: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    fresh = iter(made)
+    found: list[Any] = []
+    for result in known.results:
+        if isinstance(result, Fresh):
+            found.append(_fitting(next(fresh), result))
+        elif isinstance(result, View):
+            found.append(_view(result, at(result.path, args, dict(kwargs))))
+        else:
+            found.append(None if result is None else at(result.path, args, dict(kwargs)))
+    if known.form is None:
+        return found[0] if found else None
+    return known.form(found)
+
+
+def _fitting(made: torch.Tensor, result: Fresh) -> torch.Tensor:
+    """A result with the strides that PyTorch gives it."""
+    shape, stride, _, dtype = result.layout
+    if made.stride() == stride:
+        return made
+    assert made.shape == shape and made.dtype == dtype
+    if all(size < 2 or one == other for size, one, other in zip(shape, made.stride(), stride, strict=True)):
+        return tensors.view(made, shape, stride, int(made.storage_offset()))
+    return torch.empty_strided(shape, stride, dtype=dtype, device=made.device).copy_(made)
+
+
+def _view(result: View, base: torch.Tensor) -> torch.Tensor:
+    shape, stride, offset, dtype = result.layout
+    if dtype == base.dtype:
+        return tensors.view(base, shape, stride, offset)
+    seen: torch.Tensor = tensors.view_as(base, dtype, shape, stride, offset)
+    return seen

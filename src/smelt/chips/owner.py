@@ -1,0 +1,267 @@
+"""Answers PyTorch's dispatcher for a chip: memory and copies by the chip, operators by kernels compiled for them.
+
+    x + 1                 a kernel, compiled when the first such call comes
+    x.t()                 a view: nothing is computed
+    x.item(), x.cpu()     copied out
+    x.normal_()           drawn by the host, as on the host, and copied in
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from smelt.chips.calls import OperatorCalls
+from smelt.chips.host_calls import HostCalls
+from smelt.chips.runtime import ChipDevice, ChipMemory
+from smelt.dispatch import tensors
+from smelt.dispatch.tensors import layout_of, memory_of
+from smelt.ir.graph import GraphCompiler
+from smelt.lazy import recurrent
+from smelt.lazy.signatures import Signature, signature
+from smelt.meta.devices import result_device
+
+aten = torch.ops.aten
+
+Answer = Callable[..., Any]
+
+
+class ChipOwner:
+    """Owner of a chip's device (`smelt.dispatch.operators.Owner`)."""
+
+    def __init__(self, device: ChipDevice, compiler: GraphCompiler) -> None:
+        self.device = device
+        self.host = HostCalls(device)
+        self.calls = OperatorCalls(device, compiler, self.host)
+        self._answers: dict[torch._ops.OpOverload, Answer] = {
+            aten.empty.memory_format: self._empty,
+            aten.empty_strided.default: self._empty_strided,
+            aten._local_scalar_dense.default: self._item,
+            aten._to_copy.default: self._to_copy,
+            aten.copy_.default: self._copy,
+            aten._copy_from.default: self._copy_from,
+            aten._copy_from_and_resize.default: self._copy_from,
+            aten.set_.source_Storage_storage_offset: self._set,
+            aten.set_.source_Tensor: self._set_tensor,
+            aten.set_.source_Storage: self._set_storage,
+            aten.resize_.default: self._resize,
+            aten.equal.default: self._equal,
+            aten.zero_.default: lambda tensor: self.compute(aten.fill_.Scalar, (tensor, 0), {}),
+            aten.convolution_overrideable.default: partial(self._as, aten.convolution.default),
+            aten.convolution_backward_overrideable.default: self._convolution_backward,
+            aten.native_dropout.default: self._dropout,
+            aten.native_batch_norm.default: self._batch_norm,
+            aten._thnn_fused_lstm_cell.default: partial(self._cell, recurrent.lstm_cell),
+            aten._thnn_fused_lstm_cell_backward_impl.default: partial(self._cell, recurrent.lstm_cell_backward),
+            aten._thnn_fused_gru_cell.default: partial(self._cell, recurrent.gru_cell),
+            aten._thnn_fused_gru_cell_backward.default: partial(self._cell, recurrent.gru_cell_backward),
+            # Their results share memory, though their schemas are silent about it.
+            aten.unsafe_split.Tensor: partial(self._as, aten.split.Tensor),
+            aten.unsafe_split_with_sizes.default: partial(self._as, aten.split_with_sizes.default),
+            aten._unsafe_view.default: partial(self._as, aten.view.default),
+            aten.lift_fresh.default: lambda tensor: tensor,
+            aten.lift.default: lambda tensor: tensor,
+        }
+
+    def call(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        answer = self._answers.get(operator)
+        return self.compute(operator, args, kwargs) if answer is None else answer(*args, **kwargs)
+
+    def compute(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        known = signature(operator)
+        if known.is_random:
+            return self.host.call(known, args, kwargs)
+        if not known.returns_tensors:
+            return self.host.fall_back(known, args, kwargs, "it returns no tensors")
+        if known.takes_device and (asked := kwargs.get("device")) is not None and asked.type != self.device.name:
+            return operator(*map(_without_data, args), **kwargs)  # `empty_like(x, device="cpu")`: it reads no numbers
+        args, kwargs = self._together(known, args, kwargs)
+        return self.calls.call(known, args, kwargs)
+
+    def forget(self) -> None:
+        self.calls.forget()
+        self.device.release()
+
+    def _together(
+        self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Arguments that kernels take: bits of tensors are resolved, and numbers of the host's may be among them.
+
+        Raises PyTorch's error for what does not go together.
+        """
+        foreign = False
+
+        def taken(value: Any) -> Any:
+            nonlocal foreign
+            if isinstance(value, tuple | list):
+                return type(value)([taken(item) for item in value])
+            if not isinstance(value, torch.Tensor):
+                return value
+            if not self.device.is_ours(value):
+                foreign = True
+                return value
+            if known.is_view or not (value.is_conj() or value.is_neg()):
+                return value
+            return self._resolved(value)
+
+        if known.written and not known.is_view and any(map(_has_bits, args[:1])):
+            raise NotImplementedError(f"{known.operator} writes a conjugated or negated view")
+        found = tuple(map(taken, args)), {name: taken(value) for name, value in kwargs.items()}
+        if foreign:
+            result_device(known.operator, args, {name: each for name, each in kwargs.items() if name != "device"})
+        return found
+
+    def _resolved(self, tensor: torch.Tensor) -> torch.Tensor:
+        plain = tensor
+        if tensor.is_neg():
+            plain = torch._neg_view(plain)
+        if tensor.is_conj():
+            plain = torch._conj(plain)
+            plain = self.compute(aten.conj_physical.default, (plain,), {})
+        return self.compute(aten.neg.default, (plain,), {}) if tensor.is_neg() else plain
+
+    # Memory.
+
+    def _empty(self, size: Any, *, memory_format: Any = None, **options: Any) -> torch.Tensor:
+        chosen = memory_format or torch.contiguous_format
+        like = torch.empty(size, dtype=options.get("dtype"), memory_format=chosen, device="meta")
+        return self.device.new(like.shape, like.stride(), like.dtype)
+
+    def _empty_strided(self, size: Any, stride: Any, **options: Any) -> torch.Tensor:
+        return self.device.new(size, stride, options.get("dtype") or torch.get_default_dtype())
+
+    def _set(self, tensor: torch.Tensor, storage: Any, offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
+        if not stride and size:
+            stride = torch.empty(size, device="meta").stride()
+        tensors.set_layout(tensor, storage, offset, size, stride)
+        return tensor
+
+    def _set_tensor(self, tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        offset: Any = source.storage_offset()
+        return self._set(tensor, source.untyped_storage(), offset, source.shape, source.stride())
+
+    def _set_storage(self, tensor: torch.Tensor, storage: Any) -> torch.Tensor:
+        return self._set(tensor, storage, 0, [storage.nbytes() // tensor.dtype.itemsize], [1])
+
+    def _resize(self, tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+        if tuple(tensor.shape) == tuple(size) and memory_format is None:
+            return tensor
+        chosen = memory_format or torch.contiguous_format
+        like = torch.empty(size, dtype=tensor.dtype, memory_format=chosen, device="meta")
+        offset: Any = tensor.storage_offset()
+        needed = tensors.bytes_of(like.shape, like.stride(), offset, tensor.dtype)
+        memory: ChipMemory = memory_of(tensor)
+        if needed > memory.nbytes:
+            grown = ChipMemory(self.device, needed)
+            if memory.address:
+                self.device.ask(self.device.chip.copy_within, grown.address, memory.address, memory.nbytes)
+            storage: Any = tensor.untyped_storage()
+            storage.smelt_memory = grown
+        tensors.set_layout(tensor, tensor.untyped_storage(), offset, like.shape, like.stride())
+        return tensor
+
+    # Copies.
+
+    def _item(self, tensor: torch.Tensor) -> Any:
+        return self.device.to_host(tensor).item()
+
+    def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        if one.shape != other.shape:
+            return False
+        same = self.compute(aten.eq.Tensor, (one, other), {})
+        return bool(self._item(self.compute(aten.all.default, (same,), {})))
+
+    def _to_copy(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        device = options.get("device") or tensor.device
+        options = {name: each for name, each in options.items() if name not in ("device", "pin_memory")}
+        if not self.device.is_ours(tensor):  # from the host
+            options.pop("non_blocking", None)
+            plain = tensor.detach().resolve_conj().resolve_neg()
+            host = aten._to_copy.default(plain, device=torch.device("cpu"), **options)
+            return self.device.to_chip(_without_gaps(host))
+        if device.type == self.device.name:
+            options.pop("non_blocking", None)
+            copied: torch.Tensor = self.compute(aten._to_copy.default, (tensor,), options)
+            return copied
+        found: torch.Tensor = aten._to_copy.default(self.device.to_host(tensor), device=device, **options)
+        return found
+
+    def _copy(self, tensor: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
+        if not self.device.is_ours(tensor):  # to the host
+            tensor.copy_(self.device.to_host(source))
+            return tensor
+        if not isinstance(source, torch.Tensor):  # a number
+            self.compute(aten.fill_.Scalar, (tensor, source), {})
+            return tensor
+        if not self.device.is_ours(source):
+            plain = source.detach().resolve_conj().resolve_neg()
+            if self._is_whole(tensor):
+                shape, stride, _, dtype = layout_of(tensor)
+                host = torch.empty_strided(shape, stride, dtype=dtype, device="cpu").copy_(plain)
+                self.device.write(tensor, host)
+                return tensor
+            source = self.device.to_chip(_without_gaps(plain.to("cpu")))
+        self.compute(aten.copy_.default, (tensor, source), {})
+        return tensor
+
+    def _is_whole(self, tensor: torch.Tensor) -> bool:
+        """Whether there is nothing between the elements of a tensor, nor any of them twice."""
+        shape, stride, _, dtype = layout_of(tensor)
+        if tensor.is_conj() or tensor.is_neg():
+            return False
+        size = tensors.bytes_of(shape, stride, 0, dtype)
+        return size == tensor.numel() * dtype.itemsize and (0 not in stride or tensor.numel() < 2)
+
+    def _copy_from(self, source: torch.Tensor, tensor: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        return self._copy(tensor, source, non_blocking)
+
+    # What PyTorch calls otherwise on a device like this one than on the host.
+
+    def _as(self, operator: torch._ops.OpOverload, *args: Any) -> Any:
+        return self.compute(operator, args, {})
+
+    def _convolution_backward(
+        self, grad: Any, tensor: Any, weight: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+        output_padding: Any, groups: int, mask: Any,
+    ) -> Any:  # fmt: skip
+        bias = [weight.shape[1] * groups if transposed else weight.shape[0]]
+        args = (grad, tensor, weight, bias, stride, padding, dilation, transposed, output_padding, groups, mask)
+        return self.compute(aten.convolution_backward.default, args, {})
+
+    def _batch_norm(
+        self, tensor: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+    ) -> Any:
+        """By the operator whose schema says that it writes the running statistics."""
+        if mean is None:
+            return self._as(aten._native_batch_norm_legit.no_stats, tensor, weight, bias, training, momentum, eps)
+        args = (tensor, weight, bias, mean, variance, training, momentum, eps)
+        return self._as(aten._native_batch_norm_legit.default, *args)
+
+    def _cell(self, compute: Callable[..., Any], *args: Any) -> Any:
+        """A cell that PyTorch fuses on other devices than the host, by its operators."""
+        return compute(lambda operator, *given: self.compute(operator, given, {}), *args)
+
+    def _dropout(self, tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """As PyTorch computes it on the host, which draws the mask in the dtype of the input."""
+        if train is False:
+            ones = self.compute(aten.ones_like.default, (tensor,), {"dtype": torch.bool})
+            return self.compute(aten.clone.default, (tensor,), {}), ones
+        noise = torch.empty_like(tensor.detach())
+        self.call(aten.bernoulli_.float, (noise, 1 - p), {})
+        mask = self.compute(aten._to_copy.default, (noise,), {"dtype": torch.bool})
+        scaled = self.compute(aten.div.Scalar, (noise, 1 - p), {}) if p < 1 else noise
+        return self.compute(aten.mul.Tensor, (tensor, scaled), {}), mask
+
+
+def _has_bits(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
+
+
+def _without_gaps(host: torch.Tensor) -> torch.Tensor:
+    size = tensors.bytes_of(host.shape, host.stride(), 0, host.dtype)
+    return host if size == host.numel() * host.element_size() else host.contiguous()
+
+
+def _without_data(value: Any) -> Any:
+    return tensors.on_meta(value) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,178 @@
+"""`ChipDevice`: a registered chip, asked one thing at a time; its memory as objects, its errors in plain words."""
+
+import ctypes
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.base import events
+from smelt.base.errors import SmeltError
+from smelt.device import Chip, ChipLost, Grid, KernelModule, Launch, Target
+from smelt.dispatch import tensors
+from smelt.dispatch.tensors import layout_of, memory_of
+
+
+class ChipMemory:
+    """Memory of a chip, which is given back when nobody has this object any more."""
+
+    __slots__ = ("__weakref__", "address", "device", "nbytes")
+
+    def __init__(self, device: "ChipDevice", nbytes: int) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        self.address = 0  # should allocating raise
+        self.address = device.allocate(nbytes) if nbytes else 0
+
+    def __del__(self) -> None:
+        if self.address:
+            self.device.free(self.address)
+
+
+class ChipDevice:
+    """One chip under its name. Any thread may ask."""
+
+    def __init__(self, name: str, chip: Chip) -> None:
+        self.name = name
+        self.chip = chip
+        self.lock = threading.RLock()
+        self.lost: ChipLost | None = None
+        self.allocations = 0  # that are not given back yet
+        self.bytes = 0
+        self.peak_bytes = 0
+        self._sizes: dict[int, int] = {}
+        self._scratch: ChipMemory | None = None
+        self.target: Target = self.ask(chip.describe)
+
+    def ask(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the chip. Errors that are neither ours nor of memory say where they come from."""
+        with self.lock:
+            if self.lost is not None:
+                raise self.lost
+            try:
+                return method(*args)
+            except ChipLost as lost:
+                self.lost = lost
+                raise
+            except (MemoryError, SmeltError):
+                raise
+            except Exception as error:
+                what = f"{method.__name__} of the chip {self.name!r} raised {type(error).__name__}: {error}"
+                raise SmeltError("SM071", what) from error
+
+    # Memory.
+
+    def allocate(self, nbytes: int) -> int:
+        try:
+            address = self.ask(self.chip.allocate, nbytes)
+        except MemoryError:
+            gc.collect()  # what only cycles hold
+            try:
+                self.synchronize()
+                address = self.ask(self.chip.allocate, nbytes)
+            except MemoryError as error:
+                raise self._out_of_memory(nbytes, error) from None
+        with self.lock:
+            self.allocations += 1
+            self.bytes += nbytes
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
+            self._sizes[address] = nbytes
+        return int(address)
+
+    def _out_of_memory(self, nbytes: int, error: MemoryError) -> torch.OutOfMemoryError:
+        held = f"{self.allocations} allocations of {self.bytes} bytes are in use"
+        text = f"the chip {self.name!r} has no room for {nbytes} bytes; {held}"
+        return torch.OutOfMemoryError(f"{text} ({error})" if str(error) else text)
+
+    def free(self, address: int) -> None:
+        with self.lock:
+            self.allocations -= 1
+            self.bytes -= self._sizes.pop(address, 0)
+            if self.lost is not None:
+                return
+            try:
+                self.chip.free(address)
+            except ChipLost as lost:
+                self.lost = lost
+
+    def scratch(self, nbytes: int) -> int:
+        """The address of memory that a launch may use while it runs: launches run one after the other."""
+        with self.lock:
+            if self._scratch is None or self._scratch.nbytes < nbytes:
+                self._scratch = ChipMemory(self, max(nbytes, 1 << 16))
+            return self._scratch.address
+
+    def release(self) -> None:
+        """Give back what is kept for later."""
+        with self.lock:
+            self._scratch = None
+
+    # Tensors.
+
+    def new(self, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        size = tensors.bytes_of(shape, stride, 0, dtype)
+        return tensors.make(tuple(shape), tuple(stride), dtype, ChipMemory(self, size), size)
+
+    def address_of(self, tensor: torch.Tensor) -> int:
+        """Of a tensor's first element; 0 for one without elements."""
+        address: int = memory_of(tensor).address
+        return address + int(tensor.storage_offset()) * tensor.element_size() if address else 0
+
+    def is_ours(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor) and value.device.type == self.name
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the host, laid out as the tensor is."""
+        shape, stride, _, dtype = layout_of(tensor)
+        size = tensors.bytes_of(shape, stride, 0, dtype)
+        whole = torch.empty(size, dtype=torch.uint8, device="cpu")
+        if size:
+            events.count("chip_copies_out")
+            self.ask(self.chip.copy_out, self.address_of(tensor), _bytes(whole, size))
+        found = whole.view(dtype).as_strided(shape, stride)
+        found = found.conj() if tensor.is_conj() else found
+        return found._neg_view() if tensor.is_neg() else found
+
+    def to_chip(self, host: torch.Tensor) -> torch.Tensor:
+        """A tensor of the chip with the numbers of one of the host's, whose memory has no gaps."""
+        made = self.new(host.shape, host.stride(), host.dtype)
+        self.write(made, host)
+        return made
+
+    def write(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        """All that a tensor of the host's reaches over, into the memory of one that is laid out the same."""
+        size = tensors.bytes_of(host.shape, host.stride(), 0, host.dtype)
+        if size:
+            events.count("chip_copies_in")
+            self.ask(self.chip.copy_in, self.address_of(tensor), _bytes(host, size))
+
+    def stage(self, host: torch.Tensor) -> ChipMemory:
+        """A number of the host's, or a few, for one launch."""
+        found = host.contiguous()
+        size = found.numel() * found.element_size()
+        memory = ChipMemory(self, size)
+        if size:
+            events.count("chip_copies_in")
+            self.ask(self.chip.copy_in, memory.address, _bytes(found, size))
+        return memory
+
+    # Kernels.
+
+    def compile(self, module: KernelModule) -> Any:
+        return self.ask(self.chip.compile, module)
+
+    def launch(
+        self, handle: Any, symbol: str, buffers: tuple[int, ...], sizes: tuple[int, ...], workspace: int, grid: Grid
+    ) -> None:
+        events.count("chip_launches")
+        self.ask(self.chip.launch, handle, Launch(symbol, buffers, sizes, workspace, grid))
+
+    def synchronize(self) -> None:
+        self.ask(self.chip.synchronize)
+
+
+def _bytes(host: torch.Tensor, size: int) -> memoryview:
+    """The memory of a host's tensor from its first element on."""
+    return memoryview((ctypes.c_char * size).from_address(host.data_ptr())).cast("B")

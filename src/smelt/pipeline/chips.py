@@ -1,0 +1,70 @@
+"""Graphs on the tensors of a chip: compiled as for a host without a library, with kernels for the chip, and run there.
+
+    graph on sim ── hosted ──► stages, target "sim" ──► program ── on_chip ──► kernels launched on sim
+
+What has no kernel is called as an operator on the chip's tensors. A graph that computes on other devices too is run
+operator by operator.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from smelt.autograd.joint.trace_joint import TraceSource, replaying
+from smelt.base import events
+from smelt.base.options import KERNELS_FIRST, Options
+from smelt.device import chip_on, device_of
+from smelt.device.host_library import HOST
+from smelt.ir.graph import Traced
+from smelt.pipeline.compile import compile_llvm
+from smelt.pipeline.parts import Parts
+from smelt.pipeline.placement import devices_of, hosted, moved, names_devices, why_not_hosted
+from smelt.pipeline.sizes.open_graph import is_sized
+from smelt.runtime.autograd.differentiable import Flat
+
+_NOT_REPLAYED = "a graph with dynamic sizes that makes tensors on a chip cannot be recomputed"
+
+
+def chip_of(traced: Traced) -> str | None:
+    """The chip that a graph's tensors are on; None if they are on none."""
+    return next((name for device in devices_of(traced) if (name := chip_on(device.type)) is not None), None)
+
+
+def compile_for_chip(traced: Traced, options: Options, name: str) -> Flat:
+    """A graph whose tensors are on the chip `name`."""
+    device = device_of(name)
+    assert device is not None
+    reason = why_not_hosted(traced, device)
+    if reason is not None:
+        events.count("eager_graphs")
+        events.emit("graph", f"a graph falls back to eager: {reason}")
+        forward = traced.plainly()
+        return lambda *inputs: _as_tuple(forward(*inputs))
+    library = options.library if options.library == "none" else KERNELS_FIRST
+    options = replace(options, target=name, library=library, products="own", tune=False)
+    joined = _Joining(traced, device)
+    return compile_llvm(hosted(traced, device), options, (None, None), joined)
+
+
+def _as_tuple(found: object) -> tuple[object, ...]:
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+class _Joining:
+    """Joins parts to callers that have tensors on a chip."""
+
+    def __init__(self, traced: Traced, device: torch.device) -> None:
+        self._traced, self._device = traced, device
+
+    def __call__(self, parts: Parts) -> Flat:
+        if parts.plan is None:
+            return parts.joined()
+        plan = moved(parts.plan, HOST, self._device)
+        parts = replace(parts, plan=plan)
+        if not names_devices(self._traced):
+            return parts.joined()
+        if is_sized(self._traced):
+            return replace(parts, eager=None, replay=_NOT_REPLAYED).joined()
+        source = TraceSource.of_graph(self._traced)
+        replay = parts.replay if isinstance(parts.replay, str) else replaying(source, plan)
+        return replace(parts, eager=source.eager(), replay=replay).joined()
