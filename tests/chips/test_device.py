@@ -28,6 +28,13 @@ def in_place(device: str) -> torch.Tensor:
     return found.relu_()
 
 
+def views_of_views(device: str) -> torch.Tensor:
+    whole = torch.arange(4096, dtype=torch.uint8).to(device)
+    parts = [whole[first : first + 512].view(torch.int32).as_strided((3,), (2,), first // 4) for first in (0, 512, 1024)]
+    rows = [row[1:3] for row in x(device)]
+    return torch.stack([*rows, *(part[:2].float() for part in parts)])
+
+
 def overlapping(device: str) -> torch.Tensor:
     found = x(device, 20)
     found[1:].copy_(found[:-1].clone())
@@ -110,7 +117,7 @@ def attention(device: str) -> torch.Tensor:
 
 
 PROGRAMS: list[Program] = [
-    in_place, overlapping, out, indexed, factories, gradients, double_backward, integers, autocast, convolution,
+    in_place, views_of_views, overlapping, out, indexed, factories, gradients, double_backward, integers, autocast, convolution,
     normalized, embedded, attention,
 ]  # fmt: skip
 

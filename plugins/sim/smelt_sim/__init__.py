@@ -37,7 +37,7 @@ class Sim(Chip):
         self._next = FIRST
         self._failing: dict[str, list[Exception | None]] = {}
         self._error: Exception | None = None
-        self._lost: ChipLost | None = None
+        self._is_lost = False
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         llvm.initialize_native_target()
@@ -48,13 +48,13 @@ class Sim(Chip):
 
     # Faults.
 
-    def fail(self, method: str, error: Exception, after: int = 0) -> None:
-        """The call of `method` after so many others raises; for `launch` and copies that is when it is done."""
-        self._failing[method] = [None] * after + [error]
+    def fail(self, method: str, error: Exception, after: int = 0, times: int = 1) -> None:
+        """Calls of `method` after so many others raise; for `launch` and copies that is when it is done."""
+        self._failing[method] = [None] * after + [error] * times
 
     def lose(self) -> None:
         """From now on the device does not answer."""
-        self._lost = ChipLost("the simulated device was lost")
+        self._is_lost = True
 
     def _meet(self, method: str) -> None:
         planned = self._failing.get(method)
@@ -64,8 +64,8 @@ class Sim(Chip):
     # The queue.
 
     def _check(self) -> None:
-        if self._lost is not None:
-            raise self._lost
+        if self._is_lost:
+            raise ChipLost("the simulated device was lost")
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -100,7 +100,7 @@ class Sim(Chip):
 
     def wait_event(self, event: threading.Event) -> None:
         while not event.wait(0.1):
-            if self._lost is not None:
+            if self._is_lost:
                 break
         self._check()
 
@@ -135,7 +135,7 @@ class Sim(Chip):
             del self._blocks[address]
             del self._starts[bisect.bisect_left(self._starts, address)]
 
-        if self._lost is None:
+        if not self._is_lost:
             self._later("free", work)
 
     def _pointer(self, address: int, nbytes: int = 0) -> int:

@@ -61,7 +61,9 @@ class OperatorCalls:
 
     def call(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         given, call = read(known, args, kwargs)
-        key = (call, tuple([(each.shape, each.stride(), each.dtype, each.device.type) for each in given.tensors]))
+        layouts = [(each.shape, each.stride(), each.dtype, each.device.type) for each in given.tensors]
+        # Where views begin is part of what is known of them.
+        key = (call, *layouts, *[each.storage_offset() for each in given.tensors if known.is_view])
         found = self._known.get(key)
         is_new = found is None
         if found is None:

@@ -38,7 +38,7 @@ class ChipDevice:
         self.name = name
         self.chip = chip
         self.lock = threading.RLock()
-        self.lost: ChipLost | None = None
+        self.lost: str | None = None  # in the chip's words; the error itself would hold on to who met it
         self.allocations = 0  # that are not given back yet
         self.bytes = 0
         self.peak_bytes = 0
@@ -50,11 +50,11 @@ class ChipDevice:
         """Call a method of the chip. Errors that are neither ours nor of memory say where they come from."""
         with self.lock:
             if self.lost is not None:
-                raise self.lost
+                raise ChipLost(self.lost)
             try:
                 return method(*args)
             except ChipLost as lost:
-                self.lost = lost
+                self.lost = lost.message
                 raise
             except (MemoryError, SmeltError):
                 raise
@@ -95,7 +95,7 @@ class ChipDevice:
             try:
                 self.chip.free(address)
             except ChipLost as lost:
-                self.lost = lost
+                self.lost = lost.message
 
     def scratch(self, nbytes: int) -> int:
         """The address of memory that a launch may use while it runs: launches run one after the other."""
