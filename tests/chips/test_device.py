@@ -30,7 +30,8 @@ def in_place(device: str) -> torch.Tensor:
 
 def views_of_views(device: str) -> torch.Tensor:
     whole = torch.arange(4096, dtype=torch.uint8).to(device)
-    parts = [whole[first : first + 512].view(torch.int32).as_strided((3,), (2,), first // 4) for first in (0, 512, 1024)]
+    begins = (0, 512, 1024)
+    parts = [whole[first : first + 512].view(torch.int32).as_strided((3,), (2,), first // 4) for first in begins]
     rows = [row[1:3] for row in x(device)]
     return torch.stack([*rows, *(part[:2].float() for part in parts)])
 
@@ -117,8 +118,8 @@ def attention(device: str) -> torch.Tensor:
 
 
 PROGRAMS: list[Program] = [
-    in_place, views_of_views, overlapping, out, indexed, factories, gradients, double_backward, integers, autocast, convolution,
-    normalized, embedded, attention,
+    in_place, views_of_views, overlapping, out, indexed, factories, gradients, double_backward, integers, autocast,
+    convolution, normalized, embedded, attention,
 ]  # fmt: skip
 
 
