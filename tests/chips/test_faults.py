@@ -29,7 +29,7 @@ def test_no_room_is_pytorchs_error(sim: Any) -> None:
 def test_a_failing_compile_says_so_and_may_succeed_later(sim: Any) -> None:
     x = torch.arange(4.0, device="sim")
     sim.fail("compile", RuntimeError("the assembler has a bad day"), times=2)  # for any size, then for this one
-    with pytest.raises(smelt.SmeltError, match=r"SM071: compile of the chip 'sim' raised .*the assembler has a bad day"):
+    with pytest.raises(smelt.SmeltError, match=r"SM071: compile of the chip 'sim' raised .*a bad day"):
         x.atan2(x).cpu()
     torch.testing.assert_close(x.atan2(x).cpu(), torch.arange(4.0).atan2(torch.arange(4.0)))
 
@@ -38,7 +38,7 @@ def test_a_failing_launch_is_raised_by_what_waits_for_it(sim: Any) -> None:
     x = torch.arange(4.0, device="sim")
     (x + 1).cpu()
     sim.fail("launch", RuntimeError("a kernel was stopped"))
-    with pytest.raises(smelt.SmeltError, match=r"SM071: .* of the chip 'sim' raised RuntimeError: a kernel was stopped"):
+    with pytest.raises(smelt.SmeltError, match=r"SM071: .* chip 'sim' raised RuntimeError: a kernel was stopped"):
         (x + 1).cpu()
     assert torch.equal((x + 1).cpu(), torch.arange(4.0) + 1)
 
