@@ -26,7 +26,7 @@ from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
-from smelt.meta.effects import why_not_drop, why_not_share
+from smelt.meta.effects import waits, why_not_drop, why_not_share
 from smelt.ops.gathers import as_given
 from smelt.ops.promote import promoted, widened
 from smelt.ops.record import (
@@ -586,7 +586,7 @@ class _Lowerer:
             self.failing.append(call)
         if unless is not None:
             return
-        if why_not_share(node) is not None:
+        if why_not_share(node) is not None and not waits(target):
             call.after, self.last_effect = self.last_effect, call
         spec = spec_of(node)
         if isinstance(spec, TensorSpec):

@@ -13,6 +13,7 @@ the arena, whose pages are there already.
 from dataclasses import replace
 
 from smelt.ir.program import Library, Place, Program, ProgramBuffer, Step, arena_bytes, operands_in, reads, touches
+from smelt.meta.effects import is_collective
 from smelt.symbolic.shapes import Size
 
 ALIGNMENT = 64
@@ -120,11 +121,12 @@ def lifetimes(program: Program) -> Lives:
 
 
 def aliases(step: Step) -> tuple[str, ...]:
-    """Results of a library call that may be views of its arguments."""
+    """Results of a library call that may be views of its arguments, or that come to be while those are read: a
+    collective reads them until somebody has waited for it."""
     if not isinstance(step, Library) or step.into:
         return ()
     returns = step.op._schema.returns
-    if not any(result.alias_info is not None for result in returns):
+    if not any(result.alias_info is not None for result in returns) and not is_collective(step.op):
         return ()
     return tuple(name for name in step.outs if name is not None)
 

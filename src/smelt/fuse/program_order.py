@@ -2,6 +2,8 @@
 
     rank: g1 = mm 4, g2 = mm 6, {w1'} 9, {w2'} 10     `hoist_updates` may change ranks
     order: by rank among those that are ready         →   g1, g2, {w1'}, {w2'}
+
+What waits for a collective stands where its result is first read: whatever else there is to do is done before.
 """
 
 import heapq
@@ -9,6 +11,7 @@ import heapq
 from smelt.base.fast_dataclass import dataclass
 from smelt.fuse.groups import Group, Groups
 from smelt.fuse.lowering.values import Lowered, references
+from smelt.meta.effects import waits
 from smelt.symbolic.shapes import Size
 
 
@@ -41,7 +44,20 @@ def rank(grouped: Grouped) -> Ranked:
     found: dict[int, Size] = {}
     for group in grouped.groups.all():
         found[group.id] = group.id if group.call is not None else max(value.id for value in group.members)
+    _let_waits_wait(grouped.groups, found)
     return Ranked(grouped, found)
+
+
+def _let_waits_wait(groups: Groups, rank: dict[int, Size]) -> None:
+    waiting = [group for group in groups.all() if group.call is not None and waits(group.call.op)]
+    if not waiting:
+        return
+    readers: dict[int, list[int]] = {}
+    for group in groups.all():
+        for each in before(groups, group):
+            readers.setdefault(each.id, []).append(group.id)
+    for group in reversed(waiting):  # one may read what another waited for
+        rank[group.id] = min((rank[number] for number in readers.get(group.id, ())), default=group.id)
 
 
 def sort(ranked: Ranked) -> Ordered:

@@ -154,6 +154,19 @@ def _effect(target: torch._ops.OpOverload) -> tuple[str | None, bool]:
     return None, is_random(target) or target in _QUIET_WRITERS
 
 
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd")
+
+
+def is_collective(target: object) -> bool:
+    """Whether an operator starts something that several processes do together, or waits for it."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES
+
+
+def waits(target: object) -> bool:
+    """Whether an operator only waits for a collective that was started: what it returns is what that returned."""
+    return is_collective(target) and getattr(target, "_opname", "") == "wait_tensor"
+
+
 def quietly_written(target: object, args: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments that an operator writes although its schema does not say so, nor autograd count it."""
     training = _QUIET_WRITERS.get(target)

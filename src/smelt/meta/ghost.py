@@ -51,6 +51,8 @@ _RESHAPES_IN_PLACE = frozenset(
 )
 
 _META = torch.device("meta")
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_active_mode = torch._C._get_dispatch_mode
 
 # Namespaces of operators that call nothing of the program's.
 _BUILT_IN = frozenset({"aten", "prims", "profiler", "quantized", "mkldnn"})
@@ -100,7 +102,22 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return propagate(func, args, kwargs or {})
+        answer = by_others(func, types, args, kwargs)
+        return propagate(func, args, kwargs or {}) if answer is OURS else answer
+
+
+OURS = object()
+
+
+def by_others(func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
+    """What others make of an operator; `OURS` if it is no concern of theirs.
+
+    A class of tensors may answer for itself, as `DTensor` does: what it makes of the operator comes here in turn. On
+    the way it asks PyTorch's fake tensors for shapes: that is no part of the program.
+    """
+    if _active_mode(_FAKE) is not None:
+        return func(*args, **kwargs or {})
+    return NotImplemented if any(each is not GhostTensor for each in types) else OURS
 
 
 @contextlib.contextmanager
@@ -472,6 +489,9 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        answer = by_others(func, types, args, kwargs)
+        if answer is not OURS:
+            return answer
         if _is_copy_of_number(func, args):
             func, args, kwargs = _full(args[0], kwargs)
         try:

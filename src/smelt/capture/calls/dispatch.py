@@ -29,6 +29,7 @@ from smelt.capture.calls.grad_and_autocast import AMBIENT_CALLS, BLOCKS
 from smelt.capture.calls.interpolate import resized
 from smelt.capture.calls.lru_cache import WRAPPER, call_cached
 from smelt.capture.calls.numbers import by_tensors, number_call, tensor_of
+from smelt.capture.calls.process_groups import CONVERSIONS, QUESTIONS, ask, convert, place
 from smelt.capture.calls.python_library import EXPRESSION_CALLS, expression_method
 from smelt.capture.calls.regions.checkpoint import CHECKPOINTS
 from smelt.capture.calls.regions.transforms import TRANSFORM_CALLS
@@ -65,6 +66,7 @@ from smelt.capture.model.policy import (
     TENSOR_BREAKS,
     Treatment,
     acts_as_in_eager,
+    hook_of_library,
     is_library,
     is_polyfill,
     is_torch_leaf,
@@ -75,6 +77,7 @@ from smelt.capture.model.policy import (
 )
 from smelt.capture.model.static import ABSENT, is_a, static_lookup
 from smelt.capture.model.values import (
+    PLACEMENTS,
     Cell,
     Constant,
     Deque,
@@ -188,6 +191,10 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         if name in OF_THE_MACHINE:
             interp.tree.rely_on_machine(real, None if args or kwargs else answer)
         return answer
+    if name in QUESTIONS:
+        return ask(interp, function, args, kwargs)
+    if name in CONVERSIONS:
+        return convert(interp, function, args, kwargs)
     if name == _CURRENT_GPU and torch.cuda.is_available() and not args and not kwargs:
         interp.externals.guard_identity(function)
         return interp.wrap_plain(interp.tape.current_device("cuda"))
@@ -230,7 +237,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if is_a(real, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):
         return _call_descriptor(interp, function, args, kwargs)
     if is_a(real, type):
-        return call_class(interp, function, args, kwargs)
+        make = place if real.__module__ == PLACEMENTS else call_class
+        return make(interp, function, args, kwargs)
     if is_a(real, types.BuiltinFunctionType):
         return _call_builtin(interp, function, args, kwargs)
     return _call_instance(interp, function, args, kwargs)
@@ -397,6 +405,9 @@ def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: di
     real = function.value
     receiver = args[0] if args else None
     if real is torch.nn.Module._wrapped_call_impl and isinstance(receiver, Object | Instance):
+        hook = hook_of_library(receiver.value) if isinstance(receiver, Object) else None
+        if hook is not None:
+            raise Unsupported("B002", f"{describe(receiver)} with its hook {hook}")
         forward = nn_module.forward_of(interp, receiver)
         if forward is not None:
             return call(interp, forward, args[1:], kwargs)

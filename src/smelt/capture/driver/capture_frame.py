@@ -80,6 +80,7 @@ from smelt.capture.replay.reconstruct import Operand, Rebuilder
 from smelt.capture.replay.rollback import WritePolicy
 from smelt.capture.replay.side_effects import cleared_grads, replay
 from smelt.capture.tape.data_sizes import DataSizes, OtherSizes
+from smelt.capture.tape.distributed import with_locals
 from smelt.capture.tape.effect_recorder import EffectRecorder
 from smelt.capture.tape.generators import with_generators
 from smelt.capture.tape.tape import Tape, metadata_changed
@@ -651,6 +652,9 @@ class _Closing:
                 run = traced.plainly() if by_nodes else self.compile_graph(traced)
             if not self.interp.externals.explores:
                 run = write_policy.around(run, lambda: traced)
+            if self.tape.distributed:
+                inputs = enumerate(placeholders(self.tape.graph))
+                run = with_locals(run, frozenset(place for place, node in inputs if node in self.tape.distributed))
             lent = self.interp.externals.graph_generators.values()
             if lent:
                 run = with_generators(run, tuple(each.own for each in lent))

@@ -29,7 +29,7 @@ from smelt.capture.model.breaks import SkipFrame
 from smelt.capture.model.bytecode import decode
 from smelt.capture.model.marks import DISABLED, mark_entered
 from smelt.capture.model.paused_iterators import PLACE
-from smelt.capture.model.policy import frame_is_worth_capturing, frame_runs_alone
+from smelt.capture.model.policy import calls_library_hooks, frame_is_worth_capturing, frame_runs_alone
 from smelt.capture.model.state import LiveFrame, StateKey, flat, key_of
 from smelt.capture.model.user_names import user_names
 from smelt.capture.persist.store import CaptureStore
@@ -124,6 +124,8 @@ class Engine:
             return None
         if code.co_name in _MODE_HANDLERS or not frame_is_worth_capturing(code) or DISABLED in function.__dict__:
             self.native.never(code)
+            return None
+        if calls_library_hooks(function, slots):
             return None
         if replaced_underneath() is not None or not self._has_stack(code.co_qualname):
             return None

@@ -423,7 +423,7 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
         if found is not ABSENT and _is_data_descriptor(interp, found):
             return _of_module_class(interp, value, name)
     if name not in members and not interp.externals.explores and not interp.externals.has_pending_writes():
-        let_library_make(interp.tape.ambient, members, name)
+        let_library_make(interp.tape.ambient, value.value, name)
     if name in members or interp.externals.shared(members) is not None:
         held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
         if held is not None:

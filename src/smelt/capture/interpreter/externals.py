@@ -55,6 +55,7 @@ from smelt.capture.model.values import (
     python_type,
     stands_for_key,
 )
+from smelt.capture.tape.distributed import distributed_input, is_distributed
 from smelt.capture.tape.generators import GeneratorPair
 from smelt.capture.tape.tape import Tape
 from smelt.ir.generators import make_own
@@ -509,6 +510,9 @@ class Externals:
         kind = type(real)
         if kind is not torch.Tensor and kind is not torch.nn.Parameter:
             source.check(("type", kind))
+            if is_distributed(real) and not self.explores and not self.runs_later:
+                self.tree.why_not_persist = "DTensors"
+                return distributed_input(self.tape, real, source)
             return Object(real, source=source)
         quirks = ("is_quantized", "is_nested", "is_neg", "is_conj", "_is_zerotensor", "has_names")
         found = [quirk for quirk in quirks if _says(real, quirk)]

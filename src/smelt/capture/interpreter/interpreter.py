@@ -21,6 +21,7 @@ import torch
 
 from smelt.base.events import wanted
 from smelt.base.fast_dataclass import dataclass
+from smelt.base.torch_originals import method
 from smelt.capture.guards.tree import GuardTree
 from smelt.capture.interpreter.externals import Externals
 from smelt.capture.model.breaks import Raised, Unsupported
@@ -57,6 +58,7 @@ from smelt.capture.model.values import (
     python_type,
     stands_for_key,
 )
+from smelt.capture.tape.distributed import call_distributed, has_distributed
 from smelt.capture.tape.tape import Tape
 from smelt.device.host_library import on_host
 from smelt.meta.recurrent_layers import BY_CUDNN
@@ -609,6 +611,10 @@ class Interpreter:
         self._force_all(list((kwargs or {}).values()))
         self.tape.place = self._place()
         self.tape.callers = self._callers() if wanted("graph") else ()
+        if has_distributed(args) or (kwargs and has_distributed(kwargs.values())):
+            function = method(target) if opcode == "call_method" else target
+            found = call_distributed(self.tape, function, tuple(args), kwargs or {})
+            return self.externals.fixed(found.value) if isinstance(found, Object) else found
         if target in BY_CUDNN and any(isinstance(each, Tensor) and not on_host(each.ghost.device) for each in args):
             self.tree.process("cuDNN", torch._C._get_cudnn_enabled, torch._C._get_cudnn_enabled())
         named = {name: self._with_graph_generator(target, value) for name, value in (kwargs or {}).items()}

@@ -62,6 +62,8 @@ _TORCH_FILES: dict[str, Treatment] = {
     "utils/_foreach_utils.py": Treatment.INLINE,
     "amp/grad_scaler.py": Treatment.INLINE,
     "signal/windows/": Treatment.INLINE,
+    "distributed/tensor/parallel/style.py": Treatment.INLINE,
+    "distributed/_functional_collectives.py": Treatment.INLINE,  # to its operators, and to `process_groups.QUESTIONS`
     "distributions/": Treatment.INLINE,
 }
 
@@ -69,6 +71,8 @@ _TORCH_FILES: dict[str, Treatment] = {
 _TORCH_PARTS: dict[str, tuple[str, ...]] = {
     "nn/parameter.py": ("_ParameterMeta.", "_BufferMeta."),
     "__init__.py": ("_check",),
+    "distributed/tensor/_api.py": ("distribute_module.<locals>.<lambda>",),
+    "_utils.py": ("_maybe_view_chunk_cat", "_chunk_or_narrow_cat"),
     "onnx/__init__.py": ("is_in_onnx_export",),
     "onnx/_internal/torchscript_exporter/_globals.py": ("_InternalGlobals.in_onnx_export",),
 }
@@ -148,8 +152,14 @@ OF_THE_MACHINE: frozenset[str] = frozenset(
     }
 )
 
-# Functions that yield their last argument as it is: notes for a compiler.
-IDENTITIES: frozenset[str] = frozenset({"torch.jit.annotate"})
+# Functions that yield their last argument as it is: notes for a compiler, and for its symbols.
+IDENTITIES: frozenset[str] = frozenset(
+    {
+        "torch.jit.annotate",
+        *("torch.fx.experimental.symbolic_shapes." + name for name in ("guard_or_false", "guard_or_true")),
+        "torch.fx.experimental.symbolic_shapes.guard_size_oblivious",
+    }
+)
 
 # Calls that only keep statistics of the process, and one by which torch.optim asks torch.compile for a break.
 IGNORED: frozenset[str] = frozenset({"torch._C._log_api_usage_once", "torch._dynamo.decorators.graph_break"})
@@ -165,6 +175,7 @@ ANSWERED_TRUE: frozenset[str] = frozenset(
 ANSWERED_FALSE: frozenset[str] = frozenset(
     {
         "torch.compiler.is_exporting",
+        "torch.fx.experimental.symbolic_shapes.has_free_unbacked_symbols",
         "torch._C._is_torch_function_mode_enabled",
         "torch.nn.modules.activation._is_make_fx_tracing",
     }
@@ -347,6 +358,37 @@ def wrapped_by_torch_compile(function: types.FunctionType) -> str | None:
     assert function.__closure__ is not None
     inner = function.__closure__[code.co_freevars.index("fn")].cell_contents
     return "fn" if isinstance(inner, types.FunctionType) and acts_as_in_eager(inner.__code__) else None
+
+
+_CALLING = torch.nn.Module._call_impl.__code__.co_filename
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_CALLS = frozenset({torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__})
+
+
+def hook_of_library(module: torch.nn.Module) -> str | None:
+    """The name of a hook on a module's forward that a library put there and that only Python can run, as FSDP's; None
+    if there is none. Then the call of the module is one step of Python's, and not each of its hooks."""
+    for registry in _HOOKS:
+        for hook in (module.__dict__.get(registry) or {}).values():
+            function = hook.__func__ if type(hook) is types.MethodType else hook
+            if type(function) is types.FunctionType and function.__code__.co_filename.startswith(_TORCH):
+                inner = getattr(function, "__wrapped__", function)  # one that `torch.compile` is kept from
+                if inner is not function or treatment_of_code(function.__code__) is Treatment.BREAK:
+                    return str(function.__qualname__)
+    return None
+
+
+def calls_library_hooks(function: types.FunctionType, slots: tuple[Any, ...]) -> bool:
+    """Whether a frame is the call of a module that has such a hook."""
+    code = function.__code__
+    if code in _CALLS:
+        module = slots[0]
+    elif code.co_qualname == "Module._call_impl.<locals>.inner" and code.co_filename == _CALLING:
+        assert function.__closure__ is not None
+        module = function.__closure__[code.co_freevars.index("self")].cell_contents
+    else:
+        return False
+    return issubclass(type(module), torch.nn.Module) and hook_of_library(module) is not None
 
 
 def is_layer(code: types.CodeType) -> bool:

@@ -128,6 +128,14 @@ class Tensor(Value):
 
 
 @dataclass(slots=True, eq=False)
+class Distributed(Tensor):
+    """A `DTensor`: its ghost is one over that of its local tensor, which is what the graph has."""
+
+    local: Any = None  # a `Tensor`
+    layout: Any = None  # a `Layout` of `smelt.ir.nodes.distributed`
+
+
+@dataclass(slots=True, eq=False)
 class LazyItem:
     """An item of an outside container that nobody has looked at yet."""
 
@@ -636,10 +644,12 @@ def _is_pythons(found: Any) -> bool:
 
 def is_constant(value: object) -> bool:
     """Whether a real value is one that capture treats as a constant."""
-    if type(value) in CONSTANT_TYPES or is_native_member(value):
+    if type(value) in CONSTANT_TYPES or is_native_member(value) or type(value).__module__ == PLACEMENTS:
         return True
     return is_a(value, enum.Enum) and own_operators(type(value)) <= STRING_METHODS and _is_whole(value)
 
+
+PLACEMENTS = "torch.distributed.tensor.placement_types"  # whose objects are equal if they say the same
 
 NATIVE_CLASS: type = type(torch._C.DispatchKey)
 """The class of classes that are written in C++: it finds attributes as `type` does."""

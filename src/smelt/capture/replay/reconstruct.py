@@ -42,6 +42,7 @@ from smelt.capture.model.values import (
     Deque,
     Descriptor,
     DictView,
+    Distributed,
     ExceptionValue,
     Function,
     Generator,
@@ -680,8 +681,13 @@ def _object(build: Rebuilder, value: Object) -> Operand:
     return build.constant(value.value)
 
 
+def _distributed(build: Rebuilder, value: Distributed) -> Operand:
+    return build.step(value.layout.whole, build.operand(value.local))
+
+
 _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Tensor: _tensor,
+    Distributed: _distributed,
     Sequence: _sequence,
     Deque: _deque,
     Mapping: _mapping,

@@ -10,7 +10,7 @@ from smelt.capture.tape.tape import Tape
 from smelt.meta.data_sizes import sized_by_data, sized_by_library
 from smelt.meta.devices import result_device
 from smelt.meta.effects import draws_random, quietly_written, raises
-from smelt.meta.ghost import GhostError, GhostMode
+from smelt.meta.ghost import OURS, GhostError, GhostMode, by_others
 
 
 class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
@@ -27,6 +27,9 @@ class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        answer = by_others(func, types, args, kwargs)
+        if answer is not OURS:
+            return answer
         if draws_random(func, args, kwargs or {}):
             self._tape.draws_on.add(str(result_device(func, args, kwargs or {})))
         if raises(func, args):

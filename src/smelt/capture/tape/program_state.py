@@ -4,8 +4,9 @@ with as_the_program_has_it(tape.ambient): answer = cached_function()
 """
 
 import contextlib
+import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from smelt.capture.model.policy import is_library
 from smelt.ir.nodes.ambient import Ambient
+
+_OPERATORS = (torch._ops._Ops, torch._ops._OpNamespace)
 
 
 @contextlib.contextmanager
@@ -24,9 +27,13 @@ def as_the_program_has_it(ambient: Ambient) -> Iterator[None]:
         yield
 
 
-def let_library_make(ambient: Ambient, members: dict[str, Any], name: str) -> None:
-    """Let a module of a library that loads its parts on demand (`torch.onnx`) do so now, as the program would."""
-    hook = members.get("__getattr__")
-    if isinstance(hook, types.FunctionType) and is_library(hook.__code__) and "__path__" in members:
-        with contextlib.suppress(Exception), as_the_program_has_it(ambient):
-            hook(name)
+def let_library_make(ambient: Ambient, module: types.ModuleType, name: str) -> None:
+    """Let a module of a library that loads its parts on demand (`torch.onnx`, `torch.ops`) do so now, as the program
+    would."""
+    hook: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
+    if type(module) in _OPERATORS:
+        hook = functools.partial(getattr, module)
+    elif not isinstance(hook, types.FunctionType) or not is_library(hook.__code__) or "__path__" not in module.__dict__:
+        return
+    with contextlib.suppress(Exception), as_the_program_has_it(ambient):
+        hook(name)

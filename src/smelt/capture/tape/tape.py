@@ -99,6 +99,7 @@ class Tape:
         self.lifted: dict[Any, Tensor | Number] = {}  # of an outer graph: there is none
         self.once = False  # whether what is captured says of itself that it cannot be differentiated
         self.texts = False  # whether a string is still to be made of a tensor's numbers
+        self.distributed: set[fx.Node] = set()  # inputs that are the local tensors of `DTensor`s
         self.data_sizes: DataSizes | None = None  # where sizes that only data tell are part of the graph
         self._last_input: fx.Node | None = None
         self._by_ghost: dict[int, Tensor] = {}
@@ -271,10 +272,10 @@ class Tape:
         ghosts = [_convert(value, self._ghost) for value in args]
         named = {name: _convert(value, self._ghost) for name, value in kwargs.items()}
         seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
-        result = self._run(opcode, target, ghosts, named)
+        result = self.run(opcode, target, ghosts, named)
         told: list[tuple[Symbol, tuple[int, ...]]] = []
         if self.data_sizes is not None and self.data_sizes.fresh:
-            result, told = self.data_sizes.located(result, lambda: self._run(opcode, target, ghosts, named))
+            result, told = self.data_sizes.located(result, lambda: self.run(opcode, target, ghosts, named))
             self.may_raise()  # the check of the sizes does
         for kind in chosen_kinds(_ghosts_in((result,)), [tensor for tensor, _ in seen], (*args, *kwargs.values())):
             self.current_device(kind)
@@ -405,7 +406,7 @@ class Tape:
         """From here on the outputs are what `target` yields: the same objects, known to autograd, but for inputs that
         are outputs too, of which it yields views."""
         args: tuple[Value, ...] = (Sequence(tuple, list(outputs)), Sequence(tuple, list(others)), *inputs)
-        result = self._run("call_function", target, [_convert(value, self._ghost) for value in args], {})
+        result = self.run("call_function", target, [_convert(value, self._ghost) for value in args], {})
         node = self._record("call_function", target, args, {}, result)
         tied: list[Value] = []
         for value, ghost in zip(outputs, result, strict=True):
@@ -483,7 +484,7 @@ class Tape:
 
     def require_grad(self, value: Tensor, wanted: bool) -> None:
         """`requires_grad_` of a tensor that the graph computes, which has no history."""
-        self._run("call_method", "requires_grad_", [value.ghost, wanted], {})
+        self.run("call_method", "requires_grad_", [value.ghost, wanted], {})
         node = self._record("call_method", "requires_grad_", (value, Constant(wanted)), {}, value.ghost)
         self._rebind(value, node)
         self._note_leaf(value.ghost)
@@ -601,7 +602,8 @@ class Tape:
         if wanted.attention != synced.attention:
             self._added.append(self.graph.call_function(*setting_attention(wanted.attention)))
 
-    def _run(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
+    def run(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
+        """What a call yields, of ghosts; nothing is recorded."""
         if self.data_sizes is None:
             return self._run_on_ghosts(opcode, target, ghosts, named)
         shape_env = self.data_sizes.shape_env

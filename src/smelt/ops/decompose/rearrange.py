@@ -123,3 +123,9 @@ def native_dropout(x: Tensor, probability: float, train: bool | None) -> Any:
 @decomposes(aten.native_dropout_backward.default)
 def native_dropout_backward(grad: Tensor, kept: Tensor, scale: float) -> Any:
     return grad * kept * scale
+
+
+@rewrites("_c10d_functional::_wrap_tensor_autograd")
+def wait_for_collective(tensor: Any) -> Any:
+    """Outside of graphs a tensor waits when it is first read; in one somebody has to."""
+    return torch.ops._c10d_functional.wait_tensor.default(tensor)

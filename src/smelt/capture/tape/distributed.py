@@ -1,0 +1,164 @@
+"""`DTensor`s in a graph: only their local tensors are part of it, and their placements are known.
+
+    x: DTensor f32[8, 8], Shard(0), on 2 processes     →     Distributed(x_local: f32[4, 8], Layout(mesh, [Shard(0)]))
+
+An operator on them is a node of local tensors (`ir/nodes/distributed.py`). Ghosts that nobody keeps are asked first:
+how what it returns is placed, and whether anything is written or drawn, which is left to Python.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.source import Source
+from smelt.capture.model.values import (
+    Constant,
+    Distributed,
+    Mapping,
+    Number,
+    Object,
+    Sequence,
+    Slice,
+    Tensor,
+    Value,
+    is_constant,
+    of_number,
+)
+from smelt.capture.tape.tape import Tape
+from smelt.ir.nodes.distributed import DistributedCall, Given, Layout, local_of
+from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.ghost import GhostTensor
+
+
+def is_distributed(real: Any) -> bool:
+    """Whether a tensor is a `DTensor`, and nothing made from that class."""
+    kind = type(real)
+    return kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed.")
+
+
+def distributed_input(tape: Tape, real: Any, source: Source) -> Distributed:
+    """A `DTensor` from outside: the graph is given its local tensor."""
+    with torch.no_grad():
+        local = local_of(real)
+    layout = Layout.of(real)
+    source.check(("predicate", _laid_out_as(layout, TensorSpec.of(local), real.requires_grad)))
+    part = tape.input(real, source, tuple(local.shape), tuple(local.stride()))
+    part.kind = torch.Tensor
+    tape.distributed.add(part.node)
+    made = of_local(part, layout, source)
+    ghost: Any = made.ghost
+    if ghost._spec != real._spec:
+        raise Unsupported("B006", f"{source.text} (a DTensor sharded in another order)")
+    return made
+
+
+def _laid_out_as(layout: Layout, spec: TensorSpec, requires_grad: bool) -> Callable[[Any], bool]:
+    def is_laid_out(real: Any) -> bool:
+        local = real._local_tensor
+        if Layout.of(real) != layout or real.requires_grad != requires_grad or real.is_inference():
+            return False
+        there = (tuple(local.shape), tuple(local.stride()), local.dtype, local.device)
+        return there == (spec.shape, spec.stride, spec.dtype, spec.device)
+
+    is_laid_out.__qualname__ = f"a DTensor of shape {layout.shape}, placed as {layout.placements}"
+    return is_laid_out
+
+
+def of_local(local: Tensor, layout: Layout, source: Source | None = None) -> Distributed:
+    return Distributed(local.node, layout.whole(local.ghost), layout.kind, source=source, local=local, layout=layout)
+
+
+def with_locals(run: Callable[..., Any], places: frozenset[int]) -> Callable[..., Any]:
+    """Run a graph that is given `DTensor`s at these places."""
+
+    def with_local_tensors(*inputs: Any) -> Any:
+        return run(*[local_of(each) if place in places else each for place, each in enumerate(inputs)])
+
+    return with_local_tensors
+
+
+def has_distributed(values: Any) -> bool:
+    return any(
+        isinstance(value, Distributed) or (isinstance(value, Sequence) and has_distributed(value.raw_items))
+        for value in values
+    )
+
+
+def call_distributed(
+    tape: Tape,
+    function: Any,
+    args: tuple[Value, ...],
+    kwargs: dict[str, Value],
+    real: Callable[[Value], Any] | None = None,
+) -> Value:
+    """A call with `DTensor`s, or one that makes them. `real`: the object behind an argument that is no tensor."""
+    operands: list[Tensor | Number] = []
+    layouts: list[Layout | None] = []
+
+    def given(value: Any) -> Any:
+        if isinstance(value, Tensor) or (isinstance(value, Number) and value.symbolic is not None):
+            operands.append(value.local if isinstance(value, Distributed) else value)
+            layouts.append(value.layout if isinstance(value, Distributed) else None)
+            return Given(len(operands) - 1)
+        if isinstance(value, Sequence) and value.kind in (tuple, list, torch.Size):
+            return (list if value.kind is list else tuple)(map(given, value.items))
+        if isinstance(value, Slice):
+            return slice(given(value.start), given(value.stop), given(value.step))
+        if isinstance(value, Mapping):
+            return {key: given(item) for key, item in value.items.items()}
+        if isinstance(value, Constant):
+            return value.value
+        if real is not None:
+            return real(value)
+        raise Unsupported("B017", f"{type(value).__name__.lower()} as an argument beside a DTensor")
+
+    call = DistributedCall(function, given(Sequence(tuple, list(args))), given(Mapping(dict(kwargs))), ())
+    call.layouts = tuple(layouts)
+    tried = _tried(tape, call, operands)
+    if not tried:
+        return _plain(call.result)
+    made = tape.call("call_function", call, tuple(operands), {})
+    assert isinstance(made, Sequence)
+    return _wrapped(call.result, iter(made.items))
+
+
+def _tried(tape: Tape, call: DistributedCall, operands: list[Tensor | Number]) -> list[Any]:
+    """The tensors that a call yields, of operands that are like those given."""
+    copies = [_copy(each.ghost) if isinstance(each, Tensor) else each.symbolic for each in operands]
+    drawn, name = set(tape.draws_on), call.__name__
+    made = tape.run("call_function", call, copies, {})
+    if call.writes:
+        raise Unsupported("B006", f"DTensor, written by {name},")
+    if tape.draws_on - drawn:
+        tape.draws_on = drawn
+        raise Unsupported("B006", f"DTensor, for which {name} draws random numbers,")
+    return list(made)
+
+
+def _copy(ghost: Any) -> GhostTensor:
+    return GhostTensor(replace(TensorSpec.of(ghost), requires_grad=False))
+
+
+def _plain(result: Any) -> Value:
+    if isinstance(result, torch.Size):
+        return Sequence(torch.Size, [of_number(size) for size in result])
+    if is_constant(result):
+        return Constant(result)
+    if type(result) in (tuple, list):
+        return Sequence(type(result), [_plain(item) for item in result])
+    return Object(result, identity_guarded=True)
+
+
+def _wrapped(result: Any, made: Any) -> Value:
+    if isinstance(result, Layout):
+        local = next(made)
+        return of_local(local, result)
+    if isinstance(result, Given):
+        found: Value = next(made)
+        return found
+    if type(result) in (tuple, list):
+        return Sequence(type(result), [_wrapped(item, made) for item in result])
+    return _plain(result)
