@@ -361,20 +361,22 @@ def wrapped_by_torch_compile(function: types.FunctionType) -> str | None:
 
 
 _CALLING = torch.nn.Module._call_impl.__code__.co_filename
+_DISTRIBUTED = _TORCH + "distributed" + os.sep
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _CALLS = frozenset({torch.nn.Module._wrapped_call_impl.__code__, torch.nn.Module._call_impl.__code__})
 
 
 def hook_of_library(module: torch.nn.Module) -> str | None:
-    """The name of a hook on a module's forward that a library put there and that only Python can run, as FSDP's; None
-    if there is none. Then the call of the module is one step of Python's, and not each of its hooks."""
+    """The name of a hook on a module's forward that `torch.distributed` put there and that only Python can run, as
+    FSDP's; None if there is none. Then the call of the module is one step of Python's, and not each of its hooks."""
     for registry in _HOOKS:
         for hook in (module.__dict__.get(registry) or {}).values():
             function = hook.__func__ if type(hook) is types.MethodType else hook
-            if type(function) is types.FunctionType and function.__code__.co_filename.startswith(_TORCH):
-                inner = getattr(function, "__wrapped__", function)  # one that `torch.compile` is kept from
-                if inner is not function or treatment_of_code(function.__code__) is Treatment.BREAK:
-                    return str(function.__qualname__)
+            function = getattr(function, "__wrapped__", function)  # one that `torch.compile` is kept from
+            if type(function) is not types.FunctionType or not function.__code__.co_filename.startswith(_DISTRIBUTED):
+                continue
+            if treatment_of_code(function.__code__) is Treatment.BREAK:
+                return str(function.__qualname__)
     return None
 
 
