@@ -235,7 +235,7 @@ def looped_on_data(x: torch.Tensor) -> Any:
 
 @feature("higher-order operators")
 def mapped(x: torch.Tensor) -> Any:
-    return control_map(lambda row, y: row * 2 + y, x, x[0])
+    return control_map(lambda row, y: row * 2 + y, x, x[0].clone())
 
 
 @feature("higher-order operators", backward=True)

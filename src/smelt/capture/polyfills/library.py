@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
 from torch._library.custom_ops import CustomOpDef
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -583,10 +585,37 @@ BY_TENSORS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
 
 
 def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
-    """`torch.cond` of what is known while capturing: the one branch. On a tensor, PyTorch runs it."""
-    if type(pred) is not bool:
-        unsupported("torch.cond on a tensor")
-    return true_fn(*operands) if pred else false_fn(*operands)
+    """`torch.cond`: the branch that is taken."""
+    return true_fn(*operands) if _holds(pred) else false_fn(*operands)
+
+
+def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
+    """`while_loop`, round by round."""
+    carried = tuple(carried_inputs)
+    while _holds(cond_fn(*carried)):
+        carried = tuple(body_fn(*carried))
+    return carried
+
+
+def map_rows(f: Any, xs: Any, *args: Any) -> Any:
+    """`map` over the first dimension of a tensor."""
+    if not isinstance(xs, torch.Tensor):
+        unsupported("torch's map over other than a tensor")
+    rows = [f(row, *args) for row in xs.unbind(0)]
+    if isinstance(rows[0], torch.Tensor):
+        return torch.stack(rows)
+    if type(rows[0]) not in (tuple, list):
+        unsupported("torch's map of a function that returns other than tensors")
+    return type(rows[0])([torch.stack(parts) for parts in zip(*rows, strict=True)])
+
+
+def _holds(test: Any) -> bool:
+    """Whether a bool, or a tensor of one, is true. Its number is told by the graph as sizes are that only data tell:
+    what is relied on of it is checked, and there is a version of the graph for either. Such numbers are at least 2."""
+    if isinstance(test, torch.Tensor):
+        told: int = (test.to(torch.int64).reshape(()) + 2).item()  # type: ignore[assignment]
+        return told == 3
+    return bool(test)
 
 
 def custom_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -598,6 +627,8 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     CustomOpDef.__call__: custom_operator,
     torch._assert: assert_,
     torch.cond: cond,
+    torch_while_loop: while_loop,
+    torch_map: map_rows,
     torch._check_with: check_with,
     torch._check_tensor_all: check_tensor_all,
     torch._check_tensor_all_with: check_tensor_all_with,
