@@ -420,6 +420,10 @@ def test_agrees_with_the_operator(op: Any, dtype: torch.dtype) -> None:
 VIEWS: dict[Any, list[tuple[Any, ...]]] = {
     aten.t.default: [(torch.randn(3, 4),)],
     aten.transpose.int: [(torch.randn(2, 3, 4), -1, 0), (torch.randn(3, 4).t(), 0, 1)],
+    aten._reshape_alias.default: [
+        (torch.randn(3, 4), [2, 6], [6, 1]),
+        (torch.randn(2, 3, 4).permute(2, 0, 1), [4, 6], [1, 4]),
+    ],
     aten._unsafe_view.default: [(torch.randn(3, 4), [2, 6]), (torch.randn(3, 4), [-1])],
     aten.split.Tensor: [(torch.randn(7, 4), 3), (torch.randn(2, 6), 2, -1), (torch.randn(0, 3), 2)],
     aten.split_with_sizes.default: [(torch.randn(7, 4), [3, 0, 4]), (torch.randn(2, 6), [2, 4], -1)],

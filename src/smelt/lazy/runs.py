@@ -128,6 +128,8 @@ def _adopted(real: Any, memory: Memory) -> torch.Tensor:
     found: torch.Tensor = real
     if found.shape != shape or found.dtype != dtype:
         raise RuntimeError(f"a result is {found.dtype} {tuple(found.shape)}, and was said to be {dtype} {tuple(shape)}")
+    if found.storage_offset():  # recorded views count from the beginning of their memory
+        found = found.clone()
     if found.stride() == stride:
         return found
     if all(one == other or size < 2 for one, other, size in zip(found.stride(), stride, shape, strict=True)):

@@ -14,7 +14,8 @@ from torch import fx
 from smelt.ir.graph import GraphLevel, Traced, add_node
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec
 from smelt.lazy.paths.families import SymbolicSizes, size_arguments
-from smelt.lazy.steps import Fresh, Operand, Ref, Step, View
+from smelt.lazy.paths.strided import calls_of
+from smelt.lazy.steps import Fresh, Operand, Ref, Step, View, at
 from smelt.symbolic.expressions import Expression, Symbol
 from smelt.symbolic.symnode import Formula, as_number
 
@@ -39,6 +40,7 @@ def build(
             values[step.first_value] = known.placeholder(step.layout, row, len(values), device)
     operands = {place: _number(graph, numbers[place], count) for count, place in enumerate(sorted(varying))}
     known.add_given()
+    wholes = _Wholes(graph)
 
     def real(argument: Any) -> Any:
         if isinstance(argument, Ref):
@@ -51,6 +53,10 @@ def build(
 
     for step, row in zip(path, rows, strict=True):
         if step.operator is None:
+            wholes.add(step.first_value, values[step.first_value], step.layout)
+            continue
+        if sizes is None and (node := wholes.seen(step)) is not None:
+            values[step.first_value] = node
             continue
         given_args, given_kwargs = known.arguments(step, row)
         args = tuple(map(real, given_args))
@@ -62,9 +68,46 @@ def build(
                 continue
             one = step.form is None
             values[value] = node if one else add_node(graph, "call_function", operator.getitem, (node, place), {})
+            wholes.add_result(step, result, value, values[value])
             value += 1
     graph.output(tuple(values[value] for value in live))
     return Traced(graph, GraphLevel.TORCH)
+
+
+class _Wholes:
+    """For each value the one that is all of its memory. Views of it by strides are made of slices."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._found: dict[int, tuple[fx.Node, Any]] = {}
+
+    def add(self, value: int, node: fx.Node, layout: Any) -> None:
+        self._found[value] = (node, layout)
+
+    def add_result(self, step: Step, result: Fresh | View, value: int, node: fx.Node) -> None:
+        if isinstance(result, Fresh):
+            self.add(value, node, result.layout)
+            return
+        of = at(result.path, step.args, step.kwargs)
+        if isinstance(of, Ref) and of.value in self._found:
+            self._found[value] = self._found[of.value]
+
+    def seen(self, step: Step) -> fx.Node | None:
+        """A view by strides; None for other calls, and where slices do not make it."""
+        if step.operator is not aten.as_strided.default or len(step.args) != 4:
+            return None
+        (result,) = step.results
+        if step.args[0].value not in self._found or not isinstance(result, Fresh | View):
+            return None
+        whole = self._found[step.args[0].value]
+        node, (shape, stride, _, dtype) = whole
+        calls = calls_of(shape, stride, *step.args[1:]) if dtype == result.layout[3] else None
+        if calls is None:
+            return None
+        for called, args in calls:
+            node = add_node(self._graph, "call_function", called, (node, *args), {})
+        self._found[step.first_value] = whole
+        return node
 
 
 def _number(graph: fx.Graph, value: Any, count: int) -> fx.Node:
