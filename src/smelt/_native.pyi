@@ -573,3 +573,118 @@ def accumulate_grads(
     What is not plain goes to `otherwise(leaf, gradient, owned)`; owned: nobody else has the gradient. Plain is a first
     one that is owned, no view and lies row-major as the leaf does, and one to be added to a gradient like it.
     """
+
+# --- tensors of a device of our own, and recording what is done to them (`dispatch/`, `lazy/`) ---
+
+class DeviceMemory:
+    """What stands behind a storage of a device of our own. A storage with its address for the address of data is found
+    to be its own."""
+
+def reads_storages() -> bool:
+    """Whether it is known where tensors and storages keep the address and the size of their memory."""
+
+def device_memory_of(tensor: object) -> DeviceMemory | None:
+    """What stands behind the storage of a tensor; None where that cannot be read, or is nothing of ours."""
+
+def device_memory_at(address: int) -> DeviceMemory | None:
+    """The memory at an address; None if none lives there."""
+
+class LazyMemory(DeviceMemory):
+    """What is behind the storage of a lazy tensor, and which values of a recording are views of it. A layout is (shape,
+    strides, offset, dtype)."""
+
+    layout: Any
+    real: Any
+    lost: BaseException | None
+    @property
+    def serial(self) -> int: ...
+    def __new__(cls, layout: Any, real: Any = None) -> Any: ...
+    def enter(self, serial: int, value: int) -> None:
+        """Become a value of the recording with this serial."""
+
+    def see(self, layout: Any, value: int) -> None:
+        """A view with this layout has this value, unless one has."""
+
+    def find(self, layout: Any) -> int | None:
+        """The value of the view with this layout."""
+
+class Step:
+    """One recorded call, or an input, and the calls that have followed it; see `lazy/steps.py`."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Any, ...]
+    form: type | None
+    layout: Any
+    line: Any
+    values: int
+    numbers: int
+    programs: dict[Any, Any]
+    @property
+    def before(self) -> Any: ...
+    @property
+    def operator(self) -> Any: ...
+    @property
+    def after(self) -> dict[Any, Any]: ...
+    @property
+    def first_value(self) -> int: ...
+    def __new__(cls, before: Any, operator: Any = None) -> Any: ...
+
+class Recording:
+    """What was recorded since the last run: the step it stands at, and what is beside the tree."""
+
+    step: Any
+    count: int
+    bytes: int
+    @property
+    def serial(self) -> int: ...
+    @property
+    def numbers(self) -> list[Any]: ...
+    @property
+    def inputs(self) -> list[Any]: ...
+    def __new__(cls, serial: int, root: Step) -> Any: ...
+    def watch(self, value: int, memory: LazyMemory) -> None:
+        """A value is all of a memory that is new in this recording."""
+
+    def alive(self) -> list[tuple[int, Any]]:
+        """The memories that are watched and live, with their values."""
+
+class RecordedOperator:
+    """One overload, as recording needs it; `kinds` has a byte for each argument."""
+
+    def __init__(
+        self, *, known: object, names: tuple[str, ...], kinds: bytes, writes: bool, is_view: bool
+    ) -> None: ...
+
+class LazyRecorder:
+    """Records calls. A subclass has the methods that are asked for what is rare: `plain_dtype`, `enter`, `value_of`,
+    `read`, `check_bits`, `make_step`, `new`, `new_view`."""
+
+    now: Recording
+    most_operators: int
+    most_bytes: int
+    @property
+    def lock(self) -> Any: ...
+    def connect(
+        self,
+        *,
+        now: Recording,
+        refs: list[Any],
+        lock: object,
+        tensor_class: type,
+        memory_class: type[LazyMemory],
+        create: Callable[..., Any] | None,
+        declined: tuple[type[Exception], ...],
+    ) -> None:
+        """Say what calls are recorded with. `create` makes a tensor of the device, of a shape and a dtype; `declined` are
+        the errors that mean that a call cannot be recorded as it came."""
+
+    def record_call(self, operator: RecordedOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call, and return what it returns."""
+
+class LazyKernel:
+    """What PyTorch's dispatcher calls for one operator. `owner` has `find`, `call`, `declined` and `run_full`; see
+    `lazy/owner.py`."""
+
+    def __init__(self, recorder: LazyRecorder, owner: object, name: str) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...

@@ -18,6 +18,7 @@
 #include "deploy/format/checksum.h"
 #include "gpu/cuda_driver.h"
 #include "gpu/grid_launcher.h"
+#include "lazy/lazy.h"
 
 static PyObject *
 active(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
@@ -152,6 +153,11 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Call a function; what it raises is offered to another, which may have it called again.")},
     {"within", (PyCFunction)(void (*)(void))within, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function in a context that is entered and left by C functions.")},
+    {"reads_storages", reads_storages, METH_NOARGS,
+     PyDoc_STR("Whether it is known where tensors and storages keep the address and the size of their memory.")},
+    {"device_memory_of", device_memory_of_tensor, METH_O,
+     PyDoc_STR("What stands behind the storage of a tensor of a device of our own; None where that cannot be read.")},
+    {"device_memory_at", device_memory_at, METH_O, PyDoc_STR("The memory at an address, None if none lives there.")},
     {"hook_installed", hook_installed, METH_NOARGS, PyDoc_STR("Whether the frame hook is in place now.")},
     {NULL, NULL, 0, NULL},
 };
@@ -168,10 +174,12 @@ PyMODINIT_FUNC
 PyInit__native(void)
 {
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &AnyLauncherType,
-                             &LauncherType, &RunnerType, &CodeType,  &HeldType,  &PausedGCType};
+                             &LauncherType, &RunnerType, &CodeType,  &HeldType,  &PausedGCType,
+                             &DeviceMemoryType, &StridedLayoutType, &LazyMemoryType, &RecordingType, &StepType,
+                             &RecordedOperatorType, &LazyRecorderType, &LazyKernelType};
     if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0 || runner_init() < 0
         || hook_init() < 0 || nodes_init() < 0 || accumulate_grad_init() < 0 || preserved_state_init() < 0
-        || deferred_signals_init() < 0 || parallel_init() < 0) {
+        || deferred_signals_init() < 0 || parallel_init() < 0 || results_init() < 0 || recorder_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

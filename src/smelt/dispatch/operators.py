@@ -5,6 +5,7 @@ PyTorch's own code runs, are operators that only change what a tensor says of it
 bit of it (`_conj`), and the `out=` variants that PyTorch writes by the functional operator and a copy."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -55,11 +56,14 @@ def overload_of(name: str) -> torch._ops.OpOverload:
 
 
 def register(owner: Owner) -> list[Any]:
-    """Let `owner` answer. The registrations end when what is returned dies."""
+    """Let `owner` answer. The registrations end when what is returned dies.
+
+    An owner with a method `kernel(name)` makes itself what is called for an operator, in C perhaps."""
     library: Any = torch.library.Library  # untyped
     aten = library("aten", "IMPL")
+    kernel = getattr(owner, "kernel", None) or partial(_kernel, call=owner.call)
     for name in names():
-        aten.impl(name, _kernel(name, owner.call), KEY)
+        aten.impl(name, kernel(name), KEY)
     others = library("_", "IMPL")
 
     def fallback(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:

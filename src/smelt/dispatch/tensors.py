@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
+from smelt import _native
+from smelt.torch_abi.aoti_shims import connect
 from smelt.torch_abi.storage_layout import describe
+from smelt.torch_abi.tensor_layout import install_tensor_layout
 
 _META = torch._C.DispatchKey.Meta
 
@@ -33,10 +36,18 @@ def make(
     storage.smelt_memory = memory
     if size is None:
         size = bytes_of(shape, stride, 0, dtype)
-    if not describe(storage, size) or stride != tensor.stride():
+    # The memory's own address where it can be found by that (`_native.DeviceMemory`), else that of the storage.
+    address = id(memory) if isinstance(memory, _native.DeviceMemory) else storage._cdata
+    if not describe(storage, size, address) or stride != tensor.stride():
         # Where a storage cannot be told its size, this does it too: PyTorch checks views and writes files by it.
         _set_storage._op_dk(_META, tensor, storage, 0, shape, stride)
     return tensor
+
+
+def create_function() -> Any:
+    """What C makes tensors with, as `make` does; None where it cannot look into them."""
+    install_tensor_layout()
+    return torch._C._acc.create_empty_tensor if connect() and _native.reads_storages() else None
 
 
 def bytes_of(shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> int:
@@ -74,14 +85,19 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 def memory_of(tensor: torch.Tensor) -> Any:
     """What `make` was given for the storage of this tensor. `AttributeError` for a tensor of another device."""
+    found = _native.device_memory_of(tensor)
+    if found is not None:
+        return found
     storage: Any = tensor.untyped_storage()
     try:
         return storage.smelt_memory
     except AttributeError:
         if storage.device.type != torch._C._get_privateuse1_backend_name() or not storage.data_ptr():
             raise
-        # PyTorch has made a second storage over the address of one of ours, which is that storage's own: it writes
-        # old files so.
+        # PyTorch has made a second storage over the address of one of ours: it writes old files so.
+        found = _native.device_memory_at(storage.data_ptr())
+        if found is not None:
+            return found
         ours: Any = torch.UntypedStorage._new_with_weak_ptr(storage.data_ptr())
         return ours.smelt_memory
 

@@ -10,20 +10,14 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.dispatch.tensors import Layout
 
 
-class Memory:
-    """One storage. `views` has the values of the recording `serial` that are views of it, by their layout."""
+class Memory(_native.LazyMemory):
+    """One storage. It knows which values of the recording `serial` are views of it, by their layouts."""
 
-    __slots__ = ("__weakref__", "layout", "lost", "real", "serial", "views")
-
-    def __init__(self, layout: Layout, real: torch.Tensor | None = None) -> None:
-        self.layout = layout
-        self.real = real
-        self.serial = -1
-        self.views: dict[Layout, int] = {}
-        self.lost: BaseException | None = None
+    __slots__ = ()
 
     @property
     def is_empty(self) -> bool:

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.dispatch import tensors
 from smelt.dispatch.module import check_index
+from smelt.dispatch.operators import overload_of
 from smelt.dispatch.tensors import layout_of
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy import recurrent
@@ -21,7 +23,7 @@ from smelt.lazy.at_once import AtOnce
 from smelt.lazy.describe import Undescribed
 from smelt.lazy.recorder import Foreign, Recorder
 from smelt.lazy.runs import Runs
-from smelt.lazy.signatures import signature
+from smelt.lazy.signatures import recorded_operator, signature
 from smelt.lazy.timeline import LazyExplanation, Timeline
 
 aten = torch.ops.aten
@@ -41,6 +43,7 @@ class LazyOwner:
     def __init__(self, name: str, real_device: torch.device, compiler: GraphCompiler) -> None:
         self.timeline = Timeline()
         self.recorder = Recorder(name, real_device)
+        self.recorder.most_operators, self.recorder.most_bytes = MOST_OPERATORS, MOST_BYTES
         self.runs = Runs(self.recorder, compiler, self.timeline)
         self.at_once = AtOnce(self.recorder, self.runs, self.timeline)
         self.blocks: list[Any] = []  # the `Shadows` of those that are entered
@@ -89,17 +92,40 @@ class LazyOwner:
             check_index(device.index)
         try:
             found = recorder.record(known, args, kwargs)
-        except Foreign:
-            args, kwargs = recorder.brought(known, args, kwargs)
-            return self._recorded(operator, args, kwargs)
-        except Undescribed as reason:
-            return self.at_once.fall_back(known, args, kwargs, str(reason))
-        now = recorder.now
-        if now.count >= MOST_OPERATORS:
-            self.runs.run(f"{MOST_OPERATORS} operators were recorded")
-        elif now.bytes >= MOST_BYTES:
-            self.runs.run(f"{MOST_BYTES >> 30} GiB of results were recorded")
+        except (Foreign, Undescribed) as error:
+            return self.declined(operator, args, kwargs, error)
+        if recorder.now.count >= MOST_OPERATORS or recorder.now.bytes >= MOST_BYTES:
+            self.run_full()
         return found
+
+    # What the kernels in C ask for (`csrc/lazy/kernel.c`).
+
+    def kernel(self, name: str) -> Callable[..., Any]:
+        """What PyTorch calls for an operator."""
+        return _native.LazyKernel(self.recorder, self, name)
+
+    def find(self, name: str) -> tuple[torch._ops.OpOverload, _native.RecordedOperator | None]:
+        """An operator by name, and how it is recorded; None for one that is not simply recorded."""
+        operator = overload_of(name)
+        known = signature(operator)
+        is_simple = operator not in self._answers and not known.is_random and known.returns_tensors
+        return operator, recorded_operator(operator) if is_simple else None
+
+    def declined(
+        self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
+    ) -> Any:
+        """What a call returns that could not be recorded as it came."""
+        known = signature(operator)
+        if isinstance(error, Foreign):
+            args, kwargs = self.recorder.brought(known, args, kwargs)
+            return self._recorded(operator, args, kwargs)
+        return self.at_once.fall_back(known, args, kwargs, str(error))
+
+    def run_full(self) -> None:
+        """As much is recorded as may be."""
+        many = self.recorder.now.count >= MOST_OPERATORS
+        what = f"{MOST_OPERATORS} operators" if many else f"{MOST_BYTES >> 30} GiB of results"
+        self.runs.run(f"{what} were recorded")
 
     def run(self, reason: str) -> None:
         with self.recorder.lock:

@@ -7,19 +7,19 @@ what it does comes after what the program did before it. `Runs` runs a recording
 new one begins."""
 
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.dispatch import tensors
 from smelt.dispatch.tensors import Layout, layout_of, memory_of
 from smelt.lazy import lines
 from smelt.lazy.describe import Undescribed, describe_call
 from smelt.lazy.memory import Memory, owned
-from smelt.lazy.signatures import Kind, Signature, signature
-from smelt.lazy.steps import REFS, Fresh, Operand, Step, View, at
+from smelt.lazy.signatures import Kind, Signature, recorded_operator, signature
+from smelt.lazy.steps import REFS, Fresh, Operand, Step, View
 from smelt.meta.devices import result_device
 
 aten = torch.ops.aten
@@ -29,43 +29,40 @@ MOST_STEPS = 200_000
 """So many steps are remembered; then the tree begins anew."""
 
 
-class Recording:
-    """What was recorded since the last run: where the tree stands, and what is beside it."""
+class Recorder(_native.LazyRecorder):
+    """The calls of all threads, in order. `lock` is held while one is recorded or run.
 
-    def __init__(self, serial: int, root: Step) -> None:
-        self.serial = serial
-        self.step = root
-        self.numbers: list[Any] = []
-        self.inputs: list[Memory] = []
-        self.memories: dict[int, weakref.ref[Memory]] = {}  # by the value that is all of it
-        self.count = 0
-        self.bytes = 0
-
-
-class Recorder:
-    """The calls of all threads, in order. `lock` is held while one is recorded or run."""
+    A call that was recorded before is looked up in C (`csrc/lazy/`), which asks here for the rest: steps that are new,
+    memories that enter a recording for the first time, and tensors that cannot be read from memory."""
 
     def __init__(self, name: str, real_device: torch.device) -> None:
         self.device_type = name
         self.real_device = real_device
-        self.lock = threading.RLock()
         self.root = Step(None)
         self._serial = 0
         self._steps = 0
-        self.now = Recording(0, self.root)
+        self.connect(
+            now=_native.Recording(0, self.root),
+            refs=REFS,
+            lock=threading.RLock(),
+            tensor_class=torch.Tensor,
+            memory_class=Memory,
+            create=tensors.create_function(),
+            declined=(Foreign, Undescribed),
+        )
 
     def forget(self) -> None:
         """Begin a new tree."""
         self.root = Step(None)
         self.begin()
 
-    def begin(self) -> Recording:
+    def begin(self) -> _native.Recording:
         """A new recording; the one that was under way is returned."""
         ended = self.now
         if self._steps >= MOST_STEPS:  # ever new paths: those that recur are recorded and compiled anew
             self.root, self._steps = Step(None), 0
         self._serial += 1
-        self.now = Recording(self._serial, self.root)
+        self.now = _native.Recording(self._serial, self.root)
         return ended
 
     @property
@@ -111,12 +108,18 @@ class Recorder:
         except AttributeError:
             raise Foreign from None
         if memory.serial != self.now.serial:
-            self._enter(memory)
-        layout: Any = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
-        found = memory.views.get(layout)
+            self.enter(memory)
+        layout = layout_of(tensor)
+        found: int | None = memory.find(layout)
         return self._derived(memory, layout) if found is None else found
 
-    def _enter(self, memory: Memory) -> None:
+    def plain_dtype(self, tensor: torch.Tensor) -> torch.dtype | None:
+        """The dtype of a tensor of the device that says nothing else of itself."""
+        is_plain = self.is_ours(tensor) and tensor.layout is torch.strided
+        return tensor.dtype if is_plain and not (tensor.is_conj() or tensor.is_neg()) else None
+
+    def enter(self, memory: Memory) -> None:
+        """Make memory of an earlier recording a value of this one."""
         if memory.lost is not None:
             raise memory.lost
         now = self.now
@@ -128,23 +131,23 @@ class Recorder:
                     aten.empty_strided.default, (list(shape), list(stride)), {"dtype": dtype}, memory.layout
                 ),
             )
-            now.memories[step.first_value] = weakref.ref(memory)
+            now.watch(step.first_value, memory)
         else:
             step = self._follow((None, memory.layout), lambda: self._input_step(memory.layout))
             now.inputs.append(memory)
-        memory.serial = now.serial
-        memory.views = {memory.layout: step.first_value}
+        memory.enter(now.serial, step.first_value)
 
     def _derived(self, memory: Memory, layout: Layout) -> int:
         """A view that nobody has recorded in this recording, made of the whole."""
         shape, stride, offset, dtype = layout
-        base = memory.views[memory.layout]
+        base = memory.find(memory.layout)
+        assert base is not None
         if dtype != memory.layout[3]:
             base = self._as_dtype(memory, dtype)
         args = (REFS.upto(base), list(shape), list(stride), offset)
         key = (aten.as_strided.default, base, layout)
         step = self._follow(key, lambda: self._plain_step(aten.as_strided.default, args, {}, layout))
-        memory.views[layout] = step.first_value
+        memory.see(layout, step.first_value)
         return step.first_value
 
     def _as_dtype(self, memory: Memory, dtype: torch.dtype) -> int:
@@ -152,16 +155,22 @@ class Recorder:
         _, _, _, had = memory.layout
         length = tensors.bytes_of(*memory.layout) // had.itemsize
         flat: Layout = (torch.Size([length]), (1,), 0, had)
-        base = memory.views.get(flat)
+        base = memory.find(flat)
         if base is None:
             base = self._derived(memory, flat)
         row: Layout = (torch.Size([length * had.itemsize // dtype.itemsize]), (1,), 0, dtype)
-        if (known := memory.views.get(row)) is not None:
+        if (known := memory.find(row)) is not None:
             return known
         key = (aten.view.dtype, base, dtype)
         step = self._follow(key, lambda: self._plain_step(aten.view.dtype, (REFS.upto(base), dtype), {}, row))
-        memory.views[row] = step.first_value
+        memory.see(row, step.first_value)
         return step.first_value
+
+    def check_bits(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
+        """A tensor that says that it is conjugated or negated is not written here."""
+        for name, value in (*zip(known.names, args, strict=False), *(kwargs or {}).items()):
+            if name in known.written and isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
+                raise Undescribed(f"{known.operator} writes a conjugated or negated view")
 
     # Steps.
 
@@ -195,52 +204,12 @@ class Recorder:
 
     def record(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What a call returns, without its numbers. Raises `Undescribed` where that cannot be said."""
-        now = self.now
-        before = len(now.numbers)
-        value_of = self.value_of if known.is_view else self.read
-        try:
-            if known.written:
-                _check_bits(known, args, kwargs)
-            key: list[Any] = [known.operator]
-            for kind, value in zip(known.kinds, args, strict=False):
-                is_tensor = kind is Kind.TENSOR and isinstance(value, torch.Tensor)
-                key.append(REFS.upto(value_of(value)) if is_tensor else self._encoded(kind, value, value_of))
-            for name, value in kwargs.items():
-                key.append(name)
-                key.append(self._encoded(known.by_name[name], value, value_of))
-            frozen = tuple(key)
-            step = now.step.after.get(frozen)
-            if step is None:
-                step = self._step(known, args, kwargs, frozen)
-                now.step.after[frozen] = step
-                self._steps += 1
-        except BaseException:
-            del now.numbers[before:]
-            raise
-        now.step = step
-        now.count += 1
-        return self._made(step, args, kwargs)
+        return self.record_call(recorded_operator(known.operator), args, dict(kwargs))
 
-    def _encoded(self, kind: Kind, value: Any, value_of: Callable[[torch.Tensor], int]) -> Any:
-        if kind is Kind.TENSOR:
-            if isinstance(value, torch.Tensor):
-                return REFS.upto(value_of(value))
-            if isinstance(value, tuple | list):
-                return tuple([self._encoded(kind, item, value_of) for item in value])
-            return None if value is None else self._number(value)
-        if kind is Kind.NUMBER:
-            if isinstance(value, tuple | list):
-                return tuple([self._number(item) for item in value])
-            return None if value is None else self._number(value)
-        if isinstance(value, list | tuple):
-            return tuple([_literal(item) for item in value])
-        return None if kind is Kind.DEVICE else _literal(value)
-
-    def _number(self, value: Any) -> type:
-        self.now.numbers.append(value)
-        return type(value)
-
-    def _step(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: tuple[Any, ...]) -> Step:
+    def make_step(
+        self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: tuple[Any, ...]
+    ) -> Step:
+        """The step of a call that was not recorded before."""
         results, form = describe_call(known, args, kwargs, self.real_device)
         step = Step(self.now.step, known.operator)
         template = _Template(step.numbers)
@@ -253,41 +222,14 @@ class Recorder:
         step.results, step.form, step.line = results, form, lines.here()
         step.numbers = template.numbers
         step.values += sum(isinstance(result, Fresh | View) for result in results)
+        self._steps += 1
         return step
 
-    def _made(self, step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The tensors that a step returns to the program."""
-        value = step.first_value
-        if step.form is None and len(step.results) == 1 and isinstance(step.results[0], Fresh):
-            return self._fresh(step.results[0], value)
-        found: list[Any] = []
-        for result in step.results:
-            if isinstance(result, Fresh):
-                found.append(self._fresh(result, value))
-                value += 1
-            elif isinstance(result, View):
-                found.append(self._view(result, value, at(result.path, args, dict(kwargs))))
-                value += 1
-            else:
-                found.append(None if result is None else at(result.path, args, dict(kwargs)))
-        if step.form is None:
-            return found[0] if found else None
-        return step.form(found)
-
-    def _fresh(self, result: Fresh, value: int) -> torch.Tensor:
-        now, layout = self.now, result.layout
-        memory = Memory(layout)
-        memory.serial = now.serial
-        memory.views = {layout: value}
-        now.memories[value] = weakref.ref(memory)
-        now.bytes += result.bytes
-        shape, stride, _, dtype = layout
-        return tensors.make(shape, stride, dtype, memory, result.bytes)
-
-    def _view(self, result: View, value: int, base: torch.Tensor) -> torch.Tensor:
-        shape, stride, offset, dtype = result.layout
+    def new_view(self, layout: Layout, value: int, base: torch.Tensor) -> torch.Tensor:
+        """A result that shares the memory of an argument."""
+        shape, stride, offset, dtype = layout
         memory: Memory = memory_of(base)
-        memory.views.setdefault(result.layout, value)
+        memory.see(layout, value)
         if dtype == base.dtype:
             return tensors.view(base, shape, stride, offset)
         seen: torch.Tensor = tensors.view_as(base, dtype, shape, stride, offset)
@@ -330,15 +272,3 @@ class _Template:
             return value
         self.numbers += 1
         return Operand(self.numbers - 1)
-
-
-def _check_bits(known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """A tensor that says that it is conjugated or negated is not written here."""
-    for name, value in (*zip(known.names, args, strict=False), *kwargs.items()):
-        if name in known.written and isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
-            raise Undescribed(f"{known.operator} writes a conjugated or negated view")
-
-
-def _literal(value: Any) -> Any:
-    """Tells 0.0 from -0.0, finds nan again, and tells 1 from True."""
-    return (float, repr(value)) if type(value) is float else (value if type(value) is not bool else (bool, value))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.base.events import counters
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy import lines
@@ -22,7 +23,7 @@ from smelt.lazy.interruptions import uninterrupted
 from smelt.lazy.memory import Memory
 from smelt.lazy.paths.programs import PathProgram, Programs, Variant
 from smelt.lazy.paths.replay import Failed
-from smelt.lazy.recorder import Recorder, Recording
+from smelt.lazy.recorder import Recorder
 from smelt.lazy.steps import Step
 from smelt.lazy.timeline import LazyRun, Timeline
 
@@ -53,7 +54,7 @@ class Runs:
         now = self._recorder.now
         if now.step is self._recorder.root:
             return
-        alive = [(value, memory) for value, ref in now.memories.items() if (memory := ref()) is not None]
+        alive: list[tuple[int, Memory]] = now.alive()
         live = tuple(value for value, _ in alive)
         if not live and not _writes(now.step.path()):
             self._recorder.begin()
@@ -81,7 +82,7 @@ class Runs:
         shape = (now.count, len(now.inputs), len(alive))
         self._timeline.add(LazyRun(self._timeline.count + 1, reason, line, *shape, how, made, took))
 
-    def _run(self, program: PathProgram, variant: Variant | None, now: Recording, alive: Alive) -> None:
+    def _run(self, program: PathProgram, variant: Variant | None, now: _native.Recording, alive: Alive) -> None:
         inputs: list[Any] = [memory.real for memory in now.inputs]
         try:
             results = self._results(program, variant, inputs, now.numbers)

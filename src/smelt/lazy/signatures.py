@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.meta.effects import is_pointwise_op
 
@@ -86,6 +87,19 @@ def signature(operator: torch._ops.OpOverload) -> Signature:
         torch.Tag.nondeterministic_seeded in operator.tags,
         tuple(each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write),
         any(result is not None and result[0] == "view" for result in results),
+    )
+
+
+_CODES = {Kind.TENSOR: 0, Kind.NUMBER: 1, Kind.LITERAL: 2, Kind.DEVICE: 3}  # as csrc/lazy/lazy.h has them
+
+
+@cache
+def recorded_operator(operator: torch._ops.OpOverload) -> _native.RecordedOperator:
+    """One overload for the part of recording that is in C."""
+    known = signature(operator)
+    kinds = bytes(_CODES[kind] for kind in known.kinds)
+    return _native.RecordedOperator(
+        known=known, names=known.names, kinds=kinds, writes=bool(known.written), is_view=known.is_view
     )
 
 

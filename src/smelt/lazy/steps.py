@@ -10,8 +10,7 @@ it are found without hashing a graph. Numbers are not part of a step: they are o
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.dispatch.tensors import Layout
 
@@ -71,28 +70,14 @@ class Same:
 Result = Fresh | View | Same | None
 
 
-class Step:
-    """One recorded call, or an input (`operator` is None), and the calls that have followed it."""
+class Step(_native.Step):
+    """One recorded call, or an input (`operator` is None), and the calls that have followed it.
 
-    __slots__ = (
-        "after", "args", "before", "first_value", "form", "kwargs", "layout", "line", "numbers", "operator", "programs",
-        "results", "values",
-    )  # fmt: skip
+    `form` is that of what the call returns: None for one tensor, else tuple or list; `layout` is that of an input;
+    `first_value` is the first of its results that are new, and `values` and `numbers` count those of this step and of
+    all before it."""
 
-    def __init__(self, before: "Step | None", operator: torch._ops.OpOverload | None = None) -> None:
-        self.before = before
-        self.operator = operator
-        self.args: tuple[Any, ...] = ()
-        self.kwargs: dict[str, Any] = {}
-        self.results: tuple[Result, ...] = ()
-        self.form: type | None = None  # of what the call returns: None for one tensor, else tuple or list
-        self.layout: Layout | None = None  # of an input
-        self.line: Any = None
-        self.first_value: int = before.values if before is not None else 0  # of its results that are new
-        self.values: int = self.first_value  # of this step and those before it
-        self.numbers: int = before.numbers if before is not None else 0
-        self.after: dict[Any, Step] = {}
-        self.programs: dict[tuple[int, ...], Any] = {}
+    __slots__ = ()
 
     def path(self) -> list["Step"]:
         """The steps from the root to this one, without the root."""

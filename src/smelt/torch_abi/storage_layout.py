@@ -1,8 +1,8 @@
 """Where PyTorch keeps size and address of a storage, found by experiment, so that one without data can have both.
 
 A device written in Python has storages of no bytes at no address. PyTorch writes files by the size of storages, and
-tells them apart by their address, as do programs. `describe` gives a storage a size, and its own address for one:
-nothing is there, and nothing on such a device looks.
+tells them apart by their address, as do programs. `describe` gives a storage both. What is at the address is the
+owner's, and nothing else on such a device looks.
 
     storage → C++ object: …, address, context of who frees it, …, bytes, …
 """
@@ -39,8 +39,8 @@ def find_layout() -> StorageLayout:
 EXPERIMENT = Experiment(find_layout, lambda layout: None)
 
 
-def describe(storage: torch.UntypedStorage, size: int) -> bool:
-    """Give a storage without data a size in bytes and an address of its own; False where that place is not known."""
+def describe(storage: torch.UntypedStorage, size: int, address: int) -> bool:
+    """Give a storage without data a size in bytes and an address; False where those places are not known."""
     layout = EXPERIMENT.found
     if layout is None:
         if EXPERIMENT.why_not() is not None:
@@ -48,7 +48,7 @@ def describe(storage: torch.UntypedStorage, size: int) -> bool:
         layout = EXPERIMENT.found
         assert layout is not None
     body: int = storage._cdata
-    _word(body + layout.address).value = body
+    _word(body + layout.address).value = address
     _word(body + layout.size).value = size
     return True
 

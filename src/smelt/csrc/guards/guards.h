@@ -206,6 +206,8 @@ enum { TENSOR_DIMENSIONS = 8, TENSOR_WORDS = 1 + KIND_WORDS + 2 * TENSOR_DIMENSI
 int tensor_memory_words(PyObject *value, uint64_t *words);
 /* Whether a value is a tensor of the class all this is true of, and of no subclass. */
 bool tensor_memory_is_plain(PyObject *value);
+/* Where in its storage a tensor begins, in elements. False: that cannot be read. */
+bool tensor_memory_offset(PyObject *value, int64_t *offset);
 PyObject *set_tensor_layout(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* Visits the nodes from `first` up to `end`, which is the end of the first one's siblings or of itself; `parent` is the

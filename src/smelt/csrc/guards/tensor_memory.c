@@ -181,3 +181,18 @@ tensor_memory_size(PyObject *value, bool stride, Py_ssize_t dimension, int64_t *
     *size = ((const int64_t *)(body + (stride ? layout.strides : layout.sizes)))[dimension];
     return true;
 }
+
+bool
+tensor_memory_offset(PyObject *value, int64_t *offset)
+{
+    if (!layout.known || !PyType_IsSubtype(Py_TYPE(value), layout.base)) {
+        return false;
+    }
+    const char *body = *(const char **)((const char *)value + layout.body);
+    if (body == NULL) {
+        return false;
+    }
+    /* It is behind the strides: the experiment has held that against tensors with several offsets. */
+    *offset = ((const int64_t *)(body + layout.strides))[layout.dimensions];
+    return true;
+}

@@ -1,0 +1,172 @@
+/* The memories that live, by their addresses, and the way from a tensor to its own. */
+#include "lazy/device_memory.h"
+
+#include "runner/aoti_library.h"
+
+#include <stdlib.h>
+
+/* A table of addresses, at most half full; its length is a power of two. Under the GIL. */
+static struct {
+    void **slots;
+    size_t length, used;
+} living;
+
+static size_t
+home_of(const void *address)
+{
+    uint64_t mixed = (uint64_t)(uintptr_t)address * 0x9E3779B97F4A7C15u;
+    return (size_t)(mixed >> 20) & (living.length - 1);
+}
+
+static size_t
+find_slot(const void *address)
+{
+    size_t place = home_of(address);
+    while (living.slots[place] && living.slots[place] != address) {
+        place = (place + 1) & (living.length - 1);
+    }
+    return place;
+}
+
+static int
+grow(void)
+{
+    void **old = living.slots;
+    size_t length = living.length;
+    void **made = calloc(length ? 2 * length : 1024, sizeof *made);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    living.slots = made;
+    living.length = length ? 2 * length : 1024;
+    for (size_t i = 0; i < length; i++) {
+        if (old[i]) {
+            living.slots[find_slot(old[i])] = old[i];
+        }
+    }
+    free(old);
+    return 0;
+}
+
+int
+device_memory_add(DeviceMemory *memory)
+{
+    if (2 * living.used >= living.length && grow() < 0) {
+        return -1;
+    }
+    living.slots[find_slot(memory)] = memory;
+    living.used++;
+    return 0;
+}
+
+void
+device_memory_remove(DeviceMemory *memory)
+{
+    size_t place = living.length ? find_slot(memory) : 0, mask = living.length - 1;
+    if (living.length == 0 || living.slots[place] == NULL) {
+        return; /* it was never added */
+    }
+    living.used--;
+    /* Move back what came to lie behind it because it was there. */
+    for (size_t next = (place + 1) & mask; living.slots[next]; next = (next + 1) & mask) {
+        size_t home = home_of(living.slots[next]);
+        if (((next - home) & mask) >= ((next - place) & mask)) {
+            living.slots[place] = living.slots[next];
+            place = next;
+        }
+    }
+    living.slots[place] = NULL;
+}
+
+static DeviceMemory *
+at_address(const void *address)
+{
+    return address && living.length ? living.slots[find_slot(address)] : NULL;
+}
+
+static bool
+are_places_known(void)
+{
+    return library.tensor && library.storage && library.data && library.bytes;
+}
+
+static char *
+storage_of(PyObject *tensor)
+{
+    if (!are_places_known() || !PyObject_TypeCheck(tensor, library.tensor)) {
+        return NULL;
+    }
+    char *body = *(char **)((char *)tensor + library.body);
+    return body ? *(char **)(body + library.storage) : NULL;
+}
+
+DeviceMemory *
+device_memory_of(PyObject *tensor)
+{
+    const char *storage = storage_of(tensor);
+    return storage ? at_address(*(void *const *)(storage + library.data)) : NULL;
+}
+
+bool
+device_memory_place(PyObject *tensor, DeviceMemory *memory, int64_t bytes)
+{
+    char *storage = storage_of(tensor);
+    if (storage == NULL) {
+        return false;
+    }
+    *(void **)(storage + library.data) = memory;
+    *(int64_t *)(storage + library.bytes) = bytes;
+    return true;
+}
+
+PyObject *
+reads_storages(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(are_places_known());
+}
+
+PyObject *
+device_memory_of_tensor(PyObject *Py_UNUSED(module), PyObject *tensor)
+{
+    DeviceMemory *found = device_memory_of(tensor);
+    return Py_NewRef(found ? (PyObject *)found : Py_None);
+}
+
+PyObject *
+device_memory_at(PyObject *Py_UNUSED(module), PyObject *address)
+{
+    void *given = PyLong_AsVoidPtr(address);
+    if (given == NULL && PyErr_Occurred()) {
+        return NULL;
+    }
+    DeviceMemory *found = at_address(given);
+    return Py_NewRef(found ? (PyObject *)found : Py_None);
+}
+
+static PyObject *
+memory_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    PyObject *made = type->tp_alloc(type, 0);
+    if (made && device_memory_add((DeviceMemory *)made) < 0) {
+        Py_CLEAR(made);
+    }
+    return made;
+}
+
+static void
+memory_dealloc(PyObject *self)
+{
+    device_memory_remove((DeviceMemory *)self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+PyTypeObject DeviceMemoryType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "smelt._native.DeviceMemory",
+    .tp_doc = PyDoc_STR("What stands behind a storage of a device of our own."),
+    .tp_basicsize = sizeof(DeviceMemory),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = memory_new,
+    .tp_dealloc = memory_dealloc,
+};

@@ -1,0 +1,32 @@
+/* DeviceMemory: what stands behind a storage of a device of our own, found from the storage's address.
+
+   A storage without data has the address of its memory for the address of its data (dispatch/tensors.py), so that the
+   memory of a tensor is two loads away. Addresses of memories that live are known, and no other is ever followed. */
+#ifndef SMELT_DEVICE_MEMORY_H
+#define SMELT_DEVICE_MEMORY_H
+
+#include <Python.h>
+#include <stdbool.h>
+
+typedef struct {
+    PyObject_HEAD
+} DeviceMemory;
+
+extern PyTypeObject DeviceMemoryType;
+
+/* For types that are derived from it in C. */
+int device_memory_add(DeviceMemory *memory);
+void device_memory_remove(DeviceMemory *memory);
+
+/* The memory behind a tensor, borrowed; NULL without an exception where that cannot be read. */
+DeviceMemory *device_memory_of(PyObject *tensor);
+
+/* Give the storage of a new tensor an address, that of its memory, and a size. False: the places are not known. */
+bool device_memory_place(PyObject *tensor, DeviceMemory *memory, int64_t bytes);
+
+/* reads_storages(), device_memory_of(tensor) and device_memory_at(address): see _native.pyi. */
+PyObject *reads_storages(PyObject *module, PyObject *unused);
+PyObject *device_memory_of_tensor(PyObject *module, PyObject *tensor);
+PyObject *device_memory_at(PyObject *module, PyObject *address);
+
+#endif

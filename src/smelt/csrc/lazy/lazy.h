@@ -1,0 +1,124 @@
+/* What lazy tensors are recorded with, in C: calls that were recorded before take no Python (lazy/recorder.py has what
+   happens to the others).
+
+   A recording walks a tree of steps. The key of a step is a tuple: the operator, then a code per argument, then names
+   and codes. A tensor's code is the `Ref` of its value, that of a number its type (the number is an operand), that of
+   anything else itself, or a pair where Python finds things equal that are not (1 and True, 0.0 and -0.0). */
+#ifndef SMELT_LAZY_H
+#define SMELT_LAZY_H
+
+#include "lazy/device_memory.h"
+
+#include <stdint.h>
+
+/* How a tensor is laid out over its storage: the tuple (shape, strides, offset, dtype), and its words. */
+typedef struct {
+    PyObject_VAR_HEAD
+    PyObject *parts;
+    PyObject *shape, *dtype; /* borrowed from it */
+    int64_t rank, offset, bytes;
+    bool is_contiguous;
+    int64_t words[]; /* sizes, strides */
+} StridedLayout;
+
+struct Recording;
+
+typedef struct {
+    StridedLayout *layout;
+    int64_t value;
+} SeenView;
+
+/* One storage: see lazy/memory.py. */
+typedef struct {
+    DeviceMemory base;
+    StridedLayout *whole;
+    PyObject *real, *lost; /* NULL: None */
+    int64_t serial;        /* of the recording that its views are values of */
+    SeenView *views;
+    int count, capacity;
+    struct Recording *in; /* the recording that has it in its table, if any, */
+    int64_t place;        /* and where */
+} LazyMemory;
+
+/* What was recorded since the last run. */
+typedef struct Recording {
+    PyObject_HEAD
+    PyObject *step, *numbers, *inputs;
+    int64_t serial, count, bytes;
+    LazyMemory **living; /* by value: memories that are new in this recording, borrowed; NULL where one died */
+    int64_t length;
+} Recording;
+
+typedef enum { FRESH_RESULT, VIEW_RESULT, SAME_RESULT, NO_RESULT } ResultKind;
+
+typedef struct {
+    ResultKind kind;
+    StridedLayout *layout; /* of FRESH and VIEW */
+    Py_ssize_t position;   /* of the argument that it is, or is a view of; -1: it has a name, */
+    PyObject *name;        /* this, borrowed from `results`; NULL with -1: neither, Python finds it */
+} StepResult;
+
+/* One recorded call or input: see lazy/steps.py. */
+typedef struct Step {
+    PyObject_HEAD
+    PyObject *before, *operator, *args, *kwargs, *results, *form, *layout, *line, *programs, *after;
+    int64_t first_value, values, numbers;
+    PyObject *last_key; /* of the step that followed the last time, */
+    struct Step *last;  /* and the step; NULL: none yet */
+    StepResult *made;   /* `results` for C; NULL: not read yet */
+    Py_ssize_t made_count;
+} Step;
+
+typedef enum { TENSOR_KIND, NUMBER_KIND, LITERAL_KIND, DEVICE_KIND } ArgumentKind;
+
+/* One overload, as recording needs it: see lazy/signatures.py. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *known; /* its Signature */
+    PyObject *names, *kinds;
+    bool writes, is_view;
+} RecordedOperator;
+
+/* What records calls: the base of `Recorder` in lazy/recorder.py, whose methods do what is rare. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *now, *refs, *lock;
+    PyObject *tensor_class, *memory_class;
+    PyObject *create;  /* makes a tensor of the device, of a shape and a dtype; None: Python has to */
+    PyObject *declined; /* errors that mean that a call cannot be recorded */
+    PyObject *acquire, *release; /* of the lock */
+    int64_t most_operators, most_bytes;
+} LazyRecorder;
+
+extern PyTypeObject StridedLayoutType, LazyMemoryType, RecordingType, StepType, RecordedOperatorType, LazyRecorderType,
+    LazyKernelType;
+
+/* All return a new reference, or NULL with an exception, unless they say otherwise. */
+StridedLayout *strided_layout(PyObject *parts);
+
+LazyMemory *lazy_memory_new(PyTypeObject *type, StridedLayout *whole);
+/* Let memory be a value of a recording, and forget what it was in others. */
+int lazy_memory_enter(LazyMemory *memory, int64_t serial, int64_t value);
+int lazy_memory_see(LazyMemory *memory, StridedLayout *layout, int64_t value);
+
+int recording_watch(Recording *recording, int64_t value, LazyMemory *memory);
+
+/* The step that follows for a key; NULL without an exception: none does. Borrowed. */
+Step *step_after(Step *step, PyObject *const *key, Py_ssize_t count);
+int step_read_results(Step *step);
+
+/* The value of a tensor of the recording, and its memory; -1: Python has to find it; -2: an exception. */
+int64_t known_value(LazyRecorder *recorder, PyObject *tensor);
+
+/* The memory of a plain tensor with this dtype, borrowed, and where in it the tensor begins; NULL: Python looks. */
+LazyMemory *plain_memory(LazyRecorder *recorder, PyObject *tensor, PyObject *dtype, int64_t *offset);
+
+/* What a recorded call returns. */
+PyObject *step_results(LazyRecorder *recorder, Step *step, PyObject *args, PyObject *kwargs);
+
+PyObject *record_call(LazyRecorder *recorder, RecordedOperator *operator, PyObject *args, PyObject *kwargs);
+
+int results_init(void);
+int recorder_init(void);
+
+#endif
