@@ -580,6 +580,21 @@ class DeviceMemory:
     """What stands behind a storage of a device of our own. A storage with its address for the address of data is found
     to be its own."""
 
+def set_storage_layout(address: int, size: int, context: int, release: int, /) -> None:
+    """Say how many bytes into a storage the address and the size of its memory are, and the function that frees it and
+    what that is called with; zeros for what is not known."""
+
+def place_device_memory(tensor: object, memory: DeviceMemory, size: int, /) -> None:
+    """Give the storage of a new tensor its memory, the memory's address, and a size in bytes."""
+
+class RecordingLock:
+    """A lock that its thread may take again."""
+
+    def acquire(self) -> None: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
 def reads_storages() -> bool:
     """Whether it is known where tensors and storages keep the address and the size of their memory."""
 
@@ -664,20 +679,20 @@ class LazyRecorder:
     most_operators: int
     most_bytes: int
     @property
-    def lock(self) -> Any: ...
+    def lock(self) -> RecordingLock: ...
     def connect(
         self,
         *,
         now: Recording,
         refs: list[Any],
-        lock: object,
+        lock: RecordingLock,
         tensor_class: type,
         memory_class: type[LazyMemory],
         create: Callable[..., Any] | None,
         declined: tuple[type[Exception], ...],
     ) -> None:
-        """Say what calls are recorded with. `create` makes a tensor of the device, of a shape and a dtype; `declined` are
-        the errors that mean that a call cannot be recorded as it came."""
+        """Say what calls are recorded with. `create` makes a tensor of the device, of a shape and a dtype; `declined`
+        are the errors that mean that a call cannot be recorded as it came."""
 
     def record_call(self, operator: RecordedOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call, and return what it returns."""

@@ -153,6 +153,10 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Call a function; what it raises is offered to another, which may have it called again.")},
     {"within", (PyCFunction)(void (*)(void))within, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function in a context that is entered and left by C functions.")},
+    {"set_storage_layout", set_storage_layout, METH_VARARGS,
+     PyDoc_STR("Say where storages keep the address and the size of their memory, and who frees it.")},
+    {"place_device_memory", place_device_memory, METH_VARARGS,
+     PyDoc_STR("Give the storage of a new tensor its memory, the memory's address, and a size.")},
     {"reads_storages", reads_storages, METH_NOARGS,
      PyDoc_STR("Whether it is known where tensors and storages keep the address and the size of their memory.")},
     {"device_memory_of", device_memory_of_tensor, METH_O,
@@ -176,10 +180,10 @@ PyInit__native(void)
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &AnyLauncherType,
                              &LauncherType, &RunnerType, &CodeType,  &HeldType,  &PausedGCType,
                              &DeviceMemoryType, &StridedLayoutType, &LazyMemoryType, &RecordingType, &StepType,
-                             &RecordedOperatorType, &LazyRecorderType, &LazyKernelType};
+                             &RecordedOperatorType, &LazyRecorderType, &LazyKernelType, &RecordingLockType};
     if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0 || runner_init() < 0
         || hook_init() < 0 || nodes_init() < 0 || accumulate_grad_init() < 0 || preserved_state_init() < 0
-        || deferred_signals_init() < 0 || parallel_init() < 0 || results_init() < 0 || recorder_init() < 0) {
+        || deferred_signals_init() < 0 || parallel_init() < 0 || device_memory_init() < 0 || recorder_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

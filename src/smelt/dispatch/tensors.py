@@ -14,7 +14,7 @@ import torch
 
 from smelt import _native
 from smelt.torch_abi.aoti_shims import connect
-from smelt.torch_abi.storage_layout import describe
+from smelt.torch_abi.storage_layout import describe, storages_keep_memory
 from smelt.torch_abi.tensor_layout import install_tensor_layout
 
 _META = torch._C.DispatchKey.Meta
@@ -47,7 +47,7 @@ def make(
 def create_function() -> Any:
     """What C makes tensors with, as `make` does; None where it cannot look into them."""
     install_tensor_layout()
-    return torch._C._acc.create_empty_tensor if connect() and _native.reads_storages() else None
+    return torch._C._acc.create_empty_tensor if connect() and storages_keep_memory() else None
 
 
 def bytes_of(shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> int:

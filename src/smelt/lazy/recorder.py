@@ -6,7 +6,6 @@ One recording is under way at a time, whatever thread calls: a backward runs on 
 what it does comes after what the program did before it. `Runs` runs a recording when a value is needed, and then a
 new one begins."""
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,7 +43,7 @@ class Recorder(_native.LazyRecorder):
         self.connect(
             now=_native.Recording(0, self.root),
             refs=REFS,
-            lock=threading.RLock(),
+            lock=_native.RecordingLock(),
             tensor_class=torch.Tensor,
             memory_class=Memory,
             create=tensors.create_function(),

@@ -8,12 +8,15 @@ owner's, and nothing else on such a device looks.
 """
 
 import ctypes
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.base.fast_dataclass import dataclass
-from smelt.torch_abi.probe import WORD, Experiment, find_place, read_words
+from smelt.torch_abi.probe import WORD, Experiment, NotFound, find_place, only, read_words
 
 _WORDS = 10  # of a storage that are looked at
 
@@ -24,6 +27,8 @@ class StorageLayout:
 
     address: int
     size: int
+    context: int  # 0: not known
+    release: int  # the function that frees it, which is called with the context; 0: not known
 
 
 def find_layout() -> StorageLayout:
@@ -33,10 +38,55 @@ def find_layout() -> StorageLayout:
     rows = [read_words(_body(storage), _WORDS) for storage in storages]
     address = find_place(rows, [storage.data_ptr() for storage in storages], "the address of a storage")
     size = find_place(rows, [storage.nbytes() for storage in storages], "the size of a storage", first=address + 1)
-    return StorageLayout(address * WORD, size * WORD)
+    context, release = _find_release(rows, address)
+    return StorageLayout(address * WORD, size * WORD, context * WORD, release * WORD)
 
 
-EXPERIMENT = Experiment(find_layout, lambda layout: None)
+def _find_release(lent: Sequence[Sequence[int]], address: int) -> tuple[int, int]:
+    """Where the function is that frees a storage's memory, and what it is called with; zeros if that is not clear.
+
+    Memory that PyTorch allocated is freed by its address. The function is beside that, one for all such memory, and
+    another one for all that was lent by Python."""
+    made = [torch.empty(size, dtype=torch.uint8, device="cpu").untyped_storage() for size in (24, 40, 200)]
+    own = [read_words(_body(storage), _WORDS) for storage in made]
+    try:
+        context = find_place(own, [storage.data_ptr() for storage in made], "what frees memory", first=address + 1)
+        beside = [place for place in (context - 1, context + 1) if place != address]
+        functions = [place for place in beside if _is_one(own, place) and _is_one(lent, place)]
+        release = only((place for place in functions if own[0][place] != lent[0][place]), "who frees memory")
+    except NotFound:
+        return 0, 0
+    return context, release
+
+
+def _is_one(rows: Sequence[Sequence[int]], place: int) -> bool:
+    return len({row[place] for row in rows}) == 1 and rows[0][place] > _FIRST_PAGES
+
+
+_FIRST_PAGES = 65536  # nothing is there
+
+
+def _install(layout: StorageLayout) -> None:
+    _native.set_storage_layout(layout.address, layout.size, layout.context, layout.release)
+
+
+EXPERIMENT = Experiment(find_layout, _install)
+
+
+def storages_keep_memory() -> bool:
+    """Whether a storage can keep an object of ours as its memory: told to the C part, and tried."""
+    if EXPERIMENT.why_not() is not None or not _native.reads_storages():
+        return False
+    layout = EXPERIMENT.found
+    assert layout is not None
+    memory = _native.DeviceMemory()
+    before = sys.getrefcount(memory)
+    tensor = torch._C._acc.create_empty_tensor((3,), torch.float32)
+    _native.place_device_memory(tensor, memory, 12)
+    storage = tensor.untyped_storage()
+    is_right = (storage.nbytes(), storage.data_ptr()) == (12, id(memory)) and sys.getrefcount(memory) == before + 1
+    del tensor, storage
+    return is_right and sys.getrefcount(memory) == before
 
 
 def describe(storage: torch.UntypedStorage, size: int, address: int) -> bool:

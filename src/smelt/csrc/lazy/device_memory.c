@@ -4,6 +4,7 @@
 #include "runner/aoti_library.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* A table of addresses, at most half full; its length is a power of two. Under the GIL. */
 static struct {
@@ -85,10 +86,16 @@ at_address(const void *address)
     return address && living.length ? living.slots[find_slot(address)] : NULL;
 }
 
+/* Byte offsets in a storage (torch_abi/storage_layout.py); 0: not known. PyTorch calls what is at `release` with what is
+   at `context` when a storage dies. */
+static struct {
+    Py_ssize_t address, bytes, context, release;
+} places;
+
 static bool
 are_places_known(void)
 {
-    return library.tensor && library.storage && library.data && library.bytes;
+    return library.tensor && library.storage && places.address && places.bytes;
 }
 
 static char *
@@ -105,19 +112,86 @@ DeviceMemory *
 device_memory_of(PyObject *tensor)
 {
     const char *storage = storage_of(tensor);
-    return storage ? at_address(*(void *const *)(storage + library.data)) : NULL;
+    return storage ? at_address(*(void *const *)(storage + places.address)) : NULL;
 }
 
-bool
+/* PyTorch's storage dies, on any thread. */
+static void
+release_memory(void *memory)
+{
+    if (!Py_IsInitialized()) {
+        return;
+    }
+    PyGILState_STATE state = PyGILState_Ensure();
+    Py_DECREF((PyObject *)memory);
+    PyGILState_Release(state);
+}
+
+static PyObject *memory_name, *storage_name; /* attributes of storages and of tensors */
+
+int
+device_memory_init(void)
+{
+    memory_name = PyUnicode_InternFromString("smelt_memory");
+    storage_name = PyUnicode_InternFromString("untyped_storage");
+    return memory_name && storage_name ? 0 : -1;
+}
+
+/* Let the Python object of a storage keep its memory. */
+static int
+keep_by_attribute(PyObject *tensor, DeviceMemory *memory)
+{
+    PyObject *storage = PyObject_CallMethodNoArgs(tensor, storage_name);
+    int done = storage ? PyObject_SetAttr(storage, memory_name, (PyObject *)memory) : -1;
+    Py_XDECREF(storage);
+    return done;
+}
+
+int
 device_memory_place(PyObject *tensor, DeviceMemory *memory, int64_t bytes)
 {
     char *storage = storage_of(tensor);
-    if (storage == NULL) {
-        return false;
+    void **context = storage ? (void **)(storage + places.context) : NULL;
+    if (storage == NULL || *(void **)(storage + places.address) || (places.context && *context)) {
+        PyErr_SetString(PyExc_RuntimeError, "the storage of a new tensor is not as it should be");
+        return -1;
     }
-    *(void **)(storage + library.data) = memory;
-    *(int64_t *)(storage + library.bytes) = bytes;
-    return true;
+    if (!places.context) {
+        if (keep_by_attribute(tensor, memory) < 0) {
+            return -1;
+        }
+    }
+    else {
+        void (*release)(void *) = release_memory;
+        memcpy(storage + places.release, &release, sizeof release);
+        *context = Py_NewRef(memory);
+    }
+    *(void **)(storage + places.address) = memory;
+    *(int64_t *)(storage + places.bytes) = bytes;
+    return 0;
+}
+
+PyObject *
+set_storage_layout(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_ssize_t address, bytes, context, release;
+    if (!PyArg_ParseTuple(args, "nnnn:set_storage_layout", &address, &bytes, &context, &release)) {
+        return NULL;
+    }
+    places.address = address, places.bytes = bytes, places.context = context, places.release = release;
+    Py_RETURN_NONE;
+}
+
+PyObject *
+place_device_memory(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *tensor, *memory;
+    long long bytes;
+    if (!PyArg_ParseTuple(args, "OO!L:place_device_memory", &tensor, &DeviceMemoryType, &memory, &bytes)
+        || device_memory_place(tensor, (DeviceMemory *)memory, bytes) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
 }
 
 PyObject *

@@ -21,10 +21,15 @@ void device_memory_remove(DeviceMemory *memory);
 /* The memory behind a tensor, borrowed; NULL without an exception where that cannot be read. */
 DeviceMemory *device_memory_of(PyObject *tensor);
 
-/* Give the storage of a new tensor an address, that of its memory, and a size. False: the places are not known. */
-bool device_memory_place(PyObject *tensor, DeviceMemory *memory, int64_t bytes);
+/* Give the storage of a new tensor its memory, the memory's address, and a size. -1 with an exception. */
+int device_memory_place(PyObject *tensor, DeviceMemory *memory, int64_t bytes);
 
-/* reads_storages(), device_memory_of(tensor) and device_memory_at(address): see _native.pyi. */
+int device_memory_init(void);
+
+/* set_storage_layout(address, size, context, release), place_device_memory(tensor, memory, bytes), reads_storages(),
+   device_memory_of(tensor) and device_memory_at(address): see _native.pyi. */
+PyObject *set_storage_layout(PyObject *module, PyObject *args);
+PyObject *place_device_memory(PyObject *module, PyObject *args);
 PyObject *reads_storages(PyObject *module, PyObject *unused);
 PyObject *device_memory_of_tensor(PyObject *module, PyObject *tensor);
 PyObject *device_memory_at(PyObject *module, PyObject *address);

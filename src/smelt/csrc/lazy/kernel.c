@@ -120,23 +120,11 @@ kernel_call(LazyKernel *self, PyObject *args, PyObject *kwargs)
     if (self->recorded == NULL || (kwargs && PyDict_Contains(kwargs, device_name))) {
         return ask_owner(self, "call", args, kwargs, NULL);
     }
-    PyObject *taken = PyObject_CallNoArgs(self->recorder->acquire);
-    if (taken == NULL) {
+    if (recording_lock_acquire(self->recorder->lock) < 0) {
         return NULL;
     }
-    Py_DECREF(taken);
-    PyObject *found = record_locked(self, args, kwargs), *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyObject *released = PyObject_CallNoArgs(self->recorder->release);
-    if (released == NULL) {
-        Py_CLEAR(found);
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(traceback);
-        return NULL;
-    }
-    Py_DECREF(released);
-    PyErr_Restore(type, value, traceback);
+    PyObject *found = record_locked(self, args, kwargs);
+    recording_lock_release(self->recorder->lock);
     return found;
 }
 

@@ -79,19 +79,27 @@ typedef struct {
     bool writes, is_view;
 } RecordedOperator;
 
+/* A lock that its thread may take again, and that C takes without a call. */
+typedef struct {
+    PyObject_HEAD
+    PyThread_type_lock inner;
+    unsigned long thread; /* that has it */
+    int64_t depth;        /* how often */
+} RecordingLock;
+
 /* What records calls: the base of `Recorder` in lazy/recorder.py, whose methods do what is rare. */
 typedef struct {
     PyObject_HEAD
-    PyObject *now, *refs, *lock;
+    PyObject *now, *refs;
+    RecordingLock *lock;
     PyObject *tensor_class, *memory_class;
-    PyObject *create;  /* makes a tensor of the device, of a shape and a dtype; None: Python has to */
+    PyObject *create;   /* makes a tensor of the device, of a shape and a dtype; None: Python has to */
     PyObject *declined; /* errors that mean that a call cannot be recorded */
-    PyObject *acquire, *release; /* of the lock */
     int64_t most_operators, most_bytes;
 } LazyRecorder;
 
 extern PyTypeObject StridedLayoutType, LazyMemoryType, RecordingType, StepType, RecordedOperatorType, LazyRecorderType,
-    LazyKernelType;
+    LazyKernelType, RecordingLockType;
 
 /* All return a new reference, or NULL with an exception, unless they say otherwise. */
 StridedLayout *strided_layout(PyObject *parts);
@@ -118,7 +126,10 @@ PyObject *step_results(LazyRecorder *recorder, Step *step, PyObject *args, PyObj
 
 PyObject *record_call(LazyRecorder *recorder, RecordedOperator *operator, PyObject *args, PyObject *kwargs);
 
-int results_init(void);
+/* -1 with an exception: a signal came first. */
+int recording_lock_acquire(RecordingLock *lock);
+void recording_lock_release(RecordingLock *lock);
+
 int recorder_init(void);
 
 #endif

@@ -326,8 +326,8 @@ recorder_connect(LazyRecorder *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"now", "refs", "lock", "tensor_class", "memory_class", "create", "declined", NULL};
     PyObject *now, *refs, *lock, *tensor_class, *memory_class, *create, *declined;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OO!O!OO!:connect", names, &RecordingType, &now, &PyList_Type,
-                                     &refs, &lock, &PyType_Type, &tensor_class, &PyType_Type, &memory_class, &create,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!OO!:connect", names, &RecordingType, &now,
+                                     &PyList_Type, &refs, &RecordingLockType, &lock, &PyType_Type, &tensor_class, &PyType_Type, &memory_class, &create,
                                      &PyTuple_Type, &declined)) {
         return NULL;
     }
@@ -336,16 +336,11 @@ recorder_connect(LazyRecorder *self, PyObject *args, PyObject *kwargs)
     }
     Py_XSETREF(self->now, Py_NewRef(now));
     Py_XSETREF(self->refs, Py_NewRef(refs));
-    Py_XSETREF(self->lock, Py_NewRef(lock));
+    Py_XSETREF(self->lock, (RecordingLock *)Py_NewRef(lock));
     Py_XSETREF(self->tensor_class, Py_NewRef(tensor_class));
     Py_XSETREF(self->memory_class, Py_NewRef(memory_class));
     Py_XSETREF(self->create, Py_NewRef(create));
     Py_XSETREF(self->declined, Py_NewRef(declined));
-    Py_XSETREF(self->acquire, PyObject_GetAttrString(lock, "acquire"));
-    Py_XSETREF(self->release, PyObject_GetAttrString(lock, "release"));
-    if (self->acquire == NULL || self->release == NULL) {
-        return NULL;
-    }
     Py_RETURN_NONE;
 }
 
@@ -369,8 +364,8 @@ set_now(LazyRecorder *self, PyObject *now, void *Py_UNUSED(closure))
 static int
 recorder_traverse(LazyRecorder *self, visitproc visit, void *arg)
 {
-    PyObject *held[] = {self->now,    self->refs,     self->lock,    self->tensor_class, self->memory_class,
-                        self->create, self->declined, self->acquire, self->release};
+    PyObject *held[] = {self->now,          self->refs,   (PyObject *)self->lock, self->tensor_class,
+                        self->memory_class, self->create, self->declined};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(held); i++) {
         Py_VISIT(held[i]);
     }
@@ -387,8 +382,6 @@ recorder_clear(LazyRecorder *self)
     Py_CLEAR(self->memory_class);
     Py_CLEAR(self->create);
     Py_CLEAR(self->declined);
-    Py_CLEAR(self->acquire);
-    Py_CLEAR(self->release);
     return 0;
 }
 

@@ -3,16 +3,6 @@
 
 #include "runner/aoti_library.h"
 
-static PyObject *memory_name, *storage_name; /* attributes of storages and of tensors */
-
-int
-results_init(void)
-{
-    memory_name = PyUnicode_InternFromString("smelt_memory");
-    storage_name = PyUnicode_InternFromString("untyped_storage");
-    return memory_name && storage_name ? 0 : -1;
-}
-
 /* A tensor over the storage of another; NULL with or without an exception: not this way. */
 static PyObject *
 view_of(PyObject *tensor, const StridedLayout *layout, int64_t offset)
@@ -36,13 +26,7 @@ new_tensor(LazyRecorder *recorder, LazyMemory *memory)
     }
     PyObject *args[] = {layout->shape, layout->dtype};
     PyObject *tensor = PyObject_Vectorcall(recorder->create, args, 2, NULL);
-    PyObject *storage = tensor ? PyObject_CallMethodNoArgs(tensor, storage_name) : NULL;
-    int done = storage ? PyObject_SetAttr(storage, memory_name, (PyObject *)memory) : -1;
-    Py_XDECREF(storage);
-    if (done == 0 && !device_memory_place(tensor, &memory->base, layout->bytes)) {
-        PyErr_SetString(PyExc_RuntimeError, "a new tensor has no storage");
-        done = -1;
-    }
+    int done = tensor ? device_memory_place(tensor, &memory->base, layout->bytes) : -1;
     if (done == 0 && !layout->is_contiguous) {
         PyObject *strided = view_of(tensor, layout, 0);
         if (strided == NULL && !PyErr_Occurred()) {

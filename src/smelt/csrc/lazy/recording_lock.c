@@ -1,0 +1,92 @@
+/* RecordingLock: a lock that its thread may take again, as threading.RLock, and that C takes without a call. */
+#include "lazy/lazy.h"
+
+#include <pythread.h>
+
+int
+recording_lock_acquire(RecordingLock *self)
+{
+    unsigned long thread = PyThread_get_thread_ident();
+    if (self->depth > 0 && self->thread == thread) {
+        self->depth++;
+        return 0;
+    }
+    PyLockStatus status = PyThread_acquire_lock_timed(self->inner, 0, 0);
+    while (status != PY_LOCK_ACQUIRED) {
+        Py_BEGIN_ALLOW_THREADS
+        status = PyThread_acquire_lock_timed(self->inner, -1, 1);
+        Py_END_ALLOW_THREADS
+        if (status == PY_LOCK_INTR && Py_MakePendingCalls() < 0) {
+            return -1;
+        }
+    }
+    self->thread = thread, self->depth = 1;
+    return 0;
+}
+
+void
+recording_lock_release(RecordingLock *self)
+{
+    if (--self->depth == 0) {
+        PyThread_release_lock(self->inner);
+    }
+}
+
+static PyObject *
+acquire(RecordingLock *self, PyObject *Py_UNUSED(unused))
+{
+    if (recording_lock_acquire(self) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+release(RecordingLock *self, PyObject *Py_UNUSED(args))
+{
+    if (self->depth == 0 || self->thread != PyThread_get_thread_ident()) {
+        PyErr_SetString(PyExc_RuntimeError, "a lock is released by the thread that has it");
+        return NULL;
+    }
+    recording_lock_release(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+lock_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    RecordingLock *self = (RecordingLock *)type->tp_alloc(type, 0);
+    if (self && (self->inner = PyThread_allocate_lock()) == NULL) {
+        PyErr_NoMemory();
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static void
+lock_dealloc(RecordingLock *self)
+{
+    if (self->inner) {
+        PyThread_free_lock(self->inner);
+    }
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMethodDef methods[] = {
+    {"acquire", (PyCFunction)acquire, METH_NOARGS, PyDoc_STR("Take the lock.")},
+    {"release", (PyCFunction)release, METH_NOARGS, PyDoc_STR("Give it back.")},
+    {"__enter__", (PyCFunction)acquire, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)release, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject RecordingLockType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "smelt._native.RecordingLock",
+    .tp_doc = PyDoc_STR("A lock that its thread may take again."),
+    .tp_basicsize = sizeof(RecordingLock),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = lock_new,
+    .tp_dealloc = (destructor)lock_dealloc,
+    .tp_methods = methods,
+};
