@@ -26,13 +26,13 @@ class Memory(_native.LazyMemory):
 
     def view(self, layout: Layout) -> torch.Tensor:
         """Its numbers as a tensor of the real device with a layout."""
-        assert self.real is not None
+        real: torch.Tensor = self.real
         if layout == self.layout:
-            return self.real
+            return real
         shape, stride, offset, dtype = layout
         # By a tensor over the whole storage: a view of another dtype may not be a view of `real`.
-        whole = torch.empty(0, dtype=dtype, device=self.real.device)
-        return whole.set_(self.real.untyped_storage(), offset + _offset_of(self.real, dtype), shape, stride)
+        whole = torch.empty(0, dtype=dtype, device=real.device)
+        return whole.set_(real.untyped_storage(), offset + _offset_of(real, dtype), shape, stride)
 
 
 def _offset_of(real: torch.Tensor, dtype: torch.dtype) -> int:

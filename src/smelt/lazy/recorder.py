@@ -175,7 +175,7 @@ class Recorder(_native.LazyRecorder):
 
     def _follow(self, key: Any, make: Callable[[], Step]) -> Step:
         now = self.now
-        step = now.step.after.get(key)
+        step: Step | None = now.step.after.get(key)
         if step is None:
             step = make()
             now.step.after[key] = step
