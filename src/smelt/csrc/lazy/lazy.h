@@ -34,7 +34,8 @@ typedef struct {
     StridedLayout *whole;
     PyObject *real, *lost; /* NULL: None */
     int64_t serial;        /* of the recording that its views are values of */
-    SeenView *views;
+    SeenView *views; /* `first`, until there are more */
+    SeenView first;
     int count, capacity;
     struct Recording *in; /* the recording that has it in its table, if any, */
     int64_t place;        /* and where */
@@ -82,9 +83,11 @@ typedef struct {
 /* A lock that its thread may take again, and that C takes without a call. */
 typedef struct {
     PyObject_HEAD
-    PyThread_type_lock inner;
     unsigned long thread; /* that has it */
-    int64_t depth;        /* how often */
+    int64_t depth;        /* how often; 0: nobody has it */
+    PyThread_type_lock gate; /* locked but when somebody who waits is to look again */
+    int64_t waiting;
+    bool is_open;
 } RecordingLock;
 
 /* What records calls: the base of `Recorder` in lazy/recorder.py, whose methods do what is rare. */

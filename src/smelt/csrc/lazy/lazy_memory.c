@@ -111,11 +111,15 @@ lazy_memory_see(LazyMemory *self, StridedLayout *layout, int64_t value)
         }
     }
     if (self->count == self->capacity) {
-        int capacity = self->capacity ? 4 * self->capacity : 1;
-        SeenView *views = PyMem_Realloc(self->views, (size_t)capacity * sizeof *views);
+        int capacity = 4 * self->capacity;
+        bool is_first = self->views == &self->first;
+        SeenView *views = PyMem_Realloc(is_first ? NULL : self->views, (size_t)capacity * sizeof *views);
         if (views == NULL) {
             PyErr_NoMemory();
             return -1;
+        }
+        if (is_first) {
+            views[0] = self->first;
         }
         self->views = views, self->capacity = capacity;
     }
@@ -139,6 +143,7 @@ lazy_memory_new(PyTypeObject *type, StridedLayout *whole)
         return NULL;
     }
     self->whole = (StridedLayout *)Py_NewRef(whole);
+    self->views = &self->first, self->capacity = 1;
     self->serial = -1;
     if (device_memory_add(&self->base) < 0) {
         Py_CLEAR(self);
@@ -188,7 +193,9 @@ memory_dealloc(LazyMemory *self)
         self->in->living[self->place] = NULL;
     }
     forget_views(self);
-    PyMem_Free(self->views);
+    if (self->views != &self->first) {
+        PyMem_Free(self->views);
+    }
     Py_CLEAR(self->whole);
     memory_clear(self);
     Py_TYPE(self)->tp_free(self);

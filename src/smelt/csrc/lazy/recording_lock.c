@@ -3,33 +3,54 @@
 
 #include <pythread.h>
 
+/* Let one of those who wait look again, if the lock is free. */
+static void
+let_look(RecordingLock *self)
+{
+    if (self->depth == 0 && self->waiting > 0 && !self->is_open) {
+        self->is_open = true;
+        PyThread_release_lock(self->gate);
+    }
+}
+
+/* Until the lock may be free. -1 with an exception: a signal came first. */
+static int
+wait_for(RecordingLock *self)
+{
+    self->waiting++;
+    PyLockStatus status;
+    Py_BEGIN_ALLOW_THREADS
+    status = PyThread_acquire_lock_timed(self->gate, -1, 1);
+    Py_END_ALLOW_THREADS
+    self->waiting--;
+    if (status == PY_LOCK_ACQUIRED) {
+        self->is_open = false;
+        return 0;
+    }
+    return Py_MakePendingCalls();
+}
+
 int
 recording_lock_acquire(RecordingLock *self)
 {
     unsigned long thread = PyThread_get_thread_ident();
-    if (self->depth > 0 && self->thread == thread) {
-        self->depth++;
-        return 0;
-    }
-    PyLockStatus status = PyThread_acquire_lock_timed(self->inner, 0, 0);
-    while (status != PY_LOCK_ACQUIRED) {
-        Py_BEGIN_ALLOW_THREADS
-        status = PyThread_acquire_lock_timed(self->inner, -1, 1);
-        Py_END_ALLOW_THREADS
-        if (status == PY_LOCK_INTR && Py_MakePendingCalls() < 0) {
+    while (self->depth > 0 && self->thread != thread) {
+        if (wait_for(self) < 0) {
+            let_look(self);
             return -1;
         }
     }
-    self->thread = thread, self->depth = 1;
+    self->thread = thread;
+    self->depth++;
     return 0;
 }
 
+/* The GIL is held, so that nobody comes between: it alone keeps a lock that nobody waits for. */
 void
 recording_lock_release(RecordingLock *self)
 {
-    if (--self->depth == 0) {
-        PyThread_release_lock(self->inner);
-    }
+    self->depth--;
+    let_look(self);
 }
 
 static PyObject *
@@ -56,9 +77,12 @@ static PyObject *
 lock_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
     RecordingLock *self = (RecordingLock *)type->tp_alloc(type, 0);
-    if (self && (self->inner = PyThread_allocate_lock()) == NULL) {
+    if (self && (self->gate = PyThread_allocate_lock()) == NULL) {
         PyErr_NoMemory();
         Py_CLEAR(self);
+    }
+    if (self) {
+        PyThread_acquire_lock(self->gate, WAIT_LOCK);
     }
     return (PyObject *)self;
 }
@@ -66,8 +90,11 @@ lock_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwar
 static void
 lock_dealloc(RecordingLock *self)
 {
-    if (self->inner) {
-        PyThread_free_lock(self->inner);
+    if (self->gate) {
+        if (!self->is_open) {
+            PyThread_release_lock(self->gate);
+        }
+        PyThread_free_lock(self->gate);
     }
     Py_TYPE(self)->tp_free(self);
 }
