@@ -8,12 +8,12 @@ smelt.lazy.enable()
 
 def calls_of(round):
     seen = []
-    sys.setprofile(lambda frame, event, _: seen.append(frame.f_code.co_name) if event == "call" else None)
+    sys.setprofile(lambda frame, event, _: seen.append(frame) if event == "call" else None)
     try:
         round()
     finally:
         sys.setprofile(None)
-    return [name for name in seen if name != "round"]
+    return [frame.f_code.co_name for frame in seen if frame.f_globals["__name__"].startswith("smelt")]
 """
 
 
