@@ -177,6 +177,11 @@ def generator_of(name: str) -> Any:
     return generator()
 
 
+def holds_contractions(name: str) -> bool:
+    """Whether kernels for a target can multiply matrices by tiles."""
+    return _offer(name).contraction_cycles is not None
+
+
 def contraction_cycles(name: str, kernel: Any) -> float | str:
     """About how many cycles of a thread a kernel with a contraction takes, or why there is no code for it."""
     ask = _offer(name).contraction_cycles

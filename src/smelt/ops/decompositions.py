@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt.base.options import KERNELS_FIRST, Options
+from smelt.device import holds_contractions
 from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     activations,
     convolutions,
@@ -25,6 +26,7 @@ from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     resampling,
     scatters,
     sorting,
+    sums_of_products,
     torch_decompositions,
     whole_layers,
     without_library,
@@ -36,8 +38,12 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = _TABLE
 
 def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     """The table for one compilation: with convolutions as the options want them, and more where there is no library."""
+    alone = options.library in ("none", KERNELS_FIRST)
+    sums = alone and options.target != "" and not holds_contractions(options.target)
     how = "own" if options.convolutions == "auto" and options.products == "own" else options.convolutions
+    how = "products" if sums else how
     kernels = options.products == "auto"
     usual = how == "auto" and kernels
     table = DECOMPOSITIONS if usual else {**DECOMPOSITIONS, **convolutions.convolutions_by(how, kernels)}
-    return {**table, **without_library.TABLE} if options.library in ("none", KERNELS_FIRST) else table
+    table = {**table, **without_library.TABLE} if alone else table
+    return {**table, **sums_of_products.TABLE} if sums else table
