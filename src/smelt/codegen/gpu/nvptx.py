@@ -7,14 +7,13 @@ intrinsics for exp, log and the like, which end the process: the math is our own
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from smelt.codegen.gpu.simt import Change, Mask, Simt, memory_bytes
-from smelt.codegen.llvm.builder import BITS, LLVM_TYPES, LlvmValue, Number, type_text
+from smelt.codegen.gpu.simt import GLOBAL, Mask, OneThread, memory_bytes
+from smelt.codegen.llvm.builder import LLVM_TYPES, LlvmValue, type_text
 from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
-from smelt.symbolic.symsize import is_symsize
 
 # Of LLVM's intrinsics those that it writes out for these chips itself. Others, and any function that is not defined in
 # the text, end the process or the assembler.
@@ -22,12 +21,10 @@ _KNOWN = re.compile(
     r"llvm\.(nvvm\.[\w.]+|(fma|fabs|sqrt|floor|ceil|trunc|roundeven|copysign|minimum|maximum|[su]min|[su]max|fptosi\.sat)"
     r"(\.[fiv]\d+)+)"
 )
-_GLOBAL, _SHARED, _CLUSTER = "ptr addrspace(1)", "ptr addrspace(3)", "ptr addrspace(7)"
+_SHARED, _CLUSTER = "ptr addrspace(3)", "ptr addrspace(7)"
 _WHOLE_WARP = "i32 -1"
 _SHARED_NAME = "@smelt_shared"
-_MOST_BYTES = 16  # of one access
 _CONSTRAINTS = {"i16": "h", "i32": "r", "i64": "l"}  # of registers, in text of the assembler
-_ATOMIC = 'syncscope("device") monotonic'  # nothing else is said to other threads by it
 
 
 def why_not_ptx(text: str) -> str | None:
@@ -40,7 +37,7 @@ def why_not_ptx(text: str) -> str | None:
     return f"no GPU has the function {unknown[0]}" if unknown else None
 
 
-class Nvptx(Simt):
+class Nvptx(OneThread):
     """Code of one phase, for NVIDIA's GPUs."""
 
     warp = 32
@@ -58,14 +55,11 @@ class Nvptx(Simt):
         resident: int = 0,
         predicates: bool = True,
     ) -> None:
-        super().__init__(target, symbol, sizes, index_kind, cluster)
+        super().__init__(target, symbol, sizes, index_kind, cluster, buffers=buffers, threads=threads)
         self.resident = resident  # blocks side by side: the assembler spills no registers for more of them
-        self.buffers = buffers
-        self.threads = threads
         self.predicates = predicates  # stores that only some threads do are no branches
         self._known: dict[str, LlvmValue] = {}
         self._predicate: Mask = None  # of threads that store
-        self.numbers: set[str] = set()  # parameters that are no addresses
 
     # Where this is.
 
@@ -94,93 +88,11 @@ class Nvptx(Simt):
 
     # Memory.
 
-    def runtime_param(self, number: Number) -> LlvmValue:
-        assert self.sizes is not None
-        return LlvmValue(f"%size{self.sizes.slot(number)}", "i64")
-
-    def parameter(self, number: int) -> str:
-        return f"%b{number}"
-
-    def number(self, parameter: str, kind: str) -> LlvmValue:
-        self.numbers.add(parameter)
-        whole = self.convert("trunc", LlvmValue(parameter, "i64"), f"i{8 * memory_bytes(kind)}")
-        return self._back(whole, kind)
-
-    def _taken(self, number: int) -> str:
-        """The type of a parameter."""
-        return "i64" if self.parameter(number) in self.numbers else _GLOBAL
-
-    def workspace(self, offset: int) -> str:
-        if not is_symsize(offset) and not offset:
-            return "%workspace"
-        return self._address("%workspace", "i8", self.const("i64", offset), _GLOBAL)
-
-    def _address(self, pointer: str, kind: str, at: LlvmValue, space: str) -> str:
-        name = self.fresh("p")
-        self.emit(f"{name} = getelementptr {LLVM_TYPES[kind]}, {space} {pointer}, {at}")
-        return name
-
-    def load_global(
-        self, pointer: str, at: LlvmValue, kind: str, width: int = 1, *, aligned: bool = True, constant: bool = False
-    ) -> list[LlvmValue]:
-        size = memory_bytes(kind)
-        piece = min(width, _MOST_BYTES // size) if aligned else 1
-        note = ", !invariant.load !{}" if constant else ""
-        found: list[LlvmValue] = []
-        for first in range(0, width, piece):
-            address = self._address(pointer, kind, self.add(at, first) if first else at, _GLOBAL)
-            text = f"load {type_text(kind, piece)}, {_GLOBAL} {address}, align {size * piece}{note}"
-            vector = self.op(text, kind, piece)
-            found += [self.extract(vector, lane) for lane in range(piece)]
-        return found
-
-    def store_global(self, pointer: str, at: LlvmValue, values: Sequence[LlvmValue], *, aligned: bool = True) -> None:
-        kind, size = values[0].kind, memory_bytes(values[0].kind)
-        piece = min(len(values), _MOST_BYTES // size) if aligned else 1
-        for first in range(0, len(values), piece):
-            address = self._address(pointer, kind, self.add(at, first) if first else at, _GLOBAL)
-            vector = self.gathered(list(values[first : first + piece]))
-            if self._predicate is not None:
-                self._store_if(self._predicate, address, vector)
-                continue
-            self.emit(f"store {vector}, {_GLOBAL} {address}, align {size * piece}")
-
-    def atomic(
-        self, pointer: str, at: LlvmValue, kind: str, value: LlvmValue, change: Change, plain: str | None = None
-    ) -> None:
-        address = self._address(pointer, kind, at, _GLOBAL)
-        if plain is not None:
-            self.emit(f"{self.fresh()} = atomicrmw {plain} {_GLOBAL} {address}, {value} {_ATOMIC}")
+    def _store(self, vector: LlvmValue, address: str, align: int) -> None:
+        if self._predicate is not None:
+            self._store_if(self._predicate, address, vector)
             return
-        # What is there now is written over only if it is still what the new element was computed from.
-        whole = f"i{BITS[kind]}"
-        before, again, done = self.block, self.new_label("again"), self.new_label("done")
-        first = self.op(f"load {whole}, {_GLOBAL} {address}, align {memory_bytes(kind)}", whole, 1)
-        self.jump(again)
-        self.label(again)
-        place = len(self.lines)
-        old = self.op("", whole, 1)
-        new = change(self._back(old, kind), value)
-        given = self.bits(new) if kind.startswith("f") else new
-        pair = self.fresh()
-        self.emit(f"{pair} = cmpxchg {_GLOBAL} {address}, {old}, {given} {_ATOMIC} monotonic")
-        seen = self.op(f"extractvalue {{ {whole}, i1 }} {pair}, 0", whole, 1)
-        stored = self.op(f"extractvalue {{ {whole}, i1 }} {pair}, 1", "i1", 1)
-        self.lines[place] = f"{old.name} = phi {whole} [ {first.name}, %{before} ], [ {seen.name}, %{self.block} ]"
-        self.branch(stored, done, again)
-        self.label(done)
-
-    @contextmanager
-    def where(self, mask: Mask) -> Iterator[None]:
-        if mask is None:
-            yield
-            return
-        inside, after = self.new_label("where"), self.new_label("after")
-        self.branch(mask, inside, after)
-        self.label(inside)
-        yield
-        self.jump(after)
-        self.label(after)
+        super()._store(vector, address, align)
 
     @contextmanager
     def where_stored(self, mask: Mask) -> Iterator[None]:
@@ -207,36 +119,20 @@ class Nvptx(Simt):
         several = f".v{len(words)}" if len(words) > 1 else ""
         text = f"@$0 st.global{several}.b{8 * word} [$1], " + (f"{{{names}}}" if several else names) + ";"
         taken = ",".join(["b", "l", *([_CONSTRAINTS[words[0].kind]] * len(words)), "~{memory}"])
-        given = ", ".join([str(mask), f"{_GLOBAL} {address}", *map(str, words)])
+        given = ", ".join([str(mask), f"{GLOBAL} {address}", *map(str, words)])
         self.emit(f'call void asm sideeffect "{text}", "{taken}"({given})')
 
     # What threads tell each other.
 
     def shuffle_xor(self, value: LlvmValue, distance: int) -> LlvmValue:
-        return self._shuffled(value, "bfly", distance, self.warp - 1)
+        return self._word_by_word(value, lambda word: self._shuffle_word(word, "bfly", distance, self.warp - 1))
 
     def shuffle_up(self, value: LlvmValue, distance: int) -> LlvmValue:
-        return self._shuffled(value, "up", distance, 0)
+        return self._word_by_word(value, lambda word: self._shuffle_word(word, "up", distance, 0))
 
     def shuffle_from(self, value: LlvmValue, lane: LlvmValue) -> LlvmValue:
-        return self._shuffled(value, "idx", self.convert("trunc", lane, "i32"), self.warp - 1)
-
-    def _shuffled(self, value: LlvmValue, how: str, distance: int | LlvmValue, clamp: int) -> LlvmValue:
-        """Of 32 bits at a time."""
-        bits = BITS[value.kind]
-        whole = self.bits(value) if value.kind.startswith("f") else value
-        if bits < 32:
-            moved = self._shuffle_word(self.convert("zext", whole, "i32"), how, distance, clamp)
-            return self._back(self.convert("trunc", moved, whole.kind), value.kind)
-        if bits == 32:
-            return self._back(self._shuffle_word(whole, how, distance, clamp), value.kind)
-        low = self._shuffle_word(self.convert("trunc", whole, "i32"), how, distance, clamp)
-        high = self._shuffle_word(self.convert("trunc", self.lshr(whole, 32), "i32"), how, distance, clamp)
-        joined = self.or_(self.convert("zext", low, "i64"), self.shl(self.convert("zext", high, "i64"), 32))
-        return self._back(joined, value.kind)
-
-    def _back(self, value: LlvmValue, kind: str) -> LlvmValue:
-        return self.from_bits(value) if kind.startswith("f") else value
+        where = self.convert("trunc", lane, "i32")
+        return self._word_by_word(value, lambda word: self._shuffle_word(word, "idx", where, self.warp - 1))
 
     def _shuffle_word(self, value: LlvmValue, how: str, distance: int | LlvmValue, clamp: int) -> LlvmValue:
         far = distance if isinstance(distance, LlvmValue) else self.const("i32", distance)
@@ -290,7 +186,7 @@ class Nvptx(Simt):
     def function(self) -> str:
         assert self.sizes is not None
         taken = [f"{self._taken(number)} noundef %b{number}" for number in range(self.buffers)]
-        taken += [f"{_GLOBAL} noundef %workspace", *(f"i64 noundef %size{n}" for n in range(len(self.sizes.params)))]
+        taken += [f"{GLOBAL} noundef %workspace", *(f"i64 noundef %size{n}" for n in range(len(self.sizes.params)))]
         body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*self.prologue, *self.lines))
         limit = f'"nvvm.maxntid"="{self.threads}"'
         limit += f' "nvvm.minctasm"="{self.resident}"' if self.resident else ""

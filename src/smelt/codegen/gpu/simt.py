@@ -16,12 +16,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from smelt.codegen.llvm.builder import BITS, Builder, LlvmValue, Number
+from smelt.codegen.llvm.builder import BITS, LLVM_TYPES, Builder, LlvmValue, Number, type_text
 from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.symbolic.symsize import is_symsize
 
 Mask = LlvmValue | None  # None: all threads
+GLOBAL = "ptr addrspace(1)"
+MOST_BYTES = 16  # of one access
+_ATOMIC = 'syncscope("device") monotonic'  # nothing else is said to other threads by it
 Change = Callable[[LlvmValue, LlvmValue], LlvmValue]  # an element, as it is in memory, and a value → the element then
 
 
@@ -170,6 +173,136 @@ class Simt(Builder, ABC):
     @abstractmethod
     def function(self) -> str:
         """All that was written, as the text of a function."""
+
+
+class OneThread(Simt):
+    """Code of one phase that is the text of one thread, with addresses of global memory."""
+
+    most_lanes = MOST_BYTES  # elements of one access
+
+    def __init__(
+        self,
+        target: Target,
+        symbol: str,
+        sizes: Sizes,
+        index_kind: str,
+        cluster: int = 1,
+        *,
+        buffers: int,
+        threads: int,
+    ) -> None:
+        super().__init__(target, symbol, sizes, index_kind, cluster)
+        self.buffers = buffers
+        self.threads = threads
+        self.numbers: set[str] = set()  # parameters that are no addresses
+
+    # Memory.
+
+    def runtime_param(self, number: Number) -> LlvmValue:
+        assert self.sizes is not None
+        return LlvmValue(f"%size{self.sizes.slot(number)}", "i64")
+
+    def parameter(self, number: int) -> str:
+        return f"%b{number}"
+
+    def number(self, parameter: str, kind: str) -> LlvmValue:
+        self.numbers.add(parameter)
+        whole = self.convert("trunc", LlvmValue(parameter, "i64"), f"i{8 * memory_bytes(kind)}")
+        return self._back(whole, kind)
+
+    def _taken(self, number: int) -> str:
+        """The type of a parameter."""
+        return "i64" if self.parameter(number) in self.numbers else GLOBAL
+
+    def workspace(self, offset: int) -> str:
+        if not is_symsize(offset) and not offset:
+            return "%workspace"
+        return self._address("%workspace", "i8", self.const("i64", offset), GLOBAL)
+
+    def _address(self, pointer: str, kind: str, at: LlvmValue, space: str) -> str:
+        name = self.fresh("p")
+        self.emit(f"{name} = getelementptr {LLVM_TYPES[kind]}, {space} {pointer}, {at}")
+        return name
+
+    def load_global(
+        self, pointer: str, at: LlvmValue, kind: str, width: int = 1, *, aligned: bool = True, constant: bool = False
+    ) -> list[LlvmValue]:
+        size = memory_bytes(kind)
+        piece = min(width, self.most_lanes, MOST_BYTES // size) if aligned else 1
+        note = ", !invariant.load !{}" if constant else ""
+        found: list[LlvmValue] = []
+        for first in range(0, width, piece):
+            address = self._address(pointer, kind, self.add(at, first) if first else at, GLOBAL)
+            text = f"load {type_text(kind, piece)}, {GLOBAL} {address}, align {size * piece}{note}"
+            vector = self.op(text, kind, piece)
+            found += [self.extract(vector, lane) for lane in range(piece)]
+        return found
+
+    def store_global(self, pointer: str, at: LlvmValue, values: Sequence[LlvmValue], *, aligned: bool = True) -> None:
+        kind, size = values[0].kind, memory_bytes(values[0].kind)
+        piece = min(len(values), self.most_lanes, MOST_BYTES // size) if aligned else 1
+        for first in range(0, len(values), piece):
+            address = self._address(pointer, kind, self.add(at, first) if first else at, GLOBAL)
+            self._store(self.gathered(list(values[first : first + piece])), address, size * piece)
+
+    def _store(self, vector: LlvmValue, address: str, align: int) -> None:
+        self.emit(f"store {vector}, {GLOBAL} {address}, align {align}")
+
+    def atomic(
+        self, pointer: str, at: LlvmValue, kind: str, value: LlvmValue, change: Change, plain: str | None = None
+    ) -> None:
+        address = self._address(pointer, kind, at, GLOBAL)
+        if plain is not None:
+            self.emit(f"{self.fresh()} = atomicrmw {plain} {GLOBAL} {address}, {value} {_ATOMIC}")
+            return
+        # What is there now is written over only if it is still what the new element was computed from.
+        whole = f"i{BITS[kind]}"
+        before, again, done = self.block, self.new_label("again"), self.new_label("done")
+        first = self.op(f"load {whole}, {GLOBAL} {address}, align {memory_bytes(kind)}", whole, 1)
+        self.jump(again)
+        self.label(again)
+        place = len(self.lines)
+        old = self.op("", whole, 1)
+        new = change(self._back(old, kind), value)
+        given = self.bits(new) if kind.startswith("f") else new
+        pair = self.fresh()
+        self.emit(f"{pair} = cmpxchg {GLOBAL} {address}, {old}, {given} {_ATOMIC} monotonic")
+        seen = self.op(f"extractvalue {{ {whole}, i1 }} {pair}, 0", whole, 1)
+        stored = self.op(f"extractvalue {{ {whole}, i1 }} {pair}, 1", "i1", 1)
+        self.lines[place] = f"{old.name} = phi {whole} [ {first.name}, %{before} ], [ {seen.name}, %{self.block} ]"
+        self.branch(stored, done, again)
+        self.label(done)
+
+    @contextmanager
+    def where(self, mask: Mask) -> Iterator[None]:
+        if mask is None:
+            yield
+            return
+        inside, after = self.new_label("where"), self.new_label("after")
+        self.branch(mask, inside, after)
+        self.label(inside)
+        yield
+        self.jump(after)
+        self.label(after)
+
+    # What threads tell each other.
+
+    def _word_by_word(self, value: LlvmValue, change: Callable[[LlvmValue], LlvmValue]) -> LlvmValue:
+        """What becomes of a value's bits, 32 at a time."""
+        bits = BITS[value.kind]
+        whole = self.bits(value) if value.kind.startswith("f") else value
+        if bits < 32:
+            moved = change(self.convert("zext", whole, "i32"))
+            return self._back(self.convert("trunc", moved, whole.kind), value.kind)
+        if bits == 32:
+            return self._back(change(whole), value.kind)
+        low = change(self.convert("trunc", whole, "i32"))
+        high = change(self.convert("trunc", self.lshr(whole, 32), "i32"))
+        joined = self.or_(self.convert("zext", low, "i64"), self.shl(self.convert("zext", high, "i64"), 32))
+        return self._back(joined, value.kind)
+
+    def _back(self, value: LlvmValue, kind: str) -> LlvmValue:
+        return self.from_bits(value) if kind.startswith("f") else value
 
 
 def memory_bytes(kind: str) -> int:

@@ -1,0 +1,1 @@
+"""Code for Vulkan: SPIR-V modules of the phases of kernels."""

@@ -1,0 +1,270 @@
+"""`ModuleWords`: a SPIR-V module being written, as the words of its sections.
+
+    m = ModuleWords(); f32 = m.float_type(32); one = m.constant(f32, …)       each type and constant is there once
+    m.code += m.instruction(Op.FADD, f32, m.new_id(), a, b)
+    m.to_bytes()
+
+The numbers of instructions are those of the SPIR-V specification. Version 1.5, which Vulkan 1.2 takes.
+"""
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+
+_MAGIC, _VERSION = 0x07230203, 0x00010500
+
+
+class Op(IntEnum):
+    """Instructions that are not one for one LLVM's."""
+
+    UNDEF = 1
+    EXTENSION = 10
+    EXT_INST_IMPORT = 11
+    EXT_INST = 12
+    MEMORY_MODEL = 14
+    ENTRY_POINT = 15
+    EXECUTION_MODE = 16
+    CAPABILITY = 17
+    TYPE_VOID = 19
+    TYPE_BOOL = 20
+    TYPE_INT = 21
+    TYPE_FLOAT = 22
+    TYPE_VECTOR = 23
+    TYPE_ARRAY = 28
+    TYPE_STRUCT = 30
+    TYPE_POINTER = 32
+    TYPE_FUNCTION = 33
+    CONSTANT_TRUE = 41
+    CONSTANT_FALSE = 42
+    CONSTANT = 43
+    CONSTANT_COMPOSITE = 44
+    CONSTANT_NULL = 46
+    FUNCTION = 54
+    FUNCTION_PARAMETER = 55
+    FUNCTION_END = 56
+    FUNCTION_CALL = 57
+    VARIABLE = 59
+    LOAD = 61
+    STORE = 62
+    ACCESS_CHAIN = 65
+    DECORATE = 71
+    MEMBER_DECORATE = 72
+    COMPOSITE_CONSTRUCT = 80
+    COMPOSITE_EXTRACT = 81
+    COMPOSITE_INSERT = 82
+    CONVERT_F_TO_S = 110
+    CONVERT_S_TO_F = 111
+    CONVERT_U_TO_F = 112
+    U_CONVERT = 113
+    S_CONVERT = 114
+    F_CONVERT = 115
+    CONVERT_U_TO_PTR = 120
+    BITCAST = 124
+    F_NEGATE = 127
+    IADD = 128
+    FADD = 129
+    ISUB = 130
+    FSUB = 131
+    IMUL = 132
+    FMUL = 133
+    U_MUL_EXTENDED = 151
+    LOGICAL_EQUAL = 164
+    LOGICAL_NOT_EQUAL = 165
+    LOGICAL_OR = 166
+    LOGICAL_AND = 167
+    LOGICAL_NOT = 168
+    SELECT = 169
+    I_EQUAL = 170
+    I_NOT_EQUAL = 171
+    U_GREATER = 172
+    U_LESS = 176
+    S_LESS = 177
+    F_ORD_EQUAL = 180
+    F_ORD_LESS = 184
+    F_ORD_GREATER_EQUAL = 190
+    SHIFT_RIGHT_LOGICAL = 194
+    SHIFT_LEFT = 196
+    BITWISE_OR = 197
+    BITWISE_AND = 199
+    CONTROL_BARRIER = 224
+    ATOMIC_COMPARE_EXCHANGE = 230
+    PHI = 245
+    LOOP_MERGE = 246
+    SELECTION_MERGE = 247
+    LABEL = 248
+    BRANCH = 249
+    BRANCH_CONDITIONAL = 250
+    RETURN = 253
+    GROUP_SHUFFLE = 345
+    GROUP_SHUFFLE_XOR = 346
+
+
+class Storage(IntEnum):
+    """Where what a pointer points to is."""
+
+    INPUT = 1
+    WORKGROUP = 4
+    PRIVATE = 6
+    FUNCTION = 7
+    PUSH_CONSTANT = 9
+    PHYSICAL = 5349
+
+
+class Capability(IntEnum):
+    SHADER = 1
+    FLOAT64 = 10
+    INT64 = 11
+    INT64_ATOMICS = 12
+    INT16 = 22
+    INT8 = 39
+    GROUP = 61
+    GROUP_SHUFFLE = 65
+    STORAGE_16BIT = 4433
+    STORAGE_8BIT = 4448
+    DENORM_PRESERVE = 4464
+    NAN_PRESERVE = 4466
+    ROUND_TO_EVEN = 4467
+    PHYSICAL_ADDRESSES = 5347
+
+
+def string_words(text: str) -> list[int]:
+    """Letters four in a word, closed by a zero."""
+    data = text.encode() + b"\0"
+    data += b"\0" * (-len(data) % 4)
+    return list(struct.unpack(f"<{len(data) // 4}I", data))
+
+
+def instruction(op: int, *operands: int) -> list[int]:
+    return [(len(operands) + 1) << 16 | op, *operands]
+
+
+class ModuleWords:
+    """A module: what is declared once, and the words of its functions."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._once: dict[tuple[int, ...], int] = {}
+        self.capabilities = {Capability.SHADER, Capability.PHYSICAL_ADDRESSES, Capability.INT64}
+        self.entry: list[int] = []
+        self.modes: list[int] = []
+        self.decorations: list[int] = []
+        self.declarations: list[int] = []  # types, constants and variables of the module
+        self.code: list[int] = []
+        self.math = self.new_id()
+        self._interface: list[int] = []
+
+    def new_id(self) -> int:
+        self._last += 1
+        return self._last
+
+    # Types.
+
+    def _declared(self, op: int, *operands: int) -> int:
+        """Of a type or constant that is the same wherever it is needed: its result comes first."""
+        key = (op, *operands)
+        if key not in self._once:
+            found = self._once[key] = self.new_id()
+            self.declarations += instruction(op, found, *operands)
+        return self._once[key]
+
+    def void_type(self) -> int:
+        return self._declared(Op.TYPE_VOID)
+
+    def bool_type(self) -> int:
+        return self._declared(Op.TYPE_BOOL)
+
+    def int_type(self, bits: int) -> int:
+        needs = {8: Capability.INT8, 16: Capability.INT16, 64: Capability.INT64}
+        if bits in needs:
+            self.capabilities.add(needs[bits])
+        return self._declared(Op.TYPE_INT, bits, 0)
+
+    def float_type(self, bits: int) -> int:
+        if bits == 64:
+            self.capabilities.add(Capability.FLOAT64)
+        return self._declared(Op.TYPE_FLOAT, bits)
+
+    def vector_type(self, element: int, lanes: int) -> int:
+        return self._declared(Op.TYPE_VECTOR, element, lanes)
+
+    def array_type(self, element: int, length: int, stride: int = 0) -> int:
+        """`stride`: bytes from element to element, of arrays that the host writes."""
+        key = (Op.TYPE_ARRAY, element, length, stride)
+        if key not in self._once:
+            size = self.word(length)
+            found = self._once[key] = self.new_id()
+            self.declarations += instruction(Op.TYPE_ARRAY, found, element, size)
+            if stride:
+                self.decorations += instruction(Op.DECORATE, found, 6, stride)
+        return self._once[key]
+
+    def pointer_type(self, storage: Storage, element: int) -> int:
+        return self._declared(Op.TYPE_POINTER, storage, element)
+
+    def function_type(self, result: int, parameters: Sequence[int]) -> int:
+        return self._declared(Op.TYPE_FUNCTION, result, *parameters)
+
+    def block_type(self, member: int) -> int:
+        """A struct of one member, as the host lays it out."""
+        key = (Op.TYPE_STRUCT, member)
+        if key not in self._once:
+            found = self._declared(Op.TYPE_STRUCT, member)
+            self.decorations += instruction(Op.DECORATE, found, 2) + instruction(Op.MEMBER_DECORATE, found, 0, 35, 0)
+        return self._once[key]
+
+    # Constants and variables.
+
+    def word(self, value: int) -> int:
+        """A constant of 32 bits."""
+        return self.integer(32, value)
+
+    def integer(self, bits: int, value: int) -> int:
+        kind, value = self.int_type(bits), value & ((1 << bits) - 1)
+        words = (value,) if bits <= 32 else (value & 0xFFFFFFFF, value >> 32)
+        return self.constant(kind, *words)
+
+    def constant(self, kind: int, *words: int) -> int:
+        key = (Op.CONSTANT, kind, *words)
+        if key not in self._once:
+            found = self._once[key] = self.new_id()
+            self.declarations += instruction(Op.CONSTANT, kind, found, *words)
+        return self._once[key]
+
+    def typed_constant(self, op: int, kind: int, *operands: int) -> int:
+        """True, false, null, or one made of others."""
+        key = (op, kind, *operands)
+        if key not in self._once:
+            found = self._once[key] = self.new_id()
+            self.declarations += instruction(op, kind, found, *operands)
+        return self._once[key]
+
+    def variable(self, storage: Storage, element: int, initial: int | None = None) -> int:
+        """Of the module; each call another one."""
+        kind, found = self.pointer_type(storage, element), self.new_id()
+        given = () if initial is None else (initial,)
+        self.declarations += instruction(Op.VARIABLE, kind, found, storage, *given)
+        self._interface.append(found)
+        return found
+
+    def built_in(self, what: int, element: int) -> int:
+        """A variable that the device fills."""
+        key = (-1, what)
+        if key not in self._once:
+            found = self._once[key] = self.variable(Storage.INPUT, element)
+            self.decorations += instruction(Op.DECORATE, found, 11, what)
+        return self._once[key]
+
+    def to_bytes(self, entry: int, name: str, threads: int, modes: Sequence[tuple[int, ...]]) -> bytes:
+        """The module with one entry point, for groups of so many threads."""
+        head: list[int] = []
+        for each in sorted(self.capabilities):
+            head += instruction(Op.CAPABILITY, each)
+        head += instruction(Op.EXT_INST_IMPORT, self.math, *string_words("GLSL.std.450"))
+        head += instruction(Op.MEMORY_MODEL, 5348, 1)  # addresses of 64 bits, and GLSL's order of memory
+        head += instruction(Op.ENTRY_POINT, 5, entry, *string_words(name), *self._interface)
+        head += instruction(Op.EXECUTION_MODE, entry, 17, threads, 1, 1)
+        for mode in modes:
+            head += instruction(Op.EXECUTION_MODE, entry, *mode)
+        words = [_MAGIC, _VERSION, 0, self._last + 1, 0]
+        words += head + self.decorations + self.declarations + self.code
+        return struct.pack(f"<{len(words)}I", *words)

@@ -1,0 +1,57 @@
+"""`SpirvGenerator`: GPU schedules as SPIR-V, for chips that take that form. A chip compiles each phase by itself.
+
+    load(["define spir_kernel void @k0_0(…)"])  →  chip.compile(KernelModule("spirv", (b"…",), ("k0_0",)))
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from smelt.base.fuel import Fuel
+from smelt.codegen.generator import EntryCode
+from smelt.codegen.gpu.gpu_generator import GpuGenerator
+from smelt.codegen.gpu.grid_plan import GridPlan, PhasePlan, plan
+from smelt.codegen.gpu.simt import Simt
+from smelt.codegen.gpu.spirv.thread import Spirv
+from smelt.codegen.gpu.spirv.translate import translated
+from smelt.codegen.llvm.compile import Built
+from smelt.codegen.llvm.module_text import ModuleText
+from smelt.codegen.llvm.runtime_sizes import Sizes
+from smelt.device import KernelModule, Target
+from smelt.ir.kernel import Kernel
+from smelt.ir.kernel_code import GridPhase
+
+
+class SpirvGenerator(GpuGenerator):
+    """For chips with Vulkan, or whatever else takes its SPIR-V. `compile` is the chip's."""
+
+    def __init__(self, compile: Callable[[KernelModule], Any]) -> None:
+        self._compile = compile
+
+    def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
+        return Spirv(target, symbol, sizes, index_kind, buffers=sizes.place, threads=phase.threads)
+
+    def schedule(self, kernel: Kernel, target: Target, fuel: Fuel, *, check: bool, of: str) -> GridPlan:
+        return plan(kernel, target.warp_size)
+
+    def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
+        assert isinstance(b, Spirv)
+        return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_size, b.has_barrier)
+
+    def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
+        raise AssertionError("kernels in SPIR-V are launched one by one")
+
+    def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
+        return [_built(self._compile(spirv_module(str(text)))) for text in texts]
+
+    def assemble(self, text: str, target: Target) -> str:
+        return text
+
+
+def spirv_module(text: str) -> KernelModule:
+    """What a chip is given for a text: a binary for each function that is launched."""
+    found = translated(text)
+    return KernelModule("spirv", tuple(found.values()), tuple(found))
+
+
+def _built(handle: Any) -> Built:
+    return Built(lambda symbol: 0, handle, None)

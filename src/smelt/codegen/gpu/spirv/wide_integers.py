@@ -1,0 +1,88 @@
+"""Integers of 128 bits as two of 64: what the reduction of large angles computes with. SPIR-V has none.
+
+    shl i128 %z, %n    →    low << n, (high << n) | (low >> 1 >> (63 - n))        where n is below 64
+
+A shift is by a constant, or by less than 64.
+"""
+
+from collections.abc import Callable
+
+from smelt.base.errors import SmeltError
+from smelt.codegen.gpu.spirv.module_words import ModuleWords, Op
+
+Pair = tuple[int, int]  # low and high
+Write = Callable[..., int]  # an instruction and its operands → its result
+
+_SHIFT_RIGHT_SIGNED = 195
+
+
+class WideIntegers:
+    """Writes instructions for a function by `op`."""
+
+    def __init__(self, m: ModuleWords, op: Write) -> None:
+        self.m, self._op = m, op
+
+    def _do(self, op: int, *operands: int) -> int:
+        return self._op(op, self.m.int_type(64), *operands)
+
+    def number(self, value: int) -> Pair:
+        return self.m.integer(64, value), self.m.integer(64, value >> 64)
+
+    def compute(self, what: str, a: Pair, b: Pair, constant: int | None) -> Pair:
+        """`constant`: what the second operand is, if that is known."""
+        match what:
+            case "or":
+                return self._do(Op.BITWISE_OR, a[0], b[0]), self._do(Op.BITWISE_OR, a[1], b[1])
+            case "add":
+                return self._sum(a, b)
+            case "mul":
+                low, high = self._product(a[0], b[0])
+                high = self._do(Op.IADD, high, self._do(Op.IMUL, a[1], b[0]))
+                return low, self._do(Op.IADD, high, self._do(Op.IMUL, a[0], b[1]))
+            case "shl":
+                return self._left(a, b[0], constant)
+            case "lshr" | "ashr" if constant is not None:
+                return self._right(what, a, constant)
+        raise SmeltError("SM030", f"SPIR-V has no {what} of 128 bits")
+
+    def _sum(self, a: Pair, b: Pair) -> Pair:
+        low = self._do(Op.IADD, a[0], b[0])
+        over = self._op(Op.U_LESS, self.m.bool_type(), low, a[0])
+        carry = self._do(Op.SELECT, over, self.m.integer(64, 1), self.m.integer(64, 0))
+        return low, self._do(Op.IADD, self._do(Op.IADD, a[1], b[1]), carry)
+
+    def _left(self, a: Pair, count: int, constant: int | None) -> Pair:
+        if constant is not None and constant >= 64:
+            return self.m.integer(64, 0), self._do(Op.SHIFT_LEFT, a[0], self.m.integer(64, constant - 64))
+        # What leaves the low half, in two steps: no shift is by 64.
+        rest = self._do(Op.ISUB, self.m.integer(64, 63), count)
+        once = self._do(Op.SHIFT_RIGHT_LOGICAL, a[0], self.m.integer(64, 1))
+        moved = self._do(Op.SHIFT_RIGHT_LOGICAL, once, rest)
+        return (
+            self._do(Op.SHIFT_LEFT, a[0], count),
+            self._do(Op.BITWISE_OR, self._do(Op.SHIFT_LEFT, a[1], count), moved),
+        )
+
+    def _right(self, what: str, a: Pair, count: int) -> Pair:
+        right = Op.SHIFT_RIGHT_LOGICAL if what == "lshr" else _SHIFT_RIGHT_SIGNED
+        above = self.m.integer(64, 0) if what == "lshr" else self._do(right, a[1], self.m.integer(64, 63))
+        if count >= 64:
+            return self._do(right, a[1], self.m.integer(64, count - 64)), above
+        low = self._do(Op.SHIFT_RIGHT_LOGICAL, a[0], self.m.integer(64, count))
+        moved = self._do(Op.SHIFT_LEFT, a[1], self.m.integer(64, 64 - count))
+        return self._do(Op.BITWISE_OR, low, moved), self._do(right, a[1], self.m.integer(64, count))
+
+    def _product(self, a: int, b: int) -> Pair:
+        """All 128 bits of a product, from products of 32: not every device has the instruction for more."""
+        half, low = self.m.integer(64, 32), self.m.integer(64, 0xFFFFFFFF)
+
+        def split(value: int) -> Pair:
+            return self._do(Op.BITWISE_AND, value, low), self._do(Op.SHIFT_RIGHT_LOGICAL, value, half)
+
+        (a0, a1), (b0, b1) = split(a), split(b)
+        first = self._do(Op.IMUL, a0, b0)
+        middle = self._do(Op.IADD, self._do(Op.IMUL, a1, b0), self._do(Op.SHIFT_RIGHT_LOGICAL, first, half))
+        middle_low, middle_high = split(middle)
+        other = self._do(Op.IADD, self._do(Op.IMUL, a0, b1), middle_low)
+        top = self._do(Op.IADD, self._do(Op.IMUL, a1, b1), middle_high)
+        return self._do(Op.IMUL, a, b), self._do(Op.IADD, top, self._do(Op.SHIFT_RIGHT_LOGICAL, other, half))
