@@ -2,12 +2,14 @@
 # What some tests need beside .venv, so that none is left out for want of it:
 #     tools/test_deps.sh .venv/bin/python
 # Debian packages (a browser to open the report with, node to run its scripts and WebAssembly, qemu to run code for other
-# processors) where this is Debian and root asks, and
+# processors, Mesa's Vulkan for processors and the validator of SPIR-V) where this is Debian and root asks, and
 # the frameworks of docs/frameworks.md, ptxas. What cannot be fetched is told, and the tests that need it are left out.
 python=$1
 packages=""
 command -v node >/dev/null || packages="$packages nodejs"
 command -v qemu-riscv64-static >/dev/null || command -v qemu-riscv64 >/dev/null || packages="$packages qemu-user-static"
+command -v spirv-val >/dev/null || packages="$packages spirv-tools"
+ls /usr/share/vulkan/icd.d/lvp_icd* >/dev/null 2>&1 || packages="$packages libvulkan1 mesa-vulkan-drivers"
 command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
     packages="$packages chromium"
 if [ -n "$packages" ]; then

@@ -6,7 +6,8 @@ Names, and the order of members, are those of the Vulkan specification.
 """
 
 import ctypes
-from ctypes import c_char, c_char_p, c_float, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import c_char, c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from itertools import pairwise
 from typing import Any
 
 SUCCESS, TIMEOUT = 0, 2
@@ -33,7 +34,7 @@ COMPUTE_QUEUE = 2
 STORAGE_BUFFER, TRANSFER_SOURCE, TRANSFER_TARGET, DEVICE_ADDRESS = 0x20, 1, 2, 0x20000
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
 COMPUTE_STAGE, STAGE_COMPUTE, STAGE_TRANSFER, STAGE_HOST = 0x20, 0x800, 0x1000, 0x4000
-SHADER_READ, SHADER_WRITE, TRANSFER_READ, TRANSFER_WRITE, HOST_READ, HOST_WRITE = 0x20, 0x40, 0x800, 0x1000, 0x2000, 0x4000
+SHADER_READ, SHADER_WRITE, TRANSFER_READ, TRANSFER_WRITE, HOST_READ = 0x20, 0x40, 0x800, 0x1000, 0x2000
 REQUIRE_FULL_SUBGROUPS = 2
 BIND_COMPUTE = 1
 RESET_COMMAND_BUFFER = 2
@@ -111,45 +112,48 @@ SubgroupSizeProperties: Any = _info(
 SubgroupSizeFeatures: Any = _info("SubgroupSizeFeatures", *_words("subgroupSizeControl", "computeFullSubgroups"))
 SubgroupSizeCreate: Any = _info("SubgroupSizeCreate", ("requiredSubgroupSize", c_uint32))
 
-_CORE = (
-    "robustBufferAccess fullDrawIndexUint32 imageCubeArray independentBlend geometryShader tessellationShader "
-    "sampleRateShading dualSrcBlend logicOp multiDrawIndirect drawIndirectFirstInstance depthClamp depthBiasClamp "
-    "fillModeNonSolid depthBounds wideLines largePoints alphaToOne multiViewport samplerAnisotropy "
-    "textureCompressionETC2 textureCompressionASTC_LDR textureCompressionBC occlusionQueryPrecise "
-    "pipelineStatisticsQuery vertexPipelineStoresAndAtomics fragmentStoresAndAtomics "
-    "shaderTessellationAndGeometryPointSize shaderImageGatherExtended shaderStorageImageExtendedFormats "
-    "shaderStorageImageMultisample shaderStorageImageReadWithoutFormat shaderStorageImageWriteWithoutFormat "
-    "shaderUniformBufferArrayDynamicIndexing shaderSampledImageArrayDynamicIndexing "
-    "shaderStorageBufferArrayDynamicIndexing shaderStorageImageArrayDynamicIndexing shaderClipDistance "
-    "shaderCullDistance shaderFloat64 shaderInt64 shaderInt16 shaderResourceResidency shaderResourceMinLod "
-    "sparseBinding sparseResidencyBuffer sparseResidencyImage2D sparseResidencyImage3D sparseResidency2Samples "
-    "sparseResidency4Samples sparseResidency8Samples sparseResidency16Samples sparseResidencyAliased "
-    "variableMultisampleRate inheritedQueries"
-).split()
-_SINCE_1_1 = (
-    "storageBuffer16BitAccess uniformAndStorageBuffer16BitAccess storagePushConstant16 storageInputOutput16 multiview "
-    "multiviewGeometryShader multiviewTessellationShader variablePointersStorageBuffer variablePointers "
-    "protectedMemory samplerYcbcrConversion shaderDrawParameters"
-).split()
-_SINCE_1_2 = (
-    "samplerMirrorClampToEdge drawIndirectCount storageBuffer8BitAccess uniformAndStorageBuffer8BitAccess "
-    "storagePushConstant8 shaderBufferInt64Atomics shaderSharedInt64Atomics shaderFloat16 shaderInt8 "
-    "descriptorIndexing shaderInputAttachmentArrayDynamicIndexing shaderUniformTexelBufferArrayDynamicIndexing "
-    "shaderStorageTexelBufferArrayDynamicIndexing shaderUniformBufferArrayNonUniformIndexing "
-    "shaderSampledImageArrayNonUniformIndexing shaderStorageBufferArrayNonUniformIndexing "
-    "shaderStorageImageArrayNonUniformIndexing shaderInputAttachmentArrayNonUniformIndexing "
-    "shaderUniformTexelBufferArrayNonUniformIndexing shaderStorageTexelBufferArrayNonUniformIndexing "
-    "descriptorBindingUniformBufferUpdateAfterBind descriptorBindingSampledImageUpdateAfterBind "
-    "descriptorBindingStorageImageUpdateAfterBind descriptorBindingStorageBufferUpdateAfterBind "
-    "descriptorBindingUniformTexelBufferUpdateAfterBind descriptorBindingStorageTexelBufferUpdateAfterBind "
-    "descriptorBindingUpdateUnusedWhilePending descriptorBindingPartiallyBound "
-    "descriptorBindingVariableDescriptorCount runtimeDescriptorArray samplerFilterMinmax scalarBlockLayout "
-    "imagelessFramebuffer uniformBufferStandardLayout shaderSubgroupExtendedTypes separateDepthStencilLayouts "
-    "hostQueryReset timelineSemaphore bufferDeviceAddress bufferDeviceAddressCaptureReplay "
-    "bufferDeviceAddressMultiDevice vulkanMemoryModel vulkanMemoryModelDeviceScope "
-    "vulkanMemoryModelAvailabilityVisibilityChains shaderOutputViewportIndex shaderOutputLayer "
-    "subgroupBroadcastDynamicId"
-).split()
+_CORE = [
+    "robustBufferAccess", "fullDrawIndexUint32", "imageCubeArray", "independentBlend", "geometryShader",
+    "tessellationShader", "sampleRateShading", "dualSrcBlend", "logicOp", "multiDrawIndirect",
+    "drawIndirectFirstInstance", "depthClamp", "depthBiasClamp", "fillModeNonSolid", "depthBounds", "wideLines",
+    "largePoints", "alphaToOne", "multiViewport", "samplerAnisotropy", "textureCompressionETC2",
+    "textureCompressionASTC_LDR", "textureCompressionBC", "occlusionQueryPrecise", "pipelineStatisticsQuery",
+    "vertexPipelineStoresAndAtomics", "fragmentStoresAndAtomics", "shaderTessellationAndGeometryPointSize",
+    "shaderImageGatherExtended", "shaderStorageImageExtendedFormats", "shaderStorageImageMultisample",
+    "shaderStorageImageReadWithoutFormat", "shaderStorageImageWriteWithoutFormat",
+    "shaderUniformBufferArrayDynamicIndexing", "shaderSampledImageArrayDynamicIndexing",
+    "shaderStorageBufferArrayDynamicIndexing", "shaderStorageImageArrayDynamicIndexing", "shaderClipDistance",
+    "shaderCullDistance", "shaderFloat64", "shaderInt64", "shaderInt16", "shaderResourceResidency",
+    "shaderResourceMinLod", "sparseBinding", "sparseResidencyBuffer", "sparseResidencyImage2D",
+    "sparseResidencyImage3D", "sparseResidency2Samples", "sparseResidency4Samples", "sparseResidency8Samples",
+    "sparseResidency16Samples", "sparseResidencyAliased", "variableMultisampleRate", "inheritedQueries",
+]  # fmt: skip
+_SINCE_1_1 = [
+    "storageBuffer16BitAccess", "uniformAndStorageBuffer16BitAccess", "storagePushConstant16",
+    "storageInputOutput16", "multiview", "multiviewGeometryShader", "multiviewTessellationShader",
+    "variablePointersStorageBuffer", "variablePointers", "protectedMemory", "samplerYcbcrConversion",
+    "shaderDrawParameters",
+]  # fmt: skip
+_SINCE_1_2 = [
+    "samplerMirrorClampToEdge", "drawIndirectCount", "storageBuffer8BitAccess",
+    "uniformAndStorageBuffer8BitAccess", "storagePushConstant8", "shaderBufferInt64Atomics",
+    "shaderSharedInt64Atomics", "shaderFloat16", "shaderInt8", "descriptorIndexing",
+    "shaderInputAttachmentArrayDynamicIndexing", "shaderUniformTexelBufferArrayDynamicIndexing",
+    "shaderStorageTexelBufferArrayDynamicIndexing", "shaderUniformBufferArrayNonUniformIndexing",
+    "shaderSampledImageArrayNonUniformIndexing", "shaderStorageBufferArrayNonUniformIndexing",
+    "shaderStorageImageArrayNonUniformIndexing", "shaderInputAttachmentArrayNonUniformIndexing",
+    "shaderUniformTexelBufferArrayNonUniformIndexing", "shaderStorageTexelBufferArrayNonUniformIndexing",
+    "descriptorBindingUniformBufferUpdateAfterBind", "descriptorBindingSampledImageUpdateAfterBind",
+    "descriptorBindingStorageImageUpdateAfterBind", "descriptorBindingStorageBufferUpdateAfterBind",
+    "descriptorBindingUniformTexelBufferUpdateAfterBind", "descriptorBindingStorageTexelBufferUpdateAfterBind",
+    "descriptorBindingUpdateUnusedWhilePending", "descriptorBindingPartiallyBound",
+    "descriptorBindingVariableDescriptorCount", "runtimeDescriptorArray", "samplerFilterMinmax",
+    "scalarBlockLayout", "imagelessFramebuffer", "uniformBufferStandardLayout", "shaderSubgroupExtendedTypes",
+    "separateDepthStencilLayouts", "hostQueryReset", "timelineSemaphore", "bufferDeviceAddress",
+    "bufferDeviceAddressCaptureReplay", "bufferDeviceAddressMultiDevice", "vulkanMemoryModel",
+    "vulkanMemoryModelDeviceScope", "vulkanMemoryModelAvailabilityVisibilityChains",
+    "shaderOutputViewportIndex", "shaderOutputLayer", "subgroupBroadcastDynamicId",
+]  # fmt: skip
 Features2: Any = _info("Features2", *_words(*_CORE))
 Features11: Any = _info("Features11", *_words(*_SINCE_1_1))
 Features12: Any = _info("Features12", *_words(*_SINCE_1_2))
@@ -301,9 +305,7 @@ class Vulkan:
 
 def address_of(*structures: Any) -> Any:
     """Of structures one after the other, each of which points at the next: the first."""
-    for one, other in zip(structures, structures[1:], strict=False):
+    for one, other in pairwise(structures):
         one.pNext = ctypes.addressof(other)
     return ctypes.addressof(structures[0])
 
-
-FLOAT = c_float

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from smelt.device import Chip, ChipLost, KernelModule, Launch, Target
-
 from smelt_vulkan import api
 from smelt_vulkan.device import NoVulkan, OpenDevice, chosen, load, make_instance, physical_devices
 from smelt_vulkan.memory import Heap

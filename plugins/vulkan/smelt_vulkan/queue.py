@@ -44,7 +44,8 @@ class Queue:
     def __init__(self, device: OpenDevice) -> None:
         self.device = device
         family = device.physical.queue_family
-        self._pool = device.made("vkCreateCommandPool", api.PoolCreate(api.POOL_CREATE, None, api.RESET_COMMAND_BUFFER, family))
+        pool = api.PoolCreate(api.POOL_CREATE, None, api.RESET_COMMAND_BUFFER, family)
+        self._pool = device.made("vkCreateCommandPool", pool)
         kind = api.SemaphoreTypeCreate(api.SEMAPHORE_TYPE_CREATE, None, 1, 0)
         info = api.SemaphoreCreate(api.SEMAPHORE_CREATE, ctypes.addressof(kind), 0)
         self._counter = device.made("vkCreateSemaphore", info)
@@ -162,9 +163,8 @@ class Queue:
         self.device.vulkan("vkEndCommandBuffer", commands.handle)
         value, counter, handle = c_uint64(self.submitted + 1), c_uint64(self._counter), c_void_p(commands.handle)
         signal = api.TimelineSubmit(api.TIMELINE_SUBMIT, None, 0, None, 1, ctypes.addressof(value))
-        info = api.Submit(
-            api.SUBMIT, ctypes.addressof(signal), 0, None, None, 1, ctypes.addressof(handle), 1, ctypes.addressof(counter)
-        )
+        lists, signals = ctypes.addressof(handle), ctypes.addressof(counter)
+        info = api.Submit(api.SUBMIT, ctypes.addressof(signal), 0, None, None, 1, lists, 1, signals)
         self.device.vulkan("vkQueueSubmit", self.device.queue, 1, byref(info), 0)
         self.submitted += 1
         commands.done = self.submitted

@@ -26,8 +26,11 @@ functions in it. `launch` runs one of them by its name. How its arguments are pa
 
     more       a chip with grids of blocks of threads, `warp_size` of which run in step. Parameters of a function, in
                order: each of `Launch.buffers` (a pointer to the chip's global memory), the workspace (such a pointer),
-               each of `Launch.sizes` (int64). In SPIR-V buffers are the bindings 0, 1, … of descriptor set 0, the
-               workspace is the next, and an array of the sizes as int64 the one after it.
+               each of `Launch.sizes` (int64). In SPIR-V, which is Vulkan's with addresses of memory
+               (PhysicalStorageBuffer64), they are push constants of 64 bits: the number of the first block, which
+               is 0 unless the chip takes a grid in pieces, then the parameters; of more than 15 parameters there is
+               the address of an array of them. Addresses, not bindings: kernels have more buffers than many drivers
+               have bindings for, and a tensor may begin at any byte of an allocation.
 
 Where nothing is kept in a workspace, its address is 0.
 
@@ -57,7 +60,8 @@ class ChipLost(SmeltError):
 class KernelModule:
     """Code to be compiled. `symbols` are the functions that are launched."""
 
-    form: str  # "llvm": `code` is LLVM's text, a str; "spirv": a binary, bytes; "kernel": `smelt.ir` kernels, a tuple
+    # "llvm": `code` is LLVM's text, a str; "spirv": bytes for each symbol, a tuple; "kernel": `smelt.ir` kernels, a tuple.
+    form: str
     code: Any
     symbols: tuple[str, ...]
     name: str = ""  # for people: of the program whose kernels these are

@@ -70,7 +70,8 @@ def validate(module: KernelModule) -> None:
     if VALIDATOR is None:
         return
     for binary in module.code:
-        found = subprocess.run([VALIDATOR, "--target-env", "vulkan1.2", "-"], input=binary, capture_output=True, check=False)
+        command = [VALIDATOR, "--target-env", "vulkan1.2", "-"]
+        found = subprocess.run(command, input=binary, capture_output=True, check=False)
         assert found.returncode == 0, found.stderr.decode()
 
 

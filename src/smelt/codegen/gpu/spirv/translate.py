@@ -3,10 +3,10 @@
     define spir_kernel void @k0_0(ptr addrspace(1) %b0, …, i64 %size0) "threads"="256" "features"="+nan32" {…}
     → {"k0_0": b"…"}
 
-LLVM's own SPIR-V back end is not asked: it ends the process on what it does not know (unordered comparisons, say, become
-an instruction that shaders do not have), forgets to forbid contraction of a product and a sum, and has no addresses,
-without which each launch would have to describe each of its buffers to the driver. Here global memory is reached by
-addresses of 64 bits, as on any GPU. float16 is held as its bits: it is only ever moved and converted.
+LLVM's own SPIR-V back end is not asked: it ends the process on what it does not know, writes unordered comparisons as
+an instruction that shaders do not have, does not forbid that a product and a sum are rounded as one, and has no
+addresses, without which each launch would have to describe each of its buffers to the driver. Here global memory is
+reached by addresses of 64 bits, as on any GPU. float16 is held as its bits: it is only ever moved and converted.
 
 Parameters of a launch are numbers of 64 bits: buffers, workspace, sizes; `PUSHED` of them at most are push constants,
 of more there is an address. The block number of the first block comes first.
@@ -25,7 +25,9 @@ from smelt.codegen.gpu.spirv.wide_integers import WideIntegers
 PUSHED = 15  # parameters in the 128 bytes that every device takes with a launch, beside the first block's number
 
 _DEFINE = re.compile(r"^define ([^@\n]*)@([\w.$-]+)\(([^\n]*)\)([^()\n]*)\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
-_TABLE = re.compile(r"^@([\w.$-]+) = internal (?:addrspace\(3\) )?(constant|global) \[(\d+) x (\w+)\](.*)$", re.MULTILINE)
+_TABLE = re.compile(
+    r"^@([\w.$-]+) = internal (?:addrspace\(3\) )?(constant|global) \[(\d+) x (\w+)\](.*)$", re.MULTILINE
+)
 _ATTRIBUTE = re.compile(r'"(\w+)"="([^"]*)"')
 
 _BINARY = {
@@ -34,7 +36,8 @@ _BINARY = {
 }  # fmt: skip
 _OF_BOOLS = {"and": Op.LOGICAL_AND, "or": Op.LOGICAL_OR, "xor": Op.LOGICAL_NOT_EQUAL}
 _ICMP = {
-    "eq": 170, "ne": 171, "ugt": 172, "sgt": 173, "uge": 174, "sge": 175, "ult": 176, "slt": 177, "ule": 178, "sle": 179,
+    "eq": 170, "ne": 171, "ugt": 172, "sgt": 173, "uge": 174, "sge": 175, "ult": 176, "slt": 177, "ule": 178,
+    "sle": 179,
 }  # fmt: skip
 _FCMP = {
     "oeq": 180, "ueq": 181, "one": 182, "une": 183, "olt": 184, "ult": 185, "ogt": 186, "ugt": 187, "ole": 188,
@@ -42,7 +45,8 @@ _FCMP = {
 }  # fmt: skip
 _CONVERT = {
     "sitofp": Op.CONVERT_S_TO_F, "uitofp": Op.CONVERT_U_TO_F, "fpext": Op.F_CONVERT, "fptrunc": Op.F_CONVERT,
-    "zext": Op.U_CONVERT, "ptrtoint": Op.BITCAST, "inttoptr": Op.BITCAST, "sext": Op.S_CONVERT, "trunc": Op.U_CONVERT, "bitcast": Op.BITCAST,
+    "ptrtoint": Op.BITCAST, "inttoptr": Op.BITCAST,
+    "zext": Op.U_CONVERT, "sext": Op.S_CONVERT, "trunc": Op.U_CONVERT, "bitcast": Op.BITCAST,
 }  # fmt: skip
 _MATH = {"fabs": 4, "floor": 8, "ceil": 9, "trunc": 3, "roundeven": 2, "sqrt": 31}
 _ATOMIC = {"add": 234, "min": 236, "umin": 237, "max": 238, "umax": 239, "and": 240, "or": 241, "xor": 242}
@@ -396,13 +400,24 @@ class _Function:
             return self.op(Op.I_NOT_EQUAL, into, bit, self.module.constant(kind, "0"))
         if _CONVERT[what] is Op.BITCAST and self.module.kind(kind) == into:
             return value
+        if what in ("sext", "zext") and (kind, to) == ("i32", "i64"):
+            return self._lengthened(value, signed=what == "sext")
         return self.op(_CONVERT[what], into, value)
+
+    def _lengthened(self, value: int, *, signed: bool) -> int:
+        """32 bits as 64, put together of two words: where a conversion is compared with a constant, Mesa 22.3 compares
+        wrongly."""
+        m, word = self.m, self.m.int_type(32)
+        high = self.op(_BINARY["ashr"], word, value, m.word(31)) if signed else m.word(0)
+        pair = self.op(Op.COMPOSITE_CONSTRUCT, m.vector_type(word, 2), value, high)
+        return self.op(Op.BITCAST, m.int_type(64), pair)
 
     def _do_fneg(self, _: str, rest: str) -> int:
         kind, name = _typed(rest)
         bits = 64 if kind == "double" else 32
         whole, m = self.m.int_type(bits), self.m
-        turned = self.op(198, whole, self.op(Op.BITCAST, whole, self.value(kind, name)), m.integer(bits, 1 << (bits - 1)))
+        given = self.op(Op.BITCAST, whole, self.value(kind, name))
+        turned = self.op(_BINARY["xor"], whole, given, m.integer(bits, 1 << (bits - 1)))
         return self.op(Op.BITCAST, self.module.kind(kind), turned)
 
     def _do_icmp(self, _: str, rest: str) -> int:
@@ -477,7 +492,7 @@ class _Function:
         at = self.value(index_kind, index)
         if kind == "ptr addrspace(1)":
             i64, size = self.m.int_type(64), _bytes_of(element)
-            wide = at if index_kind == "i64" else self.op(Op.S_CONVERT, i64, at)
+            wide = at if index_kind == "i64" else self._lengthened(at, signed=True)
             far = wide if size == 1 else self.op(Op.IMUL, i64, wide, self.m.integer(64, size))
             return self.op(Op.IADD, i64, self.value(kind, base), far)
         place, word = self._place(base), self.m.int_type(32)
@@ -563,7 +578,8 @@ class _Function:
         if callee in _BUILT_IN:
             return self._built_in(callee)
         if callee in self.module.defined:
-            return self._helper(callee, given)
+            self._helper(callee, given)
+            return None
         if callee == "smelt.first_block":
             return self._push_constant(self.m.word(0))
         if callee == "smelt.parameter":
@@ -578,7 +594,8 @@ class _Function:
             self.m.capabilities.add(Capability.GROUP)
             return self.op(Op.LOAD, word, self.m.built_in(_BUILT_IN[name], word))
         vector = self.m.vector_type(word, 3)
-        return self.op(Op.COMPOSITE_EXTRACT, word, self.op(Op.LOAD, vector, self.m.built_in(_BUILT_IN[name], vector)), 0)
+        whole = self.op(Op.LOAD, vector, self.m.built_in(_BUILT_IN[name], vector))
+        return self.op(Op.COMPOSITE_EXTRACT, word, whole, 0)
 
     def _helper(self, name: str, given: Sequence[str]) -> None:
         operands = []
@@ -647,7 +664,8 @@ class _Function:
         least, most = (self.module.constant(source, repr(each)) for each in (low, high))
         above = self.op(Op.F_ORD_GREATER_EQUAL, result, value, most)
         below = self.op(Op.F_ORD_LESS, result, value, least)
-        outside = self.op(Op.LOGICAL_OR, result, self.op(Op.LOGICAL_OR, result, above, below), self._is_nan(source, value))
+        beyond = self.op(Op.LOGICAL_OR, result, above, below)
+        outside = self.op(Op.LOGICAL_OR, result, beyond, self._is_nan(source, value))
         inside = self.op(Op.SELECT, self.module.kind(source), outside, self.module.constant(source, "0.0"), value)
         found = self.op(Op.CONVERT_F_TO_S, into, inside)
         found = self.op(Op.SELECT, into, above, self.m.integer(bits, (1 << (bits - 1)) - 1), found)

@@ -1,0 +1,138 @@
+"""Kernels of every GPU schedule as SPIR-V: valid, and on a Vulkan device the same as the interpreter leaves."""
+
+import pytest
+import torch
+
+from smelt.base.errors import SmeltError
+from smelt.codegen.gpu.spirv.control_flow import blocks_of, structured
+from smelt.codegen.gpu.spirv.translate import PUSHED, translated
+from smelt.ir.kernel import Axis, Buffer, Cast, Compute, Const, Index, Instruction, Kernel, Load, Role, Stage, Store
+from tests.codegen.cpu.test_scatters import rows_kernel
+from tests.codegen.gpu.on_vulkan import OnVulkan, needs_vulkan, same_on_vulkan
+from tests.codegen.gpu.test_gpu_kernels import partial_fold
+from tests.codegen.gpu.test_gpu_scans import along, down, values
+from tests.codegen.gpu.test_gpu_scatters import drawn
+from tests.codegen.gpu.test_transpose_tiles import channels_last, turned
+from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
+from tests.kernel_reference import run_kernel
+from tests.kernel_text import parse_kernel
+
+ALONG = Index((("j", 1),))
+LARGE = torch.tensor([1e5, 1e8, -1e12, 3e38, -7e20, 65536.0, float("inf"), float("nan")])
+
+
+def of_each(op: str, dtype: torch.dtype, count: int) -> Kernel:
+    body: tuple[Instruction, ...] = (
+        Load("a", "x", ALONG),
+        Compute("b", op, ("a",), dtype),
+        Store("y", ALONG, "b"),
+    )
+    buffers = (Buffer("x", dtype, count, Role.INPUT), Buffer("y", dtype, count, Role.OUTPUT))
+    return Kernel(op, (), (Axis("j", count),), buffers, (Stage(True, body),))
+
+
+def converted(source: torch.dtype, dtype: torch.dtype, count: int) -> Kernel:
+    body: tuple[Instruction, ...] = (Load("a", "x", ALONG), Cast("b", "a", dtype), Store("y", ALONG, "b"))
+    buffers = (Buffer("x", source, count, Role.INPUT), Buffer("y", dtype, count, Role.OUTPUT))
+    return Kernel("converted", (), (Axis("j", count),), buffers, (Stage(True, body),))
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(3, 7), (70, 33), (2, 5000)])
+@pytest.mark.parametrize("text", [SOFTMAX, LAYER_NORM, COLUMN_SUM])
+def test_rows_and_folds(text: str, rows: int, cols: int) -> None:
+    same_on_vulkan(parse_kernel(sized(text, rows, cols)), aligned=(True, False))
+
+
+def test_folds_over_some_rows() -> None:
+    same_on_vulkan(partial_fold((3, 5, 4), (1,), True))
+
+
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_scans(op: str) -> None:
+    for kernel in (along(5, 300, op), down(3, 40, 7, op)):
+        same_on_vulkan(kernel, given=[values(torch.float32, kernel.parameters[0].size)], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "last"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64", "i8"])
+def test_scatters(op: str, dtype: str) -> None:
+    """Those of narrow numbers change the word around them."""
+    kernel, off = rows_kernel(9, 11, 7, op, dtype, "i32"), 0.05 if dtype == "bf16" else 1e-5
+    same_on_vulkan(kernel, given=drawn(kernel, 7), rtol=off, atol=off)
+
+
+def test_transposes() -> None:
+    same_on_vulkan(turned(70, 65))
+    same_on_vulkan(channels_last(2, 33, 70, "bf16"))
+
+
+@pytest.mark.parametrize("op", ["exp", "log", "tanh", "erf", "sqrt", "rsqrt", "floor", "round", "sin", "cos"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_functions(op: str, dtype: torch.dtype) -> None:
+    """Of large angles and of what is no number too."""
+    x = torch.cat([torch.linspace(-10, 10, 56), LARGE]).to(dtype)
+    off = 2e-6 if dtype is torch.float32 else 1e-13
+    same_on_vulkan(of_each(op, dtype, 64), given=[x], rtol=off, atol=off)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16, torch.bfloat16])
+def test_conversions(dtype: torch.dtype) -> None:
+    x = torch.cat([torch.linspace(0, 200, 57), torch.tensor([65504.0, 65520.0, 1e-7, 6e-5, 0.0, -0.0, 1.5])])
+    x = x if dtype in (torch.float16, torch.bfloat16) else x.clamp(0, 250)
+    same_on_vulkan(converted(torch.float32, dtype, 64), given=[x], rtol=0, atol=0)
+    back = x.to(dtype)
+    same_on_vulkan(converted(dtype, torch.float32, 64), given=[back], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("op", ["lt", "le", "gt", "ge", "eq", "ne"])
+def test_a_lengthened_number_beside_a_constant(op: str) -> None:
+    """Mesa 22.3 compares a plain conversion wrongly."""
+    needs_vulkan()
+    x = torch.tensor([0, 6, 7, 8, -1, -7, 2**31 - 1, -(2**31)], dtype=torch.int32)
+    body: tuple[Instruction, ...] = (
+        Load("a", "x", ALONG),
+        Cast("w", "a", torch.int64),
+        Const("c", 7, torch.int64),
+        Compute("b", op, ("w", "c"), torch.bool),
+        Store("y", ALONG, "b"),
+    )
+    buffers = (Buffer("x", torch.int32, 8, Role.INPUT), Buffer("y", torch.bool, 8, Role.OUTPUT))
+    kernel = Kernel("k", (), (Axis("j", 8),), buffers, (Stage(True, body),))
+    want = [x.clone(), torch.zeros(8, dtype=torch.bool)]
+    run_kernel(kernel, want)
+    got = OnVulkan(kernel).run([x, torch.zeros(8, dtype=torch.bool)])
+    assert torch.equal(got[1], want[1])
+
+
+def test_more_parameters_than_are_pushed() -> None:
+    count, names = 40, [f"x{number}" for number in range(PUSHED + 5)]
+    body: list[Instruction] = [Load(name, name, ALONG) for name in names]
+    total = names[0]
+    for number, name in enumerate(names[1:]):
+        body.append(Compute(f"t{number}", "add", (total, name), torch.float32))
+        total = f"t{number}"
+    body.append(Store("y", ALONG, total))
+    buffers = tuple(Buffer(name, torch.float32, count, Role.INPUT) for name in names)
+    buffers += (Buffer("y", torch.float32, count, Role.OUTPUT),)
+    same_on_vulkan(Kernel("many", (), (Axis("j", count),), buffers, (Stage(True, tuple(body)),)))
+
+
+def test_what_two_ways_share_has_no_code() -> None:
+    shared = """
+entry:
+  br i1 %a, label %one, label %two
+one:
+  br i1 %b, label %two, label %end
+two:
+  br label %end
+end:
+  ret void
+"""
+    with pytest.raises(SmeltError, match="meet in one block"):
+        structured(blocks_of(shared.splitlines()))
+
+
+def test_what_is_not_known_is_named() -> None:
+    text = 'define spir_kernel void @k() "threads"="4" {\nentry:\n  %x = frem float 1.0, 2.0\n  ret void\n}\n'
+    with pytest.raises(SmeltError, match="SPIR-V has no frem"):
+        translated(text)
