@@ -1,6 +1,7 @@
 """Code generators for chips: kernels become modules in the form that a chip compiles, and the chip compiles them.
 
     Target.form "llvm", warp_size 1     LLVM text, a function a kernel, as a processor's: `ProcessorChipGenerator`
+    Target.form "spirv"                 SPIR-V, a binary a grid: `gpu.spirv.spirv_generator.SpirvGenerator`
 
 A module stands for itself: what kernels call to share their points out between threads is in it, and does so for one.
 """
@@ -13,6 +14,7 @@ from smelt.base.errors import SmeltError
 from smelt.base.row import Row
 from smelt.codegen.cpu import cpu_generator
 from smelt.codegen.generator import EntryCode, numbered
+from smelt.codegen.gpu.spirv.spirv_generator import SpirvGenerator
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.module_text import ModuleText
@@ -76,4 +78,6 @@ def generator_for(target: Target, compile: Compile) -> Any:
     """What makes code for a chip that describes itself so."""
     if target.form == "llvm" and target.warp_size == 1:
         return ProcessorChipGenerator(compile)
+    if target.form == "spirv" and target.warp_size > 1:
+        return SpirvGenerator(compile)
     raise SmeltError("SM030", f"no kernels are made in the form {target.form!r} for warps of {target.warp_size}")

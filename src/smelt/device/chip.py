@@ -60,8 +60,7 @@ class ChipLost(SmeltError):
 class KernelModule:
     """Code to be compiled. `symbols` are the functions that are launched."""
 
-    # "llvm": `code` is LLVM's text, a str; "spirv": bytes for each symbol, a tuple; "kernel": `smelt.ir` kernels, a tuple.
-    form: str
+    form: str  # "llvm": `code` is LLVM's text, a str; "spirv": bytes for each symbol; "kernel": `smelt.ir` kernels
     code: Any
     symbols: tuple[str, ...]
     name: str = ""  # for people: of the program whose kernels these are
