@@ -171,3 +171,16 @@ def test_a_torch_function_that_is_given_python_is_followed():
     inputs = [torch.randn(3, 4) for _ in range(3)]
     assert not compare(program, *inputs).breaks
     assert len(seen) == 18
+
+
+def test_questions_about_dtypes_are_answered_while_capturing() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        with torch.no_grad():
+            wider = torch.promote_types(x.dtype, y.dtype)
+            result = x.to(wider) + y, torch.can_cast(y.dtype, x.dtype), torch.is_grad_enabled()
+        return result, torch.is_grad_enabled()
+
+    x, y = torch.ones(3, dtype=torch.float16), torch.ones(3, requires_grad=True)
+    found, enabled = smelt.compile(function, fullgraph=True, backend="eager")(x, y)
+    wanted, _ = function(x, y)
+    assert torch.equal(found[0], wanted[0]) and found[1:] == wanted[1:] and enabled and torch.is_grad_enabled()

@@ -731,6 +731,12 @@ def strings_from_outside(x: torch.Tensor) -> Any:
 
 
 @feature("iteration over sets")
+def texts_of_sets(x: torch.Tensor) -> Any:
+    texts = f"one of {NAMES}", str(NUMBERS), repr(frozenset()), f"{FROZEN!r} {FROZEN!a}"
+    return x + 1, texts
+
+
+@feature("iteration over sets")
 def set_of_modules(x: torch.Tensor) -> Any:
     for layer in {LAYER}:
         x = layer(x)
@@ -759,5 +765,6 @@ def frozenset_from_outside(x: torch.Tensor) -> Any:
 
 
 NUMBERS = {3, 1, 2}
+FROZEN = frozenset({"ä", "b", "c"})
 NAMES = {"left", "right", "up"}
 FROZEN = frozenset({2, 5})

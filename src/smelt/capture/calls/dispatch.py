@@ -105,6 +105,7 @@ from smelt.capture.model.values import (
 from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS, scripted
 from smelt.capture.polyfills.optimizers import STEPPING, averaging_batch_norm
 from smelt.capture.polyfills.transforms import MADE_OUTSIDE, TRANSFORMS
+from smelt.capture.tape.program_state import as_the_program_has_it
 from smelt.meta.effects import is_pointwise
 
 CONTEXT_CALLS = {**NEW_CALLS, **BLOCKS, **BACKWARD_CALLS, **FUNCTION_CALLS, **CHECKPOINTS, **nn_module.MODULE_CALLS}
@@ -281,7 +282,8 @@ def _evaluate(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[st
     if real in (torch.finfo, torch.iinfo):
         source = interp.tree.fixed(real(*plain, **named), "finfo")
         return Object(real(*plain, **named), identity_guarded=True, source=source)
-    return interp.compute(real, *plain, **named)
+    with as_the_program_has_it(interp.tape.ambient):  # some are operators, which a mode would be asked about
+        return interp.compute(real, *plain, **named)
 
 
 def _refuse_method(real: Any) -> None:

@@ -9,13 +9,14 @@ import enum
 import functools
 import re
 import types
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from smelt.capture.interpreter.dunder_dispatch import held_operands
 from smelt.capture.interpreter.exceptions import formatted_exception
 from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.iterators import items_in_order
 from smelt.capture.interpreter.special_methods import checked_str
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.bytecode import only_raises
@@ -72,6 +73,8 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     if how in _own_wording(value):
         found = interp.tree.class_attribute(python_type(value), how)  # type: ignore[arg-type]
         return checked_str(value, interp.now(interp.call(interp.externals.fixed(found), [value])))
+    if _is_given_set(interp, value):
+        return _text_of_set(interp, value, how)
     if interp.is_plain(value):
         _rely_on_names(interp, value)
         return interp.compute(_FUNCTIONS[how], interp.plain(value))
@@ -99,6 +102,19 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     raise Unsupported("B002", f"{_FUNCTIONS[how].__name__} of {describe(value)}")
 
 
+def _is_given_set(interp: Interpreter, value: Value) -> TypeGuard[Set]:
+    """Whether a value is a set from outside, of plain items: an equal one may yield them in another order."""
+    return isinstance(value, Set) and value.kind in (set, frozenset) and not value.ordered and interp.is_plain(value)
+
+
+def _text_of_set(interp: Interpreter, value: Set, how: str) -> Value:
+    items = items_in_order(interp, value)
+    _rely_on_names(interp, value)
+    inside = ", ".join(map(ascii if how == "__ascii__" else repr, items))
+    whole = f"{{{inside}}}" if items else ""
+    return Constant(whole if items and value.kind is set else f"{value.kind.__name__}({whole})")
+
+
 def _own_wording(value: Value) -> frozenset[str]:
     """Methods by which the class of a member of an enum, or of a named tuple, words it."""
     if isinstance(value, Sequence):
@@ -113,6 +129,8 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
         raise Unsupported("B002", f"formatting of {describe(value)}")
     if "__str__" in _own_wording(value):
         return formatted(interp, text_of(interp, value), spec)
+    if not spec and _is_given_set(interp, value):
+        return _text_of_set(interp, value, "__str__")
     if interp.is_plain(value):
         _rely_on_names(interp, value)
         return interp.compute(format, interp.plain(value), spec)
