@@ -73,7 +73,7 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     if how in _own_wording(value):
         found = interp.tree.class_attribute(python_type(value), how)  # type: ignore[arg-type]
         return checked_str(value, interp.now(interp.call(interp.externals.fixed(found), [value])))
-    if _is_given_set(interp, value):
+    if _is_given_set(value, interp):
         return _text_of_set(interp, value, how)
     if interp.is_plain(value):
         _rely_on_names(interp, value)
@@ -102,7 +102,7 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     raise Unsupported("B002", f"{_FUNCTIONS[how].__name__} of {describe(value)}")
 
 
-def _is_given_set(interp: Interpreter, value: Value) -> TypeGuard[Set]:
+def _is_given_set(value: Value, interp: Interpreter) -> TypeGuard[Set]:
     """Whether a value is a set from outside, of plain items: an equal one may yield them in another order."""
     return isinstance(value, Set) and value.kind in (set, frozenset) and not value.ordered and interp.is_plain(value)
 
@@ -129,7 +129,7 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
         raise Unsupported("B002", f"formatting of {describe(value)}")
     if "__str__" in _own_wording(value):
         return formatted(interp, text_of(interp, value), spec)
-    if not spec and _is_given_set(interp, value):
+    if not spec and _is_given_set(value, interp):
         return _text_of_set(interp, value, "__str__")
     if interp.is_plain(value):
         _rely_on_names(interp, value)
