@@ -43,7 +43,7 @@ def _binary(draw: Any, x: torch.Tensor, y: Any) -> torch.Tensor:
     return op(x, y)  # type: ignore[no-any-return]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_simplified_graphs_compute_the_same(data: Any) -> None:
     def function(*inputs: torch.Tensor) -> Any:

@@ -65,7 +65,7 @@ def alter_all() -> None:
 
     for executable in executables():
         assert executable.run.python_steps == 0
-        refused, taken = try_altered(executable.run.table, executable.run.objects, 1500, seed=3)
+        refused, taken = try_altered(executable.run.table, executable.run.objects, 600, seed=3)
         assert refused > taken > 0, (refused, taken)
     print("all")
 

@@ -101,7 +101,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_width_and_height(busy: None) -> None:
-    same_as_reference([by_channel((5, w), (3, 3)) for w in range(2, 36)], "direct", threads=(1, 3))
+    same_as_reference([by_channel((5, w), (3, 3)) for w in (*range(2, 18), 31, 32, 33)], "direct", threads=(1, 3))
     same_as_reference([by_channel((h, 9), (3, 3)) for h in range(1, 9)], "direct", threads=(1, 3))
 
 

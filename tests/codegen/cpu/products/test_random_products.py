@@ -16,7 +16,7 @@ from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
 # Numbers of products, the same every time, so that a change is judged by itself.
-NUMBERS = [range(200), pytest.param(range(200, 1000), marks=pytest.mark.slow)]
+NUMBERS = [range(60), pytest.param(range(60, 1000), marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("numbers", NUMBERS, ids=str)
