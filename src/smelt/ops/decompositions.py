@@ -26,7 +26,6 @@ from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     resampling,
     scatters,
     sorting,
-    sums_of_products,
     torch_decompositions,
     whole_layers,
     without_library,
@@ -46,4 +45,4 @@ def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     usual = how == "auto" and kernels
     table = DECOMPOSITIONS if usual else {**DECOMPOSITIONS, **convolutions.convolutions_by(how, kernels)}
     table = {**table, **without_library.TABLE} if alone else table
-    return {**table, **sums_of_products.TABLE} if sums else table
+    return {**table, **products.AS_SUMS} if sums else table

@@ -84,3 +84,32 @@ def attention_backward(
     op = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     made = widened(op, grad, query, key, value, out, sums, dropout, causal, attn_mask=mask, scale=scale)
     return tuple(each.to(query.dtype) for each in made)
+
+
+# As sums of products, for targets whose kernels hold no contractions, where no library may be called. Nothing as large as
+# all products is in memory: the multiplication is part of the kernel that sums.
+
+
+def _summed(a: Tensor, b: Tensor) -> Tensor:
+    terms = widen(a).unsqueeze(-1) * widen(b).unsqueeze(-3)
+    return terms.sum(-2)
+
+
+def summed_product(a: Tensor, b: Tensor) -> Tensor:
+    return _summed(a, b).to(a.dtype)
+
+
+def summed_product_and_bias(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    made = _summed(a, b)
+    made = made if alpha == 1 else made * alpha
+    if beta != 0:
+        made = made + (widen(bias) if beta == 1 else widen(bias) * beta)
+    return made.to(a.dtype)
+
+
+AS_SUMS: dict[Any, Any] = {
+    aten.mm.default: summed_product,
+    aten.bmm.default: summed_product,
+    aten.addmm.default: summed_product_and_bias,
+    aten.baddbmm.default: summed_product_and_bias,
+}
