@@ -86,8 +86,8 @@ def attention_backward(
     return tuple(each.to(query.dtype) for each in made)
 
 
-# As sums of products, for targets whose kernels hold no contractions, where no library may be called. Nothing as large as
-# all products is in memory: the multiplication is part of the kernel that sums.
+# As sums of products, for targets whose kernels hold no contractions, where no library may be called. Nothing as large
+# as all products is in memory: the multiplication is part of the kernel that sums.
 
 
 def _summed(a: Tensor, b: Tensor) -> Tensor:
