@@ -95,6 +95,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "interruptions",
         "paths",
         "recorder",
+        "loops",
         "runs",
         "at_once",
         "recurrent",

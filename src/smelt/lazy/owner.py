@@ -43,7 +43,7 @@ class LazyOwner:
     def __init__(self, name: str, real_device: torch.device, compiler: GraphCompiler) -> None:
         self.timeline = Timeline()
         self.recorder = Recorder(name, real_device)
-        self.recorder.most_operators, self.recorder.most_bytes = MOST_OPERATORS, MOST_BYTES
+        self.recorder.most_bytes = MOST_BYTES
         self.runs = Runs(self.recorder, compiler, self.timeline)
         self.at_once = AtOnce(self.recorder, self.runs, self.timeline)
         self.blocks: list[Any] = []  # the `Shadows` of those that are entered
@@ -94,7 +94,7 @@ class LazyOwner:
             found = recorder.record(known, args, kwargs)
         except (Foreign, Undescribed) as error:
             return self.declined(operator, args, kwargs, error)
-        if recorder.now.count >= MOST_OPERATORS or recorder.now.bytes >= MOST_BYTES:
+        if recorder.now.count >= recorder.most_operators or recorder.now.bytes >= MOST_BYTES:
             self.run_full()
         return found
 
@@ -122,10 +122,15 @@ class LazyOwner:
         return self.at_once.fall_back(known, args, kwargs, str(error))
 
     def run_full(self) -> None:
-        """As much is recorded as may be."""
-        many = self.recorder.now.count >= MOST_OPERATORS
-        what = f"{MOST_OPERATORS} operators" if many else f"{MOST_BYTES >> 30} GiB of results"
-        self.runs.run(f"{what} were recorded")
+        """As much is recorded as may be, or as a loop brings each time."""
+        now = self.recorder.now
+        ends, recurs = self.runs.loops.ends_here(now)
+        if ends:
+            self.runs.run("a loop repeats", recurs=recurs)
+        elif now.count >= MOST_OPERATORS:
+            self.runs.run(f"{MOST_OPERATORS} operators were recorded")
+        elif now.bytes >= MOST_BYTES:
+            self.runs.run(f"{MOST_BYTES >> 30} GiB of results were recorded")
 
     def run(self, reason: str) -> None:
         with self.recorder.lock:

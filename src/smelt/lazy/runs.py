@@ -20,6 +20,7 @@ from smelt.base.events import counters
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy import lines
 from smelt.lazy.interruptions import uninterrupted
+from smelt.lazy.loops import Loops
 from smelt.lazy.memory import Memory
 from smelt.lazy.paths.programs import PathProgram, Programs, Variant
 from smelt.lazy.paths.replay import Failed
@@ -28,6 +29,8 @@ from smelt.lazy.steps import Step
 from smelt.lazy.timeline import LazyRun, Timeline
 
 Alive = Sequence[tuple[int, Memory]]
+
+_BY_OPERATORS = Variant({}, (), None)
 
 
 class Runs:
@@ -38,6 +41,7 @@ class Runs:
         self._timeline = timeline
         self._root = recorder.root
         self.programs = Programs(compiler, recorder.real_device)
+        self.loops = Loops(recorder)
         self.background = True
 
     def forget(self) -> None:
@@ -49,8 +53,9 @@ class Runs:
         """Programs and operators may round differently, and which of them runs would be a matter of time."""
         return not self.background or torch.are_deterministic_algorithms_enabled()
 
-    def run(self, reason: str) -> None:
-        """Run what is recorded; the recorder's lock is held."""
+    def run(self, reason: str, recurs: bool = True) -> None:
+        """Run what is recorded; the recorder's lock is held. What will not recur is not worth a program."""
+        self.loops.ended()
         now = self._recorder.now
         if now.step is self._recorder.root:
             return
@@ -64,7 +69,7 @@ class Runs:
             self.programs.forget()
         started, kernels = time.perf_counter(), counters["kernels"]
         program = self.programs.of(now.step, live, now.numbers)
-        variant, is_new = program.variant(now.numbers, self.programs, self._waits)
+        variant, is_new = program.variant(now.numbers, self.programs, self._waits) if recurs else (_BY_OPERATORS, False)
         if variant is not None:
             self.programs.prepare(program, variant, now.numbers)
         with (
