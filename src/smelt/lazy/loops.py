@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.lazy.recorder import Recorder
 from smelt.lazy.steps import Ref, Step
 
@@ -42,7 +43,7 @@ class Loops:
         if self._body is None:
             self._recorder.most_operators = FIRST
 
-    def ends_here(self, now: Any) -> tuple[bool, bool]:
+    def ends_here(self, now: _native.Recording) -> tuple[bool, bool]:
         """Whether the recording is to run, and whether it recurs; if not, the recorder is told when to look again."""
         path = now.step.path()
         keys = _keys(path)
