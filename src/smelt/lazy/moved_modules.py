@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 _METHODS = ("to", "cpu", "cuda")
 
@@ -30,11 +31,16 @@ def _swapping(move: Callable[..., Any], name: str) -> Callable[..., Any]:
         if not any(_is_on(name, each) for each in (*args, *kwargs.values())) and not _has(module, name):
             return move(module, *args, **kwargs)
         before = torch.__future__.get_swap_module_params_on_conversion()
+        waiting = _waiting(module)
+        for held, key, kind in waiting:
+            held[key].__class__ = kind.cls_to_become
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
             return move(module, *args, **kwargs)
         finally:
             torch.__future__.set_swap_module_params_on_conversion(before)
+            for held, key, kind in waiting:
+                held[key].__class__ = kind
 
     return moved
 
@@ -49,3 +55,11 @@ def _is_on(name: str, given: object) -> bool:
 
 def _has(module: nn.Module, name: str) -> bool:
     return any(each.device.type == name for each in (*module.parameters(), *module.buffers()))
+
+
+def _waiting(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """Parameters and buffers that get their sizes at the first call. They say nothing of themselves until then, so they
+    move as plain empty ones."""
+    parts: list[Any] = list(module.modules())
+    held: list[dict[str, Any]] = [each for part in parts for each in (part._parameters, part._buffers)]
+    return [(each, key, type(value)) for each in held for key, value in each.items() if is_lazy(value)]
