@@ -11,6 +11,7 @@ from examples import (
     edit_graph,
     explain_breaks,
     fine_tune,
+    lazy,
     second_derivatives,
     train_step,
     transformer_step,
@@ -106,3 +107,14 @@ def test_custom_backends_look_time_and_take_apart(
     assert lines[1].startswith("timing: ten runs, 1 graph;")
     assert lines[2].startswith("forward: ") and lines[3].startswith("backward: ")
     assert lines[-1] == "gradients are there"
+
+
+def test_lazy_tensors_run_as_one_kernel_and_train_a_program_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    lazy.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["3 operators wait", "tensor([3.5000, 5.5000, 7.5000], device='lazy:0')", "1 kernel ran"]
+    losses = [re.search(r"loss (\S+) eagerly, (\S+) lazily", line) for line in lines]
+    pairs = [(float(match[1]), float(match[2])) for match in losses if match is not None]
+    assert len(pairs) == 6 and all(abs(eager - ours) < 1e-3 for eager, ours in pairs)
+    steps = [line.partition(": ")[2] for line in lines if "an optimizer's step" in line]
+    assert steps == ["compiled", "compiled", "cached", "cached", "cached", "cached"]
