@@ -1,7 +1,7 @@
 """`VulkanChip`: any device with Vulkan 1.2 or later, as a chip of smelt.
 
     chip = VulkanChip()              opens the device that `SMELT_VULKAN_DEVICE` names, or the likeliest
-    smelt.register_chip("vulkan", chip)
+    smelt.register_chip("vk", chip)      PyTorch keeps the name "vulkan" for a device of its own
 
 Addresses are the device's own. Kernels reach memory by them, so nothing is described to the driver at a launch but a
 few numbers.
@@ -56,7 +56,7 @@ class VulkanChip(Chip):
         if physical.shuffles:
             features.append("+shuffle")
         return Target(
-            name="vulkan",
+            name="vk",
             triple="spirv64-unknown-vulkan1.2-compute",
             cpu="",
             features=",".join(features),
