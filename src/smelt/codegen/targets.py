@@ -1,6 +1,7 @@
 """The targets that come with the package, offered to `device.registry`. Loads neither LLVM nor what makes code."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +120,13 @@ def _simt_host_launcher(code: KernelCode, unaligned: Unaligned | None) -> _nativ
     )
 
 
+def _grid_contraction_cycles(kernel: Kernel) -> float | str:
+    """That there is code; how long it takes nobody has measured, so that it is made where it is asked for alone."""
+    from smelt.codegen.gpu.products.product_tiles import why_no_tile
+
+    return why_no_tile(kernel) or math.inf
+
+
 register(
     SIMT_HOST,
     _describe_simt_host,
@@ -126,6 +134,7 @@ register(
     launcher=_simt_host_launcher,
     limits=Limits(recomputes=True, group_buffers=GROUP_BUFFERS),
     devices=("cpu",),
+    contraction_cycles=_grid_contraction_cycles,
     on_request=True,
 )
 
@@ -163,6 +172,7 @@ for _architecture in ARCHITECTURES:
         launcher=_cuda_launcher,
         limits=CUDA_LIMITS,
         devices=("cuda",),
+        contraction_cycles=_grid_contraction_cycles,
         on_request=True,
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt.base.options import KERNELS_FIRST, Options
-from smelt.device import holds_contractions
+from smelt.device import find, holds_contractions
 from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     activations,
     convolutions,
@@ -45,4 +45,6 @@ def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     usual = how == "auto" and kernels
     table = DECOMPOSITIONS if usual else {**DECOMPOSITIONS, **convolutions.convolutions_by(how, kernels)}
     table = {**table, **without_library.TABLE} if alone else table
+    if alone and options.target and find(options.target).warp_size > 1:
+        table = {**table, **without_library.SCORES_IN_MEMORY}
     return {**table, **products.AS_SUMS} if sums else table

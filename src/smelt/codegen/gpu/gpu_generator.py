@@ -21,6 +21,7 @@ from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.launch_groups import emit_group
 from smelt.codegen.gpu.nvptx import Nvptx, why_not_ptx
 from smelt.codegen.gpu.phase_body import PhaseBody
+from smelt.codegen.gpu.products.product_body import ProductBody
 from smelt.codegen.gpu.scatters.run_folds import RunFoldBody
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
@@ -122,6 +123,8 @@ class GpuGenerator(ABC):
 def _body(phase: PhasePlan) -> type[PhaseBody]:
     if phase.tile is not None:
         return TransposeBody
+    if phase.product is not None:
+        return ProductBody
     if phase.runs is not None:
         return RunFoldBody
     if phase.along is Along.POINTS:

@@ -26,6 +26,7 @@ from smelt.codegen.gpu.phase_kernels import (
     split_rows,
     turned,
 )
+from smelt.codegen.gpu.products.product_tiles import ProductTile, in_parts, product_tile, why_no_tile
 from smelt.codegen.gpu.row_folds import OnePass, RowFolds, finishing, in_one_pass, preloadable, row_reads, with_room
 from smelt.codegen.gpu.scan_kernels import has_logs, has_scans, scan_kernels, split_scan
 from smelt.codegen.gpu.scatters.run_levels import RunLevel, run_levels
@@ -68,6 +69,7 @@ _MOST_WARPS = 16  # that share rows side by side
 _LEAST_BYTES = 64  # that a warp reads side by side
 _LEAST_WORK = 8192  # points that are worth a block of their own
 _WORTH_SPLITTING = 65536  # points of a block that are worth another grid
+_TILES_RESIDENT = 2  # blocks with a tile of a product: while one waits for its factors, the other multiplies
 _LEAST_SCAN = 128  # points that one thread scans, one after the other, before others help it
 _LEAST_PART = 2048  # points of a row that are worth a block of their own in a scan
 
@@ -102,6 +104,7 @@ class PhasePlan:
     resident: int = 0  # blocks that a multiprocessor has to run at the same time; 0 for as many as there happen to fit
     runs: RunLevel | None = None  # of a scatter's points that are sorted: what is folded is said here
     cluster: int = 1  # blocks that share a row
+    product: ProductTile | None = None  # of a block that sums up part of a contraction
 
     @property
     def vector_axis(self) -> Axis | None:
@@ -144,6 +147,8 @@ class PhasePlan:
             return self.folds.group_count * self.folds.parts
         if self.tile is not None:
             return self.tile.blocks(self.kernel.rows)
+        if self.product is not None:
+            return self.product.blocks
         if self.runs is not None:
             return -(-self.runs.thread_count // self.threads)
         if self.along is Along.POINTS:
@@ -172,13 +177,14 @@ class _Chip:
 def plan(kernel: Kernel, warp: int, cluster: int = 1) -> GridPlan:
     """How `kernel` runs on a chip with so many threads in a warp and at most so many blocks in a cluster."""
     chip = _Chip(warp, cluster)
-    if contraction_of(kernel) is not None:
-        raise SmeltError("SM030", f"kernel {kernel.name} is a product: no GPU schedule has those, the library does")
     simple = in_one_loop(without_unit_axes(kernel))
-    rest, scatters = taken_apart(simple)
-    phases = [] if rest is None else _all_phases(rest, chip)
-    for each in scatters:
-        phases += _scatter_phases(each, chip)
+    if contraction_of(simple) is not None:
+        phases = _product_phases(simple, chip)
+    else:
+        rest, scatters = taken_apart(simple)
+        phases = [] if rest is None else _all_phases(rest, chip)
+        for each in scatters:
+            phases += _scatter_phases(each, chip)
     given = {buffer.name for buffer in kernel.parameters}
     own: dict[str, Buffer] = {}
     for phase in phases:
@@ -190,6 +196,25 @@ def plan(kernel: Kernel, warp: int, cluster: int = 1) -> GridPlan:
             places.append((buffer.name, end))
             end = end + _rounded(buffer.size * buffer.dtype.itemsize)
     return GridPlan(kernel, tuple(phases), tuple(places), end)
+
+
+def _product_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
+    """One grid of tiles, or where few points have many terms, one of parts of them and one that adds those up."""
+    reason = why_no_tile(kernel)
+    if reason is not None:
+        raise SmeltError("SM030", f"no GPU schedule has the kernel {kernel.name}: {reason}")
+    if any(known_equal(axis.size, 0) for axis in kernel.rows + kernel.cols):
+        return []
+    contract = contraction_of(kernel)
+    assert contract is not None
+    parts = in_parts(kernel, contract)
+    if parts is not None:
+        first, second = parts
+        return [*_product_phases(first, chip), *_phases(second, chip)]
+    tile = product_tile(kernel, contract)
+    threads = tile.shape.threads
+    made = PhasePlan(kernel, (), Along.POINTS, threads, threads, 1, False, chip.warp, product=tile)
+    return [replace(made, resident=_TILES_RESIDENT)]
 
 
 def _rounded(size: Size) -> Size:
@@ -613,7 +638,8 @@ def uses_wide_positions(made: GridPlan) -> bool:
     for phase in made.phases:
         kernel = phase.kernel
         sizes = [buffer.size for buffer in kernel.buffers] + [kernel.row_count, kernel.col_count]
-        sizes += [_reach(index, kernel.rows + kernel.cols) for index in indices(kernel)]
+        axes = kernel.rows + kernel.cols + (phase.product.inner if phase.product is not None else ())
+        sizes += [_reach(index, axes) for index in indices(kernel)]
         if any(is_symsize(size) or size >= 1 << 30 for size in sizes):
             return True
     return False

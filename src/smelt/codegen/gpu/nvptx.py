@@ -172,6 +172,16 @@ class Nvptx(OneThread):
         address = self._address(self._shared(first), kind, at, _SHARED)
         return self.op(f"load {LLVM_TYPES[kind]}, {_SHARED} {address}, align {memory_bytes(kind)}", kind, 1)
 
+    def load_shared_vector(self, first: int, at: LlvmValue, kind: str, width: int) -> list[LlvmValue]:
+        size = memory_bytes(kind)
+        piece = min(width, _MOST_BYTES // size)
+        found: list[LlvmValue] = []
+        for way in range(0, width, piece):
+            address = self._address(self._shared(first), kind, self.add(at, way) if way else at, _SHARED)
+            vector = self.op(f"load {type_text(kind, piece)}, {_SHARED} {address}, align {size * piece}", kind, piece)
+            found += [self.extract(vector, lane) for lane in range(piece)]
+        return found
+
     def store_shared(self, first: int, at: LlvmValue, value: LlvmValue) -> None:
         address = self._address(self._shared(first), value.kind, at, _SHARED)
         self.emit(f"store {value}, {_SHARED} {address}, align {memory_bytes(value.kind)}")

@@ -160,6 +160,10 @@ class Simt(Builder, ABC):
     def load_shared(self, first: int, at: LlvmValue, kind: str) -> LlvmValue:
         """An element of a `shared_array`."""
 
+    def load_shared_vector(self, first: int, at: LlvmValue, kind: str, width: int) -> list[LlvmValue]:
+        """Elements side by side, from one on whose address is a multiple of their size, or of sixteen bytes."""
+        return [self.load_shared(first, self.add(at, way) if way else at, kind) for way in range(width)]
+
     @abstractmethod
     def load_cluster(self, first: int, rank: LlvmValue, kind: str) -> LlvmValue:
         """The first element of a `shared_array` of another block of this cluster."""

@@ -85,9 +85,12 @@ def attention(
     *,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
+    in_memory: bool = False,
 ) -> Any:
-    """What a query that may look at nothing finds is zero."""
-    if dropout or query.dim() != 4 or (times := _sharing(query, key)) is None or _is_kernel(query, key):
+    """What a query that may look at nothing finds is zero. `in_memory`: there is no kernel for it as it is."""
+    if dropout or query.dim() != 4 or (times := _sharing(query, key)) is None:
+        return NotImplemented
+    if not in_memory and _is_kernel(query, key):
         return NotImplemented
     key, value = (each if times == 1 else _repeated(each, times) for each in (key, value))
     scores, _ = _scores(query, key, causal, attn_mask, scale)
@@ -115,6 +118,7 @@ def attention_backward(
     *,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
+    in_memory: bool = False,
 ) -> Any:
     if dropout or query.dim() != 4 or (times := _sharing(query, key)) is None:
         return NotImplemented
@@ -123,7 +127,7 @@ def attention_backward(
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
         of_query, *of_others = backward(*given, attn_mask=attn_mask, scale=scale)
         return of_query, *(_summed(each, times) for each in of_others)
-    if _is_kernel(query, key):
+    if not in_memory and _is_kernel(query, key):
         return NotImplemented
     scores, scale = _scores(query, key, causal, attn_mask, scale)
     shares = (scores - aten.unsqueeze.default(sums, 3)).exp()
@@ -133,6 +137,15 @@ def attention_backward(
     kept = (wide * widen(out)).sum(-1, keepdim=True)
     of_scores = shares * (of_shares - kept) * scale
     return _multiplied(of_scores, widen(key)), _multiplied(_turned(of_scores), widen(query)), of_value
+
+
+# For targets whose kernels have the scores in memory, whatever the sizes are.
+SCORES_IN_MEMORY: Table = {}
+for _op, _function in (
+    (aten._scaled_dot_product_flash_attention_for_cpu.default, attention),
+    (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward),
+):
+    decomposes(_op, table=SCORES_IN_MEMORY)(partial(_function, in_memory=True))
 
 
 # Side by side.

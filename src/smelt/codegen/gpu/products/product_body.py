@@ -1,0 +1,200 @@
+"""`ProductBody` writes out a grid whose blocks each sum up a tile of a contraction.
+
+    what a thread has of both factors, of the first terms        in registers
+    loop over terms:
+      those → shared memory; barrier; the next terms → registers
+      of each term: a col of the one factor, a row of the other, all their products added up; barrier
+    the points of the tile: what follows the sums, as in `PhaseBody`
+"""
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody
+from smelt.codegen.gpu.products.product_tiles import ProductTile
+from smelt.codegen.gpu.simt import Mask
+from smelt.codegen.llvm.builder import LlvmValue
+from smelt.codegen.llvm.scalars import cast, constant, from_memory, memory_kind
+from smelt.ir.kernel import Axis, Contract, Factor, Index, Role
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize
+
+# Elements from the end of a line in shared memory to the next: neighbours do not wait for each other, and lines begin
+# at multiples of sixteen bytes.
+_PADDING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """An element of a factor that a thread fetches for its block, at each turn of another term."""
+
+    factor: Factor
+    term: LlvmValue  # counted from the first of the turn
+    place: LlvmValue  # in shared memory
+    base: LlvmValue  # in the buffer, of the term 0
+    positions: tuple[LlvmValue, ...]  # of its bounds, of the term 0
+    mask: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What a block has of a factor in shared memory: a line of so many elements for each term."""
+
+    array: int
+    line: int
+    reads: tuple[_Read, ...]
+
+
+class ProductBody(PhaseBody):
+    """A phase with `PhasePlan.product` being written."""
+
+    @property
+    def tile(self) -> ProductTile:
+        assert self.plan.product is not None
+        return self.plan.product
+
+    def write(self) -> None:
+        b, tile = self.b, self.tile
+        (stage,) = self.kernel.stages
+        (self.contract,) = (i for i in stage.body if isinstance(i, Contract))
+        tiles = self._coordinates(b.block_number(), (*tile.batch, *tile.tiles))
+        self.rows = {axis.name: tiles[axis.name] for axis in tile.batch}
+        down, across = (tiles[axis.name] for axis in tile.tiles)
+        top, left = b.mul(down, tile.shape.height), b.mul(across, tile.shape.width)
+        sides = (
+            self._side(tile.left, tile.rows, tile.row_count, top, tile.shape.height),
+            self._side(tile.right, tile.cols, tile.col_count, left, tile.shape.width),
+        )
+        beside = tile.shape.width // tile.shape.across
+        self.down = b.mul(b.lshr(b.thread(), beside.bit_length() - 1), tile.shape.down)
+        self.along, self.beside = b.and_(b.thread(), beside - 1), beside
+        sums = self._summed(sides)
+        self._points(sums, top, left)
+
+    # The factors.
+
+    def _side(self, factor: Factor, axes: tuple[Axis, ...], count: Size, origin: LlvmValue, length: int) -> _Side:
+        b, shape = self.b, self.tile.shape
+        line = length + _PADDING
+        array = b.shared_array(memory_kind(self.contract.dtype), shape.depth * line)
+        reads = []
+        for turn in range(length * shape.depth // shape.threads):
+            number = b.add(b.thread(), turn * shape.threads) if turn else b.thread()
+            fast = shape.depth if self._runs_along_terms(factor) else length
+            low, high = b.and_(number, fast - 1), b.lshr(number, fast.bit_length() - 1)
+            term, point = (low, high) if self._runs_along_terms(factor) else (high, low)
+            place = b.add(b.mul(term, line), point)
+            mask: Mask = None
+            at = b.add(origin, point)
+            if is_symsize(count) or count % length:
+                mask = b.icmp("slt", at, b.index(count))
+                at = b.select(mask, at, 0)
+            where = {**self.rows, **self._coordinates(at, axes)}
+            base = self._offset(_only(factor.index, where), where)
+            positions = tuple(self._offset(_only(position, where), where) for position, _ in factor.bounds)
+            reads.append(_Read(factor, term, place, base, positions, mask))
+        return _Side(array, line, tuple(reads))
+
+    def _runs_along_terms(self, factor: Factor) -> bool:
+        """Whether its terms lie side by side in memory."""
+        return bool(self.tile.inner) and factor.index.stride(self.tile.inner[-1].name) == 1
+
+    def _fetched(self, read: _Read, first: LlvmValue) -> LlvmValue:
+        """The element of the turn that begins with the term `first`; zero where there is none."""
+        b, tile, factor = self.b, self.tile, read.factor
+        term = b.add(first, read.term)
+        inside = b.icmp("slt", term, b.index(tile.term_count))
+        where = self._coordinates(b.select(inside, term, 0), tile.inner)
+        mask = self._both(read.mask, inside)
+        for base, (position, extent) in zip(read.positions, factor.bounds, strict=True):
+            at = self._moved(base, position, where)
+            mask = self._both(mask, b.icmp("ult", at, b.index(extent)))
+        assert mask is not None
+        at = b.select(mask, self._moved(read.base, factor.index, where), 0)
+        buffer = self.kernel.buffer(factor.buffer)
+        (raw,) = b.load_global(
+            self.pointers[factor.buffer](), at, memory_kind(buffer.dtype), constant=buffer.role is Role.INPUT
+        )
+        value = cast(b, from_memory(b, raw, buffer.dtype), buffer.dtype, self.contract.dtype)
+        return b.select(mask, value, constant(b, 0.0, self.contract.dtype))
+
+    def _moved(self, base: LlvmValue, index: Index, where: Coordinates) -> LlvmValue:
+        terms = _only(index, where)
+        return self.b.add(base, self._offset(Index(terms.terms), where)) if terms.terms else base
+
+    # The sums.
+
+    def _summed(self, sides: tuple[_Side, _Side]) -> list[LlvmValue]:
+        b, shape, terms = self.b, self.tile.shape, self.tile.term_count
+        zero = b.splat(constant(b, 0.0, self.contract.dtype), self._lanes)
+        reads = [read for side in sides for read in side.reads]
+        ahead = [self._all(self._fetched(read, b.index(0))) for read in reads]
+        known = set(b.shared)
+        count = shape.down * shape.across
+        loop = b.begin(
+            b.const("i64", 0), b.const("i64", terms), shape.depth, [*[zero] * count, *ahead],
+            guard=is_symsize(terms) or terms == 0,
+        )  # fmt: skip
+        first = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
+        sums, given = list(loop.values[:count]), iter(loop.values[count:])
+        for side in sides:
+            for read in side.reads:
+                b.store_shared(side.array, read.place, next(given))
+        b.barrier()
+        following = b.add(first, shape.depth)
+        ahead = [self._all(self._fetched(read, following)) for read in reads]
+        for term in range(shape.depth):
+            sums = self._term(sides, term, sums)
+        b.barrier()
+        found = list(loop.end(*sums, *ahead))
+        for each in [*b.shared]:
+            if each not in known:
+                del b.shared[each]  # what was computed inside is not there after a loop that may not have run
+        return found[:count]
+
+    def _all(self, value: LlvmValue) -> LlvmValue:
+        """A loop carries values of one type."""
+        return self.b.splat(value, self._lanes)
+
+    def _term(self, sides: tuple[_Side, _Side], term: int, sums: list[LlvmValue]) -> list[LlvmValue]:
+        b, shape, kind = self.b, self.tile.shape, memory_kind(self.contract.dtype)
+        left, right = sides
+        ours = b.load_shared_vector(left.array, b.add(self.down, term * left.line), kind, shape.down)
+        theirs = [
+            b.load_shared(right.array, b.add(self.along, term * right.line + way * self.beside), kind)
+            for way in range(shape.across)
+        ]
+        found = []
+        for place, total in enumerate(sums):
+            down, across = divmod(place, shape.across)
+            found.append(self._all(b.fma(ours[down], theirs[across], total)))
+        return found
+
+    # What follows.
+
+    def _points(self, sums: list[LlvmValue], top: LlvmValue, left: LlvmValue) -> None:
+        b, tile = self.b, self.tile
+        (stage,) = self.kernel.stages
+        rows = [b.add(top, b.add(self.down, way)) for way in range(tile.shape.down)]
+        cols = [b.add(left, b.add(self.along, way * self.beside)) for way in range(tile.shape.across)]
+        downs = [self._within(at, tile.rows, tile.row_count, tile.shape.height) for at in rows]
+        acrosses = [self._within(at, tile.cols, tile.col_count, tile.shape.width) for at in cols]
+        for place, total in enumerate(sums):
+            down, across = divmod(place, tile.shape.across)
+            (above, inside), (beside, within) = downs[down], acrosses[across]
+            self.values = {self.contract.out: (total,)}
+            for instruction in stage.body:
+                if instruction is not self.contract:
+                    where = {**self.rows, **above, **beside}
+                    self._step(instruction, where, self._both(inside, within), tile=place)
+
+    def _within(self, at: LlvmValue, axes: tuple[Axis, ...], count: Size, side: int) -> tuple[Coordinates, Mask]:
+        b = self.b
+        mask: Mask = None
+        if is_symsize(count) or count % side:
+            mask = b.icmp("slt", at, b.index(count))
+            at = b.select(mask, at, 0)
+        return self._coordinates(at, axes), mask
+
+
+def _only(index: Index, where: Coordinates) -> Index:
+    """The index without the axes that are counted elsewhere."""
+    return Index(tuple(term for term in index.terms if term[0] in where), index.offset)
