@@ -33,7 +33,7 @@ class BuildExt(build_ext):
             include_dirs=["src/smelt/csrc", "src/smelt/include"],
             extra_postargs=[*FLAGS, "-fPIC", "-g0", "-ffunction-sections", "-fdata-sections"],
         )
-        link = ["-Wl,-s", "-Wl,--gc-sections", "-Wl,-soname,libsmelt.so", "-lm", "-lpthread"]
+        link = ["-Wl,-s", "-Wl,--gc-sections", "-Wl,-soname,libsmelt.so", "-lm", "-lpthread", "-ldl"]
         compiler.link_shared_object(objects, str(folder / "libsmelt.so"), extra_postargs=link)
         (folder / "libsmelt.a").unlink(missing_ok=True)  # else what was renamed would stay in it
         compiler.create_static_lib(objects, "smelt", output_dir=str(folder))

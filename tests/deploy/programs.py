@@ -20,7 +20,7 @@ def built(source: str, folder: Path) -> Path:
         pytest.skip("no C compiler")
     made = folder / Path(source).stem
     flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-std=c++17" if cpp else "-std=c11", f"-I{INCLUDE}"]
-    libraries = [str(LIBRARY.with_suffix(".a")), "-lm", "-lpthread"]
+    libraries = [str(LIBRARY.with_suffix(".a")), "-lm", "-lpthread", "-ldl"]
     subprocess.run([compiler, *flags, str(ROOT / source), *libraries, "-o", str(made)], check=True, timeout=120)
     return made
 

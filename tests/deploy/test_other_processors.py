@@ -49,7 +49,7 @@ def driven(drivers: dict[str, Path], target: str, path: Path, *commands: str) ->
         made = drivers[""] / architecture
         files = [str(HERE / "driver.c"), *sources()]
         flags = ["-std=c11", "-O1", f"-I{CSRC}", f"-I{INCLUDE}"]
-        command = [*cross_compiler(architecture), *flags, *files, "-o", str(made), "-lm", "-lpthread"]
+        command = [*cross_compiler(architecture), *flags, *files, "-o", str(made), "-lm", "-lpthread", "-ldl"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         drivers[architecture] = made

@@ -145,6 +145,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "stage_map",
         "ahead",
         "own_generator",
+        "grid_devices",
         "whole_program",
         "compile",
         "chips",

@@ -1,6 +1,6 @@
 """The C library that runs artifacts: where it is, and the flags to build a program against it.
 
-    build_flags()   →   -I…/smelt/include -L…/smelt/lib -Wl,-rpath,…/smelt/lib -lsmelt -lm -lpthread
+    build_flags()   →   -I…/smelt/include -L…/smelt/lib -Wl,-rpath,…/smelt/lib -lsmelt -lm -lpthread -ldl
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ def build_flags(*, static: bool = False) -> list[str]:
     """What a C or C++ compiler is to be given, behind the program's sources. `static`: the library becomes a part of
     the program; otherwise the program finds it where it is now."""
     head = [f"-I{INCLUDE}"]
-    tail = ["-lm", "-lpthread"]
+    tail = ["-lm", "-lpthread", "-ldl"]
     if static:
         return [*head, str(STATIC_LIBRARY), *tail]
     folder = LIBRARY.parent

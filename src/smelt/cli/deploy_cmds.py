@@ -61,7 +61,7 @@ def _export(given: argparse.Namespace) -> int:
         target.args,
         target.kwargs,
         dynamic=dynamic,
-        targets=tuple(given.target_names or ("host",)),
+        targets=given.target_names or None,
         name=given.name,
     )
     written = artifact.save_static(given.output, given.static) if given.static else (artifact.save(given.output),)

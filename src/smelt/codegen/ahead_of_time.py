@@ -9,7 +9,7 @@ Kernels are of the CPU's form, whatever target they name: the same program serve
 relies on of sizes that vary (`KernelEntry.facts`) may differ between targets; it is guarded in the kernel's `ShapeEnv`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,21 +18,34 @@ from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.codegen.generator import EntryCode
+from smelt.codegen.gpu.gpu_generator import ptx
 from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
 from smelt.codegen.llvm.link import link_all, undefined
 from smelt.codegen.llvm.runtime_sizes import RuntimeParam
 from smelt.codegen.llvm.support import SUPPORT, support_text
 from smelt.codegen.processors import HOST as HOST_NAME
 from smelt.codegen.processors import PROCESSORS, described
-from smelt.codegen.write_module import How, divided, module_of, units
-from smelt.device import Target
+from smelt.codegen.write_module import How, divided, join, module_of, units
+from smelt.device import Target, find, generator_of
 from smelt.ir.kernel import HOST, Kernel
-from smelt.ir.substitute_sizes import resized, shape_env_of
+from smelt.ir.kernel_code import GridPhase
+from smelt.ir.substitute_sizes import over_own_symbols, resized, shape_env_of
 from smelt.ir.text import format_kernel
 from smelt.runtime.program.code_image import Image
 from smelt.symbolic.expressions import ZERO, Expression, ShapeEnv, SizeGuard
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import moving
+from smelt.symbolic.symsize import expression_of, is_symsize, moving
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """One grid of a kernel: a function of the code, `blocks` or as many as the param of this `slot` says."""
+
+    symbol: str
+    blocks: int
+    slot: int  # -1: `blocks` it is
+    threads: int
+    shared_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,8 @@ class KernelEntry:
     workspace: Size  # bytes for each thread
     params: tuple[RuntimeParam, ...]  # an int64 array behind the buffers has them, where there are any
     facts: tuple[SizeGuard, ...]  # what the code relies on
+    grids: tuple[Grid, ...] = ()  # of a GPU's
+    is_grids: bool = False  # whether it is a GPU's; its workspace is then for all grids together
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +86,17 @@ class Module:
 
 
 def find_target(name: str) -> Target:
-    """A processor by name (`codegen.processors`), or "host"."""
-    return described(name)
+    """A processor by name (`codegen.processors`), "host", or a kind of GPU ("sm_90")."""
+    return find(name) if name.startswith("sm_") else described(name)
 
 
-def build_for(kernels: Sequence[Kernel], target: Target) -> TargetCode:
-    """Code of kernels, of one program or of several, as an image; equal ones have one entry."""
+def build_for(kernels: Sequence[Kernel], target: Target, unaligned: Collection[int] = ()) -> TargetCode:
+    """Code of kernels, of one program or of several, as an image; equal ones have one entry. `unaligned`: those that
+    are given buffers at any address, by their places, which matters to a GPU's. Its image is PTX, ended by a zero."""
+    if target.warp_size > 1:
+        module = write_grids(kernels, target, unaligned)
+        text = ptx(module.texts[0], target).encode() + b"\0"
+        return TargetCode(target, Image(text, (), ()), module.entries)
     if (target.name != HOST_NAME and target.name not in PROCESSORS) or target.pointer_bytes != 8:
         raise SmeltError(
             "SM030",
@@ -99,8 +119,38 @@ def object_for(kernels: Sequence[Kernel], target: Target, prefix: str = "k") -> 
     return object_codes(module.texts, target)[0], module.entries
 
 
+def write_grids(kernels: Sequence[Kernel], target: Target, unaligned: Collection[int] = ()) -> Module:
+    """The same of a GPU's kernels, in one part."""
+    generator = generator_of(target.name)
+    found: dict[tuple[str, ShapeEnv | None, bool], tuple[EntryCode, KernelEntry]] = {}
+    keys = []
+    for place, kernel in enumerate(kernels):
+        kernel = replace(kernel, target=target.name)
+        aligned = place not in unaligned
+        keys.append((format_kernel(replace(kernel, name="kernel")), shape_env_of(kernel), aligned))
+        if keys[-1] in found:
+            continue
+        own, shape_env = over_own_symbols(kernel)
+        symbol = f"k{len(found)}"
+        plan = generator.schedule(own, target, Fuel(), check=False, of="")
+        code = generator.emit(symbol, plan, target, aligned=aligned)
+        code = replace(code, facts=tuple(shape_env.guards), per_thread_workspace=code.workspace)
+        grids = tuple(_grid(phase, code.sizes) for phase in code.phases)
+        found[keys[-1]] = code, replace(_entry(symbol, code, keys[-1][1]), grids=grids, is_grids=True)
+    text = str(join([code for code, _ in found.values()])) if found else ""
+    return Module((text,), tuple(found[key][1] for key in keys))
+
+
+def _grid(phase: GridPhase, sizes: Sequence[RuntimeParam]) -> Grid:
+    varies = is_symsize(phase.blocks)
+    slot = list(sizes).index(expression_of(phase.blocks)) if varies else -1
+    return Grid(phase.symbol, 0 if varies else int(phase.blocks), slot, phase.threads, phase.shared_bytes)
+
+
 def write_for(kernels: Sequence[Kernel], target: Target, *, prefix: str = "k", parts: int = 1) -> Module:
     """LLVM text for kernels, in at most so many parts."""
+    if target.warp_size > 1:
+        return write_grids(kernels, target)
     distinct: dict[tuple[str, ShapeEnv | None], Kernel] = {}
     keys = []
     for kernel in kernels:

@@ -9,28 +9,42 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from smelt.base import events
 from smelt.base.errors import LibraryError, SmeltError
+from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options
 from smelt.base.version import VERSION
-from smelt.codegen.ahead_of_time import TargetCode, build_for, find_target
+from smelt.codegen.ahead_of_time import KernelEntry, TargetCode, build_for, find_target
 from smelt.deploy.errors import ExportError
 from smelt.deploy.export import exported_machine
 from smelt.deploy.loaded import LoadedArtifact, load
 from smelt.deploy.manifest import manifest_of
-from smelt.deploy.records import kernel_places, target_part
+from smelt.deploy.records import kernel_places, target_part, unaligned_kernels
+from smelt.deploy.shared_data import with_shared_data
 from smelt.deploy.static_model import save_static
 from smelt.deploy.variant import HowToLower
+from smelt.device import Target, target_of
 from smelt.ir.artifact.machine import Machine
 from smelt.ir.artifact.text import format_machine
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.write import save as save_file
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """The state machine of a target, its code, and the entries of kernels by state, variant and name."""
+
+    machine: Machine
+    code: TargetCode
+    entries: Mapping[tuple[int, int, str], KernelEntry]
 
 
 class Artifact:
@@ -41,24 +55,31 @@ class Artifact:
     - Calling it runs its code in this process, with a session of its own: what is state changes from call to call.
     """
 
-    def __init__(self, machine: Machine, codes: Sequence[TargetCode], places: Sequence[tuple[int, int, str]]) -> None:
-        self.machine = machine
-        self._codes, self._places = tuple(codes), tuple(places)
+    def __init__(self, parts: Sequence[MachineCode]) -> None:
+        self._parts = tuple(parts)
+        self.machine = self._parts[0].machine
         self._loaded: LoadedArtifact | None = None
         self._session: LoadedArtifact | None = None
 
     @property
     def artifact_file(self) -> r.ArtifactFile:
         """All that a file of it holds."""
-        parts = []
-        for code in self._codes:
-            entries = dict(zip(self._places, code.entries, strict=True))
-            part, ends = target_part(self.machine, code, entries)
-            parts.append(part)
-        names = [code.target.name for code in self._codes]
-        manifest = manifest_of(self.machine, names, {"smelt": VERSION, "torch": str(torch.__version__)}, ends)
-        weights = {f"storage {number}": each.data.numpy() for number, each in enumerate(self.machine.storages)}
-        return r.ArtifactFile(manifest, tuple(parts), weights)
+        targets: list[r.TargetPart] = []
+        manifests: list[dict[str, Any]] = []
+        weights: dict[str, Any] = {}
+        names = [each.code.target.name for each in self._parts]
+        made_by = {"smelt": VERSION, "torch": str(torch.__version__)}
+        for each in self._parts:
+            part, ends = target_part(each.machine, each.code, each.entries)
+            table, weights = with_shared_data(part.table, each.machine.storages, weights)
+            targets.append(replace(part, table=table))
+            manifests.append(manifest_of(each.machine, names, made_by, ends))
+        if any(manifest["returns"] != manifests[0]["returns"] for manifest in manifests):
+            raise ExportError(
+                "code for GPUs and for processors does not return at the same places",
+                hint="export a file for each: they rely on different sizes",
+            )
+        return r.ArtifactFile(manifests[0], tuple(targets), weights)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the artifact to a file; what was there before is replaced, whole."""
@@ -102,7 +123,7 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic: Mapping[str, Any] | None = None,
-    targets: Sequence[str] = ("host",),
+    targets: Sequence[str] | None = None,
     name: str | None = None,
 ) -> Artifact:
     """Export a function or an `nn.Module`, training steps included, as an artifact that runs without Python.
@@ -115,33 +136,49 @@ def export(
     - `dynamic` says what differs from call to call, by names of arguments: `{"x": {0: "batch"}}`, with bounds
       `{"x": {0: smelt.Dimension("batch", 1, 64)}}`, several dimensions `{"x": [0, 1]}`, or a number `{"scale": True}`.
       Dimensions of one name are equal. `smelt.mark_dynamic` does the same for a tensor.
-    - `targets` are what code is made for: `"host"`, or `"x86-64-v3"`, `"aarch64"`, `"riscv64"` and others.
+    - `targets` are what code is made for: `"host"`, or `"x86-64-v3"`, `"aarch64"`, `"riscv64"` and others; `"sm_80"`,
+      `"sm_90"` and others for GPUs, whether there is one here or not. By default it is the host, or where the example's
+      tensors are on a GPU, that GPU.
     - `name` is what it is called in messages; the function's own by default.
     """
     if not callable(fn_or_module):
         raise SmeltError("SM001", f"smelt.export takes a function or an nn.Module, not {type(fn_or_module).__name__}")
+    if targets is None:
+        targets = (_default_target(fn_or_module, args, kwargs or {}),)
     if isinstance(targets, str) or not targets:
         raise ExportError("targets is a sequence of names", hint='targets=("host",)')
     called = name or _name_of(fn_or_module)
     found = tuple(find_target(each) for each in targets)
-    options = Options.from_user({"library": "none"})
+    parts: dict[str, MachineCode] = {}
     with events.timed("export", called):
-        how = HowToLower(options, found)
-        try:
-            machine = exported_machine(fn_or_module, args, kwargs or {}, dynamic or {}, called, how)
-        except LibraryError as missing:
-            raise LibraryError(called, missing.operators, missing.lines, exported=True) from None
-        return built_artifact(machine, found)
+        # One program serves all processors, another one all GPUs.
+        for is_grids in dict.fromkeys(target.warp_size > 1 for target in found):
+            family = tuple(target for target in found if (target.warp_size > 1) is is_grids)
+            options = Options.from_user({"library": "none", "target": family[0].name if is_grids else ""})
+            how = HowToLower(options, family)
+            try:
+                machine = exported_machine(fn_or_module, args, kwargs or {}, dynamic or {}, called, how)
+            except LibraryError as missing:
+                raise LibraryError(called, missing.operators, missing.lines, exported=True) from None
+            parts |= {each.code.target.name: each for each in _built(machine, family)}
+        return Artifact([parts[target.name] for target in found])
 
 
-def built_artifact(machine: Machine, targets: Sequence[Any]) -> Artifact:
+def _built(machine: Machine, targets: Sequence[Target]) -> Iterator[MachineCode]:
     """A machine with code for each target."""
-    kernels = kernel_places(machine)
-    codes = []
+    kernels, unaligned = kernel_places(machine), unaligned_kernels(machine)
     for target in targets:
         with events.timed("generate", f"{machine.name} for {target.name}"):
-            codes.append(build_for(list(kernels.values()), target))
-    return Artifact(machine, codes, tuple(kernels))
+            code = build_for(list(kernels.values()), target, unaligned)
+        yield MachineCode(machine, code, dict(zip(kernels, code.entries, strict=True)))
+
+
+def _default_target(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The kind of GPU that a module or the arguments of a call are on, or "host"."""
+    own = function.parameters() if isinstance(function, torch.nn.Module) else ()
+    tensors = [each for each in (*own, *pytree.tree_leaves((args, kwargs))) if isinstance(each, torch.Tensor)]
+    on_gpu = [each.device for each in tensors if each.device.type == "cuda"]
+    return (target_of(on_gpu[0]) or "host") if on_gpu else "host"
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -252,7 +252,8 @@ class _VariantLowering:
                 raise ExportError(f"compiled code relies on {leaf.text} being {leaf.example}")
         example = SymbolValues((leaf, self._values.get(leaf.text, value)) for leaf, value in graph.example.items())
         traced, shape_env = graph.over(example) if graph.symbols else (graph.at(example), None)
-        return whole_program(traced, wanted, self._how.options, self._name), shape_env
+        numbers = len(graph.dynamic_scalars)
+        return whole_program(traced, wanted, self._how.options, self._name, numbers), shape_env
 
     def _inputs(self, graph: OpenGraph, made: WholeProgram) -> tuple[RegisterView | NumberOf, ...]:
         program = made.program

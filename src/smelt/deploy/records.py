@@ -48,7 +48,10 @@ _KINDS = {
     RegisterKind.LOCAL: f.RegisterKind.LOCAL,
 }
 _NUMBER_DTYPES = {bool: "bool", int: "int64", float: "float64", str: "int64"}
-_MACHINES = {"x86_64": f.Machine.X86_64, "aarch64": f.Machine.AARCH64, "riscv64": f.Machine.RISCV64}
+_MACHINES = {
+    "x86_64": f.Machine.X86_64, "aarch64": f.Machine.AARCH64, "riscv64": f.Machine.RISCV64, "nvptx64": f.Machine.CUDA,
+}  # fmt: skip
+_GRID_ALIGNMENT = 16  # of every buffer, in bytes, that a GPU's code takes for granted
 
 Entries = Mapping[tuple[int, int, str], KernelEntry]
 """The code of kernels, by state, variant and name."""
@@ -70,6 +73,30 @@ def kernel_places(machine: Machine) -> dict[tuple[int, int, str], Kernel]:
     return found
 
 
+def unaligned_kernels(machine: Machine) -> frozenset[int]:
+    """Which of `kernel_places`, by number, are given memory that may begin anywhere: parts of registers do."""
+    found = set()
+    for number, (state, place, name) in enumerate(kernel_places(machine)):
+        variant = machine.states[state].variants[place]
+        assert variant.program is not None
+        given = dict(zip(variant.program.inputs, variant.inputs, strict=True))
+        for step in variant.program.steps:
+            for kernel, args in step.parts if isinstance(step, Launch) else ():
+                views = [given[arg] for arg in args if arg in given]
+                if kernel.name == name and not all(_is_aligned(machine, view) for view in views):
+                    found.add(number)
+    return frozenset(found)
+
+
+def _is_aligned(machine: Machine, view: RegisterView | NumberOf) -> bool:
+    if isinstance(view, NumberOf):
+        return True
+    register = machine.registers[view.register]
+    if is_symsize(view.offset):
+        return False
+    return (register.offset + int(view.offset) * register.dtype.itemsize) % _GRID_ALIGNMENT == 0
+
+
 def target_table(machine: Machine, entries: Entries) -> tuple[r.Table, list[str]]:
     """The state machine with these kernels, and their functions in the order of the table."""
     symbols = list(dict.fromkeys(entry.symbol for entry in entries.values()))
@@ -83,10 +110,13 @@ def target_part(machine: Machine, code: TargetCode, entries: Entries) -> tuple[r
     offsets = dict(code.image.symbols)
     symbols = list(dict.fromkeys(entry.symbol for entry in entries.values()))
     slots = tuple(r.CodeSlot(slot.offset, slot.name, slot.addend) for slot in code.image.slots)
-    image = r.Code(code.image.code, tuple(offsets[symbol] for symbol in symbols), slots)
+    image = r.Code(code.image.code, tuple(offsets.get(symbol, 0) for symbol in symbols), slots)
     writer = _Table(machine, entries, symbols)
     table = writer.table()
-    return r.TargetPart(kind, f.feature_mask(kind, code.target.required_features), table, image), writer.ends
+    needs = f.feature_mask(kind, code.target.required_features)
+    if kind is f.Machine.CUDA:
+        needs = int(code.target.cpu.removeprefix("sm_").rstrip("a"))
+    return r.TargetPart(kind, needs, table, image), writer.ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +153,8 @@ class _Table:
             self._states[number] = r.State(state.name, tuple(variants))
         buffers = _buffer_counts(machine, self._entries)
         names = {entry.symbol: name for (_, _, name), entry in reversed(list(self._entries.items()))}
-        made = [r.Kernel(names[each], buffers[each]) for each in self._symbols]
+        found = {entry.symbol: entry for entry in self._entries.values()}
+        made = [_kernel(names[each], buffers[each], found[each]) for each in self._symbols]
         outputs = self._outputs()
         return r.Table(machine.name, tuple(self._registers), outputs, tuple(made), tuple(self._states))
 
@@ -367,7 +398,8 @@ class _Steps:
         if entry.params:
             values.append(self._value(r.SizesValue(tuple(map(self._code.given, entry.params)))))
         workspace = self._code.size(entry.workspace)
-        self.steps.append(r.Launch(kernels.index(entry.symbol), tuple(values), per_thread=workspace))
+        fixed, each = (workspace, r.ZERO) if entry.is_grids else (r.ZERO, workspace)
+        self.steps.append(r.Launch(kernels.index(entry.symbol), tuple(values), fixed, each))
 
     def _copy_results(self, program: Program, made: dict[str, int]) -> None:
         """Results that are not where they go yet."""
@@ -457,6 +489,13 @@ def _buffer_counts(machine: Machine, entries: Entries) -> dict[str, int]:
         args = next(args for kernel, args in parts if kernel.name == name)
         found[entry.symbol] = len(args) + bool(entry.params)
     return found
+
+
+def _kernel(name: str, buffers: int, entry: KernelEntry) -> r.Kernel:
+    if not entry.is_grids:
+        return r.Kernel(name, buffers)
+    grids = [r.Grid(each.symbol, each.blocks, each.slot, each.threads, each.shared_bytes) for each in entry.grids]
+    return r.Kernel(name, buffers, len(entry.params), tuple(grids))
 
 
 def _returns(machine: Machine) -> list[Return]:

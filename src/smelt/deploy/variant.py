@@ -123,7 +123,8 @@ class VariantBuilder:
         for leaf in graph.fixed:
             if isinstance(leaf, Formula):
                 raise ExportError(f"compiled code relies on {leaf.text} being {leaf.example}")
-        return whole_program(traced, list(self._outputs), self._options, self._name), shape_env
+        numbers = len(graph.dynamic_scalars)
+        return whole_program(traced, list(self._outputs), self._options, self._name, numbers), shape_env
 
     # Inputs.
 

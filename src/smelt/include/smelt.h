@@ -23,7 +23,7 @@
    Every function that can fail returns a status, SMELT_OK (0) or what went wrong, and takes a `smelt_error` to say more;
    NULL is allowed there. Nothing is printed, nothing ends the process, nothing is kept outside of models and sessions.
 
-   Link with -lsmelt -lm -lpthread; `smelt cc` prints the flags. */
+   Link with -lsmelt -lm -lpthread -ldl; `smelt cc` prints the flags. */
 #ifndef SMELT_H
 #define SMELT_H
 
@@ -57,7 +57,8 @@ typedef enum {
     SMELT_ERROR_UNSUPPORTED = 9, /* the model was exported for no such combination of sizes and values */
     SMELT_ERROR_RAISED = 10,     /* the model raised an error of its own, as it does in Python */
     SMELT_ERROR_LIMIT = 11,      /* the model went through more states than the session allows */
-    SMELT_ERROR_MISMATCH = 12    /* a checkpoint is of another model */
+    SMELT_ERROR_MISMATCH = 12,   /* a checkpoint is of another model */
+    SMELT_ERROR_DEVICE = 13      /* a GPU or its driver failed */
 } smelt_status;
 
 typedef struct {
@@ -98,7 +99,8 @@ SMELT_API const char *smelt_dtype_name(smelt_dtype dtype);
 enum { SMELT_MAX_RANK = 64 };
 
 /* Memory with a shape. `strides` count elements; NULL: contiguous, the last dimension innermost. A Python number is a
-   tensor of rank 0: a bool, an int64, a float64. Contiguous inputs are used where they are; others are copied. */
+   tensor of rank 0: a bool, an int64, a float64. Contiguous inputs are used where they are; others are copied. Where a
+   model runs on a GPU, `data` may be memory of that GPU, contiguous: the driver is asked. */
 typedef struct {
     smelt_dtype dtype;
     int rank;
@@ -124,10 +126,20 @@ enum {
     SMELT_OPEN_WITHOUT_CODE = 2   /* everything is checked, no code is loaded: nothing can be run */
 };
 
+/* What is to run a model that was exported for GPUs too. The driver is opened by name (libcuda.so.1), and only if the file
+   has code for GPUs: nothing of CUDA need be there otherwise. */
+typedef enum {
+    SMELT_DEVICE_BEST = 0, /* a GPU if there is one that runs the file's code, else this processor */
+    SMELT_DEVICE_HOST = 1,
+    SMELT_DEVICE_CUDA = 2
+} smelt_device;
+
 typedef struct {
     size_t size; /* sizeof(smelt_open_options) */
     unsigned flags;
     const smelt_allocator *allocator; /* NULL: malloc */
+    smelt_device device;
+    int device_number; /* of the GPU, as the driver counts them */
 } smelt_open_options;
 
 /* Opens a file and checks all of it: one that is cut, altered or not an artifact is refused. The file is mapped, so that
@@ -145,7 +157,7 @@ SMELT_API void smelt_model_close(smelt_model *model);
 
 SMELT_API const char *smelt_model_name(const smelt_model *model);
 
-/* What the code that was chosen is for: "aarch64", "x86-64 avx2 fma". */
+/* What the code that was chosen is for: "aarch64", "x86-64 avx2 fma", "cuda sm_90". */
 SMELT_API const char *smelt_model_target(const smelt_model *model);
 
 /* JSON: how Python's arguments and results are made of inputs and outputs, and where the model comes from. Not ended by a
@@ -219,13 +231,13 @@ SMELT_API smelt_model *smelt_session_model(const smelt_session *session);
    refused. After an error the state may be that of a call that was half done. */
 SMELT_API smelt_status smelt_run(smelt_session *session, const smelt_tensor *inputs, size_t count, smelt_error *error);
 
-/* An output of the last call, contiguous, in memory that the session keeps until the next one. dtype SMELT_NONE: the
-   model returned None there. */
+/* An output of the last call, contiguous, in memory of the host that the session keeps until the next one. dtype
+   SMELT_NONE: the model returned None there. */
 SMELT_API smelt_status smelt_output(const smelt_session *session, size_t number, smelt_tensor *output,
                                     smelt_error *error);
 
 /* From now on this output is written to memory of the caller's, which must have `bytes` bytes or more; a larger output is
-   an error of smelt_run. NULL: no longer. */
+   an error of smelt_run. NULL: no longer. Where the model runs on a GPU it may be memory of that GPU. */
 SMELT_API smelt_status smelt_bind_output(smelt_session *session, size_t number, void *data, size_t bytes,
                                          smelt_error *error);
 
@@ -235,7 +247,8 @@ SMELT_API smelt_status smelt_returned(const smelt_session *session, int64_t *sta
 
 /* --- state ----------------------------------------------------------------------------------------------- */
 
-/* A state register where it is: the session's own memory, to be read and written between calls. */
+/* A state register where it is: the session's own memory, to be read and written between calls. Refused where that is
+   memory of a GPU: smelt_state_read and smelt_state_write copy it. */
 SMELT_API smelt_status smelt_state(smelt_session *session, size_t number, smelt_tensor *state, smelt_error *error);
 
 /* Its elements, contiguous, to or from memory of `bytes` bytes, which must be their size. */

@@ -7,7 +7,7 @@
 //     smelt::Output scores = session.output(0);
 //     for (float score : scores.values<float>()) …
 //
-// Link with -lsmelt -lm -lpthread; `smelt cc` prints the flags.
+// Link with -lsmelt -lm -lpthread -ldl; `smelt cc` prints the flags.
 #ifndef SMELT_HPP
 #define SMELT_HPP
 
@@ -132,18 +132,18 @@ struct Output {
 // An open file. Copies share it; any number of threads may use it.
 class Model {
 public:
-    explicit Model(const std::string &path, unsigned flags = 0)
+    explicit Model(const std::string &path, unsigned flags = 0, smelt_device device = SMELT_DEVICE_BEST, int number = 0)
     {
-        const smelt_open_options options{sizeof options, flags, nullptr};
+        const smelt_open_options options{sizeof options, flags, nullptr, device, number};
         smelt_model *made = nullptr;
         detail::check([&](smelt_error *error) { return smelt_model_open(path.c_str(), &options, &made, error); });
         model_.reset(made, smelt_model_close);
     }
 
     // A file's bytes, at an address that is a multiple of 64; they must stay as long as the model.
-    Model(const void *data, std::size_t size, unsigned flags = 0)
+    Model(const void *data, std::size_t size, unsigned flags = 0, smelt_device device = SMELT_DEVICE_BEST, int number = 0)
     {
-        const smelt_open_options options{sizeof options, flags, nullptr};
+        const smelt_open_options options{sizeof options, flags, nullptr, device, number};
         smelt_model *made = nullptr;
         detail::check([&](smelt_error *error) { return smelt_model_from_memory(data, size, &options, &made, error); });
         model_.reset(made, smelt_model_close);

@@ -19,6 +19,8 @@ from smelt.autograd.partition.partition import Halves
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options
+from smelt.device import limits_of
+from smelt.fuse import build_program
 from smelt.ir.call_contract import FromResult, JointPlan, SameAsOutput
 from smelt.ir.graph import Traced, copied_graph, output_node, outputs, placeholders
 from smelt.ir.nodes.backward_node import BACKWARDS
@@ -26,6 +28,7 @@ from smelt.ir.program import Library, Operand, Place, Program
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
 from smelt.ops.decompose import random_draws
 from smelt.ops.decompositions import decompositions
+from smelt.pipeline.grid_devices import has_grids, on_grid, on_host_alone
 from smelt.pipeline.own_generator import with_own_generator
 from smelt.pipeline.passes import PassContext, run_passes, why_not_generate
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
@@ -45,22 +48,38 @@ class WholeProgram:
     draws: bool = False  # its last inputs are a seed and an offset, which it moves
 
 
-def whole_program(traced: Traced, wanted: Sequence[int], options: Options, name: str) -> WholeProgram:
-    """The program of a graph, of whose outputs those numbered `wanted` are kept.
+def whole_program(
+    traced: Traced, wanted: Sequence[int], options: Options, name: str, numbers: int = 0
+) -> WholeProgram:
+    """The program of a graph, of whose outputs those numbered `wanted` are kept. It is for the host, or where the
+    option `target` says so for a GPU, whatever the tensors are on. The last `numbers` of its inputs are the host's.
 
     Raises `CannotTrace` or `LibraryError` where kernels cannot compute all of it. Sizes may be symbols: what is relied
     on is then with their `ShapeEnv`.
     """
     table = {**decompositions(options), **random_draws.TABLE}
     context = PassContext(options, name, Fuel(options.fuel), table)
+    traced = on_host_alone(traced)
     pure, plan = _pure(_with_outputs(traced, wanted), context)
     aliases = {place for place, made in enumerate(plan.outputs) if not _is_own(made)}
     if aliases:
         pure, plan = _pure(_with_outputs(traced, wanted, aliases), context)
     pure, plan, draws = with_own_generator(pure, plan)
     _lay_out(pure, plan)
-    program, required = _without_raising(run_passes(pure, (*SIMPLIFY, LOWER[0]), context))
+    program, required = _without_raising(_lowered(pure, context, plan.inputs - 2 * draws, numbers))
     return WholeProgram(program, plan, required, draws)
+
+
+def _lowered(pure: Traced, context: PassContext, inputs: int, numbers: int) -> Program:
+    """`inputs`: how many the graph has, a generator's left out, of which the last `numbers` are the host's."""
+    target = context.options.target
+    if not has_grids(target):
+        program: Program = run_passes(pure, (*SIMPLIFY, LOWER[0]), context)
+        return program
+    placed = run_passes(on_grid(pure, range(inputs - numbers, inputs)), SIMPLIFY, context)
+    # What is required is looked at by whoever runs the program, between its parts.
+    limits = replace(limits_of(target), host_reads_flags=True)
+    return build_program(placed, context.name, context.options, limits, context.fuel)
 
 
 def _without_raising(program: Program) -> tuple[Program, tuple[str, ...]]:

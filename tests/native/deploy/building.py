@@ -53,7 +53,8 @@ def sanitized(source: Path, to: Path, sanitizers: str, *flags: str) -> Path:
     checks = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
     others = [each for each in sources() if each != slow]
     command = [gcc, "-std=c11", "-g", "-O2", *WARNINGS, *checks, *flags, *folders, str(source), *others, str(checksum)]
-    done = subprocess.run([*command, "-o", str(to), "-lm", "-lpthread"], capture_output=True, text=True, timeout=300)
+    command += ["-o", str(to), "-lm", "-lpthread", "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode and ("libasan" in done.stderr or "libtsan" in done.stderr or "libubsan" in done.stderr):
         pytest.skip("gcc has no sanitizers here")
     assert done.returncode == 0, done.stderr

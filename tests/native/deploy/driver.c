@@ -222,7 +222,7 @@ int
 main(int argc, char **argv)
 {
     smelt_allocator allocator = {NULL, counted_allocate, counted_release};
-    smelt_open_options open = {sizeof open, 0, &allocator};
+    smelt_open_options open = {.size = sizeof open, .allocator = &allocator};
     int calls = 0, repeat = 1, at = 2;
     smelt_session_options options = {.size = sizeof options, .threads = 1};
     bool in_memory = false;

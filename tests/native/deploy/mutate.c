@@ -356,7 +356,8 @@ static void
 use(const unsigned char *data, size_t size)
 {
     const smelt_allocator allocator = {NULL, allocate, release};
-    smelt_open_options options = {sizeof options, below(4) ? 0 : SMELT_OPEN_TRUST_WEIGHTS, &allocator};
+    smelt_open_options options = {.size = sizeof options, .flags = below(4) ? 0 : SMELT_OPEN_TRUST_WEIGHTS,
+                                  .allocator = &allocator};
     smelt_session_options run = {.size = sizeof run, .threads = 1 + (int)below(3), .most_states = 100};
     smelt_model *model;
     smelt_session *session;

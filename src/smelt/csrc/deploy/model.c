@@ -16,7 +16,7 @@ smelt_status_text(smelt_status status)
         "no error", "a call that makes no sense", "a file cannot be read or written", "a file is damaged, or no artifact",
         "an artifact of another version", "no code for this machine", "not enough memory", "a wrong input",
         "a size out of bounds", "nothing was exported for such inputs", "the model raised an error",
-        "too many states", "a checkpoint of another model",
+        "too many states", "a checkpoint of another model", "a GPU or its driver failed",
     };
     const unsigned number = (unsigned)status;
     return number < sizeof texts / sizeof *texts ? texts[number] : "an unknown error";
@@ -197,7 +197,9 @@ describe(smelt_model *model)
     }
     for (int64_t i = 0; i < table->counts[KERNELS]; i++) {
         const int64_t buffers = table->kernels[i].buffers;
+        const int64_t sizes = table->kernels[i].sizes;
         model->most_buffers = buffers > model->most_buffers ? buffers : model->most_buffers;
+        model->most_sizes = sizes > model->most_sizes ? sizes : model->most_sizes;
     }
     for (int64_t i = 0; i < table->counts[VARIANTS]; i++) {
         const int64_t symbols = table->variants[i].symbol_count;
@@ -208,10 +210,14 @@ describe(smelt_model *model)
 
 /* --- opening ------------------------------------------------------------------------------------------------ */
 
-/* "x86-64 avx2 fma" */
+/* "x86-64 avx2 fma", "cuda sm_90" */
 static void
 name_target(char *text, size_t room, Machine machine, uint64_t features)
 {
+    if (machine == CUDA_MACHINE) {
+        snprintf(text, room, "%s sm_%d", smelt_machine_name(machine), (int)features);
+        return;
+    }
     size_t end = (size_t)snprintf(text, room, "%s", smelt_machine_name(machine));
     const char *const *names = smelt_feature_names(machine);
     for (int i = 0; names[i] && end < room; i++) {
@@ -221,9 +227,41 @@ name_target(char *text, size_t room, Machine machine, uint64_t features)
     }
 }
 
-/* The first target that this processor can run. */
+/* The newest code for GPUs that the GPU of this number runs. What there is not, the error says. */
 static smelt_status
-choose_target(const File *file, int64_t *target, smelt_error *error)
+choose_gpu(smelt_model *model, int number, int64_t *target, smelt_error *error)
+{
+    const File *file = &model->file;
+    int64_t least = INT64_MAX, best = -1;
+    for (int64_t i = 0; i < file->targets; i++) {
+        const FileSection *section = file_table(file, i);
+        least = section->machine == CUDA_MACHINE && section->features < least ? section->features : least;
+    }
+    if (least == INT64_MAX) {
+        return smelt_fail(error, SMELT_ERROR_TARGET, "this artifact has no code for GPUs");
+    }
+    const smelt_status status = smelt_cuda_open(&model->cuda, number, error);
+    for (int64_t i = 0; !status && i < file->targets; i++) {
+        const FileSection *section = file_table(file, i);
+        if (section->machine == CUDA_MACHINE && section->features <= model->cuda.capability
+            && (best < 0 || section->features > file_table(file, best)->features)) {
+            best = i;
+        }
+    }
+    if (!status && best < 0) {
+        smelt_fail(error, SMELT_ERROR_TARGET, "the GPU, %s, is sm_%d, and the code needs sm_%lld", model->cuda.name,
+                   model->cuda.capability, (long long)least);
+        smelt_cuda_close(&model->cuda);
+        return SMELT_ERROR_TARGET;
+    }
+    model->on_cuda = !status;
+    *target = best;
+    return status;
+}
+
+/* The first target that this processor can run; `why_not`: what is said of GPUs. */
+static smelt_status
+choose_host(const File *file, const char *why_not, int64_t *target, smelt_error *error)
 {
     uint64_t features;
     const Machine machine = smelt_processor(&features);
@@ -235,8 +273,22 @@ choose_target(const File *file, int64_t *target, smelt_error *error)
     }
     char here[160];
     name_target(here, sizeof here, machine, features);
-    return smelt_fail(error, SMELT_ERROR_TARGET, "none of the %lld targets of this artifact runs here: %s",
-                      (long long)file->targets, here);
+    return smelt_fail(error, SMELT_ERROR_TARGET, "none of the %lld targets of this artifact runs here: %s%s%s",
+                      (long long)file->targets, here, *why_not ? "; " : "", why_not);
+}
+
+static smelt_status
+choose_target(smelt_model *model, const smelt_open_options *options, int64_t *target, smelt_error *error)
+{
+    const smelt_device device = options ? options->device : SMELT_DEVICE_BEST;
+    smelt_error gpu = {.message = ""};
+    if (device != SMELT_DEVICE_HOST) {
+        const smelt_status status = choose_gpu(model, options ? options->device_number : 0, target, &gpu);
+        if (!status || device == SMELT_DEVICE_CUDA) {
+            return status ? smelt_fail(error, status, "%s", gpu.message) : SMELT_OK;
+        }
+    }
+    return choose_host(&model->file, gpu.message, target, error);
 }
 
 /* Table and code of one target, every rule checked. */
@@ -250,6 +302,10 @@ read_target(smelt_model *model, int64_t target, smelt_error *error)
     if (status) {
         return status;
     }
+    const int64_t length = model->code.header->image_bytes;
+    if (table->machine == CUDA_MACHINE && (length == 0 || model->code.image[length - 1])) {
+        return smelt_refuse(error, "code", 0, "text: it does not end");
+    }
     const size_t room = smelt_table_scratch(&model->table);
     int64_t *scratch = smelt_allocate(&model->allocator, room, sizeof *scratch);
     if (scratch == NULL) {
@@ -262,20 +318,37 @@ read_target(smelt_model *model, int64_t target, smelt_error *error)
 }
 
 static smelt_status
-prepare(smelt_model *model, unsigned flags, smelt_error *error)
+load_code(smelt_model *model, smelt_error *error)
 {
+    if (!model->on_cuda) {
+        return smelt_code_load(&model->code, error);
+    }
+    const Table *table = &model->table;
+    model->functions = smelt_allocate(&model->allocator, (size_t)table->counts[GRIDS], sizeof(CudaFunction));
+    if (model->functions == NULL) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to open the artifact");
+    }
+    const FileSection *weights = model->file.weights;
+    return smelt_cuda_load(&model->cuda, table, model->code.image, file_bytes(&model->file, weights), weights->bytes,
+                           model->functions, error);
+}
+
+static smelt_status
+prepare(smelt_model *model, const smelt_open_options *options, smelt_error *error)
+{
+    const unsigned flags = options ? options->flags : 0;
     model->runs = !(flags & SMELT_OPEN_WITHOUT_CODE);
     smelt_status status = smelt_file_check(&model->file, flags & SMELT_OPEN_TRUST_WEIGHTS, error);
     int64_t target = 0;
     if (!status && model->runs) {
-        status = choose_target(&model->file, &target, error);
+        status = choose_target(model, options, &target, error);
     }
     for (int64_t i = model->file.targets - 1; !status && !model->runs && i > 0; i--) {
         status = read_target(model, i, error);
     }
     status = status ? status : read_target(model, target, error);
     if (!status && model->runs) {
-        status = smelt_code_load(&model->code, error);
+        status = load_code(model, error);
     }
     if (status) {
         return status;
@@ -291,6 +364,8 @@ destroy(smelt_model *model)
     const smelt_allocator allocator = model->allocator;
     const Table *table = &model->table;
     smelt_code_unload(&model->code);
+    smelt_cuda_close(&model->cuda);
+    smelt_release(&allocator, model->functions, (size_t)table->counts[GRIDS], sizeof(CudaFunction));
     drop_infos(model, &model->inputs);
     drop_infos(model, &model->outputs);
     drop_infos(model, &model->states);
@@ -316,7 +391,7 @@ open_file(File *file, const smelt_open_options *options, smelt_model **model, sm
     made->allocator = allocator;
     made->file = *file;
     atomic_init(&made->references, 1);
-    const smelt_status status = prepare(made, options ? options->flags : 0, error);
+    const smelt_status status = prepare(made, options, error);
     if (status) {
         destroy(made);
         return status;
@@ -329,9 +404,10 @@ static smelt_status
 check_options(const smelt_open_options *options, smelt_model **model, smelt_error *error)
 {
     if (model == NULL || (options && options->size != sizeof *options)
-        || (options && options->allocator && (!options->allocator->allocate || !options->allocator->release))) {
+        || (options && options->allocator && (!options->allocator->allocate || !options->allocator->release))
+        || (options && (options->device < SMELT_DEVICE_BEST || options->device > SMELT_DEVICE_CUDA))) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "a model cannot be opened without a place for it, or with options "
-                                                       "of another version or half an allocator");
+                                                       "of another version, half an allocator or no such device");
     }
     *model = NULL;
     return SMELT_OK;

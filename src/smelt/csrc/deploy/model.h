@@ -3,6 +3,7 @@
 #define SMELT_DEPLOY_MODEL_H
 
 #include "deploy/code.h"
+#include "deploy/cuda.h"
 #include "deploy/format/file.h"
 #include "deploy/format/table.h"
 
@@ -22,6 +23,9 @@ struct smelt_model {
     Table table;
     Code code;
     bool runs; /* there is code */
+    bool on_cuda; /* which is for a GPU */
+    Cuda cuda;
+    CudaFunction *functions; /* of each grid */
     char target[256];
     Infos inputs, outputs, states;
     smelt_dim *dims;       /* of each DimRecord */
@@ -30,6 +34,7 @@ struct smelt_model {
     int64_t *dim_groups;   /* of each DimRecord: dimensions of one group have one size; -1: of none */
     int64_t group_count;
     int64_t most_buffers;  /* of a kernel */
+    int64_t most_sizes;
     int64_t most_symbols;  /* of a variant */
 };
 

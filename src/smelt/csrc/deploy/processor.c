@@ -26,14 +26,14 @@ static const char *const no_names[] = {NULL};
 const char *const *
 smelt_feature_names(Machine machine)
 {
-    static const char *const *const names[] = {no_names, x86_names, aarch64_names, riscv_names};
+    static const char *const *const names[] = {no_names, x86_names, aarch64_names, riscv_names, no_names};
     return names[machine];
 }
 
 const char *
 smelt_machine_name(Machine machine)
 {
-    static const char *const names[] = {"any", "x86-64", "aarch64", "riscv64"};
+    static const char *const names[] = {"any", "x86-64", "aarch64", "riscv64", "cuda"};
     return names[machine];
 }
 

@@ -29,44 +29,64 @@ typedef struct {
 
 /* --- variants ------------------------------------------------------------------------------------------------ */
 
-static bool
-read_symbol(const smelt_session *session, const SymbolRecord *symbol, int64_t *value)
+/* A number is what a register holds: of an input it is known, others are fetched, if from a GPU then later on. */
+static smelt_status
+read_symbol(smelt_session *session, const SymbolRecord *symbol, int64_t *value, smelt_error *error)
 {
     const Register *source = &session->registers[symbol->register_];
+    const RegisterRecord *record = &session->model->table.registers[symbol->register_];
+    *value = 0;
     if (symbol->bind == BIND_GIVEN) {
         *value = source->ready;
-        return true;
     }
-    if (!source->ready) {
-        return false;
-    }
-    if (symbol->bind == BIND_SIZE) {
+    else if (source->ready && symbol->bind == BIND_SIZE) {
         *value = source->sizes[symbol->dimension];
     }
-    else if (session->model->table.registers[symbol->register_].dtype == SMELT_BOOL) {
-        *value = *source->data != 0;
+    else if (source->ready && record->kind == INPUT_REGISTER && session->model->on_cuda) {
+        *value = source->number;
     }
-    else {
-        memcpy(value, source->data, sizeof *value);
+    else if (source->ready) {
+        return smelt_begin_fetch(session, value, source->data, smelt_item_size(record->dtype), error);
     }
-    return true;
+    return SMELT_OK;
 }
 
 static bool
-read_symbols(smelt_session *session, const VariantRecord *variant, Reason *reason)
+are_within(smelt_session *session, const SymbolRecord *symbols, int64_t count, Reason *reason)
 {
-    const SymbolRecord *symbols = &session->model->table.symbols[variant->symbols];
-    for (int64_t i = 0; i < variant->symbol_count; i++) {
+    for (int64_t i = 0; i < count; i++) {
+        const SymbolRecord *symbol = &symbols[i];
+        const bool found = symbol->bind == BIND_GIVEN || session->registers[symbol->register_].ready;
         int64_t *value = &session->symbols[i];
-        const bool found = read_symbol(session, &symbols[i], value);
-        if (!found || *value < symbols[i].low || *value > symbols[i].high) {
-            *reason = (Reason){.symbol = &symbols[i], .value = found ? *value : 0, .missing = !found};
+        if (symbol->bind == BIND_VALUE && session->model->table.registers[symbol->register_].dtype == SMELT_BOOL) {
+            *value = *value != 0;
+        }
+        if (!found || *value < symbol->low || *value > symbol->high) {
+            *reason = (Reason){.symbol = symbol, .value = *value, .missing = !found};
             return false;
         }
     }
     return true;
 }
 
+/* All of a variant's symbols, then whether they are what it is for. */
+static smelt_status
+read_symbols(smelt_session *session, const VariantRecord *variant, bool *held, Reason *reason, smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    const SymbolRecord *symbols = &table->symbols[variant->symbols];
+    bool is_fetched = false;
+    for (int64_t i = 0; i < variant->symbol_count; i++) {
+        const smelt_status status = read_symbol(session, &symbols[i], &session->symbols[i], error);
+        if (status) {
+            return status;
+        }
+        is_fetched = is_fetched || symbols[i].bind == BIND_VALUE;
+    }
+    const smelt_status status = is_fetched ? smelt_settle(session, error) : SMELT_OK;
+    *held = !status && are_within(session, symbols, variant->symbol_count, reason);
+    return status;
+}
 static bool
 checks_hold(const smelt_session *session, const VariantRecord *variant, Reason *reason)
 {
@@ -207,7 +227,10 @@ try_variant(smelt_session *session, const VariantRecord *variant, Plan *plan, bo
             smelt_error *error)
 {
     const size_t symbols = sizeof(int64_t) * (size_t)variant->symbol_count;
-    *held = read_symbols(session, variant, reason);
+    const smelt_status status = read_symbols(session, variant, held, reason, error);
+    if (status) {
+        return status;
+    }
     if (!*held || (plan->valid && memcmp(plan->symbols, session->symbols, symbols) == 0)) {
         return SMELT_OK;
     }
@@ -235,10 +258,10 @@ static smelt_status
 prepare(smelt_session *session, const VariantRecord *variant, Plan *plan, smelt_error *error)
 {
     const Table *table = &session->model->table;
-    bool fits = smelt_block_fits(&session->allocator, &session->arena, plan->arena_bytes);
+    bool fits = smelt_block_fits(&session->memory, &session->arena, plan->arena_bytes);
     for (int64_t i = 0; fits && i < variant->produced_count; i++) {
         Register *made = &session->registers[table->produced[variant->produced + i].register_];
-        fits = smelt_block_fits(&session->allocator, &made->spare, plan->produced_bytes[i]);
+        fits = smelt_block_fits(&session->memory, &made->spare, plan->produced_bytes[i]);
     }
     if (!fits) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to run the model: %lld bytes are needed at a time",
@@ -247,7 +270,7 @@ prepare(smelt_session *session, const VariantRecord *variant, Plan *plan, smelt_
     for (int64_t i = 0; i < variant->value_count; i++) {
         const ValueRecord *value = &table->values[variant->values + i];
         PlannedValue *planned = &plan->values[i];
-        char *base = session->nothing;
+        char *base = session->empty;
         if (value->kind == SIZES_VALUE) {
             planned->pointer = (char *)(plan->numbers + planned->offset);
             continue;
@@ -266,17 +289,19 @@ prepare(smelt_session *session, const VariantRecord *variant, Plan *plan, smelt_
             }
             base = source->data;
         }
-        planned->pointer = planned->bytes ? base + planned->offset : session->nothing;
+        planned->pointer = planned->bytes ? base + planned->offset : session->empty;
     }
     return SMELT_OK;
 }
 
-static bool
-launch(smelt_session *session, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch, int64_t bytes)
+static smelt_status
+launch(smelt_session *session, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch, int64_t bytes,
+       smelt_error *error)
 {
     const Table *table = &session->model->table;
-    if (!smelt_block_fits(&session->allocator, &session->workspace, bytes)) {
-        return false;
+    if (!smelt_block_fits(&session->memory, &session->workspace, bytes)) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for the workspace of a kernel: %lld bytes",
+                          (long long)bytes);
     }
     for (int64_t i = 0; i < launch->value_count; i++) {
         session->buffers[i] = plan->values[table->references[launch->values + i].number].pointer;
@@ -284,11 +309,27 @@ launch(smelt_session *session, const VariantRecord *variant, const Plan *plan, c
 #ifdef SMELT_TEST_LAUNCH
     SMELT_TEST_LAUNCH(table, launch, &table->values[variant->values], plan->values, session->workspace.memory, bytes);
 #else
-    (void)variant;
+    if (session->model->on_cuda) {
+        return smelt_launch_grids(session, variant, plan, launch, error);
+    }
     code_kernel(&session->model->code, launch->kernel)(session->buffers, session->parallel.threads,
                                                        session->workspace.memory);
 #endif
-    return true;
+    return SMELT_OK;
+}
+
+/* Numbers are the host's, all else is where registers are. */
+static smelt_status
+copy(smelt_session *session, const VariantRecord *variant, const Plan *plan, const CopyRecord *copy, int64_t bytes,
+     smelt_error *error)
+{
+    const PlannedValue *to = &plan->values[copy->to], *source = &plan->values[copy->source];
+    const bool is_number = session->model->table.values[variant->values + copy->source].kind == SIZES_VALUE;
+#ifdef SMELT_TEST_COPY
+    SMELT_TEST_COPY(to, source, bytes);
+#endif
+    return is_number ? smelt_put(session, to->pointer, source->pointer, bytes, error)
+                     : smelt_move(session, to->pointer, source->pointer, bytes, error);
 }
 
 static smelt_status
@@ -297,16 +338,12 @@ run_steps(smelt_session *session, const VariantRecord *variant, const Plan *plan
     const Table *table = &session->model->table;
     for (int64_t i = 0; i < variant->step_count; i++) {
         const StepRecord *step = &table->steps[variant->steps + i];
-        if (step->kind == COPY_STEP) {
-            const CopyRecord *copy = &table->copies[step->place];
-#ifdef SMELT_TEST_COPY
-            SMELT_TEST_COPY(&plan->values[copy->to], &plan->values[copy->source], plan->step_bytes[i]);
-#endif
-            memmove(plan->values[copy->to].pointer, plan->values[copy->source].pointer, (size_t)plan->step_bytes[i]);
-        }
-        else if (!launch(session, variant, plan, &table->launches[step->place], plan->step_bytes[i])) {
-            return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for the workspace of a kernel: %lld bytes",
-                              (long long)plan->step_bytes[i]);
+        const smelt_status status
+            = step->kind == COPY_STEP
+                  ? copy(session, variant, plan, &table->copies[step->place], plan->step_bytes[i], error)
+                  : launch(session, variant, plan, &table->launches[step->place], plan->step_bytes[i], error);
+        if (status) {
+            return status;
         }
     }
     return SMELT_OK;
@@ -324,7 +361,7 @@ commit(smelt_session *session, const VariantRecord *variant, const Plan *plan)
         made->current = made->spare;
         made->spare = before;
         made->bytes = plan->produced_bytes[i];
-        made->data = made->bytes ? made->current.memory : session->nothing;
+        made->data = made->bytes ? made->current.memory : session->empty;
         made->ready = true;
         memcpy(made->sizes, sizes, sizeof(int64_t) * (size_t)produced->rank);
         sizes += produced->rank;
@@ -389,6 +426,8 @@ static smelt_status
 go_on(smelt_session *session, const VariantRecord *variant, const Plan *plan, int64_t *state, smelt_error *error)
 {
     const Register *condition;
+    char holds = 0;
+    smelt_status status;
     switch (variant->next) {
     case RETURN_NEXT:
         *state = -1;
@@ -405,8 +444,9 @@ go_on(smelt_session *session, const VariantRecord *variant, const Plan *plan, in
                               table_string(&session->model->table,
                                            session->model->table.registers[variant->register_].name));
         }
-        *state = *condition->data ? variant->if_true : variant->if_false;
-        return SMELT_OK;
+        status = smelt_fetch(session, &holds, condition->data, sizeof holds, error);
+        *state = holds ? variant->if_true : variant->if_false;
+        return status;
     }
 }
 

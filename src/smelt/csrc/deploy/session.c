@@ -1,4 +1,4 @@
-/* Sessions: made, given inputs, and asked for outputs. What happens in between is in run.c. */
+/* Sessions: made, and given inputs. What happens then is in run.c, what is returned in outputs.c. */
 #define _GNU_SOURCE
 #include "deploy/session.h"
 
@@ -94,8 +94,13 @@ map_state(smelt_session *session)
     const File *file = &session->model->file;
     const FileSection *section = file->state;
     if (section->bytes == 0) {
-        session->state_data = session->nothing;
+        session->state_data = session->empty;
         return true;
+    }
+    if (session->model->on_cuda) {
+        session->state_data = session->memory.allocate(session->memory.context, (size_t)section->bytes, FILE_ALIGN);
+        return session->state_data
+               && !smelt_put(session, session->state_data, file_bytes(file, section), section->bytes, NULL);
     }
     if (file->descriptor < 0) {
         session->state_data = session->allocator.allocate(session->allocator.context, (size_t)section->bytes, FILE_ALIGN);
@@ -116,6 +121,30 @@ map_state(smelt_session *session)
     return true;
 }
 
+static size_t
+parameter_count(const smelt_model *model)
+{
+    return (size_t)(model->most_buffers + 1 + model->most_sizes);
+}
+
+/* A stream, and memory of a GPU for what has none. */
+static bool
+prepare_gpu(smelt_session *session)
+{
+    const smelt_model *model = session->model;
+    enum { NON_BLOCKING = 1 };
+    session->empty = session->nothing;
+    if (!model->on_cuda) {
+        return true;
+    }
+    if (model->cuda.driver.stream_create(&session->stream, NON_BLOCKING)) {
+        session->stream = NULL;
+        return false;
+    }
+    session->empty = session->memory.allocate(session->memory.context, sizeof session->nothing, FILE_ALIGN);
+    return session->empty != NULL;
+}
+
 static bool
 make_parts(smelt_session *session)
 {
@@ -132,7 +161,8 @@ make_parts(smelt_session *session)
     session->symbols = smelt_allocate(allocator, (size_t)model->most_symbols, sizeof(int64_t));
     session->groups = smelt_allocate(allocator, (size_t)model->group_count, sizeof(int64_t));
     session->buffers = smelt_allocate(allocator, (size_t)model->most_buffers, sizeof(void *));
-    return session->registers && session->register_sizes && session->plans && session->outputs && session->symbols
+    session->parameters = smelt_allocate(allocator, parameter_count(model), sizeof(void *));
+    return prepare_gpu(session) && session->parameters && session->registers && session->register_sizes && session->plans && session->outputs && session->symbols
            && session->groups && session->buffers && map_state(session);
 }
 
@@ -151,8 +181,9 @@ place_registers(smelt_session *session)
         if (record->kind != CONSTANT_REGISTER && record->kind != STATE_REGISTER) {
             continue;
         }
-        const char *begin = record->kind == STATE_REGISTER ? session->state_data
-                                                           : file_bytes(&model->file, model->file.weights);
+        const char *weights = model->on_cuda ? (const char *)(uintptr_t)model->cuda.weights
+                                             : file_bytes(&model->file, model->file.weights);
+        const char *begin = record->kind == STATE_REGISTER ? session->state_data : weights;
         made->data = (char *)begin + record->data; /* constants are never written: no value that is may be one */
         made->bytes = record->bytes;
         made->ready = true;
@@ -178,7 +209,10 @@ smelt_session_new(smelt_model *model, const smelt_session_options *options, smel
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for a session");
     }
     made->model = model;
-    made->allocator = model->allocator;
+    made->allocator = made->memory = model->allocator;
+    if (model->on_cuda) {
+        made->memory = (smelt_allocator){&model->cuda, smelt_cuda_allocate, smelt_cuda_release};
+    }
     atomic_fetch_add(&model->references, 1);
     atomic_flag_clear(&made->busy);
     const int threads = options && options->threads ? options->threads : smelt_processor_count();
@@ -188,9 +222,15 @@ smelt_session_new(smelt_model *model, const smelt_session_options *options, smel
         made->parallel.context = options->parallel_context;
         made->most_states = options->most_states;
     }
-    if (!make_parts(made)) {
+    CudaContext before;
+    const smelt_status status = smelt_enter(made, &before, error);
+    const bool is_made = !status && make_parts(made);
+    if (!status) {
+        smelt_leave(made, before);
+    }
+    if (!is_made) {
         smelt_session_free(made);
-        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for a session");
+        return status ? status : smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for a session");
     }
     place_registers(made);
     *session = made;
@@ -203,9 +243,11 @@ drop_parts(smelt_session *session)
     const smelt_model *model = session->model;
     const Table *table = &model->table;
     const smelt_allocator *allocator = &session->allocator;
+    const smelt_allocator *memory = &session->memory;
     for (int64_t i = 0; session->registers && i < table->counts[REGISTERS]; i++) {
-        smelt_block_drop(allocator, &session->registers[i].current);
-        smelt_block_drop(allocator, &session->registers[i].spare);
+        smelt_block_drop(memory, &session->registers[i].current);
+        smelt_block_drop(memory, &session->registers[i].spare);
+        smelt_block_drop(allocator, &session->registers[i].host);
     }
     for (int64_t i = 0; session->plans && i < table->counts[VARIANTS]; i++) {
         smelt_release(allocator, session->plans[i].memory, session->plans[i].words, sizeof(int64_t));
@@ -213,8 +255,9 @@ drop_parts(smelt_session *session)
     for (size_t i = 0; session->outputs && i < model->outputs.count; i++) {
         smelt_block_drop(allocator, &session->outputs[i].copy);
     }
-    smelt_block_drop(allocator, &session->arena);
-    smelt_block_drop(allocator, &session->workspace);
+    smelt_block_drop(allocator, &session->fetched);
+    smelt_block_drop(memory, &session->arena);
+    smelt_block_drop(memory, &session->workspace);
     smelt_release(allocator, session->registers, (size_t)table->counts[REGISTERS], sizeof(Register));
     smelt_release(allocator, session->register_sizes, session->register_size_count, sizeof(int64_t));
     smelt_release(allocator, session->plans, (size_t)table->counts[VARIANTS], sizeof(Plan));
@@ -222,11 +265,18 @@ drop_parts(smelt_session *session)
     smelt_release(allocator, session->symbols, (size_t)model->most_symbols, sizeof(int64_t));
     smelt_release(allocator, session->groups, (size_t)model->group_count, sizeof(int64_t));
     smelt_release(allocator, session->buffers, (size_t)model->most_buffers, sizeof(void *));
+    smelt_release(allocator, session->parameters, parameter_count(model), sizeof(void *));
     if (session->state_mapped) {
         munmap(session->state_map, session->state_mapped);
     }
-    else if (session->state_data && session->state_data != session->nothing) {
-        allocator->release(allocator->context, session->state_data, (size_t)model->file.state->bytes);
+    else if (session->state_data && session->state_data != session->empty) {
+        memory->release(memory->context, session->state_data, (size_t)model->file.state->bytes);
+    }
+    if (session->empty && session->empty != session->nothing) {
+        memory->release(memory->context, session->empty, sizeof session->nothing);
+    }
+    if (session->stream) {
+        model->cuda.driver.stream_destroy(session->stream);
     }
 }
 
@@ -237,7 +287,12 @@ smelt_session_free(smelt_session *session)
         return;
     }
     smelt_parallel_stop(&session->parallel);
+    CudaContext before;
+    const bool is_inside = smelt_enter(session, &before, NULL) == SMELT_OK; /* else the GPU is lost, with all it had */
     drop_parts(session);
+    if (is_inside) {
+        smelt_leave(session, before);
+    }
     smelt_model *model = session->model;
     const smelt_allocator allocator = session->allocator;
     smelt_release(&allocator, session, 1, sizeof *session);
@@ -293,6 +348,58 @@ is_contiguous(const smelt_tensor *tensor)
     return true;
 }
 
+/* Contiguous, in memory of its own. */
+static bool
+gather_input(const smelt_session *session, const smelt_tensor *given, Register *taken, Block *block)
+{
+    int64_t strides[SMELT_MAX_RANK];
+    smelt_contiguous_strides(taken->sizes, given->rank, strides);
+    if (!smelt_block_fits(&session->allocator, block, taken->bytes)) {
+        return false;
+    }
+    smelt_copy_strided(block->memory, strides, given->data, given->strides ? given->strides : strides, taken->sizes,
+                       given->rank, smelt_item_size(given->dtype));
+    return true;
+}
+
+static smelt_status
+take_to_host(smelt_session *session, const smelt_info *info, const smelt_tensor *given, Register *taken,
+             smelt_error *error)
+{
+    if (is_contiguous(given) && (uintptr_t)given->data % (uintptr_t)smelt_item_size(info->dtype) == 0) {
+        return SMELT_OK;
+    }
+    if (!gather_input(session, given, taken, &taken->current)) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
+    }
+    taken->data = taken->current.memory;
+    taken->staged = true;
+    return SMELT_OK;
+}
+
+/* Memory of the GPU is used where it is, if it begins where kernels take all memory to begin. */
+static smelt_status
+take_to_gpu(smelt_session *session, const smelt_info *info, const smelt_tensor *given, Register *taken, bool is_there,
+            smelt_error *error)
+{
+    enum { ALIGNMENT = 16 };
+    const bool contiguous = is_contiguous(given);
+    if (is_there && !contiguous) {
+        return smelt_fail(error, SMELT_ERROR_INPUT, "input %s is in memory of a GPU, and not contiguous", info->name);
+    }
+    if (is_there && (uintptr_t)given->data % ALIGNMENT == 0) {
+        return SMELT_OK;
+    }
+    if (!smelt_block_fits(&session->memory, &taken->current, taken->bytes)
+        || (!contiguous && !gather_input(session, given, taken, &taken->host))) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
+    }
+    taken->data = taken->current.memory;
+    taken->staged = true;
+    return is_there ? smelt_move(session, taken->data, given->data, taken->bytes, error)
+                    : smelt_put(session, taken->data, contiguous ? given->data : taken->host.memory, taken->bytes, error);
+}
+
 static smelt_status
 take_input(smelt_session *session, size_t number, const smelt_tensor *given, smelt_error *error)
 {
@@ -327,42 +434,63 @@ take_input(smelt_session *session, size_t number, const smelt_tensor *given, sme
         taken->sizes[i] = given->sizes[i];
     }
     taken->bytes = bytes;
-    taken->data = bytes ? given->data : session->nothing;
-    if (bytes && (!is_contiguous(given) || (uintptr_t)given->data % (uintptr_t)item)) {
-        int64_t strides[SMELT_MAX_RANK];
-        smelt_contiguous_strides(taken->sizes, given->rank, strides);
-        if (!smelt_block_fits(&session->allocator, &taken->current, bytes)) {
-            return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
+    taken->data = bytes ? given->data : session->empty;
+    const bool is_there = bytes && smelt_is_there(session, given->data);
+    status = !bytes ? SMELT_OK
+             : session->model->on_cuda ? take_to_gpu(session, info, given, taken, is_there, error)
+                                       : take_to_host(session, info, given, taken, error);
+    if (status) {
+        return status;
+    }
+    if (info->rank == 0) {
+        taken->number = 0;
+        const int64_t known = bytes < (int64_t)sizeof taken->number ? bytes : (int64_t)sizeof taken->number;
+        status = is_there ? smelt_fetch(session, &taken->number, given->data, known, error) : SMELT_OK;
+        if (!is_there) {
+            memcpy(&taken->number, given->data, (size_t)known);
         }
-        smelt_copy_strided(taken->current.memory, strides, given->data, given->strides ? given->strides : strides,
-                           taken->sizes, given->rank, item);
-        taken->data = taken->current.memory;
-        taken->staged = true;
     }
     if (info->choice_count) {
-        int64_t choice;
-        memcpy(&choice, taken->data, sizeof choice);
+        const int64_t choice = taken->number;
+        if (status) {
+            return status;
+        }
         if (choice < 0 || (uint64_t)choice >= info->choice_count) {
             return smelt_fail(error, SMELT_ERROR_INPUT, "input %s is choice %lld, and has %zu", info->name,
                               (long long)choice, info->choice_count);
         }
     }
-    taken->ready = true;
-    return SMELT_OK;
+    taken->ready = !status;
+    return status;
 }
 
 /* What the model wrote to an input that was copied. */
-static void
-give_back(smelt_session *session, size_t number, const smelt_tensor *given)
+static smelt_status
+give_back(smelt_session *session, size_t number, const smelt_tensor *given, smelt_error *error)
 {
     const smelt_info *info = &session->model->inputs.infos[number];
-    const Register *taken = &session->registers[session->model->inputs.registers[number]];
-    if (taken->staged && info->flags & SMELT_WRITTEN) {
-        int64_t strides[SMELT_MAX_RANK];
-        smelt_contiguous_strides(taken->sizes, info->rank, strides);
-        smelt_copy_strided(given->data, given->strides ? given->strides : strides, taken->data, strides, taken->sizes,
-                           info->rank, smelt_item_size(info->dtype));
+    Register *taken = &session->registers[session->model->inputs.registers[number]];
+    if (!taken->staged || !(info->flags & SMELT_WRITTEN)) {
+        return SMELT_OK;
     }
+    if (smelt_is_there(session, given->data)) {
+        return smelt_move(session, given->data, taken->data, taken->bytes, error);
+    }
+    const char *from = taken->data;
+    if (session->model->on_cuda) {
+        smelt_status status = smelt_block_fits(&session->allocator, &taken->host, taken->bytes)
+                                  ? smelt_fetch(session, taken->host.memory, from, taken->bytes, error)
+                                  : smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
+        if (status) {
+            return status;
+        }
+        from = taken->host.memory;
+    }
+    int64_t strides[SMELT_MAX_RANK];
+    smelt_contiguous_strides(taken->sizes, info->rank, strides);
+    smelt_copy_strided(given->data, given->strides ? given->strides : strides, from, strides, taken->sizes, info->rank,
+                       smelt_item_size(info->dtype));
+    return SMELT_OK;
 }
 
 static smelt_status
@@ -384,6 +512,23 @@ take_inputs(smelt_session *session, const smelt_tensor *inputs, size_t count, sm
     return SMELT_OK;
 }
 
+/* Nothing of a call is under way any more when it ends, however it does. */
+static smelt_status
+run_inside(smelt_session *session, const smelt_tensor *inputs, size_t count, smelt_error *error)
+{
+    smelt_status status = take_inputs(session, inputs, count, error);
+    if (!status) {
+        Parallel *before = smelt_parallel_begin(&session->parallel);
+        status = smelt_run_states(session, error);
+        smelt_parallel_end(before);
+    }
+    for (size_t i = 0; !status && i < count; i++) {
+        status = give_back(session, i, &inputs[i], error);
+    }
+    const smelt_status waited = smelt_settle(session, status ? NULL : error);
+    return status ? status : waited;
+}
+
 smelt_status
 smelt_run(smelt_session *session, const smelt_tensor *inputs, size_t count, smelt_error *error)
 {
@@ -394,164 +539,13 @@ smelt_run(smelt_session *session, const smelt_tensor *inputs, size_t count, smel
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "the session is in use: each thread needs its own");
     }
     session->returned = false;
-    smelt_status status = take_inputs(session, inputs, count, error);
+    CudaContext context;
+    smelt_status status = smelt_enter(session, &context, error);
     if (!status) {
-        Parallel *before = smelt_parallel_begin(&session->parallel);
-        status = smelt_run_states(session, error);
-        smelt_parallel_end(before);
-    }
-    for (size_t i = 0; !status && i < count; i++) {
-        give_back(session, i, &inputs[i]);
+        status = run_inside(session, inputs, count, error);
+        smelt_leave(session, context);
     }
     session->returned = !status;
     atomic_flag_clear(&session->busy);
     return status;
-}
-
-/* --- outputs ------------------------------------------------------------------------------------------------- */
-
-/* A view of a register, inside of it. */
-static smelt_status
-view_output(smelt_session *session, const ReturnedRecord *returned, const int64_t *symbols, Output *output,
-            const char *name, smelt_error *error)
-{
-    const Table *table = &session->model->table;
-    const RegisterRecord *record = &table->registers[returned->register_];
-    const Register *source = &session->registers[returned->register_];
-    const int64_t item = smelt_item_size(record->dtype);
-    int64_t strides[SMELT_MAX_RANK], plain[SMELT_MAX_RANK], offset, last;
-    bool fits = smelt_evaluate(table, returned->offset, symbols, &offset) && offset >= 0;
-    last = offset;
-    for (int64_t i = 0; fits && i < returned->rank; i++) {
-        int64_t step;
-        fits = smelt_evaluate(table, table->references[returned->dims + i].number, symbols, &output->sizes[i])
-               && smelt_evaluate(table, table->references[returned->strides + i].number, symbols, &strides[i])
-               && output->sizes[i] >= 0 && strides[i] >= 0
-               && (output->sizes[i] == 0
-                   || (!__builtin_mul_overflow(output->sizes[i] - 1, strides[i], &step)
-                       && !__builtin_add_overflow(last, step, &last)));
-    }
-    const int64_t bytes = fits ? smelt_sized_bytes(output->sizes, returned->rank, item) : -1;
-    if (bytes < 0 || (bytes && last >= source->bytes / item)) {
-        return smelt_fail(error, SMELT_ERROR_FILE, "output %s lies outside of its register", name);
-    }
-    smelt_contiguous_strides(output->sizes, returned->rank, plain);
-    bool contiguous = true;
-    for (int64_t i = 0; i < returned->rank; i++) {
-        contiguous = contiguous && (output->sizes[i] == 1 || strides[i] == plain[i]);
-    }
-    output->tensor.data = bytes ? source->data + offset * item : session->nothing;
-    if (bytes && !contiguous) {
-        if (!smelt_block_fits(&session->allocator, &output->copy, bytes)) {
-            return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for output %s", name);
-        }
-        smelt_copy_strided(output->copy.memory, plain, output->tensor.data, strides, output->sizes, returned->rank, item);
-        output->tensor.data = output->copy.memory;
-    }
-    return SMELT_OK;
-}
-
-static smelt_status
-take_output(smelt_session *session, size_t number, const ReturnedRecord *returned, const int64_t *symbols,
-            smelt_error *error)
-{
-    const Table *table = &session->model->table;
-    const char *name = session->model->outputs.infos[number].name;
-    Output *output = &session->outputs[number];
-    output->tensor = (smelt_tensor){.dtype = SMELT_NONE, .sizes = output->sizes};
-    if (returned->register_ < 0) {
-        return SMELT_OK;
-    }
-    const RegisterRecord *record = &table->registers[returned->register_];
-    const Register *source = &session->registers[returned->register_];
-    if (!source->ready) {
-        return smelt_fail(error, SMELT_ERROR_FILE, "output %s was never made", name);
-    }
-    output->tensor.dtype = (smelt_dtype)record->dtype;
-    if (returned->offset >= 0) {
-        output->tensor.rank = (int)returned->rank;
-        const smelt_status status = view_output(session, returned, symbols, output, name, error);
-        if (status) {
-            return status;
-        }
-    }
-    else {
-        output->tensor.rank = (int)record->rank;
-        output->tensor.data = source->data;
-        memcpy(output->sizes, source->sizes, sizeof(int64_t) * (size_t)record->rank);
-        if (record->stride_count) { /* state or a constant */
-            int64_t plain[SMELT_MAX_RANK], strides[SMELT_MAX_RANK];
-            const int64_t item = smelt_item_size(record->dtype);
-            const int64_t bytes = smelt_sized_bytes(output->sizes, record->rank, item);
-            for (int64_t i = 0; i < record->rank; i++) {
-                strides[i] = table->references[record->strides + i].number;
-            }
-            if (bytes < 0 || !smelt_block_fits(&session->allocator, &output->copy, bytes)) {
-                return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for output %s", name);
-            }
-            smelt_contiguous_strides(output->sizes, record->rank, plain);
-            if (bytes) {
-                smelt_copy_strided(output->copy.memory, plain, source->data, strides, output->sizes, record->rank, item);
-                output->tensor.data = output->copy.memory;
-            }
-        }
-    }
-    if (output->bound) {
-        const int64_t bytes = smelt_sized_bytes(output->sizes, output->tensor.rank, smelt_item_size(record->dtype));
-        if (bytes < 0 || (uint64_t)bytes > output->bound_bytes) {
-            return smelt_fail(error, SMELT_ERROR_SIZE, "output %s has %lld bytes, and was given room for %zu", name,
-                              (long long)bytes, output->bound_bytes);
-        }
-        memmove(output->bound, output->tensor.data, (size_t)bytes);
-        output->tensor.data = output->bound;
-    }
-    return SMELT_OK;
-}
-
-smelt_status
-smelt_take_outputs(smelt_session *session, const VariantRecord *variant, const int64_t *symbols, smelt_error *error)
-{
-    for (int64_t i = 0; i < variant->output_count; i++) {
-        const ReturnedRecord *returned = &session->model->table.returned[variant->outputs + i];
-        const smelt_status status = take_output(session, (size_t)i, returned, symbols, error);
-        if (status) {
-            return status;
-        }
-    }
-    return SMELT_OK;
-}
-
-smelt_status
-smelt_output(const smelt_session *session, size_t number, smelt_tensor *output, smelt_error *error)
-{
-    if (session == NULL || output == NULL || number >= session->model->outputs.count) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no output %zu", number);
-    }
-    if (!session->returned) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there are no outputs before a call that succeeds");
-    }
-    *output = session->outputs[number].tensor;
-    return SMELT_OK;
-}
-
-smelt_status
-smelt_bind_output(smelt_session *session, size_t number, void *data, size_t bytes, smelt_error *error)
-{
-    if (session == NULL || number >= session->model->outputs.count) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no output %zu", number);
-    }
-    session->outputs[number].bound = data;
-    session->outputs[number].bound_bytes = data ? bytes : 0;
-    return SMELT_OK;
-}
-
-smelt_status
-smelt_returned(const smelt_session *session, int64_t *state, int64_t *variant, smelt_error *error)
-{
-    if (session == NULL || state == NULL || variant == NULL || !session->returned) {
-        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "no call has returned");
-    }
-    *state = session->state;
-    *variant = session->variant;
-    return SMELT_OK;
 }

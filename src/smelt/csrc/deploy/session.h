@@ -18,8 +18,10 @@ typedef struct {
     int64_t bytes;
     int64_t *sizes;
     bool ready;
-    bool staged; /* an input that was copied: not contiguous, or not aligned to its elements */
+    bool staged; /* an input that was copied: not contiguous, not aligned, or not where registers are */
+    int64_t number; /* of an input of one element, its bytes, wherever it is */
     Block current, spare;
+    Block host; /* of an input on its way to a GPU */
 } Register;
 
 /* What a variant comes to for certain values of its symbols; it is kept until they differ. */
@@ -53,6 +55,8 @@ typedef struct {
 struct smelt_session {
     smelt_model *model;
     smelt_allocator allocator;
+    smelt_allocator memory; /* of registers, the arena and workspaces: the host's, or that of a GPU */
+    CudaStream stream;
     Parallel parallel;
     int64_t most_states;
     atomic_flag busy;
@@ -66,11 +70,14 @@ struct smelt_session {
     int64_t *symbols; /* while a variant is tried */
     int64_t *groups;  /* of each group of dimensions: its size in this call, -1: not known yet */
     void **buffers;   /* of one launch */
+    void **parameters; /* of one that is grids */
     Block arena, workspace;
     char *state_data; /* the STATE section */
     size_t state_mapped; /* bytes that are mapped from the file; 0: allocated */
     char *state_map;
-    char nothing[64]; /* where tensors without elements are */
+    Block fetched; /* what a view shows of a GPU's memory */
+    char nothing[64];
+    char *empty; /* where tensors without elements are */
 };
 
 /* Room for `size` bytes; what was in it is lost. False: there is none. */
@@ -91,5 +98,30 @@ smelt_status smelt_run_states(smelt_session *session, smelt_error *error);
 /* What a variant returned becomes the outputs. */
 smelt_status smelt_take_outputs(smelt_session *session, const VariantRecord *variant, const int64_t *symbols,
                                 smelt_error *error);
+
+/* --- where registers are: in memory of the host, or of a GPU (memory.c) ------------------------------------------- */
+
+/* From the host to there, within, and back. Copies back are done when the call returns; the others are in the order of
+   what runs there. */
+smelt_status smelt_put(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error);
+smelt_status smelt_move(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error);
+smelt_status smelt_fetch(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error);
+
+/* The same as smelt_fetch, done once smelt_settle returns. */
+smelt_status smelt_begin_fetch(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error);
+
+/* All that was begun is done, or what went wrong with it. */
+smelt_status smelt_settle(smelt_session *session, smelt_error *error);
+
+/* Whether an address of the caller's is where registers are, and not in the host's memory. */
+bool smelt_is_there(const smelt_session *session, const void *address);
+
+/* A session at work in this thread; back by smelt_leave. */
+smelt_status smelt_enter(const smelt_session *session, CudaContext *before, smelt_error *error);
+void smelt_leave(const smelt_session *session, CudaContext before);
+
+/* The grids of a kernel, one after the other. */
+smelt_status smelt_launch_grids(smelt_session *session, const VariantRecord *variant, const Plan *plan,
+                                const LaunchRecord *launch, smelt_error *error);
 
 #endif

@@ -32,6 +32,10 @@ smelt_state(smelt_session *session, size_t number, smelt_tensor *state, smelt_er
     if (session == NULL || state == NULL || number >= session->model->states.count) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no state %zu", number);
     }
+    if (session->model->on_cuda) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "state %s is in memory of a GPU: read and write copies of it",
+                          session->model->states.infos[number].name);
+    }
     const int64_t place = session->model->states.registers[number];
     const Table *table = &session->model->table;
     const RegisterRecord *record = &table->registers[place];
@@ -41,6 +45,87 @@ smelt_state(smelt_session *session, size_t number, smelt_tensor *state, smelt_er
         state->strides = &table->references[record->strides].number;
     }
     return SMELT_OK;
+}
+
+/* --- between registers, wherever they are, and the host --------------------------------------------------------- */
+
+/* A register of state, and elements elsewhere with other strides. */
+typedef struct {
+    Register *own;
+    const int64_t *strides, *theirs;
+    int64_t rank, item;
+} Piece;
+
+/* Its bytes on the host: where they are, or copies of a GPU's. */
+static smelt_status
+look_at(smelt_session *session, const Piece *piece, char **found, smelt_error *error)
+{
+    *found = piece->own->data;
+    if (!session->model->on_cuda) {
+        return SMELT_OK;
+    }
+    if (!smelt_block_fits(&session->allocator, &session->fetched, piece->own->bytes)) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy state");
+    }
+    *found = session->fetched.memory;
+    CudaContext before;
+    smelt_status status = smelt_enter(session, &before, error);
+    if (!status) {
+        status = smelt_fetch(session, *found, piece->own->data, piece->own->bytes, error);
+        smelt_leave(session, before);
+    }
+    return status;
+}
+
+static smelt_status
+read_piece(smelt_session *session, const Piece *piece, void *to, smelt_error *error)
+{
+    char *found;
+    const smelt_status status = look_at(session, piece, &found, error);
+    if (!status) {
+        smelt_copy_strided(to, piece->theirs, found, piece->strides, piece->own->sizes, piece->rank, piece->item);
+    }
+    return status;
+}
+
+/* What lies between its elements stays as it is. */
+static smelt_status
+write_piece(smelt_session *session, const Piece *piece, const void *from, smelt_error *error)
+{
+    char *found;
+    CudaContext before;
+    smelt_status status = look_at(session, piece, &found, error);
+    if (status) {
+        return status;
+    }
+    smelt_copy_strided(found, piece->strides, from, piece->theirs, piece->own->sizes, piece->rank, piece->item);
+    if (!session->model->on_cuda) {
+        return SMELT_OK;
+    }
+    status = smelt_enter(session, &before, error);
+    if (!status) {
+        status = smelt_put(session, piece->own->data, found, piece->own->bytes, error);
+        status = status ? status : smelt_settle(session, error);
+        smelt_leave(session, before);
+    }
+    return status;
+}
+
+/* All of the state at once: to the host (`to`) or from it. */
+static smelt_status
+copy_all(smelt_session *session, void *to, const void *from, smelt_error *error)
+{
+    const int64_t bytes = session->model->file.state->bytes;
+    CudaContext before;
+    smelt_status status = smelt_enter(session, &before, error);
+    if (status) {
+        return status;
+    }
+    status = to ? smelt_fetch(session, to, session->state_data, bytes, error)
+                : smelt_put(session, session->state_data, from, bytes, error);
+    status = status ? status : smelt_settle(session, error);
+    smelt_leave(session, before);
+    return status;
 }
 
 /* Contiguous elements from or to a register. */
@@ -64,12 +149,8 @@ copy_state(smelt_session *session, size_t number, void *to, const void *from, si
     else if (bytes) {
         smelt_contiguous_strides(own->sizes, record->rank, plain);
         strides_of(table, record, own->sizes, strides);
-        if (from) {
-            smelt_copy_strided(own->data, strides, from, plain, own->sizes, record->rank, item);
-        }
-        else {
-            smelt_copy_strided(to, plain, own->data, strides, own->sizes, record->rank, item);
-        }
+        const Piece piece = {own, strides, plain, record->rank, item};
+        status = from ? write_piece(session, &piece, from, error) : read_piece(session, &piece, to, error);
     }
     atomic_flag_clear(&session->busy);
     return status;
@@ -103,10 +184,10 @@ begin_all(smelt_session *session, const char *path, smelt_error *error)
 smelt_status
 smelt_session_reset(smelt_session *session, smelt_error *error)
 {
-    const smelt_status status = begin_all(session, "", error);
+    smelt_status status = begin_all(session, "", error);
     if (!status) {
         const File *file = &session->model->file;
-        memcpy(session->state_data, file_bytes(file, file->state), (size_t)file->state->bytes);
+        status = copy_all(session, NULL, file_bytes(file, file->state), error);
         atomic_flag_clear(&session->busy);
     }
     return status;
@@ -116,10 +197,19 @@ smelt_status
 smelt_session_save(smelt_session *session, const char *path, smelt_error *error)
 {
     smelt_status status = begin_all(session, path, error);
-    if (!status) {
-        status = smelt_file_save(&session->model->file, path, session->state_data, error);
-        atomic_flag_clear(&session->busy);
+    if (status) {
+        return status;
     }
+    const File *file = &session->model->file;
+    const char *state = session->state_data;
+    if (session->model->on_cuda) {
+        status = smelt_block_fits(&session->allocator, &session->fetched, file->state->bytes)
+                     ? copy_all(session, session->fetched.memory, NULL, error)
+                     : smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy state");
+        state = file->state->bytes ? session->fetched.memory : session->nothing;
+    }
+    status = status ? status : smelt_file_save(file, path, state, error);
+    atomic_flag_clear(&session->busy);
     return status;
 }
 
@@ -158,8 +248,11 @@ load_state(smelt_session *session, const smelt_model *from, smelt_error *error)
         if (own->bytes) {
             strides_of(&model->table, record, own->sizes, strides);
             strides_of(&from->table, source, own->sizes, theirs);
-            smelt_copy_strided(own->data, strides, saved + source->data, theirs, own->sizes, record->rank,
-                               smelt_item_size(record->dtype));
+            const Piece piece = {own, strides, theirs, record->rank, smelt_item_size(record->dtype)};
+            const smelt_status status = write_piece(session, &piece, saved + source->data, error);
+            if (status) {
+                return status;
+            }
         }
     }
     return SMELT_OK;
@@ -172,7 +265,7 @@ smelt_session_load(smelt_session *session, const char *path, smelt_error *error)
     if (status) {
         return status;
     }
-    const smelt_open_options options = {sizeof options, SMELT_OPEN_WITHOUT_CODE, &session->allocator};
+    const smelt_open_options options = {.size = sizeof options, .flags = SMELT_OPEN_WITHOUT_CODE, .allocator = &session->allocator};
     smelt_model *from;
     status = smelt_model_open(path, &options, &from, error);
     if (!status) {

@@ -20,9 +20,13 @@ from smelt.ir.artifact_file.layout import (
     DTYPES,
     FEATURES,
     LARGEST,
+    MOST_BLOCKS,
     MOST_BUFFERS,
     MOST_BYTES,
+    MOST_CAPABILITY,
     MOST_CODE,
+    MOST_GRID_THREADS,
+    MOST_SHARED,
     Bind,
     Machine,
     Op,
@@ -53,10 +57,13 @@ def check_artifact(artifact: r.ArtifactFile) -> None:
     for number, part in enumerate(artifact.targets):
         where = f"target {number}"
         require(part.machine in FEATURES, where, f"has no machine: {part.machine!r}")
-        known = (1 << len(FEATURES[Machine(part.machine)])) - 1
-        require(part.features & ~known == 0, where, "needs features that have no name")
+        is_grid = part.machine == Machine.CUDA
+        known = MOST_CAPABILITY if is_grid else (1 << len(FEATURES[Machine(part.machine)])) - 1
+        fits = 0 < part.features <= known if is_grid else part.features & ~known == 0
+        require(fits, where, "needs features that have no name")
         check_table(part.table)
         check_code(part.code, len(part.table.kernels))
+        require(not is_grid or part.code.image.endswith(b"\0"), where, "has text that does not end")
         for register in part.table.registers:
             _check_data(register, artifact.weights)
         described = of_kind(part.table, RegisterKind.STATE)
@@ -79,12 +86,23 @@ def check_table(table: r.Table) -> None:
         _check_dims(where, output.dims)
     for number, kernel in enumerate(table.kernels):
         require(0 <= kernel.buffers <= MOST_BUFFERS, f"kernel {number}", f"takes {kernel.buffers} buffers")
+        require(0 <= kernel.sizes <= MOST_BUFFERS, f"kernel {number}", f"takes {kernel.sizes} sizes")
+        require(not kernel.sizes or kernel.buffers, f"kernel {number}", "takes sizes, and no buffer")
+        for grid in kernel.grids:
+            _check_grid(f"grid {grid.name} of kernel {number}", grid, kernel)
     require(table.states, "the table", "has no state")
     for number, state in enumerate(table.states):
         require(state.variants, f"state {number}", "has no variant")
         for place, variant in enumerate(state.variants):
             _VariantCheck(table, variant, f"state {number}, variant {place}").all()
     _check_that_it_ends(table)
+
+
+def _check_grid(where: str, grid: r.Grid, kernel: r.Kernel) -> None:
+    require(0 <= grid.blocks <= MOST_BLOCKS, where, f"has {grid.blocks} blocks")
+    require(-1 <= grid.slot < kernel.sizes, where, f"there is no size {grid.slot}")
+    require(0 < grid.threads <= MOST_GRID_THREADS, where, f"has {grid.threads} threads")
+    require(0 <= grid.shared_bytes <= MOST_SHARED, where, f"has {grid.shared_bytes} bytes of shared memory")
 
 
 def of_kind(table: r.Table, kind: RegisterKind) -> list[r.Register]:
@@ -212,12 +230,24 @@ class _VariantCheck:
             kernel = self.table.kernels[step.kernel]
             require(len(step.values) == kernel.buffers, where, f"gives {kernel.name} {len(step.values)} buffers")
             require(all(0 <= each < count for each in step.values), where, "there is no such value")
+            self.numbers(where, step, kernel)
             self.expressions(where, step.fixed, step.per_thread)
             return
         require(0 <= step.to < count and 0 <= step.source < count, where, "there is no such value")
         to = self.variant.values[step.to]
         require(not isinstance(to, r.SizesValue) and to.writes, where, "copies to what is not written")
         self.expressions(where, step.bytes)
+
+    def numbers(self, where: str, step: r.Launch, kernel: r.Kernel) -> None:
+        """What a GPU's kernel is given by value is there."""
+        given = [self.variant.values[each] for each in step.values]
+        if kernel.sizes:
+            last = given.pop()
+            fits = isinstance(last, r.SizesValue) and len(last.numbers) == kernel.sizes
+            require(fits, where, f"gives {kernel.name} other sizes than it takes")
+        if kernel.grids:
+            arrays = [each for each in given if isinstance(each, r.SizesValue)]
+            require(all(each.numbers for each in arrays), where, f"gives {kernel.name} a number that is none")
 
     def next(self, where: str, following: r.Next) -> None:
         if isinstance(following, r.Return):

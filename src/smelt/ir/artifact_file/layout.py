@@ -16,6 +16,10 @@ ALIGN = 64  # what the other sections and each tensor are aligned to
 DEPTH = 32  # the most numbers on the stack of an expression
 MOST_CODE = 4096  # instructions of an expression
 MOST_BUFFERS = 4096  # of a kernel, and numbers of an array
+MOST_CAPABILITY = 999  # of a GPU
+MOST_BLOCKS = 2**31 - 1  # of a grid
+MOST_GRID_THREADS = 1024  # of a block
+MOST_SHARED = 2**20  # bytes of a block
 LARGEST = 2**63 - 1
 MOST_BYTES = 2**47  # of anything in memory
 
@@ -37,6 +41,7 @@ class Machine(IntEnum):
     X86_64 = 1
     AARCH64 = 2
     RISCV64 = 3
+    CUDA = 4  # PTX; what it needs is no mask of features but a compute capability: 90 for 9.0
 
 
 # What code may need of a processor beyond what every one of its machine has: bit 0, 1, … by LLVM's names.
@@ -52,6 +57,7 @@ FEATURES: dict[Machine, tuple[str, ...]] = {
         "complxnum", "aes", "sha2", "sha3", "flagm",
     ),
     Machine.RISCV64: ("v", "zba", "zbb", "zbs", "zfh", "zvfh"),
+    Machine.CUDA: (),
 }  # fmt: skip
 
 
@@ -267,8 +273,24 @@ class ReferenceRecord(NamedTuple):
 
 
 class KernelRecord(NamedTuple):
+    """A CPU's is a function, a GPU's are grids that run one after the other; it has an array of `sizes` numbers as its
+    last buffer, if there are any."""
+
     name: int
     buffers: int
+    sizes: int
+    grids: int
+    grid_count: int
+
+
+class GridRecord(NamedTuple):
+    """`name`: of the function. It has so many `blocks`, or as many as the size of number `slot` says; -1: as it is."""
+
+    name: int
+    blocks: int
+    slot: int
+    threads: int
+    shared_bytes: int
 
 
 class SymbolRecord(NamedTuple):
@@ -383,6 +405,7 @@ TABLE_SECTIONS: dict[str, type[Any]] = {
     "outputs": OutputRecord,
     "references": ReferenceRecord,
     "kernels": KernelRecord,
+    "grids": GridRecord,
     "symbols": SymbolRecord,
     "checks": CheckRecord,
     "produced": ProducedRecord,
@@ -406,7 +429,8 @@ RULES: dict[str, dict[str, tuple[str, str]]] = {
         "strides": ("SPAN", "references"),
     },
     "outputs": {"name": ("INDEX", "strings"), "dims": ("SPAN", "dims")},
-    "kernels": {"name": ("INDEX", "strings")},
+    "kernels": {"name": ("INDEX", "strings"), "grids": ("SPAN", "grids")},
+    "grids": {"name": ("INDEX", "strings")},
     "symbols": {"name": ("INDEX", "strings"), "register": ("INDEX", "registers")},
     "checks": {"expression": ("INDEX", "expressions"), "text": ("INDEX", "strings")},
     "produced": {"register": ("INDEX", "registers"), "dims": ("SPAN", "references")},

@@ -264,9 +264,14 @@ class _TableReader:
             self.strings[self.header.name],
             tuple(map(self._register, self.rows["registers"])),
             tuple(map(self._output, self.rows["outputs"])),
-            tuple(r.Kernel(self.strings[row.name], row.buffers) for row in self.rows["kernels"]),
+            tuple(map(self._kernel, self.rows["kernels"])),
             tuple(self._state(row) for row in self.rows["states"]),
         )
+
+    def _kernel(self, row: Any) -> r.Kernel:
+        rows = self.rows["grids"][row.grids : row.grids + row.grid_count]
+        grids = [r.Grid(self.strings[grid.name], *grid[1:]) for grid in rows]
+        return r.Kernel(self.strings[row.name], row.buffers, row.sizes, tuple(grids))
 
     def _register(self, row: Any) -> r.Register:
         name = self.strings[row.name]

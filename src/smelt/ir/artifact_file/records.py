@@ -88,11 +88,26 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """A function of a GPU's code. `slot`: which of the kernel's sizes says how many blocks there are; -1: `blocks`."""
+
+    name: str
+    blocks: int
+    slot: int
+    threads: int
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
-    """`buffers`: how many values it takes, sizes included."""
+    """`buffers`: how many values it takes, sizes included. Of a GPU's: how many numbers those sizes are, and its grids.
+    It is called with a pointer for each buffer, one to its workspace, and the sizes; what is an array of numbers among
+    the other buffers is given by its first number."""
 
     name: str
     buffers: int
+    sizes: int = 0
+    grids: tuple[Grid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,10 @@ class _TableWriter:
             dtype = -1 if output.dtype is None else DTYPE_NAMES.index(output.dtype)
             self.add("outputs", self.string(output.name), dtype, *self.dims(output.dims))
         for kernel in table.kernels:
-            self.add("kernels", self.string(kernel.name), kernel.buffers)
+            first = len(self.rows["grids"])
+            for each in kernel.grids:
+                self.add("grids", self.string(each.name), each.blocks, each.slot, each.threads, each.shared_bytes)
+            self.add("kernels", self.string(kernel.name), kernel.buffers, kernel.sizes, first, len(kernel.grids))
         for state in table.states:
             first = len(self.rows["variants"])
             for variant in state.variants:

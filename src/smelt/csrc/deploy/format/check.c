@@ -173,6 +173,28 @@ check_registers(const Checker *checker)
     return SMELT_OK;
 }
 
+/* --- kernels ------------------------------------------------------------------------------------------------ */
+
+static const char *
+wrong_kernel(const Table *table, const KernelRecord *kernel)
+{
+    if (kernel->buffers < 0 || kernel->buffers > MOST_BUFFERS) {
+        return "buffers";
+    }
+    if (kernel->sizes < 0 || kernel->sizes > MOST_BUFFERS || (kernel->sizes && kernel->buffers == 0)) {
+        return "sizes";
+    }
+    for (int64_t i = 0; i < kernel->grid_count; i++) {
+        const GridRecord *grid = &table->grids[kernel->grids + i];
+        if (grid->blocks < 0 || grid->blocks > MOST_BLOCKS || grid->slot < -1 || grid->slot >= kernel->sizes
+            || grid->threads < 1 || grid->threads > MOST_GRID_THREADS || grid->shared_bytes < 0
+            || grid->shared_bytes > MOST_SHARED) {
+            return "grids";
+        }
+    }
+    return NULL;
+}
+
 /* --- variants ---------------------------------------------------------------------------------------------- */
 
 static bool
@@ -278,6 +300,25 @@ is_value(const Checker *checker, const VariantRecord *variant, const ValueRecord
     return value->kind == ARENA_VALUE && value->place == 0;
 }
 
+/* What a GPU's kernel is given by value is there. */
+static bool
+are_numbers(const Table *table, const VariantRecord *variant, const LaunchRecord *launch)
+{
+    const KernelRecord *kernel = &table->kernels[launch->kernel];
+    for (int64_t i = 0; kernel->grid_count && i < launch->value_count - (kernel->sizes > 0); i++) {
+        const ValueRecord *value = &table->values[variant->values + table->references[launch->values + i].number];
+        if (value->kind == SIZES_VALUE && value->number_count == 0) {
+            return false;
+        }
+    }
+    if (kernel->sizes == 0) {
+        return true;
+    }
+    const int64_t last = table->references[launch->values + launch->value_count - 1].number;
+    const ValueRecord *value = &table->values[variant->values + last];
+    return value->kind == SIZES_VALUE && value->number_count == kernel->sizes;
+}
+
 static const char *
 wrong_launch(const Checker *checker, const VariantRecord *variant, const LaunchRecord *launch)
 {
@@ -290,6 +331,9 @@ wrong_launch(const Checker *checker, const VariantRecord *variant, const LaunchR
         if (value < 0 || value >= variant->value_count) {
             return "steps: there is no such value";
         }
+    }
+    if (!are_numbers(table, variant, launch)) {
+        return "steps: a kernel gets other sizes or numbers than it takes";
     }
     return may_evaluate(checker, variant, launch->fixed) && may_evaluate(checker, variant, launch->per_thread)
                ? NULL
@@ -493,8 +537,9 @@ smelt_table_check(const Table *table, int64_t weights, int64_t state, int64_t ke
         return smelt_refuse(error, "kernels", 0, "count: the code has another number of them");
     }
     for (int64_t i = 0; i < kernels; i++) {
-        if (table->kernels[i].buffers < 0 || table->kernels[i].buffers > MOST_BUFFERS) {
-            return smelt_refuse(error, "kernels", i, "buffers");
+        const char *wrong = wrong_kernel(table, &table->kernels[i]);
+        if (wrong) {
+            return smelt_refuse(error, "kernels", i, wrong);
         }
     }
     for (int64_t i = 0; i < table->counts[EXPRESSIONS]; i++) {

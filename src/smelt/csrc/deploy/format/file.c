@@ -132,6 +132,9 @@ wrong_section(const File *file, int64_t number, int64_t end)
                   : section->machine != ANY_MACHINE || section->features) {
         return "machine";
     }
+    if (section->machine == CUDA_MACHINE && (section->features < 1 || section->features > MOST_CAPABILITY)) {
+        return "features: no GPU is like that";
+    }
     if (kind == CODE_SECTION && (section->machine != section[-1].machine || section->features != section[-1].features)) {
         return "machine: another than its table's";
     }

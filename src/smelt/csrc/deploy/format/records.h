@@ -24,12 +24,16 @@ enum {
     MOST_SECTIONS = 256,
     MOST_DEPTH = 32,    /* of an expression's stack */
     MOST_CODE = 4096,   /* instructions of an expression */
-    MOST_BUFFERS = 4096 /* of a kernel */
+    MOST_BUFFERS = 4096, /* of a kernel */
+    MOST_CAPABILITY = 999, /* of a GPU */
+    MOST_BLOCKS = 0x7fffffff, /* of a grid */
+    MOST_GRID_THREADS = 1024, /* of a block */
+    MOST_SHARED = 1 << 20 /* bytes of a block */
 };
 #define MOST_BYTES (INT64_C(1) << 47) /* of anything in memory */
 
 typedef enum { MANIFEST_SECTION = 1, TABLE_SECTION, CODE_SECTION, WEIGHTS_SECTION, STATE_SECTION } SectionKind;
-typedef enum { ANY_MACHINE, X86_64_MACHINE, AARCH64_MACHINE, RISCV64_MACHINE, MACHINE_COUNT } Machine;
+typedef enum { ANY_MACHINE, X86_64_MACHINE, AARCH64_MACHINE, RISCV64_MACHINE, CUDA_MACHINE, MACHINE_COUNT } Machine;
 
 typedef struct {
     int64_t magic, version, bytes, sections, reserved, checksum;
@@ -50,7 +54,10 @@ typedef struct {
     F(data, FREE, 0) F(bytes, FREE, 0)
 #define OUTPUT_FIELDS(F) F(name, INDEX, STRINGS) F(dtype, FREE, 0) F(dims, SPAN, DIMS) F(rank, FREE, 0)
 #define REFERENCE_FIELDS(F) F(number, FREE, 0)
-#define KERNEL_FIELDS(F) F(name, INDEX, STRINGS) F(buffers, FREE, 0)
+#define KERNEL_FIELDS(F)                                                                                               \
+    F(name, INDEX, STRINGS) F(buffers, FREE, 0) F(sizes, FREE, 0) F(grids, SPAN, GRIDS) F(grid_count, FREE, 0)
+#define GRID_FIELDS(F)                                                                                                 \
+    F(name, INDEX, STRINGS) F(blocks, FREE, 0) F(slot, FREE, 0) F(threads, FREE, 0) F(shared_bytes, FREE, 0)
 #define SYMBOL_FIELDS(F)                                                                                               \
     F(name, INDEX, STRINGS) F(bind, FREE, 0) F(register_, INDEX, REGISTERS) F(dimension, FREE, 0) F(low, FREE, 0)      \
     F(high, FREE, 0)
@@ -85,6 +92,7 @@ typedef struct {
     S(outputs, OUTPUTS, OutputRecord, OUTPUT_FIELDS)                                                                   \
     S(references, REFERENCES, ReferenceRecord, REFERENCE_FIELDS)                                                       \
     S(kernels, KERNELS, KernelRecord, KERNEL_FIELDS)                                                                   \
+    S(grids, GRIDS, GridRecord, GRID_FIELDS)                                                                           \
     S(symbols, SYMBOLS, SymbolRecord, SYMBOL_FIELDS)                                                                   \
     S(checks, CHECKS, CheckRecord, CHECK_FIELDS)                                                                       \
     S(produced, PRODUCED, ProducedRecord, PRODUCED_FIELDS)                                                             \

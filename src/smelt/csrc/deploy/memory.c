@@ -1,0 +1,149 @@
+/* Memory of sessions and launches on a GPU; on the host copies are copies. Everything of a session goes through its own
+   stream, in order. */
+#include "deploy/session.h"
+
+#include <string.h>
+
+static inline CudaAddress
+address_of(const void *memory)
+{
+    return (CudaAddress)(uintptr_t)memory;
+}
+
+smelt_status
+smelt_put(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
+{
+    const smelt_model *model = session->model;
+    if (bytes == 0) {
+        return SMELT_OK;
+    }
+    if (!model->on_cuda) {
+        memmove(to, from, (size_t)bytes);
+        return SMELT_OK;
+    }
+    const CudaResult result = model->cuda.driver.to_device(address_of(to), from, (size_t)bytes, session->stream);
+    return smelt_cuda_status(&model->cuda, result, "memory cannot be copied to the GPU", error);
+}
+
+smelt_status
+smelt_move(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
+{
+    const smelt_model *model = session->model;
+    if (bytes == 0) {
+        return SMELT_OK;
+    }
+    if (!model->on_cuda) {
+        memmove(to, from, (size_t)bytes);
+        return SMELT_OK;
+    }
+    const CudaResult result = model->cuda.driver.within_device(address_of(to), address_of(from), (size_t)bytes,
+                                                               session->stream);
+    return smelt_cuda_status(&model->cuda, result, "memory of the GPU cannot be copied", error);
+}
+
+smelt_status
+smelt_begin_fetch(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
+{
+    const smelt_model *model = session->model;
+    if (bytes == 0) {
+        return SMELT_OK;
+    }
+    if (!model->on_cuda) {
+        memmove(to, from, (size_t)bytes);
+        return SMELT_OK;
+    }
+    const CudaResult result = model->cuda.driver.to_host(to, address_of(from), (size_t)bytes, session->stream);
+    return smelt_cuda_status(&model->cuda, result, "memory of the GPU cannot be read", error);
+}
+
+smelt_status
+smelt_settle(smelt_session *session, smelt_error *error)
+{
+    const smelt_model *model = session->model;
+    return model->on_cuda ? smelt_cuda_status(&model->cuda, model->cuda.driver.stream_wait(session->stream),
+                                              "the GPU failed", error)
+                          : SMELT_OK;
+}
+
+smelt_status
+smelt_fetch(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error)
+{
+    const smelt_status status = smelt_begin_fetch(session, to, from, bytes, error);
+    return status || bytes == 0 ? status : smelt_settle(session, error);
+}
+
+bool
+smelt_is_there(const smelt_session *session, const void *address)
+{
+    return session->model->on_cuda && smelt_cuda_is_device(&session->model->cuda, address);
+}
+
+smelt_status
+smelt_enter(const smelt_session *session, CudaContext *before, smelt_error *error)
+{
+    *before = NULL;
+    return session->model->on_cuda ? smelt_cuda_enter(&session->model->cuda, before, error) : SMELT_OK;
+}
+
+void
+smelt_leave(const smelt_session *session, CudaContext before)
+{
+    if (session->model->on_cuda) {
+        smelt_cuda_leave(&session->model->cuda, before);
+    }
+}
+
+/* --- grids --------------------------------------------------------------------------------------------------- */
+
+/* A pointer for each buffer, numbers by value, the workspace, then sizes: as codegen/gpu/nvptx.py has a function. */
+static const int64_t *
+set_parameters(smelt_session *session, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch)
+{
+    const Table *table = &session->model->table;
+    const KernelRecord *kernel = &table->kernels[launch->kernel];
+    const int64_t pointers = launch->value_count - (kernel->sizes > 0);
+    void **parameters = session->parameters;
+    for (int64_t i = 0; i < pointers; i++) {
+        const int64_t place = table->references[launch->values + i].number;
+        const bool is_number = table->values[variant->values + place].kind == SIZES_VALUE;
+        session->buffers[i] = plan->values[place].pointer;
+        parameters[i] = is_number ? (void *)plan->values[place].pointer : (void *)&session->buffers[i];
+    }
+    parameters[pointers] = &session->workspace.memory;
+    if (kernel->sizes == 0) {
+        return NULL;
+    }
+    int64_t *sizes = (int64_t *)plan->values[table->references[launch->values + pointers].number].pointer;
+    for (int64_t i = 0; i < kernel->sizes; i++) {
+        parameters[pointers + 1 + i] = &sizes[i];
+    }
+    return sizes;
+}
+
+smelt_status
+smelt_launch_grids(smelt_session *session, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch,
+                   smelt_error *error)
+{
+    const smelt_model *model = session->model;
+    const Table *table = &model->table;
+    const KernelRecord *kernel = &table->kernels[launch->kernel];
+    const int64_t *sizes = set_parameters(session, variant, plan, launch);
+    for (int64_t i = kernel->grids; i < kernel->grids + kernel->grid_count; i++) {
+        const GridRecord *grid = &table->grids[i];
+        const int64_t blocks = grid->slot < 0 ? grid->blocks : sizes[grid->slot];
+        const char *name = table_string(table, kernel->name);
+        if (blocks < 0 || blocks > MOST_BLOCKS) {
+            return smelt_fail(error, SMELT_ERROR_SIZE, "with these inputs %s has %lld blocks", name, (long long)blocks);
+        }
+        if (blocks == 0) { /* which CUDA takes for an error */
+            continue;
+        }
+        const CudaResult result = model->cuda.driver.launch(
+            model->functions[i], (unsigned)blocks, 1, 1, (unsigned)grid->threads, 1, 1, (unsigned)grid->shared_bytes,
+            session->stream, session->parameters, NULL);
+        if (result) {
+            return smelt_cuda_status(&model->cuda, result, name, error);
+        }
+    }
+    return SMELT_OK;
+}

@@ -1,0 +1,211 @@
+/* What a call returns: registers and views of them, contiguous, in the host's memory or where the caller wants them. */
+#include "deploy/session.h"
+
+#include <string.h>
+
+/* Elements where they are: contiguous or not, inside of a register. */
+typedef struct {
+    const char *data;
+    int64_t bytes, span; /* of all elements, and from the first to the last */
+    int64_t strides[SMELT_MAX_RANK];
+    bool contiguous;
+} Elements;
+
+/* Whether elements lie one after the other. */
+static bool
+lie_plainly(const Elements *found, const int64_t *sizes, int64_t rank)
+{
+    int64_t plain[SMELT_MAX_RANK];
+    bool contiguous = true;
+    smelt_contiguous_strides(sizes, rank, plain);
+    for (int64_t i = 0; i < rank; i++) {
+        contiguous = contiguous && (sizes[i] == 1 || found->strides[i] == plain[i]);
+    }
+    return contiguous;
+}
+
+/* A view of a register, inside of it. */
+static smelt_status
+find_view(smelt_session *session, const ReturnedRecord *returned, const int64_t *symbols, Output *output,
+          Elements *found, const char *name, smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    const Register *source = &session->registers[returned->register_];
+    const int64_t item = smelt_item_size(table->registers[returned->register_].dtype);
+    int64_t offset, last;
+    bool fits = smelt_evaluate(table, returned->offset, symbols, &offset) && offset >= 0;
+    last = offset;
+    for (int64_t i = 0; fits && i < returned->rank; i++) {
+        int64_t step;
+        fits = smelt_evaluate(table, table->references[returned->dims + i].number, symbols, &output->sizes[i])
+               && smelt_evaluate(table, table->references[returned->strides + i].number, symbols, &found->strides[i])
+               && output->sizes[i] >= 0 && found->strides[i] >= 0
+               && (output->sizes[i] == 0
+                   || (!__builtin_mul_overflow(output->sizes[i] - 1, found->strides[i], &step)
+                       && !__builtin_add_overflow(last, step, &last)));
+    }
+    found->bytes = fits ? smelt_sized_bytes(output->sizes, returned->rank, item) : -1;
+    if (found->bytes < 0 || (found->bytes && last >= source->bytes / item)) {
+        return smelt_fail(error, SMELT_ERROR_FILE, "output %s lies outside of its register", name);
+    }
+    found->contiguous = lie_plainly(found, output->sizes, returned->rank);
+    found->data = found->bytes ? source->data + offset * item : session->nothing;
+    found->span = (last - offset + 1) * item;
+    return SMELT_OK;
+}
+
+/* All of a register; those of state and constants may have strides of their own. */
+static smelt_status
+find_register(smelt_session *session, const RegisterRecord *record, const Register *source, Output *output,
+              Elements *found, const char *name, smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    memcpy(output->sizes, source->sizes, sizeof(int64_t) * (size_t)record->rank);
+    found->bytes = smelt_sized_bytes(output->sizes, record->rank, smelt_item_size(record->dtype));
+    if (found->bytes < 0) {
+        return smelt_fail(error, SMELT_ERROR_FILE, "output %s is too large", name);
+    }
+    for (int64_t i = 0; i < record->stride_count; i++) {
+        found->strides[i] = table->references[record->strides + i].number;
+    }
+    found->contiguous = record->stride_count == 0 || lie_plainly(found, output->sizes, record->rank);
+    found->data = found->bytes ? source->data : session->nothing;
+    found->span = record->stride_count ? source->bytes : found->bytes;
+    return SMELT_OK;
+}
+
+/* Elements one after the other in the session's own memory of the host. */
+static smelt_status
+gather(smelt_session *session, const Elements *found, Output *output, int64_t item, const char *name, smelt_error *error)
+{
+    int64_t plain[SMELT_MAX_RANK];
+    const char *from = found->data;
+    bool fits = smelt_block_fits(&session->allocator, &output->copy, found->bytes);
+    if (session->model->on_cuda) {
+        fits = fits && smelt_block_fits(&session->allocator, &session->fetched, found->span);
+        const smelt_status status = fits ? smelt_fetch(session, session->fetched.memory, from, found->span, error) : SMELT_OK;
+        if (status) {
+            return status;
+        }
+        from = session->fetched.memory;
+    }
+    if (!fits) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for output %s", name);
+    }
+    smelt_contiguous_strides(output->sizes, output->tensor.rank, plain);
+    smelt_copy_strided(output->copy.memory, plain, from, found->strides, output->sizes, output->tensor.rank, item);
+    output->tensor.data = output->copy.memory;
+    return SMELT_OK;
+}
+
+/* To memory of the caller's, or to the host from a GPU. */
+static smelt_status
+hand_over(smelt_session *session, const Elements *found, Output *output, int64_t item, const char *name, smelt_error *error)
+{
+    const bool is_there = output->bound && smelt_is_there(session, output->bound);
+    output->tensor.data = (char *)found->data;
+    if (output->bound && (uint64_t)found->bytes > output->bound_bytes) {
+        return smelt_fail(error, SMELT_ERROR_SIZE, "output %s has %lld bytes, and was given room for %zu", name,
+                          (long long)found->bytes, output->bound_bytes);
+    }
+    if (found->bytes && !found->contiguous) {
+        const smelt_status status = gather(session, found, output, item, name, error);
+        if (status || !output->bound) {
+            return status;
+        }
+        const char *from = output->tensor.data;
+        output->tensor.data = output->bound;
+        if (is_there) {
+            return smelt_put(session, output->bound, from, found->bytes, error);
+        }
+        memmove(output->bound, from, (size_t)found->bytes);
+        return SMELT_OK;
+    }
+    if (is_there) {
+        output->tensor.data = output->bound;
+        return smelt_move(session, output->bound, found->data, found->bytes, error);
+    }
+    if (!output->bound && (!session->model->on_cuda || found->bytes == 0)) {
+        return SMELT_OK;
+    }
+    if (!output->bound && !smelt_block_fits(&session->allocator, &output->copy, found->bytes)) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for output %s", name);
+    }
+    output->tensor.data = output->bound ? output->bound : output->copy.memory;
+    return smelt_begin_fetch(session, output->tensor.data, found->data, found->bytes, error); /* the call waits for it */
+}
+
+static smelt_status
+take_output(smelt_session *session, size_t number, const ReturnedRecord *returned, const int64_t *symbols,
+            smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    const char *name = session->model->outputs.infos[number].name;
+    Output *output = &session->outputs[number];
+    output->tensor = (smelt_tensor){.dtype = SMELT_NONE, .sizes = output->sizes};
+    if (returned->register_ < 0) {
+        return SMELT_OK;
+    }
+    const RegisterRecord *record = &table->registers[returned->register_];
+    const Register *source = &session->registers[returned->register_];
+    if (!source->ready) {
+        return smelt_fail(error, SMELT_ERROR_FILE, "output %s was never made", name);
+    }
+    Elements found;
+    const bool is_view = returned->offset >= 0;
+    output->tensor.dtype = (smelt_dtype)record->dtype;
+    output->tensor.rank = (int)(is_view ? returned->rank : record->rank);
+    const smelt_status status = is_view ? find_view(session, returned, symbols, output, &found, name, error)
+                                        : find_register(session, record, source, output, &found, name, error);
+    return status ? status : hand_over(session, &found, output, smelt_item_size(record->dtype), name, error);
+}
+
+smelt_status
+smelt_take_outputs(smelt_session *session, const VariantRecord *variant, const int64_t *symbols, smelt_error *error)
+{
+    for (int64_t i = 0; i < variant->output_count; i++) {
+        const ReturnedRecord *returned = &session->model->table.returned[variant->outputs + i];
+        const smelt_status status = take_output(session, (size_t)i, returned, symbols, error);
+        if (status) {
+            return status;
+        }
+    }
+    return SMELT_OK;
+}
+
+/* --- questions ------------------------------------------------------------------------------------------------- */
+
+smelt_status
+smelt_output(const smelt_session *session, size_t number, smelt_tensor *output, smelt_error *error)
+{
+    if (session == NULL || output == NULL || number >= session->model->outputs.count) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no output %zu", number);
+    }
+    if (!session->returned) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there are no outputs before a call that succeeds");
+    }
+    *output = session->outputs[number].tensor;
+    return SMELT_OK;
+}
+
+smelt_status
+smelt_bind_output(smelt_session *session, size_t number, void *data, size_t bytes, smelt_error *error)
+{
+    if (session == NULL || number >= session->model->outputs.count) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "there is no output %zu", number);
+    }
+    session->outputs[number].bound = data;
+    session->outputs[number].bound_bytes = data ? bytes : 0;
+    return SMELT_OK;
+}
+
+smelt_status
+smelt_returned(const smelt_session *session, int64_t *state, int64_t *variant, smelt_error *error)
+{
+    if (session == NULL || state == NULL || variant == NULL || !session->returned) {
+        return smelt_fail(error, SMELT_ERROR_ARGUMENT, "no call has returned");
+    }
+    *state = session->state;
+    *variant = session->variant;
+    return SMELT_OK;
+}

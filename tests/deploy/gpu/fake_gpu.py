@@ -1,0 +1,106 @@
+"""A GPU for machines without one: a driver that runs grids on the host, by code made of the same kernels as the PTX.
+
+    gpu = FakeGpu(artifact, folder)
+    gpu.run(program, "model.smelt", …)     a C program, for which the driver is where libcuda.so.1 is looked for
+    gpu.report()                           how many launches there were, and what was not given back
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smelt
+from smelt.codegen.ahead_of_time import write_grids
+from smelt.codegen.gpu.gpu_generator import HostGenerator
+from smelt.codegen.gpu.host import describe_host_warps
+from smelt.codegen.llvm.compile import object_codes
+from smelt.deploy.records import kernel_places, unaligned_kernels
+from smelt.device import register
+from smelt.ir.artifact.machine import Machine
+
+HERE = Path(__file__).parent
+WARP = 32
+CHIP = "sm_80"  # whose kernels have no clusters, as the driver here has none
+_NAME = "warps of 32 on the host"
+
+
+@cache
+def _target() -> Any:
+    made = describe_host_warps(_NAME, WARP)
+    register(_NAME, lambda: made, generator=HostGenerator, devices=("cpu",), on_request=True)
+    return made
+
+
+class FakeGpu:
+    """The driver and the kernels of an artifact in a folder."""
+
+    def __init__(self, artifact: smelt.Artifact, folder: Path) -> None:
+        self.folder = folder
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        if compiler is None:
+            pytest.skip("no C compiler")
+        self._compiler = compiler
+        self._build(["-Wl,-soname,libcuda.so.1"], [HERE / "fake_driver.c"], "libcuda.so.1")
+        parts = [part for part in artifact._parts if part.code.target.warp_size > 1]
+        self._kernels(parts[0].machine)
+
+    def _build(self, flags: list[str], sources: list[Path], name: str) -> None:
+        command = [self._compiler, "-O1", "-g", "-Wall", "-Wextra", "-std=c11", "-shared", "-fPIC", *flags]
+        command += [*map(str, sources), "-o", str(self.folder / name), "-lm", "-ldl", "-lpthread"]
+        subprocess.run(command, check=True, timeout=120)
+
+    def _kernels(self, machine: Machine) -> None:
+        kernels = list(kernel_places(machine).values())
+        module = write_grids(kernels, _target(), unaligned_kernels(machine))
+        (code,) = object_codes(module.texts, _target())
+        (self.folder / "kernels.o").write_bytes(code)
+        lines = ["void (*fake_barrier)(void);", "void smelt_simt_barrier(void) { fake_barrier(); }"]
+        counts = {}
+        for kernel, entry in zip(kernels, module.entries, strict=True):
+            counts |= {grid.symbol: len(kernel.parameters) for grid in entry.grids}
+        lines += [f"const int {name}_buffers = {count};" for name, count in counts.items()]
+        (self.folder / "counts.c").write_text("\n".join(lines) + "\n")
+        self._build([], [self.folder / "counts.c", self.folder / "kernels.o"], "kernels.so")
+
+    def environment(self, settings: Mapping[str, str]) -> dict[str, str]:
+        return {
+            "LD_LIBRARY_PATH": str(self.folder),
+            "SMELT_FAKE_KERNELS": str(self.folder / "kernels.so"),
+            "SMELT_FAKE_REPORT": str(self.folder / "report.json"),
+            **settings,
+        }
+
+    def attempt(self, *command: object, **settings: str) -> subprocess.CompletedProcess[str]:
+        given = list(map(str, command))
+        return subprocess.run(
+            given, check=False, capture_output=True, text=True, timeout=300, env=self.environment(settings)
+        )
+
+    def run(self, *command: object, **settings: str) -> str:
+        """What a program prints."""
+        done = self.attempt(*command, **settings)
+        assert done.returncode == 0, (done.returncode, done.stderr)
+        return done.stdout
+
+    def python(self, code: str, **settings: str) -> str:
+        """What a Python program prints, which sees the driver."""
+        import sys
+
+        known = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        return self.run(sys.executable, "-c", code, **known, **settings)
+
+    def report(self) -> dict[str, int]:
+        found: dict[str, int] = json.loads((self.folder / "report.json").read_text())
+        return found
+
+    def nothing_left(self) -> bool:
+        """Whether all that was taken of the GPU was given back."""
+        found = self.report()
+        return found["launches"] > 0 and not any(found[name] for name in ("left", "modules", "streams", "contexts"))
