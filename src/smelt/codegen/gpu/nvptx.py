@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from smelt.codegen.gpu.simt import GLOBAL, Mask, OneThread, memory_bytes
+from smelt.codegen.gpu.simt import GLOBAL, MOST_BYTES, Mask, OneThread, memory_bytes
 from smelt.codegen.llvm.builder import LLVM_TYPES, LlvmValue, type_text
 from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
@@ -174,7 +174,7 @@ class Nvptx(OneThread):
 
     def load_shared_vector(self, first: int, at: LlvmValue, kind: str, width: int) -> list[LlvmValue]:
         size = memory_bytes(kind)
-        piece = min(width, _MOST_BYTES // size)
+        piece = min(width, MOST_BYTES // size)
         found: list[LlvmValue] = []
         for way in range(0, width, piece):
             address = self._address(self._shared(first), kind, self.add(at, way) if way else at, _SHARED)
