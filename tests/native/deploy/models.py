@@ -8,7 +8,7 @@ Sizes that differ from call to call are s0, s1, … in a kernel's text, the vari
 import platform
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smelt.base.options import Options
@@ -457,7 +457,47 @@ def copies() -> Model:
     return model
 
 
+class _WithGrids:
+    """A model with a second target, for GPUs: the same state machine with grids for kernels, and text for code."""
+
+    def __init__(self, made: Model) -> None:
+        self._made = made
+
+    def artifact(self) -> r.ArtifactFile:
+        found = self._made.artifact()
+        (part,) = found.targets
+        kernels = []
+        for number, kernel in enumerate(part.table.kernels):
+            launches = [
+                (variant, step)
+                for state in part.table.states
+                for variant in state.variants
+                for step in variant.steps
+                if isinstance(step, r.Launch) and step.kernel == number
+            ]
+            last = [variant.values[step.values[-1]] for variant, step in launches]
+            counts = {len(each.numbers) if isinstance(each, r.SizesValue) else 0 for each in last}
+            sizes = counts.pop() if len(counts) == 1 else 0
+            grids = (r.Grid(f"k{number}_0", 3, -1, 128, 1024), r.Grid(f"k{number}_1", 0, sizes - 1, 256))
+            kernels.append(replace(kernel, sizes=sizes, grids=grids))
+        entries = (0,) * len(kernels)
+        text = r.Code(b".version 7.0\n.target sm_80\n.address_size 64\n\0", entries)
+        grids = r.TargetPart(Machine.CUDA, 80, replace(part.table, kernels=tuple(kernels)), text)
+        return replace(found, targets=(grids, part))
+
+
+def grids() -> _WithGrids:
+    """`affine`, whose kernel takes sizes."""
+    return _WithGrids(affine())
+
+
+def grids_of_a_loop() -> _WithGrids:
+    return _WithGrids(loop())
+
+
 MODELS = {
+    "grids": grids,
+    "grids of a loop": grids_of_a_loop,
     "copies": copies,
     "affine": affine,
     "loop": loop,
