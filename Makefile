@@ -66,8 +66,10 @@ demo: $(VENV)/smelt
 AT_ONCE = $(if $(findstring --update-golden,$(ARGS)),,$(shell \
 	$(PY) -c 'import xdist' 2>/dev/null && echo "--numprocesses auto --dist worksteal"))
 
+# Tests of chips have processes of their own: one has one device that is not PyTorch's, and lazy tensors are such.
 test: $(VENV)/dev
 	@$(PY) -m pytest -q $(AT_ONCE) $(ARGS)
+	@$(if $(ARGS),,$(PY) -m pytest -q $(AT_ONCE) tests/chips)
 
 test-long: $(VENV)/dev
 	@$(PY) -m pytest -q $(AT_ONCE) -m slow $(ARGS)

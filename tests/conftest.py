@@ -46,6 +46,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[shared_kernels.FOLDER] = str(shared_kernels.begin(getattr(config, "cache", None)))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Tests of chips only where they are asked for: a process has one device that is not PyTorch's, and most tests'
+    processes have that of lazy tensors."""
+    chips = Path(__file__).parent / "chips"
+    asked = (Path(str(each).partition("::")[0]).resolve() for each in config.args)
+    return True if collection_path == chips and not any(each.is_relative_to(chips) for each in asked) else None
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         shared_kernels.end(Path(os.environ.pop(shared_kernels.FOLDER)))

@@ -24,7 +24,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Compiling": ("compile", "disable", "graph_break", "mark_dynamic", "is_compiling", "reset"),
     "Looking": ("explain", "record", "verify", "counters"),
     "Deploying": ("export", "Artifact", "Dimension", "load"),
-    "Backends": ("register_backend", "list_backends"),
+    "Backends": ("register_backend", "list_backends", "register_chip"),
     "Autograd by hand": ("aot_function", "aot_module", "aot_module_simplified", "partition", "compiled_autograd"),
     "Settings": ("Options", "config"),
     "Errors and warnings": ("SmeltError", "GraphBreakError", "SmeltWarning"),

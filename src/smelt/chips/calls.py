@@ -17,6 +17,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.kinds import Given, graph_of, pattern_of, read
 from smelt.chips.runtime import ChipDevice
+from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy.describe import Undescribed, describe_call
@@ -25,7 +26,6 @@ from smelt.lazy.steps import Fresh, Result, View, at
 
 aten = torch.ops.aten
 
-_HOST = torch.device("cpu")
 _MOST = 50_000
 """So many calls are remembered by their layouts; then all are forgotten."""
 
@@ -86,7 +86,7 @@ class OperatorCalls:
         self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Given, call: Any
     ) -> Known:
         try:
-            results, form = describe_call(known, args, kwargs, _HOST)
+            results, form = describe_call(known, args, kwargs, HOST)
         except Undescribed as reason:
             return Known((), None, f"nothing describes its results: {reason}")
         if any(isinstance(each, View) for each in results):

@@ -9,11 +9,10 @@ from smelt.base import events
 from smelt.base.errors import SmeltError, warn
 from smelt.base.options import config
 from smelt.chips.runtime import ChipDevice
+from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
 from smelt.dispatch.tensors import layout_of
 from smelt.lazy.signatures import Signature
-
-_HOST = torch.device("cpu")
 
 
 class HostCalls:
@@ -45,7 +44,7 @@ class HostCalls:
         host_args = tuple(call.host(each) for each in args)
         host_kwargs = {name: call.host(each) for name, each in kwargs.items()}
         if known.takes_device and (kwargs.get("device") is not None or not call.given):
-            host_kwargs["device"] = _HOST
+            host_kwargs["device"] = HOST
         with torch._C._InferenceMode(False), torch._C.DisableTorchFunction(), torch.no_grad():
             found = known.operator(*host_args, **host_kwargs)
             call.write_back(set(known.written), known.names, args, kwargs)

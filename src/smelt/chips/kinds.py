@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt.device.host_library import HOST, on_host
 from smelt.dispatch.tensors import layout_of
 from smelt.ir.graph import GraphLevel, Traced, add_node
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec
@@ -65,7 +66,7 @@ def pattern_of(tensor: torch.Tensor) -> Pattern:
     """What of a tensor's layout is part of a kind."""
     shape, stride, _, dtype = layout_of(tensor)
     order = _order(shape, stride)
-    host = tensor.device.type == "cpu"
+    host = on_host(tensor.device)
     if order is None:
         return (dtype, host, tuple(shape), stride)
     return (dtype, host, tuple(size if size < SMALLEST else -1 for size in shape), order)
@@ -128,7 +129,7 @@ def graph_of(
 
 def _spec(tensor: torch.Tensor, number: int, shape_env: ShapeEnv, static: bool) -> TensorSpec:
     shape, stride, _, dtype = layout_of(tensor)
-    device = torch.device("cpu") if tensor.device.type == "cpu" else torch.device(tensor.device.type, 0)
+    device = HOST if on_host(tensor.device) else torch.device(tensor.device.type, 0)
     order = _order(shape, stride)
     if static or order is None:
         return TensorSpec(tuple(shape), tuple(stride), dtype, device)

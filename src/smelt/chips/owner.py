@@ -15,6 +15,7 @@ import torch
 from smelt.chips.calls import OperatorCalls
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.runtime import ChipDevice, ChipMemory
+from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
 from smelt.dispatch.tensors import layout_of, memory_of
 from smelt.ir.graph import GraphCompiler
@@ -178,7 +179,7 @@ class ChipOwner:
         if not self.device.is_ours(tensor):  # from the host
             options.pop("non_blocking", None)
             plain = tensor.detach().resolve_conj().resolve_neg()
-            host = aten._to_copy.default(plain, device=torch.device("cpu"), **options)
+            host = aten._to_copy.default(plain, device=HOST, **options)
             return self.device.to_chip(_without_gaps(host))
         if device.type == self.device.name:
             options.pop("non_blocking", None)
@@ -198,10 +199,10 @@ class ChipOwner:
             plain = source.detach().resolve_conj().resolve_neg()
             if self._is_whole(tensor):
                 shape, stride, _, dtype = layout_of(tensor)
-                host = torch.empty_strided(shape, stride, dtype=dtype, device="cpu").copy_(plain)
+                host = torch.empty_strided(shape, stride, dtype=dtype, device=HOST).copy_(plain)
                 self.device.write(tensor, host)
                 return tensor
-            source = self.device.to_chip(_without_gaps(plain.to("cpu")))
+            source = self.device.to_chip(_without_gaps(plain.to(HOST)))
         self.compute(aten.copy_.default, (tensor, source), {})
         return tensor
 

@@ -25,6 +25,7 @@ from smelt.codegen.chip_generator import generator_for
 from smelt.codegen.targets import contraction_cycles_of
 from smelt.device.chip import Chip, why_not_chip
 from smelt.device.fusion_limits import Limits
+from smelt.device.host_library import HOST
 from smelt.dispatch.device import claim
 from smelt.dispatch.files import register_files
 from smelt.dispatch.module import DeviceModule
@@ -60,7 +61,7 @@ class ChipModule(DeviceModule):
 
 
 def register_chip(name: str, chip: Chip | None = None) -> torch.device:
-    """Make the device `name` of a chip, and return it; without a chip, of the installed package that offers one."""
+    """Make the device `name` of a `chip`, and return it; without a chip, of the installed package that offers one."""
     if name in _owners:
         if chip is None or _owners[name].device.chip is chip:
             return torch.device(name, 0)
@@ -97,7 +98,7 @@ def _print_copies(name: str) -> None:
 
 
 def _check_name(name: str) -> None:
-    if not name.isidentifier() or name in ("cpu", "cuda", "meta", "privateuseone", "lazy"):
+    if not name.isidentifier() or name in (HOST.type, "cuda", "meta", "privateuseone", "lazy"):
         raise SmeltError("SM070", f"a device cannot be called {name!r}", hint="choose a short name of letters")
     if name in registry.names():
         raise SmeltError("SM070", f"a device cannot be called {name!r}: that is a target of smelt's own")
@@ -139,7 +140,7 @@ def _offer(name: str, device: ChipDevice) -> None:
         generator=functools.cache(lambda: generator_for(target, device.compile)),
         launcher=launcher,
         limits=Limits(recomputes=grids),
-        devices=("cpu",),
+        devices=(HOST.type,),
         contraction_cycles=None if grids else functools.partial(contraction_cycles_of, name=name),
         on_request=True,
     )

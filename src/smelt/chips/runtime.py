@@ -11,6 +11,7 @@ import torch
 from smelt.base import events
 from smelt.base.errors import SmeltError
 from smelt.device import Chip, ChipLost, Grid, KernelModule, Launch, Target
+from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
 from smelt.dispatch.tensors import layout_of, memory_of
 
@@ -127,7 +128,7 @@ class ChipDevice:
         """A copy on the host, laid out as the tensor is."""
         shape, stride, _, dtype = layout_of(tensor)
         size = tensors.bytes_of(shape, stride, 0, dtype)
-        whole = torch.empty(size, dtype=torch.uint8, device="cpu")
+        whole = torch.empty(size, dtype=torch.uint8, device=HOST)
         if size:
             events.count("chip_copies_out")
             self.ask(self.chip.copy_out, self.address_of(tensor), _bytes(whole, size))

@@ -67,7 +67,7 @@ def why_not_hosted(traced: Traced, chip: torch.device) -> str | None:
     return None
 
 
-_OTHER_NAMES = ("cpu", "cuda", "meta")
+_OTHER_NAMES = (HOST.type, "cuda", "meta")
 
 
 def hosted(traced: Traced, chip: torch.device) -> Traced:
