@@ -66,7 +66,8 @@ class Residual(nn.Module):
         self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.inner(x).sin()
+        found: torch.Tensor = self.inner(x)
+        return x + found.sin()
 
 
 class Gated(nn.Module):
