@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smelt.base.errors import SmeltError, SpecError
+from smelt.base.errors import SpecError
 from smelt.codegen.axes import indices, is_pointwise, merged, without_unit_axes
 from smelt.codegen.cpu.shared_bodies import families
-from smelt.codegen.gpu.grid_plan import plan as grid_plan
 from smelt.codegen.llvm.sign_analysis import never_positive
 from smelt.fuse.buffer_reuse import is_safe
 from smelt.ir import check_kernel as check
@@ -213,11 +212,6 @@ def test_range_of_a_padded_convolution_is_what_it_reads(data: st.DataObject) -> 
 
 
 # What others make of them.
-
-
-def test_gpu_schedules_refuse_them() -> None:
-    with pytest.raises(SmeltError, match=r"SM030.*is a product"):
-        grid_plan(parse_kernel(LINEAR_GELU), 32)
 
 
 def test_memory_of_a_factor_is_not_written_over() -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import smelt
+from smelt.base.options import Options
+from smelt.pipeline.cache.keys import environment_key
 
 
 def _write_through_views(x: torch.Tensor) -> torch.Tensor:
@@ -262,3 +264,8 @@ def test_compiled_steps_do_not_meet_what_ends_recordings() -> None:
     parameter.grad = torch.ones(3)
     smelt.compile(optimizer.step, fullgraph=True)()
     assert parameter.tolist() == [0.5] * 3
+
+
+def test_graphs_of_other_devices_are_kept_on_disk() -> None:
+    """What the device registers replaces none of PyTorch's operators that graphs are made of."""
+    assert environment_key(Options())

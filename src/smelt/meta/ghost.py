@@ -91,6 +91,9 @@ class GhostTensor(torch.Tensor):
         return propagate(func, args, kwargs or {})
 
 
+_NO_OTHERS = (GhostTensor, torch.Tensor)  # the second where a node of autograd's graph is called
+
+
 class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Under this mode every operator, factories such as `torch.arange` included, returns ghosts."""
 
@@ -117,7 +120,7 @@ def by_others(func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: M
     """
     if _active_mode(_FAKE) is not None:
         return func(*args, **kwargs or {})
-    return NotImplemented if any(each is not GhostTensor for each in types) else OURS
+    return NotImplemented if any(each not in _NO_OTHERS for each in types) else OURS
 
 
 @contextlib.contextmanager

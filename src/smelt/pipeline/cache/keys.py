@@ -131,7 +131,7 @@ def _state() -> str:
     return f"{Ambient.now()} {torch.get_default_dtype()} {current_devices()} {' '.join(settings)}"
 
 
-_harmless: set[str] = set()
+_harmless = {"aten/_pin_memory/CPU"}  # ours, with a device of our own: where memory lies is no part of a graph
 
 
 def _refuse_overrides() -> None:
