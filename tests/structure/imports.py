@@ -84,7 +84,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "symbolic_decomps",
         "memory_peak",
     ),
-    "dispatch": ("tensors", "operators", "autocast", "streams", "module", "files", "copies", "accelerator", "device"),
+    "dispatch": (
+        "tensors", "recurrent", "device_operators", "operators", "autocast", "streams", "module", "files", "copies",
+        "accelerator", "device",
+    ),
     "lazy": (
         "lines",
         "signatures",
@@ -98,7 +101,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "loops",
         "runs",
         "at_once",
-        "recurrent",
         "owner",
         "block",
         "moved_modules",

@@ -7,7 +7,6 @@
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ from smelt.chips.host_calls import HostCalls
 from smelt.chips.runtime import ChipDevice, ChipMemory
 from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
+from smelt.dispatch.device_operators import device_operators
 from smelt.dispatch.tensors import layout_of, memory_of
 from smelt.ir.graph import GraphCompiler
-from smelt.lazy import recurrent
 from smelt.lazy.signatures import Signature, signature
 from smelt.meta.devices import result_device
 
@@ -49,20 +48,8 @@ class ChipOwner:
             aten.resize_.default: self._resize,
             aten.equal.default: self._equal,
             aten.zero_.default: lambda tensor: self.compute(aten.fill_.Scalar, (tensor, 0), {}),
-            aten.convolution_overrideable.default: partial(self._as, aten.convolution.default),
-            aten.convolution_backward_overrideable.default: self._convolution_backward,
-            aten.native_dropout.default: self._dropout,
             aten.native_batch_norm.default: self._batch_norm,
-            aten._thnn_fused_lstm_cell.default: partial(self._cell, recurrent.lstm_cell),
-            aten._thnn_fused_lstm_cell_backward_impl.default: partial(self._cell, recurrent.lstm_cell_backward),
-            aten._thnn_fused_gru_cell.default: partial(self._cell, recurrent.gru_cell),
-            aten._thnn_fused_gru_cell_backward.default: partial(self._cell, recurrent.gru_cell_backward),
-            # Their results share memory, though their schemas are silent about it.
-            aten.unsafe_split.Tensor: partial(self._as, aten.split.Tensor),
-            aten.unsafe_split_with_sizes.default: partial(self._as, aten.split_with_sizes.default),
-            aten._unsafe_view.default: partial(self._as, aten.view.default),
-            aten.lift_fresh.default: lambda tensor: tensor,
-            aten.lift.default: lambda tensor: tensor,
+            **device_operators(self.compute, self.call),
         }
 
     def call(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -222,14 +209,6 @@ class ChipOwner:
     def _as(self, operator: torch._ops.OpOverload, *args: Any) -> Any:
         return self.compute(operator, args, {})
 
-    def _convolution_backward(
-        self, grad: Any, tensor: Any, weight: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-        output_padding: Any, groups: int, mask: Any,
-    ) -> Any:  # fmt: skip
-        bias = [weight.shape[1] * groups if transposed else weight.shape[0]]
-        args = (grad, tensor, weight, bias, stride, padding, dilation, transposed, output_padding, groups, mask)
-        return self.compute(aten.convolution_backward.default, args, {})
-
     def _batch_norm(
         self, tensor: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
     ) -> Any:
@@ -238,21 +217,6 @@ class ChipOwner:
             return self._as(aten._native_batch_norm_legit.no_stats, tensor, weight, bias, training, momentum, eps)
         args = (tensor, weight, bias, mean, variance, training, momentum, eps)
         return self._as(aten._native_batch_norm_legit.default, *args)
-
-    def _cell(self, compute: Callable[..., Any], *args: Any) -> Any:
-        """A cell that PyTorch fuses on other devices than the host, by its operators."""
-        return compute(lambda operator, *given: self.compute(operator, given, {}), *args)
-
-    def _dropout(self, tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """As PyTorch computes it on the host, which draws the mask in the dtype of the input."""
-        if train is False:
-            ones = self.compute(aten.ones_like.default, (tensor,), {"dtype": torch.bool})
-            return self.compute(aten.clone.default, (tensor,), {}), ones
-        noise = torch.empty_like(tensor.detach())
-        self.call(aten.bernoulli_.float, (noise, 1 - p), {})
-        mask = self.compute(aten._to_copy.default, (noise,), {"dtype": torch.bool})
-        scaled = self.compute(aten.div.Scalar, (noise, 1 - p), {}) if p < 1 else noise
-        return self.compute(aten.mul.Tensor, (tensor, scaled), {}), mask
 
 
 def _has_bits(value: Any) -> bool:

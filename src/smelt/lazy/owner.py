@@ -7,18 +7,17 @@
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
 from smelt import _native
 from smelt.dispatch import tensors
+from smelt.dispatch.device_operators import device_operators
 from smelt.dispatch.module import check_index
 from smelt.dispatch.operators import overload_of
 from smelt.dispatch.tensors import layout_of
 from smelt.ir.graph import GraphCompiler
-from smelt.lazy import recurrent
 from smelt.lazy.at_once import AtOnce
 from smelt.lazy.describe import Undescribed
 from smelt.lazy.recorder import Foreign, Recorder
@@ -59,19 +58,7 @@ class LazyOwner:
             aten.set_.source_Tensor: self._set_tensor,
             aten.set_.source_Storage: self._set_storage,
             aten.resize_.default: self._resize,
-            aten.convolution_overrideable.default: partial(self._as, aten.convolution.default),
-            aten.convolution_backward_overrideable.default: self._convolution_backward,
-            aten.native_dropout.default: self._dropout,
-            aten._thnn_fused_lstm_cell.default: partial(self._cell, recurrent.lstm_cell),
-            aten._thnn_fused_lstm_cell_backward_impl.default: partial(self._cell, recurrent.lstm_cell_backward),
-            aten._thnn_fused_gru_cell.default: partial(self._cell, recurrent.gru_cell),
-            aten._thnn_fused_gru_cell_backward.default: partial(self._cell, recurrent.gru_cell_backward),
-            # Their results share memory, though their schemas are silent about it.
-            aten.unsafe_split.Tensor: partial(self._as, aten.split.Tensor),
-            aten.unsafe_split_with_sizes.default: partial(self._as, aten.split_with_sizes.default),
-            aten._unsafe_view.default: partial(self._as, aten.view.default),
-            aten.lift_fresh.default: lambda tensor: tensor,
-            aten.lift.default: lambda tensor: tensor,
+            **device_operators(self._recorded, self.call),
         }
 
     def call(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -240,34 +227,6 @@ class LazyOwner:
 
     def _copy_from(self, source: torch.Tensor, tensor: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         return self._copy(tensor, source, non_blocking)
-
-    # What PyTorch calls otherwise on a device like this one than on the CPU.
-
-    def _as(self, operator: torch._ops.OpOverload, *args: Any) -> Any:
-        return self._recorded(operator, args, {})
-
-    def _convolution_backward(
-        self, grad: Any, tensor: Any, weight: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-        output_padding: Any, groups: int, mask: Any,
-    ) -> Any:  # fmt: skip
-        bias = [weight.shape[1] * groups if transposed else weight.shape[0]]
-        args = (grad, tensor, weight, bias, stride, padding, dilation, transposed, output_padding, groups, mask)
-        return self._recorded(aten.convolution_backward.default, args, {})
-
-    def _cell(self, compute: Callable[..., Any], *args: Any) -> Any:
-        """A cell that PyTorch fuses on other devices than the CPU, by its operators."""
-        return compute(lambda operator, *given: self._recorded(operator, given, {}), *args)
-
-    def _dropout(self, tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """As PyTorch computes it on the CPU, which draws the mask in the dtype of the input."""
-        if train is False:
-            ones = self._recorded(aten.ones_like.default, (tensor,), {"dtype": torch.bool})
-            return self._recorded(aten.clone.default, (tensor,), {}), ones
-        noise = torch.empty_like(tensor.detach())
-        self.call(aten.bernoulli_.float, (noise, 1 - p), {})
-        mask = self._recorded(aten._to_copy.default, (noise,), {"dtype": torch.bool})
-        scaled = self._recorded(aten.div.Scalar, (noise, 1 - p), {}) if p < 1 else noise
-        return self._recorded(aten.mul.Tensor, (tensor, scaled), {}), mask
 
 
 def _without_data(value: Any) -> Any:
