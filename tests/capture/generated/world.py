@@ -20,16 +20,21 @@ import operator
 import sys
 import types
 import typing
+import unittest
 import warnings
 import weakref
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+from torch.utils._ordered_set import OrderedSet
 
 import smelt
 
-__all__ = ["F", "copy", "inspect", "io", "itertools", "math", "np", "sys", "warnings"]  # for the programs
+__all__ = [  # for the programs
+    "F", "OrderedSet", "copy", "inspect", "io", "itertools", "math", "np", "pytree", "sys", "warnings",
+]  # fmt: skip
 
 
 class Fault(Exception):
@@ -626,6 +631,83 @@ class Told(collections.namedtuple("Told", "first second")):
         return f"told {self.first}"
 
 
+class Bag(list):
+    """A list with a method and an attribute of its own."""
+
+    note = "bag"
+
+    def total(self):
+        return sum(item for item in self if isinstance(item, int))
+
+    def append(self, item):
+        self.note = "grown"
+        super().append(item)
+
+
+class Pantry(dict):
+    """A dict that counts its reads, and has something for what is missing."""
+
+    reads = 0
+
+    def __getitem__(self, key):
+        self.reads += 1
+        return super().__getitem__(key)
+
+    @property
+    def missing(self):
+        return self.get("missing", 0)
+
+
+class Duo(tuple):
+    """A tuple of two, made by `__new__`."""
+
+    def __new__(cls, first, second):
+        return super().__new__(cls, (first, second))
+
+    def swapped(self):
+        return Duo(self[1], self[0])
+
+
+class Sole:
+    """A class of one instance."""
+
+    only = None
+
+    def __new__(cls, k):
+        if cls.only is None:
+            cls.only = super().__new__(cls)
+            cls.only.marks = []
+        return cls.only
+
+    def __init__(self, k):
+        self.marks.append(k)
+
+
+class Unlike:
+    """A class whose instances are something else where `k` is odd."""
+
+    def __new__(cls, k):
+        return k if k % 2 else super().__new__(cls)
+
+
+class DoubledLater(torch.autograd.Function):
+    """Three times the gradient, which a derivative of the forward would not give."""
+
+    @staticmethod
+    def forward(ctx, t, k=2):
+        ctx.k = k
+        return t * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3 * ctx.k, None
+
+
+def doubled_later(t, k):
+    return DoubledLater.apply(t, k)
+
+
+check = unittest.TestCase()
 nan = float("nan")
 nans = [nan, 1.0]
 ordered = collections.OrderedDict(a=1, b=2)
@@ -654,5 +736,5 @@ pick = operator.itemgetter(1)
 
 STATE = {
     "counter", "seen", "registry", "setting", "net", "collector", "Box", "Child", "Meta", "Switch", "decorated",
-    "Point", "ordered", "counts", "Large", "wrapped",
+    "Point", "ordered", "counts", "Large", "wrapped", "Sole",
 }  # fmt: skip
