@@ -73,8 +73,8 @@ class OperatorCalls:
         if isinstance(found.run, str):
             return self._host.fall_back(known, args, kwargs, found.run)
         running = _stack()
-        if call in running:  # its kernels ask for it: an index is out of range, or memory overlaps
-            return self._host.call(known, args, kwargs)
+        if call in running:  # its kernels ask for it
+            return self._host.fall_back(known, args, kwargs, "an index is out of range, or arguments share memory")
         running.append(call)
         try:
             made = _apart(found.run, given.inputs()) if is_new else _now(found.run, given.inputs())
@@ -91,7 +91,7 @@ class OperatorCalls:
             return Known((), None, f"nothing describes its results: {reason}")
         if any(isinstance(each, View) for each in results):
             return Known(results, form, lambda *_: ())
-        if known.operator.overloadpacket in _EMPTY:
+        if known.operator.overloadpacket in _EMPTY or _computes_nothing(given, results):
             return Known(results, form, lambda *_: self._empty(results))
         kind = (call, tuple([pattern_of(each) for each in given.tensors]))
         with self._lock:
@@ -134,6 +134,12 @@ class OperatorCalls:
         dtypes |= {str(each.layout[3]).removeprefix("torch.") for each in results if isinstance(each, Fresh)}
         missing = sorted(dtypes - set(has)) if has else []
         return f"the chip has no {', '.join(missing)}" if missing else None
+
+
+def _computes_nothing(given: Given, results: tuple[Result, ...]) -> bool:
+    """Whether all results are new and without elements. Integers may be indices, which are checked even so."""
+    empty = bool(results) and all(isinstance(each, Fresh) and 0 in each.layout[0] for each in results)
+    return empty and all(each.is_floating_point() or each.is_complex() for each in given.tensors)
 
 
 _stacks = threading.local()  # calls that each thread is in the middle of

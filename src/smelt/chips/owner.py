@@ -143,9 +143,8 @@ class ChipOwner:
         if needed > memory.nbytes:
             grown = ChipMemory(self.device, needed)
             if memory.address:
-                self.device.ask(self.device.chip.copy_within, grown.address, memory.address, memory.nbytes)
-            storage: Any = tensor.untyped_storage()
-            storage.smelt_memory = grown
+                self.device.copy_within(grown.address, memory.address, memory.nbytes)
+            tensors.give_memory(tensor.untyped_storage(), grown, needed, grown.address)
         tensors.set_layout(tensor, tensor.untyped_storage(), offset, like.shape, like.stride())
         return tensor
 
@@ -190,8 +189,21 @@ class ChipOwner:
                 self.device.write(tensor, host)
                 return tensor
             source = self.device.to_chip(_without_gaps(plain.to(HOST)))
-        self.compute(aten.copy_.default, (tensor, source), {})
+        if not self._copy_bytes(tensor, source):
+            self.compute(aten.copy_.default, (tensor, source), {})
         return tensor
+
+    def _copy_bytes(self, tensor: torch.Tensor, source: torch.Tensor) -> bool:
+        """Copy what is laid out the same, without gaps, as it is; False for anything else."""
+        if tensor.dtype != source.dtype or tensor.shape != source.shape or tensor.stride() != source.stride():
+            return False
+        if not self._is_whole(tensor) or not self._is_whole(source):
+            return False
+        size = tensor.numel() * tensor.element_size()
+        to, start = self.device.address_of(tensor), self.device.address_of(source)
+        if size and abs(to - start) >= size:
+            self.device.copy_within(to, start, size)
+        return not size or to == start or abs(to - start) >= size
 
     def _is_whole(self, tensor: torch.Tensor) -> bool:
         """Whether there is nothing between the elements of a tensor, nor any of them twice."""

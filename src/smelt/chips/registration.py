@@ -22,7 +22,7 @@ from smelt.chips.owner import ChipOwner
 from smelt.chips.runtime import ChipDevice
 from smelt.codegen import targets as _targets  # noqa: F401  the host is a target, too
 from smelt.codegen.chip_generator import generator_for
-from smelt.codegen.targets import contraction_cycles_of
+from smelt.codegen.targets import contraction_cycles_of, grid_contraction_cycles
 from smelt.device.chip import Chip, why_not_chip
 from smelt.device.fusion_limits import Limits
 from smelt.device.host_library import HOST
@@ -141,7 +141,9 @@ def _offer(name: str, device: ChipDevice) -> None:
         launcher=launcher,
         limits=Limits(recomputes=grids),
         devices=(HOST.type,),
-        contraction_cycles=None if grids else functools.partial(contraction_cycles_of, name=name),
+        contraction_cycles=(
+            grid_contraction_cycles if grids else functools.partial(contraction_cycles_of, name=name)
+        ),
         on_request=True,
     )
     registry.place(name, torch.device(name, 0))

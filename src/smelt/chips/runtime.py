@@ -114,7 +114,8 @@ class ChipDevice:
 
     def new(self, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         size = tensors.bytes_of(shape, stride, 0, dtype)
-        return tensors.make(tuple(shape), tuple(stride), dtype, ChipMemory(self, size), size)
+        memory = ChipMemory(self, size)
+        return tensors.make(tuple(shape), tuple(stride), dtype, memory, size, memory.address)
 
     def address_of(self, tensor: torch.Tensor) -> int:
         """Of a tensor's first element; 0 for one without elements."""
@@ -148,6 +149,9 @@ class ChipDevice:
         if size:
             events.count("chip_copies_in")
             self.ask(self.chip.copy_in, self.address_of(tensor), _bytes(host, size))
+
+    def copy_within(self, address: int, source: int, size: int) -> None:
+        self.ask(self.chip.copy_within, address, source, size)
 
     def stage(self, host: torch.Tensor) -> ChipMemory:
         """A number of the host's, or a few, for one launch."""

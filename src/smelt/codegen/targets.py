@@ -120,7 +120,7 @@ def _simt_host_launcher(code: KernelCode, unaligned: Unaligned | None) -> _nativ
     )
 
 
-def _grid_contraction_cycles(kernel: Kernel) -> float | str:
+def grid_contraction_cycles(kernel: Kernel) -> float | str:
     """That there is code; how long it takes nobody has measured, so that it is made where it is asked for alone."""
     from smelt.codegen.gpu.products.product_tiles import why_no_tile
 
@@ -134,7 +134,7 @@ register(
     launcher=_simt_host_launcher,
     limits=Limits(recomputes=True, group_buffers=GROUP_BUFFERS),
     devices=("cpu",),
-    contraction_cycles=_grid_contraction_cycles,
+    contraction_cycles=grid_contraction_cycles,
     on_request=True,
 )
 
@@ -172,7 +172,7 @@ for _architecture in ARCHITECTURES:
         launcher=_cuda_launcher,
         limits=CUDA_LIMITS,
         devices=("cuda",),
-        contraction_cycles=_grid_contraction_cycles,
+        contraction_cycles=grid_contraction_cycles,
         on_request=True,
     )
 

@@ -7,6 +7,7 @@ What the numbers are is the owner's business. PyTorch keeps a storage's Python o
 lives, so the memory is an attribute of it: it is found from `.data`, `detach()`, saved tensors and views alike, and
 it dies with the last tensor."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,20 +29,38 @@ Layout = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
 
 
 def make(
-    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, memory: Any, size: int | None = None
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    memory: Any,
+    size: int | None = None,
+    address: int = 0,
 ) -> torch.Tensor:
-    """A new tensor over a storage of its own; `size`: its bytes, where they are known."""
+    """A new tensor over a storage of its own; `size`: its bytes, where they are known; `address`: what PyTorch is told
+    as `data_ptr()`. Whether tensors share memory is seen by that, so no two memories overlap there."""
     tensor: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(shape), dtype)
     storage: Any = tensor.untyped_storage()
     storage.smelt_memory = memory
     if size is None:
         size = bytes_of(shape, stride, 0, dtype)
     # The memory's own address where it can be found by that (`_native.DeviceMemory`), else that of the storage.
-    address = id(memory) if isinstance(memory, _native.DeviceMemory) else storage._cdata
-    if not describe(storage, size, address) or stride != tensor.stride():
+    known = id(memory) if isinstance(memory, _native.DeviceMemory) else address or storage._cdata
+    if address:
+        _by_address[address] = memory
+    if not describe(storage, size, known) or stride != tensor.stride():
         # Where a storage cannot be told its size, this does it too: PyTorch checks views and writes files by it.
         _set_storage._op_dk(_META, tensor, storage, 0, shape, stride)
     return tensor
+
+
+def give_memory(storage: Any, memory: Any, size: int, address: int) -> None:
+    """Other memory for a storage of `make`'s."""
+    storage.smelt_memory = memory
+    if describe(storage, size, address or storage._cdata) and address:
+        _by_address[address] = memory
+
+
+_by_address: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 
 
 def create_function() -> Any:
@@ -95,7 +114,7 @@ def memory_of(tensor: torch.Tensor) -> Any:
         if storage.device.type != torch._C._get_privateuse1_backend_name() or not storage.data_ptr():
             raise
         # PyTorch has made a second storage over the address of one of ours: it writes old files so.
-        found = _native.device_memory_at(storage.data_ptr())
+        found = _native.device_memory_at(storage.data_ptr()) or _by_address.get(storage.data_ptr())
         if found is not None:
             return found
         ours: Any = torch.UntypedStorage._new_with_weak_ptr(storage.data_ptr())
