@@ -99,20 +99,21 @@ def changed(value: Any, change: Change, dtype: torch.dtype | None) -> Any:
 
 
 LAZY = "lazy"
-"""The backend that is none: the operator is called on tensors of the lazy device."""
+DEVICES = frozenset({LAZY, "sim", "vk"})
+"""Backends that are none: the operator is called on tensors of a device of ours, the lazy one or a chip."""
 
 
-def on_lazy(value: Any) -> Any:
-    """Arguments on the lazy device, laid out and requiring gradients as they were."""
+def on_device(value: Any, name: str) -> Any:
+    """Arguments on a device of ours, laid out and requiring gradients as they were."""
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided:
             return tensor
         room = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         if not tensor.numel() or 0 in tensor.stride():
-            made = tensor.detach().to(LAZY)
+            made = tensor.detach().to(name)
         else:
-            memory = torch.zeros(max(room, 0), dtype=tensor.dtype, device=LAZY)
+            memory = torch.zeros(max(room, 0), dtype=tensor.dtype, device=name)
             made = memory.as_strided(tensor.shape, tensor.stride()).copy_(tensor.detach())
         return made.requires_grad_(tensor.requires_grad)
 
@@ -120,9 +121,9 @@ def on_lazy(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return type(value)(*map(placed, value)) if hasattr(value, "_fields") else type(value)(map(placed, value))
         if isinstance(value, dict):
-            return {name: placed(item) for name, item in value.items()}
+            return {key: placed(item) for key, item in value.items()}
         is_host = isinstance(value, str | torch.device) and str(value) == "cpu"
-        return torch.device(LAZY, 0) if is_host else value
+        return torch.device(name, 0) if is_host else value
 
     return placed(rebuilt(value, one))
 
@@ -230,14 +231,14 @@ def compare(
         made: tuple[Any, ...] = rebuilt((args, copy.copy(kwargs)), fresh)
         return made
 
-    exact = backend not in ("llvm", LAZY)
-    random = random and backend != LAZY  # they are drawn as eager draws them
+    exact = backend != "llvm" and backend not in DEVICES
+    random = random and backend not in DEVICES  # they are drawn as eager draws them
     # Generated code for GPUs draws what eager draws there; on the host it has an order of its own.
     random = random and (exact or not any(tensor.is_cuda for tensor in tensors_in((args, kwargs))))
     eager = Outcome(call, given(), second=second)
     with events.collect() as seen:
-        if backend == LAZY:
-            mine = Outcome(call, on_lazy(given()), second=second)
+        if backend in DEVICES:
+            mine = Outcome(call, on_device(given(), backend), second=second)
         else:
             mine = Outcome(smelt.compile(call, backend=backend, options=dict(options or {})), given(), second=second)
     fallbacks = [event.text for event in seen if _tells_of_eager(event)]
@@ -269,6 +270,8 @@ def compare(
 
 def _tells_of_eager(event: events.Event) -> bool:
     """Texts that are costly to make show a graph or a program, and are not asked for."""
+    if event.channel == "fallback":  # of a chip to the host
+        return True
     if event.channel == LAZY:
         return isinstance(event.words, str) and " runs at once: " in event.words
     return event.channel == "breaks" or (isinstance(event.words, str) and "falls back to eager" in event.words)
@@ -302,7 +305,8 @@ def _errors(mine: Outcome, eager: Outcome, *, exact: bool) -> list[str]:
     same = type(eager.error) is type(mine.error) and eager.failed == mine.failed
     if same and not (exact and str(mine.error) != str(eager.error)):
         return []
-    return [f"{mine.failed} raises {mine.error!r}, eager's {eager.failed} {eager.error!r}"]
+    told = [repr(error).partition("\\n")[0][:300] for error in (mine.error, eager.error)]
+    return [f"{mine.failed} raises {told[0]}, eager's {eager.failed} {told[1]}"]
 
 
 def _calls(mine: Outcome, eager: Outcome, *, exact: bool) -> list[str]:
@@ -355,7 +359,7 @@ def difference(
         for name, one, other in (
             ("shape", tuple(mine.shape), tuple(eager.shape)),
             ("dtype", mine.dtype, eager.dtype),
-            ("device", torch.device("cpu") if mine.device.type == LAZY else mine.device, eager.device),
+            ("device", torch.device("cpu") if mine.device.type in DEVICES else mine.device, eager.device),
             ("requires_grad", mine.requires_grad, eager.requires_grad),
             ("conj", mine.is_conj(), eager.is_conj()),
             ("neg", mine.is_neg(), eager.is_neg()),
@@ -368,7 +372,7 @@ def difference(
         found.append(f"strides {mine.stride()}, eager has {eager.stride()} (shape {tuple(eager.shape)})")
     if found or not values:
         return found
-    if mine.device.type == LAZY:
+    if mine.device.type in DEVICES:
         mine = mine.detach().cpu()
     mine, eager = mine.detach().resolve_conj().resolve_neg(), eager.detach().resolve_conj().resolve_neg()
     if not (eager.dtype.is_floating_point or eager.dtype.is_complex):

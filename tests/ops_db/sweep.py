@@ -7,6 +7,7 @@
     python -m tests.ops_db.sweep --target simt-host                             by a GPU's kernels, on the host
     python -m tests.ops_db.sweep --only mm,bmm --options library=none           with options of the compiler
     python -m tests.ops_db.sweep --backend lazy                                 on lazy tensors
+    python -m tests.ops_db.sweep --backend sim --fallbacks      on a chip, and what the host computes for it (or vk)
 
 Operators run in worker processes that announce each one before they start it, so that a crash or a hang is known by
 name; the sweep goes on behind it.
@@ -24,6 +25,7 @@ import unittest
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -36,6 +38,9 @@ from tests import targets
 from tests.ops_db.fallbacks import is_listed
 
 ROOT = Path(__file__).parent.parent.parent
+
+CHIPS = {"sim": ("sim", "smelt_sim", "Sim"), "vk": ("vulkan", "smelt_vulkan", "VulkanChip")}
+"""Backends that are chips: the folder of their plug-in, its package and its class."""
 
 WORKER = ("-m", "tests.ops_db.sweep")
 
@@ -160,8 +165,10 @@ def check(case: Case, task: Task) -> Answer:
         answer.fallbacks.extend(text for text in found.fallbacks if text not in answer.fallbacks)
         answer.refused.extend(found.refused[:1])
         answer.samples += 1
+        if task.backend not in CHIPS:  # whose kernels serve other samples
+            smelt.reset()
+    if task.backend == "lazy" or task.backend in CHIPS:
         smelt.reset()
-    if task.backend == "lazy":
         return answer
     answer.unlisted.extend(text for text in answer.fallbacks if not is_listed(case.operator, text))
     return answer
@@ -201,6 +208,8 @@ def work(task: Task, lines: Iterable[str]) -> None:
     _database()
     if task.backend == "lazy":
         smelt.lazy.enable(background=False)
+    if task.backend in CHIPS:
+        register_chip(task.backend)
     for line in lines:
         case = Case(**json.loads(line))
         try:
@@ -214,6 +223,13 @@ def work(task: Task, lines: Iterable[str]) -> None:
         print("\x1e" + json.dumps(vars(answer)), flush=True)
         if answer.ended:
             return
+
+
+def register_chip(name: str) -> None:
+    """Make the device of a chip from its plug-in's folder."""
+    folder, package, chip = CHIPS[name]
+    sys.path.insert(0, str(ROOT / "plugins" / folder))
+    smelt.register_chip(name, getattr(import_module(package), chip)())
 
 
 class Worker:
@@ -323,7 +339,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2, help="of each job")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds an operator may take")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after so long, with what is done by then")
-    parser.add_argument("--first", type=int, default=0, help="the number of the case to begin with")
+    parser.add_argument("--first", "--start", type=int, default=0, help="the number of the case to begin with")
+    parser.add_argument("--count", type=int, help="of cases")
+    parser.add_argument("--every", type=int, default=1, help="10: each tenth case")
     parser.add_argument("--options", default="", help="of the compiler: products=own,…")
     targets.add_options(parser)
     parser.add_argument("--each", action="store_true", help="a line for each case, as it is done")
@@ -343,7 +361,8 @@ def main() -> int:
     only = [name for name in options.only.split(",") if name]
     began = time.monotonic()
     ready = [Worker(task) for _ in range(options.jobs)]  # which load the database while it is read here
-    cases = list(all_cases(options.dtypes.split(","), only, task.device_type))[options.first :]
+    cases = list(all_cases(options.dtypes.split(","), only, task.device_type))
+    cases = cases[options.first :: options.every][: options.count]
     left_s = options.seconds - (time.monotonic() - began)
     answers: list[Answer] = []
     waiting = dict.fromkeys(cases)
@@ -368,7 +387,7 @@ def main() -> int:
     refusals = sum(len(answer.refused) for answer in answers)
     missed = f", {refusals} samples refused" if refusals else ""
     if waiting:
-        first = options.first + cases.index(next(iter(waiting)))
+        first = options.first + cases.index(next(iter(waiting))) * options.every
         missed += f"; {len(waiting)} not reached in time, go on with --first {first}"
     print(
         f"{len(answers)} cases, {samples} samples, {failed} cases with differences, {left} with something left to "

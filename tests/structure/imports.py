@@ -121,7 +121,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "explore",
     ),
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
-    "chips": ("runtime", "launcher", "host_calls", "kinds", "calls", "owner", "registration"),
+    "chips": (
+        *("runtime", "launcher", "strided_copies", "host_calls", "kinds", "decompositions", "calls", "owner"),
+        "registration",
+    ),
     "codegen": (
         "llvm",
         "generator",

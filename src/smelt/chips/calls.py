@@ -7,6 +7,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from smelt.base import events
 from smelt.base.errors import LibraryError, SmeltError
 from smelt.base.fast_dataclass import dataclass
+from smelt.chips.decompositions import Circular, decomposed, decomposition_of
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.kinds import Given, graph_of, pattern_of, read
 from smelt.chips.runtime import ChipDevice
@@ -31,6 +33,10 @@ _MOST = 50_000
 
 _EMPTY = frozenset({aten.empty_like, aten.new_empty, aten.new_empty_strided, aten.empty_permuted})
 
+class _Unlike(Exception):
+    """A result is not what the operator returns."""
+
+
 Run = Callable[..., tuple[Any, ...]]
 
 
@@ -41,6 +47,7 @@ class Known:
     results: tuple[Result, ...]
     form: type | None
     run: Run | str
+    is_circular: bool = False  # its decomposition says nothing
 
 
 class OperatorCalls:
@@ -71,7 +78,7 @@ class OperatorCalls:
                 self._known.clear()
             found = self._known[key] = self._described(known, args, kwargs, given, call)
         if isinstance(found.run, str):
-            return self._host.fall_back(known, args, kwargs, found.run)
+            return self._without_kernel(known, args, kwargs, key, found)
         running = _stack()
         if call in running:  # its kernels ask for it
             return self._host.fall_back(known, args, kwargs, "an index is out of range, or arguments share memory")
@@ -82,6 +89,24 @@ class OperatorCalls:
             running.pop()
         return _returned(found, made, args, kwargs)
 
+    def _without_kernel(
+        self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any, found: Known
+    ) -> Any:
+        """By other operators, or by the host."""
+        rule = decomposition_of(known.operator) if found.results and not found.is_circular else None
+        if rule is not None:
+            try:
+                made = decomposed(known.operator, rule, args, kwargs)
+                return _returned(found, made, args, kwargs)
+            except Circular as error:
+                if str(error) != str(known.operator):
+                    raise  # it is another's, which is in the middle of this one
+                self._known[key] = replace(found, is_circular=True)
+            except (NotImplementedError, _Unlike):
+                self._known[key] = replace(found, is_circular=True)
+        assert isinstance(found.run, str)
+        return self._host.fall_back(known, args, kwargs, found.run)
+
     def _described(
         self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Given, call: Any
     ) -> Known:
@@ -91,7 +116,7 @@ class OperatorCalls:
             return Known((), None, f"nothing describes its results: {reason}")
         if any(isinstance(each, View) for each in results):
             return Known(results, form, lambda *_: ())
-        if known.operator.overloadpacket in _EMPTY or _computes_nothing(given, results):
+        if known.operator.overloadpacket in _EMPTY or _is_nothing(known, given, results, args, kwargs):
             return Known(results, form, lambda *_: self._empty(results))
         kind = (call, tuple([pattern_of(each) for each in given.tensors]))
         with self._lock:
@@ -136,10 +161,18 @@ class OperatorCalls:
         return f"the chip has no {', '.join(missing)}" if missing else None
 
 
-def _computes_nothing(given: Given, results: tuple[Result, ...]) -> bool:
-    """Whether all results are new and without elements. Integers may be indices, which are checked even so."""
-    empty = bool(results) and all(isinstance(each, Fresh) and 0 in each.layout[0] for each in results)
-    return empty and all(each.is_floating_point() or each.is_complex() for each in given.tensors)
+def _is_nothing(
+    known: Signature, given: Given, results: tuple[Result, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether no element is computed or written. Integers may be indices, which are checked even so."""
+    made = [each.layout for each in results if isinstance(each, Fresh)]
+    named = (*zip(known.names, args, strict=False), *kwargs.items())
+    written = [value for name, value in named if name in known.written]
+    if not (made or written) or any(0 not in shape for shape, *_ in made):
+        return False
+    if not all(each.is_floating_point() or each.is_complex() for each in given.tensors):
+        return False
+    return all(isinstance(each, torch.Tensor) and not each.numel() for each in written)
 
 
 _stacks = threading.local()  # calls that each thread is in the middle of
@@ -196,9 +229,10 @@ def _returned(known: Known, made: tuple[Any, ...], args: tuple[Any, ...], kwargs
 def _fitting(made: torch.Tensor, result: Fresh) -> torch.Tensor:
     """A result with the strides that PyTorch gives it."""
     shape, stride, _, dtype = result.layout
-    if made.stride() == stride:
+    if made.stride() == stride and made.shape == shape and made.dtype == dtype:
         return made
-    assert made.shape == shape and made.dtype == dtype
+    if made.shape != shape or made.dtype != dtype:
+        raise _Unlike
     if all(size < 2 or one == other for size, one, other in zip(shape, made.stride(), stride, strict=True)):
         return tensors.view(made, shape, stride, int(made.storage_offset()))
     return torch.empty_strided(shape, stride, dtype=dtype, device=made.device).copy_(made)

@@ -14,6 +14,7 @@ import torch
 from smelt.chips.calls import OperatorCalls
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.runtime import ChipDevice, ChipMemory
+from smelt.chips.strided_copies import StridedCopies
 from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
 from smelt.dispatch.device_operators import device_operators
@@ -21,6 +22,7 @@ from smelt.dispatch.tensors import layout_of, memory_of
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy.signatures import Signature, signature
 from smelt.meta.devices import result_device
+from smelt.symbolic.shapes import is_dense
 
 aten = torch.ops.aten
 
@@ -34,12 +36,14 @@ class ChipOwner:
         self.device = device
         self.host = HostCalls(device)
         self.calls = OperatorCalls(device, compiler, self.host)
+        self.copies = StridedCopies(device)
         self._answers: dict[torch._ops.OpOverload, Answer] = {
             aten.empty.memory_format: self._empty,
             aten.empty_strided.default: self._empty_strided,
             aten._local_scalar_dense.default: self._item,
             aten._to_copy.default: self._to_copy,
             aten.copy_.default: self._copy,
+            aten.clone.default: self._clone,
             aten._copy_from.default: self._copy_from,
             aten._copy_from_and_resize.default: self._copy_from,
             aten.set_.source_Storage_storage_offset: self._set,
@@ -65,10 +69,39 @@ class ChipOwner:
         if known.takes_device and (asked := kwargs.get("device")) is not None and asked.type != self.device.name:
             return operator(*map(_without_data, args), **kwargs)  # `empty_like(x, device="cpu")`: it reads no numbers
         args, kwargs = self._together(known, args, kwargs)
+        if known.written and not known.is_view:
+            return self._written(known, args, kwargs)
         return self.calls.call(known, args, kwargs)
+
+    def _written(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """An operator that writes. Kernels write whole buffers: what is written between others' elements is computed
+        in a copy."""
+        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for name, value in (*zip(known.names, args, strict=False), *kwargs.items()):
+            for each in (value if isinstance(value, tuple | list) else (value,)) if name in known.written else ():
+                if self.device.is_ours(each) and has_gaps(each) and not any(each is one for one, _ in parts):
+                    parts.append((each, self.copies.dense(each)))
+        if not parts:
+            return self.calls.call(known, args, kwargs)
+
+        def swapped(value: Any, to: int) -> Any:
+            if isinstance(value, tuple | list):
+                return type(value)([swapped(item, to) for item in value])
+            return next((pair[to] for pair in parts if pair[1 - to] is value), value)
+
+        found = self.calls.call(
+            known, swapped(args, 1), {name: swapped(value, 1) for name, value in kwargs.items()}
+        )
+        for part, dense in parts:
+            if part.shape != dense.shape:
+                tensors.set_layout(part, dense.untyped_storage(), 0, dense.shape, dense.stride())
+            else:
+                self.copies.copy(part, dense)
+        return swapped(found, 0)
 
     def forget(self) -> None:
         self.calls.forget()
+        self.copies.forget()
         self.device.release()
 
     def _together(
@@ -169,10 +202,18 @@ class ChipOwner:
             return self.device.to_chip(_without_gaps(host))
         if device.type == self.device.name:
             options.pop("non_blocking", None)
+            if options.get("dtype") in (None, tensor.dtype):
+                return self._clone(tensor, memory_format=options.get("memory_format"))
             copied: torch.Tensor = self.compute(aten._to_copy.default, (tensor,), options)
             return copied
         found: torch.Tensor = aten._to_copy.default(self.device.to_host(tensor), device=device, **options)
         return found
+
+    def _clone(self, tensor: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
+        chosen = memory_format or torch.preserve_format
+        like = torch.empty_like(tensors.on_meta(tensor), memory_format=chosen)
+        made = self.device.new(like.shape, like.stride(), like.dtype)
+        return self._copy(made, tensor)
 
     def _copy(self, tensor: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
         if not self.device.is_ours(tensor):  # to the host
@@ -189,21 +230,19 @@ class ChipOwner:
                 self.device.write(tensor, host)
                 return tensor
             source = self.device.to_chip(_without_gaps(plain.to(HOST)))
-        if not self._copy_bytes(tensor, source):
-            self.compute(aten.copy_.default, (tensor, source), {})
+        if tensor is source or not tensor.numel():
+            return tensor
+        if _has_bits(source):
+            source = self._resolved(source)
+        if source.dtype != tensor.dtype:
+            if not has_gaps(tensor):
+                self.compute(aten.copy_.default, (tensor, source), {})
+                return tensor
+            source = self.compute(aten._to_copy.default, (source,), {"dtype": tensor.dtype})
+        if _has_bits(tensor):
+            raise NotImplementedError("a conjugated or negated view of a chip's memory is not written")
+        self.copies.copy(tensor, source.expand(tensor.shape))
         return tensor
-
-    def _copy_bytes(self, tensor: torch.Tensor, source: torch.Tensor) -> bool:
-        """Copy what is laid out the same, without gaps, as it is; False for anything else."""
-        if tensor.dtype != source.dtype or tensor.shape != source.shape or tensor.stride() != source.stride():
-            return False
-        if not self._is_whole(tensor) or not self._is_whole(source):
-            return False
-        size = tensor.numel() * tensor.element_size()
-        to, start = self.device.address_of(tensor), self.device.address_of(source)
-        if size and abs(to - start) >= size:
-            self.device.copy_within(to, start, size)
-        return not size or to == start or abs(to - start) >= size
 
     def _is_whole(self, tensor: torch.Tensor) -> bool:
         """Whether there is nothing between the elements of a tensor, nor any of them twice."""
@@ -229,6 +268,11 @@ class ChipOwner:
             return self._as(aten._native_batch_norm_legit.no_stats, tensor, weight, bias, training, momentum, eps)
         args = (tensor, weight, bias, mean, variance, training, momentum, eps)
         return self._as(aten._native_batch_norm_legit.default, *args)
+
+
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Whether there is something between the elements of a tensor."""
+    return not is_dense(tensor.shape, tensor.stride())
 
 
 def _has_bits(value: Any) -> bool:
