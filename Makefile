@@ -53,7 +53,7 @@ NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/guards/test_g
 	tests/runtime/autograd/test_moved_storage.py tests/runtime/test_overlap.py \
 	$(patsubst %,tests/runtime/program/test_%.py,aoti_shims small_matmul launch)
 
-ON_GPU := $(addprefix tests/,gpu ops ops_db nn optim models autograd compiled_autograd pipeline/test_random_tensors.py)
+ON_GPU := $(addprefix tests/,gpu deploy/gpu ops ops_db nn optim models autograd compiled_autograd pipeline/test_random_tensors.py)
 
 .PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:

@@ -1,4 +1,4 @@
-"""Artifacts for GPUs: exported where there is none, run by C programs through a driver that runs them on the host."""
+"""Artifacts for GPUs, run by C programs through a driver that runs kernels on the host, and on a GPU that is there."""
 
 import json
 from pathlib import Path
@@ -10,18 +10,30 @@ import torch
 import smelt
 from tests.codegen.gpu.test_ptx import PTXAS, assembled
 from tests.deploy.gpu.fake_gpu import CHIP, FakeGpu
+from tests.deploy.gpu.real_gpu import RealGpu
 from tests.deploy.models import MODELS
 from tests.deploy.programs import built
 from tests.deploy.test_models import _converted, _first, assert_accurate
 
+Gpu = type[FakeGpu] | type[RealGpu]
+_no_driver = pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens where there is no GPU")
+
+
+@pytest.fixture(params=[FakeGpu, RealGpu], ids=["fake", "real"])
+def kind(request: pytest.FixtureRequest) -> Gpu:
+    if request.param is RealGpu and not torch.cuda.is_available():
+        pytest.skip("no GPU is here")
+    found: Gpu = request.param
+    return found
+
 
 @pytest.mark.parametrize("name", ["mlp", "gpt2", pytest.param("resnet", marks=pytest.mark.slow)])
-def test_a_model_runs_on_a_gpu_as_in_python(name: str, tmp_path: Path) -> None:
+def test_a_model_runs_on_a_gpu_as_in_python(name: str, kind: Gpu, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, args, kwargs = MODELS[name]()
     artifact = smelt.export(model, args, kwargs, targets=(CHIP,), name=name)
     path = artifact.save(tmp_path / "model.smelt")
-    gpu = FakeGpu(artifact, tmp_path)
+    gpu = kind(artifact, tmp_path)
     program = built("examples/deploy/infer.c", tmp_path)
     inputs = []
     for place, leaf in enumerate([*args, *kwargs.values()]):
@@ -43,10 +55,10 @@ def _mlp(targets: tuple[str, ...]) -> smelt.Artifact:
     return smelt.export(model, args, kwargs, targets=targets, name="mlp")
 
 
-def test_memory_of_the_gpu_and_threads(tmp_path: Path) -> None:
+def test_memory_of_the_gpu_and_threads(kind: Gpu, tmp_path: Path) -> None:
     artifact = _mlp((CHIP,))
     path = artifact.save(tmp_path / "model.smelt")
-    gpu = FakeGpu(artifact, tmp_path)
+    gpu = kind(artifact, tmp_path)
     assert gpu.run(built("tests/deploy/gpu/device_memory.c", tmp_path), path) == "same\n"
     assert gpu.nothing_left()
 
@@ -54,6 +66,7 @@ def test_memory_of_the_gpu_and_threads(tmp_path: Path) -> None:
 _TARGET = "import smelt.deploy.loaded as l; m = l.load({path!r}); print(m.target)"
 
 
+@_no_driver
 def test_the_best_target_is_chosen_when_a_file_is_opened(tmp_path: Path) -> None:
     artifact = _mlp(("host", CHIP, "sm_75"))
     path = str(artifact.save(tmp_path / "model.smelt"))
@@ -68,6 +81,7 @@ def test_the_best_target_is_chosen_when_a_file_is_opened(tmp_path: Path) -> None
     assert gpu.python(code, SMELT_FAKE_FAIL="cuInit 0 100") == f"{host}\n"
 
 
+@_no_driver
 def test_why_no_target_runs_is_told(tmp_path: Path) -> None:
     artifact = _mlp((CHIP,))
     path = artifact.save(tmp_path / "model.smelt")
@@ -106,7 +120,7 @@ def test_what_fails_is_told_and_nothing_is_left(failing: str, message: str, tmp_
     assert not gpu.report()["left"]
 
 
-def test_a_training_goes_on_on_a_gpu(tmp_path: Path) -> None:
+def test_a_training_goes_on_on_a_gpu(kind: Gpu, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -126,7 +140,7 @@ def test_a_training_goes_on_on_a_gpu(tmp_path: Path) -> None:
         step(x, y)
     artifact = smelt.export(step, (x, y), targets=(CHIP,))
     path = artifact.save(tmp_path / "step.smelt")
-    gpu = FakeGpu(artifact, tmp_path)
+    gpu = kind(artifact, tmp_path)
     numpy.savez(tmp_path / "batch.npz", x=x.numpy(), y=y.numpy())
     code = (
         "import smelt.deploy.loaded as l, numpy, json\n"
@@ -145,7 +159,7 @@ def test_a_training_goes_on_on_a_gpu(tmp_path: Path) -> None:
     assert gpu.nothing_left()
 
 
-def test_control_flow_sizes_and_numbers(tmp_path: Path) -> None:
+def test_control_flow_sizes_and_numbers(kind: Gpu, tmp_path: Path) -> None:
     def refine(x: torch.Tensor, scale: float, limit: int) -> tuple[torch.Tensor, int]:
         rounds = 0
         while x.abs().max() > 1e-3 and rounds < limit:
@@ -156,7 +170,7 @@ def test_control_flow_sizes_and_numbers(tmp_path: Path) -> None:
     x, given = torch.randn(5, 3), ((0.5, 50), (0.25, 50), (0.5, 0), (0.5, 4))
     artifact = smelt.export(refine, (x, 0.5, 50), targets=("host", CHIP))
     path = artifact.save(tmp_path / "refine.smelt")
-    gpu = FakeGpu(artifact, tmp_path)
+    gpu = kind(artifact, tmp_path)
     numpy.save(tmp_path / "x.npy", x.numpy())
     code = (
         "import smelt.deploy.loaded as l, numpy, json\n"
@@ -169,13 +183,13 @@ def test_control_flow_sizes_and_numbers(tmp_path: Path) -> None:
     assert gpu.nothing_left()
 
 
-def test_an_index_out_of_range_is_told(tmp_path: Path) -> None:
+def test_an_index_out_of_range_is_told(kind: Gpu, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Embedding(10, 4)
     rows = smelt.Dimension("rows", 1, 100)
     artifact = smelt.export(model, (torch.tensor([1, 2, 3]),), dynamic={"input": {0: rows}}, targets=(CHIP,))
     path = artifact.save(tmp_path / "model.smelt")
-    gpu = FakeGpu(artifact, tmp_path)
+    gpu = kind(artifact, tmp_path)
     code = (
         "import smelt.deploy.loaded as l, numpy\n"
         f"m = l.load({str(path)!r})\nprint(m(numpy.array([4, 9, 4, 4, 4])).tolist())\n"

@@ -273,8 +273,9 @@ choose_host(const File *file, const char *why_not, int64_t *target, smelt_error 
     }
     char here[160];
     name_target(here, sizeof here, machine, features);
+    /* The processor last: its list of features is long, and messages are cut at their end. */
     return smelt_fail(error, SMELT_ERROR_TARGET, "none of the %lld targets of this artifact runs here: %s%s%s",
-                      (long long)file->targets, here, *why_not ? "; " : "", why_not);
+                      (long long)file->targets, why_not, *why_not ? "; " : "", here);
 }
 
 static smelt_status
