@@ -39,6 +39,7 @@ LAYERS: dict[str, int] = {
     "deploy": 7,
     "explain": 7,
     "chips": 7,
+    "conform": 7,
     "api": 8,
     "compiled_autograd": 8,
     "cli": 8,
@@ -48,6 +49,7 @@ LAYERS: dict[str, int] = {
 
 # A unit imports itself and the layers below it. What else it may import, of its own layer:
 ALSO: dict[str, frozenset[str]] = {
+    "conform": frozenset({"chips"}),  # which it tries
     "api": frozenset({"cli", "__init__"}),
     "compiled_autograd": frozenset({"api"}),
     "cli": frozenset({"api", "__init__"}),
@@ -125,6 +127,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("runtime", "launcher", "strided_copies", "host_calls", "kinds", "decompositions", "calls", "owner"),
         "registration",
     ),
+    "conform": ("bench", "check", "programs", "levels", "run_checks", "processes", "scorecard", "page"),
     "codegen": (
         "llvm",
         "generator",

@@ -28,7 +28,7 @@ ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 class Sim(Chip):
     """The device. `memory`: how many bytes it has."""
 
-    def __init__(self, memory: int = 4 << 30) -> None:
+    def __init__(self, memory: int = 1 << 30) -> None:
         self.memory = memory
         self.used = 0
         self.delay = 0.0  # seconds that each thing takes longer

@@ -1,4 +1,4 @@
-"""The command line: `smelt run`, `report`, `explain`, `verify`, `bisect`, `bench`, `export`, `inspect`, `cc` and more.
+"""The command line: `smelt run`, `report`, `explain`, `verify`, `bisect`, `bench`, `export`, `conform` and more.
 
 Exit codes: 0 all is well, 1 the answer is no (a result is wrong, a check failed), 2 the command was not understood or
 its target could not be loaded. `smelt run` and `smelt report` end as their script does.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import smelt
 from smelt.base.errors import SmeltError
-from smelt.cli import deploy_cmds, inspect_cmds, maintenance, run
+from smelt.cli import conform_cmd, deploy_cmds, inspect_cmds, maintenance, run
 from smelt.cli.example_spec import BadTarget
 
 COMMANDS: tuple[Callable[..., None], ...] = (
@@ -23,6 +23,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     deploy_cmds.add_export,
     deploy_cmds.add_inspect,
     deploy_cmds.add_cc,
+    conform_cmd.add_conform,
     maintenance.add_doctor,
     maintenance.add_cache,
     maintenance.add_info,

@@ -1,0 +1,135 @@
+"""Level `memory`: what the chip says of itself, allocations, and giving them back. Only its own methods are used."""
+
+import torch
+
+from smelt.conform.bench import Bench, expect
+from smelt.conform.check import Check, Level
+
+_ODD_SIZES = (1, 3, 63, 64, 65, 1000, 4095, 4096, 4097, 100_003)
+_MOST_FORMS = ("llvm", "spirv", "kernel")
+
+
+def _describe(bench: Bench) -> None:
+    target = bench.target
+    expect(target.form in _MOST_FORMS, f"Target.form is {target.form!r}, not one of {', '.join(_MOST_FORMS)}")
+    expect(target.warp_size >= 1, f"Target.warp_size is {target.warp_size}")
+    unknown = [name for name in target.dtypes if not isinstance(getattr(torch, name, None), torch.dtype)]
+    expect(not unknown, f"Target.dtypes has {', '.join(unknown)}, which PyTorch does not know")
+    expect(not target.dtypes or "float32" in target.dtypes, "Target.dtypes has no float32, which all else builds on")
+    expect(target.memory_bytes >= 0, f"Target.memory_bytes is {target.memory_bytes}")
+
+
+def _alignment(bench: Bench) -> None:
+    for size in _ODD_SIZES:
+        address = bench.allocate(size)
+        expect(address % 64 == 0, f"allocate({size}) returned {address:#x}, which is no multiple of 64")
+
+
+def _whole(bench: Bench) -> None:
+    for size in _ODD_SIZES:
+        data = _pattern(size, size)
+        found = bench.get(bench.put(data), size)
+        wrong = _first_difference(found, data)
+        expect(wrong is None, f"byte {wrong} of an allocation of {size} bytes reads otherwise than it was written")
+
+
+def _apart(bench: Bench) -> None:
+    sizes = [size + extra for size in _ODD_SIZES for extra in range(3)]
+    written = [(size, bench.put(_pattern(number, size))) for number, size in enumerate(sizes)]
+    addresses = [address for _, address in written]
+    expect(len({*addresses}) == len(addresses), "two allocations have the same address")
+    for number, (size, address) in enumerate(written):
+        wrong = _first_difference(bench.get(address, size), _pattern(number, size))
+        expect(
+            wrong is None, f"byte {wrong} of allocation {number} ({size} bytes) was overwritten by a write to others"
+        )
+
+
+def _inside(bench: Bench) -> None:
+    address = bench.put(bytes(300))
+    bench.put(b"abc", address + 101)
+    expected = bytes(101) + b"abc" + bytes(196)
+    wrong = _first_difference(bench.get(address, 300), expected)
+    expect(wrong is None, f"3 bytes written at address + 101 show at another place: byte {wrong} is wrong")
+    expect(bench.get(address + 102, 2) == b"bc", "2 bytes read at address + 102 are others than were written there")
+
+
+def _free(bench: Bench) -> None:
+    """More is allocated and freed, in all, than the chip has."""
+    total = bench.target.memory_bytes or 1 << 30
+    piece = max(1 << 20, total // 8)
+    for number in range(10):
+        try:
+            address = bench.allocate(piece)
+        except MemoryError as error:
+            reason = f"allocation {number + 1} of {piece} bytes found no room, though each was freed before the next"
+            expect(False, f"{reason}: {error}")
+        bench.free(address)
+
+
+def _kept(bench: Bench) -> None:
+    """Freeing one leaves the others alone, and what comes into its place too."""
+    addresses = [bench.put(_pattern(number, 5000)) for number in range(12)]
+    for number in range(0, 12, 2):
+        bench.free(addresses[number])
+    for number in range(0, 12, 2):
+        addresses[number] = bench.put(_pattern(number + 50, 4999))
+    for number in range(1, 12, 2):
+        wrong = _first_difference(bench.get(addresses[number], 5000), _pattern(number, 5000))
+        expect(wrong is None, f"byte {wrong} of an allocation changed when others were freed and allocated")
+
+
+def _freed_late(bench: Bench) -> None:
+    """What was asked for before may still use memory that is freed now."""
+    size = 1 << 20
+    source, target = bench.put(_pattern(1, size)), bench.allocate(size)
+    bench.keep_busy()
+    bench.ask(bench.chip.copy_within, target, source, size)
+    bench.free(source)
+    for number in range(3):
+        bench.put(_pattern(number + 2, size))
+    wrong = _first_difference(bench.get(target, size), _pattern(1, size))
+    expect(wrong is None, f"a copy that was asked for before its source was freed has byte {wrong} of other data")
+
+
+def _pattern(seed: int, size: int) -> bytes:
+    """Bytes that differ from one seed to the next, and that do not repeat at powers of two."""
+    period = bytes((index * 7 + seed * 31 + 1) % 251 for index in range(251))
+    return (period * (size // 251 + 1))[:size]
+
+
+def _first_difference(found: bytes, wanted: bytes) -> int | None:
+    if found == wanted:
+        return None
+    return next(index for index, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
+
+
+LEVEL = Level(
+    "memory",
+    "Memory",
+    (
+        Check(
+            "describe",
+            "the Target is one that kernels can be made for",
+            "describe(): form, warp_size, dtypes",
+            _describe,
+        ),
+        Check("alignment", "allocations begin at multiples of 64", "allocate(): round addresses up", _alignment),
+        Check(
+            "whole",
+            "every byte of an allocation is kept, the last one too",
+            "copy_in() and copy_out(): the length",
+            _whole,
+        ),
+        Check("apart", "allocations do not overlap", "allocate(): advance by the size, rounded up", _apart),
+        Check("inside", "an address plus bytes is an address", "the translation of addresses in copies", _inside),
+        Check("free", "memory that was freed can be allocated again", "free(): give the memory back", _free),
+        Check("kept", "freeing one allocation leaves the others alone", "free(): which block it gives back", _kept),
+        Check(
+            "freed_late",
+            "work that was asked for before a free still sees the memory",
+            "free(): put it on the queue, or wait for the queue",
+            _freed_late,
+        ),
+    ),
+)

@@ -1,0 +1,128 @@
+"""Level `queue`: what is asked for happens in order, and who waits waits long enough."""
+
+import time
+
+import torch
+
+from smelt.conform.bench import Bench, expect, numbers, same
+from smelt.conform.check import Check, Level
+from smelt.device.host_library import HOST
+
+_PENDING = 3000
+
+
+def _synchronize(bench: Bench) -> None:
+    bench.keep_busy()
+    event = bench.ask(bench.chip.record_event)
+    bench.ask(bench.chip.synchronize)
+    expect(bool(bench.ask(bench.chip.query_event, event)), "after synchronize() an event from before has not happened")
+
+
+def _wait_event(bench: Bench) -> None:
+    bench.keep_busy()
+    event = bench.ask(bench.chip.record_event)
+    bench.ask(bench.chip.wait_event, event)
+    expect(bool(bench.ask(bench.chip.query_event, event)), "after wait_event() the event has not happened")
+    bench.ask(bench.chip.wait_event, event)
+
+
+def _event_waits(bench: Bench) -> None:
+    """An event that is said to have happened while work from before it goes on: three times, as times are not exact."""
+    left = []
+    for _ in range(3):
+        expected = bench.keep_busy()
+        event = bench.ask(bench.chip.record_event)
+        happened = bench.ask(bench.chip.query_event, event)
+        start = time.perf_counter()
+        bench.ask(bench.chip.synchronize)
+        taken = time.perf_counter() - start
+        if not happened or taken < 0.4 * expected:
+            return
+        left.append(taken)
+    text = f"{min(left) * 1e3:.0f} ms of work from before an event was not done when query_event() said it had happened"
+    expect(False, text)
+
+
+def _events_happen(bench: Bench) -> None:
+    """By themselves: nobody waits."""
+    event = bench.ask(bench.chip.record_event)
+    end = time.perf_counter() + 10
+    while not bench.ask(bench.chip.query_event, event):
+        expect(time.perf_counter() < end, "an event has not happened after ten seconds in which nobody waited for it")
+        time.sleep(0.001)
+
+
+def _order_of_copies(bench: Bench) -> None:
+    size = 1 << 16
+    one, other = bench.put(bytes(size)), bench.put(bytes(size))
+    bench.keep_busy()
+    for number in range(1, 200):
+        bench.put(bytes([number]) * size, one)
+        bench.ask(bench.chip.copy_within, other, one, size)
+    bench.put(bytes(size), one)
+    expect(bench.get(other, size) == bytes([199]) * size, "copies that were asked for one by one were mixed up")
+
+
+def _order_of_launches(bench: Bench) -> None:
+    x, wanted = numbers(bench.name, 1000), numbers(HOST.type, 1000)
+    x.add_(1).mul_(0.5)  # compiled
+    wanted.add_(1).mul_(0.5)
+    bench.keep_busy()
+    for _ in range(40):
+        x.add_(1).mul_(0.5)
+        wanted.add_(1).mul_(0.5)
+    same(x, wanted, "a chain of launches, each on the result of the last,")
+
+
+def _mixed(bench: Bench) -> None:
+    """Copies and launches on the same memory."""
+    x = torch.zeros(4096, device=bench.name)
+    total = torch.zeros(4096, device=bench.name)
+    total.add_(x)
+    bench.keep_busy()
+    for number in range(1, 30):
+        x.copy_(torch.full((4096,), float(number)))
+        total.add_(x)
+    same(total, torch.full((4096,), 435.0), "a sum of tensors that were copied in between launches")
+
+
+def _pending(bench: Bench) -> None:
+    x = torch.zeros(16, device=bench.name)
+    x.add_(1)
+    bench.keep_busy()
+    for _ in range(_PENDING):
+        x.add_(1)
+    same(x, torch.full((16,), _PENDING + 1.0), f"a sum of {_PENDING} launches that nobody waited for")
+
+
+LEVEL = Level(
+    "queue",
+    "The queue",
+    (
+        Check("synchronize", "synchronize waits for everything", "synchronize()", _synchronize),
+        Check("wait_event", "waiting for an event waits until it has happened", "wait_event()", _wait_event),
+        Check(
+            "event_waits",
+            "an event happens after what was asked for before it",
+            "record_event(), query_event()",
+            _event_waits,
+        ),
+        Check(
+            "events_happen",
+            "events happen though nobody waits",
+            "query_event(): submit what is pending",
+            _events_happen,
+        ),
+        Check(
+            "order_of_copies",
+            "copies happen in order",
+            "one queue for everything, first in first out",
+            _order_of_copies,
+        ),
+        Check(
+            "order_of_launches", "launches happen in order", "launch(): a barrier between launches", _order_of_launches
+        ),
+        Check("mixed", "copies and launches happen in order", "a barrier between copies and launches", _mixed),
+        Check("pending", "thousands of launches may be pending", "launch(): wait for room in the queue", _pending),
+    ),
+)
