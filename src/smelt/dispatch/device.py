@@ -11,6 +11,7 @@ import torch
 from torch.utils import backend_registration
 
 from smelt.base.errors import SmeltError
+from smelt.device.host_library import HOST
 from smelt.dispatch.autocast import register_autocast
 from smelt.dispatch.module import DeviceModule
 from smelt.dispatch.operators import Owner, register
@@ -40,13 +41,14 @@ def reserve() -> None:
 _held: list[Any] = []
 
 
-def claim(name: str, owner: Owner, module: DeviceModule) -> torch.device:
-    """Name the device, and let `owner` answer its operators; `module` becomes `torch.<name>`."""
+def claim(name: str, owner: Owner, module: DeviceModule, like: str = HOST.type) -> torch.device:
+    """Name the device, and let `owner` answer its operators; `module` becomes `torch.<name>`. Autocast casts there what
+    it casts on devices of the kind `like`."""
     if name not in _claimed:
         _refuse(name)
         reserve()
         backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module)
-        _claimed[name] = (owner, register(owner), register_autocast(name))
+        _claimed[name] = (owner, register(owner), register_autocast(name, like))
     return torch.device(name, 0)  # without a number autograd's engine does not know it
 
 

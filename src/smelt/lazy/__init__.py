@@ -33,25 +33,26 @@ def use_compiler(make: "Callable[[], GraphCompiler]") -> None:
     _make_compiler = make
 
 
-def enable(on: str = "cpu", *, background: bool | None = None) -> "torch.device":
+def enable(on: str | None = None, *, background: bool | None = None) -> "torch.device":
     """Make the device `"lazy"`, whose operators are recorded and run on the device `on`; returns it.
 
+    `on`: "cpu", which it is at first if nothing is said, or "cuda".
     `background`: a new graph runs operator by operator while it is compiled (the default), or waits for that (False).
     May be called again with the same `on`. It cannot be undone: PyTorch has one device of this kind in a process.
     """
     global _owner
-    import torch
-
     from smelt.base.errors import SmeltError
+    from smelt.device.host_library import HOST
     from smelt.lazy.enabling import make_owner
+    from smelt.lazy.real_device import real_device
 
-    real = torch.device(on)
+    real = _owner.real if _owner is not None and on is None else real_device(on or HOST)
     if _owner is None:
         assert _make_compiler is not None, "smelt itself was not imported"
         _owner = make_owner(NAME, real, _make_compiler())
-    elif _owner.recorder.real_device.type != real.type:
+    elif _owner.real.device != real.device:
         raise SmeltError(
-            "SM070", f"lazy tensors run on {_owner.recorder.real_device} in this process, and cannot run on {real} too"
+            "SM070", f"lazy tensors run on {_owner.real.device} in this process, and cannot run on {real.device} too"
         )
     if background is not None:
         _owner.runs.background = background
@@ -92,12 +93,12 @@ def explain() -> "LazyExplanation":
 class _Callable(ModuleType):
     """This module: `smelt.lazy.enable()`, and `with smelt.lazy():`."""
 
-    def __call__(self) -> "LazyBlock":
-        """A context in which what happens to tensors of the CPU is recorded, and run when a value is needed."""
-        owner = _enabled()
+    def __call__(self, on: str | None = None) -> "LazyBlock":
+        """A context in which what happens to tensors of the device `on` is recorded, and run when a value is needed."""
+        enable(on)
         from smelt.lazy.block import LazyBlock
 
-        return LazyBlock(owner)
+        return LazyBlock(_enabled())
 
 
 sys.modules[__name__].__class__ = _Callable

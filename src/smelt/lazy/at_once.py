@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from smelt.dispatch import tensors
-from smelt.dispatch.tensors import layout_of, memory_of
+from smelt.dispatch.tensors import Layout, layout_of, memory_of
 from smelt.lazy.memory import Memory, layout_of_real
 from smelt.lazy.recorder import Recorder
 from smelt.lazy.runs import Runs
@@ -83,6 +83,14 @@ class AtOnce:
             known.operator(real, *args[1:], **kwargs)
         self._recorder.record(signature(torch.ops.aten.copy_.default), (written, self._recorder.wrap(real)), {})
         return written
+
+    def dropout_mask(self, layout: Layout, p: float) -> torch.Tensor:
+        """What dropout keeps of a tensor laid out so: what a thread of its kernel draws depends on that."""
+        shape, stride, offset, dtype = layout
+        with torch._C._InferenceMode(False), torch._C.DisableTorchFunction(), torch.no_grad():
+            count = tensors.bytes_of(shape, stride, offset, dtype) // dtype.itemsize
+            like = torch.empty(count, dtype=dtype, device=self._recorder.real_device).as_strided(shape, stride, offset)
+            return torch.native_dropout(like, p, True)[1]
 
     def fall_back(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str) -> Any:
         """What cannot be recorded. An error is PyTorch's own, and no fallback."""

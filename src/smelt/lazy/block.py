@@ -1,4 +1,4 @@
-"""`with smelt.lazy():` records what a program does with tensors of the host, which stay where they are.
+"""`with smelt.lazy():` records what a program does with tensors of the host or of a GPU, which stay where they are.
 
     with smelt.lazy():
         y = (x + 1) * 2          recorded; y is a tensor of the CPU with memory that nothing is in yet
@@ -144,7 +144,9 @@ class Shadows:
 
     def __init__(self, owner: "LazyOwner") -> None:
         self._owner = owner
-        self._device = owner.recorder.real_device
+        self._real = owner.real
+        self._device = owner.real.device
+        self._stream: Any = owner.real.program_stream()
         self._results: weakref.WeakSet[Shadow] = weakref.WeakSet()
         self._outside: dict[int, tuple[torch.Tensor, Any]] = {}  # of the recording `_serial`, by storage
         self._serial = -1
@@ -159,8 +161,11 @@ class Shadows:
             involved = _tensors((*args, *kwargs.values()))
             if not involved and not known.returns_tensors:
                 return operator(*args, **kwargs)  # it has nothing to do with tensors
+            if involved and all(self._real.is_elsewhere(tensor.device) for tensor in involved):
+                return operator(*args, **kwargs)  # nothing that waits is there
+            self._follow_stream()
             numbers = bool(involved) and not any(tensor.dim() for tensor in involved)
-            if (known.is_random or numbers) and not any(map(self.has_shadow, involved)):
+            if (known.draws(args, kwargs) or numbers) and not any(map(self.has_shadow, involved)):
                 # Of what nothing that waits depends on. Random numbers are drawn as eager draws them, and single
                 # numbers are quicker computed than recorded: an optimizer counts its steps so, and asks for them.
                 return operator(*args, **kwargs)
@@ -177,13 +182,22 @@ class Shadows:
                 named.pop("pin_memory", None)
             return call.returned(operator(*call.given(args), **named))
 
+    def _follow_stream(self) -> None:
+        """What was recorded on another stream of the program is there before anything comes on this one."""
+        before, self._stream = self._stream, self._real.program_stream()
+        if before != self._stream:
+            with self._real.on(before):
+                self.settle("the program goes to another stream")
+            with self._real.working():  # this one waits as well
+                pass
+
     def _why_not(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """Why a call is made on the tensors themselves."""
         operator = known.operator
         if not known.returns_tensors and operator is not aten._local_scalar_dense.default:
             return f"{operator} needs numbers"
         device = kwargs.get("device")
-        if device is not None and torch.device(device).type != self._device.type:
+        if device is not None and self._real.is_elsewhere(torch.device(device)):
             return f"{operator} is asked for on {device}"
         if kwargs.get("layout") not in (None, torch.strided):
             return f"{operator} is asked for as {kwargs['layout']}"
@@ -194,7 +208,7 @@ class Shadows:
         for tensor in _tensors((*args, *kwargs.values())):
             if type(tensor) not in _TYPES or tensor.layout is not torch.strided or tensor.is_quantized:
                 return f"{operator} is given a {type(tensor).__name__} of layout {tensor.layout}"
-            if tensor.device.type != self._device.type:
+            if self._real.is_elsewhere(tensor.device):
                 return f"{operator} is given a tensor on {tensor.device}"
             if tensor.is_conj() or tensor.is_neg():
                 return f"{operator} is given a conjugated or negated view"
@@ -266,8 +280,9 @@ class Shadows:
             try:
                 self._owner.run(reason)
             finally:
-                for shadow in list(self._results):
-                    self._fill(shadow)
+                with self._real.working():
+                    for shadow in list(self._results):
+                        self._fill(shadow)
 
     def _fill(self, shadow: Shadow) -> None:
         memory, storage = shadow.memory, shadow.storage

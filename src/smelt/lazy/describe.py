@@ -74,7 +74,7 @@ def _is_list(known: Signature) -> bool:
 def _result(
     known: Signature, spec: Any, kind: tuple[str, str] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Result:
-    if spec is None:
+    if spec is None or type(spec) is int:  # no tensor, or a size, which whoever records this knows
         return None
     if not isinstance(spec, _SPECS):
         raise Undescribed(f"{known.operator} returns {type(spec).__name__}")

@@ -3,19 +3,19 @@
 import os
 from typing import Any
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from smelt.base.unseen import unseen
-from smelt.device.host_library import on_host
 from smelt.dispatch.accelerator import answer_for_accelerator
 from smelt.dispatch.copies import keep_sharing
 from smelt.dispatch.device import claim
 from smelt.dispatch.files import register_files
 from smelt.dispatch.module import DeviceModule
 from smelt.ir.graph import GraphCompiler
+from smelt.lazy.composites import Composites
 from smelt.lazy.moved_modules import keep_parameters
 from smelt.lazy.owner import LazyOwner
+from smelt.lazy.real_device import RealDevice
 
 
 class LazyModule(DeviceModule):
@@ -25,6 +25,10 @@ class LazyModule(DeviceModule):
 
     def synchronize(self, device: Any = None) -> None:
         self.owner.settle("torch.lazy.synchronize()")
+        self.owner.real.synchronize()
+
+    def empty_cache(self) -> None:
+        self.owner.real.empty_cache()
 
 
 _owners: list[LazyOwner] = []
@@ -37,17 +41,17 @@ def after_optimizer_step(*_: Any) -> None:
         owner.end_step()
 
 
-def make_owner(name: str, real: torch.device, compiler: GraphCompiler) -> LazyOwner:
+def make_owner(name: str, real: RealDevice, compiler: GraphCompiler) -> LazyOwner:
     """Claim PyTorch's device for outsiders; it records for the device `real`."""
-    generator = torch.default_generator if on_host(real) else torch.cuda.default_generators[real.index or 0]
-    module = LazyModule(generator)
+    module = LazyModule(real.generator)
     owner = LazyOwner(name, real, compiler)
     module.owner = owner
-    claim(name, owner, module)
-    register_files(name, lambda whole: owner.recorder.wrap(whole.to(real)))
+    claim(name, owner, module, real.device.type)
+    _held.extend(Composites(owner.recorder).register())
+    register_files(name, owner.brought)
     keep_parameters(name)
     keep_sharing(name)
-    _held.extend(answer_for_accelerator(name, module, real))
+    _held.extend(answer_for_accelerator(name, module, real.device))
     # A loop whose values nobody needs would be recorded round after round; its rounds end here.
     if not _owners:
         register_optimizer_step_post_hook(after_optimizer_step)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.device.host_library import HOST, on_host
 from smelt.dispatch import tensors
 from smelt.dispatch.device_operators import device_operators
 from smelt.dispatch.module import check_index
@@ -20,6 +21,7 @@ from smelt.dispatch.tensors import layout_of
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy.at_once import AtOnce
 from smelt.lazy.describe import Undescribed
+from smelt.lazy.real_device import RealDevice
 from smelt.lazy.recorder import Foreign, Recorder
 from smelt.lazy.runs import Runs
 from smelt.lazy.signatures import recorded_operator, signature
@@ -39,11 +41,12 @@ Answer = Callable[..., Any]
 class LazyOwner:
     """Owner of the device `lazy` (`smelt.dispatch.operators.Owner`)."""
 
-    def __init__(self, name: str, real_device: torch.device, compiler: GraphCompiler) -> None:
+    def __init__(self, name: str, real: RealDevice, compiler: GraphCompiler) -> None:
         self.timeline = Timeline()
-        self.recorder = Recorder(name, real_device)
+        self.real = real
+        self.recorder = Recorder(name, real.device)
         self.recorder.most_bytes = MOST_BYTES
-        self.runs = Runs(self.recorder, compiler, self.timeline)
+        self.runs = Runs(self.recorder, real, compiler, self.timeline)
         self.at_once = AtOnce(self.recorder, self.runs, self.timeline)
         self.blocks: list[Any] = []  # the `Shadows` of those that are entered
         self._answers: dict[torch._ops.OpOverload, Answer] = {
@@ -60,15 +63,19 @@ class LazyOwner:
             aten.resize_.default: self._resize,
             **device_operators(self._recorded, self.call),
         }
+        if not on_host(real.device):
+            self._answers[aten.native_dropout.default] = self._dropout
+            self._answers[aten._scaled_dot_product_flash_attention.default] = self._flash_attention
+            self._answers[aten._scaled_dot_product_cudnn_attention.default] = self._cudnn_attention
 
     def call(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with self.recorder.lock:
+        with self.recorder.lock, self.real.working():
             answer = self._answers.get(operator)
             return self._recorded(operator, args, kwargs) if answer is None else answer(*args, **kwargs)
 
     def _recorded(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         known = signature(operator)
-        if known.is_random:
+        if known.draws(args, kwargs):
             return self.at_once.draw(known, args, kwargs)
         if not known.returns_tensors:
             return self.at_once.call(known, args, kwargs, f"{operator} needs numbers")
@@ -103,24 +110,26 @@ class LazyOwner:
     ) -> Any:
         """What a call returns that could not be recorded as it came."""
         known = signature(operator)
-        if isinstance(error, Foreign):
-            args, kwargs = self.recorder.brought(known, args, kwargs)
-            return self._recorded(operator, args, kwargs)
-        return self.at_once.fall_back(known, args, kwargs, str(error))
+        with self.real.working():
+            if isinstance(error, Foreign):
+                args, kwargs = self.recorder.brought(known, args, kwargs)
+                return self._recorded(operator, args, kwargs)
+            return self.at_once.fall_back(known, args, kwargs, str(error))
 
     def run_full(self) -> None:
         """As much is recorded as may be, or as a loop brings each time."""
         now = self.recorder.now
         ends, recurs = self.runs.loops.ends_here(now)
-        if ends:
-            self.runs.run("a loop repeats", recurs=recurs)
-        elif now.count >= MOST_OPERATORS:
-            self.runs.run(f"{MOST_OPERATORS} operators were recorded")
-        elif now.bytes >= MOST_BYTES:
-            self.runs.run(f"{MOST_BYTES >> 30} GiB of results were recorded")
+        with self.real.working():
+            if ends:
+                self.runs.run("a loop repeats", recurs=recurs)
+            elif now.count >= MOST_OPERATORS:
+                self.runs.run(f"{MOST_OPERATORS} operators were recorded")
+            elif now.bytes >= MOST_BYTES:
+                self.runs.run(f"{MOST_BYTES >> 30} GiB of results were recorded")
 
     def run(self, reason: str) -> None:
-        with self.recorder.lock:
+        with self.recorder.lock, self.real.working():
             self.runs.run(reason)
 
     def settle(self, reason: str) -> None:
@@ -136,7 +145,7 @@ class LazyOwner:
 
     def forget(self) -> None:
         """Drop what was compiled, and the numbers that were seen."""
-        with self.recorder.lock:
+        with self.recorder.lock, self.real.working():
             self.runs.run("smelt.reset()")
             self.recorder.forget()
             self.runs.forget()
@@ -187,7 +196,38 @@ class LazyOwner:
         )
         return found
 
+    # What a GPU does by kernels of its own.
+
+    def _dropout(self, tensor: torch.Tensor, p: float, train: bool | None) -> Any:
+        """The mask is drawn at once, as PyTorch's kernel draws it for such a tensor; the rest is arithmetic."""
+        if train is False or not 0.0 < p < 1.0 or not tensor.is_floating_point():
+            operator = aten.native_dropout.default
+            return self.at_once.call(signature(operator), (tensor, p, train), {}, f"{operator} draws random numbers")
+        mask = self.recorder.wrap(self.at_once.dropout_mask(layout_of(tensor), p))
+        kept = self._recorded(aten.mul.Tensor, (tensor, mask), {})
+        return self._recorded(aten.mul.Tensor, (kept, _scale(p, tensor.dtype)), {}), mask
+
+    def _flash_attention(self, *args: Any, **kwargs: Any) -> Any:
+        return self._attention(aten._scaled_dot_product_flash_attention.default, args, kwargs)
+
+    def _cudnn_attention(self, *args: Any, **kwargs: Any) -> Any:
+        return self._attention(aten._scaled_dot_product_cudnn_attention.default, args, kwargs)
+
+    def _attention(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Among its results are the most tokens that a sequence has: those of the arguments, as integers."""
+        known = signature(operator)
+        if known.draws(args, kwargs):
+            return self.at_once.draw(known, args, kwargs)
+        found = list(self.recorder.record(known, args, kwargs))
+        found[4:6] = [args[0].shape[2], args[1].shape[2]]
+        return tuple(found)
+
     # Copies.
+
+    def brought(self, whole: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host that nobody else uses, as a lazy one."""
+        with self.real.working():
+            return self.recorder.wrap(whole.to(self.recorder.real_device))
 
     def _item(self, tensor: torch.Tensor) -> Any:
         return self.at_once.real(tensor, "a number is needed").item()
@@ -205,12 +245,11 @@ class LazyOwner:
             found: torch.Tensor = self._recorded(aten._to_copy.default, (tensor,), options)
             return found
         real = self.at_once.real(tensor, f"it is copied to {device}")
-        copied: torch.Tensor = aten._to_copy.default(real, device=device, **options)
-        return copied
+        return self.real.lend(aten._to_copy.default(real, device=device, **options))
 
     def _copy(self, tensor: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
         if not self.recorder.is_ours(tensor):  # to the host
-            tensor.copy_(self.at_once.real(source, f"it is copied to {tensor.device}"))
+            tensor.copy_(self.at_once.real(source, f"it is copied to {tensor.device}"), non_blocking)
             return tensor
         if not isinstance(source, torch.Tensor):  # a number
             self._recorded(aten.fill_.Scalar, (tensor, source), {})
@@ -218,7 +257,7 @@ class LazyOwner:
         if self.recorder.is_ours(source):
             self._recorded(aten.copy_.default, (tensor, source), {})
             return tensor
-        real = source.detach().to(self.recorder.real_device, copy=True)
+        real = source.detach().to(self.recorder.real_device, copy=True, non_blocking=non_blocking)
         if self.at_once.is_free(tensor) and real.shape == tensor.shape:
             self.at_once.fill(tensor, real)
             return tensor
@@ -227,6 +266,12 @@ class LazyOwner:
 
     def _copy_from(self, source: torch.Tensor, tensor: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         return self._copy(tensor, source, non_blocking)
+
+
+def _scale(p: float, dtype: torch.dtype) -> float:
+    """What kept numbers are multiplied by, as the kernel of a GPU computes it."""
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    return float(1 / torch.tensor(1.0 - p, dtype=torch.float64, device=HOST).to(wide))
 
 
 def _without_data(value: Any) -> Any:

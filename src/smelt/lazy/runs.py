@@ -24,6 +24,7 @@ from smelt.lazy.loops import Loops
 from smelt.lazy.memory import Memory
 from smelt.lazy.paths.programs import PathProgram, Programs, Variant
 from smelt.lazy.paths.replay import Failed
+from smelt.lazy.real_device import RealDevice
 from smelt.lazy.recorder import Recorder
 from smelt.lazy.steps import Step
 from smelt.lazy.timeline import LazyRun, Timeline
@@ -36,11 +37,11 @@ _BY_OPERATORS = Variant({}, (), None)
 class Runs:
     """Turns recordings into numbers. `background`: programs are compiled while others run."""
 
-    def __init__(self, recorder: Recorder, compiler: GraphCompiler, timeline: Timeline) -> None:
+    def __init__(self, recorder: Recorder, real: RealDevice, compiler: GraphCompiler, timeline: Timeline) -> None:
         self._recorder = recorder
         self._timeline = timeline
         self._root = recorder.root
-        self.programs = Programs(compiler, recorder.real_device)
+        self.programs = Programs(compiler, real)
         self.loops = Loops(recorder)
         self.background = True
 

@@ -39,6 +39,16 @@ class Signature:
     written: tuple[str, ...]
     is_view: bool
 
+    def draws(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call draws random numbers: attention does where it drops some."""
+        if not self.is_random or _DROPPED not in self.names:
+            return self.is_random
+        place = self.names.index(_DROPPED)
+        dropped = args[place] if place < len(args) else kwargs.get(_DROPPED, 0.0)
+        return bool(dropped)
+
+
+_DROPPED = "dropout_p"
 
 # Operators beside the element-wise ones whose numbers are operands, by name. Elsewhere a number can decide what is
 # computed (the order of a norm), a shape (`arange`), or whether the call is an error.

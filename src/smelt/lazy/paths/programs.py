@@ -22,6 +22,7 @@ from smelt.lazy.paths.compiling import Job, Worker
 from smelt.lazy.paths.families import Row, Skeletons, SymbolicSizes, in_symbols
 from smelt.lazy.paths.graph import build
 from smelt.lazy.paths.replay import replay
+from smelt.lazy.real_device import RealDevice
 from smelt.lazy.steps import Step
 
 VARIANTS = 4
@@ -103,9 +104,9 @@ class Family:
 class Programs:
     """All that was compiled, and what compiles."""
 
-    def __init__(self, compiler: GraphCompiler, device: torch.device) -> None:
+    def __init__(self, compiler: GraphCompiler, real: RealDevice) -> None:
         self._compiler = compiler
-        self._device = device
+        self._real = real
         self.worker = Worker()
         self.compiled = 0
         self.not_compiled: Counter[str] = Counter()
@@ -132,12 +133,19 @@ class Programs:
             return
         beside = variant.beside(program.row, numbers)
         if not variant.sized.is_ready(*program.examples, *beside):
-            self.worker.submit(lambda: self._prepared(program, variant, numbers)).wait()
+            self._submitted(lambda: self._prepared(program, variant, numbers)).wait()
 
     def job(self, program: "PathProgram", numbers: Sequence[Any]) -> Job:
         """Make the variant of a path for these numbers."""
         kept = list(numbers)
-        return self.worker.submit(lambda: self._made(program, kept))
+        return self._submitted(lambda: self._made(program, kept))
+
+    def _submitted(self, function: Callable[[], Any]) -> Job:
+        def with_device() -> Any:
+            with self._real.selected():
+                return function()
+
+        return self.worker.submit(with_device)
 
     # On the thread that compiles.
 
@@ -203,7 +211,7 @@ class Programs:
         reason = ""
         for attempt in (varying & can_vary, set[int]()):
             try:
-                traced = build(program.path, program.live, numbers, attempt, self._device, sizes)
+                traced = build(program.path, program.live, numbers, attempt, self._real.device, sizes)
                 run = self._compiler(traced)
             except Exception as error:
                 reason = self._failed(program, error)

@@ -131,7 +131,8 @@ def _state() -> str:
     return f"{Ambient.now()} {torch.get_default_dtype()} {current_devices()} {' '.join(settings)}"
 
 
-_harmless = {"aten/_pin_memory/CPU"}  # ours, with a device of our own: where memory lies is no part of a graph
+# Ours, with a device of our own: where memory lies is no part of a graph, nor how attention is recorded there.
+_harmless = {"aten/_pin_memory/CPU", "aten/scaled_dot_product_attention/AutogradPrivateUse1"}
 
 
 def _refuse_overrides() -> None:

@@ -1,0 +1,118 @@
+"""Operators that PyTorch takes apart by their device, taken apart for our device as for the real one.
+
+    scaled_dot_product_attention(q, k, v)   →   _scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
+
+Of a device that it does not know, PyTorch takes attention for products and a softmax. Which operators it calls on the
+real device is asked by ghosts there, once for each kind of arguments; they are then called on lazy tensors, under
+autograd.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.ir.tensorspec import TensorSpec
+from smelt.lazy.recorder import Recorder
+from smelt.meta import ghost
+
+aten = torch.ops.aten
+
+_KEYS = ("AutogradPrivateUse1", "PrivateUse1")  # the second in inference mode
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_MOST = 1000
+"""So many kinds of arguments are remembered."""
+
+
+class Composites:
+    """What calls of such operators consist of."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._known: dict[Any, fx.Graph | None] = {}
+
+    def register(self) -> list[Any]:
+        """Let them be taken apart so. It ends when what is returned dies."""
+        library: Any = torch.library.Library  # untyped
+        found = library("aten", "IMPL")
+        for operator in (aten.scaled_dot_product_attention.default,):
+            for key in _KEYS:
+                found.impl(operator._schema.name.partition("::")[2], self._kernel(operator), key)
+        return [found]
+
+    def _kernel(self, operator: torch._ops.OpOverload) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            graph = self._graph(operator, args, kwargs)
+            if graph is None:
+                return operator._op_dk(_COMPOSITE, *args, **kwargs)
+            return self._called(graph, _tensors((*args, *kwargs.values())))
+
+        return kernel
+
+    def _graph(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What a call consists of on the real device; None if it cannot be asked for."""
+        given = (*args, *kwargs.values())
+        if not all(map(self._recorder.is_ours, _tensors(given))):
+            return None
+        key = (operator, tuple(map(_kind, given)), tuple(kwargs), torch.is_grad_enabled(), _settings())
+        if key not in self._known:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            self._known[key] = self._traced(operator, args, kwargs)
+        return self._known[key]
+
+    def _traced(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        writer = ghost.Recorder()
+
+        def stand_in(value: Any) -> Any:
+            return writer.placeholder("given", self._spec(value)) if isinstance(value, torch.Tensor) else value
+
+        try:
+            with torch._C._InferenceMode(False), torch._C.DisableTorchFunction(), writer:
+                named = {name: stand_in(value) for name, value in kwargs.items()}
+                made = operator(*map(stand_in, args), **named)
+            writer.output([made])
+        except Exception:  # the call itself raises in PyTorch's words
+            return None
+        return None if writer.constants else writer.graph
+
+    def _spec(self, tensor: torch.Tensor) -> TensorSpec:
+        spec = TensorSpec.of(tensor)
+        real = self._recorder.real_device
+        return TensorSpec(spec.shape, spec.stride, spec.dtype, real, spec.offset, requires_grad=spec.requires_grad)
+
+    def _called(self, graph: fx.Graph, given: list[torch.Tensor]) -> Any:
+        values: dict[fx.Node, Any] = {}
+        inputs = iter(given)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(inputs)
+                continue
+            args = fx.map_arg(node.args, values.__getitem__)
+            if node.op == "output":
+                return args[0][0]
+            kwargs = dict(fx.map_arg(node.kwargs, values.__getitem__))
+            if kwargs.get("device") == self._recorder.real_device:
+                kwargs["device"] = self._recorder.device
+            values[node] = node.target(*args, **kwargs)
+        raise AssertionError("a graph without an output")
+
+
+def _settings() -> Any:
+    """What PyTorch chooses kernels of attention by, beside its arguments."""
+    c = torch._C
+    enabled = (c._get_flash_sdp_enabled(), c._get_mem_efficient_sdp_enabled(), c._get_math_sdp_enabled())
+    priority = tuple(map(int, c._get_sdp_priority_order()))
+    return enabled, c._get_cudnn_sdp_enabled(), priority, torch.are_deterministic_algorithms_enabled()
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        bits = value.requires_grad, value.is_conj(), value.is_neg()
+        return value.shape, value.stride(), value.storage_offset(), value.dtype, bits
+    return type(value), value
+
+
+def _tensors(values: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
