@@ -21,7 +21,6 @@ ALLOWED = {
     "ir/serialize.py": _TABLE,
     "ir/tensorspec.py": "numbers of Python are tensors of the host to PyTorch",
     "autograd/engine/read_graph.py": _TABLE,
-    "lazy/__init__.py": "the device that lazy tensors run on unless the program says otherwise",
     "lazy/moved_modules.py": "the name of a method of modules",
     "runtime/autograd/split_nodes.py": "an empty tensor that only ties nodes together",
     "runtime/program/flatten.py": "PyTorch's C functions for the host; other devices are called by the dispatcher",

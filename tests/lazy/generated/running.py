@@ -18,7 +18,7 @@ class HostOutcome(Outcome):
     """What a call on lazy tensors left, as tensors of the host."""
 
     def __init__(self, lazy: Outcome) -> None:
-        self._sharing = lazy.sharing() if lazy.error is None else []
+        self._sharing = lazy.sharing()  # also of what was returned before a backward raised
         self._grads = [None if grad is None else grad.cpu() for grad in lazy.grads]
         super().__init__(list(map(_on_host, lazy.given)), list(map(_on_host, lazy.results)), lazy.error)
 
