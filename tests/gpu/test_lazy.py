@@ -1,18 +1,25 @@
 """Lazy tensors on a GPU: eager's losses, eager's random numbers, and streams in their order. In processes of their own:
-a process has one device that is not PyTorch's, and lazy tensors run on one kind of device in it."""
+a process has one device that is not PyTorch's, beside which PyTorch's engine has no backward for tensors of a GPU."""
+
+from pathlib import Path
 
 import pytest
+import torch
 
 from tests.processes import run_new
 
 BEGIN = """
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import smelt
 
-smelt.lazy.enable(on="cuda", background=False)
+device = sys.argv[1] if len(sys.argv) > 1 else "lazy"
+if device == "lazy":
+    smelt.lazy.enable(on="cuda", background=False)
 
 def same(one, other, allowed):
     one, other = one.detach().cpu().double(), other.detach().cpu().double()
@@ -21,9 +28,10 @@ def same(one, other, allowed):
     assert off <= allowed * max(1.0, float(other.abs().max())), off
 """
 
-SCRIPTS = {
+# What is saved by a process with the device, and by one without.
+BESIDE_EAGER = {
     "training": """
-def losses(device):
+def made():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 10)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -35,11 +43,28 @@ def losses(device):
         loss.backward()
         optimizer.step()
         found.append(loss.detach())
-    return torch.stack(found)
-
-same(losses("lazy"), losses("cuda"), 1e-4)
-assert not smelt.lazy.explain().not_compiled, smelt.lazy.explain()
+    return found
 """,
+    "attention": """
+def made():
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        generator = torch.Generator().manual_seed(1)
+        given = [torch.randn(2, 4, 64, 32, generator=generator).to(device, dtype).requires_grad_() for _ in range(3)]
+        attended = F.scaled_dot_product_attention(*given, is_causal=True)
+        attended.float().square().sum().backward()
+        found += [attended, *(each.grad for each in given)]
+    return found
+""",
+}
+
+SAVED = """
+torch.save([each.detach().cpu() for each in made()], sys.argv[2])
+if device == "lazy":
+    assert not smelt.lazy.explain().not_compiled and not smelt.lazy.explain().fallbacks, smelt.lazy.explain()
+"""
+
+SCRIPTS = {
     "random numbers": """
 def drawn(device):
     torch.manual_seed(7)
@@ -50,19 +75,6 @@ def drawn(device):
     return [each.cpu() for each in (*found, torch.rand(5, device=device))]
 
 assert all(map(torch.equal, drawn("lazy"), drawn("cuda")))
-""",
-    "attention": """
-def attended(device, dtype):
-    generator = torch.Generator().manual_seed(1)
-    given = [torch.randn(2, 4, 64, 32, generator=generator).to(device, dtype).requires_grad_() for _ in range(3)]
-    made = F.scaled_dot_product_attention(*given, is_causal=True)
-    made.float().square().sum().backward()
-    return [made, *(each.grad for each in given)]
-
-for dtype, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
-    for one, other in zip(attended("lazy", dtype), attended("cuda", dtype), strict=True):
-        same(one, other, allowed)
-assert not smelt.lazy.explain().fallbacks, smelt.lazy.explain().fallbacks
 """,
     "streams": """
 mine, given = torch.cuda.Stream(), torch.randn(1 << 20, device="cuda")
@@ -95,8 +107,48 @@ for _ in range(5):
 """,
 }
 
+# Without the device tensors of the GPU keep their backward, and are trained in a block.
+TRAINED_IN_A_BLOCK = """
+def losses():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 10)).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generator, found = torch.Generator().manual_seed(1), []
+    for _ in range(4):
+        x, y = torch.randn(16, 32, generator=generator), torch.randint(0, 10, (16,), generator=generator)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x.to("cuda")), y.to("cuda"))
+        loss.backward()
+        optimizer.step()
+        found.append(loss.detach())
+    return torch.stack(found)
+
+eager = losses()
+with smelt.lazy(on="cuda"):
+    lazy = losses()
+same(lazy, eager, 1e-4)
+"""
+
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_lazily(name: str) -> None:
     done = run_new(BEGIN + SCRIPTS[name])
     assert done.returncode == 0, done.stderr
+
+
+def test_a_block_trains_tensors_of_the_gpu() -> None:
+    done = run_new(BEGIN + TRAINED_IN_A_BLOCK, arguments=["cuda"])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", BESIDE_EAGER)
+def test_what_eager_makes(name: str, tmp_path: Path) -> None:
+    found = []
+    for device in ("lazy", "cuda"):
+        file = tmp_path / device
+        done = run_new(BEGIN + BESIDE_EAGER[name] + SAVED, arguments=[device, str(file)])
+        assert done.returncode == 0, done.stderr
+        found.append(torch.load(file))
+    for mine, eager in zip(*found, strict=True):
+        allowed = 1e-4 if eager.dtype is torch.float32 else 3e-2
+        torch.testing.assert_close(mine, eager, rtol=allowed, atol=allowed)

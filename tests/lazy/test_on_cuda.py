@@ -174,3 +174,51 @@ def test_a_recorded_training_step_is_compiled_for_a_gpu() -> None:
     done = run(COMPILED)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["recorded True {}", "kernels True {'sm_90'}", "memory {'cuda:0'}"]
+
+
+# As a block on a GPU does it: a device without a name, beside which PyTorch sees no accelerator of ours.
+UNNAMED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import smelt
+from smelt import lazy
+from smelt.dispatch.device import UNNAMED
+from smelt.lazy import enabling
+from smelt.lazy.real_device import RealDevice
+
+assert lazy._make_compiler is not None
+lazy._owner = enabling.make_owner(UNNAMED, RealDevice(torch.device("cpu")), lazy._make_compiler())
+
+def losses():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 2))
+    optimizer, found = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(torch.randn(4, 8)), torch.randint(0, 2, (4,)))
+        loss.backward()
+        optimizer.step()
+        found.append(loss.detach())
+    return torch.stack(found)
+
+eager = losses()
+with smelt.lazy():
+    mine = losses()
+torch.testing.assert_close(mine, eager)
+print(torch.accelerator.current_accelerator(), smelt.lazy.explain().run_count >= 3)
+try:
+    smelt.lazy.enable()
+except smelt.SmeltError as error:
+    print(str(error).splitlines()[0])
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the accelerator is a GPU there")
+def test_a_block_without_the_device_leaves_pytorch_its_accelerator() -> None:
+    done = run(UNNAMED)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "None True"
+    assert second.startswith("SM070: the device 'lazy' cannot be made") and second.endswith("on a GPU have it already")

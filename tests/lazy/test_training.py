@@ -136,3 +136,15 @@ def test_autocast_casts_as_on_the_cpu(dtype: torch.dtype) -> None:
     for mine, theirs in zip(run("lazy"), run("cpu"), strict=True):
         assert mine.dtype is theirs.dtype
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), rtol=2e-2, atol=2e-2)
+
+
+def test_an_evaluation_in_half_precision_beside_statistics_of_float32() -> None:
+    """PyTorch describes results that are not there."""
+    x = torch.randn(4, 5, dtype=torch.float16)
+    found = []
+    for device in ("cpu", "lazy"):
+        given = x.clone().to(device).requires_grad_()
+        made = torch.nn.functional.batch_norm(given, torch.zeros(5, device=device), torch.ones(5, device=device))
+        made.float().square().sum().backward()
+        found.append([made.detach().cpu(), given.grad.cpu() if given.grad is not None else None])
+    torch.testing.assert_close(found[1], found[0])

@@ -396,6 +396,10 @@ def _channel_norm_calls(x: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[Any,
         for gradient in (x, x.contiguous()):
             rest = (c, c, c, saved, inverse, training, 1e-5, [True, True, True])
             yield aten.native_batch_norm_backward.default, (gradient, x, *rest), {}
+    if x.dtype.itemsize == 2:
+        wide = [c.float() for _ in range(4)]
+        yield aten.native_batch_norm.default, (x, *wide, False, 0.1, 1e-5), {}
+        yield aten.native_batch_norm.default, (x, None, None, *wide[2:], False, 0.1, 1e-5), {}
     yield aten._native_batch_norm_legit.no_stats, (x, c, c, True, 0.1, 1e-5), {}
     yield from _group_norm_calls(x.contiguous(), c)
 

@@ -18,6 +18,9 @@ from smelt.dispatch.operators import Owner, register
 
 _claimed: dict[str, Any] = {}
 
+UNNAMED = "privateuseone"
+"""What PyTorch calls the device before it has a name."""
+
 
 def why_not() -> str | None:
     """Why this PyTorch cannot have a device written in Python; None if it can."""
@@ -33,7 +36,7 @@ def reserve() -> None:
     """Say that a device may come. Autograd's engine starts its threads with the first backward of a process, one for
     each device there is; one that comes later has none, and no backward. A process with such threads cannot run a
     backward in its forked children, so nobody reserves a device for others."""
-    if why_not() is None and torch._C._get_privateuse1_backend_name() == "privateuseone":
+    if why_not() is None and torch._C._get_privateuse1_backend_name() == UNNAMED:
         _held.append(backend_registration._DummyDeviceGuard())
         torch._C._acc.register_python_privateuseone_device_guard(_held[-1])
 
@@ -43,11 +46,16 @@ _held: list[Any] = []
 
 def claim(name: str, owner: Owner, module: DeviceModule, like: str = HOST.type) -> torch.device:
     """Name the device, and let `owner` answer its operators; `module` becomes `torch.<name>`. Autocast casts there what
-    it casts on devices of the kind `like`."""
+    it casts on devices of the kind `like`.
+
+    PyTorch takes a device that has a name for the accelerator of the process, and its engine then has no streams for
+    tensors of a GPU: they have no backward. One that stays `UNNAMED` leaves them alone; programs have no tensors there.
+    """
     if name not in _claimed:
         _refuse(name)
         reserve()
-        backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module)
+        if name != UNNAMED:
+            backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module)
         _claimed[name] = (owner, register(owner), register_autocast(name, like))
     return torch.device(name, 0)  # without a number autograd's engine does not know it
 
@@ -55,7 +63,8 @@ def claim(name: str, owner: Owner, module: DeviceModule, like: str = HOST.type) 
 def _refuse(name: str) -> None:
     reason = why_not()
     taken = torch._C._get_privateuse1_backend_name()
-    if reason is None and taken != "privateuseone":
-        reason = f"this process has one device of that kind, and it is {taken!r} already"
+    if reason is None and (taken != UNNAMED or _claimed):
+        what = f"it is {taken!r} already" if taken != UNNAMED else "blocks of lazy tensors on a GPU have it already"
+        reason = f"this process has one device of that kind, and {what}"
     if reason is not None:
         raise SmeltError("SM070", f"the device {name!r} cannot be made: {reason}")

@@ -47,7 +47,7 @@ def enable(on: str | None = None, *, background: bool | None = None) -> "torch.d
     from smelt.lazy.real_device import real_device
 
     real = _owner.real if _owner is not None and on is None else real_device(on or HOST)
-    if _owner is None:
+    if _owner is None or _owner.recorder.device_type != NAME:  # which blocks on a GPU have taken: refused there
         assert _make_compiler is not None, "smelt itself was not imported"
         _owner = make_owner(NAME, real, _make_compiler())
     elif _owner.real.device != real.device:
@@ -90,15 +90,34 @@ def explain() -> "LazyExplanation":
     return _enabled().explain()
 
 
+def _owner_of_blocks(on: str | None) -> "LazyOwner":
+    """Who records for blocks; on a GPU without the device `"lazy"`, beside which its tensors would have no backward."""
+    global _owner
+    from smelt.device.host_library import on_host
+    from smelt.dispatch.device import UNNAMED
+    from smelt.lazy.enabling import make_owner
+    from smelt.lazy.real_device import real_device
+
+    if _owner is None and on is not None:
+        real = real_device(on)
+        if not on_host(real.device):
+            assert _make_compiler is not None, "smelt itself was not imported"
+            _owner = make_owner(UNNAMED, real, _make_compiler())
+    if _owner is None or (on is not None and real_device(on).device != _owner.real.device):
+        enable(on)
+    return _enabled()
+
+
 class _Callable(ModuleType):
     """This module: `smelt.lazy.enable()`, and `with smelt.lazy():`."""
 
     def __call__(self, on: str | None = None) -> "LazyBlock":
-        """A context in which what happens to tensors of the device `on` is recorded, and run when a value is needed."""
-        enable(on)
+        """A context in which what happens to tensors of the device `on` is recorded, and run when a value is needed.
+
+        On a GPU tensors keep their backward if the process has not called `enable()`, and it cannot call it later."""
         from smelt.lazy.block import LazyBlock
 
-        return LazyBlock(_enabled())
+        return LazyBlock(_owner_of_blocks(on))
 
 
 sys.modules[__name__].__class__ = _Callable

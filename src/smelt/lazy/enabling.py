@@ -8,7 +8,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from smelt.base.unseen import unseen
 from smelt.dispatch.accelerator import answer_for_accelerator
 from smelt.dispatch.copies import keep_sharing
-from smelt.dispatch.device import claim
+from smelt.dispatch.device import UNNAMED, claim
 from smelt.dispatch.files import register_files
 from smelt.dispatch.module import DeviceModule
 from smelt.ir.graph import GraphCompiler
@@ -48,10 +48,8 @@ def make_owner(name: str, real: RealDevice, compiler: GraphCompiler) -> LazyOwne
     module.owner = owner
     claim(name, owner, module, real.device.type)
     _held.extend(Composites(owner.recorder).register())
-    register_files(name, owner.brought)
-    keep_parameters(name)
-    keep_sharing(name)
-    _held.extend(answer_for_accelerator(name, module, real.device))
+    if name != UNNAMED:
+        _answer_by_name(name, owner, module)
     # A loop whose values nobody needs would be recorded round after round; its rounds end here.
     if not _owners:
         register_optimizer_step_post_hook(after_optimizer_step)
@@ -59,3 +57,11 @@ def make_owner(name: str, real: RealDevice, compiler: GraphCompiler) -> LazyOwne
     lock = owner.recorder.lock
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return owner
+
+
+def _answer_by_name(name: str, owner: LazyOwner, module: LazyModule) -> None:
+    """What PyTorch asks a device for that programs have tensors on."""
+    register_files(name, owner.brought)
+    keep_parameters(name)
+    keep_sharing(name)
+    _held.extend(answer_for_accelerator(name, module, owner.real.device))

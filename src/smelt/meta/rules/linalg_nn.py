@@ -152,21 +152,27 @@ def _normed(value: Any, *others: Any) -> UnplacedSpec:
     return _suggested(value)
 
 
-def _per_channel(value: Any, *parameters: Any) -> UnplacedSpec | None:
-    """A number for each channel of an input whose parameters all fit them."""
-    if value.dim() < 2 or not _one_dtype(value, *parameters) or 0 in value.shape:
+def _per_channel(value: Any, *parameters: Any, dtype: torch.dtype | None = None) -> UnplacedSpec | None:
+    """A number for each channel of an input whose parameters all fit them, and are of its dtype or of this one."""
+    dtype = dtype or value.dtype
+    if value.dim() < 2 or value.dtype not in FLOATS or 0 in value.shape:
+        return None
+    if any(parameter is not None and parameter.dtype is not dtype for parameter in parameters):
         return None
     channels = (value.shape[1],)
     if any(parameter is not None and tuple(parameter.shape) != channels for parameter in parameters):
         return None
-    return row_major(channels, value.dtype)
+    return row_major(channels, dtype)
 
 
 def _batch_norm(value: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Any:
-    moments = _per_channel(value, weight, bias, mean, var)
+    # An evaluation in a narrow dtype may have statistics of float32, in which its other results are then.
+    narrow = not training and mean is not None and value.dtype.itemsize == 2
+    dtype = torch.float32 if narrow and mean.dtype is torch.float32 else value.dtype
+    moments = _per_channel(value, weight, bias, mean, var, dtype=dtype)
     if moments is None or (not training and mean is None):
         return NotImplemented
-    saved = moments if training else row_major((0,), value.dtype)
+    saved = moments if training else row_major((0,), moments.dtype)
     return _normed(value, weight, bias, mean, var), saved, saved
 
 
