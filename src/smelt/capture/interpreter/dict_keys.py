@@ -56,6 +56,7 @@ def item_key(interp: Interpreter, value: Value) -> Any:
         found = hashable(interp, value)
         return found if isinstance(found, ByIdentity) else ByIdentity(value, found)
     if isinstance(value, Tensor) and value.source is not None and value.source.accessor[0] != "slot":
+        interp.externals.guard_key(value)
         value.source.check(("is", value.real))
         return ByIdentity(value, value.real)
     if holds_nan(value):
@@ -109,10 +110,10 @@ def _of_object(interp: Interpreter, key: Object) -> Any:
 def _of_tensor(interp: Interpreter, key: Tensor) -> Any:
     if key.real is None or key.source is None:
         return ByIdentity(key, key)
+    interp.externals.guard_key(key)
     if may_guard_identity(key):
         interp.externals.mark_grad_target(key)
         return key.real
-    interp.externals.guard_key(key)
     return ByIdentity(key, key.real)
 
 

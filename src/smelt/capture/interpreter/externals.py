@@ -169,7 +169,8 @@ class Externals:
         self.graph_generators: dict[int, GeneratorPair] = {}  # by the ids of generators
         self._weak_references: dict[int, WeakReference] = {}  # by the ids of what they lead to
         self._stand_ins: dict[int, tuple[Any, Value]] = {}  # by their ids
-        self._tensor_keys: list[Any] = []  # arguments that are keys of dicts or items of sets
+        self._argument_keys: list[Any] = []  # tensors that are keys of dicts or items of sets: arguments,
+        self._lasting_keys: list[Any] = []  # and those that stay, each of which is guarded by its identity
         self.grad_targets: dict[int, Any] = {}  # tensors whose gradients are taken: objects, not values
 
     def release(self) -> None:
@@ -535,10 +536,11 @@ class Externals:
         guard_tensor_identity(value)
 
     def guard_key(self, value: Any) -> None:
-        """An argument is a key: whether it is each of the tensors that are keys, too, is relied on."""
-        for other in self._tensor_keys:
+        """A tensor is a key: of an argument, whether it is each of the tensors that are keys, too, is relied on."""
+        lasting = may_guard_identity(value)
+        for other in self._argument_keys if lasting else (*self._argument_keys, *self._lasting_keys):
             self.guard_alias(value.source, other.source, other.real is value.real)
-        self._tensor_keys.append(value)
+        (self._lasting_keys if lasting else self._argument_keys).append(value)
 
     def gradient_slots(self, value: Any) -> Slots:
         """The `.grad` of a leaf from outside, as something that is read and written."""

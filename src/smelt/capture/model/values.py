@@ -241,7 +241,9 @@ class ByIdentity:
         return hash(self.real)  # the object's own, so that the set yields its items in Python's order
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and other.real is self.real
+        if isinstance(other, ByIdentity):
+            return other.real is self.real
+        return other is self.real  # a tensor may be an argument, and the contents of a cell that is known by itself
 
     @property
     def is_new(self) -> bool:
