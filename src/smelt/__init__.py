@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from smelt.deploy.artifact import Artifact, export
     from smelt.deploy.loaded import load
     from smelt.ir.artifact.machine import Dimension
+    from smelt.lazy import LazyFunctions
+
+    lazy: LazyFunctions  # a module that can be called
 
 __version__ = VERSION
 

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from smelt import _native, lazy
+from smelt import _native
 from smelt.base.coexist import opaque
 from smelt.base.errors import SmeltError
 from smelt.base.events import Event, collect, counters
 from smelt.base.options import MODES, Options
 from smelt.capture import CompiledRegion, mark_entered
 from smelt.ir.graph import GraphCompiler
+from smelt.lazy import forget as forget_lazy_programs
+from smelt.lazy import use_compiler
 from smelt.meta import ghost
 from smelt.pipeline.backends import CustomBackend, resolve_backend
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from smelt.explain.verify import Verification
     from smelt.pipeline.backward.compiled_backward import ModuleCompiler
 
-lazy.use_compiler(lambda: resolve_backend("llvm", Options()))
+use_compiler(lambda: resolve_backend("llvm", Options()))
 
 _regions: "weakref.WeakSet[CompiledRegion]" = weakref.WeakSet()
 _settings: "weakref.WeakKeyDictionary[CompiledRegion, Compiling]" = weakref.WeakKeyDictionary()
@@ -399,7 +401,7 @@ def reset() -> None:
     for region in list(_regions):
         region.reset()
     ghost.forget()
-    lazy.forget()
+    forget_lazy_programs()
     for name, forget in _FORGETTING:
         module = sys.modules.get(name)  # not loaded: it has nothing to forget
         if module is not None:

@@ -19,7 +19,7 @@ from tests.processes import run
 
 
 def block() -> "contextlib.AbstractContextManager[None]":
-    found: contextlib.AbstractContextManager[None] = smelt.lazy()  # type: ignore[operator]  # a module that is called
+    found: contextlib.AbstractContextManager[None] = smelt.lazy()
     return found
 
 

@@ -27,6 +27,7 @@ from smelt.ir.call_contract import Phase, phase_of
 from smelt.ir.program import Launch, Library, Program, reads, writes
 from smelt.ir.provenance import origin_of
 from smelt.ir.tensorspec import TensorSpec, spec_of
+from smelt.lazy.timeline import LazyRun
 from smelt.runtime.program.profile import Taken
 
 _LONG = 4000  # lines of a file that is shown whole; of a longer one, those around what was captured
@@ -57,7 +58,17 @@ def report_data(events: Sequence[Event], title: str, codes: Codes) -> dict[str, 
         "left": data["skipped_frames"],
         "advice": [_advice(each, files) for each in explained.advices],
         "times": [[stage, seconds] for stage, seconds in explained.compile_times],
+        "lazy": _lazy_runs(events),
     }
+
+
+def _lazy_runs(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The runs of lazy tensors, with when they began, in milliseconds after the first."""
+    runs = [event.subject for event in events if isinstance(event.subject, LazyRun)]
+    names = ("number", "reason", "line", "operators", "inputs", "outputs", "how", "kernels", "milliseconds")
+    return [
+        {**{name: getattr(run, name) for name in names}, "at": (run.started - runs[0].started) * 1000} for run in runs
+    ]
 
 
 def _advice(each: Advice, files: "_Files") -> dict[str, Any]:

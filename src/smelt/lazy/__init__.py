@@ -108,8 +108,18 @@ def _owner_of_blocks(on: str | None) -> "LazyOwner":
     return _enabled()
 
 
-class _Callable(ModuleType):
-    """This module: `smelt.lazy.enable()`, and `with smelt.lazy():`."""
+class LazyFunctions(ModuleType):
+    """This module, as `smelt.lazy`: `smelt.lazy.enable()`, and `with smelt.lazy():`."""
+
+    if TYPE_CHECKING:  # what type checkers see of it
+        enable = staticmethod(enable)
+        tensor = staticmethod(tensor)
+        step = staticmethod(step)
+        explain = staticmethod(explain)
+        forget = staticmethod(forget)
+        use_compiler = staticmethod(use_compiler)
+        _owner: "LazyOwner | None"
+        _make_compiler: "Callable[[], GraphCompiler] | None"
 
     def __call__(self, on: str | None = None) -> "LazyBlock":
         """A context in which what happens to tensors of the device `on` is recorded, and run when a value is needed.
@@ -120,4 +130,4 @@ class _Callable(ModuleType):
         return LazyBlock(_owner_of_blocks(on))
 
 
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = LazyFunctions

@@ -83,10 +83,12 @@ class Runs:
             self._run(program, variant, now, alive)
         how = _how(variant, is_new)
         took = (time.perf_counter() - started) * 1000
-        made = counters["kernels"] - kernels if is_new else 0
+        if variant is not None and is_new:
+            variant.kernels = counters["kernels"] - kernels
+        made = 0 if variant is None else variant.kernels
         line = str(lines.here() or "an unknown line")
         shape = (now.count, len(now.inputs), len(alive))
-        self._timeline.add(LazyRun(self._timeline.count + 1, reason, line, *shape, how, made, took))
+        self._timeline.add(LazyRun(self._timeline.count + 1, reason, line, *shape, how, made, took, started))
 
     def _run(self, program: PathProgram, variant: Variant | None, now: _native.Recording, alive: Alive) -> None:
         inputs: list[Any] = [memory.real for memory in now.inputs]

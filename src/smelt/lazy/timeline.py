@@ -20,8 +20,9 @@ class LazyRun:
     inputs: int
     outputs: int
     how: str  # "compiled", "cached", "meanwhile": by operators, while it is compiled, or "eager": by operators
-    kernels: int
+    kernels: int  # of its program
     milliseconds: float
+    started: float  # seconds, by the clock of `time.perf_counter`
 
     def __str__(self) -> str:
         size = f"{self.operators} operators, {self.inputs} inputs, {self.outputs} outputs"
@@ -43,7 +44,7 @@ class Timeline:
         self.runs.append(run)
         self.reasons[run.reason] += 1
         self.count += 1
-        events.emit("lazy", str(run))
+        events.emit("lazy", lambda: str(run), run)
 
     def fall_back(self, operator: str, reason: str) -> None:
         self.fallbacks[operator] += 1

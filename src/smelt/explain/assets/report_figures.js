@@ -163,7 +163,17 @@ function bars(rows, format) {
     make("td", {}, make("div", { class: "track", style: "width:min(360px,40vw)" }, make("i", { class: kind ?? "", style: `width:${Math.max(0.5, 100 * amount / high)}%` })))))));
 }
 
+// What lazy tensors ran, and when: a row a run, with its part of the time from the first to the end of the last.
+function lazyRuns() {
+  const end = Math.max(...data.lazy.map((run) => run.at + run.milliseconds)), part = (time) => `${(100 * time / end).toFixed(2)}%`;
+  const heads = ["run", "when", "what needed it", "line", "operators", "kernels", "how", "took"].map((text) => make("th", {}, text));
+  return make("div", { class: "scroll" }, make("table", { class: "runs" }, make("tr", {}, ...heads), ...data.lazy.map((run) => make("tr", {},
+    make("td", {}, String(run.number)), make("td", {}, make("span", { class: "track" }, make("i", { class: run.how === "cached" ? "" : "other", style: `margin-left:${part(run.at)};width:${part(run.milliseconds)}` }))),
+    make("td", {}, run.reason), make("td", {}, make("code", {}, short(run.line))), make("td", {}, String(run.operators)), make("td", {}, run.kernels ? String(run.kernels) : "–"), make("td", {}, run.how), make("td", {}, duration(run.milliseconds * 1e6))))));
+}
+
 function drawTime(view) {
+  if (data.lazy.length) view.append(make("h2", {}, "Runs of lazy tensors"), make("p", { class: "quiet" }, `${many(data.lazy.length, "run")} of what was recorded. Compiled: its program was waited for; cached: it was there; meanwhile: operator by operator, while it is compiled; eager: operator by operator.`), lazyRuns());
   view.append(make("h2", {}, "Where compile time went"), make("p", { class: "quiet" }, `${data.summary.seconds.toFixed(2)} s in all; what a stage contains is counted there and not in the stage. Watching takes time too: without a report it is less.`));
   view.append(bars([...data.times].sort((a, b) => b[1] - a[1]).map(([stage, seconds]) => [stage, seconds * 1e9]), duration));
   const timed = data.graphs.flatMap((graph, number) => graph.programs.filter((program) => program.calls).map((program) => [number, program]));

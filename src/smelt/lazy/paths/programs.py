@@ -81,6 +81,7 @@ class Variant:
         self.sized = None if run is None else sized(run)
         self.sizes = sizes
         self.reason = reason
+        self.kernels = 0  # of its program
 
     def fits(self, numbers: Sequence[Any]) -> bool:
         return all(exact(numbers[place]) == value for place, value in self.constants.items())
@@ -209,6 +210,7 @@ class Programs:
         can_vary = {place for place, value in enumerate(numbers) if type(value) in (int, float)}
         run: Run | None = None
         reason = ""
+        kernels = events.counters["kernels"]
         for attempt in (varying & can_vary, set[int]()):
             try:
                 traced = build(program.path, program.live, numbers, attempt, self._real.device, sizes)
@@ -219,7 +221,9 @@ class Programs:
                 break
         constants = {place: exact(value) for place, value in enumerate(numbers) if place not in attempt}
         self.compiled += run is not None
-        return Variant(constants if run is not None else {}, tuple(sorted(attempt)), run, sizes, reason)
+        made = Variant(constants if run is not None else {}, tuple(sorted(attempt)), run, sizes, reason)
+        made.kernels = events.counters["kernels"] - kernels
+        return made
 
     def _failed(self, program: "PathProgram", error: Exception) -> str:
         reason = f"{type(error).__name__}: {error}"
