@@ -89,3 +89,10 @@ def test_an_operator_without_a_kernel_is_made_of_others() -> None:
     wanted = torch.nn.functional.interpolate(x.cpu(), size=9, mode="linear", align_corners=True)
     torch.testing.assert_close(found.cpu(), wanted)
     torch.testing.assert_close(torch.permute_copy(x, (2, 0, 1)).cpu(), x.cpu().permute(2, 0, 1))
+
+
+def test_gradients_of_a_soft_margin_are_precise_where_they_are_small() -> None:
+    x = torch.tensor([16.0, 20.0, -3.0], device="sim", requires_grad=True)
+    torch.nn.functional.soft_margin_loss(x, torch.ones(3, device="sim"), reduction="sum").backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad.cpu(), -torch.sigmoid(-x.detach().cpu()), rtol=1e-5, atol=0)

@@ -7,11 +7,13 @@
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from smelt.chips.calls import OperatorCalls
+from smelt.chips.decompositions import IN_DOUBLE
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.runtime import ChipDevice, ChipMemory
 from smelt.chips.strided_copies import StridedCopies
@@ -53,6 +55,7 @@ class ChipOwner:
             aten.equal.default: self._equal,
             aten.zero_.default: lambda tensor: self.compute(aten.fill_.Scalar, (tensor, 0), {}),
             aten.native_batch_norm.default: self._batch_norm,
+            **{operator: partial(self._in_double, operator) for operator in IN_DOUBLE},
             **device_operators(self.compute, self.call),
         }
 
@@ -259,6 +262,14 @@ class ChipOwner:
 
     def _as(self, operator: torch._ops.OpOverload, *args: Any) -> Any:
         return self.compute(operator, args, {})
+
+    def _in_double(self, operator: torch._ops.OpOverload, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """By float64, rounded once."""
+        has, dtype = self.device.target.dtypes, tensor.dtype
+        if dtype not in (torch.float32, torch.float16, torch.bfloat16) or (has and "float64" not in has):
+            return self.compute(operator, (tensor, *args), kwargs)
+        wide = [each.double() if isinstance(each, torch.Tensor) else each for each in (tensor, *args)]
+        return self.compute(operator, tuple(wide), kwargs).to(dtype)
 
     def _batch_norm(
         self, tensor: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
