@@ -126,8 +126,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
     "chips": (
-        *("runtime", "launcher", "strided_copies", "host_calls", "kinds", "decompositions", "calls", "owner"),
-        "registration",
+        *("runtime", "lazy_chip", "loss_scaling", "launcher", "strided_copies", "host_calls", "kinds"),
+        *("decompositions", "calls", "owner", "registration"),
     ),
     "conform": ("bench", "check", "programs", "levels", "run_checks", "processes", "scorecard", "page"),
     "codegen": (

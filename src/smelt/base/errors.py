@@ -9,6 +9,7 @@
 import sys
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 CODES: dict[str, str] = {
     "SM001": "the thing to compile is not callable",
@@ -54,6 +55,17 @@ class SmeltError(RuntimeError):
         self.message = message
         self.hint = hint
         self.where = where
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By what it says: a pool of processes hands errors on as pickles."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[SmeltError], args: tuple[Any, ...], state: dict[str, Any]) -> SmeltError:
+    made = kind.__new__(kind, *args)
+    made.args = args
+    made.__dict__.update(state)
+    return made
 
 
 class GraphBreakError(SmeltError):

@@ -18,6 +18,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.chips.decompositions import Circular, decomposed, decomposition_of
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.kinds import Given, graph_of, pattern_of, read
+from smelt.chips.lazy_chip import on_chip
 from smelt.chips.runtime import ChipDevice
 from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
@@ -186,7 +187,7 @@ def _stack() -> list[Any]:
 
 
 def _now(run: Run, inputs: list[Any]) -> tuple[Any, ...]:
-    with torch._C._InferenceMode(False), torch._C.DisableTorchFunction(), torch.no_grad():
+    with on_chip(), torch._C._InferenceMode(False), torch._C.DisableTorchFunction(), torch.no_grad():
         return run(*inputs)
 
 

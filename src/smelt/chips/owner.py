@@ -12,14 +12,17 @@ from typing import Any
 
 import torch
 
+from smelt.chips import loss_scaling
 from smelt.chips.calls import OperatorCalls
 from smelt.chips.decompositions import IN_DOUBLE
 from smelt.chips.host_calls import HostCalls
+from smelt.chips.lazy_chip import LazyChip
 from smelt.chips.runtime import ChipDevice, ChipMemory
 from smelt.chips.strided_copies import StridedCopies
 from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
 from smelt.dispatch.device_operators import device_operators
+from smelt.dispatch.module import check_index
 from smelt.dispatch.tensors import layout_of, memory_of
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy.signatures import Signature, signature
@@ -39,6 +42,7 @@ class ChipOwner:
         self.host = HostCalls(device)
         self.calls = OperatorCalls(device, compiler, self.host)
         self.copies = StridedCopies(device)
+        self.lazy: LazyChip | None = None  # what records, once somebody asks for that
         self._answers: dict[torch._ops.OpOverload, Answer] = {
             aten.empty.memory_format: self._empty,
             aten.empty_strided.default: self._empty_strided,
@@ -55,11 +59,15 @@ class ChipOwner:
             aten.equal.default: self._equal,
             aten.zero_.default: lambda tensor: self.compute(aten.fill_.Scalar, (tensor, 0), {}),
             aten.native_batch_norm.default: self._batch_norm,
+            aten._amp_foreach_non_finite_check_and_unscale_.default: loss_scaling.unscale,
+            aten._amp_update_scale_.default: loss_scaling.update_scale,
             **{operator: partial(self._in_double, operator) for operator in IN_DOUBLE},
             **device_operators(self.compute, self.call),
         }
 
     def call(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self.lazy is not None and self.lazy.takes(args, kwargs):
+            return self.lazy.call(operator, args, kwargs)
         answer = self._answers.get(operator)
         return self.compute(operator, args, kwargs) if answer is None else answer(*args, **kwargs)
 
@@ -71,6 +79,8 @@ class ChipOwner:
             return self.host.fall_back(known, args, kwargs, "it returns no tensors")
         if known.takes_device and (asked := kwargs.get("device")) is not None and asked.type != self.device.name:
             return operator(*map(_without_data, args), **kwargs)  # `empty_like(x, device="cpu")`: it reads no numbers
+        if known.takes_device:
+            _check_device(kwargs)
         args, kwargs = self._together(known, args, kwargs)
         if known.written and not known.is_view:
             return self._written(known, args, kwargs)
@@ -82,6 +92,8 @@ class ChipOwner:
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, value in (*zip(known.names, args, strict=False), *kwargs.items()):
             for each in (value if isinstance(value, tuple | list) else (value,)) if name in known.written else ():
+                if self.device.is_ours(each) and 0 in each.stride() and _is_repeated(each):
+                    raise RuntimeError(_REPEATED)
                 if self.device.is_ours(each) and has_gaps(each) and not any(each is one for one, _ in parts):
                     parts.append((each, self.copies.dense(each)))
         if not parts:
@@ -148,11 +160,13 @@ class ChipOwner:
     # Memory.
 
     def _empty(self, size: Any, *, memory_format: Any = None, **options: Any) -> torch.Tensor:
+        _check_device(options)
         chosen = memory_format or torch.contiguous_format
         like = torch.empty(size, dtype=options.get("dtype"), memory_format=chosen, device="meta")
         return self.device.new(like.shape, like.stride(), like.dtype)
 
     def _empty_strided(self, size: Any, stride: Any, **options: Any) -> torch.Tensor:
+        _check_device(options)
         return self.device.new(size, stride, options.get("dtype") or torch.get_default_dtype())
 
     def _set(self, tensor: torch.Tensor, storage: Any, offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
@@ -197,6 +211,8 @@ class ChipOwner:
 
     def _to_copy(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
         device = options.get("device") or tensor.device
+        if device.type == self.device.name:
+            check_index(device.index)
         options = {name: each for name, each in options.items() if name not in ("device", "pin_memory")}
         if not self.device.is_ours(tensor):  # from the host
             options.pop("non_blocking", None)
@@ -242,6 +258,8 @@ class ChipOwner:
                 self.compute(aten.copy_.default, (tensor, source), {})
                 return tensor
             source = self.compute(aten._to_copy.default, (source,), {"dtype": tensor.dtype})
+        if 0 in tensor.stride() and _is_repeated(tensor):
+            raise RuntimeError(_REPEATED)
         if _has_bits(tensor):
             raise NotImplementedError("a conjugated or negated view of a chip's memory is not written")
         self.copies.copy(tensor, source.expand(tensor.shape))
@@ -279,6 +297,21 @@ class ChipOwner:
             return self._as(aten._native_batch_norm_legit.no_stats, tensor, weight, bias, training, momentum, eps)
         args = (tensor, weight, bias, mean, variance, training, momentum, eps)
         return self._as(aten._native_batch_norm_legit.default, *args)
+
+
+_REPEATED = (
+    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)  # PyTorch's words, which only its own kernels say
+
+
+def _is_repeated(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _check_device(options: Mapping[str, Any]) -> None:
+    device = options.get("device")
+    check_index(None if device is None else device.index)
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:

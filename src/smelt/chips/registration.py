@@ -15,9 +15,11 @@ import torch
 from torch import _tensor_str
 
 from smelt import device as registry
+from smelt import lazy
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
 from smelt.chips.launcher import ChipLauncher
+from smelt.chips.lazy_chip import LazyChip
 from smelt.chips.owner import ChipOwner
 from smelt.chips.runtime import ChipDevice
 from smelt.codegen import targets as _targets  # noqa: F401  the host is a target, too
@@ -26,18 +28,23 @@ from smelt.codegen.targets import contraction_cycles_of, grid_contraction_cycles
 from smelt.device.chip import Chip, why_not_chip
 from smelt.device.fusion_limits import Limits
 from smelt.device.host_library import HOST
+from smelt.dispatch.accelerator import answer_for_accelerator
+from smelt.dispatch.copies import keep_sharing
 from smelt.dispatch.device import claim
 from smelt.dispatch.files import register_files
 from smelt.dispatch.module import DeviceModule
 from smelt.ir.graph import GraphCompiler, Traced
 from smelt.ir.kernel_code import KernelCode
+from smelt.lazy.enabling import follow
 from smelt.lazy.moved_modules import keep_parameters
+from smelt.lazy.owner import LazyOwner
 
 ENTRY_POINT_GROUP = "smelt.chips"
 EAGER = Options(library="none", products="own", fallback=False)
 """Options of single operators: what is not a kernel is the host's."""
 
 _owners: dict[str, ChipOwner] = {}
+_held: list[Any] = []  # registrations, which end when they die
 
 
 class ChipModule(DeviceModule):
@@ -73,16 +80,27 @@ def register_chip(name: str, chip: Chip | None = None) -> torch.device:
         raise SmeltError("SM070", f"the device {name!r} cannot be made: {reason}")
     device = ChipDevice(name, found)
     owner = ChipOwner(device, _compiler())
-    claim(name, owner, ChipModule(device))
+    module = ChipModule(device)
+    claim(name, owner, module)
     _offer(name, device)
     register_files(name, device.to_chip)
     keep_parameters(name)
+    keep_sharing(name)
+    _held.extend(answer_for_accelerator(name, module, HOST))
     _print_copies(name)
     _owners[name] = owner
+    lazy.offer_chip(name, functools.partial(_recording, owner))
     os.register_at_fork(
         before=device.lock.acquire, after_in_parent=device.lock.release, after_in_child=device.lock.release
     )
     return torch.device(name, 0)
+
+
+def _recording(owner: ChipOwner, compiler: GraphCompiler) -> LazyOwner:
+    """Have a chip's device record from now on."""
+    owner.lazy = LazyChip(owner.device, compiler)
+    follow(owner.lazy.owner)
+    return owner.lazy.owner
 
 
 def _print_copies(name: str) -> None:

@@ -12,15 +12,15 @@ import torch
 
 from smelt.device.host_library import on_host
 
-_FUNCTIONS = ("synchronize", "empty_cache")
-"""Of `torch.accelerator`: the device's module has them under the same names."""
+_FUNCTIONS = ("synchronize", "empty_cache", "memory_allocated", "max_memory_allocated")
+"""Of `torch.accelerator`: the device's module may have them under the same names."""
 
 
 def answer_for_accelerator(name: str, module: Any, real: torch.device) -> list[Any]:
     """For the device of this name, whose operators run on `real`. It ends when what is returned dies."""
     accelerator: Any = torch.accelerator
     for function in _FUNCTIONS:
-        if hasattr(accelerator, function):  # not all are there in every PyTorch
+        if hasattr(accelerator, function) and hasattr(module, function):  # not all are there in every PyTorch
             setattr(accelerator, function, _answered(getattr(accelerator, function), name, getattr(module, function)))
     library: Any = torch.library.Library  # untyped
     aten = library("aten", "IMPL")

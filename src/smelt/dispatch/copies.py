@@ -21,6 +21,24 @@ def keep_sharing(name: str) -> None:
     storage: Any = torch.UntypedStorage
     tensor.__deepcopy__ = _copying(torch.Tensor.__deepcopy__, name)
     storage.clone = _cloning(torch.UntypedStorage.clone, name)
+    storage.__new__ = _making(torch.UntypedStorage.__new__, name)
+
+
+def _making(make: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`torch.UntypedStorage(8, device=name)`, for which PyTorch wants an allocator in C++ and ends the process."""
+
+    @functools.wraps(make)
+    def making(kind: type, *args: Any, device: Any = None, **others: Any) -> Any:
+        if device is None:
+            return make(kind, *args, **others)
+        if torch.device(device).type != name:
+            return make(kind, *args, device=device, **others)
+        size = args[0] if args else 0
+        if not isinstance(size, int):
+            return torch.tensor(list(size), dtype=torch.uint8, device=device).untyped_storage()
+        return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+
+    return making
 
 
 def _copying(copied: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -56,7 +56,8 @@ def make(
 def give_memory(storage: Any, memory: Any, size: int, address: int) -> None:
     """Other memory for a storage of `make`'s."""
     storage.smelt_memory = memory
-    if describe(storage, size, address or storage._cdata) and address:
+    is_found = isinstance(memory, _native.DeviceMemory)  # by its own address
+    if describe(storage, size, id(memory) if is_found else address or storage._cdata) and address and not is_found:
         _by_address[address] = memory
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NAME = "lazy"
 
 _make_compiler: "Callable[[], GraphCompiler] | None" = None
+_chips: "dict[str, Callable[[GraphCompiler], LazyOwner]]" = {}  # by the name of their device
 _owner: "LazyOwner | None" = None
 
 
@@ -33,10 +34,16 @@ def use_compiler(make: "Callable[[], GraphCompiler]") -> None:
     _make_compiler = make
 
 
+def offer_chip(name: str, make: "Callable[[GraphCompiler], LazyOwner]") -> None:
+    """A chip whose own device can record; `smelt.chips` says it."""
+    _chips[name] = make
+
+
 def enable(on: str | None = None, *, background: bool | None = None) -> "torch.device":
     """Make the device `"lazy"`, whose operators are recorded and run on the device `on`; returns it.
 
-    `on`: "cpu", which it is at first if nothing is said, or "cuda".
+    `on`: "cpu", which it is at first if nothing is said, or "cuda". With the name of a registered chip it is the chip's
+    own device that records from then on.
     `background`: a new graph runs operator by operator while it is compiled (the default), or waits for that (False).
     May be called again with the same `on`. It cannot be undone: PyTorch has one device of this kind in a process.
     """
@@ -46,8 +53,13 @@ def enable(on: str | None = None, *, background: bool | None = None) -> "torch.d
     from smelt.lazy.enabling import make_owner
     from smelt.lazy.real_device import real_device
 
-    real = _owner.real if _owner is not None and on is None else real_device(on or HOST)
-    if _owner is None or _owner.recorder.device_type != NAME:  # which blocks on a GPU have taken: refused there
+    if _owner is None and on in _chips:
+        assert _make_compiler is not None, "smelt itself was not imported"
+        _owner = _chips[on](_make_compiler())
+    is_same = _owner is not None and (on is None or on == _owner.recorder.device_type)
+    real = _owner.real if _owner is not None and is_same else real_device(on or HOST)
+    # What blocks on a GPU have taken is refused where it is asked for.
+    if _owner is None or _owner.recorder.device_type not in (NAME, *_chips):
         assert _make_compiler is not None, "smelt itself was not imported"
         _owner = make_owner(NAME, real, _make_compiler())
     elif _owner.real.device != real.device:
@@ -125,6 +137,10 @@ class LazyFunctions(ModuleType):
         """A context in which what happens to tensors of the device `on` is recorded, and run when a value is needed.
 
         On a GPU tensors keep their backward if the process has not called `enable()`, and it cannot call it later."""
+        if on in _chips or (_owner is not None and _owner.recorder.device_type in _chips):
+            from smelt.base.errors import SmeltError
+
+            raise SmeltError("SM070", "there are no blocks on chips", hint="smelt.lazy.enable(on=...) has a chip record")
         from smelt.lazy.block import LazyBlock
 
         return LazyBlock(_owner_of_blocks(on))

@@ -50,13 +50,18 @@ def make_owner(name: str, real: RealDevice, compiler: GraphCompiler) -> LazyOwne
     _held.extend(Composites(owner.recorder).register())
     if name != UNNAMED:
         _answer_by_name(name, owner, module)
-    # A loop whose values nobody needs would be recorded round after round; its rounds end here.
+    follow(owner)
+    return owner
+
+
+def follow(owner: LazyOwner) -> None:
+    """End rounds with an optimizer's step: a loop whose values nobody needs would be recorded round after round. And
+    let the process fork between two calls."""
     if not _owners:
         register_optimizer_step_post_hook(after_optimizer_step)
     _owners.append(owner)
     lock = owner.recorder.lock
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-    return owner
 
 
 def _answer_by_name(name: str, owner: LazyOwner, module: LazyModule) -> None:

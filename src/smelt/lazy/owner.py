@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smelt import _native
-from smelt.device.host_library import HOST, on_host
+from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
 from smelt.dispatch.device_operators import device_operators
 from smelt.dispatch.module import check_index
@@ -21,7 +21,7 @@ from smelt.dispatch.tensors import layout_of
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy.at_once import AtOnce
 from smelt.lazy.describe import Undescribed
-from smelt.lazy.real_device import RealDevice
+from smelt.lazy.real_device import CudaDevice, RealDevice
 from smelt.lazy.recorder import Foreign, Recorder
 from smelt.lazy.runs import Runs
 from smelt.lazy.signatures import recorded_operator, signature
@@ -63,7 +63,7 @@ class LazyOwner:
             aten.resize_.default: self._resize,
             **device_operators(self._recorded, self.call),
         }
-        if not on_host(real.device):
+        if isinstance(real, CudaDevice):
             self._answers[aten.native_dropout.default] = self._dropout
             self._answers[aten._scaled_dot_product_flash_attention.default] = self._flash_attention
             self._answers[aten._scaled_dot_product_cudnn_attention.default] = self._cudnn_attention

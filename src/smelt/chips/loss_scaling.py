@@ -1,0 +1,30 @@
+"""What `torch.amp.GradScaler` asks a device for, made of element-wise operators: nothing is copied to the host.
+
+    unscale_([g, h], found, scale)     →   g *= scale; h *= scale; found = 1 if anything in them is not finite
+    update_scale_(scale, steps, found, growth, backoff, interval)     →   the next scale
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+
+def unscale(grads: Sequence[torch.Tensor], found: torch.Tensor, scale: torch.Tensor) -> None:
+    """`_amp_foreach_non_finite_check_and_unscale_`."""
+    for grad in grads:
+        found.copy_(torch.maximum(found, grad.isfinite().all().logical_not().to(found.dtype)))
+        grad.mul_(scale.to(grad.dtype))
+
+
+def update_scale(
+    scale: torch.Tensor, steps: torch.Tensor, found: torch.Tensor, growth: float, backoff: float, interval: int
+) -> torch.Tensor:
+    """`_amp_update_scale_`: smaller after something infinite, larger after so many steps without."""
+    is_bad = found > 0
+    taken = steps + 1
+    is_due = (taken == interval) & ~is_bad
+    grown = scale * growth
+    larger = torch.where(is_due & grown.isfinite(), grown, scale)
+    scale.copy_(torch.where(is_bad, scale * backoff, larger))
+    steps.copy_(torch.where(is_bad | is_due, torch.zeros_like(steps), taken))
+    return scale
