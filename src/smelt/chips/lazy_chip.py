@@ -1,4 +1,4 @@
-"""`smelt.lazy.enable(on="sim")`: a chip's own device records what it is asked for, and runs that when a value is needed.
+"""`smelt.lazy.enable(on="sim")`: a chip's own device records what it is asked for, and runs it when a value is needed.
 
     smelt.register_chip("sim", Sim())
     smelt.lazy.enable(on="sim")
