@@ -140,7 +140,8 @@ class LazyFunctions(ModuleType):
         if on in _chips or (_owner is not None and _owner.recorder.device_type in _chips):
             from smelt.base.errors import SmeltError
 
-            raise SmeltError("SM070", "there are no blocks on chips", hint="smelt.lazy.enable(on=...) has a chip record")
+            hint = "smelt.lazy.enable(on=...) has a chip's device record"
+            raise SmeltError("SM070", "there are no blocks on chips", hint=hint)
         from smelt.lazy.block import LazyBlock
 
         return LazyBlock(_owner_of_blocks(on))
