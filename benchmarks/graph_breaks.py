@@ -3,7 +3,8 @@
     python -m benchmarks.graph_breaks [NAME ...] [--reasons] [--json FILE]
 
 Each program of `benchmarks/library_programs.py` runs in a process of its own, without any cache, by `backend="eager"`.
-A recompile is counted where a graph was captured again in the first call. Results are compared with eager's.
+A recompile is counted where a graph was captured again in the first call. Results are compared with eager's. Programs
+whose sizes and branches data decide (`DECIDED_BY_DATA`) run with `smelt.config.capture_data`, without by `--default`.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 import smelt
-from benchmarks.library_programs import PROGRAMS
+from benchmarks.library_programs import DECIDED_BY_DATA, PROGRAMS
 
 
 def _leaves(found: Any) -> list[torch.Tensor]:
@@ -35,6 +36,7 @@ def count(name: str) -> dict[str, Any]:
         function, args = PROGRAMS[name]()
     except ImportError as error:
         return {"program": name, "absent": str(error)}
+    smelt.config.capture_data = name in DECIDED_BY_DATA and "SMELT_BENCH_DEFAULT" not in os.environ
     explained = smelt.explain(function, backend="eager")
     random = torch.get_rng_state()
     first = explained(*args)
@@ -74,8 +76,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="programs, or the beginnings of their names")
     parser.add_argument("--reasons", action="store_true", help="print why, too")
     parser.add_argument("--json", help="write all that was counted to this file")
+    parser.add_argument("--default", action="store_true", help="without smelt.config.capture_data")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.default:
+        os.environ["SMELT_BENCH_DEFAULT"] = "1"
     if given.one:
         try:
             print(json.dumps(count(given.one)), flush=True)

@@ -18,6 +18,11 @@ Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 PROGRAMS: dict[str, Callable[[], Program]] = {}
 
+DECIDED_BY_DATA = frozenset(
+    {"faster-rcnn", "faster-rcnn-training", "retinanet", "retinanet-training", "pyg-gcn", "pyg-gat", "kornia-canny"}
+)
+"""Programs in which data tell sizes, or which way a branch goes."""
+
 
 def _program(make: Callable[[], Program]) -> Callable[[], Program]:
     PROGRAMS[make.__name__.replace("_", "-")] = make

@@ -151,6 +151,12 @@ class Config:
         False, "capture and compile every backward as the autograd engine runs it, hooks included", in_key=False
     )
 
+    capture_data: bool = option(
+        False,
+        "capture without `fullgraph=True`, too, sizes and integers that only data tell, and branches that a tensor "
+        "decides: a graph supposes them, checks them, and is captured again for others, up to eight times",
+        in_key=False,
+    )
     chip_fallback: bool = option(
         True, "let the host compute, with a warning, what has no kernel on a chip; else raise", in_key=False
     )

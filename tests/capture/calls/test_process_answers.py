@@ -187,3 +187,26 @@ def test_sympy_runs_in_python_as_a_whole() -> None:
     explained = smelt.explain(solves, backend="eager")
     assert explained(x).graph_break_count < 10  # one for each call into it, none for what it calls
     torch.testing.assert_close(smelt.compile(solves, backend="eager")(x), x * 2)
+
+
+def test_settings_of_backends_are_guarded() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if torch.backends.mkldnn.enabled else x - 1
+
+    compiled = smelt.compile(function, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), function(x))
+    with torch.backends.mkldnn.flags(enabled=not torch.backends.mkldnn.enabled):
+        assert torch.equal(compiled(x), function(x))
+    assert torch.equal(compiled(x), function(x))
+
+
+def test_no_transform_is_active_outside_of_one() -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch._C._are_functorch_transforms_active() else x * 3
+
+    def function(x: torch.Tensor) -> Any:
+        return inner(x), torch.func.vmap(inner)(x)
+
+    assert torch.equal(smelt.compile(inner, backend="eager", fullgraph=True)(x), inner(x))
+    got, wanted = smelt.compile(function, backend="eager")(x), function(x)
+    assert all(map(torch.equal, got, wanted))

@@ -50,6 +50,7 @@ def repro(program: Program) -> str:
     """The script."""
     calls = "[\n" + "".join(f"    {dataclasses.asdict(call)},\n" for call in program.calls) + "]"
     source = _needed(Path(running.__file__).with_name("world.py").read_text(), program) + "\n\n" + program.text
+    source = source.replace('"""', "'''")  # of docstrings: the text of the world is in such quotes
     arguments = inspect.getsource(running.arguments).replace("call: Call", "call: Any")
     return _SCRIPT.format(source=source, calls=calls, arguments=arguments, backend=program.backend)
 

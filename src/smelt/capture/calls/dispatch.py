@@ -45,6 +45,7 @@ from smelt.capture.interpreter.leaf_state import store_requires_grad
 from smelt.capture.interpreter.operators import contains, is_computed, subscript
 from smelt.capture.interpreter.replaced_methods import rely_on_own_in
 from smelt.capture.interpreter.special_methods import refused, special
+from smelt.capture.interpreter.symbolic_index import where_true
 from smelt.capture.model.breaks import NotFollowed, Unsupported
 from smelt.capture.model.bytecode import CodeInfo, decode
 from smelt.capture.model.marks import (
@@ -106,12 +107,14 @@ from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS, scripted
 from smelt.capture.polyfills.optimizers import STEPPING, averaging_batch_norm
 from smelt.capture.polyfills.transforms import MADE_OUTSIDE, TRANSFORMS
 from smelt.capture.tape.program_state import as_the_program_has_it
+from smelt.capture.tape.subtape import RegionTape
 from smelt.meta.effects import is_pointwise
 
 CONTEXT_CALLS = {**NEW_CALLS, **BLOCKS, **BACKWARD_CALLS, **FUNCTION_CALLS, **CHECKPOINTS, **nn_module.MODULE_CALLS}
 CONTEXT_CALLS |= TRANSFORM_CALLS
 OTHER_CALLS = {**COPIES, **EXPRESSION_CALLS}
 _CURRENT_GPU = "torch.cuda.current_device"
+_TRANSFORMED = "torch._C._are_functorch_transforms_active"  # compiled code runs under those it captured alone
 _GENERATOR = 0x20
 _DISPATCHING = functools.singledispatch(lambda first: first).__code__  # type: ignore[attr-defined]
 _SCRIPTED = "_torchdynamo_inline"  # where TorchScript keeps the function that was scripted
@@ -172,7 +175,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if name in ANSWERED_TRUE or real is is_compiling:
         interp.externals.guard_identity(function)
         return Constant(not acts_as_in_eager(interp.frames[-1].info.code))
-    if name in ANSWERED_FALSE:
+    if name in ANSWERED_FALSE or (name == _TRANSFORMED and not isinstance(interp.tape, RegionTape)):
         interp.externals.guard_identity(function)
         return Constant(False)
     if name in IDENTITIES and args and not kwargs:
@@ -218,6 +221,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
             return _follow(interp, function, args, kwargs)
         _refuse_method(real)
         made = resized(interp, real, args, kwargs) or tensor_of(interp, real, args, kwargs)
+        made = made or where_true(interp, real, args, kwargs)
         if made is not None:
             return made
         if real is torch.nn.functional.batch_norm and any(map(is_computed, (*args, *kwargs.values()))):
@@ -352,6 +356,8 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         if real.__name__ == "item" and len(args) == 1 and not kwargs:
             return item_of_tensor(interp, receiver)
         items = listed(interp, receiver) if real.__name__ == "tolist" and len(args) == 1 and not kwargs else None
+        if real.__name__ == "nonzero":
+            items = where_true(interp, torch.nonzero, args, kwargs)
         if items is not None:
             return items
         if real.__name__ in TENSOR_BREAKS:

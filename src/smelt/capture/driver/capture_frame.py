@@ -144,7 +144,8 @@ def capture(
     while True:
         try:
             sizes = Sizes(dynamic, history)
-            told = DataSizes(sizes.shape_env, from_data, met) if fullgraph and not (explores or observe) else None
+            asks = (fullgraph or config.capture_data) and not (explores or observe)
+            told = DataSizes(sizes.shape_env, from_data, met) if asks else None
             return _capture_in_mode(frames, compile_graph, fullgraph, generators, sizes, told, options)
         except OtherSizes as other:
             supposed += 1

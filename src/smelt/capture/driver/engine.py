@@ -189,10 +189,8 @@ class Engine:
         plan, entry_state = captured.plan, captured.entry_state
 
         def run(*collected: Any) -> Any:
-            if isinstance(plan, Stop):
-                return drive(self, plan, collected, entry_state)
             try:
-                return plan.finish(collected)
+                return drive(self, plan, collected) if isinstance(plan, Stop) else plan.finish(collected)
             except GraphFailed as raised:
                 failure = raised.with_traceback(None)
             return self._recover(captured, failure, collected)
@@ -217,7 +215,7 @@ class Engine:
                 break
             try:
                 plan = found.plan
-                return plan.finish(given) if isinstance(plan, Return) else drive(self, plan, given, found.entry_state)
+                return plan.finish(given) if isinstance(plan, Return) else drive(self, plan, given)
             except GraphFailed as raised:
                 failure = raised.with_traceback(None)
             met = failure.error

@@ -24,16 +24,12 @@ from smelt.capture.replay.plan import EntryState, GraphFailed, Owner, Plan, Retu
 _RUNNING = object()
 
 
-def drive(owner: Owner, plan: Plan, collected: tuple[Any, ...], entry_state: EntryState) -> Any:
-    """Run `plan` and whatever follows it; the result of the outermost frame."""
+def drive(owner: Owner, plan: Plan, collected: tuple[Any, ...]) -> Any:
+    """Run `plan` and whatever follows it; the result of the outermost frame. Raises `GraphFailed` if the first graph
+    fails: those after it are seen to here."""
     assert isinstance(plan, Stop)
     run = _Run(owner, [], _nothing)
-    failure: GraphFailed | None = None
-    try:
-        return _native.offering_errors(functools.partial(run.begin, plan, collected), run.offer)
-    except GraphFailed as raised:
-        failure = raised.with_traceback(None)
-    return recover(owner, entry_state, failure, collected)
+    return _native.offering_errors(functools.partial(run.begin, plan, collected), run.offer)
 
 
 class _Run:

@@ -54,7 +54,7 @@ from smelt.capture.model.values import (
     is_constant,
     python_type,
 )
-from smelt.capture.tape.program_state import let_library_make
+from smelt.capture.tape.program_state import let_library_make, names_operators, setting_of_backend
 
 _DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
 # C types whose attributes are looked up, and written, as object's are.
@@ -422,7 +422,8 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
         found = interp.tree.class_attribute(type(value.value), name)
         if found is not ABSENT and _is_data_descriptor(interp, found):
             return _of_module_class(interp, value, name)
-    if name not in members and not interp.externals.explores and not interp.externals.has_pending_writes():
+    unwritten = interp.externals.has_pending_writes() and not names_operators(value.value)
+    if name not in members and not interp.externals.explores and not unwritten:
         let_library_make(interp.tape.ambient, value.value, name)
     if name in members or interp.externals.shared(members) is not None:
         held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
@@ -446,7 +447,7 @@ def _of_module_class(interp: Interpreter, value: Object, name: str) -> Value:
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
     found = interp.tree.class_attribute(kind, name)
     if _is_data_descriptor(interp, found):
-        return _run_descriptor(interp, value, found, name)
+        return setting_of_backend(interp.tree, found, name) or _run_descriptor(interp, value, found, name)
     if found is not ABSENT:
         return _bind(interp, value, found, _class_source(interp, kind, name), kind)
     return _fallback(interp, value, kind, name)

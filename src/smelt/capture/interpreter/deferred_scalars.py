@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from smelt.base.options import config
 from smelt.base.torch_originals import BASE
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
@@ -56,6 +57,9 @@ def item_of_tensor(interp: Interpreter, tensor: Tensor, kind: type | None = None
     if interp.externals.explores and not counts(interp, tensor, kind):
         return taken_out(interp, tensor, kind or own)
     one = all(type(size) is int and size == 1 for size in ghost.shape)
+    if one and own is float and kind is int and interp.tape.data_sizes is not None:
+        held = item_of_tensor(interp, tensor)
+        return _truncated(interp, held) if isinstance(held, DeferredScalar) else held
     if not one or ghost.dtype.is_complex or (own is float and kind is int):
         raise needed("Tensor.item" if kind is None else f"{kind.__name__}()")  # it raises, or raises for some numbers
     if counts(interp, tensor, kind):
@@ -107,8 +111,20 @@ def converted(interp: Interpreter, kind: Any, args: list[Value]) -> Value | None
     if not isinstance(value, DeferredScalar) or kind not in (int, float):
         return None
     if value.kind is float and kind is int:
-        raise needed()  # it raises for infinity
+        return _truncated(interp, value)
     return value if value.kind is kind else DeferredScalar(kind, kind, [value])
+
+
+def _truncated(interp: Interpreter, value: DeferredScalar) -> Value:
+    """`int(number)` of a float: it raises for infinity, and so does the graph, where sizes are told by it."""
+    held = value.parts[0]
+    if interp.tape.data_sizes is None or not isinstance(held, Tensor):
+        raise needed()
+    size = interp.tensor_call("call_method", "abs", [held])
+    fits = interp.tensor_call("call_function", operator.lt, [size, Constant(2.0**62)])
+    assert isinstance(fits, Tensor)
+    interp.tape.require(fits, "int() of a float that no int64 holds")
+    return DeferredScalar(int, int, [value])
 
 
 # integers that are told between two parts of a graph
@@ -132,6 +148,11 @@ def _told(interp: Interpreter, value: DeferredScalar) -> Value | None:
     first = value.parts[0]
     if isinstance(first, Tensor):
         return interp.tape.tell(first) if not first.ghost.dtype.is_floating_point else None
+    if value.make is int:
+        (held,) = first.parts  # a float's: mostly an index that was drawn, and lists may be short
+        whole = interp.tensor_call("call_method", "to", [held, Constant(torch.int64)])
+        assert isinstance(whole, Tensor)
+        return interp.tape.tell(whole, supposed=0)
     parts = [told(interp, part) for part in value.parts]
     if value.make not in _OF_ANY | _OF_NONZERO | {operator.neg, operator.pos}:
         return None
@@ -139,6 +160,21 @@ def _told(interp: Interpreter, value: DeferredScalar) -> Value | None:
         return None
     given = [part.symbolic if isinstance(part, Number) and part.symbolic is not None else part.value for part in parts]
     return of_number(value.make(*given))
+
+
+def supposed_truth(interp: Interpreter, value: Tensor) -> bool | None:
+    """Which way a tensor of one element decides a branch, as a graph supposes that is checked where the tensor is known
+    (`smelt.config.capture_data`); None where it is not to."""
+    sizes, ghost = interp.tape.data_sizes, value.ghost
+    if sizes is None or not config.capture_data or ghost.numel() != 1 or ghost.dtype.is_complex:
+        return None
+    test = interp.tensor_call("call_function", torch.ne, [value, Constant(0)])
+    whole = interp.tensor_call("call_method", "to", [test, Constant(torch.int64)])
+    least = interp.tensor_call("call_function", operator.add, [whole, Constant(SMALLEST)])
+    assert isinstance(least, Tensor)
+    number = interp.tape.tell(least, supposed=SMALLEST)
+    symbolic = number.symbolic if isinstance(number, Number) and number.symbolic is not None else number.value
+    return bool(symbolic == SMALLEST + 1)
 
 
 def told_operands(interp: Interpreter, target: Any, args: list[Value]) -> list[Value]:

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from smelt.capture.interpreter.attributes import attribute_now, attribute_or_none
-from smelt.capture.interpreter.deferred_scalars import arithmetic, compared, compared_sizes, needed, told
+from smelt.capture.interpreter.deferred_scalars import (
+    arithmetic,
+    compared,
+    compared_sizes,
+    needed,
+    supposed_truth,
+    told,
+)
 from smelt.capture.interpreter.dict_keys import hashable, holds_nan, is_nan, item_key, key_error
 from smelt.capture.interpreter.dunder_dispatch import (
     COMPARISONS,
@@ -505,6 +512,7 @@ def truth(interp: Interpreter, value: Value) -> bool:
         answer = interp.tape.decided(value)
         if answer is None and acts_as_in_eager(interp.frames[-1].info.code) and not interp.externals.explores:
             return speculate_truth(interp, value)  # what optimizers decide by is a count of steps
+        answer = supposed_truth(interp, value) if answer is None else answer
         if answer is None:
             raise Unsupported("B003", "a tensor's value decides the branch")
         return answer

@@ -72,15 +72,36 @@ def _masks_as_positions(interp: Interpreter, tensor: Tensor, key: Value) -> Valu
 
 def _positions(interp: Interpreter, mask: Tensor) -> list[Value]:
     """Where a mask is true, a vector for each of its dimensions; found once for all uses of a mask."""
+    return [*_found_once(interp, mask)[1]]
+
+
+def _found_once(interp: Interpreter, mask: Tensor) -> tuple[Value, list[Value]]:
+    """`mask.nonzero()`, and its columns."""
     assert interp.tape.data_sizes is not None
     known = interp.tape.data_sizes.positions
     ghost, version, found = known.get(id(mask.ghost), (None, 0, []))
     if ghost is not mask.ghost or version != mask.ghost._version:
         places = interp.tensor_call("call_method", "nonzero", [mask])
-        columns = map(Constant, range(mask.ghost.dim()))
-        found = [interp.tensor_call("call_method", "select", [places, Constant(1), column]) for column in columns]
+        found = places, _columns(interp, places, mask)
         known[id(mask.ghost)] = mask.ghost, mask.ghost._version, found
-    return list(found)
+    return found  # type: ignore[no-any-return]
+
+
+def _columns(interp: Interpreter, places: Value, mask: Tensor) -> list[Value]:
+    columns = map(Constant, range(mask.ghost.dim()))
+    return [interp.tensor_call("call_method", "select", [places, Constant(1), column]) for column in columns]
+
+
+def where_true(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
+    """`torch.where(mask)` and `mask.nonzero()`, of as many rows as `x[mask]` has, where data tell how many; None of any
+    other call."""
+    mask = args[0] if len(args) == 1 and not kwargs else None
+    if interp.tape.data_sizes is None or not isinstance(mask, Tensor) or not (_is_mask(mask) and mask.ghost.dim()):
+        return None
+    if function not in (torch.where, torch.nonzero):
+        return None
+    places = interp.tensor_call("call_method", "clone", [_found_once(interp, mask)[0]])  # the program may write to it
+    return Sequence(tuple, _columns(interp, places, mask)) if function is torch.where else places
 
 
 def _is_mask(item: Value) -> bool:

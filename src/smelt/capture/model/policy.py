@@ -75,6 +75,7 @@ _TORCH_PARTS: dict[str, tuple[str, ...]] = {
     "distributed/tensor/_api.py": ("distribute_module.<locals>.<lambda>",),
     "_utils.py": ("_maybe_view_chunk_cat", "_chunk_or_narrow_cat"),
     "onnx/__init__.py": ("is_in_onnx_export",),
+    "jit/_trace.py": ("_script_if_tracing.<locals>.wrapper",),
     "onnx/_internal/torchscript_exporter/_globals.py": ("_InternalGlobals.in_onnx_export",),
 }
 

@@ -54,14 +54,16 @@ class DataSizes:
         self.positions: dict[int, tuple[Any, int, Any]] = {}  # by ids of masks: the mask, its version, where it is true
         self.numbers: dict[int, tuple[Any, Any]] = {}  # by ids of numbers that were only kept before: these, and those
 
-    def new_size(self, largest: Any = None) -> Any:
+    def new_size(self, largest: Any = None, supposed: int | None = None) -> Any:
         """A size that the operator which is asked for its results will tell."""
         if self._repeated:
             return self._repeated.pop(0)
         number = len(self._places) + len(self.fresh)
         if number >= _LIMIT:
             raise Unsupported("B004", "more than 64 sizes that only data tell")
-        example = self._examples[number] if number < len(self._examples) else _supposed(largest, number)
+        if supposed is None:
+            supposed = _supposed(largest, number)
+        example = self._examples[number] if number < len(self._examples) else supposed
         symbol = self.shape_env.symbol(f"u{number}", max(example, SMALLEST), FROM_DATA)
         self.fresh.append((symbol, example))
         return as_number(self.shape_env, Expression.of(symbol))
@@ -79,9 +81,9 @@ class DataSizes:
             result = again()
         return result, [(self._known(*each), path) for each, path in zip(fresh, paths, strict=True)]
 
-    def number(self) -> tuple[Any, Symbol]:
+    def number(self, supposed: int | None = None) -> tuple[Any, Symbol]:
         """An integer that a tensor holds: the number, and its symbol."""
-        made = self.new_size()
+        made = self.new_size(supposed=supposed)
         ((symbol, example),) = self.fresh
         self.fresh = []
         return (example if example < SMALLEST else made), self._known(symbol, example)

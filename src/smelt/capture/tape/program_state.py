@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from smelt.capture.model.policy import is_library
+from smelt.capture.model.values import Constant
 from smelt.ir.nodes.ambient import Ambient
 
 _OPERATORS = (torch._ops._Ops, torch._ops._OpNamespace)
@@ -27,11 +28,29 @@ def as_the_program_has_it(ambient: Ambient) -> Iterator[None]:
         yield
 
 
+def setting_of_backend(tree: Any, found: Any, name: str) -> Constant | None:
+    """What a setting like `torch.backends.mkldnn.enabled` is, for which PyTorch asks a C function; the guards of `tree`
+    ask it again at each call. None if it is something else. To set one breaks the graph."""
+    if type(found) is not torch.backends.ContextProp or not isinstance(found.getter, types.BuiltinFunctionType):
+        return None
+    answer = found.getter()
+    if type(answer) not in (bool, int, str):
+        return None
+    tree.process(f"torch.backends: {name}", found.getter, answer)
+    tree.why_not_persist = "a setting of torch.backends"
+    return Constant(answer)
+
+
+def names_operators(module: Any) -> bool:
+    """Whether it is `torch.ops` or one of its parts, which look up operators, and nothing that a program may change."""
+    return type(module) in _OPERATORS
+
+
 def let_library_make(ambient: Ambient, module: types.ModuleType, name: str) -> None:
     """Let a module of a library that loads its parts on demand (`torch.onnx`, `torch.ops`) do so now, as the program
     would."""
     hook: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
-    if type(module) in _OPERATORS:
+    if names_operators(module):
         hook = functools.partial(getattr, module)
     elif not isinstance(hook, types.FunctionType) or not is_library(hook.__code__) or "__path__" not in module.__dict__:
         return

@@ -370,10 +370,11 @@ class Tape:
         self._items[leaf] = node
         return Number(leaf.example, symbolic=as_number(shape_env, leaf))
 
-    def tell(self, value: Tensor) -> Constant:
-        """The integer that a tensor of one element holds when the graph comes to this place, as sizes are known."""
+    def tell(self, value: Tensor, supposed: int | None = None) -> Constant:
+        """The integer that a tensor of one element holds when the graph comes to this place, as sizes are known;
+        `supposed` is what it is before any call has told it."""
         assert self.data_sizes is not None
-        number, symbol = self.data_sizes.number()
+        number, symbol = self.data_sizes.number(supposed)
         self.may_raise()
         node = self._record("call_method", "item", (value,), {}, None)
         set_spec(node, NumberSpec(Expression.of(symbol)))

@@ -1,0 +1,142 @@
+"""`smelt.config.capture_data`: sizes, integers and branches that only data tell, captured without `fullgraph=True`."""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+
+BACKENDS = ("eager", "aot_eager", "llvm")
+
+
+@pytest.fixture(autouse=True)
+def _capture_data() -> Iterator[None]:
+    smelt.reset()
+    smelt.config.capture_data = True
+    yield
+    smelt.config.capture_data = False
+
+
+def kept(x: torch.Tensor) -> torch.Tensor:
+    y = x[x > 0]
+    return x - 1 if y.shape[0] == 0 else y.sin()
+
+
+def branches(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        x = x + 1
+    if x.max() > 3:
+        return x * 2
+    return x / max(1, (x > 1).sum())
+
+
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    scales = [1, 2, 3, 4, 5, 6, 7, 8]
+    return x * scales[int(x.abs().max().item())]
+
+
+def one_mask(x: torch.Tensor) -> torch.Tensor:
+    mask = x > 0
+    (places,) = torch.where(mask)
+    best, order = x[mask].topk(min(3, places.shape[0]))
+    return best * places[order] + mask.nonzero().sum()
+
+
+def written_places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    mask = x > 0
+    (places,) = torch.where(mask)
+    (others,) = torch.where(mask)
+    places.add_(10)
+    return places, others, x[mask], mask.nonzero()
+
+
+def broken(x: torch.Tensor) -> torch.Tensor:
+    y = x[x > 0]
+    print("between")
+    z = y[y > 1]
+    return z * 2 if len(z) == 2 else z
+
+
+def _inputs() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    rows = [torch.randn(n) * scale for n in (2, 3, 6) for scale in (0.5, 3.0)]
+    return [*rows, -torch.ones(4), torch.ones(4), torch.tensor([-1.0, 2.0, -3.0])]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", [kept, branches, drawn, one_mask, written_places, broken])
+def test_calls_are_eagers(function: Callable[..., Any], backend: str) -> None:
+    compiled = smelt.compile(function, backend=backend)
+    for x in _inputs():
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        with contextlib.redirect_stdout(io.StringIO()):
+            got, wanted = compiled(ours), function(theirs)
+        torch.testing.assert_close(got, wanted)
+        if isinstance(got, torch.Tensor):
+            assert got.requires_grad == wanted.requires_grad
+            got.sum().backward()
+            wanted.sum().backward()
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("function", [kept, branches, drawn, one_mask])
+def test_nothing_breaks(function: Callable[..., Any]) -> None:
+    compiled = smelt.compile(function, backend="eager")
+    for x in _inputs():
+        compiled(x)
+    assert smelt.counters["graph_breaks"] == 0
+    assert smelt.counters["graphs"] <= 18  # a few versions for one size, then for sizes as symbols
+
+
+def test_known_sizes_and_branches_are_captured_once() -> None:
+    compiled = smelt.compile(kept, backend="eager")
+    compiled(torch.randn(8).abs())
+    graphs = smelt.counters["graphs"]
+    for _ in range(5):
+        compiled(torch.randn(8))
+    assert smelt.counters["graphs"] == graphs
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_int_of_what_is_no_number_raises_as_in_python(value: float) -> None:
+    compiled = smelt.compile(drawn, backend="eager")
+    compiled(torch.ones(3))
+    with pytest.raises((OverflowError, ValueError), match="cannot convert float"):
+        compiled(torch.tensor([1.0, value]))
+
+
+def test_branches_break_graphs_without_it() -> None:
+    smelt.config.capture_data = False
+    smelt.compile(branches, backend="eager")(torch.ones(3))
+    assert smelt.counters["graph_breaks"] > 0
+
+
+def test_an_operator_is_looked_up_after_something_was_written() -> None:
+    """`torch.ops.<library>` makes its attributes on demand; it was asked to only where nothing waited to be written."""
+    library = torch.library.Library("smelt_tests_lookup", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeImplicitAutograd")
+    seen: list[int] = []
+
+    def function(x: torch.Tensor) -> Any:
+        seen.append(1)
+        return torch.ops.smelt_tests_lookup.twice(x)
+
+    got = smelt.compile(function, backend="eager", fullgraph=True)(torch.ones(2))
+    assert got.tolist() == [2.0, 2.0] and seen == [1]
+
+
+def test_functions_that_are_scripted_if_traced_are_followed() -> None:
+    @torch.jit.script_if_tracing
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    def function(x: torch.Tensor) -> Any:
+        return inner(x * 2)
+
+    x = torch.randn(3)
+    torch.testing.assert_close(smelt.compile(function, backend="eager", fullgraph=True)(x), function(x))
