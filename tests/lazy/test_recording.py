@@ -1,5 +1,6 @@
 """Recording in C: a call that was recorded before takes no Python, and tensors keep and let go of their memory."""
 
+from tests.layout import needs_layout
 from tests.processes import run
 
 WATCHED = """
@@ -17,6 +18,7 @@ def calls_of(round):
 """
 
 
+@needs_layout
 def test_a_call_that_was_recorded_before_takes_no_python() -> None:
     done = run(
         WATCHED
