@@ -15,6 +15,7 @@ from smelt.fuse.lowering.convolutions import Contraction, ConvolutionSteps, to_c
 from smelt.fuse.lowering.rules import FactorRead
 from smelt.ir.kernel import Contract
 from smelt.ir.program import Launch, Library, Program
+from smelt.ops.decompose import convolutions as decomposed_convolutions
 from smelt.ops.decompositions import decompositions
 from smelt.ops.record import OperandLayout
 from smelt.symbolic.shapes import Shape, is_dense
@@ -316,7 +317,8 @@ def test_nothing_to_convolve(shape: tuple[int, ...]) -> None:
 @pytest.fixture
 def slow_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on processors where the library has no good convolutions."""
-    monkeypatch.setattr(host_library, "slow_convolutions", lambda: True)
+    for module in (host_library, decomposed_convolutions):
+        monkeypatch.setattr(module, "slow_convolutions", lambda: True)
 
 
 def chosen(fn: Callable[..., Any], *args: torch.Tensor, **options: Any) -> tuple[int, int]:

@@ -362,7 +362,7 @@ def test_the_first_target_that_fits_is_used(drive: Drive, models: dict[str, Path
     made = MODELS["affine"]().artifact()
     (part,) = made.targets
     elsewhere = next(machine for machine in FEATURES if machine != here())
-    all_features = (1 << len(FEATURES[here()])) - 1
+    all_features = (1 << len(FEATURES[elsewhere])) - 1
     better = replace(part, features=all_features, code=replace(part.code, slots=(r.CodeSlot(0, "nothing"),)))
     path = tmp_path / "m.smelt"
     other = replace(part, machine=elsewhere, code=better.code)

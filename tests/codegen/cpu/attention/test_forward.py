@@ -87,7 +87,10 @@ def test_queries_that_look_at_nothing_and_numbers_that_are_none(dtype: torch.dty
         want, sums = flash(query, key, value, attn_mask=mask, scale=attention.scale)
         assert torch.equal(got[4].view(13, 8).isnan(), want[0, 0].isnan())
         torch.testing.assert_close(got[4].view(13, 8), want[0, 0], equal_nan=True)
-        torch.testing.assert_close(got[5].view(1, 13), sums[0], equal_nan=True)
+        nothing = want[0, 0].isnan().any(1)
+        torch.testing.assert_close(got[5][~nothing], sums.view(13)[~nothing])
+        # Where nothing is a number, PyTorch's sum is inf or NaN, by the width of the processor's vectors.
+        assert not got[5][nothing].isfinite().any() and not sums.view(13)[nothing].isfinite().any()
         assert not got[4].view(13, 8)[1].any()
 
 
