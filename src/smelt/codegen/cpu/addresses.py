@@ -83,13 +83,15 @@ class Addresses:
         base = self.of_row(array, index)
         return base if offset is None else self.b.element(base, self.layout.kinds[array], offset)
 
-    def of_lanes(self, array: str, index: Index, stride: Size) -> list[str]:
+    def of_lanes(self, array: str, index: Index, stride: Size, skipped: int = 0) -> list[str]:
+        """Each lane's address, but for so many at the beginning."""
         first = self.of(array, index)
         kind = self.layout.kinds[array]
+        lanes = range(skipped, self.lanes)
         if is_symsize(stride):
             step = self.b.const("i64", stride)
-            return [first, *(self.b.element(first, kind, self.b.mul(step, lane)) for lane in range(1, self.lanes))]
-        return [self.b.element(first, kind, lane * stride) for lane in range(self.lanes)]
+            return [self.b.element(first, kind, self.b.mul(step, lane)) if lane else first for lane in lanes]
+        return [self.b.element(first, kind, lane * stride) for lane in lanes]
 
     def of_last_lane(self, array: str, index: Index) -> str:
         """The lowest address, for lanes whose stride is -1."""

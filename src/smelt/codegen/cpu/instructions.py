@@ -42,6 +42,8 @@ from smelt.ir.kernel import (
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
+_FEW_LANES = 4
+
 
 @dataclass(slots=True)
 class InstructionWriter:
@@ -200,15 +202,24 @@ class InstructionWriter:
             write(raw, self.at.of(array, index))
         elif stride == -1 and self.mask is None:
             self.b.store(self.b.reverse(raw), self.at.of_last_lane(array, index))
+        elif stride == 1 and self.mask is not None and not self._has_few_fresh_lanes:
+            place = self.at.of(array, index)
+            self.b.store(self.b.select(self.mask, raw, self.b.load(place, raw.kind, raw.lanes)), place)
         elif self.mask is not None and is_symsize(self.plan.width % self.at.lanes):
             for lane, place in enumerate(self.at.of_lanes(array, index, stride)):
                 old, new = self.b.load(place, raw.kind), self.b.extract(raw, lane)
                 self.b.store(self.b.select(self.b.extract(self.mask, lane), new, old), place)
         else:
             skipped = 0 if self.mask is None else self.at.lanes - self.plan.width % self.at.lanes
-            for lane, place in enumerate(self.at.of_lanes(array, index, stride)):
-                if lane >= skipped:
-                    self.b.store(self.b.extract(raw, lane), place)
+            for lane, place in enumerate(self.at.of_lanes(array, index, stride, skipped), skipped):
+                self.b.store(self.b.extract(raw, lane), place)
+
+    @property
+    def _has_few_fresh_lanes(self) -> bool:
+        """Whether the last vector is stored lane by lane: one load, choice and store of all of it is shorter, for LLVM
+        too, unless a few lanes are new."""
+        fresh = self.plan.width % self.at.lanes
+        return not is_symsize(fresh) and fresh <= _FEW_LANES
 
     def _scatter(self, instruction: Scatter) -> None:
         b = self.b

@@ -410,13 +410,10 @@ class LoopNest:
         self.code.read = {}
 
     def _clear(self) -> None:
-        for accumulator in self.plan.accumulators:
-            row_accumulators.clear(self.b, accumulator, self.at.pointers)
+        row_accumulators.clear(self.b, self.plan.accumulators, self.at.pointers)
 
     def _empty_blocks(self) -> None:
-        for accumulator in self.plan.accumulators:
-            if accumulator.blocked:
-                row_accumulators.empty_block(self.b, accumulator, self.at.pointers)
+        row_accumulators.empty_blocks(self.b, self.plan.accumulators, self.at.pointers)
 
     def _empty_blocks_sometimes(self) -> None:
         """After every so many rows."""
@@ -431,12 +428,13 @@ class LoopNest:
 
     def finish(self, parts: row_accumulators.Parts | None = None) -> None:
         """Store what the folds over rows came to; with `parts`, folded over those in order first."""
+        results = []
         for accumulator in self.plan.accumulators:
-            wanted = self.plan.kernel.buffer(accumulator.instruction.buffer).dtype
-            place = self.b.element(
-                self.at.pointers[accumulator.instruction.buffer], memory_kind(wanted), self._unit_offset(accumulator)
-            )
-            row_accumulators.finish(self.b, accumulator, self.at.pointers, place, wanted, parts)
+            buffer = accumulator.instruction.buffer
+            wanted = self.plan.kernel.buffer(buffer).dtype
+            place = self.b.element(self.at.pointers[buffer], memory_kind(wanted), self._unit_offset(accumulator))
+            results.append(row_accumulators.Result(accumulator, place, wanted))
+        row_accumulators.finish(self.b, results, self.at.pointers, parts)
 
     def _unit_offset(self, accumulator: Accumulator) -> LlvmValue:
         """What the axes shared out between threads add to the place of a result."""

@@ -7,8 +7,11 @@
 Arrays are padded to whole vectors, so these loops have no tails; what lies in the padding is never stored.
 """
 
+from collections.abc import Iterable, Sequence
+
 import torch
 
+from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.schedule import Accumulator
 from smelt.codegen.llvm import reductions
 from smelt.codegen.llvm.builder import Builder, LlvmValue
@@ -28,52 +31,86 @@ def padded(accumulator: Accumulator) -> Size:
     return (accumulator.size + _LANES - 1) // _LANES * _LANES
 
 
-def clear(b: Builder, accumulator: Accumulator, pointers: dict[str, str]) -> None:
+def clear(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, str]) -> None:
     """Every element of the private arrays to the fold of nothing."""
-    if accumulator.size == 0:
-        return
-    loop = b.begin(b.const("i64", 0), b.const("i64", padded(accumulator)), _LANES, (), guard=False)
-    for name, dtype in accumulator.arrays:
-        nothing = reductions.start(b, accumulator.instruction.op, dtype, _LANES)
-        b.store(to_memory(b, nothing, dtype), b.element(pointers[name], memory_kind(dtype), loop.index))
-    loop.end()
+    for alike in _by_length(each for each in accumulators if each.size != 0):
+        loop = b.begin(b.const("i64", 0), b.const("i64", padded(alike[0])), _LANES, (), guard=False)
+        for accumulator in alike:
+            for name, dtype in accumulator.arrays:
+                nothing = reductions.start(b, accumulator.instruction.op, dtype, _LANES)
+                b.store(to_memory(b, nothing, dtype), b.element(pointers[name], memory_kind(dtype), loop.index))
+        loop.end()
 
 
-def empty_block(b: Builder, accumulator: Accumulator, pointers: dict[str, str]) -> None:
+def empty_blocks(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, str]) -> None:
     """The f32 sums of the last rows into the f64 sums of all."""
-    (fold, _), (block, _) = accumulator.arrays
-    loop = b.begin(b.const("i64", 0), b.const("i64", padded(accumulator)), _LANES, (), guard=False)
-    narrow = b.element(pointers[block], "f32", loop.index)
-    wide = b.element(pointers[fold], "f64", loop.index)
-    recent = b.convert("fpext", b.load(narrow, "f32", _LANES), "f64")
-    b.store(b.fadd(b.load(wide, "f64", _LANES), recent), wide)
-    b.store(b.const("f32", 0.0, _LANES), narrow)
-    loop.end()
+    for alike in _by_length(each for each in accumulators if each.blocked):
+        loop = b.begin(b.const("i64", 0), b.const("i64", padded(alike[0])), _LANES, (), guard=False)
+        for accumulator in alike:
+            (fold, _), (block, _) = accumulator.arrays
+            narrow = b.element(pointers[block], "f32", loop.index)
+            wide = b.element(pointers[fold], "f64", loop.index)
+            recent = b.convert("fpext", b.load(narrow, "f32", _LANES), "f64")
+            b.store(b.fadd(b.load(wide, "f64", _LANES), recent), wide)
+            b.store(b.const("f32", 0.0, _LANES), narrow)
+        loop.end()
 
 
-def finish(
-    b: Builder,
-    accumulator: Accumulator,
-    pointers: dict[str, str],
-    place: str,
-    wanted: torch.dtype,
-    parts: Parts | None,
+def _by_length(accumulators: Iterable[Accumulator]) -> list[list[Accumulator]]:
+    """Those as long as each other are cleared and emptied in one loop: each loop takes LLVM a millisecond."""
+    found: list[list[Accumulator]] = []
+    for each in accumulators:
+        alike = next((group for group in found if group[0].axes == each.axes), None)
+        if alike is None:
+            found.append([each])
+        else:
+            alike.append(each)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Where an accumulator's results are stored, and as what."""
+
+    accumulator: Accumulator
+    place: str
+    dtype: torch.dtype
+
+    @property
+    def straight(self) -> bool:
+        axes, index = self.accumulator.axes, self.accumulator.instruction.index
+        return len(axes) == 1 and index.stride(axes[0].name) == 1
+
+    def store(self, b: Builder, total: LlvmValue, position: LlvmValue) -> None:
+        given = self.accumulator.value_dtype
+        value = cast(b, cast(b, total, self.accumulator.dtype, given), given, self.dtype)
+        out = b.element(self.place, memory_kind(self.dtype), _offset(b, self.accumulator, position))
+        b.store(to_memory(b, value, self.dtype), out)
+
+
+def finish(b: Builder, results: Sequence[Result], pointers: dict[str, str], parts: Parts | None) -> None:
+    """Store results; with `parts`, folded over them in order first."""
+    whole = [each for each in results if each.accumulator.size != 0]
+    for straight in (True, False):
+        by_buffer = {each.accumulator.instruction.buffer: each for each in whole if each.straight is straight}
+        for alike in _by_length(each.accumulator for each in by_buffer.values()):
+            _finish([by_buffer[each.instruction.buffer] for each in alike], straight, b, pointers, parts)
+
+
+def _finish(
+    results: Sequence[Result], straight: bool, b: Builder, pointers: dict[str, str], parts: Parts | None
 ) -> None:
-    """Store the results as `wanted`, from `place` on; with `parts`, folded over them in order first."""
-    if accumulator.size == 0:
-        return
-    index = accumulator.instruction.index
-    straight = len(accumulator.axes) == 1 and index.stride(accumulator.axes[0].name) == 1
-    whole = accumulator.size // _LANES * _LANES if straight else 0
-    for first, last, lanes in ((0, whole, _LANES), (whole, accumulator.size, 1)):
+    """Of results as long as each other."""
+    size = results[0].accumulator.size
+    whole = size // _LANES * _LANES if straight else 0
+    for first, last, lanes in ((0, whole, _LANES), (whole, size, 1)):
         unsure = is_symsize(last - first)
         if not unsure and first == last:
             continue
         loop = b.begin(b.const("i64", first), b.const("i64", last), lanes, (), guard=unsure)
-        total = _total(b, accumulator, pointers, loop.index, lanes, parts)
-        value = cast(b, cast(b, total, accumulator.dtype, accumulator.value_dtype), accumulator.value_dtype, wanted)
-        out = b.element(place, memory_kind(wanted), _offset(b, accumulator, loop.index))
-        b.store(to_memory(b, value, wanted), out)
+        totals = _totals(b, [each.accumulator for each in results], pointers, loop.index, lanes, parts)
+        for result, total in zip(results, totals, strict=True):
+            result.store(b, total, loop.index)
         loop.end()
 
 
@@ -89,17 +126,27 @@ def _offset(b: Builder, accumulator: Accumulator, position: LlvmValue) -> LlvmVa
     return total
 
 
-def _total(
-    b: Builder, accumulator: Accumulator, pointers: dict[str, str], position: LlvmValue, lanes: int, parts: Parts | None
-) -> LlvmValue:
-    name, dtype = accumulator.arrays[0]
-    kind = memory_kind(dtype)
-    first = b.element(pointers[name], kind, position)
-    total = from_memory(b, b.load(first, kind, lanes), dtype)
+def _totals(
+    b: Builder,
+    accumulators: Sequence[Accumulator],
+    pointers: dict[str, str],
+    position: LlvmValue,
+    lanes: int,
+    parts: Parts | None,
+) -> list[LlvmValue]:
+    arrays = [each.arrays[0] for each in accumulators]
+    places = [b.element(pointers[name], memory_kind(dtype), position) for name, dtype in arrays]
+    totals = [
+        from_memory(b, b.load(place, memory_kind(dtype), lanes), dtype)
+        for place, (_, dtype) in zip(places, arrays, strict=True)
+    ]
     if parts is None:
-        return total
+        return totals
     count, apart = parts
-    loop = b.begin(b.const("i64", 1), count, 1, (total,), guard=True)
-    value = from_memory(b, b.load(b.element(first, "i8", b.mul(loop.index, apart)), kind, lanes), dtype)
-    (total,) = loop.end(reductions.combine(b, accumulator.instruction.op, dtype, loop.values[0], value))
-    return total
+    loop = b.begin(b.const("i64", 1), count, 1, totals, guard=True)
+    further = b.mul(loop.index, apart)
+    folded = []
+    for each, place, (_, dtype), total in zip(accumulators, places, arrays, loop.values, strict=True):
+        value = from_memory(b, b.load(b.element(place, "i8", further), memory_kind(dtype), lanes), dtype)
+        folded.append(reductions.combine(b, each.instruction.op, dtype, total, value))
+    return list(loop.end(*folded))

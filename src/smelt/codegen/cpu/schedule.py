@@ -61,6 +61,8 @@ _MATH_COST = 16
 _LIGHT = ("exp", "ndtr", "sigmoid")  # functions that keep two or three values of a point at a time
 _LIGHT_MOST = 12  # instructions of a point, one of them such a function
 _LIGHT_WORTH = 1 << 18  # points: LLVM takes half as long again for twice the registers
+_LONG_CODE = 8  # instructions of a point from which on LLVM takes tens of milliseconds for four vectors of them
+_LONG_WORTH = 1 << 20  # points: a tenth of a millisecond at each call, what four vectors gain of it
 
 
 class Split(Enum):
@@ -311,13 +313,37 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
     registers = 4 if not math or target.vector_registers >= 32 else 2
     if unroll and light and math == 1:
         registers = max(registers, target.unroll_light)
-    most = registers * target.vector_bits // (8 * max(widths))
     size = kernel.cols[-1].size if kernel.cols else 1
+    one = target.vector_bits // (8 * max(widths))
+    if _is_long_code(kernel):
+        return _lanes_of_long_code(kernel, one, min(registers, 2 if math else 1))
+    most = registers * one
     if is_symsize(size):
         return most  # where it turns out shorter, `SchedulePlan.fallback` is run
     while most > max(1, size):
         most //= 2
     return max(1, most)
+
+
+def _is_long_code(kernel: Kernel) -> bool:
+    """Whether LLVM takes longer for several vectors side by side than later calls gain: points that take many
+    instructions, and are not that many. What a fold comes to depends on its lanes, which stay as they are."""
+    if any(isinstance(i, Reduce | Scan) for i in kernel.instructions()):
+        return False
+    if is_symsize(kernel.row_count * kernel.col_count) or kernel.row_count * kernel.col_count >= _LONG_WORTH:
+        return False
+    return any(len(loop_variant(kernel, stage)) >= _LONG_CODE for stage in kernel.stages if stage.loop)
+
+
+def _lanes_of_long_code(kernel: Kernel, one: int, registers: int) -> int:
+    """Lanes of as few registers as leave no last vector, which would be the same code once more: where points may be
+    computed twice there is none."""
+    size = kernel.cols[-1].size if kernel.cols else 1
+    lanes = registers * one
+    overlaps = all(idempotent(stage.body) for stage in kernel.stages)
+    while lanes > max(1, size) or (lanes > one and not overlaps and size % lanes):
+        lanes //= 2
+    return max(1, lanes)
 
 
 def next_row(kernel: Kernel, target: Target) -> tuple[Load, ...]:

@@ -1,0 +1,78 @@
+"""How much LLVM is given to compile: its time is a large part of a first call, and goes by what is counted here."""
+
+import pytest
+
+from smelt.codegen.build import source
+from smelt.codegen.cpu.schedule_passes import plan
+from smelt.device import find
+from tests.codegen.cpu.test_kernels import same_as_reference
+from tests.ir.kernels import sized
+from tests.kernel_text import parse_kernel
+
+IN_PLACE = """
+kernel in_place rows(i:{rows}) cols(j:{cols})
+  in x: f32[{total}]
+  inout y: f32[{total}]
+  in scale: f32[{cols}]
+  loop:
+    a = load y[{cols}*i + j]
+    b = load x[{cols}*i + j]
+    s = load scale[j]
+    c = mul a, b : f32
+    d = mul c, s : f32
+    store y[{cols}*i + j] = d
+"""
+
+FOLDS = """
+kernel folds rows(i:{rows}) cols(j:{cols})
+  in x: f32[{total}]
+  inout y: f32[{total}]
+  in scale: f32[{cols}]
+  out first: f32[{cols}]
+  out second: f32[{cols}]
+  out third: f32[{cols}]
+  loop:
+    a = load y[{cols}*i + j]
+    b = load x[{cols}*i + j]
+    s = load scale[j]
+    c = mul a, b : f32
+    d = mul c, s : f32
+    e = add d, b : f32
+    store y[{cols}*i + j] = d
+    accumulate sum first[j] = c
+    accumulate sum second[j] = d
+    accumulate sum third[j] = e
+"""
+
+
+@pytest.mark.parametrize("cols", [17, 33, 65, 100, 127, 240])
+def test_a_last_vector_is_stored_as_one(cols: int) -> None:
+    """Not lane by lane, six lines for each: in place, lanes before the last ones keep what they got."""
+    kernel = parse_kernel(sized(IN_PLACE, 7, cols))
+    text = source(kernel)
+    assert text.count("extractelement") <= 4
+    assert text.count("\n") < 100
+    same_as_reference(kernel)
+
+
+@pytest.mark.parametrize("cols", [16, 48, 112, 240])
+def test_a_long_body_is_written_once(cols: int) -> None:
+    """With vectors that divide a row there is no second copy for the last one."""
+    kernel = parse_kernel(sized(FOLDS, 40, cols))
+    made = plan(kernel, find("cpu"))
+    assert cols % made.lanes == 0
+    assert "select <" not in source(kernel)  # lanes that count would be chosen
+    same_as_reference(kernel)
+
+
+def test_many_points_are_worth_several_vectors() -> None:
+    few, many = (plan(parse_kernel(sized(FOLDS, rows, 512)), find("cpu")) for rows in (4, 4096))
+    assert few.lanes < many.lanes
+
+
+def test_sums_as_long_as_each_other_share_their_loops() -> None:
+    """One loop clears them, one empties them now and then and at the end, one stores them and its tail."""
+    text = source(parse_kernel(sized(FOLDS, 200, 240)))
+    assert text.count("phi i64") <= 8  # and the rows, the cols, and the parts of each store
+    same_as_reference(parse_kernel(sized(FOLDS, 200, 240)))
+    same_as_reference(parse_kernel(sized(FOLDS, 70, 235)))
