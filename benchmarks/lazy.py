@@ -97,6 +97,14 @@ def gpt2() -> tuple[nn.Module, torch.Tensor]:
     return GPT2LMHeadModel(config), torch.randint(0, 512, (4, 64))
 
 
+def resnet() -> tuple[nn.Module, torch.Tensor]:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic")
+    config.num_labels = 10
+    return ResNetForImageClassification(config).train(), torch.randn(4, 3, 96, 96)
+
+
 def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     found: Any = model(x)
     logits: torch.Tensor = getattr(found, "logits", found)
@@ -137,7 +145,7 @@ def main() -> None:
     recording()
     chain()
     print("a training step (forward, backward, AdamW)")
-    for make in (mlp, gpt2):
+    for make in (mlp, gpt2, resnet):
         training(make)
 
 

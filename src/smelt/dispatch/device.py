@@ -5,6 +5,7 @@
 A process has one such device, and it cannot be given back: a second name is refused.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -37,11 +38,19 @@ def reserve() -> None:
     each device there is; one that comes later has none, and no backward. A process with such threads cannot run a
     backward in its forked children, so nobody reserves a device for others."""
     if why_not() is None and torch._C._get_privateuse1_backend_name() == UNNAMED:
-        _held.append(backend_registration._DummyDeviceGuard())
+        _held.append(_device_guard()())
         torch._C._acc.register_python_privateuseone_device_guard(_held[-1])
 
 
 _held: list[Any] = []
+
+
+def _device_guard() -> type[Any]:
+    """The class of what PyTorch asks, several times for each node of autograd's graph, which device it is: it takes the
+    answer from C. A function of Python costs a backward half a microsecond at each."""
+    answer = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
+    guard: Any = torch._C._acc.DeviceGuard
+    return type("DeviceGuard", (guard,), {"type_": staticmethod(answer)})
 
 
 def claim(name: str, owner: Owner, module: DeviceModule, like: str = HOST.type) -> torch.device:
@@ -55,7 +64,8 @@ def claim(name: str, owner: Owner, module: DeviceModule, like: str = HOST.type) 
         _refuse(name)
         reserve()
         if name != UNNAMED:
-            backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module)
+            guard = _held[-1]
+            backend_registration._setup_privateuseone_for_python_backend(name, module, device_guard=guard)
         _claimed[name] = (owner, register(owner), register_autocast(name, like))
     return torch.device(name, 0)  # without a number autograd's engine does not know it
 

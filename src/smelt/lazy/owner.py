@@ -61,6 +61,7 @@ class LazyOwner:
             aten.set_.source_Tensor: self._set_tensor,
             aten.set_.source_Storage: self._set_storage,
             aten.resize_.default: self._resize,
+            aten.native_batch_norm.default: self._batch_norm,
             **device_operators(self._recorded, self.call),
         }
         if isinstance(real, CudaDevice):
@@ -195,6 +196,14 @@ class LazyOwner:
             signature(aten.resize_.default), (tensor, size), {"memory_format": memory_format}, "a tensor is resized"
         )
         return found
+
+    def _batch_norm(
+        self, tensor: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+    ) -> Any:
+        """Running statistics are written, of which this operator's schema says nothing; that of another one does."""
+        writes = training and mean is not None and var is not None
+        operator = aten._native_batch_norm_legit.default if writes else aten.native_batch_norm.default
+        return self._recorded(operator, (tensor, weight, bias, mean, var, training, momentum, eps), {})
 
     # What a GPU does by kernels of its own.
 

@@ -59,6 +59,8 @@ _WITH_OPERANDS = frozenset(
         *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
     }
 )
+# Marked random for its dropout, which it refuses.
+_NEVER_RANDOM = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,)
 _WITHOUT = frozenset({"pow", "pow_", "_foreach_pow", "_foreach_pow_", "_foreach_norm", "float_power", "celu", "celu_"})
 
 
@@ -94,7 +96,7 @@ def signature(operator: torch._ops.OpOverload) -> Signature:
         tuple(results),
         "device" in names,
         all(str(returned.type) in ("Tensor", "List[Tensor]", "Optional[Tensor]") for returned in schema.returns),
-        torch.Tag.nondeterministic_seeded in operator.tags,
+        torch.Tag.nondeterministic_seeded in operator.tags and operator not in _NEVER_RANDOM,
         tuple(each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write),
         any(result is not None and result[0] == "view" for result in results),
     )
