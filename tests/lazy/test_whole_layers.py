@@ -57,8 +57,6 @@ def test_attention_that_the_cpu_has_no_operator_for() -> None:
     attention(*[each.to("lazy") for each in (query, key, value)], theirs).sum().backward()
     assert theirs.grad is not None
     torch.testing.assert_close(theirs.grad.cpu(), mask.grad)
-    with pytest.raises(RuntimeError, match="is_causal"):
-        attention(*[each.to("lazy") for each in (query, key, value)], mask.detach().to("lazy"), is_causal=True)
 
 
 def test_attention_waits_in_a_block() -> None:
