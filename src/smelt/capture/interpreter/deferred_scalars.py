@@ -148,8 +148,8 @@ def _told(interp: Interpreter, value: DeferredScalar) -> Value | None:
     first = value.parts[0]
     if isinstance(first, Tensor):
         return interp.tape.tell(first) if not first.ghost.dtype.is_floating_point else None
-    if value.make is int:
-        (held,) = first.parts  # a float's: mostly an index that was drawn, and lists may be short
+    if value.make is int and isinstance(first, DeferredScalar) and isinstance(first.parts[0], Tensor):
+        held = first.parts[0]  # a float's: mostly an index that was drawn, and lists may be short
         whole = interp.tensor_call("call_method", "to", [held, Constant(torch.int64)])
         assert isinstance(whole, Tensor)
         return interp.tape.tell(whole, supposed=0)
