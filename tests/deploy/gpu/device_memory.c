@@ -85,10 +85,12 @@ main(int count, char **arguments)
         pthread_join(threads[i], NULL);
     }
     library = dlopen("libcuda.so.1", RTLD_NOW);
+    int device;
     void *context, *before;
     uint64_t in, out;
+    find("cuDeviceGet")(&device, 0);
     find("cuCtxGetCurrent")(&before);
-    find("cuDevicePrimaryCtxRetain")(&context, 100);
+    find("cuDevicePrimaryCtxRetain")(&context, device);
     find("cuCtxSetCurrent")(context);
     find("cuMemAlloc_v2")(&in, sizeof given + 4);
     find("cuMemAlloc_v2")(&out, sizeof wanted);
@@ -122,7 +124,7 @@ main(int count, char **arguments)
     find("cuMemFree_v2")(in);
     find("cuMemFree_v2")(out);
     find("cuCtxSetCurrent")(before);
-    find("cuDevicePrimaryCtxRelease_v2")(100);
+    find("cuDevicePrimaryCtxRelease_v2")(device);
     smelt_session_free(session);
     smelt_model_close(model);
     puts("same");
