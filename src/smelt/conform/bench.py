@@ -93,7 +93,7 @@ class Bench:
                 with contextlib.suppress(Exception):  # the check's own error says more
                     self.ask(self.chip.free, address)
 
-    def keep_busy(self) -> float:
+    def keep_busy(self, seconds: float = _BUSY_SECONDS) -> float:
         """Ask for copies that take a while; return how many seconds, roughly."""
         size = min(_BUSY_BYTES, (self.target.memory_bytes or _BUSY_BYTES * 8) // 8)
         one, other = self.allocate(size), self.allocate(size)
@@ -103,7 +103,7 @@ class Bench:
             self.ask(self.chip.copy_within, one, other, size)
             self.ask(self.chip.synchronize)
             times.append(time.perf_counter() - start)
-        count = max(2, min(2000, round(_BUSY_SECONDS / min(times))))
+        count = max(2, min(2000, round(seconds / min(times))))
         for _ in range(count):
             self.ask(self.chip.copy_within, one, other, size)
         return count * min(times)

@@ -48,6 +48,8 @@ def run_check(name: str, check: Check, bench: Bench) -> Outcome:
     """`name` is the check's full name. Whatever it raises is its outcome."""
     before, launches, start = fallbacks(bench.name), events.counters["chip_launches"], time.perf_counter()
     status, reason = PASSED, ""
+    unraised: list[str] = []  # errors in destructors, which Python only prints: of `free`, mostly
+    hook, sys.unraisablehook = sys.unraisablehook, lambda seen: unraised.append(_words(seen.exc_value or Exception()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmeltWarning)  # fallbacks are counted
         try:
@@ -61,6 +63,9 @@ def run_check(name: str, check: Check, bench: Bench) -> Outcome:
         except Exception as error:
             status, reason = FAILED, f"{type(error).__name__}: {_words(error)}"
     gc.collect()
+    sys.unraisablehook = hook
+    if status == PASSED and unraised:
+        status, reason = FAILED, f"{len(unraised)} errors while memory was given back, as: {unraised[0]}"
     taken = time.perf_counter() - start
     after = fallbacks(bench.name)
     more = {each: count - before.get(each, 0) for each, count in after.items()}

@@ -64,12 +64,13 @@ def _order_of_copies(bench: Bench) -> None:
 
 
 def _order_of_launches(bench: Bench) -> None:
-    x, wanted = numbers(bench.name, 1000), numbers(HOST.type, 1000)
-    x.add_(1).mul_(0.5)  # compiled
+    x, one, half = numbers(bench.name, 1000), torch.ones(1000).to(bench.name), torch.full((1000,), 0.5).to(bench.name)
+    wanted = numbers(HOST.type, 1000)
+    x.add_(one).mul_(half)  # compiled
     wanted.add_(1).mul_(0.5)
     bench.keep_busy()
     for _ in range(40):
-        x.add_(1).mul_(0.5)
+        x.add_(one).mul_(half)
         wanted.add_(1).mul_(0.5)
     same(x, wanted, "a chain of launches, each on the result of the last,")
 
@@ -87,11 +88,11 @@ def _mixed(bench: Bench) -> None:
 
 
 def _pending(bench: Bench) -> None:
-    x = torch.zeros(16, device=bench.name)
-    x.add_(1)
-    bench.keep_busy()
+    x, one = torch.zeros(16, device=bench.name), torch.ones(16).to(bench.name)
+    x.add_(one)
+    bench.keep_busy(0.6)
     for _ in range(_PENDING):
-        x.add_(1)
+        x.add_(one)
     same(x, torch.full((16,), _PENDING + 1.0), f"a sum of {_PENDING} launches that nobody waited for")
 
 

@@ -1,0 +1,123 @@
+"""The conformance kit: each check fails on a chip that is broken in its respect, and the healthy chip passes all."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from smelt.conform.check import FAILED, MISSING, ON_HOST, PASSED, Outcome, Speed
+from smelt.conform.levels import CHECKS, LEVELS
+from smelt.conform.page import page
+from smelt.conform.processes import Report
+from smelt.conform.scorecard import as_json, passed, scorecard, times_a_copy
+from tests.chips.mutants import CAUGHT_BY
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "plugins" / "sim"), str(ROOT / "src"), str(ROOT)]),
+}
+TARGET = {"form": "llvm", "warp_size": 1, "dtypes": (), "memory_bytes": 1 << 30}
+
+
+def run(*arguments: str, seconds: float = 1800) -> subprocess.CompletedProcess[str]:
+    """A module in a process that has no chip yet."""
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=seconds)
+
+
+def test_every_mutant_fails_its_check_and_the_healthy_chip_passes_it() -> None:
+    assert len(CAUGHT_BY) >= 30 and set(CAUGHT_BY.values()) <= set(CHECKS)
+    done = run("tests.chips.mutants")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    healthy = found.pop("Small")
+    assert {name: [status, reason] for name, (status, reason, _) in found.items() if status != FAILED} == {}
+    assert sorted(found) == sorted(CAUGHT_BY)
+    assert [each for each in healthy if each[1] not in (PASSED, ON_HOST)] == []
+    assert found["Hangs"][1].startswith("no answer within 3 s")
+    assert found["Crashes"][1] == "the process ended (signal 11)"
+
+
+def test_the_simulated_chip_conforms(tmp_path: Path) -> None:
+    json_file, html_file = tmp_path / "card.json", tmp_path / "card.html"
+    done = run(
+        "smelt", "conform", "sim", "--import", "smelt_sim:Sim", "--json", str(json_file), "--html", str(html_file)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    card = json.loads(json_file.read_text())
+    assert card["passed"] and [level["name"] for level in card["levels"]] == [level.name for level in LEVELS]
+    checks = {each["check"]: each for level in card["levels"] for each in level["checks"]}
+    assert sorted(checks) == sorted(CHECKS)
+    assert {each["status"] for each in checks.values()} <= {PASSED, ON_HOST}
+    of_training = {name: each["fallbacks"] for name, each in checks.items() if name.startswith("training.")}
+    assert len(of_training) == 8 and not any(of_training.values())
+    assert card["copy_bandwidth"] > 0 and all(each["times_a_copy"] > 0 for each in card["speeds"])
+    assert "× the time of a copy" in done.stdout and "PASSED" in done.stdout.splitlines()[-1]
+    assert "training.gpt2_compiled" in html_file.read_text()
+
+
+def test_a_chip_that_cannot_be_had_is_told() -> None:
+    for arguments, said in (
+        (["nothing"], "no installed package offers a chip 'nothing'"),
+        (["sim", "--import", "no_such_module"], "--import no_such_module failed"),
+        (["sim", "--level", "soul"], "there is no level soul; there are memory, copies"),
+        (["sim", "--only", "soul.*"], "no check is called soul.*"),
+    ):
+        done = run("smelt", "conform", *arguments)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
+def test_a_failing_chip_fails_the_command() -> None:
+    done = run(
+        "smelt",
+        "conform",
+        "sim",
+        "--import",
+        "tests.chips.mutants:LastByteLost",
+        "--only",
+        "memory.[wia]*",
+        "--no-speed",
+    )
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("FAILED   memory.whole: byte 2 of an allocation of 3 bytes") for line in lines)
+    assert any("look at: copy_in() and copy_out(): the length" in line for line in lines)
+    assert any(line.startswith("next: memory.whole") for line in lines)
+    assert "1 failed" in lines[-1] and lines[-1].startswith("FAILED")
+
+
+def report(*outcomes: Outcome, speeds: tuple[Speed, ...] = ()) -> Report:
+    return Report("abacus", TARGET, outcomes, speeds)
+
+
+def test_fallbacks_and_what_is_missing_fail_where_that_is_asked_for() -> None:
+    found = report(
+        Outcome("memory.whole", PASSED),
+        Outcome("elementwise.float64", MISSING, "the chip has no float64"),
+        Outcome("indexing.sorting", ON_HOST, "computed by the host: aten.sort", fallbacks=(("aten.sort", 3),)),
+    )
+    assert passed(found) and not passed(found, strict=True)
+    assert "The host still computes aten.sort (3 times)" in scorecard(found)
+    assert as_json(found)["counts"] == {PASSED: 1, MISSING: 1, ON_HOST: 1}
+
+
+def test_speeds_are_held_against_copies() -> None:
+    copies, add = Speed("copy within", 0.5, 1000), Speed("add", 2.0, 1000)
+    found = report(Outcome("memory.whole", PASSED), speeds=(copies, add, Speed("gelu", 0.0, 0, "no answer")))
+    assert times_a_copy(add, found) == 4.0
+    text = scorecard(found)
+    assert "4.0 × the time of a copy" in text and "gelu                   not measured: no answer" in text
+    assert "<td>add</td>" in page(found)
+
+
+def test_a_page_shows_words_of_a_chip_as_text() -> None:
+    found = page(report(Outcome("memory.whole", FAILED, "<script>alert(1)</script>")))
+    assert "<script>" not in found and "&lt;script&gt;" in found and "{{" not in found
+
+
+def test_every_check_says_what_it_proves_and_where_to_look() -> None:
+    assert len(CHECKS) == sum(len(level.checks) for level in LEVELS)
+    silent = [name for name, check in CHECKS.items() if len(check.proves) < 10 or len(check.look_at) < 5]
+    assert silent == []
