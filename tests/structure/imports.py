@@ -127,7 +127,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
     "chips": (
         *("runtime", "lazy_chip", "loss_scaling", "launcher", "strided_copies", "host_calls", "kinds"),
-        *("decompositions", "calls", "owner", "registration"),
+        *("decompositions", "calls", "own_methods", "owner", "registration"),
     ),
     "conform": ("bench", "check", "programs", "levels", "run_checks", "processes", "scorecard", "page"),
     "codegen": (

@@ -74,6 +74,8 @@ COUNTERS: dict[str, str] = {
     "chip_calls": "kinds of operator calls that kernels were compiled for, on chips",
     "chip_fallbacks": "operators on a chip's tensors that the host computed, because there is no kernel for them",
     "chip_launches": "launches on chips",
+    "chip_matmuls": "matrix products that chips did by a method of their own",
+    "chip_random_fills": "draws of random numbers that chips did by a method of their own",
     "chip_copies_in": "copies from the host to chips",
     "chip_copies_out": "copies from chips to the host",
     "tuned_graphs": "graphs whose alternatives were timed, for `mode=\"max-speed\"`",

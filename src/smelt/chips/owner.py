@@ -17,6 +17,7 @@ from smelt.chips.calls import OperatorCalls
 from smelt.chips.decompositions import IN_DOUBLE
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.lazy_chip import LazyChip
+from smelt.chips.own_methods import OwnMethods
 from smelt.chips.runtime import ChipDevice, ChipMemory
 from smelt.chips.strided_copies import StridedCopies
 from smelt.device.host_library import HOST
@@ -63,6 +64,7 @@ class ChipOwner:
             aten._amp_update_scale_.default: loss_scaling.update_scale,
             **{operator: partial(self._in_double, operator) for operator in IN_DOUBLE},
             **device_operators(self.compute, self.call),
+            **OwnMethods(device, self.compute).answers(),
         }
 
     def call(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -25,7 +25,7 @@ from smelt.chips.runtime import ChipDevice
 from smelt.codegen import targets as _targets  # noqa: F401  the host is a target, too
 from smelt.codegen.chip_generator import generator_for
 from smelt.codegen.targets import contraction_cycles_of, grid_contraction_cycles
-from smelt.device.chip import Chip, why_not_chip
+from smelt.device.chip import Chip, offers, why_not_chip
 from smelt.device.fusion_limits import Limits
 from smelt.device.host_library import HOST
 from smelt.dispatch.accelerator import answer_for_accelerator
@@ -164,7 +164,7 @@ def _offer(name: str, device: ChipDevice) -> None:
         ),
         on_request=True,
     )
-    registry.place(name, torch.device(name, 0))
+    registry.place(name, torch.device(name, 0), multiplies=offers(device.chip, "matmul"))
 
 
 def owner_of(name: str) -> ChipOwner:

@@ -15,7 +15,7 @@ from smelt.device.host_library import HOST
 Program = Callable[[str], Any]
 """Computes tensors on the device that it is given by name."""
 
-_BUSY_SECONDS = 0.06
+_BUSY_SECONDS = 0.1
 _BUSY_BYTES = 64 << 20
 
 

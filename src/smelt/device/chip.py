@@ -2,7 +2,7 @@
 
     class Abacus(Chip):
         def describe(self): ...      what it is, as a `Target`
-        def allocate(self, nbytes): ...      an address; and free, copies, compile, launch: thirteen methods in all
+        def allocate(self, nbytes): ...      an address; and free, copies, compile, launch: twelve methods in all
 
     smelt.register_chip("abacus", Abacus())
     x = torch.randn(3, device="abacus")
@@ -38,7 +38,6 @@ Where nothing is kept in a workspace, its address is 0.
 gone. What else a method raises is passed on to the program. An error of something that was asked for earlier may be
 raised by any later method."""
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from smelt.base.errors import SmeltError
@@ -137,27 +136,24 @@ class Chip(Protocol):
         """`batch` products of contiguous matrices, rows × inner by inner × cols; `dtype` as in "float32"."""
         return NotImplemented
 
-    def convolution(self, result: int, image: int, weight: int, shape: Sequence[int], dtype: str) -> Any:
-        """Of contiguous images without padding, dilation or groups; `shape`: batch, channels, height, width, filters,
-        height and width of a filter, stride down and across."""
-        return NotImplemented
-
-    def random_fill(self, address: int, count: int, distribution: str, seed: int, offset: int) -> Any:
-        """`count` float32 numbers, "uniform" in [0, 1) or "normal", that depend on the seed and the offset alone. By
-        default numbers are drawn by the host as it draws its own."""
-        return NotImplemented
-
-    def collective(self, operation: str, address: int, count: int, dtype: str) -> Any:
-        """Among all processes, in place: "sum", "max" or "broadcast". By default copies go through the host."""
+    def random_fill(self, address: int, count: int, distribution: str, seed: int) -> Any:
+        """`count` float32 numbers, "uniform" in [0, 1) or "normal", that depend on the seed alone. By default numbers
+        are drawn by the host as it draws its own."""
         return NotImplemented
 
 
-OPTIONAL = ("matmul", "convolution", "random_fill", "collective")
+OPTIONAL = ("matmul", "random_fill")
 
 
 def methods() -> tuple[str, ...]:
     """The names of the protocol's methods."""
     return tuple(name for name, value in vars(Chip).items() if callable(value) and not name.startswith("_"))
+
+
+def offers(chip: object, name: str) -> bool:
+    """Whether a chip has an optional method of its own."""
+    own = getattr(type(chip), name, None)
+    return own is not None and own is not vars(Chip)[name]
 
 
 def why_not_chip(chip: object) -> str | None:

@@ -40,6 +40,7 @@ _made: dict[str, Target] = {}
 _by_device: dict[str, str | None] = {}  # type of a device → the target whose kernels run on its tensors
 _choices: dict[str, Callable[[], str | None]] = {}  # type of a device → what knows its target, asked once
 _placed: dict[str, torch.device] = {}  # chips: name of the target → where its tensors are
+_multiplying: set[str] = set()  # chips with matrix products of their own
 _lock = locks.lock()
 
 
@@ -70,16 +71,23 @@ def register(
         _made.pop(name, None)
 
 
-def place(name: str, device: torch.device) -> None:
+def place(name: str, device: torch.device, *, multiplies: bool = False) -> None:
     """Kernels for a target run on tensors of a chip's device. Stages see these as the host's: what is decided for the
-    host without its library is decided for chips, and results are laid out and rounded as PyTorch's on the host."""
+    host without its library is decided for chips, and results are laid out and rounded as PyTorch's on the host.
+    `multiplies`: the chip has matrix products of its own, which operators on its tensors call."""
     with _native.Held(_lock):
         _placed[name] = device
+        (_multiplying.add if multiplies else _multiplying.discard)(name)
 
 
 def device_of(name: str) -> torch.device | None:
     """The device of the chip that a target is; None for what is no chip."""
     return _placed.get(name)
+
+
+def multiplies(name: str) -> bool:
+    """Whether the chip that a target is has matrix products of its own."""
+    return name in _multiplying
 
 
 def has_chips() -> bool:

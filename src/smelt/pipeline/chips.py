@@ -13,7 +13,7 @@ import torch
 from smelt.autograd.joint.trace_joint import TraceSource, replaying
 from smelt.base import events
 from smelt.base.options import KERNELS_FIRST, Options
-from smelt.device import chip_on, device_of
+from smelt.device import chip_on, device_of, multiplies
 from smelt.device.host_library import HOST
 from smelt.ir.graph import Traced
 from smelt.pipeline.compile import compile_llvm
@@ -41,7 +41,8 @@ def compile_for_chip(traced: Traced, options: Options, name: str) -> Flat:
         forward = traced.plainly()
         return lambda *inputs: _as_tuple(forward(*inputs))
     library = options.library if options.library == "none" else KERNELS_FIRST
-    options = replace(options, target=name, library=library, products="own", tune=False)
+    products = "library" if library == KERNELS_FIRST and multiplies(name) else "own"
+    options = replace(options, target=name, library=library, products=products, tune=False)
     joined = _Joining(traced, device)
     return compile_llvm(hosted(traced, device), options, (None, None), joined)
 

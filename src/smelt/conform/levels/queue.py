@@ -90,10 +90,14 @@ def _mixed(bench: Bench) -> None:
 def _pending(bench: Bench) -> None:
     x, one = torch.zeros(16, device=bench.name), torch.ones(16).to(bench.name)
     x.add_(one)
-    bench.keep_busy(0.6)
+    start = time.perf_counter()
+    for _ in range(100):
+        x.add_(one)
+    asking = (time.perf_counter() - start) / 100 * _PENDING
+    bench.keep_busy(min(10.0, 1.5 * asking))  # for longer than it takes to ask for all of them
     for _ in range(_PENDING):
         x.add_(one)
-    same(x, torch.full((16,), _PENDING + 1.0), f"a sum of {_PENDING} launches that nobody waited for")
+    same(x, torch.full((16,), _PENDING + 101.0), f"a sum of {_PENDING} launches that nobody waited for")
 
 
 LEVEL = Level(
