@@ -182,6 +182,9 @@ class Sim(Chip):
 
         def work() -> None:
             pointers = [self._pointer(each) for each in launch.buffers]
+            numbers = {place: ctypes.c_uint64(bits) for place, bits in launch.numbers}
+            for place, number in numbers.items():
+                pointers[place] = ctypes.addressof(number)
             sizes = (ctypes.c_int64 * len(launch.sizes))(*launch.sizes)
             if launch.sizes:
                 pointers.append(ctypes.addressof(sizes))

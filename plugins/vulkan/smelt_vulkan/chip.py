@@ -147,7 +147,10 @@ class VulkanChip(Chip):
     def launch(self, handle: Any, launch: Launch) -> None:
         with self._asked("launches"):
             mask = 2**64 - 1
-            parameters = (*launch.buffers, launch.workspace, *(size & mask for size in launch.sizes))
+            buffers = list(launch.buffers)
+            for place, bits in launch.numbers:
+                buffers[place] = bits
+            parameters = (*buffers, launch.workspace, *(size & mask for size in launch.sizes))
             self.queue.dispatch(handle[launch.symbol], parameters, launch.grid.blocks)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from smelt.chips.owner import ChipOwner
 from smelt.chips.runtime import ChipDevice
 from smelt.codegen import targets as _targets  # noqa: F401  the host is a target, too
 from smelt.codegen.chip_generator import generator_for
-from smelt.codegen.targets import contraction_cycles_of, grid_contraction_cycles
+from smelt.codegen.targets import GROUP_BUFFERS, contraction_cycles_of, grid_contraction_cycles
 from smelt.device.chip import Chip, offers, why_not_chip
 from smelt.device.fusion_limits import Limits
 from smelt.device.host_library import HOST
@@ -157,7 +157,7 @@ def _offer(name: str, device: ChipDevice) -> None:
         lambda: target,
         generator=functools.cache(lambda: generator_for(target, device.compile)),
         launcher=launcher,
-        limits=Limits(recomputes=grids),
+        limits=Limits(recomputes=grids, passes_numbers=grids, group_buffers=GROUP_BUFFERS if grids else 0),
         devices=(HOST.type,),
         contraction_cycles=(
             grid_contraction_cycles if grids else functools.partial(contraction_cycles_of, name=name)

@@ -10,7 +10,7 @@ import torch
 
 from smelt.base import events
 from smelt.base.errors import SmeltError
-from smelt.device import Chip, ChipLost, Grid, KernelModule, Launch, Target
+from smelt.device import Chip, ChipLost, KernelModule, Launch, Target
 from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
 from smelt.dispatch.tensors import layout_of, memory_of
@@ -168,11 +168,9 @@ class ChipDevice:
     def compile(self, module: KernelModule) -> Any:
         return self.ask(self.chip.compile, module)
 
-    def launch(
-        self, handle: Any, symbol: str, buffers: tuple[int, ...], sizes: tuple[int, ...], workspace: int, grid: Grid
-    ) -> None:
+    def launch(self, handle: Any, launch: Launch) -> None:
         events.count("chip_launches")
-        self.ask(self.chip.launch, handle, Launch(symbol, buffers, sizes, workspace, grid))
+        self.ask(self.chip.launch, handle, launch)
 
     def synchronize(self) -> None:
         self.ask(self.chip.synchronize)

@@ -21,12 +21,14 @@ functions in it. `launch` runs one of them by its name. How its arguments are pa
                    void symbol(void **buffers, int64_t threads, void *workspace)
 
                `buffers` has the chip's own pointer to each of `Launch.buffers`, in order, then, where `Launch.sizes`
-               has any, a pointer to an array of these as int64. `threads` is 1, and `workspace` the chip's own pointer
-               to `Launch.workspace`. The grid is (1, 1, 0).
+               has any, a pointer to an array of these as int64. For a buffer that `Launch.numbers` names it has a
+               pointer to eight bytes with these bits. `threads` is 1, and `workspace` the chip's own pointer to
+               `Launch.workspace`. The grid is (1, 1, 0).
 
     more       a chip with grids of blocks of threads, `warp_size` of which run in step. Parameters of a function, in
                order: each of `Launch.buffers` (a pointer to the chip's global memory), the workspace (such a pointer),
-               each of `Launch.sizes` (int64). In SPIR-V, which is Vulkan's with addresses of memory
+               each of `Launch.sizes` (int64). For a buffer that `Launch.numbers` names, the parameter is these bits
+               themselves. In SPIR-V, which is Vulkan's with addresses of memory
                (PhysicalStorageBuffer64), they are push constants of 64 bits: the number of the first block, which
                is 0 unless the chip takes a grid in pieces, then the parameters; of more than 15 parameters there is
                the address of an array of them. Addresses, not bindings: kernels have more buffers than many drivers
@@ -83,6 +85,8 @@ class Launch:
     sizes: tuple[int, ...] = ()  # 64 bits each
     workspace: int = 0  # an address
     grid: Grid = Grid()
+    # Those of the buffers, by place, that are a number of the host's, with its bits; their address is 0.
+    numbers: tuple[tuple[int, int], ...] = ()
 
 
 class Chip(Protocol):

@@ -25,8 +25,9 @@ from smelt.fuse.program_order import Ordered
 from smelt.fuse.records import Made
 from smelt.fuse.stage_split import order
 from smelt.fuse.target_choice import TargetChoice
-from smelt.ir.kernel import Const, Kernel, Role
+from smelt.ir.kernel import Buffer, Const, Contract, Gather, Kernel, Role
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
+from smelt.symbolic.symsize import is_symsize
 
 
 class CannotBuild(Exception):
@@ -110,7 +111,8 @@ class _Builder:
             inlined = {value for member in group.members for value in _inlined_in(self.groups, member)}
             raise CannotBuild(group, {*group.members, *inlined}, str(reason)) from reason
         assembled = assemble("", ordered)
-        known = self._known(_numbers_marked(assembled, group.device), group.device, lambda: _summary(group))
+        marked = _numbers_marked(assembled, group.device, group.limits.passes_numbers)
+        known = self._known(marked, group.device, lambda: _summary(group))
         return Assembled(known, assembled.values)
 
     def _known(self, kernel: Kernel, device: torch.device, summary: Callable[[], str]) -> Kernel:
@@ -193,13 +195,30 @@ def _summary(group: Group) -> str:
     return "_".join(names)
 
 
-def _numbers_marked(assembled: Assembled, device: torch.device) -> Kernel:
+def _numbers_marked(assembled: Assembled, device: torch.device, passes_numbers: bool) -> Kernel:
     """The kernel, with a mark at the numbers that another device than the kernel's has: only the host's may be read so
-    (`ops.registry.why_not_lower`)."""
+    (`ops.registry.why_not_lower`). With `passes_numbers` at those, too, that the host has of a chip's graph."""
     kernel = assembled.kernel
     apart = {place for place, value in enumerate(assembled.values) if value.spec.device != device}
+    if passes_numbers:
+        given = {place for place, value in enumerate(assembled.values) if value.spec.is_number}
+        apart |= {place for place in given if _is_only_loaded(kernel, kernel.buffers[place])}
     if not apart:
         return kernel
     marked = tuple(replace(each, on_host=place in apart) for place, each in enumerate(kernel.buffers))
     assert all(each.role is Role.INPUT and each.size == 1 for each in marked if each.on_host)
     return replace(kernel, buffers=marked)
+
+
+def _is_only_loaded(kernel: Kernel, buffer: Buffer) -> bool:
+    """Whether a buffer is one element that the kernel reads as such."""
+    if buffer.role is not Role.INPUT or is_symsize(buffer.size) or buffer.size != 1:
+        return False
+    others = [i for stage in kernel.stages for i in stage.body if isinstance(i, Gather | Contract)]
+    return not any(buffer.name in _buffers_read(each) for each in others)
+
+
+def _buffers_read(instruction: Gather | Contract) -> set[str]:
+    if isinstance(instruction, Gather):
+        return {instruction.buffer}
+    return {instruction.left.buffer, instruction.right.buffer}

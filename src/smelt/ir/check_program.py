@@ -155,13 +155,14 @@ def _rule_arena(program: Program) -> Iterator[Fault]:
 def _rule_one_device(program: Program) -> Iterator[Fault]:
     """A kernel's buffers are on one device, but for numbers that the host has."""
     device = {buffer.name: buffer.spec.device for buffer in program.buffers}
+    numbers = {buffer.name for buffer in program.buffers if buffer.spec.is_number}
     for step in program.steps:
         if not isinstance(step, Launch):
             continue
         pairs = [pair for pair in zip(step.args, step.kernel.parameters, strict=False) if pair[0] in device]
         found = {device[name] for name, buffer in pairs if buffer.name != SIZES and not buffer.on_host}
         for name, buffer in pairs:
-            if buffer.on_host and device[name] in found:
+            if buffer.on_host and device[name] in found and name not in numbers:
                 yield step, f"{name} is on {device[name]} as the kernel is, and is read on the host"
         if len(found) > 1:
             yield step, f"a kernel on {' and '.join(sorted(map(str, found)))}"

@@ -44,7 +44,8 @@ else has it, and no kernel reads an element of it."""
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape, strides, offset, dtype and device of a tensor that may not exist yet."""
+    """Shape, strides, offset, dtype and device of a tensor that may not exist yet. `is_number`: one element that the
+    host has, whatever device the graph is for; whoever launches a kernel may pass it along."""
 
     shape: Shape
     stride: Shape
@@ -52,6 +53,7 @@ class TensorSpec:
     device: torch.device
     offset: Size = 0
     requires_grad: bool = False
+    is_number: bool = False
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorSpec":
@@ -129,7 +131,7 @@ class NumberSpec:
     def as_tensor(self) -> TensorSpec:
         """A tensor that holds the number."""
         dtype = torch.float64 if isinstance(self.what, Formula) else torch.int64
-        return TensorSpec((), (), dtype, torch.device("cpu"))
+        return TensorSpec((), (), dtype, torch.device("cpu"), is_number=True)
 
     def __str__(self) -> str:
         return f"number {self.what.text if isinstance(self.what, Formula) else self.what}"

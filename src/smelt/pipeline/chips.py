@@ -2,8 +2,8 @@
 
     graph on sim ── hosted ──► stages, target "sim" ──► program ── on_chip ──► kernels launched on sim
 
-What has no kernel is called as an operator on the chip's tensors. A graph that computes on other devices too is run
-operator by operator.
+What has no kernel is called as an operator on the chip's tensors. Counts that the host keeps are the host's
+(`host_part.py`). A graph that computes on other devices beyond that is run operator by operator.
 """
 
 from dataclasses import replace
@@ -17,6 +17,7 @@ from smelt.device import chip_on, device_of, multiplies
 from smelt.device.host_library import HOST
 from smelt.ir.graph import Traced
 from smelt.pipeline.compile import compile_llvm
+from smelt.pipeline.host_part import HostPart, divided, run_divided
 from smelt.pipeline.parts import Parts
 from smelt.pipeline.placement import devices_of, hosted, moved, names_devices, why_not_hosted
 from smelt.pipeline.sizes.open_graph import is_sized
@@ -36,6 +37,9 @@ def compile_for_chip(traced: Traced, options: Options, name: str) -> Flat:
     assert device is not None
     reason = why_not_hosted(traced, device)
     if reason is not None:
+        parts = divided(traced)
+        if isinstance(parts, HostPart) and why_not_hosted(parts.chip, device) is None:
+            return run_divided(traced, parts, compile_for_chip(parts.chip, options, name))
         events.count("eager_graphs")
         events.emit("graph", f"a graph falls back to eager: {reason}")
         forward = traced.plainly()

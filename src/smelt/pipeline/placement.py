@@ -74,7 +74,11 @@ def hosted(traced: Traced, chip: torch.device) -> Traced:
     """The graph of a chip as the host's."""
     graph = copied_graph(traced.graph)
     for node in graph.nodes:
-        set_spec(node, moved(spec_of(node), chip, HOST))
+        found = spec_of(node)
+        if node.op == "placeholder" and isinstance(found, TensorSpec) and found.device.type == HOST.type:
+            set_spec(node, replace(found, is_number=True))  # `why_not_hosted` lets no others pass
+        else:
+            set_spec(node, moved(found, chip, HOST))
         node.args = _renamed(moved(node.args, chip, HOST), chip)
         node.kwargs = _renamed(moved(dict(node.kwargs), chip, HOST), chip)
     return replace(traced, graph=graph)
@@ -99,7 +103,7 @@ def names_devices(traced: Traced) -> bool:
 
 
 def on_chip(program: Program, chip: torch.device) -> Program:
-    """A program of the host's with its memory on a chip; sizes that kernels are given at each launch stay."""
+    """A program of the host's with its memory on a chip; sizes and numbers that launches pass along stay."""
     sizes = set()
     for step in program.steps:
         if isinstance(step, Launch):
@@ -107,7 +111,8 @@ def on_chip(program: Program, chip: torch.device) -> Program:
             sizes |= {name for parameter, name in pairs if parameter.name == SIZES}
 
     def placed(buffer: ProgramBuffer) -> ProgramBuffer:
-        return buffer if buffer.name in sizes else replace(buffer, spec=replace(buffer.spec, device=chip))
+        stays = buffer.name in sizes or buffer.spec.is_number
+        return buffer if stays else replace(buffer, spec=replace(buffer.spec, device=chip))
 
     return replace(
         program,

@@ -88,6 +88,7 @@ class OnVulkan:
         assert isinstance(moved, Kernel)
         self.plan = generator.schedule(moved, target(), Fuel(), check=True, of="")
         self.code: EntryCode = generator.emit("k", self.plan, target(), aligned=aligned)
+        self.facts = tuple(own.guards)  # what the code relies on
         self.handle: Any = None
         if self.plan.phases:
             module = spirv_module(module_text(self.code))
@@ -143,9 +144,49 @@ def same_on_vulkan(
     run_kernel(plain, want)
     allowed = 5e-7 * max(4, plain.row_count * plain.col_count) ** 0.5 if atol is None else atol
     for each in aligned:
-        got = OnVulkan(kernel, aligned=each).run(given, sizes, 0 if each else _SHIFT)
+        built = OnVulkan(kernel, aligned=each)
+        assert all(fact.holds(lambda symbol: sizes[symbol.text]) for fact in built.facts), f"not code for {sizes}"
+        got = built.run(given, sizes, 0 if each else _SHIFT)
         for buffer, mine, reference in zip(plain.parameters, got, want, strict=True):
             torch.testing.assert_close(
                 mine, reference, rtol=rtol, atol=allowed, equal_nan=True,
                 msg=partial("{}: {}".format, f"{kernel.name}, buffer {buffer.name}, aligned {each}"),
             )  # fmt: skip
+
+
+def same_group_on_vulkan(kernels: Sequence[Kernel], *, aligned: bool = True) -> None:
+    """One launch of all of them leaves the same memory as the interpreter does for each. Numbers of the host are passed
+    along as such."""
+    needs_vulkan()
+    code = SpirvGenerator(chip().compile).emit_group("group", kernels, target(), aligned=aligned)
+    (phase,) = code.phases
+    module = spirv_module(module_text(code))
+    validate(module)
+    handle = chip().compile(module)
+    shift = 0 if aligned else _SHIFT
+    parameters = [buffer for kernel in kernels for buffer in kernel.parameters]
+    given = [filled(buffer, seed) for seed, buffer in enumerate(parameters)]
+    want = [tensor.clone() for tensor in given]
+    first = 0
+    for kernel in kernels:
+        end = first + len(kernel.parameters)
+        run_kernel(kernel, want[first:end])
+        first = end
+    memory = [chip().allocate(each.nbytes + shift * each.itemsize) for each in given]
+    addresses = [at + shift * each.itemsize for at, each in zip(memory, given, strict=True)]
+    numbers: list[tuple[int, int]] = []
+    for place, (buffer, each) in enumerate(zip(parameters, given, strict=True)):
+        whole = each.contiguous().view(torch.uint8).numpy()
+        chip().copy_in(addresses[place], memoryview(whole))
+        if buffer.on_host:
+            numbers.append((place, int.from_bytes(whole.tobytes(), "little")))
+    buffers = tuple(0 if buffer.on_host else at for buffer, at in zip(parameters, addresses, strict=True))
+    grid = Grid(int(phase.blocks), phase.threads, phase.shared_bytes)
+    chip().launch(handle, Launch(phase.symbol, buffers, (), 0, grid, tuple(numbers)))
+    for at, each, reference, buffer in zip(addresses, given, want, parameters, strict=True):
+        found = torch.empty_like(each)
+        chip().copy_out(at, memoryview(found.view(torch.uint8).numpy()))
+        message = partial("{}: {}".format, f"buffer {buffer.name}, aligned {aligned}")
+        torch.testing.assert_close(found, reference, rtol=2e-6, atol=2e-6, msg=message)
+    for at in memory:
+        chip().free(at)

@@ -23,6 +23,7 @@ from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
 WARP = 8
+HOST = describe_host_warps("test", WARP)
 
 
 def update(count: int) -> Kernel:
@@ -92,7 +93,7 @@ LENGTHS = [
 @pytest.mark.parametrize("offset", [0, 1])
 def test_all_members_are_run(counts: list[int], offset: int) -> None:
     kernels = [update(count) for count in counts]
-    code = emit_group("group", kernels, describe_host_warps("test", WARP), on_host=True, aligned=not offset)
+    code = emit_group("group", kernels, HOST, HostGenerator().group_writer(HOST), aligned=not offset)
     assert code is not None and len(code.phases) == 1
     run_group(kernels, code, offset)
 
@@ -122,7 +123,7 @@ kernel scale{count} rows() cols(j:{count})
 """)
 
     kernels = [scaled(count) for count in (5, 2000, 300)]
-    code = emit_group("group", kernels, describe_host_warps("test", WARP), on_host=True)
+    code = emit_group("group", kernels, HOST, HostGenerator().group_writer(HOST))
     assert code is not None and len(code.phases) == 1
     run_group(kernels, code)
 
@@ -131,18 +132,18 @@ kernel scale{count} rows() cols(j:{count})
 def test_a_broken_group_is_seen(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that go to another kernel, buffers of another one, a length that is too short: nothing is written outside
     of a buffer by any of them."""
-    real = launch_groups._Members
+    real = launch_groups.GroupMembers
 
-    def wrong(values: tuple[int, ...], starts: tuple[int, ...], buffers: int) -> launch_groups._Members:
+    def wrong(values: tuple[int, ...], starts: tuple[int, ...], buffers: int) -> launch_groups.GroupMembers:
         if broken == "blocks":
             return real(values, (0, *(start + 1 for start in starts[1:])), buffers)
         if broken == "buffers":
             return real(values, starts, 0)
         return real((min(values),) * len(values), starts, buffers)
 
-    monkeypatch.setattr(launch_groups, "_Members", wrong)
+    monkeypatch.setattr(launch_groups, "GroupMembers", wrong)
     kernels = [update(count) for count in ((1000, 1000) if broken == "buffers" else (1000, 5000, 77))]
-    code = emit_group("group", kernels, describe_host_warps("test", WARP), on_host=True)
+    code = emit_group("group", kernels, HOST, HostGenerator().group_writer(HOST))
     assert code is not None
     with pytest.raises(AssertionError):
         run_group(kernels, code)
@@ -203,8 +204,8 @@ def parse_on(kernel: Kernel, target: str) -> Kernel:
 def test_what_is_not_grouped() -> None:
     target = describe_cuda("sm_90")
     rows = [parse_kernel(sized(SOFTMAX, count, 64)) for count in (8, 16)]
-    assert emit_group("group", rows, target, on_host=False) is None
-    assert emit_group("group", [update(64), rows[0]], target, on_host=False) is None
+    assert emit_group("group", rows, target, CudaGenerator().group_writer(target)) is None
+    assert emit_group("group", [update(64), rows[0]], target, CudaGenerator().group_writer(target)) is None
 
 
 def test_equal_groups_are_built_once() -> None:

@@ -1,17 +1,24 @@
 """Kernels of every GPU schedule as SPIR-V: valid, and on a Vulkan device the same as the interpreter leaves."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from smelt.base.errors import SmeltError
 from smelt.codegen.gpu.spirv.control_flow import blocks_of, structured
 from smelt.codegen.gpu.spirv.translate import PUSHED, translated
+from smelt.device import Grid, Launch
 from smelt.ir.kernel import Axis, Buffer, Cast, Compute, Const, Index, Instruction, Kernel, Load, Role, Stage, Store
 from tests.codegen.cpu.test_scatters import rows_kernel
-from tests.codegen.gpu.on_vulkan import OnVulkan, needs_vulkan, same_on_vulkan
+from tests.codegen.cpu.test_sizes import COUNT, FAR, STEP
+from tests.codegen.gpu.on_vulkan import OnVulkan, chip, needs_vulkan, same_group_on_vulkan, same_on_vulkan
+from tests.codegen.gpu.running import split_more
 from tests.codegen.gpu.test_gpu_kernels import partial_fold
 from tests.codegen.gpu.test_gpu_scans import along, down, values
 from tests.codegen.gpu.test_gpu_scatters import drawn
+from tests.codegen.gpu.test_gpu_sizes import ALL
+from tests.codegen.gpu.test_launch_groups import update
 from tests.codegen.gpu.test_transpose_tiles import channels_last, turned
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
 from tests.kernel_reference import run_kernel
@@ -136,3 +143,68 @@ def test_what_is_not_known_is_named() -> None:
     text = 'define spir_kernel void @k() "threads"="4" {\nentry:\n  %x = frem float 1.0, 2.0\n  ret void\n}\n'
     with pytest.raises(SmeltError, match="SPIR-V has no frem"):
         translated(text)
+
+
+@pytest.mark.parametrize("on_host", [False, True], ids=["from memory", "passed along"])
+@pytest.mark.parametrize("counts", [(5, 70, 1000), (64, 64), tuple(range(3, 40, 5))])
+def test_kernels_of_one_launch(counts: tuple[int, ...], on_host: bool) -> None:
+    """Parameters of few kernels are pushed, of many there is an array."""
+    for aligned in (True, False):
+        same_group_on_vulkan([_update(count, on_host) for count in counts], aligned=aligned)
+
+
+def _update(count: int, on_host: bool) -> Kernel:
+    kernel = update(count)
+    rate = replace(kernel.buffer("rate"), on_host=on_host)
+    return replace(kernel, buffers=tuple(rate if each.name == "rate" else each for each in kernel.buffers))
+
+
+@pytest.mark.parametrize("sizes", [(40, 70, 30), (2, 3, 2000)], ids=["tiles", "few points"])
+def test_products(sizes: tuple[int, int, int]) -> None:
+    rows, cols, terms = sizes
+    same_on_vulkan(parse_kernel(f"""
+kernel product rows(i:{rows}) cols(j:{cols})
+  in x: f32[{rows * terms}]
+  in w: f32[{cols * terms}]
+  out y: f32[{rows * cols}]
+  loop:
+    p = contract (k:{terms}) x[{terms}*i + k], w[{terms}*j + k] : f32
+    store y[{cols}*i + j] = p
+"""), atol=4e-6 * terms**0.5)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_code_for_long_rows_is_right_at_other_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many blocks share a row of the example. Code may rely on what its sizes are multiples of: it is for no others."""
+    split_more(monkeypatch)
+    needs_vulkan()
+    kernel = parse_kernel(ALL[name], {"s0": 3, "s1": 5001})
+    facts = OnVulkan(kernel).facts
+    ran = 0
+    for s0, s1 in ((5, 17), (3, 1001), (70, 33)):
+        sizes = {"s0": s0, "s1": s1}
+        if all(fact.holds(lambda symbol, sizes=sizes: sizes[symbol.text]) for fact in facts):
+            same_on_vulkan(kernel, sizes)
+            ran += 1
+    assert ran >= 2
+
+
+def test_indices_past_two_to_the_31() -> None:
+    """Memory that is never touched is never there: only a page of each MiB is."""
+    needs_vulkan()
+    span = STEP * (COUNT - 1) + 1
+    built = OnVulkan(parse_kernel(FAR.format(count=COUNT, span=span, step=STEP)))
+    x, y = chip().allocate(span), chip().allocate(span)
+    looked_at = (0, 1, 7, COUNT - 4, COUNT - 2, COUNT - 1)
+    for place in looked_at:
+        chip().copy_in(x + STEP * place, memoryview(bytearray([place % 251])))
+        chip().copy_in(y + STEP * place, memoryview(bytearray([3])))
+    for phase in built.code.phases:
+        grid = Grid(int(phase.blocks), phase.threads, phase.shared_bytes)
+        chip().launch(built.handle, Launch(phase.symbol, (x, y), (), 0, grid))
+    for place in looked_at:
+        found = bytearray(1)
+        chip().copy_out(y + STEP * place, memoryview(found))
+        assert found[0] == place % 251 + 3
+    chip().free(x)
+    chip().free(y)

@@ -18,7 +18,7 @@ from smelt.codegen.gpu.bodies.row_folds_body import RowFoldsBody
 from smelt.codegen.gpu.bodies.transpose_body import TransposeBody
 from smelt.codegen.gpu.grid_plan import Along, GridPlan, PhasePlan, plan, uses_wide_positions
 from smelt.codegen.gpu.host import HostWarp
-from smelt.codegen.gpu.launch_groups import emit_group
+from smelt.codegen.gpu.launch_groups import GroupedPtx, GroupedWarp, Writer, emit_group
 from smelt.codegen.gpu.nvptx import Nvptx, why_not_ptx
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.products.product_body import ProductBody
@@ -44,7 +44,10 @@ class GpuGenerator(ABC):
     """What both lowerings share."""
 
     TABLES: Mapping[str, Sequence[Row]] = {}
-    on_host = False  # whether it is for the processor this runs on
+
+    @abstractmethod
+    def group_writer(self, target: Target) -> Writer:
+        """What makes builders for groups of kernels."""
 
     @abstractmethod
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
@@ -68,7 +71,7 @@ class GpuGenerator(ABC):
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         """One grid for all of them; where there is no code for that, a grid for each, one after the other."""
-        found = emit_group(f"{symbol}_0", kernels, target, on_host=self.on_host, aligned=aligned)
+        found = emit_group(f"{symbol}_0", kernels, target, self.group_writer(target), aligned=aligned)
         if found is not None:
             return found
         total, first = sum(len(kernel.parameters) for kernel in kernels), 0
@@ -152,7 +155,8 @@ def _pointers(b: Simt, made: GridPlan, first: int) -> dict[str, Callable[[], str
 class HostGenerator(GpuGenerator):
     """For the processor this runs on: so that GPU schedules run where there is no GPU."""
 
-    on_host = True
+    def group_writer(self, target: Target) -> Writer:
+        return lambda symbol, sizes, members, threads: GroupedWarp(target, symbol, sizes, members)
 
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
         warp, cluster = target.warp_size, phase.cluster
@@ -178,6 +182,9 @@ class CudaGenerator(GpuGenerator):
 
     def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
         return named(kernels)
+
+    def group_writer(self, target: Target) -> Writer:
+        return lambda symbol, sizes, members, threads: GroupedPtx(target, symbol, sizes, members, threads)
 
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
         return Nvptx(

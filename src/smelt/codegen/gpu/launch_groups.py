@@ -37,7 +37,7 @@ def _always(value: int) -> Callable[[Symbol], int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Members:
+class GroupMembers:
     """Of a group: what stands for the symbol in each, and the first block of each."""
 
     values: tuple[int, ...]
@@ -73,10 +73,10 @@ class _Members:
         self._search(lines, middle, high)
 
 
-class _GroupedPtx(Nvptx):
+class GroupedPtx(Nvptx):
     """Code for the members of a group, for NVIDIA's GPUs."""
 
-    def __init__(self, target: Target, symbol: str, sizes: Sizes, members: _Members, threads: int) -> None:
+    def __init__(self, target: Target, symbol: str, sizes: Sizes, members: GroupMembers, threads: int) -> None:
         super().__init__(target, symbol, sizes, "i64", buffers=members.buffers, threads=threads)
         self.members, self.block = members, _OWN
 
@@ -103,10 +103,10 @@ class _GroupedPtx(Nvptx):
         return f"define ptx_kernel void @{self.symbol}({given}) {limit} {{\n{body}\n  ret void\n}}\n"
 
 
-class _GroupedWarp(HostWarp):
+class GroupedWarp(HostWarp):
     """The same for the host."""
 
-    def __init__(self, target: Target, symbol: str, sizes: Sizes, members: _Members) -> None:
+    def __init__(self, target: Target, symbol: str, sizes: Sizes, members: GroupMembers) -> None:
         super().__init__(target, symbol, sizes, "i64", warp=target.warp_size)
         self.members, self.block = members, _OWN
 
@@ -130,8 +130,12 @@ class _GroupedWarp(HostWarp):
         return f"define void @{self.symbol}({taken}) {{\n{body}\n  ret void\n}}\n"
 
 
+Writer = Callable[[str, Sizes, GroupMembers, int], Simt]
+"""Symbol, sizes, members and threads of a block → what writes code for all members."""
+
+
 def emit_group(
-    symbol: str, kernels: Sequence[Kernel], target: Target, *, on_host: bool, aligned: bool = True
+    symbol: str, kernels: Sequence[Kernel], target: Target, writer: Writer, *, aligned: bool = True
 ) -> EntryCode | None:
     """One grid for kernels that differ in their length alone, whose buffers come one kernel's after the other's; None
     where they do not, or are no pointwise kernels along a line."""
@@ -149,13 +153,9 @@ def emit_group(
         return None
     blocks = [as_integer(expression_of(phase.blocks).evaluate(_always(value))) for value in values]
     buffers = len(body.parameters)
-    members = _Members(values, tuple(accumulate(blocks[:-1], initial=0)), buffers)
+    members = GroupMembers(values, tuple(accumulate(blocks[:-1], initial=0)), buffers)
     sizes = Sizes(buffers)
-    b: Simt
-    if on_host:
-        b = _GroupedWarp(target, symbol, sizes, members)
-    else:
-        b = _GroupedPtx(target, symbol, sizes, members, phase.threads)
+    b = writer(symbol, sizes, members, phase.threads)
     pointers = {buffer.name: (lambda n=n: b.parameter(n)) for n, buffer in enumerate(made.kernel.parameters)}
     PointsBody(b, phase, pointers, aligned=aligned).write()
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):

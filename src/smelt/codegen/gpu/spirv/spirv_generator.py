@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smelt.base.fuel import Fuel
-from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.gpu_generator import GpuGenerator
 from smelt.codegen.gpu.grid_plan import GridPlan, PhasePlan, plan
+from smelt.codegen.gpu.launch_groups import Writer
 from smelt.codegen.gpu.simt import Simt
+from smelt.codegen.gpu.spirv.grouped import GroupedSpirv
 from smelt.codegen.gpu.spirv.thread import Spirv
 from smelt.codegen.gpu.spirv.translate import translated
 from smelt.codegen.llvm.compile import Built
@@ -37,8 +38,8 @@ class SpirvGenerator(GpuGenerator):
         assert isinstance(b, Spirv)
         return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_size, b.has_barrier)
 
-    def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
-        raise AssertionError("kernels in SPIR-V are launched one by one")
+    def group_writer(self, target: Target) -> Writer:
+        return lambda symbol, sizes, members, threads: GroupedSpirv(target, symbol, sizes, members, threads)
 
     def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
         return [_built(self._compile(spirv_module(str(text)))) for text in texts]
