@@ -40,7 +40,7 @@ def _gpt2(layers: int) -> tuple[Any, Step]:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"n_embd": 64, "n_head": 2, "vocab_size": 256, "n_positions": 64}
+    sizes: dict[str, Any] = {"n_embd": 64, "n_head": 2, "vocab_size": 256, "n_positions": 64}
     config = GPT2Config(n_layer=layers, use_cache=False, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **sizes)
     ids = torch.randint(0, 256, (2, 32))
     return GPT2LMHeadModel(config), lambda model: model(input_ids=ids, labels=ids).loss
