@@ -1,4 +1,4 @@
-"""Tensors as keys of dicts and items of sets: one tensor may be reached as an argument, through a cell, and by a name."""
+"""Tensors as keys of dicts and items of sets: one may be reached as an argument, through a cell, and by a name."""
 
 from typing import Any
 
