@@ -21,6 +21,13 @@ def on_the_stack_and_in_a_cell(x: torch.Tensor) -> Any:
     return table[z], len(table), z in table, cell() in table
 
 
+def in_a_dict_from_before_a_break(x: torch.Tensor) -> Any:
+    table = {x: 0, "b": 1}
+    smelt.graph_break()
+    table[x] = 2
+    return table[x], len(table), x in table
+
+
 def argument_first(x: torch.Tensor) -> Any:
     table = {x: 1}
     table[LASTING[0]] = 2
@@ -37,7 +44,16 @@ def items_of_a_set(x: torch.Tensor) -> Any:
     return len({LASTING[0], x}), x in {LASTING[0]}, x + 1
 
 
-@pytest.mark.parametrize("program", [on_the_stack_and_in_a_cell, argument_first, argument_second, items_of_a_set])
+PROGRAMS = (
+    on_the_stack_and_in_a_cell,
+    in_a_dict_from_before_a_break,
+    argument_first,
+    argument_second,
+    items_of_a_set,
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_one_tensor_by_two_ways_is_one_key(program: Any) -> None:
     compiled = smelt.compile(program, backend="eager")
     for x in (LASTING[0], torch.ones(2), LASTING[0], torch.zeros(2)):

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from smelt.capture.interpreter.externals import may_guard_identity
 from smelt.capture.interpreter.interpreter import TYPES, Interpreter, is_plain_type, make_sequence
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.static import is_a, static_lookup
@@ -62,7 +61,8 @@ def item_key(interp: Interpreter, value: Value) -> Any:
     if holds_nan(value):
         raise Unsupported("B017", "a NaN in a set")
     if not interp.is_plain(value):
-        return hashable(interp, value)
+        found = hashable(interp, value)
+        return ByIdentity(value, found) if isinstance(found, torch.Tensor) else found
     if is_nan(value):
         raise Unsupported("B017", "a NaN in a set")
     real = interp.plain(value, in_order=not isinstance(value, Set))
@@ -110,11 +110,10 @@ def _of_object(interp: Interpreter, key: Object) -> Any:
 def _of_tensor(interp: Interpreter, key: Tensor) -> Any:
     if key.real is None or key.source is None:
         return ByIdentity(key, key)
-    interp.externals.guard_key(key)
-    if may_guard_identity(key):
-        interp.externals.mark_grad_target(key)
-        return key.real
-    return ByIdentity(key, key.real)
+    if not interp.externals.guard_key(key):
+        return ByIdentity(key, key.real)
+    interp.externals.mark_grad_target(key)
+    return key.real
 
 
 def _identified(interp: Interpreter, part: Value) -> Any:

@@ -51,6 +51,7 @@ from smelt.capture.model.values import (
     describe,
     is_constant,
     is_native_member,
+    is_new_key,
     own_operators,
     python_type,
     stands_for_key,
@@ -535,12 +536,16 @@ class Externals:
         self.grad_targets[id(value.real)] = value
         guard_tensor_identity(value)
 
-    def guard_key(self, value: Any) -> None:
-        """A tensor is a key: of an argument, whether it is each of the tensors that are keys, too, is relied on."""
-        lasting = may_guard_identity(value)
+    def guard_key(self, value: Any) -> bool:
+        """A tensor is a key: of an argument, whether it is each of the tensors that are keys, too, is relied on.
+        Whether it is known by itself: it stays, and was not met as an argument, or is an argument that was met so."""
+        lasting, met = may_guard_identity(value), None
         for other in self._argument_keys if lasting else (*self._argument_keys, *self._lasting_keys):
             self.guard_alias(value.source, other.source, other.real is value.real)
-        (self._lasting_keys if lasting else self._argument_keys).append(value)
+            met = other if met is None and other.real is value.real else met
+        by_itself = lasting if met is None else met in self._lasting_keys
+        (self._lasting_keys if by_itself else self._argument_keys).append(value)
+        return by_itself
 
     def gradient_slots(self, value: Any) -> Slots:
         """The `.grad` of a leaf from outside, as something that is read and written."""
@@ -595,14 +600,18 @@ class Externals:
 
     def present(self, mapping: Mapping, key: Any) -> bool:
         """Whether the key is there, relied on either way."""
-        if mapping.source is not None and stands_for_key(key) and not _is_new(key):
-            raise Unsupported("B017", f"a key of {describe(mapping)} that objects from outside may be equal to")
+        self.refuse_unknown_key(mapping, key)
         found = key in mapping.items  # which asks the program's own __eq__ of no object that only stands for a key
-        if mapping.source is not None and not found and key not in (mapping.original or ()) and not _is_new(key):
+        if mapping.source is not None and not found and key not in (mapping.original or ()) and not is_new_key(key):
             mapping.source.check(("lacks", key))  # else it was there and the captured code took it out
         if found and isinstance(mapping.items[key], LazyItem):
             self.force(mapping.items[key])
         return found
+
+    def refuse_unknown_key(self, mapping: Mapping, key: Any) -> None:
+        """No dict from outside is asked for a key, nor given one, of which this capture cannot tell whether it is there."""
+        if mapping.source is not None and stands_for_key(key) and not is_new_key(key):
+            raise Unsupported("B017", f"a key of {describe(mapping)} that objects from outside may be equal to")
 
     def removable(self, mapping: Mapping, key: Any) -> bool:
         """Whether the key is there and may be taken out. Then whether it was there at first is relied on, too: that
@@ -701,13 +710,6 @@ def _is_item(item: Any) -> bool:
     if is_a(item, type):
         return not runs_code(item) and not own_operators(type(item))
     return is_constant(item) or is_a(item, _FUNCTIONS)
-
-
-def _is_new(key: Any) -> bool:
-    """Whether no key that was there at first can be the equal of this one: it is made of a new object."""
-    if isinstance(key, tuple):
-        return any(map(_is_new, key))
-    return isinstance(key, ByIdentity) and key.is_new
 
 
 def keys_check(mapping: Mapping, keys: tuple[Any, ...]) -> tuple[Any, ...]:

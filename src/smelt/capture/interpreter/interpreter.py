@@ -441,6 +441,8 @@ class Interpreter:
 
     def before_setitem(self, value: Sequence | Mapping, key: Any) -> None:
         """`before_mutation`, for one item of a list or dict being replaced, or added to a dict as its last."""
+        if isinstance(value, Mapping):
+            self.externals.refuse_unknown_key(value, key)
         self._note_write(value)
         items: Any = value.raw_items if isinstance(value, Sequence) else value.items
         if isinstance(value, Mapping) and key not in items:

@@ -241,9 +241,7 @@ class ByIdentity:
         return hash(self.real)  # the object's own, so that the set yields its items in Python's order
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, ByIdentity):
-            return other.real is self.real
-        return other is self.real  # a tensor may be an argument, and the contents of a cell that is known by itself
+        return isinstance(other, ByIdentity) and other.real is self.real
 
     @property
     def is_new(self) -> bool:
@@ -292,6 +290,13 @@ def stands_for_key(key: Any) -> bool:
     if isinstance(key, tuple):
         return any(map(stands_for_key, key))
     return isinstance(key, ByIdentity)
+
+
+def is_new_key(key: Any) -> bool:
+    """Whether no key that was there at first can be the equal of this one: it is made of a new object."""
+    if isinstance(key, tuple):
+        return any(map(is_new_key, key))
+    return isinstance(key, ByIdentity) and key.is_new
 
 
 @dataclass(slots=True, eq=False)
