@@ -158,6 +158,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "grid_devices",
         "whole_program",
         "compile",
+        "host_part",
         "chips",
         "tuning",
         "backends",
