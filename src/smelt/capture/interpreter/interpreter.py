@@ -516,13 +516,8 @@ class Interpreter:
 
     def replace_tensor(self, value: Tensor, other: Tensor) -> None:
         """From now on a tensor is what another is: whoever holds it, holds that."""
-        node, ghost = value.node, value.ghost
-
-        def put_back() -> None:
-            value.node, value.ghost = node, ghost
-
-        self._undo.append(put_back)
-        value.node, value.ghost = other.node, other.ghost
+        before = self.tape.replace(value, other)
+        self._undo.append(lambda: self.tape.put_back(value, before))
 
     def plain(self, value: Any, in_order: bool = True) -> Any:
         """The real Python value behind `value`; `Unsupported` if a tensor or an opaque object is part of it.

@@ -447,6 +447,19 @@ class Tape:
             self.inferred.add(node)
         value.node = node
 
+    def replace(self, value: Tensor, other: Tensor) -> Tensor:
+        """From now on a tensor is what another is. Returns what it was, which stays known: views may lead there, and
+        no other ghost may get its address."""
+        before = Tensor(value.node, value.ghost)
+        self._by_ghost[id(value.ghost)] = before
+        value.node, value.ghost = other.node, other.ghost
+        return before
+
+    def put_back(self, value: Tensor, before: Tensor) -> None:
+        """Undo `replace`."""
+        self._by_ghost[id(before.ghost)] = value
+        value.node, value.ghost = before.node, before.ghost
+
     def _ghost(self, value: Tensor | Number) -> Any:
         """What stands for a tensor, or for a number that may change, where an operator is run for its metadata."""
         if not isinstance(value, Tensor):
