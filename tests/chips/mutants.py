@@ -317,15 +317,16 @@ class BuffersSwapped(Small):
 
 @caught_by("elementwise.scalars")
 class StaleNumbers(Small):
-    """Copies of a number bring the first one that was ever copied."""
+    """A number that comes with a launch is the first one that ever came."""
 
-    _first: bytes | None = None
+    _first: int | None = None
 
-    def copy_in(self, address: int, data: memoryview) -> None:
-        if len(data) in (4, 8):
-            self._first = self._first or bytes(data) * 2
-            data = memoryview(self._first)[: len(data)]
-        super().copy_in(address, data)
+    def launch(self, handle: Any, launch: Launch) -> None:
+        if launch.numbers:
+            self._first = self._first or launch.numbers[0][1]
+            numbers = tuple((place, self._first) for place, _ in launch.numbers)
+            launch = replace(launch, numbers=numbers)
+        super().launch(handle, launch)
 
 
 @caught_by("elementwise.special")

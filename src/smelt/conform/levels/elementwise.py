@@ -128,7 +128,7 @@ LEVEL = Level(
         Check("sizes", "tensors of any size", "launch(): sizes, and the last block of a grid", compared(_sizes)),
         Check("matrices", "tensors of two dimensions", "launch(): the order of sizes", compared(_matrices)),
         Check("broadcast", "operands of other shapes", "launch(): the order of buffers", compared(_broadcast)),
-        Check("scalars", "numbers of the program", "copy_in() of few bytes, then launch()", compared(_scalars)),
+        Check("scalars", "numbers of the program", "launch(): Launch.numbers", compared(_scalars)),
         Check(
             "in_place",
             "results that are written over operands",
