@@ -145,6 +145,8 @@ def _converted(node: fx.Node, holder: fx.Node) -> fx.Node:
     """The tensor that holds a number, of a dtype that lets the result be what the number made it."""
     given = [spec_of(each) for each in node.all_input_nodes]
     tensors = [spec for spec in given if isinstance(spec, TensorSpec) and spec is not spec_of(holder)]
+    if not tensors:
+        return holder  # `scalar_tensor`, which says the dtype: a float of Python's has 53 bits until then
     held = tensor_spec(holder)
     number = 1.5 if held.dtype is torch.float64 else 2
     wanted = result_dtype([*tensors, number])
