@@ -11,6 +11,7 @@ which cheap operators (`recompute.recomputable`) compute all of that, by a minim
 With a memory budget `min_cut` goes on from there: heavy operators are recomputed too, as few as make the step fit.
 """
 
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -289,7 +290,8 @@ def _in_order(
 ) -> Iterator[fx.Node]:
     """The needed nodes that are not made yet, each after all it reads; `when_needed` as late as that allows.
 
-    Otherwise all that the backward recomputes would be alive from its beginning.
+    Otherwise all that the backward recomputes would be alive from its beginning. Results of one operator are taken
+    apart at once, or those that nobody needs any more would live as long as the last of the others.
     """
     done = set(made)
     nodes = [node for node in graph.nodes if node in needed]
@@ -302,9 +304,14 @@ def _in_order(
                 pending.extend(reversed(before))
                 continue
             pending.pop()
-            if node not in done:
-                done.add(node)
-                yield node
+            if node in done:
+                continue
+            done.add(node)
+            yield node
+            for part in node.users:
+                if part.target is operator.getitem and part in needed and part not in done:
+                    done.add(part)
+                    yield part
 
 
 def _report(halves: Halves) -> None:
