@@ -609,7 +609,7 @@ class Externals:
         return found
 
     def refuse_unknown_key(self, mapping: Mapping, key: Any) -> None:
-        """No dict from outside is asked for a key, nor given one, that may be there already for all this capture knows."""
+        """No dict from outside is asked for a key, nor given one, that may be there already."""
         if mapping.source is not None and stands_for_key(key) and not is_new_key(key):
             raise Unsupported("B017", f"a key of {describe(mapping)} that objects from outside may be equal to")
 
