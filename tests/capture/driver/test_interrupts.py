@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import smelt
+from smelt.capture.driver.tracebacks import without_smelt
 from tests.capture.interrupted.points import DELICATE
 from tests.processes import COMPILER, run
 
@@ -145,3 +146,23 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[str]:
             yield from _functions(child, f"{prefix}{child.name}.<locals>.")
         else:
             yield from _functions(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
+
+
+def test_an_entry_of_a_traceback_may_have_no_line() -> None:
+    """As one of an instruction that no line of the source has, where a signal may arrive."""
+
+    def fails() -> None:
+        raise ValueError("here")
+
+    code = fails.__code__
+    units = len(code.co_code) // 2
+    nowhere = [0x80 | 15 << 3 | min(8, units - start) - 1 for start in range(0, units, 8)]
+    fails.__code__ = code.replace(co_linetable=bytes(nowhere))
+    with pytest.raises(ValueError, match="here") as raised:
+        fails()
+    found = without_smelt(raised.value.__traceback__)
+    lines = []
+    while found is not None:
+        lines.append(found.tb_lineno)
+        found = found.tb_next
+    assert lines[-1] is None and lines[0] is not None

@@ -35,7 +35,8 @@ def without_smelt(trace: types.TracebackType | None) -> types.TracebackType | No
         return whole
     result: types.TracebackType | None = None
     for entry in reversed(kept):
-        result = types.TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        line: int | None = entry.tb_lineno  # None where an interrupt met an instruction without a line
+        result = types.TracebackType(result, entry.tb_frame, entry.tb_lasti, -1 if line is None else line)
     return result
 
 
