@@ -72,7 +72,9 @@ class Sim(Chip):
 
     def _later(self, method: str, work: Callable[[], None]) -> None:
         self._check()
+        self._put(method, work)
 
+    def _put(self, method: str, work: Callable[[], None]) -> None:
         def do() -> None:
             if self.delay:
                 time.sleep(self.delay)
@@ -136,7 +138,7 @@ class Sim(Chip):
             del self._starts[bisect.bisect_left(self._starts, address)]
 
         if not self._is_lost:
-            self._later("free", work)
+            self._put("free", work)  # an error of something before is for who waits for that
 
     def _pointer(self, address: int, nbytes: int = 0) -> int:
         """Where the host has what is at an address."""
@@ -178,9 +180,8 @@ class Sim(Chip):
         return engine, {symbol: ENTRY(engine.get_function_address(symbol)) for symbol in module.symbols}
 
     def launch(self, handle: Any, launch: Launch) -> None:
-        _, functions = handle
-
         def work() -> None:
+            _, functions = handle  # whose code is gone with the engine: nobody else may have it by now
             pointers = [self._pointer(each) for each in launch.buffers]
             numbers = {place: ctypes.c_uint64(bits) for place, bits in launch.numbers}
             for place, number in numbers.items():

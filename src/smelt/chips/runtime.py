@@ -1,9 +1,15 @@
-"""`ChipDevice`: a registered chip, asked one thing at a time; its memory as objects, its errors in plain words."""
+"""`ChipDevice`: a registered chip, asked one thing at a time; its memory as objects, its errors in plain words.
+
+The collector may drop memory anywhere: in a thread of the chip's own that another one waits for, or half way through
+one of its methods. So what is dropped is only noted, and given back between two calls of the chip.
+"""
 
 import ctypes
 import gc
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,15 +50,32 @@ class ChipDevice:
         self.bytes = 0
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
+        self._dropped: deque[int] = deque()  # addresses to be given back
+        self._inside = 0  # how many calls deep the thread is that has the lock
+        self._late: Exception | None = None  # met where nobody could be told
         self._scratch: ChipMemory | None = None
         self.target: Target = self.ask(chip.describe)
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other thread is here, and no memory is given back; that follows."""
+        try:
+            with self.lock:
+                self._inside += 1
+                try:
+                    yield
+                finally:
+                    self._inside -= 1
+        finally:
+            self._free_dropped()
+
     def ask(self, method: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the chip. Errors that are neither ours nor of memory say where they come from."""
-        with self.lock:
+        with self._alone():
             if self.lost is not None:
                 raise ChipLost(self.lost)
             try:
+                self._raise_late()
                 return method(*args)
             except ChipLost as lost:
                 self.lost = lost.message
@@ -62,6 +85,11 @@ class ChipDevice:
             except Exception as error:
                 what = f"{method.__name__} of the chip {self.name!r} raised {type(error).__name__}: {error}"
                 raise SmeltError("SM071", what) from error
+
+    def _raise_late(self) -> None:
+        late, self._late = self._late, None
+        if late is not None:
+            raise late
 
     # Memory.
 
@@ -75,7 +103,7 @@ class ChipDevice:
                 address = self.ask(self.chip.allocate, nbytes)
             except MemoryError as error:
                 raise self._out_of_memory(nbytes, error) from None
-        with self.lock:
+        with self._alone():
             self.allocations += 1
             self.bytes += nbytes
             self.peak_bytes = max(self.peak_bytes, self.bytes)
@@ -88,26 +116,50 @@ class ChipDevice:
         return torch.OutOfMemoryError(f"{text} ({error})" if str(error) else text)
 
     def free(self, address: int) -> None:
-        with self.lock:
-            self.allocations -= 1
-            self.bytes -= self._sizes.pop(address, 0)
-            if self.lost is not None:
-                return
+        """Give memory back: now, or when the chip has done what it was asked."""
+        self._dropped.append(address)
+        self._free_dropped()
+
+    def _free_dropped(self) -> None:
+        # A thread that has the lock comes here when it leaves it, so that nobody has to wait.
+        while self._dropped and self.lock.acquire(blocking=False):
             try:
-                self.chip.free(address)
-            except ChipLost as lost:
-                self.lost = lost.message
+                if self._inside:
+                    return
+                self._inside += 1
+                try:
+                    self._free_next()
+                finally:
+                    self._inside -= 1
+            finally:
+                self.lock.release()
+
+    def _free_next(self) -> None:
+        try:
+            address = self._dropped.popleft()
+        except IndexError:  # another thread was quicker
+            return
+        self.allocations -= 1
+        self.bytes -= self._sizes.pop(address, 0)
+        if self.lost is not None:
+            return
+        try:
+            self.chip.free(address)
+        except ChipLost as lost:
+            self.lost = lost.message
+        except Exception as error:  # of something before: the next who asks is told
+            self._late = self._late or error
 
     def scratch(self, nbytes: int) -> int:
         """The address of memory that a launch may use while it runs: launches run one after the other."""
-        with self.lock:
+        with self._alone():
             if self._scratch is None or self._scratch.nbytes < nbytes:
                 self._scratch = ChipMemory(self, max(nbytes, 1 << 16))
             return self._scratch.address
 
     def release(self) -> None:
         """Give back what is kept for later."""
-        with self.lock:
+        with self._alone():
             self._scratch = None
 
     # Tensors.
