@@ -54,6 +54,9 @@ def item_of_tensor(interp: Interpreter, tensor: Tensor, kind: type | None = None
         own: type = float
     else:
         own = bool if ghost.dtype is torch.bool else int
+    known = NotImplemented if interp.externals.explores else _known_item(interp, tensor, kind)
+    if known is not NotImplemented:
+        return Constant(known)
     if interp.externals.explores and not counts(interp, tensor, kind):
         return taken_out(interp, tensor, kind or own)
     one = all(type(size) is int and size == 1 for size in ghost.shape)
@@ -70,6 +73,17 @@ def item_of_tensor(interp: Interpreter, tensor: Tensor, kind: type | None = None
         raise needed("Tensor.item")  # it runs twice, or later; or its copy would be of another kind than other results
     bare = interp.tensor_call("call_method", "detach", [tensor])
     return DeferredScalar(kind or own, kind or BASE.item, [interp.tensor_call("call_method", "clone", [bare])])
+
+
+def _known_item(interp: Interpreter, tensor: Tensor, kind: type | None) -> Any:
+    """The number if the captured code made the tensor of constants; else NotImplemented."""
+    known = interp.tape.known_item(tensor)
+    if known is NotImplemented or kind is None:
+        return known
+    try:
+        return kind(known)
+    except (ValueError, OverflowError):  # of infinity: for the program's own line
+        return NotImplemented
 
 
 def counts(interp: Interpreter, tensor: Tensor, kind: type | None) -> bool:

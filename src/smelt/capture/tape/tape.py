@@ -34,6 +34,7 @@ from smelt.capture.model.values import (
     of_number,
 )
 from smelt.capture.tape.autograd_history import Histories, leaves_of
+from smelt.capture.tape.constant_tensors import constant_item
 from smelt.capture.tape.data_sizes import DataSizes, OtherSizes
 from smelt.capture.tape.device_numbers import chosen_kinds, current_number, numbered
 from smelt.capture.tape.small_sizes import Refit
@@ -478,7 +479,12 @@ class Tape:
 
     def decided(self, value: Tensor) -> bool | None:
         """The truth of a tensor if it does not depend on what running will yield."""
-        return decided(value, self._by_ghost)
+        known = self.known_item(value)
+        return decided(value, self._by_ghost) if known is NotImplemented else bool(known)
+
+    def known_item(self, value: Tensor) -> Any:
+        """The number that a tensor made of constants holds; NotImplemented of any other."""
+        return constant_item(value, self._by_ghost, self._untracked_writes)
 
     @property
     def writes_inputs(self) -> bool:
