@@ -14,12 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.x_transformers_programs import VARIANTS
+
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 PROGRAMS: dict[str, Callable[[], Program]] = {}
 
 DECIDED_BY_DATA = frozenset(
-    {"faster-rcnn", "faster-rcnn-training", "retinanet", "retinanet-training", "pyg-gcn", "pyg-gat", "kornia-canny"}
+    {
+        *("faster-rcnn", "faster-rcnn-training", "retinanet", "retinanet-training"),
+        *("pyg-gcn", "pyg-gat", "kornia-canny", "x-transformers-continuous-loss", "x-transformers-xval"),
+    }
 )
 """Programs in which data tell sizes, or which way a branch goes."""
 
@@ -80,53 +85,7 @@ def sdpa_kernel() -> Program:
     return function, (torch.randn(2, 4, 8, 16), torch.randn(2, 4, 8, 16), torch.randn(2, 4, 8, 16))
 
 
-def _x_transformer(**settings: Any) -> Program:
-    from x_transformers import Decoder, TransformerWrapper
-
-    torch.manual_seed(0)
-    layers = Decoder(dim=32, depth=2, heads=2, attn_dim_head=16, **settings)
-    model = TransformerWrapper(num_tokens=64, max_seq_len=32, attn_layers=layers)
-    return model, (torch.randint(0, 64, (2, 16)),)
-
-
-@_program
-def x_transformers() -> Program:
-    return _x_transformer()
-
-
-@_program
-def x_transformers_flash() -> Program:
-    return _x_transformer(attn_flash=True)
-
-
-@_program
-def x_transformers_t5() -> Program:
-    return _x_transformer(rel_pos_bias=True)
-
-
-@_program
-def x_transformers_rotary() -> Program:
-    return _x_transformer(rotary_pos_emb=True, ff_glu=True, use_rmsnorm=True)
-
-
-@_program
-def x_transformers_alibi() -> Program:
-    return _x_transformer(alibi_pos_bias=True, attn_flash=True)
-
-
-@_program
-def x_transformers_kv_heads() -> Program:
-    return _x_transformer(attn_one_kv_head=True, attn_qk_norm=True)
-
-
-@_program
-def x_transformers_vit() -> Program:
-    from x_transformers import Encoder, ViTransformerWrapper
-
-    layers = Encoder(dim=32, depth=2, heads=2, attn_dim_head=16)
-    return ViTransformerWrapper(image_size=16, patch_size=4, num_classes=10, attn_layers=layers), (
-        torch.randn(2, 3, 16, 16),
-    )
+PROGRAMS |= VARIANTS
 
 
 @_program

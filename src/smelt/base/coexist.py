@@ -8,6 +8,7 @@ compiled by smelt is not for it to follow: it is called as it is, and neither it
 time. Said through the interface that the hook itself has; nothing of the compiler behind it is imported.
 """
 
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
@@ -40,3 +41,11 @@ def opaque(function: F) -> F:
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = "it is compiled by smelt"  # type: ignore[attr-defined]
     return leave_alone(function)
+
+
+def is_allowed_in_graph(function: object) -> bool:
+    """Whether the program marked a function by `torch.compiler.allow_in_graph`: then the module that notes it is
+    loaded."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    noted = (getattr(rules, name, None) for name in ("_allowed_callable_ids", "_nonstrict_trace_callable_ids"))
+    return any(id(function) in (getattr(each, "function_ids", None) or ()) for each in noted)

@@ -1,4 +1,4 @@
-"""Numbers of tensors that the captured code made of constants: known at capture, and only where nothing else decides."""
+"""Numbers of tensors that the captured code made of constants: known at capture, where nothing else decides them."""
 
 import math
 from collections.abc import Callable

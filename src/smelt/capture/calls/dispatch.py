@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt.base.coexist import is_allowed_in_graph
 from smelt.base.torch_originals import BASE
 from smelt.base.unseen import UNSEEN
 from smelt.capture.calls import nn_module
@@ -33,6 +34,7 @@ from smelt.capture.calls.process_groups import CONVERSIONS, QUESTIONS, ask, conv
 from smelt.capture.calls.python_library import EXPRESSION_CALLS, expression_method
 from smelt.capture.calls.regions.checkpoint import CHECKPOINTS
 from smelt.capture.calls.regions.transforms import TRANSFORM_CALLS
+from smelt.capture.calls.traced_functions import call_traced
 from smelt.capture.guards.name_lookups import rely_on_names
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.backward import BACKWARD_CALLS
@@ -164,6 +166,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
             return call(interp, attribute_now(interp, interp.externals.fixed(model), real.__name__), args[1:], kwargs)
     if is_a(real, types.FunctionType) and DISABLED in real.__dict__:
         raise Unsupported("B010", real.__qualname__)
+    if is_a(real, types.FunctionType) and not is_library(real.__code__) and is_allowed_in_graph(real):
+        return call_traced(interp, function, args, kwargs)
     if is_a(real, types.FunctionType) and UNSEEN in real.__dict__:
         interp.externals.guard_identity(function)
         return Constant(None)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt.base.coexist import is_allowed_in_graph
 from smelt.base.options import config
 from smelt.base.paths import PACKAGE
 from smelt.base.torch_originals import TORCH as _TORCH
@@ -314,7 +315,7 @@ def runs_alone(function: Any) -> bool:
         file = function.__code__.co_filename
         if config.compiled_autograd and function in _BACKWARDS:
             return False  # compiled as what calls it is
-        return file.startswith(_ALONE_FILES) or _is_without_tensors(file)
+        return file.startswith(_ALONE_FILES) or _is_without_tensors(file) or is_allowed_in_graph(function)
     return any(function is each for each in _ALONE_BUILTINS)
 
 

@@ -229,6 +229,10 @@ class Tape:
         """The tensor that a ghost stands for."""
         return self._by_ghost.get(id(ghost))
 
+    def known_as(self, value: Tensor) -> None:
+        """A tensor will be asked for by its ghost."""
+        self._by_ghost.setdefault(id(value.ghost), value)
+
     def detached_if_freed(self, value: Tensor) -> fx.Node | None:
         """A tensor without its history, if a backward has freed that; None if it has it still."""
         if not value.ghost.requires_grad or not self.histories.is_freed(value.ghost):

@@ -1,0 +1,116 @@
+"""Functions that the program marked by `torch.compiler.allow_in_graph`: called once on ghosts, operators written down.
+
+    einx.subtract("j, i -> i j", a, b)      reshape · reshape · sub      nodes of the graph; its Python runs at capture
+
+The mark says that such a function does nothing but compute tensors, whatever Python it takes for that: it is not
+interpreted, and nothing that it reads is guarded, as `torch.compile` has it. What goes wrong inside breaks the graph at
+the call, which Python then makes.
+"""
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.values import (
+    Constant,
+    Mapping,
+    Object,
+    Sequence,
+    Slice,
+    Tensor,
+    Value,
+    describe,
+    is_constant,
+    of_number,
+)
+from smelt.meta.ghost import GhostTensor
+from smelt.symbolic.symnode import is_symbolic
+
+
+def call_traced(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """What a marked function yields of values."""
+    real = interp.externals.guard_identity(function)
+    recorder = _Recorder(interp)
+    given = [_real(interp, value) for value in args]
+    named = {name: _real(interp, value) for name, value in kwargs.items()}
+    try:
+        with recorder:
+            result = real(*given, **named)
+    except Exception as error:
+        stop = recorder.stop or Unsupported("B002", f"{describe(function)}, which raised {type(error).__name__}")
+        raise stop.bare() from None
+    if recorder.stop is not None:
+        raise recorder.stop.bare()
+    return recorder.value(result)
+
+
+class _Recorder(TorchFunctionMode):
+    """Writes down each call of PyTorch as a node of the graph. `stop`: why one could not be."""
+
+    def __init__(self, interp: Interpreter) -> None:
+        super().__init__()
+        self._interp = interp
+        self.stop: Unsupported | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return self._record(func, args, kwargs or {})
+        except Unsupported as stop:  # the function may handle it, and go another way than it would
+            self.stop = self.stop or stop
+            raise
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name, owner = getattr(func, "__name__", ""), getattr(func, "__self__", None)
+        if name == "__get__" and owner is not None:
+            return self._call("call_function", getattr, [self.value(args[0]), Constant(owner.__name__)], {})
+        if name == "__set__":
+            raise Unsupported("B015", f"Tensor.{getattr(owner, '__name__', '?')} = …")
+        given = [self.value(each) for each in args]
+        named = {key: self.value(each) for key, each in kwargs.items()}
+        if given and isinstance(given[0], Tensor) and getattr(torch.Tensor, name, None) is func:
+            return self._call("call_method", name, given, named)
+        return self._call("call_function", func, given, named)
+
+    def _call(self, opcode: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Any:
+        return _real(self._interp, self._interp.tensor_call(opcode, target, args, kwargs))
+
+    def value(self, real: Any) -> Value:
+        """The value of what the function has in hand: a ghost, a number, or a container of such."""
+        if isinstance(real, GhostTensor):
+            found = self._interp.tape.value_of(real)
+            if found is None:
+                raise Unsupported("B002", "a function that makes tensors unseen")
+            return found
+        if is_symbolic(real):
+            return of_number(real)
+        if is_constant(real):
+            return Constant(real)
+        if isinstance(real, tuple | list):
+            return Sequence(type(real), [self.value(each) for each in real])
+        if type(real) is dict:
+            return Mapping({key: self.value(each) for key, each in real.items()})
+        if type(real) is slice:
+            return Slice(self.value(real.start), self.value(real.stop), self.value(real.step))
+        raise Unsupported("B017", f"a {type(real).__qualname__}")
+
+
+def _real(interp: Interpreter, value: Any) -> Any:
+    """What the function is given for a value. Sizes are plain numbers, which are relied on: they may be keys of a table
+    to it, or part of a text."""
+    value = interp.externals.force(value)
+    if isinstance(value, Tensor):
+        if type(value) is not Tensor or (value.state is not None and value.state.is_reassigned):
+            raise Unsupported("B017", describe(value))
+        interp.tape.known_as(value)
+        return value.ghost
+    if isinstance(value, Sequence) and value.kind in (tuple, list, torch.Size):
+        return value.kind([_real(interp, item) for item in value.items])
+    if isinstance(value, Mapping) and value.kind is dict:
+        interp.externals.complete(value)
+        return {key: _real(interp, item) for key, item in value.items.items()}
+    if isinstance(value, Object) and callable(value.value):
+        return interp.externals.guard_identity(value)
+    return interp.plain(value)
