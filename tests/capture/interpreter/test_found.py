@@ -686,3 +686,24 @@ def test_a_key_that_is_put_back_comes_last_wherever_it_was() -> None:
         mapping.update(b=1, a=2)
     runner(program, X, "b")
     assert list(ordered) == ["a", "b"] and list(table) == ["a", "b"]
+
+
+def test_a_tuple_with_all_items_of_another_is_the_same() -> None:
+    """`t * 1`, `t + ()` and `t[:]` are `t`, as long as it is a tuple and nothing derived from it."""
+
+    class Derived(tuple[Any, ...]):
+        __slots__ = ()
+
+    def program(x: torch.Tensor, given: tuple[Any, ...], derived: Any, items: list[int]) -> Any:
+        made, no = (x + 1, items), ()
+        whole = [(t * 1, 1 * t, t * True, t + no, no + t, t[:], t[0:], t[:5], t[::1], tuple(t)) for t in (made, given)]
+        parts = [(t * 2, t * 0, t + t[:1], t[1:], t[::-1], t[::2]) for t in (made, given)]
+        return made, given, whole, parts, (derived * 1, derived[:], derived + no), (items * 1, items[:], 1 * items)
+
+    items = [1, 2]
+    found = Captured()(program, X, (3, items), Derived((4, items)), items)
+    for same, whole in zip(found[:2], found[2], strict=True):
+        assert all(each is same for each in whole)
+    assert [len(part) for part in found[3][1]] == [4, 0, 3, 1, 2, 1]
+    assert all(type(each) is tuple and each == (4, items) for each in found[4])
+    assert all(each == items and each is not items for each in found[5])

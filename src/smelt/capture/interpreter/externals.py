@@ -255,6 +255,8 @@ class Externals:
         found = self.shared(real)
         if found is None:
             found = self._held(real, base, source)
+            if base is tuple and isinstance(found, Sequence):
+                found.owner = value
             self._shared[id(real)] = (real, found)
         else:
             self._guard_same(found, source)

@@ -103,6 +103,8 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "UNARY_POSITIVE": operator.pos,
     "UNARY_INVERT": operator.invert,
 }
+_OF_SIZES = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+_IN_PLACE = {"|=": "__ior__", "&=": "__iand__", "-=": "__isub__", "^=": "__ixor__"}
 
 
 def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
@@ -127,13 +129,10 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
         return _extend_list(interp, symbol, left, right)
     if symbol in ("+", "+=") and isinstance(left, Sequence) and isinstance(right, Sequence):
         return _concatenate(interp, left, right)
-    if (
-        isinstance(left, Sequence)
-        and isinstance(right, Constant)
-        and type(right.value) is int
-        and symbol in ("*", "*=")
-    ):
-        return Sequence(_result_kind(left), interp.externals.items(left) * right.value)
+    if symbol in ("*", "*="):
+        sequence, times = (left, right) if isinstance(left, Sequence) else (right, left)
+        if isinstance(sequence, Sequence) and isinstance(times, Constant) and type(times.value) in (int, bool):
+            return _of_items(sequence, interp.externals.items(sequence) * times.value)
     right, left = behind(right), behind(left) if symbol == "|" else left
     if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol == "|":
         return _merge(interp, left, right)
@@ -177,9 +176,6 @@ def _change_in_place(interp: Interpreter, symbol: str, left: Mapping | Set, righ
     raise Unsupported("B008", symbol)
 
 
-_IN_PLACE = {"|=": "__ior__", "&=": "__iand__", "-=": "__isub__", "^=": "__ixor__"}
-
-
 def _are_sets(left: Value, right: Value) -> bool:
     """Whether an operator of sets takes both: sets, the keys of dicts, and beside those any iterable."""
     views = [each for each in (left, right) if isinstance(each, DictView)]
@@ -208,9 +204,6 @@ def _free_number(symbol: str, left: Value, right: Value) -> Number | None:
     if all(each.specialized for each in (left, right) if isinstance(each, Number)):
         return None
     return Number(BINARY[symbol](*known), (BINARY[symbol], left, right))
-
-
-_OF_SIZES = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
 
 def _on_held_numbers(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
@@ -306,7 +299,14 @@ def _concatenate(interp: Interpreter, left: Sequence, right: Sequence) -> Value:
     if kind is not _result_kind(right):
         text = f'can only concatenate {kind.__name__} (not "{right.kind.__name__}") to {kind.__name__}'
         raise Raised.of(TypeError(text))
-    return Sequence(kind, [*interp.externals.items(left), *interp.externals.items(right)])
+    whole = left if interp.externals.items(left) else right
+    return _of_items(whole, [*interp.externals.items(left), *interp.externals.items(right)])
+
+
+def _of_items(whole: Sequence, items: list[Any]) -> Sequence:
+    """A sequence of items of `whole`, in their order: a tuple with all of them is itself, as Python has it."""
+    same = whole.kind is tuple and whole.owner is None and len(items) == len(whole.items)
+    return whole if same else Sequence(_result_kind(whole), items)
 
 
 def _on_tensors(interp: Interpreter, function: Callable[..., Any], left: Value, right: Value) -> Value:
@@ -714,8 +714,10 @@ def _item(interp: Interpreter, container: Sequence, key: Value) -> Value:
         raise Unsupported("B004", "a tensor used as an index")
     real = interp.plain(index_of(interp, key))
     if is_a(real, slice):
-        kind = container.kind if container.kind in (list, tuple, torch.Size) else tuple
-        return Sequence(kind, [interp.externals.force(item) for item in container.items[real]])
+        part = [interp.externals.force(item) for item in container.items[real]]
+        if container.kind is torch.Size:
+            return Sequence(torch.Size, part)
+        return _of_items(container, part) if real.step in (None, 1) else Sequence(_result_kind(container), part)
     try:
         return interp.externals.force(container.items[real])
     except (IndexError, TypeError) as error:

@@ -155,7 +155,7 @@ class Sequence(Value):
     raw_items: list[Any]
     original: tuple[Any, ...] | None = None
     length_guarded: bool = False
-    owner: "Instance | None" = None  # the new object whose contents it is
+    owner: "Instance | Object | None" = None  # the object whose contents it is
 
     @property
     def items(self) -> list[Any]:
