@@ -43,6 +43,17 @@ def test_a_failing_launch_is_raised_by_what_waits_for_it(sim: Any) -> None:
     assert torch.equal((x + 1).cpu(), torch.arange(4.0) + 1)
 
 
+def test_a_failing_launch_is_told_though_the_next_thing_is_compiled(sim: Any) -> None:
+    # Errors while compiling lead to attempts at other kernels; this one is not of the kernels that are compiled.
+    x = torch.arange(4.0, device="sim")
+    (x + 1).cpu()
+    for attempt in (lambda: (x + 1).erf(), lambda: smelt.compile(lambda a: a.asinh() - 1)(x + 1)):
+        sim.fail("launch", RuntimeError("a kernel was stopped"))
+        with pytest.raises(smelt.SmeltError, match=r"SM071: .* chip 'sim' raised RuntimeError: a kernel was stopped"):
+            attempt().cpu()
+    assert torch.equal((x + 1).cpu(), torch.arange(4.0) + 1)
+
+
 def test_an_address_that_is_not_the_devices_is_found(sim: Any) -> None:
     with pytest.raises(ValueError, match="are not the device's"):
         sim._pointer(device_named("sim").chip._next + 10)  # type: ignore[attr-defined]

@@ -87,3 +87,26 @@ def test_a_graph_on_two_devices_runs_by_operators() -> None:
 def test_a_compiled_function_makes_tensors_on_the_chip() -> None:
     compiled = smelt.compile(lambda x: x + torch.arange(3.0, device=x.device) + torch.ones(3, device="sim"))
     assert torch.equal(compiled(torch.zeros(3, device="sim")).cpu(), torch.tensor([1.0, 2.0, 3.0]))
+
+
+def test_a_whole_step_with_dropout_is_compiled() -> None:
+    # A step that writes and draws puts the generator's state back where it fails: it has to know the generator.
+    torch.manual_seed(0)
+    numbers, wanted = torch.randn(32, 16), torch.randint(0, 4, (32,))
+
+    def losses(device: str, compiled: bool) -> list[float]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 4)).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run = smelt.compile(step) if compiled else step
+        return [run(numbers.to(device), wanted.to(device)).item() for _ in range(4)]
+
+    assert losses("sim", compiled=True) == pytest.approx(losses("cpu", compiled=False), rel=1e-4)

@@ -100,6 +100,11 @@ class UnexpectedResult(SmeltError):
     """A library call returned what the kernels after it were not built for. A forward then falls back to eager."""
 
 
+class ChipFailed(SmeltError):
+    """Something that a chip was asked for has failed, maybe long ago. It is told once, so nothing may be tried another
+    way after it: what the chip's memory holds is not known."""
+
+
 class NotEnoughMemory(SmeltError):
     """Too little memory is left to compile anything: PyTorch runs it instead."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from smelt.base import events
-from smelt.base.errors import SmeltError
+from smelt.base.errors import ChipFailed, SmeltError
 from smelt.device import Chip, ChipLost, KernelModule, Launch, Target
 from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
@@ -71,11 +71,15 @@ class ChipDevice:
 
     def ask(self, method: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the chip. Errors that are neither ours nor of memory say where they come from."""
+        return self._ask(method, args, ChipFailed)
+
+    def _ask(self, method: Callable[..., Any], args: tuple[Any, ...], kind: type[SmeltError]) -> Any:
         with self._alone():
             if self.lost is not None:
                 raise ChipLost(self.lost)
             try:
-                self._raise_late()
+                if kind is ChipFailed:
+                    self._raise_late()
                 return method(*args)
             except ChipLost as lost:
                 self.lost = lost.message
@@ -84,7 +88,7 @@ class ChipDevice:
                 raise
             except Exception as error:
                 what = f"{method.__name__} of the chip {self.name!r} raised {type(error).__name__}: {error}"
-                raise SmeltError("SM071", what) from error
+                raise kind("SM071", what) from error
 
     def _raise_late(self) -> None:
         late, self._late = self._late, None
@@ -218,7 +222,19 @@ class ChipDevice:
     # Kernels.
 
     def compile(self, module: KernelModule) -> Any:
-        return self.ask(self.chip.compile, module)
+        """A handle for a module.
+
+        Who compiles tries in another way where that fails. An error of an earlier launch must not end there, unheard:
+        it is waited for, and told to the next who asks for something else.
+        """
+        with self._alone():
+            try:
+                self.synchronize()
+            except ChipLost:
+                raise
+            except Exception as error:
+                self._late = self._late or error
+            return self._ask(self.chip.compile, (module,), SmeltError)
 
     def launch(self, handle: Any, launch: Launch) -> None:
         events.count("chip_launches")

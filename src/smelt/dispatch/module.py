@@ -70,6 +70,10 @@ class DeviceModule:
 
     # Random numbers.
 
+    @property
+    def default_generators(self) -> tuple[torch.Generator]:
+        return (self._generator,)
+
     def _is_in_bad_fork(self) -> bool:
         return False
 

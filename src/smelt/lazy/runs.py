@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.base.errors import ChipFailed
 from smelt.base.events import counters
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy import lines
@@ -114,7 +115,7 @@ class Runs:
             return program.replayed(inputs, numbers)
         try:
             return program.run(variant, inputs, numbers)
-        except Failed:
+        except (Failed, ChipFailed):
             raise
         except Exception:
             return program.replayed(inputs, numbers)

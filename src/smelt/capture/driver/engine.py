@@ -14,7 +14,7 @@ import torch
 from smelt import _native
 from smelt.base import locks
 from smelt.base.coexist import opaque
-from smelt.base.errors import GraphBreakError, NotEnoughMemory, warn
+from smelt.base.errors import ChipFailed, GraphBreakError, NotEnoughMemory, warn
 from smelt.base.events import count, counters, emit, timed
 from smelt.base.headroom import why_not_compile
 from smelt.base.options import config
@@ -308,7 +308,7 @@ class Engine:
             count("frames_skipped")
             emit("breaks", f"{name} runs eagerly: {reason}", reason)
             return None
-        except GraphBreakError:
+        except (GraphBreakError, ChipFailed):
             raise
         except Exception as error:
             self._failed(error, key, name)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt import _native
-from smelt.base.errors import GraphBreakError
+from smelt.base.errors import ChipFailed, GraphBreakError
 from smelt.capture.driver.eager_step import STEPS
 from smelt.capture.driver.tracebacks import entered_by, without_smelt
 from smelt.capture.driver.warnings_stack import placed
@@ -101,10 +101,12 @@ def _go_on(owner: Owner, frames: list[LiveFrame], action: "Action") -> Any:
 def recover(owner: Owner, entry_state: EntryState, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
     """The compiled graph raised: Python runs the state from its start and raises from the user's line.
 
-    Not so where `torch.utils.checkpoint` raised, which ends a recomputation early by an exception of its own.
+    Not so where `torch.utils.checkpoint` raised, which ends a recomputation early by an exception of its own, nor where
+    a chip has failed, which it says once.
     """
-    if failure.writes or type(failure.error).__module__ == "torch.utils.checkpoint":
-        raise failure.error from None
+    error = failure.error
+    if failure.writes or isinstance(error, ChipFailed) or type(error).__module__ == "torch.utils.checkpoint":
+        raise error from None
     return run_eagerly(owner, entry_state.state(collected))
 
 

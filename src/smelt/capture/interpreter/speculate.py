@@ -16,6 +16,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
+from smelt.base.errors import ChipFailed
 from smelt.base.torch_originals import BASE, method
 from smelt.capture.guards.dynamic_sizes import read_size
 from smelt.capture.interpreter.interpreter import Interpreter
@@ -69,6 +70,8 @@ def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[di
         source = interp.tape.inputs[given[0]]
         try:
             now = answer(source.value.real)
+        except ChipFailed:
+            raise
         except Exception as error:  # of a tensor without data, or a device that failed: for the program's own line
             raise Unsupported("B003", f"a number that cannot be computed now: {error}") from None
 

@@ -18,7 +18,7 @@ from smelt import _native
 from smelt.autograd.joint.trace_joint import Pure
 from smelt.autograd.partition.partition import Halves
 from smelt.base import events, locks
-from smelt.base.errors import is_fault
+from smelt.base.errors import ChipFailed, is_fault
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.host_library import HOST
 from smelt.fuse.memory_plan import lifetimes, plan
@@ -122,6 +122,8 @@ class Template:
             if found is None and self.why_static is None and len(self.versions) < VERSIONS:
                 try:
                     found = self._made(values)
+                except ChipFailed:
+                    raise
                 except Exception as error:  # compile for plain sizes instead
                     if self.checks and is_fault(error, DataDependent):
                         raise
