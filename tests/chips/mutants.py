@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "plugins" / "sim"))
 
+import torch
 from smelt_sim import Sim
 
 from smelt.chips import KernelModule, Launch, Target
@@ -60,6 +61,31 @@ def caught_by(check: str) -> Callable[[type[Sim]], type[Sim]]:
 class UnknownDtype(Small):
     def describe(self) -> Target:
         return replace(super().describe(), dtypes=("float32", "float31"))
+
+
+@caught_by("memory.describe")
+class DtypesOfTorch(Small):
+    def describe(self) -> Target:
+        dtypes: Any = (torch.float32, torch.int64)
+        return replace(super().describe(), dtypes=dtypes)
+
+
+@caught_by("memory.describe")
+class OtherNameOfADtype(Small):
+    def describe(self) -> Target:
+        return replace(super().describe(), dtypes=("float32", "int"))
+
+
+@caught_by("memory.describe")
+class NoVectors(Small):
+    def describe(self) -> Target:
+        return replace(super().describe(), vector_bits=0)
+
+
+@caught_by("memory.describe")
+class FormThatNobodyMakes(Small):
+    def describe(self) -> Target:
+        return replace(super().describe(), form="kernel")
 
 
 @caught_by("memory.alignment")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from smelt.conform.check import FAILED, MISSING, ON_HOST, PASSED, Outcome, Speed
 from smelt.conform.levels import CHECKS, LEVELS
@@ -86,6 +87,77 @@ def test_a_failing_chip_fails_the_command() -> None:
     assert any("look at: copy_in() and copy_out(): the length" in line for line in lines)
     assert any(line.startswith("next: memory.whole") for line in lines)
     assert lines[-1] == "FAILED: 1 passed, 3 failed"  # what is in an allocation and beside it is wrong too
+
+
+_CHIPS = """
+from smelt.chips import Chip, host_target
+from smelt_sim import Sim
+
+class Begun(Chip):
+    def describe(self):
+        return host_target("sim", memory_bytes=1 << 20)
+
+class Misspelt(Sim):
+    def allocate(self, nbytes):
+        return super().alocate(nbytes)
+
+class Fragile(Sim):
+    def launch(self, handle, launch):
+        if launch.numbers:
+            self.lose()
+        super().launch(handle, launch)
+
+class OnlyFloats(Sim):
+    def describe(self):
+        return host_target("sim", memory_bytes=self.memory, dtypes=("float32",))
+
+class Words(Sim):
+    def describe(self):
+        return {"form": "llvm"}
+"""
+
+
+def card_of(chip: str, folder: Path, *only: str) -> dict[str, dict[str, Any]]:
+    """Outcomes of one of the chips above."""
+    (folder / "chips_to_be.py").write_text(_CHIPS)
+    (folder / "card.json").unlink(missing_ok=True)
+    environment = {**ENVIRONMENT, "PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}{os.pathsep}{folder}"}
+    chosen = [word for name in only for word in ("--only", name)]
+    command = [sys.executable, "-m", "smelt", "conform", "sim", "--import", f"chips_to_be:{chip}"]
+    command += ["--no-speed", "--json", "card.json", *chosen]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    if not (folder / "card.json").exists():
+        return {"": {"reason": done.stderr}}
+    card = json.loads((folder / "card.json").read_text())
+    return {each["check"]: each for level in card["levels"] for each in level["checks"]}
+
+
+def test_a_chip_that_is_half_written_says_what_is_missing(tmp_path: Path) -> None:
+    found = card_of("Begun", tmp_path, "memory.describe", "memory.whole")
+    assert found["memory.describe"]["status"] == PASSED
+    assert "Begun has no allocate()" in found["memory.whole"]["look_at"]
+    assert "describe() returned a dict, not a smelt.chips.Target" in card_of("Words", tmp_path)[""]["reason"]
+
+
+def test_the_line_that_raised_is_where_to_look(tmp_path: Path) -> None:
+    found = card_of("Misspelt", tmp_path, "memory.whole")["memory.whole"]
+    line = 1 + _CHIPS.splitlines().index("        return super().alocate(nbytes)")
+    assert found["look_at"].endswith(f"/chips_to_be.py:{line}, in allocate()")
+
+
+def test_a_chip_that_is_lost_fails_one_check_and_not_those_after_it(tmp_path: Path) -> None:
+    found = card_of("Fragile", tmp_path, "elementwise.matrices", "elementwise.scalars", "elementwise.comparisons")
+    assert {name: each["status"] for name, each in found.items()} == {
+        "elementwise.matrices": PASSED,
+        "elementwise.scalars": FAILED,
+        "elementwise.comparisons": PASSED,
+    }
+    assert found["elementwise.scalars"]["reason"].startswith("ChipLost: SM071: the simulated device was lost")
+
+
+def test_a_chip_without_integers_copies_parts_of_tensors(tmp_path: Path) -> None:
+    found = card_of("OnlyFloats", tmp_path, "copies.*")
+    assert {each["status"] for each in found.values()} == {PASSED, ON_HOST}, found
 
 
 def report(*outcomes: Outcome, speeds: tuple[Speed, ...] = ()) -> Report:

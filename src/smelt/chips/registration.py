@@ -25,6 +25,7 @@ from smelt.chips.runtime import ChipDevice
 from smelt.codegen import targets as _targets  # noqa: F401  the host is a target, too
 from smelt.codegen.chip_generator import generator_for
 from smelt.codegen.targets import GROUP_BUFFERS, contraction_cycles_of, grid_contraction_cycles
+from smelt.device import Target
 from smelt.device.chip import Chip, offers, why_not_chip
 from smelt.device.fusion_limits import Limits
 from smelt.device.host_library import HOST
@@ -79,6 +80,9 @@ def register_chip(name: str, chip: Chip | None = None) -> torch.device:
     if reason is not None:
         raise SmeltError("SM070", f"the device {name!r} cannot be made: {reason}")
     device = ChipDevice(name, found)
+    if not isinstance(device.target, Target):
+        what = f"describe() returned a {type(device.target).__name__}, not a smelt.chips.Target"
+        raise SmeltError("SM070", f"the device {name!r} cannot be made: {what}", hint="host_target makes one")
     owner = ChipOwner(device, _compiler())
     module = ChipModule(device)
     claim(name, owner, module)

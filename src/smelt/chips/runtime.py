@@ -56,6 +56,9 @@ class ChipDevice:
         self._scratch: ChipMemory | None = None
         self.target: Target = self.ask(chip.describe)
 
+    def __repr__(self) -> str:
+        return f"<chip {self.name!r}: {self.bytes} bytes in {self.allocations} allocations, at most {self.peak_bytes}>"
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other thread is here, and no memory is given back; that follows."""

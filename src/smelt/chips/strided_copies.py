@@ -4,7 +4,7 @@
 
 Compiled graphs write whole buffers. What they cannot write, a part of a tensor with others' numbers between its
 elements, is computed elsewhere and copied there. Complex numbers and whatever dtype a chip has no arithmetic for are
-copied, too: as integers of their size.
+copied, too: as integers of their size, or as floats by a chip without integers.
 """
 
 import threading
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options
 from smelt.chips.launcher import ChipLauncher
@@ -28,7 +29,8 @@ from smelt.symbolic.symsize import SymSize, sym_size
 Loop = tuple[int, int, int]
 """One dimension: its size, how far a step goes in the target, and in the source."""
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CARRIERS = (torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64)
+"""Dtypes that bits are moved as; the first of a size that the chip has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,14 @@ class StridedCopies:
             addresses = self._device.address_of(target), self._device.address_of(source)
             self._device.copy_within(*addresses, count)
             return
-        width = self._width(size)
-        if width != size:
-            scale = size // width
+        carrier = self._carrier(size)
+        if carrier is None:
+            self._by_host(target, source)
+            return
+        if carrier.itemsize != size:
+            scale = size // carrier.itemsize
             loops = [*((n, to * scale, of * scale) for n, to, of in loops), (scale, 1, 1)]
-        self._run(loops, _INTEGERS[width], target, source)
+        self._run(loops, carrier, target, source)
 
     def dense(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy without gaps, laid out as PyTorch lays out copies."""
@@ -86,11 +91,19 @@ class StridedCopies:
         self.copy(made, tensor)
         return made
 
-    def _width(self, size: int) -> int:
-        """Of the integers by which elements of so many bytes are copied."""
+    def _carrier(self, size: int) -> torch.dtype | None:
+        """The widest dtype of the chip's by which elements of so many bytes are copied; None if there is none."""
         has = self._device.target.dtypes
-        widths = [width for width, dtype in _INTEGERS.items() if not has or str(dtype).removeprefix("torch.") in has]
-        return max(width for width in widths if size % width == 0)
+        fitting = [each for each in _CARRIERS if size % each.itemsize == 0]
+        offered = [each for each in fitting if not has or str(each).removeprefix("torch.") in has]
+        return max(offered, key=lambda each: each.itemsize, default=None)
+
+    def _by_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """All that the target reaches over is read, and written with the source's numbers in it."""
+        events.count("chip_fallbacks")
+        host = self._device.to_host(target)
+        host.copy_(self._device.to_host(source))
+        self._device.write(target, host)
 
     def _run(self, loops: list[Loop], dtype: torch.dtype, target: torch.Tensor, source: torch.Tensor) -> None:
         form = (dtype, tuple([(_as_form(to), _as_form(of)) for _, to, of in loops]))

@@ -60,6 +60,7 @@ class Outcome:
     seconds: float = 0.0
     launches: int = 0
     fallbacks: tuple[tuple[str, int], ...] = ()  # operators that the host computed, and how often
+    raised_at: str = ""  # the line of the chip's own that raised
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"fallbacks": dict(self.fallbacks)}

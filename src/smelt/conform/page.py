@@ -11,6 +11,7 @@ from smelt.conform.levels import CHECKS
 from smelt.conform.processes import Report
 from smelt.conform.scorecard import (
     copy_bandwidth,
+    look_at,
     next_steps,
     outcomes_of,
     passed,
@@ -63,7 +64,7 @@ def _row(outcome: Outcome) -> str:
     check = CHECKS[outcome.check]
     found = escape(outcome.reason)
     if outcome.status == FAILED:
-        found += f"<br><b>look at:</b> {escape(check.look_at)}"
+        found += f"<br><b>look at:</b> {escape(look_at(outcome))}"
     cells = (
         f"<td><code>{escape(outcome.check)}</code></td><td>{_mark(outcome.status)}</td><td>{escape(check.proves)}</td>"
         f'<td>{found}</td><td class="amount">{outcome.seconds * 1e3:.0f}</td><td class="amount">{outcome.launches}</td>'

@@ -18,6 +18,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.conform.check import FAILED, NOT_RUN, Measurement, Outcome, Speed
 from smelt.conform.levels import CHECKS, LEVELS
 from smelt.conform.run_checks import COPY, bench_for, measure, run_check
+from smelt.device import ChipLost
 
 START_SECONDS = 300.0  # until a chip is registered
 MOST_PROCESSES = 6
@@ -79,13 +80,13 @@ def conform(
                 found[item.name] = item
                 left.remove(item.name)
     for check in (each for each in left if each in CHECKS):
-        outcomes.append(Outcome(check, NOT_RUN, f"the chip's process ended {ended_early} times before"))
+        outcomes.append(Outcome(check, NOT_RUN, f"the chip was lost, or its process ended, {ended_early} times before"))
         report(outcomes[-1])
     return Report(name, target, tuple(outcomes), tuple(found[each] for each in speeds if each in found))
 
 
 _NO_ANSWER, _ENDED = "no answer", "the process ended"
-_ENDINGS = (_NO_ANSWER, _ENDED)
+_ENDINGS = (_NO_ANSWER, _ENDED, ChipLost.__name__)
 
 
 def _one_process(job: _Job, seconds: float) -> Any:
@@ -145,10 +146,13 @@ def _serve(connection: "Connection", job: _Job) -> None:
     gc.freeze()  # what was imported stays: collecting after each check is quick
     told = bench.target
     names = ("name", "form", "triple", "warp_size", "vector_bits", "dtypes", "memory_bytes")
-    connection.send(("target", {name: getattr(told, name) for name in names}))
+    connection.send(("target", {name: getattr(told, name) for name in names} | {"dtypes": [*map(str, told.dtypes)]}))
     for name in job.checks:
         connection.send(("begin", name))
         connection.send(("outcome", run_check(name, CHECKS[name], bench)))
+        if bench.device.lost is not None:  # a new process has a new device for the rest
+            connection.send(("done", None))
+            return
     for name in job.speeds:
         connection.send(("begin", name))
         connection.send(("speed", measure(_SPEEDS[name], bench)))

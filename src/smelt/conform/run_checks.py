@@ -5,8 +5,10 @@ import importlib
 import os
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from smelt.base.errors import SmeltError, SmeltWarning
 from smelt.chips import device_named, fallbacks, list_chips, register_chip
 from smelt.conform.bench import Bench, CheckFailed, NotOffered
 from smelt.conform.check import FAILED, MISSING, ON_HOST, PASSED, Check, Measurement, Outcome, Speed
+from smelt.device import ChipLost
+from smelt.device.chip import offers
 
 _SECONDS = 0.15  # for which a part is timed
 _LONGEST = 600  # characters of a reason
@@ -47,7 +51,7 @@ def bench_for(name: str, importing: str | None, compile: Callable[..., Any]) -> 
 def run_check(name: str, check: Check, bench: Bench) -> Outcome:
     """`name` is the check's full name. Whatever it raises is its outcome."""
     before, launches, start = fallbacks(bench.name), events.counters["chip_launches"], time.perf_counter()
-    status, reason = PASSED, ""
+    status, reason, raised_at = PASSED, "", ""
     unraised: list[str] = []  # errors in destructors, which Python only prints: of `free`, mostly
     hook, sys.unraisablehook = sys.unraisablehook, lambda seen: unraised.append(_words(seen.exc_value or Exception()))
     with warnings.catch_warnings():
@@ -55,13 +59,16 @@ def run_check(name: str, check: Check, bench: Bench) -> Outcome:
         try:
             with bench.checking():
                 check.run(bench)
-                bench.device.synchronize()  # errors that are told late belong to this check
+                if offers(bench.chip, "synchronize"):  # it may not be written yet
+                    bench.device.synchronize()  # errors that are told late belong to this check
         except (NotOffered, NotImplementedError) as error:
             status, reason = MISSING, _words(error)
         except CheckFailed as error:
             status, reason = FAILED, _words(error)
         except Exception as error:
             status, reason = FAILED, f"{type(error).__name__}: {_words(error)}"
+            if not isinstance(error, ChipLost):  # what finds a loss is not its cause
+                raised_at = _line_of(bench.chip, error)
     gc.collect()
     sys.unraisablehook = hook
     if status == PASSED and unraised:
@@ -72,11 +79,27 @@ def run_check(name: str, check: Check, bench: Bench) -> Outcome:
     by_host = tuple((each, count) for each, count in more.items() if count)
     if status == PASSED and by_host:
         status, reason = ON_HOST, "computed by the host: " + ", ".join(each for each, _ in by_host)
-    return Outcome(name, status, reason, taken, events.counters["chip_launches"] - launches, by_host)
+    return Outcome(name, status, reason, taken, events.counters["chip_launches"] - launches, by_host, raised_at)
+
+
+def _line_of(chip: object, error: BaseException | None) -> str:
+    """The innermost line of the chip's own package that an error passed through."""
+    packages = {each.__module__.partition(".")[0] for each in type(chip).__mro__} - {"smelt", "typing", "builtins"}
+    found = ""
+    while error is not None:
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            if str(frame.f_globals.get("__name__")).partition(".")[0] in packages:
+                path = Path(frame.f_code.co_filename)
+                found = f"{path.parent.name}/{path.name}:{line}, in {frame.f_code.co_name}()"
+        if isinstance(error, NotImplementedError) and not found:
+            return f"what is missing: {error}"  # a method of the contract that is not written yet
+        error = error.__cause__
+    return found
 
 
 def _words(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    said = f"{error.code}: {error.message}" if isinstance(error, SmeltError) else str(error)
+    text = " ".join(said.split()) or type(error).__name__
     return text if len(text) <= _LONGEST else text[:_LONGEST] + " …"
 
 

@@ -42,14 +42,19 @@ def scorecard(report: Report, strict: bool = False) -> str:
             lines += ["", f"{each.status.upper():8} {each.check}: {each.reason}"]
             if each.status == FAILED:
                 lines.append(f"{'':8} it proves that: {CHECKS[each.check].proves}")
-                lines.append(f"{'':8} look at: {CHECKS[each.check].look_at}")
-    if report.speeds:
+                lines.append(f"{'':8} look at: {look_at(each)}")
+    if len(report.speeds) > 1:
         lines += ["", *_speed_lines(report)]
     lines += ["", *next_steps(report), ""]
     counts = Counter(each.status for each in report.outcomes)
     words = ", ".join(f"{counts[name]} {name}" for name in (*_COLUMNS, NOT_RUN) if counts[name])
     lines.append(f"{'PASSED' if passed(report, strict) else 'FAILED'}: {words}")
     return "\n".join(lines)
+
+
+def look_at(outcome: Outcome) -> str:
+    """Where the cause of a failure is: the line that raised, or what the check says."""
+    return outcome.raised_at or CHECKS[outcome.check].look_at
 
 
 def target_words(report: Report) -> str:
@@ -89,8 +94,7 @@ def next_steps(report: Report) -> list[str]:
     for level in run_levels(report):
         bad = [each for each in outcomes_of(level, report) if each.status in (FAILED, NOT_RUN)]
         if bad:
-            first = CHECKS[bad[0].check]
-            return [f"next: {bad[0].check} ({first.proves}). Look at {first.look_at}"]
+            return [f"next: {bad[0].check} ({CHECKS[bad[0].check].proves}). Look at {look_at(bad[0])}"]
     by_host: Counter[str] = Counter()
     for each in report.outcomes:
         by_host.update(dict(each.fallbacks))
@@ -114,7 +118,7 @@ def as_json(report: Report, strict: bool = False) -> dict[str, Any]:
             "name": level.name,
             "title": level.title,
             "checks": [
-                each.as_json() | {"proves": CHECKS[each.check].proves, "look_at": CHECKS[each.check].look_at}
+                each.as_json() | {"proves": CHECKS[each.check].proves, "look_at": look_at(each)}
                 for each in outcomes_of(level, report)
             ],
         }

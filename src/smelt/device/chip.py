@@ -61,7 +61,7 @@ class ChipLost(SmeltError):
 class KernelModule:
     """Code to be compiled. `symbols` are the functions that are launched."""
 
-    form: str  # "llvm": `code` is LLVM's text, a str; "spirv": bytes for each symbol; "kernel": `smelt.ir` kernels
+    form: str  # "llvm": `code` is LLVM's text, a str; "spirv": bytes for each symbol
     code: Any
     symbols: tuple[str, ...]
     name: str = ""  # for people: of the program whose kernels these are
@@ -89,50 +89,67 @@ class Launch:
     numbers: tuple[tuple[int, int], ...] = ()
 
 
+def _not_brought(chip: object, method: str) -> NotImplementedError:
+    return NotImplementedError(f"{type(chip).__name__} has no {method}()")
+
+
 class Chip(Protocol):
-    """A device. A class that names this one as its base has the defaults of the optional methods."""
+    """A device. A class that names this one as its base has the defaults of the optional methods;
+    the others raise until they are written."""
 
     def describe(self) -> Target:
         """What it is: the form of its kernels, widths, dtypes, limits. Asked once."""
+        raise _not_brought(self, "describe")
 
     # Memory.
 
     def allocate(self, nbytes: int) -> int:
         """The address of new memory, of which nothing is known. `nbytes` is more than 0."""
+        raise _not_brought(self, "allocate")
 
     def free(self, address: int) -> None:
         """Give memory back. What was asked for before may still use it, what is asked for later will not."""
+        raise _not_brought(self, "free")
 
     def copy_in(self, address: int, data: memoryview) -> None:
         """From the host. The caller may change `data`, which is bytes, as soon as this returns."""
+        raise _not_brought(self, "copy_in")
 
     def copy_out(self, address: int, data: memoryview) -> None:
         """To the host: `data`, which is bytes, is filled when this returns."""
+        raise _not_brought(self, "copy_out")
 
     def copy_within(self, address: int, source: int, nbytes: int) -> None:
         """From one place of its memory to another; they do not overlap."""
+        raise _not_brought(self, "copy_within")
 
     # The queue.
 
     def synchronize(self) -> None:
         """Wait until everything that was asked for is done."""
+        raise _not_brought(self, "synchronize")
 
     def record_event(self) -> Any:
         """An event that happens when everything that was asked for so far is done."""
+        raise _not_brought(self, "record_event")
 
     def wait_event(self, event: Any) -> None:
         """Wait until an event has happened."""
+        raise _not_brought(self, "wait_event")
 
     def query_event(self, event: Any) -> bool:
         """Whether an event has happened."""
+        raise _not_brought(self, "query_event")
 
     # Kernels.
 
     def compile(self, module: KernelModule) -> Any:
         """A handle by which the functions of a module are launched; it is dropped when nobody needs them any more."""
+        raise _not_brought(self, "compile")
 
     def launch(self, handle: Any, launch: Launch) -> None:
         """Run a function of a compiled module."""
+        raise _not_brought(self, "launch")
 
     # Optional: what the chip does better than generated kernels. NotImplemented: the kernels do it.
 

@@ -6,15 +6,18 @@ from smelt.conform.bench import Bench, expect
 from smelt.conform.check import Check, Level
 
 _ODD_SIZES = (1, 3, 63, 64, 65, 1000, 4095, 4096, 4097, 100_003)
-_MOST_FORMS = ("llvm", "spirv", "kernel")
+_FORMS = ("llvm", "spirv")
 
 
 def _describe(bench: Bench) -> None:
     target = bench.target
-    expect(target.form in _MOST_FORMS, f"Target.form is {target.form!r}, not one of {', '.join(_MOST_FORMS)}")
+    expect(target.form in _FORMS, f"Target.form is {target.form!r}, not one of {', '.join(_FORMS)}")
     expect(target.warp_size >= 1, f"Target.warp_size is {target.warp_size}")
-    unknown = [name for name in target.dtypes if not isinstance(getattr(torch, name, None), torch.dtype)]
-    expect(not unknown, f"Target.dtypes has {', '.join(unknown)}, which PyTorch does not know")
+    expect((target.form == "llvm") == (target.warp_size == 1), "Target.warp_size is 1 for llvm, and above 1 for spirv")
+    bits = target.vector_bits
+    expect(target.form != "llvm" or (bits >= 64 and bits.bit_count() == 1), f"Target.vector_bits is {bits}")
+    unknown = [str(each) for each in target.dtypes if str(getattr(torch, str(each), None)) != f"torch.{each}"]
+    expect(not unknown, f"Target.dtypes has {', '.join(unknown)}: no name of a dtype, as 'float32' is one")
     expect(not target.dtypes or "float32" in target.dtypes, "Target.dtypes has no float32, which all else builds on")
     expect(target.memory_bytes >= 0, f"Target.memory_bytes is {target.memory_bytes}")
 
