@@ -13,7 +13,7 @@ from smelt.device import host_library
 from smelt.fuse import build_program
 from smelt.fuse.lowering.convolutions import Contraction, ConvolutionSteps, to_coarse, to_fine, to_weight
 from smelt.fuse.lowering.rules import FactorRead
-from smelt.ir.kernel import Contract
+from smelt.ir.kernel import Contract, Gather
 from smelt.ir.program import Launch, Library, Program
 from smelt.ops.decompose import convolutions as decomposed_convolutions
 from smelt.ops.decompositions import decompositions
@@ -374,3 +374,18 @@ def test_other_convolutions_are_not_left_for_kernels(case: str) -> None:
 def test_channels_last_are_convolved_one_by_one_as_contiguous_images() -> None:
     x, weight = (each.to(memory_format=torch.channels_last) for each in (_x(2, 6, 9, 8), _x(6, 1, 3, 3)))
     assert chosen(lambda x, w, b: functional.conv2d(x, w, b, padding=1, groups=6), x, weight, _x(6)) == (1, 0)
+
+
+def test_windows_of_a_padded_image_read_it_from_memory() -> None:
+    """The image that each element of a kernel meets, beside what computes the gradient: padded anew for each of them,
+    it is code of its own twenty-five times."""
+
+    def taps(grad: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = grad * scale
+        wider = aten.constant_pad_nd.default(x, [2, 2, 2, 2], 0.0)
+        met = [wider[:, :, row : row + 8, col : col + 8] for row in range(5) for col in range(5)]
+        return given, *(torch.sum(given * each, [0, 2, 3]) for each in met)
+
+    program = fused(taps, torch.randn(2, 6, 8, 8), torch.randn(2, 6, 8, 8), torch.randn(2, 6, 8, 8))
+    gathers = [sum(isinstance(i, Gather) for i in kernel.instructions()) for kernel in program.kernels]
+    assert max(gathers) == 1, gathers

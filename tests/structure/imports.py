@@ -133,6 +133,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "codegen": (
         "llvm",
         "generator",
+        "shared_texts",
         "axes",
         "cpu",
         "gpu",

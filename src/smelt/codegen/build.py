@@ -85,7 +85,7 @@ def compile_kernels(
 ) -> dict[str, CompiledKernel]:
     """Machine code for each of `kernels`, by name. `fuel` is shared with earlier passes; `program`: whose kernels."""
     fuel = Fuel(options.fuel) if fuel is None else fuel
-    how = How(fuel, options.check_specs or config.check_specs, f"{program}: " if program else "")
+    how = How(fuel, options.check_specs or config.check_specs, f"{program}: " if program else "", in_process=True)
     if how.check:
         for each in (each for launched in kernels for each in members(launched)):
             if shape_env_of(each) is None:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from smelt.base.errors import SmeltError
+from smelt.base.fuel import Fuel
 from smelt.base.row import Row
 from smelt.codegen.cpu import cpu_generator
-from smelt.codegen.generator import EntryCode, numbered
+from smelt.codegen.generator import EntryCode, SharedText, numbered
 from smelt.codegen.gpu.spirv.spirv_generator import SpirvGenerator
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
@@ -55,6 +56,11 @@ class ProcessorChipGenerator:
     member = staticmethod(cpu_generator.member)
     schedule = staticmethod(cpu_generator.schedule)
     emit = staticmethod(cpu_generator.emit)
+
+    def share_texts(
+        self, kernels: Sequence[AnyKernel], codes: Mapping[int, EntryCode], symbols: Sequence[str], fuel: Fuel, of: str
+    ) -> Sequence[SharedText]:
+        return ()
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         raise AssertionError("a chip without grids launches its kernels one by one")

@@ -48,6 +48,14 @@ class Family:
     lengths: dict[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class SharedText:
+    """A body that is written once, and the entries of the kernels that have it by their places in a list."""
+
+    body: EntryCode
+    entries: dict[int, EntryCode]
+
+
 class Generator(Protocol):
     """How kernels become code for a target."""
 
@@ -63,6 +71,11 @@ class Generator(Protocol):
 
     def member(self, symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
         """The entry of a kernel whose code is that of `body`; None if that does not serve."""
+
+    def share_texts(
+        self, kernels: Sequence[AnyKernel], codes: Mapping[int, EntryCode], symbols: Sequence[str], fuel: Fuel, of: str
+    ) -> Sequence[SharedText]:
+        """Those of `codes`, by the places of their kernels, that are to have one body."""
 
     def schedule(self, kernel: Kernel, target: Target, fuel: Fuel, *, check: bool, of: str) -> Any:
         """How a kernel's loops run."""

@@ -22,11 +22,12 @@ _WORTH_A_THREAD = 30_000  # characters of LLVM text, which take a tenth of a sec
 @dataclass(frozen=True, slots=True)
 class How:
     """What kernels are built with: how many optional rewrites may still be made, whether forms are checked between
-    them, and what `bisect` calls the program."""
+    them, what `bisect` calls the program, and whether they are for this process alone."""
 
     fuel: Fuel
     check: bool = False
     of: str = ""
+    in_process: bool = False
 
 
 def asked(kernel: AnyKernel) -> tuple[Target, Generator]:
@@ -57,8 +58,15 @@ def units(kernels: Sequence[AnyKernel], symbols: Sequence[str], target: Target, 
             members[place] = generator.member(symbols[place], f"f{number}", body, length - family.more, buffers)
         found.append(Unit({place: code for place, code in members.items() if code is not None}, (body,)))
     done = {place for unit in found for place in unit.entries}
-    alone = (place for place in range(len(kernels)) if place not in done)
-    return found + [Unit({place: written(symbols[place], kernels[place], target, how)}) for place in alone]
+    codes = {
+        place: written(symbols[place], kernels[place], target, how)
+        for place in range(len(kernels)) if place not in done
+    }  # fmt: skip
+    if how.in_process:
+        for shared in generator.share_texts(kernels, codes, symbols, how.fuel, how.of):
+            found.append(Unit(shared.entries, (shared.body,)))
+            codes = {place: code for place, code in codes.items() if place not in shared.entries}
+    return found + [Unit({place: code}) for place, code in codes.items()]
 
 
 def _shared(generator: Generator, kernels: Sequence[AnyKernel], how: How) -> Iterator[tuple[Family, list[int]]]:

@@ -98,9 +98,20 @@ def why_not_inline_producer(groups: Groups, group: Group, source: Group) -> str 
             return f"{member.name} is read elsewhere too"
     if hint(group.points) > hint(source.points) and cost > group.limits.spread_cost:
         return f"{source} would be computed {group.points // source.points} times over"
+    places = _places(group, source)
+    if cost and places > group.limits.read_places:
+        return f"{source} would be computed at {places} places for every point"
     if group.successors & source.mask or groups.closes_cycle(group, source):
         return "something between them needs the one and is needed by the other"
     return None
+
+
+def _places(group: Group, source: Group) -> int:
+    """At how many places a group reads another's values: the windows of a padded image, say. Each is code of its own,
+    which takes LLVM longer than all else, and none is vectors side by side."""
+    inside = set(source.members)
+    read = (reading for member in group.members for reading in member.readings if reading.value in inside)
+    return len({(reading.value, reading.stride, reading.offset) for reading in read})
 
 
 def _reader(groups: Groups, user: FusionValue) -> Group | None:

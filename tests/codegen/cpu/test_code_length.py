@@ -76,3 +76,26 @@ def test_sums_as_long_as_each_other_share_their_loops() -> None:
     assert text.count("phi i64") <= 8  # and the rows, the cols, and the parts of each store
     same_as_reference(parse_kernel(sized(FOLDS, 200, 240)))
     same_as_reference(parse_kernel(sized(FOLDS, 70, 235)))
+
+
+def test_many_sums_of_a_row_fit_into_registers() -> None:
+    """What each sum is kept in does not go to memory and back in every loop."""
+    sums = "\n".join(
+        f"    a{n} = load x[128*i + j + {n}]\n    m{n} = mul g, a{n} : f32\n    s{n} = reduce sum m{n}"
+        for n in range(1, 26)
+    )
+    outs = "\n".join(f"  out y{n}: f32[9]" for n in range(1, 26))
+    stores = "\n".join(f"    store y{n}[i] = s{n}" for n in range(1, 26))
+    text = f"""kernel taps rows(i:9) cols(j:64)
+  in given: f32[576]
+  in x: f32[1280]
+{outs}
+  loop:
+    g = load given[64*i + j]
+{sums}
+  row:
+{stores}
+"""
+    kernel, target = parse_kernel(text), find("cpu")
+    assert 25 * plan(kernel, target).lanes * 32 <= max(target.vector_registers, 25) * target.vector_bits
+    same_as_reference(kernel)

@@ -298,7 +298,7 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
     `unroll`, more of them where a point takes few."""
     dtypes = value_dtypes(kernel)
     widths = [4]
-    math = 0
+    math = most_folds = 0
     light = False
     for stage in kernel.stages:
         inside = loop_variant(kernel, stage) if stage.loop else []
@@ -309,10 +309,13 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
         functions = [i.op for i in inside if isinstance(i, Compute) and i.op in _MATH]
         math = max(math, len(functions))
         light |= len(functions) == 1 and functions[0] in _LIGHT and len(inside) <= _LIGHT_MOST
+        most_folds = max(most_folds, sum(isinstance(i, Reduce) for i in inside))
     # Long chains of arithmetic want several vectors to overlap, as far as there are registers to hold them.
     registers = 4 if not math or target.vector_registers >= 32 else 2
     if unroll and light and math == 1:
         registers = max(registers, target.unroll_light)
+    while registers > 1 and registers * most_folds > target.vector_registers:
+        registers //= 2
     size = kernel.cols[-1].size if kernel.cols else 1
     one = target.vector_bits // (8 * max(widths))
     if _is_long_code(kernel):

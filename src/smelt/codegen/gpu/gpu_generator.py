@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from smelt.base.errors import SmeltError
 from smelt.base.fuel import Fuel
 from smelt.base.row import Row
-from smelt.codegen.generator import EntryCode, Family, named, numbered
+from smelt.codegen.generator import EntryCode, Family, SharedText, named, numbered
 from smelt.codegen.gpu.bodies.online_body import OnlineBody
 from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.bodies.row_folds_body import RowFoldsBody
@@ -61,6 +61,11 @@ class GpuGenerator(ABC):
 
     def member(self, symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
         return None
+
+    def share_texts(
+        self, kernels: Sequence[AnyKernel], codes: Mapping[int, EntryCode], symbols: Sequence[str], fuel: Fuel, of: str
+    ) -> Sequence[SharedText]:
+        return ()
 
     def schedule(self, kernel: Kernel, target: Target, fuel: Fuel, *, check: bool, of: str) -> GridPlan:
         return plan(kernel, target.warp_size, target.cluster_blocks)
