@@ -126,8 +126,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
     "chips": (
-        *("runtime", "lazy_chip", "loss_scaling", "launcher", "strided_copies", "host_calls", "kinds"),
-        *("decompositions", "calls", "own_methods", "owner", "registration"),
+        *("runtime", "lazy_chip", "apart", "loss_scaling", "launcher", "strided_copies", "host_calls", "kinds"),
+        *("fused", "complex_numbers", "fourier", "linear_algebra", "decompositions", "calls", "own_methods", "owner"),
+        "registration",
     ),
     "conform": ("bench", "check", "programs", "levels", "run_checks", "processes", "scorecard", "page"),
     "codegen": (

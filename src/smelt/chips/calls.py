@@ -15,10 +15,11 @@ import torch
 from smelt.base import events
 from smelt.base.errors import LibraryError, SmeltError
 from smelt.base.fast_dataclass import dataclass
-from smelt.chips.decompositions import Circular, decomposed, decomposition_of
+from smelt.chips.apart import calls_under_way, run_apart, run_here
+from smelt.chips.decompositions import Circular, decomposed, decomposition_of, lays_out
+from smelt.chips.fused import FusedFunctions
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.kinds import Given, graph_of, pattern_of, read
-from smelt.chips.lazy_chip import on_chip
 from smelt.chips.runtime import ChipDevice
 from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
@@ -26,6 +27,7 @@ from smelt.ir.graph import GraphCompiler
 from smelt.lazy.describe import Undescribed, describe_call
 from smelt.lazy.signatures import Signature
 from smelt.lazy.steps import Fresh, Result, View, at
+from smelt.meta.effects import is_pointwise_op
 
 aten = torch.ops.aten
 
@@ -33,6 +35,9 @@ _MOST = 50_000
 """So many calls are remembered by their layouts; then all are forgotten."""
 
 _EMPTY = frozenset({aten.empty_like, aten.new_empty, aten.new_empty_strided, aten.empty_permuted})
+
+_INDICES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+
 
 class _Unlike(Exception):
     """A result is not what the operator returns."""
@@ -60,12 +65,14 @@ class OperatorCalls:
         self._host = host
         self._known: dict[Any, Known] = {}
         self._kinds: dict[Any, Run | str] = {}
+        self._fused = FusedFunctions(compiler, device.target.dtypes)
         self._lock = threading.RLock()
 
     def forget(self) -> None:
         with self._lock:
             self._known.clear()
             self._kinds.clear()
+            self._fused.forget()
 
     def call(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         given, call = read(known, args, kwargs)
@@ -80,12 +87,12 @@ class OperatorCalls:
             found = self._known[key] = self._described(known, args, kwargs, given, call)
         if isinstance(found.run, str):
             return self._without_kernel(known, args, kwargs, key, found)
-        running = _stack()
+        running = calls_under_way()
         if call in running:  # its kernels ask for it
             return self._host.fall_back(known, args, kwargs, "an index is out of range, or arguments share memory")
         running.append(call)
         try:
-            made = _apart(found.run, given.inputs()) if is_new else _now(found.run, given.inputs())
+            made = run_apart(found.run, given.inputs()) if is_new else run_here(found.run, given.inputs())
         finally:
             running.pop()
         return _returned(found, made, args, kwargs)
@@ -94,11 +101,16 @@ class OperatorCalls:
         self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any, found: Known
     ) -> Any:
         """By other operators, or by the host."""
-        rule = decomposition_of(known.operator) if found.results and not found.is_circular else None
+        is_described = bool(found.results)
+        rule = None
+        if not found.is_circular and (is_described or lays_out(known.operator)):
+            dtypes = [each.layout[3] for each in found.results if isinstance(each, Fresh)]
+            rule = decomposition_of(known.operator, (*args, *kwargs.values()), dtypes)
         if rule is not None:
             try:
-                made = decomposed(known.operator, rule, args, kwargs)
-                return _returned(found, made, args, kwargs)
+                with self._fused.in_use():
+                    made = decomposed(known.operator, rule, args, kwargs)
+                return _returned(found, made, args, kwargs) if is_described else made
             except Circular as error:
                 if str(error) != str(known.operator):
                     raise  # it is another's, which is in the middle of this one
@@ -140,7 +152,7 @@ class OperatorCalls:
         fresh = [isinstance(each, Fresh) for each in results]
         traced = graph_of(known, args, kwargs, given, fresh, form is None, static=False)
         try:
-            run: Run = _apart(self._compiler, [traced])
+            run: Run = run_apart(self._compiler, [traced])
         except (SmeltError, NotImplementedError) as error:
             if getattr(error, "code", "") == "SM071":
                 raise  # the chip itself
@@ -171,45 +183,10 @@ def _is_nothing(
     written = [value for name, value in named if name in known.written]
     if not (made or written) or any(0 not in shape for shape, *_ in made):
         return False
-    if not all(each.is_floating_point() or each.is_complex() for each in given.tensors):
+    read = [each for each in given.tensors if not any(each is one for one in written)]
+    if not is_pointwise_op(known.operator) and any(each.dtype in _INDICES for each in read):
         return False
     return all(isinstance(each, torch.Tensor) and not each.numel() for each in written)
-
-
-_stacks = threading.local()  # calls that each thread is in the middle of
-
-
-def _stack() -> list[Any]:
-    found: list[Any] | None = getattr(_stacks, "calls", None)
-    if found is None:
-        found = _stacks.calls = []
-    return found
-
-
-def _now(run: Run, inputs: list[Any]) -> tuple[Any, ...]:
-    with on_chip(), torch._C._InferenceMode(False), torch._C.DisableTorchFunction(), torch.no_grad():
-        return run(*inputs)
-
-
-def _apart(run: Callable[..., Any], inputs: list[Any]) -> Any:
-    """In a thread of its own: the caller may be inside of PyTorch's dispatcher, with modes of the program's on."""
-    found: list[Any] = []
-    errors: list[BaseException] = []
-    stack = list(getattr(_stacks, "calls", ()))
-
-    def work() -> None:
-        _stacks.calls = stack
-        try:
-            found.append(_now(run, inputs))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=events.carrying(lambda _: work()), args=(None,), name="smelt-chip")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]
 
 
 def _returned(known: Known, made: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -6,13 +6,19 @@ A decomposition runs on the chip's own tensors. One that asks for its own operat
 computes that.
 """
 
+import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+
+from smelt.chips import complex_numbers, fourier
+from smelt.chips.linear_algebra import orthogonal, solving, spectra
+from smelt.dispatch import tensors
 
 aten = torch.ops.aten
 
@@ -31,19 +37,84 @@ def _soft_margin_loss_backward(
     return found / tensor.numel() if reduction == 1 else found
 
 
+def _angle(tensor: torch.Tensor) -> torch.Tensor:
+    """Of real numbers."""
+    numbers = tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+    return torch.where(numbers < 0, math.pi, torch.where(numbers.isnan(), numbers, 0.0))
+
+
+def _product_of_nothing(one: torch.Tensor, other: torch.Tensor) -> Any:
+    if one.numel() and other.numel():
+        return NotImplemented
+    return torch.zeros([*one.shape[:-1], other.shape[-1]], dtype=one.dtype, device=one.device)
+
+
+def _sum_of_nothing(
+    tensor: torch.Tensor, dims: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    if tensor.numel():
+        return NotImplemented
+    made = torch.sum(tensors.on_meta(tensor), dims, keepdim, dtype=dtype)
+    return torch.zeros(made.shape, dtype=made.dtype, device=tensor.device)
+
+
 _OURS: dict[torch._ops.OpOverload, Decomposition] = {
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
+    aten.angle.default: _angle,
+    aten.fill.Scalar: torch.full_like,
+    aten.mm.default: _product_of_nothing,
+    aten.bmm.default: _product_of_nothing,
+    aten.sum.dim_IntList: _sum_of_nothing,
+    **fourier.TABLE,
+    **solving.TABLE,
+    **orthogonal.TABLE,
+    **spectra.TABLE,
 }
 
 IN_DOUBLE = (aten.grid_sampler_2d.default, aten.upsample_bicubic2d.default, aten.upsample_bicubic2d.vec)
 """Whose weights lose too much in float32: computed in float64 where a chip has it."""
 
 
-def decomposition_of(operator: torch._ops.OpOverload) -> Decomposition | None:
-    """A function that computes an operator by others; None if there is none."""
+def decomposition_of(
+    operator: torch._ops.OpOverload, args: Any, dtypes: Iterable[torch.dtype]
+) -> Decomposition | None:
+    """A function that computes an operator on such arguments, with results of these dtypes, by others; None if there is
+    none."""
     if operator._schema.is_mutable:
-        return None
+        twin = _twin(operator)
+        return None if twin is None else partial(_written, twin)
+    if complex_numbers.is_complex(args, dtypes) and operator in complex_numbers.TABLE:
+        return complex_numbers.TABLE[operator]
     return _OURS.get(operator) or decomposition_table.get(operator)
+
+
+def _twin(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The operator that returns what this one writes."""
+    schema = operator._schema
+    name, overload = schema.name.partition("::")[2], operator._overloadname
+    written = [each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
+    if written == ["self"] and name.endswith("_"):
+        name = name[:-1]
+    elif written == ["out"] and overload.endswith("out"):
+        overload = overload.removesuffix("out").removesuffix("_") or "default"
+    else:
+        return None
+    return getattr(getattr(aten, name, None), overload, None)
+
+
+def _written(twin: torch._ops.OpOverload, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    """By the twin, and a copy."""
+    target: torch.Tensor = args[0] if out is None else out
+    made = twin(*args, **kwargs)
+    if made.dtype != target.dtype or made.shape != target.shape:
+        return NotImplemented  # an error, or a cast, or memory that grows
+    target.copy_(made)
+    return ()
+
+
+def lays_out(operator: torch._ops.OpOverload) -> bool:
+    """Whether results that nobody can describe beforehand are laid out by a decomposition of ours."""
+    return operator in _OURS
 
 
 _running = threading.local()

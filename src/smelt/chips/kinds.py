@@ -101,7 +101,7 @@ def graph_of(
     tensors = []
     for number, tensor in enumerate(given.tensors):
         node = graph.placeholder(f"input_{number}")
-        set_spec(node, _spec(tensor, number, shape_env, static))
+        set_spec(node, spec_of_input(tensor, number, shape_env, static))
         tensors.append(node)
     numbers = []
     for number, value in enumerate(given.numbers):
@@ -127,7 +127,8 @@ def graph_of(
     return Traced(graph, GraphLevel.TORCH)
 
 
-def _spec(tensor: torch.Tensor, number: int, shape_env: ShapeEnv, static: bool) -> TensorSpec:
+def spec_of_input(tensor: torch.Tensor, number: int, shape_env: ShapeEnv, static: bool) -> TensorSpec:
+    """What the compiler is told of an input."""
     shape, stride, _, dtype = layout_of(tensor)
     device = HOST if on_host(tensor.device) else torch.device(tensor.device.type, 0)
     order = _order(shape, stride)

@@ -58,6 +58,7 @@ class ChipOwner:
             aten.set_.source_Storage: self._set_storage,
             aten.resize_.default: self._resize,
             aten.equal.default: self._equal,
+            aten._linalg_check_errors.default: self._check_errors,
             aten.zero_.default: lambda tensor: self.compute(aten.fill_.Scalar, (tensor, 0), {}),
             aten.native_batch_norm.default: self._batch_norm,
             aten._amp_foreach_non_finite_check_and_unscale_.default: loss_scaling.unscale,
@@ -211,6 +212,10 @@ class ChipOwner:
         same = self.compute(aten.eq.Tensor, (one, other), {})
         return bool(self._item(self.compute(aten.all.default, (same,), {})))
 
+    def _check_errors(self, info: torch.Tensor, name: str, *, is_matrix: bool) -> None:
+        """Raises what PyTorch does: the host reads for that how each factorization went."""
+        torch._linalg_check_errors(self.device.to_host(info), name, is_matrix=is_matrix)
+
     def _to_copy(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
         device = options.get("device") or tensor.device
         if device.type == self.device.name:
@@ -256,7 +261,7 @@ class ChipOwner:
         if _has_bits(source):
             source = self._resolved(source)
         if source.dtype != tensor.dtype:
-            if not has_gaps(tensor):
+            if not has_gaps(tensor) and not (source.is_complex() or tensor.is_complex()):
                 self.compute(aten.copy_.default, (tensor, source), {})
                 return tensor
             source = self.compute(aten._to_copy.default, (source,), {"dtype": tensor.dtype})
