@@ -177,7 +177,8 @@ def _polar(size: Parts, angle: Parts) -> Parts:
 
 @_by_parts(aten.complex.default)
 def _complex(real: Parts, imaginary: Parts) -> Parts:
-    return real[0], imaginary[0]
+    one, other = (torch.ones_like(each[0], dtype=torch.bool) for each in (real, imaginary))
+    return torch.where(other, real[0], 0.0), torch.where(one, imaginary[0], 0.0)  # each as large as both
 
 
 @_by_parts(aten.where.self, masks=1)
@@ -339,10 +340,3 @@ _MOVING = (
 )
 for _operator in _MOVING:
     TABLE[_operator] = partial(_as_bits, _operator)
-
-
-def _padded(tensor: Tensor, pad: Any, value: complex = 0) -> Any:
-    return NotImplemented if value != 0 else _as_bits(aten.constant_pad_nd.default, tensor, pad, 0)
-
-
-TABLE[aten.constant_pad_nd.default] = _padded

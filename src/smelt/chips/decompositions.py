@@ -8,7 +8,7 @@ computes that.
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -43,6 +43,19 @@ def _angle(tensor: torch.Tensor) -> torch.Tensor:
     return torch.where(numbers < 0, math.pi, torch.where(numbers.isnan(), numbers, 0.0))
 
 
+def _padded(tensor: torch.Tensor, pad: Sequence[int], value: Any = 0) -> torch.Tensor:
+    """The tensor without what is cut off, in a larger one that is filled."""
+    shape = torch.nn.functional.pad(tensors.on_meta(tensor), list(pad), value=value).shape
+    made = torch.full(shape, value, dtype=tensor.dtype, device=tensor.device)
+    inner, kept = made, tensor
+    for place in range(len(pad) // 2):
+        dim, before, after = tensor.dim() - 1 - place, pad[2 * place], pad[2 * place + 1]
+        kept = kept.narrow(dim, max(-before, 0), kept.shape[dim] - max(-before, 0) - max(-after, 0))
+        inner = inner.narrow(dim, max(before, 0), kept.shape[dim])
+    inner.copy_(kept)
+    return made
+
+
 def _product_of_nothing(one: torch.Tensor, other: torch.Tensor) -> Any:
     if one.numel() and other.numel():
         return NotImplemented
@@ -62,6 +75,7 @@ _OURS: dict[torch._ops.OpOverload, Decomposition] = {
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.angle.default: _angle,
     aten.fill.Scalar: torch.full_like,
+    aten.constant_pad_nd.default: _padded,
     aten.mm.default: _product_of_nothing,
     aten.bmm.default: _product_of_nothing,
     aten.sum.dim_IntList: _sum_of_nothing,
@@ -80,11 +94,12 @@ def decomposition_of(
 ) -> Decomposition | None:
     """A function that computes an operator on such arguments, with results of these dtypes, by others; None if there is
     none."""
+    of_pairs = complex_numbers.TABLE if complex_numbers.is_complex(args, dtypes) else {}
     if operator._schema.is_mutable:
         twin = _twin(operator)
-        return None if twin is None else partial(_written, twin)
-    if complex_numbers.is_complex(args, dtypes) and operator in complex_numbers.TABLE:
-        return complex_numbers.TABLE[operator]
+        return None if twin is None else partial(_written, of_pairs.get(twin, twin))
+    if operator in of_pairs:
+        return of_pairs[operator]
     return _OURS.get(operator) or decomposition_table.get(operator)
 
 
@@ -102,7 +117,7 @@ def _twin(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     return getattr(getattr(aten, name, None), overload, None)
 
 
-def _written(twin: torch._ops.OpOverload, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
+def _written(twin: Decomposition, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
     """By the twin, and a copy."""
     target: torch.Tensor = args[0] if out is None else out
     made = twin(*args, **kwargs)

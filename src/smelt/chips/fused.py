@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt.base.errors import LibraryError
 from smelt.chips.apart import run_apart, run_here
 from smelt.chips.kinds import pattern_of, spec_of_input
 from smelt.device.host_library import HOST
@@ -67,10 +68,17 @@ class FusedFunctions:
         with self._lock:
             run = self._kinds.get(kind)
             if run is None:
-                run = self._kinds[kind] = run_apart(self._compiler, [_traced(function, args)])
+                run = self._kinds[kind] = self._compiled(function, args)
             is_bound = (kind, layouts) in self._bound
             self._bound.add((kind, layouts))
         found: tuple[torch.Tensor, ...] = run_here(run, tensors) if is_bound else run_apart(run, tensors)
+        return found
+
+    def _compiled(self, function: Function, args: tuple[Any, ...]) -> Function:
+        try:
+            found: Function = run_apart(self._compiler, [_traced(function, args)])
+        except LibraryError as error:  # the chip has no code for a part of it
+            raise NotImplementedError(f"{function.__name__}: {error}") from error
         return found
 
 
