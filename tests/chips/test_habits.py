@@ -115,6 +115,18 @@ def test_autocast_and_a_scaler(dtype: torch.dtype) -> None:
     assert scaler.get_scale() == 4.0 and torch.equal(before, weight)
 
 
+def test_a_scale_that_is_no_number_of_a_gradients_dtype_keeps_its_bits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    grads = [torch.randn(300, generator=generator).to(dtype) for dtype in (torch.bfloat16, torch.float32)]
+    found, scale = torch.zeros(1), torch.full((), 1 / 1003.0)
+    there = [grad.to("sim") for grad in grads]
+    torch._amp_foreach_non_finite_check_and_unscale_(there, found.to("sim"), scale.to("sim"))
+    for each in grads:
+        torch._amp_foreach_non_finite_check_and_unscale_([each], found, scale)
+    for one, other in zip(there, grads, strict=True):
+        assert torch.equal(one.cpu(), other)
+
+
 def test_the_default_device_and_factories() -> None:
     torch.set_default_device("sim")
     try:

@@ -148,3 +148,27 @@ def test_an_evaluation_in_half_precision_beside_statistics_of_float32() -> None:
         made.float().square().sum().backward()
         found.append([made.detach().cpu(), given.grad.cpu() if given.grad is not None else None])
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_scaled_loss_is_compiled_and_steps_as_on_the_host() -> None:
+    """An infinite gradient skips a step and lowers the scale; two good ones raise it."""
+
+    def run(device: str) -> tuple[list[float], list[torch.Tensor]]:
+        trained = model().eval().to(device)
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
+        scaler, scales = torch.amp.GradScaler(device, init_scale=1000.0, growth_interval=2), []
+        for number, (x, y) in enumerate(batches(6, size=7)):
+            x[0, 0] = torch.inf if number == 3 else x[0, 0]
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(trained(x.to(device)), y.to(device))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return scales, [parameter.detach().cpu() for parameter in trained.parameters()]
+
+    before = sum(smelt.lazy.explain().not_compiled.values())
+    scales, found = run("lazy")
+    assert sum(smelt.lazy.explain().not_compiled.values()) == before
+    expected_scales, expected = run("cpu")
+    assert scales == expected_scales == [1000.0, 2000.0, 2000.0, 1000.0, 1000.0, 2000.0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

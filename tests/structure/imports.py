@@ -87,8 +87,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "memory_peak",
     ),
     "dispatch": (
-        "tensors", "recurrent", "device_operators", "operators", "autocast", "streams", "module", "files", "copies",
-        "accelerator", "device",
+        "tensors", "recurrent", "loss_scaling", "device_operators", "operators", "autocast", "streams", "module",
+        "files", "copies", "accelerator", "device",
     ),
     "lazy": (
         "lines",
@@ -126,7 +126,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
     "chips": (
-        *("runtime", "lazy_chip", "apart", "loss_scaling", "launcher", "strided_copies", "host_calls", "kinds"),
+        *("runtime", "lazy_chip", "apart", "launcher", "strided_copies", "host_calls", "kinds"),
         *("fused", "complex_numbers", "fourier", "linear_algebra", "decompositions", "calls", "own_methods", "owner"),
         "registration",
     ),

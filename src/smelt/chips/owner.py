@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from smelt.chips import loss_scaling
 from smelt.chips.calls import OperatorCalls
 from smelt.chips.decompositions import IN_DOUBLE
 from smelt.chips.host_calls import HostCalls
@@ -21,7 +20,7 @@ from smelt.chips.own_methods import OwnMethods
 from smelt.chips.runtime import ChipDevice, ChipMemory
 from smelt.chips.strided_copies import StridedCopies
 from smelt.device.host_library import HOST
-from smelt.dispatch import tensors
+from smelt.dispatch import loss_scaling, tensors
 from smelt.dispatch.device_operators import device_operators
 from smelt.dispatch.module import check_index
 from smelt.dispatch.tensors import layout_of, memory_of
@@ -61,8 +60,7 @@ class ChipOwner:
             aten._linalg_check_errors.default: self._check_errors,
             aten.zero_.default: lambda tensor: self.compute(aten.fill_.Scalar, (tensor, 0), {}),
             aten.native_batch_norm.default: self._batch_norm,
-            aten._amp_foreach_non_finite_check_and_unscale_.default: loss_scaling.unscale,
-            aten._amp_update_scale_.default: loss_scaling.update_scale,
+            **loss_scaling.IN_PLACE,
             **{operator: partial(self._in_double, operator) for operator in IN_DOUBLE},
             **device_operators(self.compute, self.call),
             **OwnMethods(device, self.compute).answers(),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt.dispatch import loss_scaling
 from smelt.ir.graph import GraphLevel, Traced, add_node
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec
 from smelt.lazy.paths.families import SymbolicSizes, size_arguments
@@ -61,7 +62,8 @@ def build(
         given_args, given_kwargs = known.arguments(step, row)
         args = tuple(map(real, given_args))
         kwargs = {name: real(value) for name, value in given_kwargs.items()}
-        node = add_node(graph, "call_function", step.operator, args, kwargs)
+        called = loss_scaling.IN_PLACE.get(step.operator, step.operator)
+        node = add_node(graph, "call_function", called, args, kwargs)
         value = step.first_value
         for place, result in enumerate(step.results):
             if not isinstance(result, Fresh | View):

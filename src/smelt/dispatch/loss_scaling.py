@@ -4,7 +4,8 @@
     update_scale_(scale, steps, found, growth, backoff, interval)     →   the next scale
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -13,7 +14,8 @@ def unscale(grads: Sequence[torch.Tensor], found: torch.Tensor, scale: torch.Ten
     """`_amp_foreach_non_finite_check_and_unscale_`."""
     for grad in grads:
         found.copy_(torch.maximum(found, grad.isfinite().all().logical_not().to(found.dtype)))
-        grad.mul_(scale.to(grad.dtype))
+        wide = grad.to(torch.promote_types(grad.dtype, scale.dtype))  # a scale may be none of a narrow dtype's numbers
+        grad.copy_(wide * scale)
 
 
 def update_scale(
@@ -28,3 +30,10 @@ def update_scale(
     scale.copy_(torch.where(is_bad, scale * backoff, larger))
     steps.copy_(torch.where(is_bad | is_due, torch.zeros_like(steps), taken))
     return scale
+
+
+IN_PLACE: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default: unscale,
+    torch.ops.aten._amp_update_scale_.default: update_scale,
+}
+"""By PyTorch's operator."""
