@@ -13,7 +13,6 @@ assert containers and language and library and tensors  # they enter their progr
 
 BREAKS = frozenset(
     {
-        "cached_inside",
         "traceback_text",
         "exception_group",
         "weak_reference_outside",
@@ -22,12 +21,6 @@ BREAKS = frozenset(
         "hook_looks",
         "grad_of_intermediate",
         "retained_grad",
-        "numpy_and_back",
-        "numpy_functions",
-        "numpy_arguments",
-        "numpy_scalars",
-        "numpy_returned",
-        "numpy_written",
     }
 )
 """Programs that break the graph, and why: see docs/limits.md."""

@@ -1,6 +1,8 @@
 """Numbers of tensors that the captured code made of constants: known at capture, where nothing else decides them."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -94,3 +96,10 @@ def _overflow(x: torch.Tensor) -> Any:
 def test_what_python_refuses_is_refused_at_its_line() -> None:
     with pytest.raises(OverflowError):
         smelt.compile(_overflow, backend="eager")(torch.ones(2))
+
+
+def test_no_other_compiler_is_loaded() -> None:
+    program = "import sys, torch, smelt\nsmelt.compile(lambda x: x * torch.tensor(2.0).item())(torch.ones(2))\n"
+    text = program + "print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

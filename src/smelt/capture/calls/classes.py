@@ -31,6 +31,7 @@ from smelt.capture.model.set_order import NOTHING
 from smelt.capture.model.static import ABSENT, is_a, is_heap_type, static_lookup
 from smelt.capture.model.values import (
     STRING_METHODS,
+    Array,
     Constant,
     Function,
     Instance,
@@ -78,6 +79,8 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
         return interp.compute(kind, *[interp.plain(value) for value in args], **named)
     if kind in (int, float) and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return item_of_tensor(interp, args[0], kind)
+    if kind in (int, float) and len(args) == 1 and not kwargs and isinstance(args[0], Array):
+        return item_of_tensor(interp, args[0].tensor, kind)
     deferred = converted(interp, kind, args)
     if deferred is not None:
         return deferred

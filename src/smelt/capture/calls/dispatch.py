@@ -34,7 +34,8 @@ from smelt.capture.calls.process_groups import CONVERSIONS, QUESTIONS, ask, conv
 from smelt.capture.calls.python_library import EXPRESSION_CALLS, expression_method
 from smelt.capture.calls.regions.checkpoint import CHECKPOINTS
 from smelt.capture.calls.regions.transforms import TRANSFORM_CALLS
-from smelt.capture.calls.traced_functions import call_traced
+from smelt.capture.calls.traced.marked_functions import call_traced
+from smelt.capture.calls.traced.numpy_arrays import array_of, call_method, call_numpy
 from smelt.capture.guards.name_lookups import rely_on_names
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.backward import BACKWARD_CALLS
@@ -81,6 +82,7 @@ from smelt.capture.model.policy import (
 from smelt.capture.model.static import ABSENT, is_a, static_lookup
 from smelt.capture.model.values import (
     PLACEMENTS,
+    Array,
     Cell,
     Constant,
     Deque,
@@ -214,6 +216,9 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         interp.externals.guard_identity(function)
         refuse_arguments(real, args, kwargs)
         return call(interp, interp.externals.fixed(polyfill), args, kwargs)
+    arrays = call_numpy(interp, function, args, kwargs)
+    if arrays is not None:
+        return arrays
     handler: Builtin | None = _known(BUILTIN_CALLS, real) or _known(OTHER_CALLS, real)
     if handler is not None:
         interp.externals.guard_identity(function)
@@ -351,7 +356,11 @@ def _call_builtin(interp: Interpreter, function: Object, args: list[Value], kwar
 def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A method of a C type, called with its receiver first."""
     real, receiver = function.value, args[0] if args else None
+    if any(isinstance(each, Array) for each in (*args, *kwargs.values())):
+        return call_method(interp, real, args, kwargs)
     if isinstance(receiver, Tensor):
+        if real.__name__ == "numpy" and real.__objclass__ is BASE and len(args) == 1 and not kwargs:
+            return array_of(interp, receiver)
         if real.__objclass__ is not BASE and real.__name__ not in TENSOR_BREAKS:
             raise Unsupported("B002", f"{real.__qualname__} of a tensor")
         if real.__name__ == "requires_grad_":

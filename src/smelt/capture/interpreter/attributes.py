@@ -29,6 +29,7 @@ from smelt.capture.model.source import Source
 from smelt.capture.model.static import ABSENT, FIELD, class_dict_of, fields_of, is_a, is_heap_type, mro_of, own_dict
 from smelt.capture.model.values import (
     NATIVE_CLASS,
+    Array,
     Constant,
     Deque,
     Descriptor,
@@ -193,8 +194,7 @@ def _field_of(interp: Interpreter, value: Sequence, name: str) -> Value | None:
     if place is not None:
         return interp.externals.force(value.items[place])
     found = interp.tree.class_attribute(value.kind, name)
-    names = getattr(value.kind, "__match_args__", ())
-    if isinstance(found, types.MemberDescriptorType) and name in names:
+    if isinstance(found, types.MemberDescriptorType) and name in (names := getattr(value.kind, "__match_args__", ())):
         return interp.externals.force(value.items[names.index(name)])
     return None
 
@@ -312,6 +312,8 @@ def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value
         return value.members
     if isinstance(value, ExceptionValue) and isinstance(found, _DESCRIPTORS_OF_C):
         return attribute_of(value, name)
+    if isinstance(value, Array) and isinstance(found, _DESCRIPTORS_OF_C) and interp.array_call is not None:
+        return interp.array_call(interp, getattr, [value, Constant(name)])
     if isinstance(found, types.MemberDescriptorType) and name in value.attributes:
         return interp.externals.force(value.attributes[name])
     if _is_data_descriptor(interp, found):
@@ -327,9 +329,7 @@ def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value
 
 def _of_super(interp: Interpreter, value: Super, name: str) -> Value:
     kind = python_type(value.receiver)
-    receiver_type = (
-        value.receiver.value if isinstance(value.receiver, Object) and isinstance(value.receiver.value, type) else kind
-    )
+    receiver_type = value.receiver.value if _is_class(value.receiver) else kind  # type: ignore[attr-defined]
     if receiver_type is None:
         raise Unsupported("B007", f"super().{name}")
     if kind is not None and not any(base is value.kind for base in mro_of(receiver_type)):

@@ -3,6 +3,7 @@
 Vector(1) + 2   →   Vector.__add__(v, 2)        2 + Vector(1)   →   Vector.__radd__(v, 2)
 """
 
+import operator
 import types
 from typing import Any
 
@@ -13,6 +14,7 @@ from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.bytecode import BINARY_METHODS
 from smelt.capture.model.static import ABSENT, is_a, static_lookup
 from smelt.capture.model.values import (
+    Array,
     Constant,
     ExceptionValue,
     Instance,
@@ -61,6 +63,9 @@ def overloaded_binary(interp: Interpreter, symbol: str, left: Value, right: Valu
     kind, other = python_type(left), python_type(right)
     if kind is None or other is None:
         raise refused
+    if isinstance(left, Array) or isinstance(right, Array):
+        methods = operator_methods(symbol)
+        return _of_arrays(interp, getattr(operator, methods[2 if len(methods) > 2 else 0]), left, right)
     plain = symbol.removesuffix("=")
     name, reflected = f"__{BINARY_METHODS[plain]}__", f"__r{BINARY_METHODS[plain]}__"
     if plain != symbol and _is_python(left):
@@ -95,6 +100,8 @@ def overloaded_unary(interp: Interpreter, name: str, value: Value) -> Value:
     method = {"UNARY_NEGATIVE": "__neg__", "UNARY_POSITIVE": "__pos__", "UNARY_INVERT": "__invert__"}[name]
     refused = Unsupported("B008", f"{method} of {describe(value)}")
     kind = python_type(value)
+    if isinstance(value, Array):
+        return _of_arrays(interp, getattr(operator, method), value)
     found = ABSENT if kind is None or not _is_python(value) else _lookup(interp, kind, method)
     if not isinstance(found, types.FunctionType):
         raise refused
@@ -107,6 +114,8 @@ def overloaded_compare(interp: Interpreter, symbol: str, left: Value, right: Val
     refused = Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
     if kind is None or other is None:
         raise refused
+    if isinstance(left, Array) or isinstance(right, Array):
+        return _of_arrays(interp, getattr(operator, COMPARISONS[symbol]), left, right)
     mirrored = REFLECTED[symbol]
     turns = [(left, kind, symbol, right), (right, other, mirrored, left)]
     if kind is not other and interp.tree.has_base(other, kind):
@@ -118,6 +127,11 @@ def overloaded_compare(interp: Interpreter, symbol: str, left: Value, right: Val
     if symbol in ("==", "!="):
         return None
     raise refused
+
+
+def _of_arrays(interp: Interpreter, function: Any, *values: Value) -> Value:
+    assert interp.array_call is not None
+    return interp.array_call(interp, function, list(values))
 
 
 def index_of(interp: Interpreter, value: Value) -> Value:

@@ -172,6 +172,7 @@ class Interpreter:
         self.hooked: dict[int, Hooked] = {}  # tensors of the graph that have hooks, by the ids of their values
         self.entered_inference = False
         self.prepare_operands: Callable[[Interpreter, Any, list[Value]], list[Value]] | None = None
+        self.array_call: Callable[[Interpreter, Any, list[Value]], Value] | None = None  # operators of NumPy's arrays
         self.tell: Callable[[Interpreter, Any], Any] | None = None  # a number that was only kept so far, if it can be
 
     def run(self) -> Ending:

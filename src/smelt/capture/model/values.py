@@ -470,6 +470,13 @@ def contents_kind(value: Value | None) -> type | None:
     return value.kind if isinstance(value, Mapping | Sequence | Set) else None if value is None else python_type(value)
 
 
+@dataclass(slots=True, eq=False)
+class Array(Instance):
+    """An array of NumPy's, or a scalar by `kind`: what it holds is a tensor of the graph."""
+
+    tensor: Any = None
+
+
 Place = tuple[Value, CodeInfo, Instruction]
 """A line of a traceback: the function, its code, and the instruction it was at."""
 
@@ -761,6 +768,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
     Mapping: ("items", "owner"),
     Instance: ("members", "contents"),
     ExceptionValue: ("members", "args"),
+    Array: ("tensor",),
     Cell: ("contents",),
     Method: ("function", "receiver"),
     Partial: ("function", "args", "keywords"),

@@ -393,6 +393,41 @@ def reduce(function: Callable[[Any, Any], Any], iterable: Iterable[Any], initial
     return total
 
 
+def cached(function: Callable[..., Any], maxsize: int | None, typed: bool, info: Any) -> Any:
+    """What `functools.cache` and `lru_cache` make of a function."""
+    answers: dict[Any, Any] = {}
+    counts = [0, 0]
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        key: tuple[Any, ...] = (args, tuple(kwargs.items()))
+        if typed:
+            key = (*key, tuple([type(each) for each in (*args, *kwargs.values())]))
+        if key in answers:
+            counts[0] += 1
+            answer = answers.pop(key)
+        else:
+            counts[1] += 1
+            answer = function(*args, **kwargs)
+            if maxsize is not None and len(answers) >= maxsize and key not in answers:
+                if maxsize == 0:
+                    return answer
+                del answers[next(iter(answers))]
+        answers[key] = answer  # the last to be used is the last to go
+        return answer
+
+    def cache_clear() -> None:
+        answers.clear()
+        counts[:] = [0, 0]
+
+    wrapper.cache_info = lambda: info(*counts, maxsize, len(answers))  # type: ignore[attr-defined]
+    wrapper.cache_clear = cache_clear  # type: ignore[attr-defined]
+    return wrapper
+
+
+CACHED: types.CodeType = next(each for each in cached.__code__.co_consts if getattr(each, "co_name", "") == "wrapper")
+"""The code of such a function. None is made after the graph: what it has answered by then would be lost."""
+
+
 def least(*args: Any, key: Any = None, default: Any = _MISSING) -> Any:
     best = best_key = _MISSING
     for item in args if len(args) > 1 else args[0]:
@@ -660,6 +695,7 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.tee: tee,
     filter: filter_,
     functools.reduce: reduce,
+    functools._lru_cache_wrapper: cached,
 }
 
 

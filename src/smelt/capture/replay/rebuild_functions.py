@@ -13,6 +13,7 @@ from smelt.capture.interpreter.iterators import is_delegating
 from smelt.capture.model.breaks import SkipFrame
 from smelt.capture.model.made_classes import MadeClass, make_namedtuple
 from smelt.capture.model.values import Descriptor, Function, Generator, WeakReference
+from smelt.capture.polyfills.library import CACHED
 
 
 def rebuild_class(build: Any, made: MadeClass) -> Any:
@@ -81,6 +82,8 @@ def _resume_generator(offset: int, count: int, function: Any, *values: Any) -> A
 
 def rebuild_function(build: Any, value: Function) -> Any:
     code, names, qualname = value.info.code, value.globals.names, value.qualname
+    if code is CACHED:
+        raise SkipFrame("a function under functools.cache that was made inside cannot be rebuilt")
     none = build.constant(None)
     defaults = build.operand(value.defaults) if value.defaults is not None else none
     keyword_defaults = build.operand(value.keyword_defaults) if value.keyword_defaults is not None else none

@@ -34,6 +34,7 @@ from smelt.capture.model.set_order import changed as set_changed
 from smelt.capture.model.set_order import made as set_made
 from smelt.capture.model.source import Source
 from smelt.capture.model.values import (
+    Array,
     ByIdentity,
     Cell,
     Constant,
@@ -575,6 +576,15 @@ def _instance(build: Rebuilder, value: Instance) -> Operand:
     return made
 
 
+def _array(build: Rebuilder, value: Array) -> Operand:
+    made = build.step(torch.Tensor.numpy, build.operand(value.tensor))
+    return made if value.kind.__name__ == "ndarray" else build.step(_first, made)
+
+
+def _first(array: Any) -> Any:
+    return array[()]
+
+
 def _given_at_once(build: Rebuilder, contents: Value | None) -> list[Operand]:
     """What an object of a class of tuples, frozensets, numbers is made of."""
     if isinstance(contents, Sequence) and contents.kind is tuple:
@@ -702,6 +712,7 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Function: rebuild_function,
     Generator: rebuild_generator,
     Instance: _instance,
+    Array: _array,
     Super: _super,
     Partial: _partial,
     Descriptor: rebuild_descriptor,

@@ -35,7 +35,7 @@ def constant_item(value: Tensor, tensors: dict[int, Tensor], untracked: dict[int
     if len(made) != len(steps) or not all(_is_untouched(each, untracked) for each in made.values()):
         return NotImplemented
     try:
-        with _disable_current_modes(), torch.no_grad(), _OnlyConstant():
+        with _disable_current_modes(), torch.no_grad(), _OnlyConstant():  # type: ignore[no-untyped-call]
             found = _run([node for node in value.node.graph.nodes if node in steps])[value.node]
             return BASE.item(found) if found.dtype is value.ghost.dtype else NotImplemented
     except Exception:  # what PyTorch refuses it refuses at the program's line
@@ -73,8 +73,13 @@ def _run(steps: list[fx.Node]) -> dict[fx.Node, Any]:
     return values
 
 
-class _OnlyConstant(TorchDispatchMode):
+class _OnlyConstant(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operators whose results are other ones each time, and those that are not PyTorch's."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise PyTorch wraps the handler below in a decorator that imports its compiler, seconds of it."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         uninitialized = "empty" in func.__name__ or "resize" in func.__name__

@@ -23,7 +23,7 @@ from smelt.symbolic.expressions import FROM_DATA, SMALLEST, Expression, ShapeEnv
 from smelt.symbolic.symnode import as_number, example_of, meaning
 
 _SEARCHED = 4096
-_LIMIT = 64
+_LIMIT = 256
 """How many of them a graph may have: what is between them is compiled by itself."""
 
 Path = tuple[int, ...]
@@ -60,7 +60,7 @@ class DataSizes:
             return self._repeated.pop(0)
         number = len(self._places) + len(self.fresh)
         if number >= _LIMIT:
-            raise Unsupported("B004", "more than 64 sizes that only data tell")
+            raise Unsupported("B004", f"more than {_LIMIT} sizes that only data tell")
         if supposed is None:
             supposed = _supposed(largest, number)
         example = self._examples[number] if number < len(self._examples) else supposed

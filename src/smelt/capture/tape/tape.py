@@ -549,6 +549,10 @@ class Tape:
         memory = self._memory(out.ghost)
         return any(self._memory(each) is memory for each in read if not (pointwise and each is out.ghost))
 
+    def share_memory(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two tensors are views of the same memory."""
+        return self._memory(one.ghost) is self._memory(other.ghost)
+
     def _memory(self, ghost: GhostTensor) -> Any:
         """The tensor that all views of one memory are views of, `.data` included."""
         whole = _base_of(ghost)

@@ -1,12 +1,12 @@
-"""Functions that the program marked by `torch.compiler.allow_in_graph`: called once on ghosts, operators written down.
+"""PyTorch's functions as a Python function calls them that is run on ghosts: each is a node of the graph.
 
-    einx.subtract("j, i -> i j", a, b)      reshape · reshape · sub      nodes of the graph; its Python runs at capture
+    with Recorder(interp) as recorder: result = function(*[real_of(interp, value) for value in args])
+    recorder.value(result)      the value of what came of it
 
-The mark says that such a function does nothing but compute tensors, whatever Python it takes for that: it is not
-interpreted, and nothing that it reads is guarded, as `torch.compile` has it. What goes wrong inside breaks the graph at
-the call, which Python then makes.
+What cannot be recorded is raised where it is called, and kept in `stop`: the function may handle exceptions of its own.
 """
 
+import operator
 from typing import Any
 
 import torch
@@ -30,24 +30,7 @@ from smelt.meta.ghost import GhostTensor
 from smelt.symbolic.symnode import is_symbolic
 
 
-def call_traced(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """What a marked function yields of values."""
-    real = interp.externals.guard_identity(function)
-    recorder = _Recorder(interp)
-    given = [_real(interp, value) for value in args]
-    named = {name: _real(interp, value) for name, value in kwargs.items()}
-    try:
-        with recorder:
-            result = real(*given, **named)
-    except Exception as error:
-        stop = recorder.stop or Unsupported("B002", f"{describe(function)}, which raised {type(error).__name__}")
-        raise stop.bare() from None
-    if recorder.stop is not None:
-        raise recorder.stop.bare()
-    return recorder.value(result)
-
-
-class _Recorder(TorchFunctionMode):
+class Recorder(TorchFunctionMode):
     """Writes down each call of PyTorch as a node of the graph. `stop`: why one could not be."""
 
     def __init__(self, interp: Interpreter) -> None:
@@ -70,12 +53,14 @@ class _Recorder(TorchFunctionMode):
             raise Unsupported("B015", f"Tensor.{getattr(owner, '__name__', '?')} = …")
         given = [self.value(each) for each in args]
         named = {key: self.value(each) for key, each in kwargs.items()}
+        if func is torch.Tensor.__setitem__:
+            return self._call("call_function", operator.setitem, given, named)
         if given and isinstance(given[0], Tensor) and getattr(torch.Tensor, name, None) is func:
             return self._call("call_method", name, given, named)
         return self._call("call_function", func, given, named)
 
     def _call(self, opcode: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Any:
-        return _real(self._interp, self._interp.tensor_call(opcode, target, args, kwargs))
+        return real_of(self._interp, self._interp.tensor_call(opcode, target, args, kwargs))
 
     def value(self, real: Any) -> Value:
         """The value of what the function has in hand: a ghost, a number, or a container of such."""
@@ -97,7 +82,7 @@ class _Recorder(TorchFunctionMode):
         raise Unsupported("B017", f"a {type(real).__qualname__}")
 
 
-def _real(interp: Interpreter, value: Any) -> Any:
+def real_of(interp: Interpreter, value: Any) -> Any:
     """What the function is given for a value. Sizes are plain numbers, which are relied on: they may be keys of a table
     to it, or part of a text."""
     value = interp.externals.force(value)
@@ -107,10 +92,10 @@ def _real(interp: Interpreter, value: Any) -> Any:
         interp.tape.known_as(value)
         return value.ghost
     if isinstance(value, Sequence) and value.kind in (tuple, list, torch.Size):
-        return value.kind([_real(interp, item) for item in value.items])
+        return value.kind([real_of(interp, item) for item in value.items])
     if isinstance(value, Mapping) and value.kind is dict:
         interp.externals.complete(value)
-        return {key: _real(interp, item) for key, item in value.items.items()}
+        return {key: real_of(interp, item) for key, item in value.items.items()}
     if isinstance(value, Object) and callable(value.value):
         return interp.externals.guard_identity(value)
     return interp.plain(value)
