@@ -25,6 +25,9 @@ NewSize = Callable[[Any], Any]
 """A new size; it is given the largest that it can be, or None."""
 
 
+_FEW = 8  # values that differ: mostly those of classes, over which programs loop
+
+
 def sized_by_data(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], new_size: NewSize) -> Any:
     """The ghosts that an operator of PyTorch returns whose sizes only data tell; NotImplemented for any other call."""
     rule = _RULES.get(func)
@@ -54,7 +57,7 @@ def _unique(new_size: NewSize, x: torch.Tensor, *flags: Any, **named: Any) -> An
     """`_unique2(x, sorted, return_inverse, return_counts)`, and `_unique` without counts."""
     inverse = named.get("return_inverse", flags[1] if len(flags) > 1 else False)
     counts = named.get("return_counts", flags[2] if len(flags) > 2 else False)
-    found = new_size(x.numel())
+    found = new_size(_FEW)
     return (
         _made(x, (found,), x.dtype),
         _made(x, tuple(x.shape) if inverse or counts else (0,), torch.int64),
@@ -67,7 +70,7 @@ def _unique_consecutive(
 ) -> Any:
     if dim is not None:
         return NotImplemented
-    found = new_size(x.numel())
+    found = new_size(_FEW)
     return (
         _made(x, (found,), x.dtype),
         _made(x, tuple(x.shape) if return_inverse else (0,), torch.int64),
@@ -86,7 +89,7 @@ def _unique_dim(
     if not x.dim():
         return NotImplemented
     dim %= x.dim()
-    found = new_size(x.shape[dim])
+    found = new_size(_FEW)
     shape = (*x.shape[:dim], found, *x.shape[dim + 1 :])
     moved = (shape[dim], *shape[:dim], *shape[dim + 1 :])  # rows are joined along the first dimension, which moves back
     order = contiguous_stride(moved)

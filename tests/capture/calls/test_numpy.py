@@ -92,7 +92,7 @@ def _assert_same(mine: Any, plain: Any) -> None:
             _assert_same(each, other)
     elif isinstance(plain, np.ndarray | np.generic):
         assert (mine.dtype, mine.shape) == (plain.dtype, plain.shape)
-        np.testing.assert_allclose(mine, plain, rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(mine), np.asarray(plain), rtol=1e-6)
     elif isinstance(plain, torch.Tensor):
         torch.testing.assert_close(mine, plain)
     else:

@@ -31,13 +31,13 @@ class Table:
 TABLE = Table()
 
 
-@torch.compiler.allow_in_graph
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def marked(x: torch.Tensor, y: torch.Tensor, *, twice: bool = False) -> Any:
     made = TABLE.function(tuple(x.shape))(x, y)
     return {"made": made.relu(), "both": [made, torch.stack((y, y))]} if twice else made
 
 
-@torch.compiler.allow_in_graph
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def handles_what_went_wrong(x: torch.Tensor) -> torch.Tensor:
     try:
         return x * x.sum().item()
@@ -45,7 +45,7 @@ def handles_what_went_wrong(x: torch.Tensor) -> torch.Tensor:
         return x * 0
 
 
-@torch.compiler.allow_in_graph
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def raises(x: torch.Tensor) -> torch.Tensor:
     raise KeyError(str(len(x)))
 

@@ -13,8 +13,6 @@ assert containers and language and library and tensors  # they enter their progr
 
 BREAKS = frozenset(
     {
-        "traceback_text",
-        "exception_group",
         "weak_reference_outside",
         "weak_table",
         "weak_proxy",

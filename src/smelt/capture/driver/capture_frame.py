@@ -55,7 +55,7 @@ from smelt.capture.model.values import (
     ZippedIterator,
     describe,
 )
-from smelt.capture.opcodes import class_bodies, exceptions, match, opcodes
+from smelt.capture.opcodes import class_bodies, exception_groups, exceptions, match, opcodes
 from smelt.capture.opcodes.opcode_table import HANDLERS
 from smelt.capture.persist.store import Keep
 from smelt.capture.replay.described import (
@@ -92,7 +92,7 @@ from smelt.meta.ghost import without_caller_hooks
 from smelt.symbolic.expressions import FROM_DATA, Expression, Symbol
 from smelt.symbolic.symnode import meaning
 
-SEMANTICS = (opcodes, class_bodies, exceptions, match)  # importing them fills the table
+SEMANTICS = (opcodes, class_bodies, exceptions, exception_groups, match)  # importing them fills the table
 
 # Breaks where Python is expected to raise: under fullgraph=True the user gets that error, not ours.
 EXPECTED_TO_RAISE = frozenset({"B011", "B018", "B019"})

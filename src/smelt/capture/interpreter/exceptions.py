@@ -13,6 +13,7 @@ from smelt.capture.model.static import is_a, is_heap_type, static_lookup
 from smelt.capture.model.values import Constant, ExceptionValue, FrameValue, Sequence, TracebackValue, Value, describe
 
 _NONE = Constant(None)
+GROUPS: tuple[type, ...] = (ExceptionGroup, BaseExceptionGroup)
 
 
 def builtin_base(kind: type) -> Any:
@@ -23,6 +24,8 @@ def builtin_base(kind: type) -> Any:
 def make_failure(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`kind(*args, **kwargs)` for an exception class; may push its `__init__` and answer `PUSHED`."""
     base, tree = builtin_base(kind), interp.tree
+    if kind in GROUPS and len(args) == 2 and not kwargs:
+        return _group_of(interp, kind, args)
     made_plainly = tree.class_attribute(kind, "__new__") is static_lookup(base, "__new__")
     if base not in SIMPLE_ERRORS or not made_plainly or kind.__basicsize__ > base.__basicsize__ + 16:
         raise Unsupported("B002", f"class {kind.__qualname__}")
@@ -33,6 +36,28 @@ def make_failure(interp: Interpreter, kind: type, args: list[Value], kwargs: dic
             raise Unsupported("B002", f"class {kind.__qualname__}")
         return made
     return interp.push_init(made, initialise, args, kwargs)
+
+
+def _group_of(interp: Interpreter, kind: type, args: list[Value]) -> Value:
+    """`ExceptionGroup(message, exceptions)`."""
+    message, given = args
+    worded = isinstance(message, Constant) and type(message.value) is str
+    items = interp.externals.items(given) if isinstance(given, Sequence) and given.kind in (list, tuple) else []
+    plain = all(isinstance(each, ExceptionValue) and issubclass(each.kind, Exception) for each in items)
+    if not worded or not items or not plain:
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    made = make_group(interp, message, items)
+    made.args = Sequence(tuple, list(args))
+    return made
+
+
+def make_group(interp: Interpreter, message: Value, errors: list[Value]) -> ExceptionValue:
+    """A group of exceptions none of which is more than an `Exception`."""
+    if not all(isinstance(each, ExceptionValue) and issubclass(each.kind, Exception) for each in errors):
+        raise Unsupported("B002", "class BaseExceptionGroup")
+    args = Sequence(tuple, [message, Sequence(list, list(errors))])
+    details: dict[str, Value] = {"message": message, "exceptions": Sequence(tuple, list(errors))}
+    return ExceptionValue(ExceptionGroup, args=args, details=details)
 
 
 def stop_iteration(result: Value | None) -> Raised:

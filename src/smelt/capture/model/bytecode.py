@@ -123,9 +123,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 UNSUPPORTED: dict[str, str] = {
     **dict.fromkeys(("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "END_ASYNC_FOR"), "async: left alone"),
     **dict.fromkeys(("BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP"), "async: left alone"),
-    **dict.fromkeys(("CHECK_EG_MATCH", "PREP_RERAISE_STAR"), "except*: groups are taken apart by Python"),
     **dict.fromkeys(("IMPORT_STAR", "PRINT_EXPR"), "bodies of modules"),
-    **dict.fromkeys(("CALL_INTRINSIC_1", "CALL_INTRINSIC_2"), "type parameters, except*, async, bodies of modules"),
+    **dict.fromkeys(("CALL_INTRINSIC_1", "CALL_INTRINSIC_2"), "type parameters, async, bodies of modules"),
     **dict.fromkeys(("INTERPRETER_EXIT", "EXIT_INIT_CHECK", "ENTER_EXECUTOR", "RESERVED"), "CPython's own, in no code"),
 }
 """Instructions that are not followed, with where they come from: there the graph ends, or capture does not begin."""
@@ -220,6 +219,8 @@ def _instructions(code: CodeType) -> list[Instruction]:
                 name = "LOAD_METHOD"
             elif opcode == _INTRINSIC:
                 name = _INTRINSICS.get(arg, name)
+            elif opcode == _INTRINSIC_OF_TWO and arg == 1:
+                name = "PREP_RERAISE_STAR"
             found.append(_new(Instruction, (name, arg, value, target, start, following, line, keywords)))
             start, keywords = None, ()
         offset = following
@@ -242,6 +243,7 @@ _COMPARISON_SHIFT = {(3, 11): 0, (3, 12): 4, (3, 13): 5}.get(VERSION, 5)
 _NAME_SHIFT = {"LOAD_GLOBAL": 1, "LOAD_SUPER_ATTR": 2, **({"LOAD_ATTR": 1} if VERSION >= (3, 12) else {})}
 _CALLS_METHODS = frozenset({dis.opmap["LOAD_ATTR"]} if VERSION >= (3, 12) else ())
 _INTRINSIC = dis.opmap.get("CALL_INTRINSIC_1", -1)
+_INTRINSIC_OF_TWO = dis.opmap.get("CALL_INTRINSIC_2", -1)
 _LOOP_END = {(3, 11): 0, (3, 12): 2}.get(VERSION, 4)  # skips END_FOR (and POP_TOP): the iterator is popped here
 _CONVERSIONS = (None, str, repr, ascii)
 

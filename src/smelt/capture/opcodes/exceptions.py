@@ -82,16 +82,17 @@ def _pop_except(interp: Interpreter, frame: Frame, instruction: Instruction) -> 
 
 @handles("CHECK_EXC_MATCH")
 def _check_exc_match(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    wanted = _classes(interp, frame.stack.pop())
+    wanted = classes_of(interp, frame.stack.pop())
     kind = python_type(frame.stack[-1])
     if kind is None:
         raise Unsupported("B012", f"except with {describe(frame.stack[-1])}")
     frame.stack.append(Constant(any(interp.tree.has_base(kind, each) for each in wanted)))
 
 
-def _classes(interp: Interpreter, value: Value) -> list[type]:
+def classes_of(interp: Interpreter, value: Value) -> list[type]:
+    """The classes that a clause names."""
     if isinstance(value, Sequence) and value.kind is tuple:
-        return [kind for item in interp.externals.items(value) for kind in _classes(interp, item)]
+        return [kind for item in interp.externals.items(value) for kind in classes_of(interp, item)]
     if isinstance(value, Object) and is_a(value.value, type) and issubclass(value.value, BaseException):
         return [interp.externals.guard_identity(value)]
     raise Unsupported("B019", f"TypeError: except {describe(value)}")

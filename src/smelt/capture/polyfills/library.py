@@ -13,6 +13,7 @@ import functools
 import inspect
 import itertools
 import operator
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -393,6 +394,17 @@ def reduce(function: Callable[[Any, Any], Any], iterable: Iterable[Any], initial
     return total
 
 
+def format_exception_only(error: Any, value: Any = _MISSING) -> list[str]:
+    error = error if value is _MISSING else value
+    kind = type(error)
+    looked_up = (SyntaxError, NameError, AttributeError, ImportError, BaseExceptionGroup)  # worded with more than that
+    if not issubclass(kind, BaseException) or issubclass(kind, looked_up) or hasattr(error, "__notes__"):
+        unsupported("traceback.format_exception_only")
+    own = kind.__module__ in ("__main__", "builtins")
+    name, text = kind.__qualname__ if own else f"{kind.__module__}.{kind.__qualname__}", str(error)
+    return [f"{name}: {text}\n" if text else f"{name}\n"]
+
+
 def cached(function: Callable[..., Any], maxsize: int | None, typed: bool, info: Any) -> Any:
     """What `functools.cache` and `lru_cache` make of a function."""
     answers: dict[Any, Any] = {}
@@ -696,6 +708,7 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     filter: filter_,
     functools.reduce: reduce,
     functools._lru_cache_wrapper: cached,
+    traceback.format_exception_only: format_exception_only,
 }
 
 

@@ -24,7 +24,7 @@ from torch import fx
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.capture.guards.dynamic_sizes import computed_from, read_size
-from smelt.capture.interpreter.exceptions import builtin_base
+from smelt.capture.interpreter.exceptions import GROUPS, builtin_base
 from smelt.capture.interpreter.interpreter import make_sequence
 from smelt.capture.model.breaks import SkipFrame
 from smelt.capture.model.open_numbers import OpenNumber
@@ -623,15 +623,20 @@ def _fill_contents(base: Any, keys: tuple[Any, ...], real: Any, *items: Any) -> 
 
 def _failure(build: Rebuilder, value: ExceptionValue) -> Operand:
     kind, base, suppresses = value.kind, builtin_base(value.kind), value.suppresses
-    made = build.early(value, build.step(base.__new__, build.class_of(kind)))
+    held = {} if kind in GROUPS else value.details
+    if kind in GROUPS:  # which cannot be made without its exceptions
+        made = build.early(value, build.step(kind, *map(build.operand, value.details.values())))
+    else:
+        made = build.early(value, build.step(base.__new__, build.class_of(kind)))
 
     def initialise(real: Any, args: Any) -> None:
-        base.__init__(real, *args)
+        if kind not in GROUPS:
+            base.__init__(real, *args)
         real.args = args  # that very tuple, which the program may have taken
 
     build.step(initialise, made, build.operand(value.args))
-    names, details = tuple(value.attributes), tuple(value.details)
-    operands = map(build.operand, (*value.attributes.values(), *value.details.values()))
+    names, details = tuple(value.attributes), tuple(held)
+    operands = map(build.operand, (*value.attributes.values(), *held.values()))
 
     def fill(real: Any, trace: Any, cause: Any, context: Any, *items: Any) -> None:
         object.__getattribute__(real, "__dict__").update(zip(names, items[: len(names)], strict=True))

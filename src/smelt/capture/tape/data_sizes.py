@@ -23,7 +23,7 @@ from smelt.symbolic.expressions import FROM_DATA, SMALLEST, Expression, ShapeEnv
 from smelt.symbolic.symnode import as_number, example_of, meaning
 
 _SEARCHED = 4096
-_LIMIT = 256
+_LIMIT = 64
 """How many of them a graph may have: what is between them is compiled by itself."""
 
 Path = tuple[int, ...]
