@@ -140,3 +140,24 @@ def test_functions_that_are_scripted_if_traced_are_followed() -> None:
 
     x = torch.randn(3)
     torch.testing.assert_close(smelt.compile(function, backend="eager", fullgraph=True)(x), function(x))
+
+
+def test_a_loop_is_captured_for_what_its_first_round_met() -> None:
+    """Each round tells a size and decides a branch: met once, it is supposed of the other rounds."""
+
+    def rounds(x: torch.Tensor, least: float) -> Any:
+        total = x.sum() * 0
+        for row in x:
+            kept = row[row > least]
+            if kept.sum() == 0:
+                total = total + 1
+            total = total + torch.unique(row).shape[0] + kept.numel()
+        return total
+
+    compiled = smelt.compile(rounds, backend="eager")
+    x = torch.rand(12, 5)
+    for least in (9.0, 9.0):
+        torch.testing.assert_close(compiled(x, least), rounds(x, least))
+    assert smelt.counters["graph_breaks"] == 0 and smelt.counters["graphs"] <= 4
+    for least in (-1.0, 0.5):
+        torch.testing.assert_close(compiled(x, least), rounds(x, least))

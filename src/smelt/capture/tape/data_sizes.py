@@ -49,6 +49,8 @@ class DataSizes:
         self._met = met  # so many of the examples are of a call; the others are only supposed
         self.fresh: list[tuple[Symbol, int]] = []  # of the operator that is asked for its results, and their examples
         self._repeated: list[Any] = []
+        self.place = ""  # the line that is captured
+        self._asked: list[tuple[str, int]] = []  # of each size: that line, and what was supposed
         self._places: dict[Symbol, tuple[fx.Node, Path]] = {}
         self._fixed: list[SizeGuard] = []
         self.positions: dict[int, tuple[Any, int, Any]] = {}  # by ids of masks: the mask, its version, where it is true
@@ -61,12 +63,23 @@ class DataSizes:
         number = len(self._places) + len(self.fresh)
         if number >= _LIMIT:
             raise Unsupported("B004", f"more than {_LIMIT} sizes that only data tell")
+        is_branch = supposed == SMALLEST
         if supposed is None:
             supposed = _supposed(largest, number)
-        example = self._examples[number] if number < len(self._examples) else supposed
+        if number < len(self._examples):
+            example = self._examples[number]
+        else:
+            example = self._met_here(is_branch, supposed)
+        self._asked[number:] = [(self.place, example)]
         symbol = self.shape_env.symbol(f"u{number}", max(example, SMALLEST), FROM_DATA)
         self.fresh.append((symbol, example))
         return as_number(self.shape_env, Expression.of(symbol))
+
+    def _met_here(self, is_branch: bool, supposed: int) -> int:
+        """What to suppose at a line that a loop comes to again: that there are none, or one, or that a branch goes the
+        way it went, if the call met it so there before. Other sizes are to differ from each other."""
+        met = [example for place, example in self._asked[: self._met] if place == self.place]
+        return met[-1] if met and (is_branch or met[-1] < SMALLEST) else supposed
 
     def located(self, result: Any, again: Callable[[], Any]) -> tuple[Any, list[tuple[Symbol, Path]]]:
         """What an operator returns that has asked for sizes, and where they are in it. Where some are numbers this

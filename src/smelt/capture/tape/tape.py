@@ -379,6 +379,7 @@ class Tape:
         """The integer that a tensor of one element holds when the graph comes to this place, as sizes are known;
         `supposed` is what it is before any call has told it."""
         assert self.data_sizes is not None
+        self.data_sizes.place = self.place
         number, symbol = self.data_sizes.number(supposed)
         self.may_raise()
         node = self._record("call_method", "item", (value,), {}, None)
@@ -636,6 +637,7 @@ class Tape:
             return self._run_on_ghosts(opcode, target, ghosts, named)
         shape_env = self.data_sizes.shape_env
         self.data_sizes.fresh.clear()
+        self.data_sizes.place = self.place
         known = list(shape_env.guards)
         shape_env.quiet = True
         try:
