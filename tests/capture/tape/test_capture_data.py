@@ -161,3 +161,31 @@ def test_a_loop_is_captured_for_what_its_first_round_met() -> None:
     assert smelt.counters["graph_breaks"] == 0 and smelt.counters["graphs"] <= 4
     for least in (-1.0, 0.5):
         torch.testing.assert_close(compiled(x, least), rounds(x, least))
+
+
+def test_a_graph_behind_a_break_is_captured_for_other_sizes() -> None:
+    finished: list[int] = []
+
+    def backend(module: Any, examples: Any) -> Any:
+        def run(*args: Any) -> Any:
+            result = module.forward(*args)
+            finished.append(len(args))
+            return result
+
+        return run
+
+    def function(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        smelt.graph_break()
+        kept = y[mask]
+        if kept.shape[0] == 0:
+            return y.sum()
+        return kept.sin().sum() * 2 if kept.shape[0] > 4 else kept.cos().sum()
+
+    compiled, x = smelt.compile(function, backend=backend), torch.randn(8)
+    for size in (3, 0, 6, 3, 0, 6, 1, 8):
+        mask = torch.arange(8) < size
+        finished.clear()
+        torch.testing.assert_close(compiled(x, mask), function(x, mask))
+        assert len(finished) == 2  # before the break and behind it
+    assert smelt.counters["graphs"] == 4 and smelt.counters["graph_breaks"] == 1

@@ -234,6 +234,19 @@ class Engine:
                 captured.others.append(made)
             return made
 
+    def plan_for_sizes(
+        self, frames: list[LiveFrame], plan: Plan, place: int, error: BaseException
+    ) -> tuple[Plan, tuple[Any, ...]] | None:
+        """How to go on from a state whose plan met sizes that it is not for: by one more version of it."""
+        known = self._resumed.get(key_of(frames), ())
+        captured = next((each for each in known if each.plan is plan), None)
+        if captured is None or not isinstance(error, SizesMissed) or place >= MAX_SIZE_VARIANTS:
+            return None
+        found = captured.others[place] if place < len(captured.others) else None
+        found = found or _native.preserving_state(self._captured_for, captured, place, frames, error.values)
+        given = None if found is None else found.guards.check(flat(frames))
+        return None if found is None or given is None or not found.entry_state.holds(given) else (found.plan, given)
+
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
         """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
         if self._out_of_memory or _watched() or _native.Region.held() or replaced_underneath() is not None:

@@ -67,17 +67,30 @@ class _Run:
                 continue
             plan, collected = found
             del found
+            outcome = self._go_by(plan, collected)
+            del collected
+            if outcome is not _RUNNING:
+                return outcome
+
+    def _go_by(self, plan: Plan, collected: tuple[Any, ...]) -> Any:
+        """Go on by a plan; by another for the state where data tell sizes that it is not for."""
+        first, others = plan, 0
+        while True:
             try:
                 if isinstance(plan, Return):
                     return plan.finish(collected)
                 self._follow(plan, collected)
-                del collected  # what the program has dropped is gone while it goes on
-                continue
+                return _RUNNING  # what the program has dropped is gone while it goes on
             except GraphFailed as raised:
-                failure = raised
+                failure = raised.with_traceback(None)
             if failure.writes:
                 raise failure.error
-            self.action = _finish_eagerly
+            found = self.owner.plan_for_sizes(self.frames, first, others, failure.error)
+            if found is None:
+                self.action = _finish_eagerly
+                return _RUNNING
+            plan, collected = found
+            others += 1
 
     def _follow(self, plan: Stop, collected: tuple[Any, ...]) -> None:
         plan.materialize(collected, self.frames)

@@ -183,6 +183,10 @@ class Owner(Protocol):
 
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None: ...
 
+    def plan_for_sizes(
+        self, frames: list[LiveFrame], plan: Plan, place: int, error: BaseException
+    ) -> tuple[Plan, tuple[Any, ...]] | None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class EntryState:

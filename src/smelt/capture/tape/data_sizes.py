@@ -66,10 +66,8 @@ class DataSizes:
         is_branch = supposed == SMALLEST
         if supposed is None:
             supposed = _supposed(largest, number)
-        if number < len(self._examples):
-            example = self._examples[number]
-        else:
-            example = self._met_here(is_branch, supposed)
+        known = number < len(self._examples)
+        example = self._examples[number] if known else self._met_here(is_branch, supposed)
         self._asked[number:] = [(self.place, example)]
         symbol = self.shape_env.symbol(f"u{number}", max(example, SMALLEST), FROM_DATA)
         self.fresh.append((symbol, example))

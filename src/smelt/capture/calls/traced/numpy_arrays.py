@@ -23,7 +23,7 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.static import is_a
 from smelt.capture.model.values import Array, Constant, Object, Sequence, Slice, Tensor, Value, is_constant
-from smelt.device.host_library import on_host
+from smelt.device.host_library import HOST, on_host
 
 _MAX_CONSTANT = 4096
 _MAX_ELEMENTS = 1 << 22
@@ -224,7 +224,7 @@ def _wrapped(interp: Interpreter, result: Any) -> Value:
     except TypeError:
         raise Unsupported("B017", f"NumPy's {result.dtype}") from None
     interp.tree.why_not_persist = "NumPy's arrays"
-    settings: Named = {"dtype": Constant(dtype), "device": Constant(torch.device("cpu"))}
+    settings: Named = {"dtype": Constant(dtype), "device": Constant(HOST)}
     made = interp.tensor_call("call_function", torch.tensor, [interp.wrap_plain(result.tolist())], settings)
     if not isinstance(made, Tensor) or tuple(made.ghost.shape) != result.shape:
         raise Unsupported("B017", "NumPy's array without elements")
