@@ -1,5 +1,5 @@
-"""Models in training on a Vulkan device, by eager calls and compiled: the losses of the host, and what is launched and
-copied, by the device's own counters. In processes of their own: one has one device of this kind."""
+"""Models in training on a Vulkan device, by eager calls, compiled and lazily: the losses of the host, and what is
+launched and copied, by the device's own counters. In processes of their own: one has one device of this kind."""
 
 import os
 import subprocess
@@ -55,6 +55,13 @@ kernels = sum(isinstance(step, Launch) for program in compiled for step in progr
 assert kernels and used["launches"] <= 1.2 * kernels, (used, kernels)
 assert used["copies_in"] == 0, used
 assert used["copies_out"] <= 3, used  # whether indices were in range: of labels, tokens, positions
+
+smelt.lazy.enable(on="vk", background=False)
+wrong = far_off(Training("vk", name).losses(3), name)
+assert wrong is None, ("lazily", wrong)
+told = smelt.lazy.explain()
+assert told.compile_count and not told.fallbacks and not told.not_compiled, told
+assert not fallbacks("vk"), fallbacks("vk")
 print("trained", used, kernels)
 """
 

@@ -66,7 +66,11 @@ class ProcessorChipGenerator:
         raise AssertionError("a chip without grids launches its kernels one by one")
 
     def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
-        return [_built(self._compile(_module(str(text)))) for text in texts]
+        return [self.compile(_module(str(text))) for text in texts]
+
+    def compile(self, module: KernelModule) -> Built:
+        """A module that was made here, now or by an earlier process, by the chip."""
+        return Built(lambda symbol: 0, self._compile(module), module)
 
     def assemble(self, text: str, target: Target) -> str:
         return llvm_compile.assemble(text, target)
@@ -74,10 +78,6 @@ class ProcessorChipGenerator:
 
 def _module(text: str) -> KernelModule:
     return KernelModule("llvm", module_for_one_thread(text), tuple(_ENTRY.findall(text)))
-
-
-def _built(handle: Any) -> Built:
-    return Built(lambda symbol: 0, handle, None)
 
 
 def generator_for(target: Target, compile: Compile) -> Any:

@@ -160,7 +160,8 @@ def _rule_one_device(program: Program) -> Iterator[Fault]:
         if not isinstance(step, Launch):
             continue
         pairs = [pair for pair in zip(step.args, step.kernel.parameters, strict=False) if pair[0] in device]
-        found = {device[name] for name, buffer in pairs if buffer.name != SIZES and not buffer.on_host}
+        kept = {name for name, buffer in pairs if buffer.name == SIZES or buffer.on_host} | numbers
+        found = {device[name] for name, _ in pairs if name not in kept}
         for name, buffer in pairs:
             if buffer.on_host and device[name] in found and name not in numbers:
                 yield step, f"{name} is on {device[name]} as the kernel is, and is read on the host"

@@ -48,6 +48,7 @@ class Runs:
 
     def forget(self) -> None:
         self.programs.worker.wait()
+        self._root = self._recorder.root  # the old tree has the programs of its paths, and they their memory
         self.programs.forget()
 
     @property

@@ -48,7 +48,7 @@ def compile_for_chip(traced: Traced, options: Options, name: str) -> Flat:
     products = "library" if library == KERNELS_FIRST and multiplies(name) else "own"
     options = replace(options, target=name, library=library, products=products, tune=False)
     joined = _Joining(traced, device)
-    return compile_llvm(hosted(traced, device), options, (None, None), joined)
+    return compile_llvm(hosted(traced, device), options, joined=joined)
 
 
 def _as_tuple(found: object) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from smelt.codegen.llvm.link import CannotLink, link
 from smelt.codegen.llvm.math.library import LIBRARY
 from smelt.codegen.llvm.module_text import ModuleText, SharedFunction, apart
 from smelt.codegen.llvm.shared_objects import bundle_text, bundles, known_objects, remember
-from smelt.device import Target
+from smelt.device import KernelModule, Target
 from smelt.runtime.program.code_image import Image
 from smelt.runtime.program.code_image import load as map_image
 from smelt.torch_abi.symbols import PARALLEL_FOR, SIMT_BARRIER, find_symbol
@@ -74,13 +74,13 @@ def version() -> str:
 class Built:
     """Machine code in memory, or on a device, which stays there as long as this object does.
 
-    `image` is what it was mapped from, to be mapped again elsewhere; None where the platform's object files are not
-    understood and LLVM itself put the code into memory.
+    `image` is what it was mapped from, to be mapped again elsewhere, or what a chip has compiled; None where the
+    platform's object files are not understood and LLVM itself put the code into memory.
     """
 
     address: Callable[[str], int]
     loaded: object
-    image: "Image | CudaCode | None"
+    image: "Image | CudaCode | KernelModule | None"
 
 
 def machine(target: Target, level: int = 2) -> Any:

@@ -12,6 +12,7 @@ is read: the stages run.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ from smelt.base import events
 from smelt.base.errors import SpecError
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options, config
+from smelt.device import KernelModule, generator_of
 from smelt.ir import serialize
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.flat.read import TableReader
@@ -49,9 +51,10 @@ _STAGE_CHANNELS = ("joint", "forward", "backward", "fusion", "kernels", "llvm", 
 
 @dataclass(frozen=True, slots=True)
 class StoredCode:
-    """Machine code of one kernel, as `ir.kernel_code.KernelCode` says. `loaded` keeps it in memory."""
+    """Machine code of one kernel, as `ir.kernel_code.KernelCode` says. `loaded` keeps it in memory; a chip's is the
+    handle that the chip gave for it."""
 
-    loaded: "Loaded | CudaCode"
+    loaded: Any
     symbol: str
     buffers: int
     size_count: int
@@ -175,7 +178,7 @@ def _packed(executable: Executable, *more: object) -> list[bytes]:
     program, flat = executable.program, executable.flat
     kernels: Kernels = executable.keep_alive
     check_program(program, after="fuse")
-    images: dict[int, tuple[int, Image | CudaCode]] = {}  # by identity → number, image
+    images: dict[int, tuple[int, Image | CudaCode | KernelModule]] = {}  # by identity → number, image
     rows = []
     for name, kernel in kernels.items():
         image = kernel.built.image
@@ -191,15 +194,21 @@ def _packed(executable: Executable, *more: object) -> list[bytes]:
     return [texts[0].encode(), flat.table, texts[1].encode(), *(code for _, code in packed)]
 
 
-def _packed_image(image: "Image | CudaCode") -> tuple[tuple[Any, ...], bytes]:
-    """What describes an image, and its code. Of a GPU's that is what was assembled for the kinds of GPU there are."""
+def _packed_image(image: "Image | CudaCode | KernelModule") -> tuple[tuple[Any, ...], bytes]:
+    """What describes an image, and its code. Of a GPU's that is what was assembled for the kinds of GPU there are; of a
+    chip's, what the chip compiles."""
     if isinstance(image, Image):
         return (image.symbols, tuple((slot.offset, slot.name, slot.addend) for slot in image.slots)), image.code
+    if isinstance(image, KernelModule):
+        pieces = [image.code.encode()] if isinstance(image.code, str) else list(image.code)
+        return (image.form, image.symbols, tuple(map(len, pieces))), b"".join(pieces)
     codes = [each.to_bytes() for each in image.images]
     return (image.ptx, tuple(map(len, codes))), b"".join(codes)
 
 
-def _loaded_image(description: Any, code: bytes) -> "Loaded | CudaCode":
+def _loaded_image(description: Any, code: bytes, target: str) -> Any:
+    if len(description) == 3:
+        return generator_of(target).compile(_module(*description, code)).loaded
     first, second = description
     if not isinstance(first, str):
         return map_image(Image(code, first, tuple(Slot(*slot) for slot in second)))
@@ -210,6 +219,15 @@ def _loaded_image(description: Any, code: bytes) -> "Loaded | CudaCode":
         images.append(CudaImage.from_bytes(code[:length]))
         code = code[length:]
     return CudaCode(first, images)
+
+
+def _module(form: str, symbols: tuple[str, ...], lengths: tuple[int, ...], code: bytes) -> KernelModule:
+    if sum(lengths) != len(code):
+        raise ValueError("code for a chip is cut short")
+    if form == "llvm":
+        return KernelModule(form, code.decode(), symbols)
+    ends = list(itertools.accumulate(lengths))
+    return KernelModule(form, tuple(code[end - size : end] for end, size in zip(ends, lengths, strict=True)), symbols)
 
 
 def _without_stages(program: Program) -> Program:
@@ -236,7 +254,7 @@ def _bound(half: Any, parts: list[bytes], consuming: bool, options: Options, are
     """A stored program with its code, ready to run."""
     objects, asked, rows, described = half
     _, table, text, *codes = parts
-    kernels = _kernels(rows, described, codes)
+    kernels = _kernels(rows, described, codes, options.target)
 
     @functools.cache
     def program() -> Program:
@@ -263,10 +281,10 @@ def _kernel_of(program: Program, name: str) -> AnyKernel:
     return next(kernel for kernel in program.kernels if kernel.name == name)
 
 
-def _kernels(rows: Any, described: Any, codes: Sequence[bytes]) -> dict[str, StoredCode]:
+def _kernels(rows: Any, described: Any, codes: Sequence[bytes], target: str) -> dict[str, StoredCode]:
     if len(described) != len(codes):
         raise ValueError("an image is missing")
-    images = [_loaded_image(description, code) for description, code in zip(described, codes, strict=True)]
+    images = [_loaded_image(description, code, target) for description, code in zip(described, codes, strict=True)]
     kernels = {}
     for name, place, symbol, buffers, size_count, numbers, per_thread, phases, workspace in rows:
         if not 0 <= place < len(images):

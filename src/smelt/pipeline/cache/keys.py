@@ -26,7 +26,7 @@ from torch import fx
 
 from smelt.base.options import Options
 from smelt.base.paths import PACKAGE
-from smelt.device import devices
+from smelt.device import device_of, devices, find
 from smelt.ir.graph import Traced
 from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.serialize import NAMESPACES
@@ -70,7 +70,12 @@ def environment_key(options: Options) -> str:
     _refuse_overrides()
     chosen = [f"{f.name}={getattr(options, f.name)!r}" for f in fields(options) if f.metadata["in_key"]]
     targets = " ".join(f"{device}:{name}" for device, name in devices().items())
-    return "\n".join([*installation(), " ".join(chosen), targets, _state()])
+    return "\n".join([*installation(), " ".join(chosen), targets, *_chip(options.target), _state()])
+
+
+def _chip(target: str) -> list[str]:
+    """What a chip says of itself: what is made for it depends on nothing else of it."""
+    return [] if device_of(target) is None else [repr(find(target))]
 
 
 @functools.cache
@@ -171,7 +176,7 @@ def _spec_text(spec: Any) -> str:
     numbers = (*spec.shape, *spec.stride, spec.offset)
     if not all(type(number) is int for number in numbers):
         raise Unstorable("a size is not a number")
-    kind = f"{spec.dtype} {spec.device} {spec.requires_grad}"
+    kind = f"{spec.dtype} {spec.device} {spec.requires_grad} {spec.is_number}"
     return f"{kind} {tuple(spec.shape)} {tuple(spec.stride)} {spec.offset}"
 
 

@@ -42,7 +42,11 @@ class SpirvGenerator(GpuGenerator):
         return lambda symbol, sizes, members, threads: GroupedSpirv(target, symbol, sizes, members, threads)
 
     def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
-        return [_built(self._compile(spirv_module(str(text)))) for text in texts]
+        return [self.compile(spirv_module(str(text))) for text in texts]
+
+    def compile(self, module: KernelModule) -> Built:
+        """A module that was made here, now or by an earlier process, by the chip."""
+        return Built(lambda symbol: 0, self._compile(module), module)
 
     def assemble(self, text: str, target: Target) -> str:
         return text
@@ -52,7 +56,3 @@ def spirv_module(text: str) -> KernelModule:
     """What a chip is given for a text: a binary for each function that is launched."""
     found = translated(text)
     return KernelModule("spirv", tuple(found.values()), tuple(found))
-
-
-def _built(handle: Any) -> Built:
-    return Built(lambda symbol: 0, handle, None)
