@@ -16,9 +16,11 @@ def test_losses_are_the_hosts(name: str, how: str) -> None:
     assert fallbacks("sim") == before
 
 
-def test_a_step_copies_nothing_but_its_results() -> None:
-    """Optimizers count on the host; what they compute of that is passed along with launches."""
-    training = Training("sim", "mlp", "step")
+@pytest.mark.parametrize("name", ["mlp", "gpt2"])
+def test_a_step_copies_nothing_but_its_results(name: str) -> None:
+    """Optimizers count on the host; what they compute of that is passed along with launches. Whether all indices were
+    in range (of labels, tokens and positions) is one flag."""
+    training = Training("sim", name, "step")
     for _ in range(2):
         training.step(training.batch())
     batch = training.batch()

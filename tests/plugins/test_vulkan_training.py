@@ -54,7 +54,7 @@ for _ in range(3):  # the first step makes the optimizer's state
 kernels = sum(isinstance(step, Launch) for program in compiled for step in program.steps)
 assert kernels and used["launches"] <= 1.2 * kernels, (used, kernels)
 assert used["copies_in"] == 0, used
-assert used["copies_out"] <= 3, used  # whether indices were in range: of labels, tokens, positions
+assert used["copies_out"] <= 1, used  # whether all indices were in range: of labels, tokens, positions
 
 smelt.lazy.enable(on="vk", background=False)
 wrong = far_off(Training("vk", name).losses(3), name)

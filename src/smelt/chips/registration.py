@@ -161,7 +161,9 @@ def _offer(name: str, device: ChipDevice) -> None:
         lambda: target,
         generator=functools.cache(lambda: generator_for(target, device.compile)),
         launcher=launcher,
-        limits=Limits(recomputes=grids, passes_numbers=grids, group_buffers=GROUP_BUFFERS if grids else 0),
+        limits=Limits(
+            recomputes=grids, joins_flags=True, passes_numbers=grids, group_buffers=GROUP_BUFFERS if grids else 0
+        ),
         devices=(HOST.type,),
         contraction_cycles=(
             grid_contraction_cycles if grids else functools.partial(contraction_cycles_of, name=name)

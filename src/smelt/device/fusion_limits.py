@@ -16,6 +16,7 @@ class Limits:
     unsupported: frozenset[str] = frozenset()  # kinds of operators (`LOWERINGS`) that its kernels cannot hold
     recomputes: bool = False  # computing what another kernel has computed takes less time than reading it
     host_reads_flags: bool = True  # the host reads what a kernel wrote without waiting for a device
+    joins_flags: bool = False  # reading takes long: what several kernels found out of range is one flag
     passes_numbers: bool = False  # numbers that the host has are arguments of launches, on a chip
     group_buffers: int = 0  # of kernels that are launched as one, all together; 0: each is launched by itself
 

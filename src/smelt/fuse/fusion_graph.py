@@ -79,6 +79,7 @@ class _Lowerer:
         self.live = _live_nodes(traced.graph)
         self.checked: set[Any] = set()  # indices and what they were found to lie below
         self.failing: list[Call] = []  # calls that may raise
+        self.joined: list[Call] = []  # those of them that one flag decides about, as far as more may join
         self.overwriting = overwriting(traced, self.live, targets)
 
     def run(self) -> Lowered:
@@ -331,7 +332,7 @@ class _Lowerer:
         name = node.name if kept.dtype is spec.dtype else self._name(f"{node.name}_wide")
         value = self._new(name, FusionKind.SCATTER, kept, readings=tuple(readings), rule=rule, cost=record.cost)
         if node in self.overwriting.homes:
-            value.after = tuple(self.failing)
+            value.after = self._whatever_fails()
         self.refs[node] = whole(value)
         if kept.dtype is not spec.dtype:
             self._take(node, value, OperandLayout(kept.shape, kept.stride))
@@ -347,10 +348,15 @@ class _Lowerer:
         call = ScatterCall(put.base, layout.shape, put.source, (), as_given, ())
         last = next((size for size in reversed(layout.shape) if size != 1), 1)
         rule = ScatterRule(call, layout.shape, dense, layout.stride, (), last, layout.offset)
-        after = tuple(self.failing)
+        after = self._whatever_fails()
         spec = tensor_spec(node)
         value = self._new(node.name, FusionKind.SCATTER, spec, readings=readings, rule=rule, cost=1, after=after)
         self.refs[node] = whole(value)
+
+    def _whatever_fails(self) -> tuple[Call, ...]:
+        """What comes before a write, and no later."""
+        self.joined.clear()
+        return tuple(self.failing)
 
     def _home(self, node: fx.Node, base: fx.Node | None, spec: TensorSpec) -> FusionValue:
         """Memory that holds what a scatter changes and that nobody else reads, then or later."""
@@ -392,21 +398,43 @@ class _Lowerer:
             return
         once = OperandLayout(shape, layout.stride, layout.offset)
         dense, device = _dense_order(once), ref.value.spec.device
-        limits = (-demand.extent if demand.from_end else 0, demand.extent)
+        args: tuple[Any, ...] = (Slot(0), -demand.extent if demand.from_end else 0, demand.extent, demand.besides)
+        readings, rule = [FusionRead.of(ref.value, once, dense)], index_exprs.is_inside
+        known = self.joined[-1].unless if self.joined else None
+        if known is not None and known.spec.device == device:
+            readings.append(FusionRead.of(known, OperandLayout(shape, (0,) * len(shape)), dense))
+            args, rule = (*args, Slot(1)), index_exprs.is_inside_too
         inside = self._new(
             self._name(f"{node.name}_inside"),
             FusionKind.POINTWISE,
             TensorSpec(shape, dense, torch.bool, device),
-            readings=(FusionRead.of(ref.value, once, dense),),
-            rule=PointRule(Pointwise(index_exprs.is_inside), (Slot(0), *limits, demand.besides), {}, torch.int64),
+            readings=tuple(readings),
+            rule=PointRule(Pointwise(rule), args, {}, torch.int64),
             cost=2,
         )
         holds = self._all(self._name(f"{node.name}_checked"), inside) if product(shape) > 1 else inside
         holds.needed = True
-        if self.targets.limits_of(device).host_reads_flags:
-            self._library(node, record_of(node.target), "raises for what is out of range", holds, instead)
-        else:
+        limits = self.targets.limits_of(device)
+        if not limits.host_reads_flags:
             self._assert_on_device(node, holds)
+            return
+        self._library(node, record_of(node.target), "raises for what is out of range", holds, instead)
+        if limits.joins_flags:
+            check = self.lowered.items[-1]
+            assert isinstance(check, Call)
+            self._join_flags(check)
+
+    def _join_flags(self, check: Call) -> None:
+        """Let one flag, the last, decide about all checks since something was written: they come right behind it."""
+        self.joined.append(check)
+        items = self.lowered.items
+        for earlier in self.joined[:-1]:
+            assert earlier.unless is not None
+            earlier.unless.needed, earlier.unless = False, check.unless
+            items.remove(earlier)
+            items.insert(len(items) - 1, earlier)
+        for place, item in enumerate(items):
+            item.id = place
 
     def _assert_on_device(self, node: fx.Node, holds: FusionValue) -> None:
         """Have the device stop if an index is out of range, as PyTorch's own kernels do there: waiting for the flag at

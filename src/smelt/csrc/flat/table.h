@@ -63,7 +63,7 @@
 
 /* function(*arguments), the last of them by the strings of the tuple `names`. is_one: what is returned is the result,
    not a sequence of results; without results it is not looked at. unless: a value, one bool: the call is there to raise,
-   and made if that is false. */
+   and made if that is false; of several in a row for one value, one raises. */
 #define CALL_FIELDS(F)                                                                                                 \
     F(name, INDEX, STRINGS) F(function, INDEX, OBJECTS) F(arguments, SPAN, ITEMS) F(argument_count, FREE, 0)           \
     F(names, INDEX, OBJECTS) F(results, SPAN, REFERENCES) F(result_count, FREE, 0) F(is_one, FREE, 0)                  \

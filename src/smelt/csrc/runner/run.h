@@ -58,6 +58,7 @@ typedef struct {
     int64_t threads; /* 0: not asked yet */
     bool native;     /* whether handles may be used */
     int64_t step;    /* the one at work, -1: none yet */
+    int64_t held;    /* the value, plus one, that was found true since the last kernel; 0: none */
 } Run;
 
 static inline void

@@ -305,16 +305,40 @@ call_native(Run *run, const CallRecord *call, const NativeCall *native)
     return native_call_returned(native, run->stack, run->temporary, (int)call->result_count) < 0 ? -1 : 0;
 }
 
+/* Whether the next call, with no kernel before it, is one that the same value decides about. */
+static bool
+is_followed_up(const Run *run, const CallRecord *call)
+{
+    for (int64_t i = run->step + 1; i < run->table->counts[STEPS]; i++) {
+        const StepRecord *next = &run->table->steps[i];
+        if (next->kind == CALL_STEP) {
+            return run->table->calls[next->place].unless == call->unless;
+        }
+        if (next->kind == LAUNCH_STEP) {
+            return false;
+        }
+    }
+    return false;
+}
+
 /* A call that is there to raise. 0, or -1 with its exception. */
 static int
 raise_unless(Run *run, const CallRecord *call)
 {
+    if (run->held == call->unless + 1) {
+        return 0;
+    }
     int holds = is_true(run, &run->values[call->unless]);
     if (holds) {
+        run->held = call->unless + 1;
         return holds < 0 ? -1 : 0;
     }
     acquire_gil(run);
     PyObject *result = call_python(run, call);
+    if (result && is_followed_up(run, call)) {
+        Py_DECREF(result);
+        return 0;
+    }
     if (result) {
         PyErr_Format(PyExc_SystemError, "%s raises nothing for values that a kernel found out of range",
                      table_string(run->table, call->name));
@@ -378,6 +402,7 @@ run_step(Run *run, const StepRecord *step)
     case ALLOCATE_STEP:
         return allocate(run, step->place);
     case LAUNCH_STEP:
+        run->held = 0;
         return launch(run, &run->table->launches[step->place]);
     case CALL_STEP:
         return call(run, &run->table->calls[step->place]);

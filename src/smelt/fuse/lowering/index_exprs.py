@@ -37,6 +37,11 @@ def is_inside(e: Emitter, index: Scalar, low: Size, high: Size, besides: int | N
     return inside if besides is None else e.op("or", inside, e.op("eq", place, e.const(besides, torch.int64)))
 
 
+def is_inside_too(e: Emitter, index: Scalar, low: Size, high: Size, besides: int | None, others: Scalar) -> Scalar:
+    """As those that were looked at before."""
+    return e.op("and", is_inside(e, index, low, high, besides), others)
+
+
 def zero(e: Emitter) -> Scalar:
     return e.const(0, e.result)
 
