@@ -24,20 +24,25 @@ def convolutional() -> nn.Module:
     )  # fmt: skip
 
 
-def train(device: str, make: Callable[[], nn.Module], *, compiled: bool = False, steps: int = 4) -> list[float]:
+def train(
+    device: str, make: Callable[[], nn.Module], *, compiled: bool = False, whole: bool = False, steps: int = 4
+) -> list[float]:
     torch.manual_seed(0)
     model = make().to(device)
     called = smelt.compile(model, fullgraph=True) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(steps):
-        x, y = torch.randn(8, 20).to(device), torch.randint(0, 10, (8,)).to(device)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(called(x), y)
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    return losses
+        return loss.detach()
+
+    run = smelt.compile(step) if whole else step
+    return [
+        run(torch.randn(8, 20).to(device), torch.randint(0, 10, (8,)).to(device)).item() for _ in range(steps)
+    ]
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -47,6 +52,34 @@ def test_losses_are_the_hosts(make: Callable[[], nn.Module], compiled: bool) -> 
         warnings.simplefilter("error", smelt.SmeltWarning)  # nothing is left to the host
         found = train("sim", make, compiled=compiled)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(train("cpu", make)), rtol=1e-4, atol=1e-5)
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 32), nn.Dropout(0.2), nn.ReLU(), nn.Dropout1d(0.1), nn.Linear(32, 10))
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled", "step"])
+def test_dropout_keeps_what_the_host_keeps(how: str) -> None:
+    """Random numbers are the host's: `torch.manual_seed` gives the same losses there and here, compiled too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", smelt.SmeltWarning)  # nothing is left to the host
+        found = [train("sim", with_dropout, compiled=how == "compiled", whole=how == "step") for _ in range(2)]
+    assert found[0] == found[1]
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(train("cpu", with_dropout)), rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_drawn_over_a_tensor_do_not_copy_it_out() -> None:
+    x = torch.empty(5, device="sim")
+    before = smelt.counters["chip_copies_out"]
+    x.bernoulli_(0.5)
+    assert smelt.counters["chip_copies_out"] == before
+    torch.manual_seed(3)
+    found = torch.ones(2, 6, device="sim")
+    found[:, ::2].uniform_()
+    torch.manual_seed(3)
+    wanted = torch.ones(2, 6)
+    wanted[:, ::2].uniform_()
+    assert torch.equal(found.cpu(), wanted)
 
 
 def test_a_compiled_call_copies_nothing_and_launches_few_kernels() -> None:

@@ -56,6 +56,16 @@ assert kernels and used["launches"] <= 1.2 * kernels, (used, kernels)
 assert used["copies_in"] == 0, used
 assert used["copies_out"] <= 1, used  # whether all indices were in range: of labels, tokens, positions
 
+if name == "mlp":  # with dropout: random numbers are the host's
+    from tests.chips.test_training import train, with_dropout
+
+    wanted = torch.tensor(train("cpu", with_dropout))
+    for how in ({}, {"compiled": True}, {"whole": True}):
+        found = [torch.tensor(train("vk", with_dropout, **how)) for _ in range(2)]
+        assert torch.equal(*found), how
+        torch.testing.assert_close(found[0], wanted, rtol=1e-4, atol=1e-5)
+    assert not fallbacks("vk"), fallbacks("vk")
+
 smelt.lazy.enable(on="vk", background=False)
 wrong = far_off(Training("vk", name).losses(3), name)
 assert wrong is None, ("lazily", wrong)

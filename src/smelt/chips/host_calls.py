@@ -13,6 +13,15 @@ from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
 from smelt.dispatch.tensors import layout_of
 from smelt.lazy.signatures import Signature
+from smelt.symbolic.shapes import is_dense
+
+aten = torch.ops.aten
+
+_FILLING = frozenset({
+    aten.bernoulli_, aten.uniform_, aten.normal_, aten.random_, aten.exponential_, aten.geometric_, aten.cauchy_,
+    aten.log_normal_,
+})  # fmt: skip
+"""Operators that write random numbers over their first argument, whatever was there."""
 
 
 class HostCalls:
@@ -41,7 +50,8 @@ class HostCalls:
 
     def _call(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, int]:
         call = _Call(self._device)
-        host_args = tuple(call.host(each) for each in args)
+        fills = known.operator.overloadpacket in _FILLING
+        host_args = tuple(call.host(each, fills and not place) for place, each in enumerate(args))
         host_kwargs = {name: call.host(each) for name, each in kwargs.items()}
         if known.takes_device and (kwargs.get("device") is not None or not call.given):
             host_kwargs["device"] = HOST
@@ -60,7 +70,8 @@ class _Call:
         self.given: list[tuple[torch.Tensor, torch.Tensor, Any]] = []  # the chip's, the host's, the layout that had
         self.copied = 0
 
-    def host(self, value: Any) -> Any:
+    def host(self, value: Any, is_filled: bool = False) -> Any:
+        """`is_filled`: the operator writes all of it, and reads nothing."""
         if isinstance(value, tuple | list):
             return type(value)([self.host(item) for item in value])
         if not self._device.is_ours(value):
@@ -68,8 +79,11 @@ class _Call:
         for known, copy, _ in self.given:
             if known is value:
                 return copy
-        found = self._device.to_host(value)
-        self.copied += found.numel() * found.element_size()
+        if is_filled and is_dense(value.shape, value.stride()):
+            found = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=HOST)
+        else:
+            found = self._device.to_host(value)
+            self.copied += found.numel() * found.element_size()
         self.given.append((value, found, layout_of(found)))
         return found
 

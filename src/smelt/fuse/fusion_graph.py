@@ -8,7 +8,7 @@ their own dimensions, so views, broadcasts and transposes are all the same thing
 """
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -399,7 +399,8 @@ class _Lowerer:
         once = OperandLayout(shape, layout.stride, layout.offset)
         dense, device = _dense_order(once), ref.value.spec.device
         args: tuple[Any, ...] = (Slot(0), -demand.extent if demand.from_end else 0, demand.extent, demand.besides)
-        readings, rule = [FusionRead.of(ref.value, once, dense)], index_exprs.is_inside
+        readings = [FusionRead.of(ref.value, once, dense)]
+        rule: Callable[..., Any] = index_exprs.is_inside
         known = self.joined[-1].unless if self.joined else None
         if known is not None and known.spec.device == device:
             readings.append(FusionRead.of(known, OperandLayout(shape, (0,) * len(shape)), dense))

@@ -208,7 +208,8 @@ def _packed_image(image: "Image | CudaCode | KernelModule") -> tuple[tuple[Any, 
 
 def _loaded_image(description: Any, code: bytes, target: str) -> Any:
     if len(description) == 3:
-        return generator_of(target).compile(_module(*description, code)).loaded
+        form, symbols, lengths = description
+        return generator_of(target).compile(_module(form, symbols, lengths, code)).loaded
     first, second = description
     if not isinstance(first, str):
         return map_image(Image(code, first, tuple(Slot(*slot) for slot in second)))
