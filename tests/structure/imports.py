@@ -128,7 +128,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "chips": (
         *("runtime", "lazy_chip", "apart", "launcher", "strided_copies", "host_calls", "kinds"),
         *("fused", "complex_numbers", "fourier", "linear_algebra", "decompositions", "calls", "own_methods", "owner"),
-        "torch_hooks", "registration",
+        *("torch_hooks", "registration"),
     ),
     "conform": ("bench", "check", "programs", "levels", "run_checks", "processes", "scorecard", "page"),
     "codegen": (

@@ -12,7 +12,7 @@ class Limits:
     keep_above: int = 8  # recomputing a value in a later pass may cost this much; beyond, it is kept aside
     small_ratio: int = 8  # a value this many times smaller than its reader costs its reader next to nothing
     spread_cost: int = 4  # a small value read by many points may be recomputed at each if it costs no more
-    read_places: int = 4  # a value of full size that is not read where its reader is may be recomputed at so many places
+    read_places: int = 4  # a value of full size that is not read where its reader is is recomputed at so many places
     unsupported: frozenset[str] = frozenset()  # kinds of operators (`LOWERINGS`) that its kernels cannot hold
     recomputes: bool = False  # computing what another kernel has computed takes less time than reading it
     host_reads_flags: bool = True  # the host reads what a kernel wrote without waiting for a device
