@@ -31,11 +31,13 @@ from smelt.symbolic.symsize import is_symsize
 
 
 class CannotBuild(Exception):
-    """A group that no kernel can be written for, with the values it is made of, and why."""
+    """A group that no kernel can be written for, with the values it is made of, and why; `others`: such groups beside
+    it."""
 
     def __init__(self, group: Group, values: set[FusionValue], reason: str) -> None:
         super().__init__(reason)
         self.group, self.values, self.reason = group, values, reason
+        self.others: list[CannotBuild] = []
 
 
 def build_kernels(ordered: Ordered, name: str, targets: TargetChoice) -> Program:
@@ -59,13 +61,27 @@ class _Builder:
             if value.kind is FusionKind.LEAF:
                 constant = any(value.name == known for known, _ in self.lowered.constants)
                 self._buffer(value, Place.CONSTANT if constant else Place.INPUT)
-        steps = [step for group in self.order for step in self._steps(group)]
+        steps = self._all_steps()
         inputs = tuple(buffer.name for buffer in self.buffers.values() if buffer.place is Place.INPUT)
         outputs = tuple(_operands(returned) for returned in self.lowered.returns)
         buffers = tuple(self.buffers.values())
         constants = tuple(self.lowered.constants)
         program = Program(name, buffers, inputs, constants, tuple(steps), outputs)
         return replace(program, has_backward=self.lowered.has_backward)
+
+    def _all_steps(self) -> list[Step]:
+        """Of all groups in order. Those that fail are told together, as grouping begins anew without them."""
+        steps: list[Step] = []
+        failed: list[CannotBuild] = []
+        for group in self.order:
+            try:
+                steps += self._steps(group)
+            except CannotBuild as error:
+                failed.append(error)
+        if failed:
+            failed[0].others = failed[1:]
+            raise failed[0]
+        return steps
 
     def _buffer(self, value: FusionValue, place: Place) -> str:
         home = value.memory

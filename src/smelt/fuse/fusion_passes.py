@@ -184,12 +184,15 @@ def build_program(
         fuel.left = given
         try:
             grouped: Program = run_rows(lowered, GROUP, context, fuel, stage, check)
-        except CannotBuild as failed:
-            events.emit("fusion", f"{failed.group} is taken apart: {failed.reason}")
-            parts = {value.id for value in failed.values}
-            if parts <= context.alone:
-                raise AssertionError(f"{failed.group} cannot be computed even by itself: {failed.reason}") from failed
-            context.alone |= parts
+        except CannotBuild as first:
+            known = context.alone
+            for failed in (first, *first.others):
+                events.emit("fusion", f"{failed.group} is taken apart: {failed.reason}")
+                parts = {value.id for value in failed.values}
+                if parts <= known:
+                    reason = f"{failed.group} cannot be computed even by itself: {failed.reason}"
+                    raise AssertionError(reason) from failed
+                context.alone |= parts
             continue
         program: Program = run_rows(grouped, MEMORY, context, fuel, stage, check)
         return program
