@@ -25,18 +25,21 @@ _MATRIX = 256
 # Rows of pairs: [rows, n, 2].
 
 
-def _turns(product: Any, n: Any, dtype: torch.dtype) -> Any:
-    """The fraction of product / n: of whole numbers, so that nothing is lost however large the product is."""
+def _rotation(product: Any, n: Any, dtype: torch.dtype, sign: int) -> tuple[Any, Any]:
+    """Cosine and sine of product / n turns. The whole turns are taken off first, by whole numbers, so that nothing is
+    lost however large the product is; quarters of a turn are exact."""
     whole = product.to(dtype)
-    return (whole - torch.floor(whole / n) * n) / n
+    turns = (whole - torch.floor(whole / n) * n) / n
+    cosine, sine = (turns * (2 * math.pi)).cos(), (turns * (2 * math.pi * sign)).sin()
+    is_upright, is_level = (turns == 0.25) | (turns == 0.75), (turns == 0) | (turns == 0.5)
+    return torch.where(is_upright, 0.0, cosine), torch.where(is_level, 0.0, sine)
 
 
 @fused
 def _roots(like: Tensor, n: Tensor, sign: int) -> Tensor:
     """What multiplies rows of pairs: [n, 2, n, 2]."""
     at = torch.arange(like.shape[0], device=like.device)
-    turns = _turns(at.unsqueeze(1) * at, n, like.dtype)
-    cosine, sine = (turns * (2 * math.pi)).cos(), (turns * (2 * math.pi * sign)).sin()
+    cosine, sine = _rotation(at.unsqueeze(1) * at, n, like.dtype, sign)
     return torch.stack([torch.stack([cosine, sine], -1), torch.stack([-sine, cosine], -1)], 1)
 
 
@@ -45,8 +48,7 @@ def _turned(x: Tensor, n: Tensor, sign: int) -> Tensor:
     """x[row, s, k] · exp(sign · 2πi · s · k / n)."""
     real, imaginary = x.select(-1, 0), x.select(-1, 1)
     product = torch.arange(x.shape[1], device=x.device).unsqueeze(1) * torch.arange(x.shape[2], device=x.device)
-    turns = _turns(product, n, x.dtype)
-    cosine, sine = (turns * (2 * math.pi)).cos(), (turns * (2 * math.pi * sign)).sin()
+    cosine, sine = _rotation(product, n, x.dtype, sign)
     return torch.stack([real * cosine - imaginary * sine, real * sine + imaginary * cosine], -1)
 
 
@@ -81,8 +83,7 @@ def _factor(n: int) -> int:
 def _chirped(x: Tensor, like: Tensor, twice: Tensor, sign: int) -> tuple[Tensor, Tensor]:
     """x[t] · c[t], and c, where c[t] = exp(sign · πi · t² / n); `twice` is 2n."""
     at = torch.arange(like.shape[0], device=like.device)
-    angle = _turns(at * at, twice, like.dtype) * (2 * math.pi)
-    cosine, sine = angle.cos(), angle.sin() * sign
+    cosine, sine = _rotation(at * at, twice, like.dtype, sign)
     real, imaginary = x.select(-1, 0), x.select(-1, 1)
     chirp = torch.stack([cosine, sine], -1)
     return torch.stack([real * cosine - imaginary * sine, real * sine + imaginary * cosine], -1), chirp
@@ -130,6 +131,14 @@ def _along(x: Tensor, dim: int, sign: int) -> Tensor:
     return found.view(rows.shape).transpose(dim, -2)
 
 
+@fused
+def _real_ends(x: Tensor, n: Tensor) -> Tensor:
+    """What is its own mirror image in the spectrum of real numbers is real."""
+    at = torch.arange(x.shape[-2], device=x.device)
+    is_own = (at == 0) | (at * 2 == n)
+    return torch.stack([x.select(-1, 0), torch.where(is_own, 0.0, x.select(-1, 1))], -1)
+
+
 def _scale(normalization: int, count: int) -> float:
     return (1.0, 1 / math.sqrt(count), 1 / count)[normalization]
 
@@ -156,7 +165,7 @@ def r2c(tensor: Tensor, dim: Any, normalization: int, onesided: bool) -> Any:
         return NotImplemented
     x = _pairs(tensor)
     last = dim[-1] % tensor.dim()
-    x = _along(x, last, -1)
+    x = _real_ends(_along(x, last, -1).transpose(last, -2).contiguous(), number(tensor.shape[last])).transpose(last, -2)
     if onesided:
         x = x.narrow(last, 0, tensor.shape[last] // 2 + 1)
     for each in dim[:-1]:
