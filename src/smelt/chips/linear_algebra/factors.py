@@ -1,12 +1,14 @@
 """Factors of matrices and triangular systems, by steps of a row or column in panels, and products between those.
 
     cholesky(a)            L with L·Lᵀ = a, and the number of the first minor that is not positive, or 0
-    lu(a)                  L below and U on and above the diagonal, pivots (from 1 on), number of the first zero pivot
+    lu(a)                  L below and U on and above the diagonal, pivots, order of rows, which pivot is zero first
     solve_lower(l, b)      x with l·x = b
 
 A step is one fused program over a panel of at most `PANEL` columns; which column it is for is an operand. What is right
 of a panel gets its share by a product. Numbers of a matrix whose factorization fails are as far as it came.
 """
+
+from typing import Any
 
 import torch
 
@@ -109,7 +111,7 @@ def cholesky(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @fused
-def _lu_step(a: Tensor, pivots: Tensor, failed: Tensor, j: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _lu_step(a: Tensor, pivots: Tensor, order: Tensor, failed: Tensor, j: Tensor) -> tuple[Tensor, ...]:
     """The largest of column j on or below the diagonal comes up, and what is below it is eliminated."""
     rows = torch.arange(a.shape[1], device=a.device).unsqueeze(1)
     cols = torch.arange(a.shape[2], device=a.device)
@@ -127,30 +129,33 @@ def _lu_step(a: Tensor, pivots: Tensor, failed: Tensor, j: Tensor) -> tuple[Tens
     made = torch.where(rows > j, below, swapped)
     places = torch.arange(pivots.shape[2], device=a.device)
     pivots = torch.where(places == j, chosen + 1, pivots)
-    return made, pivots, torch.where((failed == 0) & (pivot == 0), j + 1, failed)
+    return made, pivots, _swapped(order, j, chosen), torch.where((failed == 0) & (pivot == 0), j + 1, failed)
 
 
-def lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Both factors in one matrix; pivots [batch, 1, steps]; for each matrix where a pivot is zero."""
+def lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Both factors in one matrix; pivots from 1 on [batch, 1, steps]; which row comes to each place by such swaps
+    [batch, 1, rows]; for each matrix where a pivot is zero."""
     count, rows, cols = a.shape
     steps = min(rows, cols)
     failed = torch.zeros(count, 1, 1, dtype=torch.int64, device=a.device)
     pivots = torch.zeros(count, 1, steps, dtype=torch.int64, device=a.device)
     if cols <= PANEL or rows <= PANEL:
+        order = _unpermuted(count, rows, a.device)
         for j in range(steps):
-            a, pivots, failed = _lu_step(a, pivots, failed, number(j))
-        return a, pivots, failed
+            a, pivots, order, failed = _lu_step(a, pivots, order, failed, number(j))
+        return a, pivots, order, failed
     half = _half(steps)
     whole, first, second = slice(None), slice(0, half), slice(half, rows)
-    left, pivots, failed = lu(part(a, whole, first))
-    right = permuted(part(a, whole, slice(half, cols)), permutation(pivots, rows))
+    left, pivots, order, failed = lu(part(a, whole, first))
+    right = permuted(part(a, whole, slice(half, cols)), order)
     above = solve_lower(part(left, first, whole), part(right, first, whole), is_unit=True)
     below = part(left, second, whole)
-    bottom, then, fails = lu(part(right, second, whole) - torch.bmm(below, above))
-    below = permuted(below, permutation(then, rows - half))
+    bottom, then, last, fails = lu(part(right, second, whole) - torch.bmm(below, above))
+    below = permuted(below, last)
+    order = torch.cat([order[:, :, :half], torch.gather(order[:, :, half:].contiguous(), 2, last)], 2)
     failed = torch.where((failed == 0) & (fails != 0), fails + half, failed)
     made = torch.cat([torch.cat([part(left, first, whole), above], 2), torch.cat([below, bottom], 2)], 1)
-    return made, torch.cat([pivots, then + half], 2), failed
+    return made, torch.cat([pivots, then + half], 2), order, failed
 
 
 # Permutations.
@@ -161,19 +166,28 @@ def _places(like: Tensor) -> Tensor:
     return torch.zeros_like(like) + torch.arange(like.shape[2], device=like.device)
 
 
+def _unpermuted(count: int, rows: int, device: torch.device) -> Tensor:
+    found: Tensor = _places(torch.empty(count, 1, rows, dtype=torch.int64, device=device))
+    return found
+
+
+def _swapped(order: Any, one: Any, other: Any) -> Any:
+    places = torch.arange(order.shape[2], device=order.device)
+    here = torch.where(places == one, order, 0).sum(2, keepdim=True)
+    there = torch.where(places == other, order, 0).sum(2, keepdim=True)
+    return torch.where(places == one, there, torch.where(places == other, here, order))
+
+
 @fused
 def _swap(order: Tensor, pivots: Tensor, j: Tensor) -> Tensor:
-    places = torch.arange(order.shape[2], device=order.device)
     steps = torch.arange(pivots.shape[2], device=order.device)
-    other = torch.where(steps == j, pivots, 0).sum(2, keepdim=True) - 1
-    here = torch.where(places == j, order, 0).sum(2, keepdim=True)
-    there = torch.where(places == other, order, 0).sum(2, keepdim=True)
-    return torch.where(places == j, there, torch.where(places == other, here, order))
+    found: Tensor = _swapped(order, j, torch.where(steps == j, pivots, 0).sum(2, keepdim=True) - 1)
+    return found
 
 
 def permutation(pivots: Tensor, rows: int) -> Tensor:
     """Which row comes to each place, [batch, 1, rows], by swaps one after the other."""
-    order: Tensor = _places(torch.empty(pivots.shape[0], 1, rows, dtype=torch.int64, device=pivots.device))
+    order = _unpermuted(pivots.shape[0], rows, pivots.device)
     for j in range(pivots.shape[2]):
         order = _swap(order, pivots, number(j))
     return order

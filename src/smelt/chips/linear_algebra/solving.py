@@ -97,7 +97,7 @@ def _pivots(pivots: Tensor, like: Tensor) -> Tensor:
 def lu_factor_ex(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
     if not pivot:
         return NotImplemented
-    made, pivots, failed = lu(taken(a))
+    made, pivots, _, failed = lu(taken(a))
     info = _info(failed, a)
     if check_errors:
         _checked(info, "torch.linalg.lu_factor_ex", a)
@@ -120,9 +120,8 @@ def _matrix_of(order: Tensor, like: Tensor) -> Tensor:
 def lu_with_matrix(a: Tensor, *, pivot: bool = True) -> Any:
     if not pivot:
         return NotImplemented
-    made, pivots, _ = lu(taken(a))
+    made, _, order, _ = lu(taken(a))
     left, right = _unpacked(made)
-    order = permutation(pivots, a.shape[-2])
     return given_back(_matrix_of(order, made), a), given_back(left, a), given_back(right, a)
 
 
@@ -143,9 +142,8 @@ def _steps(pivots: Tensor) -> Tensor:
     return pivots.to(torch.int64).contiguous().view(count, 1, pivots.shape[-1])
 
 
-def _solved(made: Tensor, pivots: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
+def _solved(made: Tensor, order: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
     """x with a·x = b, or aᵀ·x = b."""
-    order = permutation(pivots, b.shape[1])
     if not transposed:
         return solve_upper(made, solve_lower(made, permuted(b, order), is_unit=True))
     turned = _turned(made)
@@ -158,7 +156,7 @@ def lu_solve(data: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjo
         return lu_solve(data, pivots, b.mT, adjoint=not adjoint).mT
     data, b = broadcast(data, b)
     steps = _steps(pivots.expand(*data.shape[:-2], pivots.shape[-1]))
-    return given_back(_solved(taken(data), steps, taken(b), adjoint), b)
+    return given_back(_solved(taken(data), permutation(steps, b.shape[-2]), taken(b), adjoint), b)
 
 
 def solve_ex(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
@@ -166,14 +164,14 @@ def solve_ex(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = Fa
     columns = b.unsqueeze(-1) if is_vector else b
     if columns.dim() < 2 or a.shape[-1] != a.shape[-2]:
         return NotImplemented  # an error of PyTorch's
-    made, pivots, failed = lu(taken(a))
+    made, pivots, order, failed = lu(taken(a))
     info = _info(failed, a)
     if check_errors:
         _checked(info, "torch.linalg.solve_ex", a)
     _, columns = broadcast(a, columns)
     is_right = not left and not is_vector  # x·a = b is aᵀ·xᵀ = bᵀ
     given = columns.mT if is_right else columns
-    each = [_each(one, a, columns.shape[:-2]) for one in (made, pivots)]
+    each = [_each(one, a, columns.shape[:-2]) for one in (made, order)]
     found = given_back(_solved(each[0], each[1], taken(given), is_right), given)
     found = found.mT if is_right else found
     return found.squeeze(-1) if is_vector else found, given_back(made, a), _pivots(pivots, a), info
@@ -188,16 +186,17 @@ def _each(batch: Tensor, like: Tensor, shape: torch.Size) -> Tensor:
 def inv_ex(a: Tensor, *, check_errors: bool = False) -> Any:
     if a.dim() < 2 or a.shape[-1] != a.shape[-2]:
         return NotImplemented
-    made, pivots, failed = lu(taken(a))
+    made, _, order, failed = lu(taken(a))
     info = _info(failed, a)
     if check_errors:
         _checked(info, "torch.linalg.inv_ex", a)
-    return given_back(_solved(made, pivots, identity(made.shape, made)), a), info
+    return given_back(_solved(made, order, identity(made.shape, made)), a), info
 
 
-def _factored(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _factored(a: Tensor) -> tuple[Tensor, Tensor]:
     """For determinants, of the transpose where that saves PyTorch a copy: its formulas of gradients count on it."""
-    return lu(taken(a.mT if a.is_contiguous() else a))
+    made, pivots, _, _ = lu(taken(a.mT if a.is_contiguous() else a))
+    return made, pivots
 
 
 def _swaps(pivots: Tensor) -> Tensor:
@@ -210,7 +209,7 @@ def _swaps(pivots: Tensor) -> Tensor:
 def det(a: Tensor) -> Any:
     if a.dim() < 2 or a.shape[-1] != a.shape[-2]:
         return NotImplemented
-    made, pivots, _ = _factored(a)
+    made, pivots = _factored(a)
     found = _swaps(pivots).to(made.dtype) * diagonal(made).prod(1) if made.numel() else _one(made)
     return found.to(a.dtype).view(a.shape[:-2]), given_back(made, a), _pivots(pivots, a)
 
@@ -218,7 +217,7 @@ def det(a: Tensor) -> Any:
 def slogdet(a: Tensor) -> Any:
     if a.dim() < 2 or a.shape[-1] != a.shape[-2]:
         return NotImplemented
-    made, pivots, _ = _factored(a)
+    made, pivots = _factored(a)
     numbers = diagonal(made) if made.numel() else _one(made).unsqueeze(1)
     sign = _swaps(pivots).to(made.dtype) * numbers.sign().prod(1)
     size = numbers.abs().log().sum(1)
