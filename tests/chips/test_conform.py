@@ -64,7 +64,8 @@ def test_a_chip_that_cannot_be_had_is_told() -> None:
         (["nothing"], "no installed package offers a chip 'nothing'"),
         (["sim", "--import", "no_such_module"], "--import no_such_module failed"),
         (["sim", "--level", "soul"], "there is no level soul; there are memory, copies"),
-        (["sim", "--only", "soul.*"], "no check is called soul.*"),
+        (["sim", "--only", "memory.*", "--only", "soul.*"], "no check is called soul.*"),
+        (["sim", "--level", "memory", "--only", "queue.*"], "no check of memory is called queue.*"),
     ):
         done = run("smelt", "conform", *arguments)
         assert done.returncode == 2 and said in done.stderr, done.stderr

@@ -176,6 +176,32 @@ def test_processes_that_are_forked_have_a_chip_too() -> None:
     assert done.stdout.split() == ["6.0", "6.0"], done
 
 
+_FORKED = """
+import sys
+sys.path.insert(0, "plugins/sim")
+import torch
+import smelt
+from smelt_sim import Sim
+from torch.utils.data import DataLoader, TensorDataset
+
+class Driver(Sim):
+    survives_fork = False
+
+smelt.register_chip("sim", Driver())
+rows = torch.ones(4, 3, device="sim")
+try:
+    list(DataLoader(TensorDataset(rows), num_workers=1))
+except RuntimeError as error:
+    print("a forked process has no chip 'sim'" in str(error))
+print(float(rows.sum()))
+"""
+
+
+def test_a_forked_process_is_told_that_it_has_no_driver() -> None:
+    done = run_new(_FORKED)
+    assert done.stdout.split() == ["True", "12.0"], done
+
+
 def test_there_is_one_such_device() -> None:
     with pytest.raises(RuntimeError, match="one device of this kind"):
         torch.get_device_module("sim").set_device(1)

@@ -28,6 +28,8 @@ ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 class Sim(Chip):
     """The device. `memory`: how many bytes it has."""
 
+    survives_fork = True  # it is all in this process, and a new thread plays on
+
     def __init__(self, memory: int = 1 << 30) -> None:
         self.memory = memory
         self.used = 0

@@ -100,7 +100,7 @@ def register_chip(name: str, chip: Chip | None = None) -> torch.device:
     _owners[name] = owner
     lazy.offer_chip(name, functools.partial(_recording, owner))
     os.register_at_fork(
-        before=device.lock.acquire, after_in_parent=device.lock.release, after_in_child=device.lock.release
+        before=device.lock.acquire, after_in_parent=device.lock.release, after_in_child=device.begin_in_fork
     )
     return torch.device(name, 0)
 

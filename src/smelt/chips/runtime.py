@@ -243,6 +243,12 @@ class ChipDevice:
         events.count("chip_launches")
         self.ask(self.chip.launch, handle, launch)
 
+    def begin_in_fork(self) -> None:
+        """The parent's driver, queue and threads are not here: what would ask them is refused."""
+        self.lock.release()
+        if not getattr(self.chip, "survives_fork", False):
+            self.lost = f"a forked process has no chip {self.name!r}: begin it by spawn, or give it the host's tensors"
+
     def synchronize(self) -> None:
         self.ask(self.chip.synchronize)
 

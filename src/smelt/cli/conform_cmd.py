@@ -62,11 +62,11 @@ def _chosen(given: argparse.Namespace) -> list[str]:
     if unknown:
         raise BadTarget(f"there is no level {unknown[0]}; there are {', '.join(names)}")
     checks = [each for each in CHECKS if not given.level or each.partition(".")[0] in given.level]
-    if given.only:
-        checks = [each for each in checks if any(fnmatch.fnmatch(each, only) for only in given.only)]
-    if not checks:
-        raise BadTarget(f"no check is called {', '.join(given.only)}; smelt conform {given.name} --list names all")
-    return checks
+    absent = [only for only in given.only if not fnmatch.filter(checks, only)]
+    if absent:
+        among = f" of {', '.join(given.level)}" if given.level else ""
+        raise BadTarget(f"no check{among} is called {', '.join(absent)}; smelt conform {given.name} --list names all")
+    return [each for each in checks if not given.only or any(fnmatch.fnmatch(each, only) for only in given.only)]
 
 
 def _list(checks: list[str]) -> None:

@@ -97,6 +97,9 @@ class Chip(Protocol):
     """A device. A class that names this one as its base has the defaults of the optional methods;
     the others raise until they are written."""
 
+    survives_fork: bool = False
+    """Whether a forked process may go on with its copy of this object. Drivers' contexts do not: it is told so."""
+
     def describe(self) -> Target:
         """What it is: the form of its kernels, widths, dtypes, limits. Asked once."""
         raise _not_brought(self, "describe")

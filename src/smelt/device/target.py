@@ -44,6 +44,6 @@ class Target:
     pointer_bytes: int = 8  # of an address in memory
     abi: str = ""  # how functions are called, in LLVM's words; empty where the triple says it
     required_features: tuple[str, ...] = ()  # what a processor must have to run the code, beyond its architecture
-    form: str = ""  # of the kernels that a `Chip` compiles: "llvm", "spirv" or "kernel"; empty for what is no chip
+    form: str = ""  # of the kernels that a `Chip` compiles: "llvm" or "spirv"; empty for what is no chip
     dtypes: tuple[str, ...] = ()  # that a chip computes with, as "float32"; empty: all
     memory_bytes: int = 0  # of a chip, in all; 0: not known

@@ -49,7 +49,7 @@ def _sizes(names: tuple[str, ...], example: tuple[int, int, int, int]) -> tuple[
 def test_one_code_for_all_sizes(which: str, layout: str, in_place: bool) -> None:
     """For an example of few rows, which tiles take over from at more of them, and for one of many."""
     left, right = layout.split()
-    for example in ((4, 64, 48, 2), (100, 90, 80, 3)):
+    for example in ((4, 64, 48, 2), (100, 90, 80, 3), *([(5, 3, 7, 2)] if which == "all" else [])):
         (m, n, k, batch), symbols = _sizes(EXAMPLES[which], example)
         kernel = product(
             m, n, k, batch=batch, left=left, right=right, epilogue=not in_place or which == "all", in_place=in_place
@@ -124,4 +124,14 @@ def test_tiles_take_more_rows_and_shorter_ones_than_a_schedule_is_good_for() -> 
     assert plan.schedule.name == "dot"
     assert [str(size) for size, _ in plan.needs] == ["n"]
     assert plan.most is not None and str(plan.most[0]) == "m" and 3 <= plan.most[1] <= 512
+    assert not shape_env.guards
+
+
+def test_tiles_take_products_that_are_larger_all_round_than_the_example() -> None:
+    shape_env = ShapeEnv()
+    sizes = [sym_size(shape_env, shape_env.symbol(name, size)) for name, size in (("m", 5), ("n", 3), ("k", 7))]
+    plan = plan_product(product(*sizes), find("cpu"))
+    assert plan.schedule.name != "tiled"
+    assert plan.crowd is not None and [str(size) for size in plan.crowd[0]] == ["m", "n", "k"]
+    assert 7 <= plan.crowd[1] <= 64
     assert not shape_env.guards

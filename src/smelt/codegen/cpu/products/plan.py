@@ -3,7 +3,8 @@
     8 × 12 × 64, both factors contiguous along the sum   →   "tiled"
 
 Each says why it does not take a problem, about how many cycles of a thread it would need, and writes the code. Where
-sizes vary, it is the one that is cheapest in the example; tiles take what it cannot, and more rows than it is good at.
+sizes vary, it is the one that is cheapest in the example; tiles take what it cannot, and more rows, or more of all that
+varies, than it is good at.
 """
 
 from collections.abc import Callable
@@ -51,18 +52,19 @@ _ROWS = tuple(1 << power for power in range(1, 11))  # that schedules are compar
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
-    """A kernel with a contraction, and how it is computed: in tiles where a size is less than `needs` says, or where
-    there are more rows than `most`."""
+    """A kernel with a contraction, and how it is computed: in tiles where a size is less than `needs` says, where there
+    are more rows than `most`, or where all of several sizes are above `crowd`."""
 
     kernel: Kernel
     problem: Problem
     schedule: ProductSchedule
     needs: Needs = ()
     most: tuple[Size, int] | None = None
+    crowd: tuple[tuple[Size, ...], int] | None = None
 
     @property
     def has_fallback(self) -> bool:
-        return bool(self.needs) or self.most is not None
+        return bool(self.needs) or self.most is not None or self.crowd is not None
 
 
 def why_not(kernel: Kernel, target: Target) -> str | None:
@@ -83,8 +85,10 @@ def plan_product(kernel: Kernel, target: Target, only: str | None = None) -> Pro
     if not fitting:
         raise ValueError(f"kernel {kernel.name}: {why_not(kernel, target) or f'the schedule {only} does not take it'}")
     best = min(fitting, key=lambda each: each.cycles(problem, target))
-    most = None if only is not None or best is TILED else _most_rows(problem, best, target)
-    return ProductPlan(kernel, problem, best, best.needs(problem, target), most)
+    if only is not None or best is TILED:
+        return ProductPlan(kernel, problem, best, best.needs(problem, target))
+    limits = _most_rows(problem, best, target), _crowd(problem, best, target)
+    return ProductPlan(kernel, problem, best, best.needs(problem, target), *limits)
 
 
 def _most_rows(problem: Problem, best: ProductSchedule, target: Target) -> tuple[Size, int] | None:
@@ -96,6 +100,25 @@ def _most_rows(problem: Problem, best: ProductSchedule, target: Target) -> tuple
         other = replace(problem, m=(replace(rows, size=count),))
         if count > hint(rows.size) and TILED.cycles(other, target) < best.cycles(other, target):
             return rows.size, count // 2
+    return None
+
+
+def _crowd(problem: Problem, best: ProductSchedule, target: Target) -> tuple[tuple[Size, ...], int] | None:
+    """Sizes that vary, if there are several, and up to where tiles are no better though all of them grow: an example
+    of a few rows and columns says nothing of many."""
+    axes = [group[0] for group in (problem.m, problem.n, problem.k) if len(group) == 1 and is_symsize(group[0].size)]
+    if len(axes) < 2:
+        return None
+    for count in _ROWS:
+        if count <= max(hint(axis.size) for axis in axes):
+            continue
+        grown = {axis.name: replace(axis, size=count) for axis in axes}
+        m, n, k = (
+            tuple([grown.get(axis.name, axis) for axis in group]) for group in (problem.m, problem.n, problem.k)
+        )
+        other = replace(problem, m=m, n=n, k=k)
+        if TILED.cycles(other, target) < best.cycles(other, target):
+            return tuple([axis.size for axis in axes]), count // 2
     return None
 
 
@@ -116,6 +139,11 @@ def emit(symbol: str, plan: ProductPlan, target: Target) -> EntryCode:
         fits = entry.and_(fits, entry.icmp("sge", entry.const("i64", size), least))
     if plan.most is not None:
         fits = entry.and_(fits, entry.icmp("sle", entry.const("i64", plan.most[0]), plan.most[1]))
+    if plan.crowd is not None:
+        few = LlvmValue("false", "i1")
+        for size in plan.crowd[0]:
+            few = entry.or_(few, entry.icmp("sle", entry.const("i64", size), plan.crowd[1]))
+        fits = entry.and_(fits, few)
     labels = [entry.new_label(stem) for stem in ("fits", "other")]
     entry.branch(fits, *labels)
     for label, name in zip(labels, names, strict=True):  # calls by name: addresses of what others see are not linked
