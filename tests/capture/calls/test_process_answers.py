@@ -210,3 +210,38 @@ def test_no_transform_is_active_outside_of_one() -> None:
     assert torch.equal(smelt.compile(inner, backend="eager", fullgraph=True)(x), inner(x))
     got, wanted = smelt.compile(function, backend="eager")(x), function(x)
     assert all(map(torch.equal, got, wanted))
+
+
+class Setting:
+    """Known by what it says, as keys of caches are."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Setting) and self.number == other.number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+
+@functools.lru_cache
+def is_setting(asked: object) -> bool:
+    return isinstance(asked, Setting)
+
+
+_POWER = functools.lru_cache(functools.partial(pow, 2))
+
+
+def test_a_cached_function_is_given_the_very_object() -> None:
+    """It was called with what stands for an object that is made after the graph, and its cache kept the answer."""
+
+    def function(x: torch.Tensor) -> Any:
+        return x * (2 if is_setting(Setting(3)) else 3)
+
+    assert smelt.compile(function, backend="eager")(torch.ones(1)).item() == 2
+    assert function(torch.ones(1)).item() == 2
+
+
+def test_a_cached_partial_has_no_name() -> None:
+    assert smelt.compile(lambda x: x * _POWER(5), backend="eager", fullgraph=True)(torch.ones(1)).item() == 32

@@ -308,13 +308,25 @@ def _refuse_method(real: Any) -> None:
 def _call_torch(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     for value in (*args, *kwargs.values()):
         if isinstance(value, Object) and is_a(value.value, torch.Tensor):
-            raise Unsupported("B006", type(value.value).__qualname__)
+            return _by_subclass(interp, real, type(value.value), args, kwargs)
     stand_in = by_tensors(getattr(real, "__name__", ""), args, kwargs)
     if stand_in is not None:
         return call(interp, interp.externals.fixed(stand_in), args, kwargs)
     if "out" in kwargs and not isinstance(kwargs["out"], Constant):
         return _call_into(interp, real, args, kwargs)
     return interp.tensor_call("call_function", real, args, kwargs)
+
+
+def _by_subclass(interp: Interpreter, real: Any, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """What a class of tensors of the program's makes of a call of PyTorch: its `__torch_function__` is followed."""
+    found = interp.tree.class_attribute(kind, "__torch_function__")
+    others = [each for each in (*args, *kwargs.values()) if isinstance(each, Object) and is_a(each.value, torch.Tensor)]
+    own = isinstance(found, classmethod) and isinstance(found.__func__, types.FunctionType)
+    if not own or is_library(found.__func__.__code__) or any(type(each.value) is not kind for each in others):
+        raise Unsupported("B006", kind.__qualname__)
+    fixed = interp.externals.fixed
+    given: list[Value] = [fixed(kind), fixed(real), Sequence(tuple, [fixed(kind)]), Sequence(tuple, list(args))]
+    return call(interp, fixed(found.__func__), [*given, Mapping(dict(kwargs))], {})
 
 
 def _calls_back(value: Value) -> bool:

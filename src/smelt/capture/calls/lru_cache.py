@@ -16,7 +16,7 @@ from smelt.capture.interpreter.dict_keys import hashable
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.reach import why_reachable
-from smelt.capture.model.values import Object, Value
+from smelt.capture.model.values import Object, Value, stands_for_key
 from smelt.capture.tape.program_state import as_the_program_has_it
 
 WRAPPER: Any = functools._lru_cache_wrapper
@@ -56,24 +56,27 @@ def is_remembered(answer: Any, misses: int, args: tuple[Any, ...], kwargs: dict[
 def call_cached(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The answer of such a function, relied on."""
     real, tree = function.value, interp.tree
+    name = getattr(real, "__qualname__", "a function")  # one of `functools.partial` has none
     stale = interp.externals.stale_objects()
     if stale and (why := why_reachable(real, stale)) is not None:
         how = "which is cached and may look at what was written before"
-        raise Unsupported("B002", f"{real.__qualname__}, {how}, by {why},")
+        raise Unsupported("B002", f"{name}, {how}, by {why},")
     plain = tuple(hashable(interp, value) for value in args)
-    named = {name: hashable(interp, value) for name, value in kwargs.items()}
+    named = {each: hashable(interp, value) for each, value in kwargs.items()}
+    if any(map(stands_for_key, (*plain, *named.values()))):
+        raise Unsupported("B002", f"{name}, which is cached, of an object that is not made yet")
     interp.externals.guard_identity(function)
-    key = (id(real), *map(id, plain), *((name, id(each)) for name, each in named.items()))
+    key = (id(real), *map(id, plain), *((word, id(each)) for word, each in named.items()))
     known: Remembered | None = tree.remembered.get(key)
     if known is None:
         try:
             with as_the_program_has_it(interp.tape.ambient):
                 answer = real(*plain, **named)
         except Exception as error:
-            raise Unsupported("B002", f"{real.__qualname__}, which raised {type(error).__name__}") from error
+            raise Unsupported("B002", f"{name}, which raised {type(error).__name__}") from error
         known = tree.remembered[key] = Remembered.of(real, plain, named, answer)
         if function.source is not None:
             function.source.check(("predicate", known.guard))
         if not interp.tape.is_entry_ambient():
-            tree.why_not_persist = f"{real.__qualname__}, which is cached and called inside a block"
-    return interp.externals.value(known.answer, tree.fixed(known.answer, f"{real.__qualname__}()"))
+            tree.why_not_persist = f"{name}, which is cached and called inside a block"
+    return interp.externals.value(known.answer, tree.fixed(known.answer, f"{name}()"))

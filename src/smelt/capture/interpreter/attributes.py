@@ -350,7 +350,7 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
         return _of_module(interp, value, name)
     if is_a(real, type):
         return _of_class(interp, value, name)
-    if is_a(real, torch.Tensor):
+    if is_a(real, torch.Tensor) and (name not in (own_dict(real) or ()) or hasattr(type(real), name)):
         raise Unsupported("B006", type(real).__qualname__)
     if type(real) is inspect.Signature and name == "parameters" and value.identity_guarded:
         held = {key: interp.externals.fixed(parameter) for key, parameter in real.parameters.items()}
