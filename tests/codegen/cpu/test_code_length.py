@@ -99,3 +99,28 @@ def test_many_sums_of_a_row_fit_into_registers() -> None:
     kernel, target = parse_kernel(text), find("cpu")
     assert 25 * plan(kernel, target).lanes * 32 <= max(target.vector_registers, 25) * target.vector_bits
     same_as_reference(kernel)
+
+
+def test_functions_keep_several_vectors_in_flight() -> None:
+    """A polynomial is a chain of operations that wait for each other: with one vector gelu takes half as long again."""
+    chain = """
+kernel chain rows(i:{rows}) cols(j:{cols})
+  in x: f32[{total}]
+  in scale: f32[{cols}]
+  out y: f32[{total}]
+  loop:
+    a = load x[{cols}*i + j]
+    s = load scale[j]
+    b = mul a, s : f32
+    c = add b, s : f32
+    d = ndtr c : f32
+    e = mul c, d : f32
+    f = mul e, a : f32
+    g = add f, s : f32
+    store y[{cols}*i + j] = g
+"""
+    target = find("cpu")
+    few, many = (plan(parse_kernel(sized(chain, rows, 256)), target) for rows in (4, 256))
+    assert few.lanes <= many.lanes and many.lanes * 32 >= 2 * target.vector_bits
+    if target.vector_registers >= 32:
+        assert many.lanes * 32 >= 4 * target.vector_bits

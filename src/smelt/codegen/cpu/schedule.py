@@ -62,7 +62,8 @@ _LIGHT = ("exp", "ndtr", "sigmoid")  # functions that keep two or three values o
 _LIGHT_MOST = 12  # instructions of a point, one of them such a function
 _LIGHT_WORTH = 1 << 18  # points: LLVM takes half as long again for twice the registers
 _LONG_CODE = 8  # instructions of a point from which on LLVM takes tens of milliseconds for four vectors of them
-_LONG_WORTH = 1 << 20  # points: a tenth of a millisecond at each call, what four vectors gain of it
+_LONG_WORTH = 1 << 18  # points: some ten microseconds at each call, what four vectors gain of arithmetic
+_LONG_MATH_WORTH = 1 << 14  # points of functions, which take up to 1.6 times as long with fewer vectors in flight
 
 
 class Split(Enum):
@@ -318,7 +319,7 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
         registers //= 2
     size = kernel.cols[-1].size if kernel.cols else 1
     one = target.vector_bits // (8 * max(widths))
-    if _is_long_code(kernel):
+    if _is_long_code(kernel, _LONG_MATH_WORTH if math else _LONG_WORTH):
         return _lanes_of_long_code(kernel, one, min(registers, 2 if math else 1))
     most = registers * one
     if is_symsize(size):
@@ -328,12 +329,12 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
     return max(1, most)
 
 
-def _is_long_code(kernel: Kernel) -> bool:
+def _is_long_code(kernel: Kernel, worth: int) -> bool:
     """Whether LLVM takes longer for several vectors side by side than later calls gain: points that take many
-    instructions, and are not that many. What a fold comes to depends on its lanes, which stay as they are."""
+    instructions, and are fewer than `worth`. What a fold comes to depends on its lanes, which stay as they are."""
     if any(isinstance(i, Reduce | Scan) for i in kernel.instructions()):
         return False
-    if is_symsize(kernel.row_count * kernel.col_count) or kernel.row_count * kernel.col_count >= _LONG_WORTH:
+    if is_symsize(kernel.row_count * kernel.col_count) or kernel.row_count * kernel.col_count >= worth:
         return False
     return any(len(loop_variant(kernel, stage)) >= _LONG_CODE for stage in kernel.stages if stage.loop)
 
