@@ -10,6 +10,7 @@ from smelt.ops.decompose.without_library import TABLE
 from smelt.ops.decompositions import DECOMPOSITIONS
 from smelt.ops.record import LibraryCall, Lookup, OpRecord, Pieces, Pointwise, Reduce, Scan, Scatter, View
 from smelt.ops.registry import all_records, record_of
+from smelt.ops.special import TABLE as SPECIAL
 from tests.golden import golden
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -111,13 +112,14 @@ derivative."""
 
 def _without_library() -> str:
     """What no kernel computes, whatever the options are."""
+    alone = {**TABLE, **SPECIAL}
     kept: dict[str, list[str]] = {}
     for record in all_records():
         lowering = record.lowering
-        if isinstance(lowering, LibraryCall) and record.op not in {*DECOMPOSITIONS, *TABLE, *FORMS}:
+        if isinstance(lowering, LibraryCall) and record.op not in {*DECOMPOSITIONS, *alone, *FORMS}:
             kept.setdefault(lowering.why, []).append(_name(record.op))
     rows = [f"| it {why} | {_listed(names)} |" for why, names in sorted(kept.items())]
-    text = ALONE.replace("LISTED", _listed([_name(op) for op in TABLE if isinstance(op, torch._ops.OpOverload)]))
+    text = ALONE.replace("LISTED", _listed([_name(op) for op in alone if isinstance(op, torch._ops.OpOverload)]))
     return "\n".join([text, "", "| reason | operators |", "|---|---|", *rows])
 
 

@@ -25,6 +25,7 @@ import unittest
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,7 @@ import torch
 
 import smelt
 from tests import targets
+from tests.ops_db import many_digits
 from tests.ops_db.fallbacks import is_listed
 
 ROOT = Path(__file__).parent.parent.parent
@@ -166,6 +168,7 @@ def check(case: Case, task: Task) -> Answer:
             second=task.second,
             ulps=ROUNDING.get(case.operator, (0, ""))[0],
             options=dict(task.options),
+            precise=partial(many_digits.result, case.operator) if case.operator in many_digits.FUNCTIONS else None,
         )
         answer.wrong.extend(f"sample {name} {_shapes(args, sample.kwargs)}: {text}" for text in found.wrong)
         answer.fallbacks.extend(text for text in found.fallbacks if text not in answer.fallbacks)

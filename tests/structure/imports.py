@@ -127,8 +127,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
     "chips": (
         *("runtime", "lazy_chip", "apart", "launcher", "strided_copies", "host_calls", "kinds"),
-        *("fused", "complex_numbers", "fourier", "linear_algebra", "decompositions", "calls", "own_methods", "owner"),
-        *("torch_hooks", "registration"),
+        *("fused", "decompose", "complex_numbers", "fourier", "linear_algebra", "decompositions", "calls"),
+        *("own_methods", "owner", "torch_hooks", "registration"),
     ),
     "conform": ("bench", "check", "programs", "levels", "run_checks", "processes", "scorecard", "page"),
     "codegen": (

@@ -16,7 +16,7 @@ from smelt.base import events
 from smelt.base.errors import LibraryError, SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.chips.apart import calls_under_way, run_apart, run_here
-from smelt.chips.decompositions import Circular, decomposed, decomposition_of, lays_out
+from smelt.chips.decompositions import Circular, Refused, decomposed, decomposition_of
 from smelt.chips.fused import FusedFunctions
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.kinds import Given, graph_of, pattern_of, read
@@ -101,24 +101,27 @@ class OperatorCalls:
         self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any, found: Known
     ) -> Any:
         """By other operators, or by the host."""
+        assert isinstance(found.run, str)
+        why = found.run
         is_described = bool(found.results)
         rule = None
-        if not found.is_circular and (is_described or lays_out(known.operator)):
+        if not found.is_circular:
             dtypes = [each.layout[3] for each in found.results if isinstance(each, Fresh)]
-            rule = decomposition_of(known.operator, (*args, *kwargs.values()), dtypes)
+            rule = decomposition_of(known.operator, (*args, *kwargs.values()), dtypes, is_described)
         if rule is not None:
             try:
                 with self._fused.in_use():
                     made = decomposed(known.operator, rule, args, kwargs)
-                return _returned(found, made, args, kwargs) if is_described else made
+                return _returned(found, made, args, kwargs) if is_described else _as_returned(known.operator, made)
             except Circular as error:
                 if str(error) != str(known.operator):
                     raise  # it is another's, which is in the middle of this one
                 self._known[key] = replace(found, is_circular=True)
+            except Refused as error:  # which may be for what the data are
+                why = f"{why}; by other operators: {error}"
             except (NotImplementedError, _Unlike):
                 self._known[key] = replace(found, is_circular=True)
-        assert isinstance(found.run, str)
-        return self._host.fall_back(known, args, kwargs, found.run)
+        return self._host.fall_back(known, args, kwargs, why)
 
     def _described(
         self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Given, call: Any
@@ -177,14 +180,15 @@ class OperatorCalls:
 def _is_nothing(
     known: Signature, given: Given, results: tuple[Result, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether no element is computed or written. Integers may be indices, which are checked even so."""
+    """Whether no element is computed or written. Indices are checked even so, if there are any."""
     made = [each.layout for each in results if isinstance(each, Fresh)]
     named = (*zip(known.names, args, strict=False), *kwargs.items())
     written = [value for name, value in named if name in known.written]
     if not (made or written) or any(0 not in shape for shape, *_ in made):
         return False
-    read = [each for each in given.tensors if not any(each is one for one in written)]
-    if not is_pointwise_op(known.operator) and any(each.dtype in _INDICES for each in read):
+    # The first is what is looked up in.
+    read = [each for each in given.tensors[1:] if not any(each is one for one in written)]
+    if not is_pointwise_op(known.operator) and any(each.dtype in _INDICES and each.numel() for each in read):
         return False
     return all(isinstance(each, torch.Tensor) and not each.numel() for each in written)
 
@@ -202,6 +206,14 @@ def _returned(known: Known, made: tuple[Any, ...], args: tuple[Any, ...], kwargs
     if known.form is None:
         return found[0] if found else None
     return known.form(found)
+
+
+def _as_returned(operator: torch._ops.OpOverload, made: tuple[Any, ...]) -> Any:
+    """Results of which nothing was known before, in the form that the operator's schema says."""
+    returns = operator._schema.returns
+    if len(returns) == 1 and str(returns[0].type) == "List[Tensor]":
+        return list(made)
+    return made[0] if len(returns) == 1 else made
 
 
 def _fitting(made: torch.Tensor, result: Fresh) -> torch.Tensor:

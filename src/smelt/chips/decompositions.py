@@ -1,22 +1,25 @@
-"""Operators without a kernel, as calls of others that have some: PyTorch's decompositions, and ours where it has none.
+"""Operators without a kernel, as calls of others that have some: ours (`decompose/`), or PyTorch's decompositions.
 
-    mvlgamma(x, p)   →   arange, add, lgamma, sum: each a kernel          (PyTorch's, `torch._decomp`)
+    mvlgamma(x, p)        →   arange, add, lgamma, sum: each a kernel          (PyTorch's, `torch._decomp`)
+    tril_(x), sort.out    →   tril(x), sort(x), and a copy of what they return
 
 A decomposition runs on the chip's own tensors. One that asks for its own operator again has said nothing: the host
 computes that.
 """
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
 
+from smelt.base.errors import SmeltError
 from smelt.chips import complex_numbers, fourier
+from smelt.chips.decompose import OURS
+from smelt.chips.decompose.table import computes
 from smelt.chips.linear_algebra import orthogonal, solving, spectra
 from smelt.dispatch import tensors
 
@@ -29,6 +32,11 @@ class Circular(Exception):
     """A decomposition has come back to the operator that it is for."""
 
 
+class Refused(Exception):
+    """A decomposition does not do this call, or it is wrong: the host computes it, or says what is wrong."""
+
+
+@computes(aten.soft_margin_loss_backward.default)
 def _soft_margin_loss_backward(
     grad: torch.Tensor, tensor: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
@@ -37,12 +45,7 @@ def _soft_margin_loss_backward(
     return found / tensor.numel() if reduction == 1 else found
 
 
-def _angle(tensor: torch.Tensor) -> torch.Tensor:
-    """Of real numbers."""
-    numbers = tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
-    return torch.where(numbers < 0, math.pi, torch.where(numbers.isnan(), numbers, 0.0))
-
-
+@computes(aten.constant_pad_nd.default)
 def _padded(tensor: torch.Tensor, pad: Sequence[int], value: Any = 0) -> torch.Tensor:
     """The tensor without what is cut off, in a larger one that is filled."""
     shape = torch.nn.functional.pad(tensors.on_meta(tensor), list(pad), value=value).shape
@@ -56,29 +59,9 @@ def _padded(tensor: torch.Tensor, pad: Sequence[int], value: Any = 0) -> torch.T
     return made
 
 
-def _product_of_nothing(one: torch.Tensor, other: torch.Tensor) -> Any:
-    if one.numel() and other.numel():
-        return NotImplemented
-    return torch.zeros([*one.shape[:-1], other.shape[-1]], dtype=one.dtype, device=one.device)
-
-
-def _sum_of_nothing(
-    tensor: torch.Tensor, dims: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Any:
-    if tensor.numel():
-        return NotImplemented
-    made = torch.sum(tensors.on_meta(tensor), dims, keepdim, dtype=dtype)
-    return torch.zeros(made.shape, dtype=made.dtype, device=tensor.device)
-
-
 _OURS: dict[torch._ops.OpOverload, Decomposition] = {
-    aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
-    aten.angle.default: _angle,
+    **OURS,
     aten.fill.Scalar: torch.full_like,
-    aten.constant_pad_nd.default: _padded,
-    aten.mm.default: _product_of_nothing,
-    aten.bmm.default: _product_of_nothing,
-    aten.sum.dim_IntList: _sum_of_nothing,
     **fourier.TABLE,
     **solving.TABLE,
     **orthogonal.TABLE,
@@ -90,46 +73,54 @@ IN_DOUBLE = (aten.grid_sampler_2d.default, aten.upsample_bicubic2d.default, aten
 
 
 def decomposition_of(
-    operator: torch._ops.OpOverload, args: Any, dtypes: Iterable[torch.dtype]
+    operator: torch._ops.OpOverload, args: Any, dtypes: Iterable[torch.dtype], is_described: bool
 ) -> Decomposition | None:
     """A function that computes an operator on such arguments, with results of these dtypes, by others; None if there is
-    none."""
+    none. What PyTorch's return is held against what the operator does: not without a description of that."""
     of_pairs = complex_numbers.TABLE if complex_numbers.is_complex(args, dtypes) else {}
+    if operator in _OURS or operator in of_pairs:
+        return of_pairs.get(operator) or _OURS[operator]
     if operator._schema.is_mutable:
-        twin = _twin(operator)
-        return None if twin is None else partial(_written, of_pairs.get(twin, twin))
-    if operator in of_pairs:
-        return of_pairs[operator]
-    return _OURS.get(operator) or decomposition_table.get(operator)
+        found = _functional(operator)
+        return None if found is None else _writing(of_pairs.get(found[0], found[0]), found[1])
+    return decomposition_table.get(operator) if is_described else None
 
 
-def _twin(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The operator that returns what this one writes."""
-    schema = operator._schema
-    name, overload = schema.name.partition("::")[2], operator._overloadname
-    written = [each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
-    if written == ["self"] and name.endswith("_"):
-        name = name[:-1]
-    elif written == ["out"] and overload.endswith("out"):
-        overload = overload.removesuffix("out").removesuffix("_") or "default"
-    else:
+def _writing(pure: Decomposition, named: tuple[str, ...]) -> Decomposition:
+    """An operator that writes, by the one that returns what is written: into what has these names, or the first."""
+
+    def write(*args: Any, **kwargs: Any) -> Any:
+        outs = [kwargs[name] for name in named] if named else [args[0]]
+        made = pure(*args, **{name: value for name, value in kwargs.items() if name not in named})
+        for out, value in zip(outs, made if isinstance(made, tuple | list) else [made], strict=True):
+            if not torch.can_cast(value.dtype, out.dtype):
+                raise RuntimeError(f"{value.dtype} is not written into {out.dtype}")
+            if out.shape != value.shape:
+                if not named:
+                    raise RuntimeError("what is written has another shape")
+                out.resize_(value.shape)
+            out.copy_(value)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    return write
+
+
+@cache
+def _functional(operator: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
+    """The operator that returns what this one writes, and by which names this one is given where."""
+    arguments = operator._schema.arguments
+    named = tuple([each.name for each in arguments if each.is_out])
+    name = operator._schema.name.removeprefix("aten::")
+    if not named and (name.endswith("__") or not name.endswith("_")):
         return None
-    return getattr(getattr(aten, name, None), overload, None)
-
-
-def _written(twin: Decomposition, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
-    """By the twin, and a copy."""
-    target: torch.Tensor = args[0] if out is None else out
-    made = twin(*args, **kwargs)
-    if made.dtype != target.dtype or made.shape != target.shape:
-        return NotImplemented  # an error, or a cast, or memory that grows
-    target.copy_(made)
-    return ()
-
-
-def lays_out(operator: torch._ops.OpOverload) -> bool:
-    """Whether results that nobody can describe beforehand are laid out by a decomposition of ours."""
-    return operator in _OURS
+    packet = getattr(aten, name if named else name[:-1], None)
+    wanted = [(each.name, str(each.type)) for each in arguments if not each.is_out]
+    for overload in packet.overloads() if packet is not None else ():
+        found: torch._ops.OpOverload = getattr(packet, overload)
+        same = [(each.name, str(each.type)) for each in found._schema.arguments] == wanted
+        if same and not found._schema.is_mutable:
+            return found, named
+    return None
 
 
 _running = threading.local()
@@ -150,9 +141,16 @@ def _entered(operator: torch._ops.OpOverload) -> Iterator[None]:
 def decomposed(
     operator: torch._ops.OpOverload, rule: Decomposition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The results of an operator, computed by its decomposition."""
+    """The results of an operator, computed by its decomposition. Errors of ours are for the host to say."""
     with _entered(operator), torch.no_grad():
-        found = rule(*args, **kwargs)
+        try:
+            found = rule(*args, **kwargs)
+        except (SmeltError, Circular, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if operator not in OURS and isinstance(error, NotImplementedError):
+                raise
+            raise Refused(f"{type(error).__name__}: {error}") from error
     if found is NotImplemented:
         raise Circular(str(operator))
     return tuple(found) if isinstance(found, tuple | list) else (found,)

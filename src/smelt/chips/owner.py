@@ -56,8 +56,10 @@ class ChipOwner:
             aten.set_.source_Tensor: self._set_tensor,
             aten.set_.source_Storage: self._set_storage,
             aten.resize_.default: self._resize,
+            aten.resize_as_.default: self._resize_as,
             aten.equal.default: self._equal,
             aten._linalg_check_errors.default: self._check_errors,
+            aten.allclose.default: self._allclose,
             aten.zero_.default: lambda tensor: self.compute(aten.fill_.Scalar, (tensor, 0), {}),
             aten.native_batch_norm.default: self._batch_norm,
             **loss_scaling.IN_PLACE,
@@ -199,6 +201,10 @@ class ChipOwner:
         tensors.set_layout(tensor, tensor.untyped_storage(), offset, like.shape, like.stride())
         return tensor
 
+    def _resize_as(self, tensor: torch.Tensor, like: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
+        kept = memory_format is torch.preserve_format
+        return self._resize(tensor, like.shape, memory_format=None if kept else memory_format)
+
     # Copies.
 
     def _item(self, tensor: torch.Tensor) -> Any:
@@ -213,6 +219,10 @@ class ChipOwner:
     def _check_errors(self, info: torch.Tensor, name: str, *, is_matrix: bool) -> None:
         """Raises what PyTorch does: the host reads for that how each factorization went."""
         torch._linalg_check_errors(self.device.to_host(info), name, is_matrix=is_matrix)
+
+    def _allclose(self, one: torch.Tensor, other: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+        close = torch.isclose(one, other, *args, **kwargs)
+        return bool(self._item(self.compute(aten.all.default, (close,), {})))
 
     def _to_copy(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
         device = options.get("device") or tensor.device

@@ -31,6 +31,7 @@ from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     without_library,
 )
 from smelt.ops.decompose.table import DECOMPOSITIONS as _TABLE
+from smelt.ops.special import TABLE as SPECIAL
 
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = _TABLE
 
@@ -44,7 +45,14 @@ def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     kernels = options.products == "auto"
     usual = how == "auto" and kernels
     table = DECOMPOSITIONS if usual else {**DECOMPOSITIONS, **convolutions.convolutions_by(how, kernels)}
-    table = {**table, **without_library.TABLE} if alone else table
+    if alone:
+        table = {**table, **without_library.TABLE, **(SPECIAL if _has_double(options.target) else {})}
     if alone and options.target and find(options.target).warp_size > 1:
         table = {**table, **without_library.SCORES_IN_MEMORY}
     return {**table, **products.AS_SUMS} if sums else table
+
+
+def _has_double(target: str) -> bool:
+    """Whether kernels can compute in float64."""
+    dtypes = find(target).dtypes if target else ()
+    return not dtypes or "float64" in dtypes

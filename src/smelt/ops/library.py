@@ -52,7 +52,7 @@ _WHY = {
     "draws random numbers, which have to be PyTorch's own": (
         "rand randn randint randint.low randperm bernoulli bernoulli.p normal_functional"
     ),
-    "is a function for which smelt has no polynomial": "erfc erfinv lgamma digamma",
+    "is a special function, whose polynomials are for where there is no library": "erfc erfinv lgamma digamma",
     "transforms whole rows": "_fft_c2c _fft_c2r _fft_r2c",
     "has a result whose shape or value depends on data": "nonzero masked_select _local_scalar_dense",
     "only allocates memory": "empty.memory_format empty_strided",

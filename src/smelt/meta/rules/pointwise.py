@@ -267,7 +267,11 @@ _INTEGERS = KNOWN - FLOATS
 _FLOAT_UNARY = [
     "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "digamma", "erf", "erfc", "erfinv", "exp",
     "exp2", "expm1", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "sin", "sinc",
-    "sinh", "sqrt", "tan", "tanh", "i0",
+    "sinh", "sqrt", "tan", "tanh", "i0", "special_airy_ai", "special_bessel_j0", "special_bessel_j1",
+    "special_bessel_y0", "special_bessel_y1", "special_entr", "special_erfcx", "special_i0e", "special_i1",
+    "special_i1e", "special_log_ndtr", "special_modified_bessel_i0", "special_modified_bessel_i1",
+    "special_modified_bessel_k0", "special_modified_bessel_k1", "special_ndtri",
+    "special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1", "special_spherical_bessel_j0",
 ]  # fmt: skip
 _SAME_UNARY = ["abs", "neg", "sign", "relu"]
 _FLOATS_UNARY = [
@@ -315,6 +319,7 @@ def _table() -> dict[str, Rule]:
     enter(("pow",), ("Scalar",), _pow_of_number)
     enter(("pow",), ("Tensor_Scalar",), _pow_number)
     enter(("div",), ("Tensor_mode", "Scalar_mode"), _divide_rounded)
+    enter(("polygamma",), ("default",), lambda _, x: _unary(KNOWN, float_result)(x))
     enter(("clamp", "clamp_min", "clamp_max"), ("default",), _clamp_numbers)
     enter(("clamp", "clamp_min", "clamp_max"), ("Tensor",), _clamp_tensors)
     enter(("where",), ("self",), _where)
