@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch import Tensor
@@ -54,7 +54,8 @@ def without_library(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], 
     def called(x: Tensor) -> Tensor:
         return function(x)
 
-    return smelt.compile(called, fullgraph=True, options={"library": "none"})
+    found: Callable[[Tensor], Tensor] = smelt.compile(called, fullgraph=True, options={"library": "none"})
+    return found
 
 
 def errors(found: Tensor, truth: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import torch
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {

@@ -158,7 +158,8 @@ def grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, corners: bool
     made: Any = 0.0
     for n, corner in enumerate(found.chosen):
         made = made + found.read(image, n) * found.weight(corner)
-    return made.view(*x.shape[:2], *grid.shape[1:-1]).to(x.dtype)
+    sampled: Tensor = made.view(*x.shape[:2], *grid.shape[1:-1]).to(x.dtype)
+    return sampled
 
 
 @computes(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)

@@ -39,11 +39,16 @@ def _tables(rows: Rows) -> tuple[Tensor, Tensor, Tensor | None]:
     return places, weights, counts
 
 
+def _parted(x: Tensor, dim: int, rows: int, width: int) -> Tensor:
+    """A dimension as two."""
+    return x.view([*x.shape[:dim], rows, width, *x.shape[dim + 1 :]])
+
+
 def summed(x: Tensor, dim: int, rows: Rows) -> Tensor:
     """Along a dimension of a float tensor: the weighted sum that each row says."""
     places, weights, counts = _tables(rows)
     count, width = places.shape
-    picked = x.index_select(dim, places.reshape(-1).to(x.device)).unflatten(dim, [count, width])
+    picked = _parted(x.index_select(dim, places.reshape(-1).to(x.device)), dim, count, width)
     after = [1] * (x.dim() - 1 - dim)
     if bool((weights != 1).any()):
         picked = picked * weights.to(x.dtype).view(count, width, *after).to(x.device)
@@ -63,7 +68,7 @@ def gathered(x: Tensor, first: int, windows: Sequence[Sequence[Sequence[int]]]) 
         width = max(map(len, each))
         places = torch.tensor([[*row] + [row[-1]] * (width - len(row)) for row in each], device=HOST)
         at = first + 2 * dim
-        picked = picked.index_select(at, places.reshape(-1).to(x.device)).unflatten(at, [len(each), width])
+        picked = _parted(picked.index_select(at, places.reshape(-1).to(x.device)), at, len(each), width)
         shape = [1] * (2 * len(windows))
         shape[2 * dim : 2 * dim + 2] = [len(each), width]
         numbers = numbers * sizes[dim] + places.view(shape)

@@ -67,7 +67,8 @@ def _pools(rank: int, forward: Any, backward: Any) -> None:
         made, first = wide(x), x.dim() - rank
         for dim, (rows, _) in enumerate(plans):
             made = summed(made, first + dim, rows)
-        return (made / _divisor([each for _, each in plans], override, made)).to(x.dtype)
+        found: Tensor = (made / _divisor([each for _, each in plans], override, made)).to(x.dtype)
+        return found
 
     @computes(backward)
     def pool_backward(

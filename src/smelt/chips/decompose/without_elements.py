@@ -114,7 +114,8 @@ for _op in (
 def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     if x.dim() and index.dim():
         raise NotImplementedError("there are dimensions")
-    return _row(x).gather(0, _row(index)).reshape(index.shape)
+    found: Tensor = _row(x).gather(0, _row(index)).reshape(index.shape)
+    return found
 
 
 @computes(aten.argmax.default, aten.argmin.default)
