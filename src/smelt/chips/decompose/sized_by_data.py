@@ -43,7 +43,7 @@ def nonzero(x: Tensor) -> Tensor:
     numbers = _positions((x != 0).reshape(-1))
     if x.dim() == 0:
         return torch.zeros([numbers.numel(), 0], dtype=torch.int64, device=x.device)
-    return torch.stack(_unravelled(numbers, x.shape), 1)
+    return torch.stack(_unravelled(numbers, x.shape)).t()  # as PyTorch lays it out
 
 
 @computes(aten.masked_select.default)
