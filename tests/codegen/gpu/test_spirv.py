@@ -1,5 +1,6 @@
 """Kernels of every GPU schedule as SPIR-V: valid, and on a Vulkan device the same as the interpreter leaves."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -80,6 +81,28 @@ def test_functions(op: str, dtype: torch.dtype) -> None:
     x = torch.cat([torch.linspace(-10, 10, 56), LARGE]).to(dtype)
     off = 2e-6 if dtype is torch.float32 else 1e-13
     same_on_vulkan(of_each(op, dtype, 64), given=[x], rtol=off, atol=off)
+
+
+def test_remainders_are_exact() -> None:
+    """Of quotients of any size, by what devices have: no fma, and no function for it."""
+    needs_vulkan()
+    special = torch.tensor([0.0, -0.0, 1.0, -7.5, 3.4e38, 1e-45, torch.inf, -torch.inf, torch.nan])
+    bits = torch.randint(-(2**31), 2**31, (2, 1000), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    x = torch.cat([bits[0].view(torch.float32), special.repeat_interleave(len(special))])
+    y = torch.cat([bits[1].view(torch.float32), special.repeat(len(special))])
+    body: tuple[Instruction, ...] = (
+        Load("a", "x", ALONG),
+        Load("b", "y", ALONG),
+        Compute("c", "fmod", ("a", "b"), torch.float32),
+        Store("z", ALONG, "c"),
+    )
+    roles = (("x", Role.INPUT), ("y", Role.INPUT), ("z", Role.OUTPUT))
+    buffers = tuple(Buffer(name, torch.float32, len(x), role) for name, role in roles)
+    kernel = Kernel("fmod", (), (Axis("j", len(x)),), buffers, (Stage(True, body),))
+    found = OnVulkan(kernel).run([x, y, torch.zeros(len(x))])[2]
+    pairs = zip(x.tolist(), y.tolist(), strict=True)
+    wanted = [math.nan if b == 0 or math.isinf(a) else math.fmod(a, b) for a, b in pairs]
+    torch.testing.assert_close(found, torch.tensor(wanted), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16, torch.bfloat16])

@@ -3,6 +3,9 @@
 A quotient below 2^p, p the bits of a mantissa, is rounded to the right whole number or to the next one, and what is
 left beside that is exact by fma. Where x is larger still, multiples of y · 2^k are taken away first: a loop that runs
 until no lane needs it.
+
+Without fma, where there is no library to call either, f32 is reduced in f64: a quotient of 24 bits times a divisor of
+24 is exact there. From 2^277, the largest quotient of two such numbers, that takes a dozen steps, always.
 """
 
 from smelt.codegen.llvm.builder import Builder, LlvmValue
@@ -13,13 +16,14 @@ INFINITY, NAN = float("inf"), float("nan")
 
 
 def fmod(b: Builder, x: LlvmValue, y: LlvmValue) -> LlvmValue:
-    if not b.target.has_fma:
-        return library("fmod")(b, x, y)
     x, y = b.lift(x, y)
+    in_double = x.kind == "f32" and b.target.form == "spirv" and "float64" in b.target.dtypes
+    if not b.target.has_fma and not in_double:
+        return library("fmod")(b, x, y)
     size, divisor = b.fabs(x), b.fabs(y)
     fine = b.and_(b.fcmp("olt", size, INFINITY), b.fcmp("ogt", divisor, 0.0))
     first, divisor = b.select(fine, size, 0.0), b.select(fine, divisor, 1.0)
-    rest = _reduced(b, first, divisor)
+    rest = _reduced(b, first, divisor) if b.target.has_fma else _reduced_in_double(b, first, divisor)
     return b.select(fine, b.copysign(rest, x), NAN)
 
 
@@ -45,6 +49,18 @@ def _reduced(b: Builder, first: LlvmValue, divisor: LlvmValue) -> LlvmValue:
     b.branch(b.any_lane(b.fcmp("oge", left, divisor)), again, done)
     b.label(done)
     return left
+
+
+def _reduced_in_double(b: Builder, first: LlvmValue, divisor: LlvmValue) -> LlvmValue:
+    """The same of f32, by multiples of y · 2^264, y · 2^240, …, y. A quotient may be off by one, and is then mended."""
+    rest, wide = b.convert("fpext", first, "f64"), b.convert("fpext", divisor, "f64")
+    for power in range(264, -1, -24):
+        taken = b.fmul(wide, 2.0**power)
+        count = b.intrinsic("llvm.trunc", b.fdiv(rest, taken))
+        left = b.fsub(rest, b.fmul(count, taken))
+        left = b.select(b.fcmp("olt", left, 0.0), b.fadd(left, taken), left)
+        rest = b.select(b.fcmp("oge", left, taken), b.fsub(left, taken), left)
+    return b.select(b.fcmp("oge", first, divisor), b.convert("fptrunc", rest, "f32"), first)
 
 
 def _mantissa(b: Builder, divisor: LlvmValue) -> LlvmValue:
