@@ -71,7 +71,7 @@ def test_while_on_a_tensor() -> None:
     assert len(runner.graphs) <= 3
 
 
-@pytest.mark.parametrize("name", ["tolist", "bool", "int", "numpy", "nonzero", "mask"])
+@pytest.mark.parametrize("name", ["tolist", "bool", "int", "nonzero", "mask"])
 def test_data_of_a_tensor(name: str) -> None:
     def f(x):
         y = x * 2
@@ -82,8 +82,6 @@ def test_data_of_a_tensor(name: str) -> None:
             z = bool(z)
         elif name == "int":
             z = int(z)
-        elif name == "numpy":
-            z = y.numpy().sum().item()
         elif name == "nonzero":
             z = y.nonzero()
         elif name == "mask":
