@@ -44,7 +44,8 @@ def well_conditioned(size: int) -> torch.Tensor:
 
 def positive(size: int) -> torch.Tensor:
     a = matrices(2, size, size)
-    return a @ a.mT / size + torch.eye(size)
+    made: torch.Tensor = a @ a.mT / size + torch.eye(size)
+    return made
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -128,7 +129,8 @@ def test_eigenvalues_of_symmetric_matrices(size: int) -> None:
 
     def whole(a: torch.Tensor) -> torch.Tensor:
         values, vectors = torch.linalg.eigh(a)
-        return vectors * values.unsqueeze(-2) @ vectors.mT
+        made: torch.Tensor = vectors * values.unsqueeze(-2) @ vectors.mT
+        return made
 
     both(whole, a)
 
@@ -146,9 +148,9 @@ def test_errors_are_pytorchs() -> None:
         (lambda a: torch.linalg.solve(a, a), singular),
         (lambda a: torch.linalg.inv(a.expand(2, 3, 3)), singular),
     ):
-        with pytest.raises(torch.linalg.LinAlgError) as raised:
+        with pytest.raises(torch._C._LinAlgError) as raised:
             function(a)
-        with pytest.raises(torch.linalg.LinAlgError, match=re.escape(str(raised.value))):
+        with pytest.raises(torch._C._LinAlgError, match=re.escape(str(raised.value))):
             function(a.to("sim"))
 
 
