@@ -101,7 +101,7 @@ def why_not_inline_producer(groups: Groups, group: Group, source: Group) -> str 
     places = _places(group, source)
     if cost and places > group.limits.read_places:
         return f"{source} would be computed at {places} places for every point"
-    if group.successors & source.mask or groups.closes_cycle(group, source):
+    if source in group.successors or groups.closes_cycle(group, source):
         return "something between them needs the one and is needed by the other"
     return None
 

@@ -9,7 +9,9 @@ along rows, the numbers are split into rows of `cols` points. Each member stands
     INLINE  computed wherever it is read     GRID  folded over rows or scattered, in memory when the kernel has ended
 
 Members fit together when each reads the others exactly at its own point (or row); `why_not_merge` says where they do
-not. Merging must not close a cycle through a third group or a library call; ancestor sets kept as bit masks tell.
+not. Merging must not close a cycle through a third group or a library call. Groups have places in an order in which
+each comes after what it reads; whether there is a way from one to another is looked for between their places alone, and
+a merge gives new places to what is between them: layers of a deep model are none of each other's business.
 """
 
 from collections.abc import Iterator
@@ -49,11 +51,10 @@ class Group:
     axis_boundaries: set[Size] = field(default_factory=set)  # extents at which points are split into axes
     call: Call | None = None
     limits: Limits = DEFAULT_LIMITS  # of kernels for the target of its device
-    bit: int = 0  # stands for the group in the masks of others
-    mask: int = 0  # the bits of all that was merged into it
-    ancestors: int = 0  # all that must come before it
-    predecessors: int = 0  # what it reads itself
-    successors: int = 0  # what reads it
+    merged: list[int] = field(default_factory=list)  # the ids of all that was merged into it
+    place: int = 0  # in an order in which each group comes after what it reads
+    predecessors: "set[Group]" = field(default_factory=set)  # what it reads itself
+    successors: "set[Group]" = field(default_factory=set)  # what reads it
     recomputed: set[FusionValue] = field(default_factory=set)  # members of others that it computes for itself too
     waiting: frozenset[FusionValue] = frozenset()  # of a product: what better does not join it
 
@@ -122,7 +123,7 @@ class Groups:
     # Building.
 
     def add_call(self, call: Call) -> Group:
-        group = Group(call.id, call=call, bit=1 << call.id, mask=1 << call.id)
+        group = Group(call.id, call=call, merged=[call.id])
         self.by_id[call.id] = group
         before = [self.group_of(value) for value in call.reads if value not in self.inlined]
         if call.after is not None:
@@ -133,7 +134,7 @@ class Groups:
     def add_value(self, value: FusionValue) -> Group:
         """A group of its own for a value to be computed."""
         limits = self.targets.limits_of(value.spec.device)
-        group = Group(value.id, members=[value], limits=limits, bit=1 << value.id, mask=1 << value.id)
+        group = Group(value.id, members=[value], limits=limits, merged=[value.id])
         if isinstance(value.rule, FoldRule):
             _place_fold(group, value, value.rule, limits)
         elif isinstance(value.rule, ScanRule):
@@ -158,55 +159,86 @@ class Groups:
         return group
 
     def _depend(self, group: Group, before: "list[Group | None]") -> None:
+        group.place = len(self.by_id)  # the last: nothing reads it yet
         for source in before:
             if source is not None and source is not group:
-                source.successors |= group.bit
-                group.predecessors |= source.bit
-                group.ancestors |= source.ancestors | source.bit
+                source.successors.add(group)
+                group.predecessors.add(source)
 
     # Merging.
 
     def closes_cycle(self, a: Group, b: Group) -> bool:
         """Whether something outside depends on one of them while the other depends on it."""
-        both = a.mask | b.mask
-        return bool((a.successors & ~both) & b.ancestors or (b.successors & ~both) & a.ancestors)
+        first, last = (a, b) if a.place < b.place else (b, a)
+        below, above = {first, last}, {first, last}
+        down = [group for group in first.successors if group is not last and group.place < last.place]
+        up = [group for group in last.predecessors if group is not first and group.place > first.place]
+        while down and up:  # whichever side ends first decides
+            group = down.pop()
+            if group in above:
+                return True
+            if group not in below:
+                below.add(group)
+                down += [after for after in group.successors if after.place < last.place]
+                if last in group.successors:
+                    return True
+            group = up.pop()
+            if group in below:
+                return True
+            if group not in above:
+                above.add(group)
+                up += [before for before in group.predecessors if before.place > first.place]
+                if first in group.predecessors:
+                    return True
+        return False
 
     def absorb(self, keep: Group, gone: Group) -> None:
         """Make one group of two. Levels, points and axis boundaries are the caller's to set."""
+        _make_room(keep, gone)
         for value in gone.members:
             self.by_value[value] = keep
-        for number in _bits(gone.mask):
+        for number in gone.merged:
             self.by_id[number] = keep
-        for number in _bits(gone.predecessors & ~keep.mask):
-            self.by_id[number].successors |= keep.bit
-        fresh = gone.ancestors & ~keep.ancestors & ~keep.mask
+        for before in gone.predecessors:
+            before.successors.discard(gone)
+            before.successors.add(keep)
+        for after in gone.successors:
+            after.predecessors.discard(gone)
+            after.predecessors.add(keep)
+        keep.predecessors = (keep.predecessors | gone.predecessors) - {keep, gone}
+        keep.successors = (keep.successors | gone.successors) - {keep, gone}
         keep.members.extend(gone.members)
+        keep.merged.extend(gone.merged)
         keep.id = min(keep.id, gone.id)
-        keep.mask |= gone.mask
-        keep.predecessors |= gone.predecessors
-        keep.ancestors = (keep.ancestors | gone.ancestors) & ~keep.mask
-        if gone.successors or (fresh and keep.successors):
-            keep.successors |= gone.successors
-            self._spread(keep)
-
-    def _spread(self, group: Group) -> None:
-        """Tell all that come after `group` what now comes before them."""
-        waiting = [group]
-        while waiting:
-            source = waiting.pop()
-            known = source.ancestors | source.bit
-            for number in _bits(source.successors & ~source.mask):
-                after = self.by_id[number]
-                if after is not source and known & ~after.ancestors & ~after.mask:
-                    after.ancestors |= known & ~after.mask
-                    waiting.append(after)
 
 
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+def _make_room(a: Group, b: Group) -> None:
+    """Give two groups, of which none depends on the other through a third, one place: what the later one needs comes
+    before it, what needs the earlier one behind it. Only those among them that stood between the two move."""
+    first, last = (a, b) if a.place < b.place else (b, a)
+    below, above = {first, last}, {first, last}
+    pending = [first]
+    while pending:
+        for after in pending.pop().successors:
+            if after.place < last.place and after not in below:
+                below.add(after)
+                pending.append(after)
+    pending = [last]
+    while pending:
+        for before in pending.pop().predecessors:
+            if before.place > first.place and before not in above:
+                above.add(before)
+                pending.append(before)
+    between = {first, last}
+    places = sorted(group.place for group in below | above)
+    order = [*sorted(above - between, key=_place), first, *sorted(below - between, key=_place)]
+    for group, place in zip(order, places, strict=False):  # one place is left over
+        group.place = place
+    last.place = first.place
+
+
+def _place(group: Group) -> int:
+    return group.place
 
 
 def _place_fold(group: Group, value: FusionValue, rule: FoldRule, limits: Limits) -> None:
