@@ -90,9 +90,10 @@ def compile_kernels(
         for each in (each for launched in kernels for each in members(launched)):
             if shape_env_of(each) is None:
                 check_kernel(each, after="fuse")
-    keys = {kernel.name: _key(kernel) for kernel in kernels}
+    kernels = list({id(kernel): kernel for kernel in kernels}.values())  # most are launched by many steps
+    keys: dict[str, str] = {}
     for kernel in kernels:
-        if keys[kernel.name] != _key(kernel):
+        if keys.setdefault(kernel.name, key := _key(kernel)) != key:
             raise SmeltError("SM030", f"two different kernels are named {kernel.name}")
     with _native.Held(_lock):
         # With little fuel left, what a kernel becomes depends on how much that is: nobody else gets that code.

@@ -117,6 +117,9 @@ class _Reuse:
         self.viewed = {name for step in program.steps if aliases(step) for name in reads(step)}
         self.now: dict[str, str] = {}  # buffers taken over → whose memory they have
         self.leaving: set[str] = set()  # those whose memory leaves the program in the end
+        # Many steps launch one kernel, and go on launching one: by its id, with the kernel, and two of its buffers.
+        self._safe: dict[tuple[int, str, str], tuple[Kernel, bool]] = {}
+        self._merged: dict[tuple[int, str, str], tuple[Kernel, Kernel]] = {}
 
     def run(self) -> Program:
         steps = [self._step(number, step) for number, step in enumerate(self.program.steps)]
@@ -143,7 +146,10 @@ class _Reuse:
                 self.leaving.add(mine)
             self.lives[mine] = (self.lives[mine][0], self.lives[taken][1])
             args = tuple(name for name in args if name != taken)
-            kernel = merged(kernel, source, target)
+            key = (id(kernel), source.name, target.name)
+            if key not in self._merged:
+                self._merged[key] = kernel, merged(kernel, source, target)
+            kernel = self._merged[key][1]
         return Launch(kernel, args)
 
     def _taker(self, number: int, kernel: Kernel, source: Buffer, given: dict[str, str]) -> Buffer | None:
@@ -155,9 +161,15 @@ class _Reuse:
             return None
         for target in kernel.parameters:
             theirs = self.buffers[given[target.name]]
-            if target.role is Role.OUTPUT and _alike(mine, theirs) and is_safe(kernel, source, target):
+            if target.role is Role.OUTPUT and _alike(mine, theirs) and self._may_overwrite(kernel, source, target):
                 return target
         return None
+
+    def _may_overwrite(self, kernel: Kernel, source: Buffer, target: Buffer) -> bool:
+        key = (id(kernel), source.name, target.name)
+        if key not in self._safe:
+            self._safe[key] = kernel, is_safe(kernel, source, target)
+        return self._safe[key][1]
 
 
 # Products that write into memory given to them, copies, gradients, which have the shape and dtype of what they are of,

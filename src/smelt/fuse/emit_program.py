@@ -20,6 +20,7 @@ from smelt.fuse.build_kernel import Assembled, assemble
 from smelt.fuse.expressions import Unbuildable
 from smelt.fuse.groups import Group, Groups
 from smelt.fuse.inline_exprs import inline
+from smelt.fuse.lowering.rules import ContractRule, FoldRule, PointRule, ScanRule, ScatterRule
 from smelt.fuse.lowering.values import Call, FusionKind, FusionValue, Lowered, Ref, references
 from smelt.fuse.program_order import Ordered
 from smelt.fuse.records import Made
@@ -53,6 +54,7 @@ class _Builder:
         self.targets = targets
         self.buffers: dict[FusionValue, ProgramBuffer] = {}
         self.kernels: dict[Any, Kernel] = {}
+        self.alike: dict[Any, tuple[Kernel, tuple[int, ...]]] = {}  # by `_likeness`: a kernel, and its values by number
         self.returned = {ref.value.memory for ref in references(self.lowered.returns)}
         self.arena_device = _most_used_device(self.lowered)
 
@@ -121,6 +123,20 @@ class _Builder:
         return value.needed or any(reader is not group and value not in reader.recomputed for reader in readers)
 
     def _kernel(self, group: Group, stored: set[FusionValue]) -> Assembled:
+        """The kernel of a group: the one of another layer's group that is alike, or one made now."""
+        like = _likeness(self.groups, group, stored)
+        if like is None:
+            return self._made(group, stored)
+        key, values = like
+        found = self.alike.get(key)
+        if found is None:
+            assembled, numbers = self._made(group, stored), {value: number for number, value in enumerate(values)}
+            self.alike[key] = assembled.kernel, tuple(numbers[value] for value in assembled.values)
+            return assembled
+        kernel, places = found
+        return Assembled(kernel, tuple(values[place] for place in places))
+
+    def _made(self, group: Group, stored: set[FusionValue]) -> Assembled:
         try:
             ordered = order(inline(self.groups, group, stored), group.limits)
         except Unbuildable as reason:
@@ -171,6 +187,51 @@ class _Builder:
             assert lowering.out is not None
             return Library(lowering.out, args, kwargs, outs, lowering.into)
         return Library(call.op, args, kwargs, outs, unless=call.unless.name if call.unless is not None else None)
+
+
+def _likeness(groups: Groups, group: Group, stored: set[FusionValue]) -> tuple[Any, list[FusionValue]] | None:
+    """All that a kernel follows from, equal for groups that differ in their values' names alone, and the values that it
+    is about, in an order that they share; None for a group with something that is not told apart so."""
+    values = sorted(group.members, key=lambda value: value.id)
+    numbers = {value: number for number, value in enumerate(values)}
+    about: list[Any] = []
+    for value in values:  # which grows
+        level = group.levels.get(value)
+        if level is None and value not in group.recomputed and value not in groups.inlined:
+            about.append(value.spec)  # in memory
+            continue
+        rule = _told_apart(value.rule)
+        if rule is None:
+            return None
+        reads = []
+        for reading in value.readings:
+            if reading.value not in numbers:
+                numbers[reading.value] = len(values)
+                values.append(reading.value)
+            reads.append(
+                (numbers[reading.value], reading.stride, reading.offset, reading.identity_read, reading.indirect)
+            )
+        about.append((value.kind, value.spec, rule, level, value in stored, value in group.recomputed, tuple(reads)))
+    rows = group.points, group.cols, frozenset(group.axis_boundaries)
+    key = (rows, len(group.members), id(group.limits), tuple(about))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key, values
+
+
+def _told_apart(rule: Any) -> Any:
+    """A rule as part of a key: the numbers in it, too, are equal only if kernels cannot tell them apart."""
+    if isinstance(rule, PointRule):
+        return (rule.lowering, _told_apart(rule.args), _told_apart(tuple(rule.kwargs.items())), rule.common)
+    if isinstance(rule, tuple | list):
+        return (type(rule), tuple([_told_apart(item) for item in rule]))
+    if isinstance(rule, FoldRule | ScanRule | ContractRule):
+        return rule
+    if isinstance(rule, ScatterRule):
+        return None  # what is put may be a number
+    return (type(rule), repr(rule) if type(rule) in (float, complex) else rule)
 
 
 def _most_used_device(lowered: Lowered) -> torch.device | None:

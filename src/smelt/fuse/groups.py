@@ -57,25 +57,15 @@ class Group:
     successors: "set[Group]" = field(default_factory=set)  # what reads it
     recomputed: set[FusionValue] = field(default_factory=set)  # members of others that it computes for itself too
     waiting: frozenset[FusionValue] = frozenset()  # of a product: what better does not join it
+    reduced: list[FusionValue] = field(default_factory=list)  # members that are folds
+    directions: frozenset[bool] = frozenset()  # which ways its scans run: in reverse or not
+    scatters: bool = False
+    multiplies: bool = False  # a product is computed in it: the other members are what is done to its sums
 
     @property
     def folds(self) -> list[FoldRule]:
         """Folds over rows, which restrict how the points may be split into rows."""
-        return [v.rule for v in self.members if isinstance(v.rule, FoldRule) and self.levels[v] is GroupLevel.GRID]
-
-    @property
-    def directions(self) -> set[bool]:
-        """Which ways its scans run: in reverse or not."""
-        return {value.rule.call.backwards for value in self.members if isinstance(value.rule, ScanRule)}
-
-    @property
-    def scatters(self) -> bool:
-        return any(value.kind is FusionKind.SCATTER for value in self.members)
-
-    @property
-    def multiplies(self) -> bool:
-        """Whether a product is computed in it: the other members are what is done to its sums."""
-        return any(value.kind is FusionKind.PRODUCT for value in self.members)
+        return [v.rule for v in self.reduced if self.levels[v] is GroupLevel.GRID]  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
@@ -135,9 +125,12 @@ class Groups:
         """A group of its own for a value to be computed."""
         limits = self.targets.limits_of(value.spec.device)
         group = Group(value.id, members=[value], limits=limits, merged=[value.id])
+        group.scatters, group.multiplies = value.kind is FusionKind.SCATTER, value.kind is FusionKind.PRODUCT
         if isinstance(value.rule, FoldRule):
+            group.reduced = [value]
             _place_fold(group, value, value.rule, limits)
         elif isinstance(value.rule, ScanRule):
+            group.directions = frozenset({value.rule.call.backwards})
             group.points, group.cols, group.cols_fixed = value.numel, value.rule.cols, True
             group.levels[value] = GroupLevel.FULL
         elif isinstance(value.rule, ScatterRule):
@@ -208,6 +201,10 @@ class Groups:
         keep.predecessors = (keep.predecessors | gone.predecessors) - {keep, gone}
         keep.successors = (keep.successors | gone.successors) - {keep, gone}
         keep.members.extend(gone.members)
+        keep.reduced.extend(gone.reduced)
+        keep.directions |= gone.directions
+        keep.scatters |= gone.scatters
+        keep.multiplies |= gone.multiplies
         keep.merged.extend(gone.merged)
         keep.id = min(keep.id, gone.id)
 

@@ -175,7 +175,7 @@ def quietly_written(target: object, args: Sequence[Any]) -> tuple[Any, ...]:
 
 def draws(node: fx.Node) -> bool:
     """Whether a call draws random numbers."""
-    return why_not_drop(node) == RANDOM
+    return why_not_share(node) == RANDOM
 
 
 def checks_in_backward(node: fx.Node) -> bool:

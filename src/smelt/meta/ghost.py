@@ -17,7 +17,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -28,7 +28,7 @@ from smelt.base.torch_originals import originals_of_tensors
 from smelt.device.host_library import HOST, on_host
 from smelt.ir.graph import add_node
 from smelt.ir.symbolic_numbers import NumberWriter
-from smelt.ir.tensorspec import NumberSpec, TensorSpec, UnplacedSpec, set_spec, spec_of_value
+from smelt.ir.tensorspec import NodeSpec, NumberSpec, TensorSpec, UnplacedSpec, set_spec, spec_of_value
 from smelt.meta.devices import result_device, result_devices, tensors_in
 from smelt.meta.layout_probe import tried
 from smelt.meta.rules import describe
@@ -91,7 +91,7 @@ class GhostTensor(torch.Tensor):
         return propagate(func, args, kwargs or {})
 
 
-_NO_OTHERS = (GhostTensor, torch.Tensor)  # the second where a node of autograd's graph is called
+_NO_OTHERS = frozenset({GhostTensor, torch.Tensor})  # the second where a node of autograd's graph is called
 
 
 class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ def by_others(func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: M
     """
     if _active_mode(_FAKE) is not None:
         return func(*args, **kwargs or {})
-    return NotImplemented if any(each not in _NO_OTHERS for each in types) else OURS
+    return OURS if _NO_OTHERS.issuperset(types) else NotImplemented
 
 
 @contextlib.contextmanager
@@ -409,6 +409,12 @@ def _count_list_written(value: Any) -> None:
         torch.autograd.graph.increment_version(ghosts)
 
 
+class CallLog(Protocol):
+    """Who is told of the calls that a recorder sees."""
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None: ...
+
+
 class Recorder(GhostMode):  # type: ignore[no-untyped-call]
     """Writes every operator that reaches it into `graph`, as `call_function` nodes with specs.
 
@@ -433,6 +439,7 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         # Every ghost lives as long as the recorder. PyTorch's derivatives hold on to the sizes of a tensor while they
         # use it (`fft_r2c_backward`), and functionalization has another ghost stand for it once it was written.
         self._made: list[Any] = []
+        self._log: CallLog | None = None  # is told of calls, with their tensors
 
     def number_in(self, holder: fx.Node, spec: NumberSpec) -> Any:
         """The number that a tensor of one element holds: a symbol, or a float given at each call."""
@@ -502,8 +509,7 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         except KeyError:
             decomposition = self._taken_apart[func] = self._decomposition_of(func)
         if decomposition is not None:
-            with self:
-                result = decomposition(*args, **kwargs)
+            result = self.take_apart(func, decomposition, args, kwargs)
             if result is not NotImplemented:
                 return result
         result = propagate(func, args, kwargs)
@@ -511,7 +517,16 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
             return result  # sizes say so: nothing is computed
         self._made.append(result)
         self.record(func, self.node_of(args), {name: self.node_of(value) for name, value in kwargs.items()}, result)
+        if self._log is not None:
+            self._log.note(func, args, kwargs, result)
         return result
+
+    def take_apart(
+        self, func: Any, decomposition: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What a decomposition returns, with what it does recorded."""
+        with self:
+            return decomposition(*args, **kwargs)
 
     def _decomposition_of(self, func: Any) -> Callable[..., Any] | None:
         found = self._decompositions.get(func) or self._decompositions.get(func._schema.name)
@@ -519,19 +534,32 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Write one call, its arguments as nodes, into the graph and tie the ghosts in `result` to it."""
+        parts = self.write(func, args, kwargs, spec_of_value(result) if func._schema.returns else ())
+        if isinstance(result, GhostTensor):
+            result.node = parts[0]
+        elif isinstance(result, tuple | list):
+            for item, node in zip(result, parts, strict=True):
+                if isinstance(item, GhostTensor):
+                    item.node = node
+
+    def write(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: NodeSpec
+    ) -> tuple[fx.Node | None, ...]:
+        """Write one call, its arguments as nodes, into the graph: the node of each of its results that is a tensor."""
         node = add_node(self.graph, "call_function", func, args, kwargs, func.overloadpacket.__name__)
-        set_spec(node, spec_of_value(result) if func._schema.returns else ())
+        set_spec(node, spec)
         if self._sparse and not self._sparse.isdisjoint(node.all_input_nodes):
             raise GhostError(f"{func} computes with a sparse tensor")
         if yields_sparse(func, args, kwargs):
             self._sparse.add(node)
-        if isinstance(result, GhostTensor):
-            result.node = node
-        elif isinstance(result, tuple | list):
-            for position, item in enumerate(result):
-                if isinstance(item, GhostTensor):
-                    item.node = self.graph.call_function(operator.getitem, (node, position))
-                    set_spec(item.node, TensorSpec.of(item))
+        if not isinstance(spec, tuple):
+            return (node,)
+        parts: list[fx.Node | None] = [None] * len(spec)
+        for position, item in enumerate(spec):
+            if item is not None:
+                parts[position] = part = add_node(self.graph, "call_function", operator.getitem, (node, position), {})
+                set_spec(part, item)
+        return tuple(parts)
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         node = self._constant_nodes.get(id(tensor))

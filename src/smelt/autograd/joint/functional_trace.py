@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import SelectiveCheckpointContext
 
 from smelt.autograd.joint.bernoulli_order import bernoulli
+from smelt.autograd.joint.decomposition_templates import DecompositionTemplate, TemplateLog, call_of
 from smelt.autograd.joint.opaque import watch
 from smelt.base.errors import SmeltError
 from smelt.base.torch_originals import BASE, METHODS_OF_C, call_method
@@ -29,7 +30,7 @@ from smelt.ir.graph import GraphLevel, Traced, output_node
 from smelt.ir.nodes import backward_node
 from smelt.ir.nodes.backward_node import running_backward, set_backward
 from smelt.ir.nodes.checkpoint import Checkpoint, Policy
-from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
+from smelt.ir.tensorspec import NodeSpec, NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.effects import QUIET_WRITE, effect_of, is_view, why_not_drop
 from smelt.meta.ghost import GhostError, GhostTensor, Recorder
 from smelt.symbolic.expressions import COMPUTED
@@ -70,28 +71,47 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         self._recompute_policy: RecomputePolicy | None = None  # of what is recorded now
         self._policy: Policy | None = None
         self._calls: dict[Any, tuple[fx.Node | None, ...]] = {}  # a call's results, by what was called
+        self._templates: dict[Any, DecompositionTemplate | None] = {}  # None: each call has to be run
         self._origins, self._backwards = provenance.this_thread(), backward_node.this_thread()
 
-    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def take_apart(
+        self, func: Any, decomposition: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What the decomposition of an operator made of other tensors of the same layouts is written once more, without
+        running it. Those that call each other are one template."""
+        called = call_of(func, decomposition, args, kwargs) if self._log is None else None
+        if called is None:
+            return super().take_apart(func, decomposition, args, kwargs)
+        key, ghosts = called
+        if key not in self._templates:
+            self._log = log = TemplateLog(ghosts)
+            try:
+                result = super().take_apart(func, decomposition, args, kwargs)
+            finally:
+                self._log = None
+            self._templates[key] = log.template(result)
+            return result
+        template = self._templates[key]
+        if template is None:
+            return super().take_apart(func, decomposition, args, kwargs)
+        result = template.written([self.node_of(ghost) for ghost in ghosts], ghosts, self.write)
+        self._made.append(result)
+        return result
+
+    def write(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: NodeSpec
+    ) -> tuple[fx.Node | None, ...]:
         if func in IDENTITIES:
-            result.node = args[0]
-            return
+            return (args[0],)
         effect = effect_of(func, args, kwargs)
-        if func._schema.is_mutable or effect == QUIET_WRITE:
-            raise CannotTrace(f"{func} {effect} below functionalization")
-        if func in _READ_WORKSPACES:
-            raise CannotTrace(f"{func} reads a workspace that its forward allocates only under autograd")
-        if func is aten.view_as_real.default and is_lazy_conjugate(args[0]):
-            raise CannotTrace("view_as_real of a lazily conjugated tensor")
-        if func in STORAGE_OFFSETS:
-            _check_storage_offset(func, args, kwargs)
+        if _is_special(func) or effect == QUIET_WRITE:
+            _check(func, args, kwargs, effect)
         key = _call_key(func, args, kwargs) if effect is None else None
         known = self._calls.get(key) if key is not None else None
         if known is not None:
-            self._reuse(known, result)
-            return
-        super().record(func, args, kwargs, result)
-        parts = tuple(part.node if isinstance(part, GhostTensor) else None for part in _parts(result))
+            self._reuse(known)
+            return known
+        parts = super().write(func, args, kwargs, spec)
         made = [part for part in parts if part is not None]
         here, backward = provenance.current(self._origins), running_backward(self._backwards)
         for node in made:
@@ -104,6 +124,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
                     set_recompute_policy(each, self._recompute_policy)
         if key is not None:
             self._calls[key] = parts
+        return parts
 
     def region(self, checkpoint: Checkpoint, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run a checkpointed region.
@@ -160,19 +181,31 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
             raise CannotTrace("a tensor that requires grad is used without being an input")
         return super()._constant(tensor)
 
-    def _reuse(self, known: tuple[fx.Node | None, ...], result: Any) -> None:
-        for ghost, node in zip(_parts(result), known, strict=True):
-            if node is None:
-                continue
-            ghost.node = node
-            if self.phase is Phase.BACKWARD and phase_of(node) is Phase.FORWARD:
+    def _reuse(self, known: tuple[fx.Node | None, ...]) -> None:
+        for node in known:
+            if node is not None and self.phase is Phase.BACKWARD and phase_of(node) is Phase.FORWARD:
                 set_phase(node, Phase.BOTH)
                 if node.target is operator.getitem:
                     set_phase(node.all_input_nodes[0], Phase.BOTH)
 
 
-def _parts(result: Any) -> Sequence[Any]:
-    return result if isinstance(result, tuple | list) else (result,)
+@functools.cache
+def _is_special(func: Any) -> bool:
+    """Whether there is something to check of an operator's calls."""
+    checked = (aten.view_as_real.default, *_READ_WORKSPACES, *STORAGE_OFFSETS)
+    return func._schema.is_mutable or func in checked
+
+
+def _check(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], effect: str | None) -> None:
+    """Refuse a call that a pure graph cannot have."""
+    if func._schema.is_mutable or effect == QUIET_WRITE:
+        raise CannotTrace(f"{func} {effect} below functionalization")
+    if func in _READ_WORKSPACES:
+        raise CannotTrace(f"{func} reads a workspace that its forward allocates only under autograd")
+    if func is aten.view_as_real.default and is_lazy_conjugate(args[0]):
+        raise CannotTrace("view_as_real of a lazily conjugated tensor")
+    if func in STORAGE_OFFSETS:
+        _check_storage_offset(func, args, kwargs)
 
 
 def _scatter_all(

@@ -402,12 +402,18 @@ def _histories(
         for before, _ in node.next_functions:
             bits[before] = bits.get(before, 0) | bits.get(node, 0)
     found = {id(node.variable): bits.get(node, 0) for node in order if hasattr(node, "variable")}
-    saving = {bits.get(node, 0) for node in order if any(name.startswith("_raw_saved_") for name in dir(type(node)))}
+    saving = {bits.get(node, 0) for node in order if _saves(type(node))}  # type: ignore[arg-type]
     frees_saved_of = [0] * len(results)
     for shared in saving:
         for number in range(len(results)):
             frees_saved_of[number] |= shared if shared >> number & 1 else 0
     return tuple(found.get(id(leaves[index]), 0) for index in wanted), tuple(frees_saved_of)
+
+
+@functools.cache
+def _saves(kind: type) -> bool:
+    """Whether autograd's nodes of a class save tensors."""
+    return any(name.startswith("_raw_saved_") for name in dir(kind))
 
 
 def _run_engine(

@@ -8,8 +8,9 @@ At "auto" one is where the target's own estimate is clearly below what the libra
 convolutions are that were left whole for it, where kernels were measured to be faster.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
+from typing import Any
 
 import torch
 from torch import fx
@@ -84,7 +85,7 @@ class ProductChoice:
     wanted: str
     targets: TargetChoice
     convolutions: str = "auto"  # as the option says
-    _cycles: dict[Kernel, float | str] = field(default_factory=dict)
+    _cycles: dict[Any, float | str] = field(default_factory=dict)  # of each product and attention met so far
 
     @property
     def is_open(self) -> bool:
@@ -160,7 +161,7 @@ class ProductChoice:
         library = None if self.wanted == "own" else self._library_attention(call, results[0][1])
         if isinstance(library, str):
             return library
-        found = self.targets.contraction_cycles(results[0][1].device, call.kernel)
+        found = self._cycles_of((results[0][1].device, call.kernel), lambda: call.kernel)
         if isinstance(found, str):
             return f"weighs, and there is no code for that: {found}"
         if library is None:
@@ -181,11 +182,15 @@ class ProductChoice:
 
     def cycles(self, rule: ContractRule, factors: Sequence[TensorSpec], sums: TensorSpec) -> float | str:
         """What the target takes for a product with nothing done to its sums, or why it cannot compute it."""
-        kernel = bare_kernel(rule, factors, sums)
-        found = self._cycles.get(kernel)
-        if found is None:
-            found = self._cycles[kernel] = self.targets.contraction_cycles(sums.device, kernel)
+        found = self._cycles_of((sums.device, rule, *factors, sums), lambda: bare_kernel(rule, factors, sums))
         return f"multiplies, and there is no code for that: {found}" if isinstance(found, str) else found
+
+    def _cycles_of(self, key: tuple[Any, ...], kernel: Callable[[], Kernel]) -> float | str:
+        """What the target of a device, the first of `key`, takes for a kernel: layers of a model ask for the same."""
+        found = self._cycles.get(key)
+        if found is None:
+            found = self._cycles[key] = self.targets.contraction_cycles(key[0], kernel())
+        return found
 
 
 def _converted(call: ProductCall, factors: Sequence[TensorSpec]) -> float:

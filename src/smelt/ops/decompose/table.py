@@ -47,9 +47,21 @@ def rewrites(*ops: Any) -> Callable[[Function], Function]:
     def enter(function: Function) -> Function:
         for op in ops:
             DECOMPOSITIONS[op] = function
-        return function
+        return _by_layout(function)
 
     return enter
+
+
+def _by_layout(function: Function) -> Function:
+    """Mark a function that does the same for all tensors of the same layouts, and sees nothing else of them."""
+    function.is_by_layout = True  # type: ignore[attr-defined]
+    return function
+
+
+def is_by_layout(function: Callable[..., Any]) -> bool:
+    """Whether what a decomposition does follows from the layouts of its tensors and from its other arguments. It does
+    not while `left_whole` calls an operator."""
+    return getattr(function, "is_by_layout", False) and _whole.get() is None
 
 
 def derives(*functions: Any) -> Callable[[Function], Function]:
@@ -80,7 +92,7 @@ def checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         return NotImplemented if any(value is NotImplemented for value in made) else made
 
     decomposition.__name__ = getattr(function, "__name__", str(op))
-    return decomposition
+    return _by_layout(decomposition)
 
 
 def expected_of(op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
