@@ -191,6 +191,11 @@ def _fault_text(graph: fx.Graph, node: fx.Node, level: GraphLevel, fault: str, a
     return f"not a {level.value} graph{place}: {node.name} {fault}\n" + "\n".join(lines)
 
 
+# `node.args = …` finds its way to this, after it has taken the node out of the graph's index and put it back.
+_set_args: Any = fx.Node.args.fset  # type: ignore[attr-defined]
+_set_kwargs: Any = fx.Node.kwargs.fset  # type: ignore[attr-defined]
+
+
 def add_node(
     graph: fx.Graph, opcode: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None
 ) -> fx.Node:
@@ -198,17 +203,20 @@ def add_node(
     for `SymInt`s among them, to warn of, and no graph here has any."""
     node = graph.create_node(opcode, target, name=name)
     if args:
-        node.args = args
+        _set_args(node, args)
     if kwargs:
-        node.kwargs = kwargs
+        _set_kwargs(node, kwargs)
     return node
 
 
 def add_copy(graph: fx.Graph, node: fx.Node, made: Callable[[fx.Node], Any]) -> fx.Node:
     """`graph.node_copy`, likewise: a node of another graph, with what `made` says for those that it uses."""
-    args, kwargs = fx.map_arg(node.args, made), fx.map_arg(node.kwargs, made)
+    args, kwargs = node.args, node.kwargs
+    args, kwargs = fx.map_arg(args, made) if args else args, fx.map_arg(kwargs, made) if kwargs else kwargs
     copy = add_node(graph, node.op, node.target, args, kwargs, node.name)
-    copy.type, copy.meta = node.type, dict(node.meta)
+    if node.type is not None:
+        copy.type = node.type
+    copy.meta.update(node.meta)
     return copy
 
 

@@ -128,7 +128,7 @@ def _sizes_in_index(index: Index) -> Iterator[Any]:
 def resize_in_place(graph: fx.Graph, change: Change, is_size: Callable[[Any], bool] = varies) -> None:
     """Change the sizes in a graph's specs and arguments. A backward may vary though nothing that comes in does: the
     gradient of one element is spread over as many as there are, or put at the place that a number says."""
-    if not any(_varies(spec_of(node)) or filling(node.args, is_size) is not None for node in graph.nodes):
+    if not any(_varies(spec_of(node)) or _holds(node.args, is_size) for node in graph.nodes):
         return
     for node in graph.nodes:
         spec = spec_of(node)
@@ -136,6 +136,18 @@ def resize_in_place(graph: fx.Graph, change: Change, is_size: Callable[[Any], bo
             set_spec(node, resized(spec, change, is_size))
         node.args = resized(node.args, change, is_size)
         node.kwargs = resized(node.kwargs, change, is_size)
+
+
+_NO_SIZES = frozenset({int, float, bool, str, type(None), fx.Node, torch.dtype, torch.device})
+
+
+def _holds(value: Any, is_size: Callable[[Any], bool]) -> bool:
+    """Whether there is a size in an argument that `is_size`."""
+    if type(value) in _NO_SIZES:
+        return False
+    if isinstance(value, tuple | list):
+        return any(_holds(item, is_size) for item in value)
+    return filling(value, is_size) is not None
 
 
 def _varies(spec: Any) -> bool:

@@ -42,41 +42,44 @@ class Network:
         return {vertex for vertex in range(len(self._heads)) if vertex not in beyond}
 
     def _levels(self) -> list[int]:
-        levels = [-1] * len(self._heads)
+        heads, to, left = self._heads, self._to, self._left
+        levels = [-1] * len(heads)
         levels[self.source] = 0
         queue = deque([self.source])
         while queue:
             vertex = queue.popleft()
-            for edge in self._heads[vertex]:
-                target = self._to[edge]
-                if self._left[edge] > 0 and levels[target] < 0:
-                    levels[target] = levels[vertex] + 1
+            level = levels[vertex] + 1
+            for edge in heads[vertex]:
+                target = to[edge]
+                if levels[target] < 0 and left[edge] > 0:
+                    levels[target] = level
                     queue.append(target)
         return levels
 
     def _push_one_path(self, levels: list[int], following: list[int]) -> bool:
         """One augmenting path along rising levels; `following` remembers edges that lead nowhere in this phase."""
+        to, left = self._to, self._left
         path: list[int] = []
         vertex = self.source
         while vertex != self.sink:
-            edges = self._heads[vertex]
-            while following[vertex] < len(edges):
-                edge = edges[following[vertex]]
-                if self._left[edge] > 0 and levels[self._to[edge]] == levels[vertex] + 1:
+            edges, level = self._heads[vertex], levels[vertex] + 1
+            for place in range(following[vertex], len(edges)):
+                edge = edges[place]
+                if levels[to[edge]] == level and left[edge] > 0:
+                    following[vertex] = place
+                    path.append(edge)
+                    vertex = to[edge]
                     break
-                following[vertex] += 1
             else:
+                following[vertex] = len(edges)
                 if not path:
                     return False
-                vertex = self._to[path.pop() ^ 1]
+                vertex = to[path.pop() ^ 1]
                 following[vertex] += 1
-                continue
-            path.append(edge)
-            vertex = self._to[edge]
-        amount = min(self._left[edge] for edge in path)
+        amount = min([left[edge] for edge in path])
         for edge in path:
-            self._left[edge] -= amount
-            self._left[edge ^ 1] += amount
+            left[edge] -= amount
+            left[edge ^ 1] += amount
         return True
 
     def _reaching_sink(self) -> set[int]:

@@ -155,29 +155,53 @@ def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
 
 def _reasons(problem: Problem, saved: Sequence[fx.Node]) -> dict[fx.Node, str]:
     copied = "; eager does not save it, so a copy is saved where the program may modify it in-place"
-    heavy = cache(recomputable)  # many values depend on the same ones
-    kept = frozenset(saved)
-    return {node: _why_saved(node, heavy, kept) + (copied if node in problem.may_be_mutated else "") for node in saved}
+    behind = _Behind(cache(recomputable), frozenset(saved))  # many values depend on the same ones
+    return {node: _why_saved(node, behind) + (copied if node in problem.may_be_mutated else "") for node in saved}
 
 
-def _why_saved(node: fx.Node, heavy: Callable[[fx.Node], str | None], kept: Collection[fx.Node]) -> str:
-    reason = heavy(node)
+def _why_saved(node: fx.Node, behind: "_Behind") -> str:
+    reason = behind.heavy(node)
     if reason is not None:
         return reason
-    behind = _behind(node, heavy, kept)
-    names = [f"{found.name} ({heavy(found) or 'saved too'}, {bytes_of(found)} bytes)" for found in behind[:2]]
-    more = f" and {len(behind) - 2} more" if len(behind) > 2 else ""
+    count, largest = behind.of(node)
+    names = [f"{found.name} ({behind.heavy(found) or 'saved too'}, {bytes_of(found)} bytes)" for found in largest]
+    more = f" and {count - 2} more" if count > 2 else ""
     return f"cheaper to save than what it is computed from: {', '.join(names)}{more}"
 
 
-def _behind(node: fx.Node, heavy: Callable[[fx.Node], str | None], kept: Collection[fx.Node]) -> list[fx.Node]:
-    """The nearest values that a cheap one depends on and that are saved or not recomputed, the largest first."""
+class _Behind:
+    """The nearest values that a cheap one depends on and that are saved or not recomputed: how many, and the two
+    largest. In a deep model what all layers add to is computed from every layer, so what is known of a value serves for
+    those that are computed from it."""
 
-    def ends(value: fx.Node) -> bool:
-        return value is not node and (value in kept or heavy(value) is not None)
+    def __init__(self, heavy: Callable[[fx.Node], str | None], kept: Collection[fx.Node]) -> None:
+        self.heavy = heavy
+        self._kept = kept
+        self._numbers: dict[fx.Node, int] = {}
+        self._known: dict[fx.Node, tuple[int, list[fx.Node]]] = {}  # a bit for each of them
 
-    found = needed_for([node], stop=ends)
-    return sorted(filter(ends, found), key=lambda value: (-bytes_of(value), value.name))
+    def of(self, node: fx.Node) -> tuple[int, list[fx.Node]]:
+        pending = list(node.all_input_nodes)
+        while pending:
+            value = pending[-1]
+            if value in self._known:
+                pending.pop()
+            elif value in self._kept or self.heavy(value) is not None:
+                self._known[value] = 1 << self._numbers.setdefault(value, len(self._numbers)), [value]
+            elif missing := [each for each in value.all_input_nodes if each not in self._known]:
+                pending += missing
+            else:
+                self._known[value] = self._joined(value)
+        bits, largest = self._joined(node)
+        return bits.bit_count(), largest
+
+    def _joined(self, node: fx.Node) -> tuple[int, list[fx.Node]]:
+        bits, largest = 0, dict[fx.Node, None]()
+        for source in node.all_input_nodes:
+            more, values = self._known[source]
+            bits |= more
+            largest |= dict.fromkeys(values)
+        return bits, sorted(largest, key=lambda value: (-bytes_of(value), value.name))[:2]
 
 
 def split(
@@ -200,11 +224,12 @@ def _halves(
     if not plan.tangents:
         saved = ()
     saved = [node for node in saved if node.op == "placeholder"] + [node for node in saved if node.op != "placeholder"]
+    kept = frozenset(saved)
     primals = placeholders(joint.traced.graph)[: plan.inputs]
     number = {node: index for index, node in enumerate(primals)}
     forward_values = outputs(joint.traced.graph)[: plan.forward_outputs]
     # Most inputs with gradients are leaves, which is known when the graph runs: the runtime copies the others.
-    saved_inputs = [index for index in plan.gradients if primals[index] in copied and primals[index] in saved]
+    saved_inputs = [index for index in plan.gradients if primals[index] in copied and primals[index] in kept]
     copied_inputs = tuple(index for index in saved_inputs if index not in plan.mutated_inputs)
     copied = {*copied, *(primals[index] for index in plan.lost)}.difference(primals[index] for index in copied_inputs)
     late = depending_on(tangents_of(joint))

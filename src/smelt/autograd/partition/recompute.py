@@ -12,6 +12,7 @@ Both are exact: the comparison is the one the kernel makes, and zeros and ones s
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -52,15 +53,19 @@ def recomputable(node: fx.Node) -> str | None:
     policy = recompute_policy_of(node)
     if policy is not None:
         return None if policy is RecomputePolicy.RECOMPUTE else "saved by its checkpoint policy"
-    if op.namespace != "aten" and not (op.namespace == "smelt" and torch.Tag.pointwise in op.tags):
-        return "an operator whose cost is unknown"
     if op in COPIES and _moves(node):
         return "a copy between devices"
+    return _why_not_again(op)
+
+
+@cache  # reading an operator's tags is slow
+def _why_not_again(op: torch._ops.OpOverload) -> str | None:
+    """Why an operator is not for the backward to recompute, whatever it is given."""
+    if op.namespace != "aten" and not (op.namespace == "smelt" and torch.Tag.pointwise in op.tags):
+        return "an operator whose cost is unknown"
     if torch.Tag.pointwise in op.tags or op in COPIES or op._schema.name.removeprefix("aten::") in CREATION:
         return None
-    if torch.Tag.reduction in op.tags:
-        return "a reduction"
-    return "a library call"
+    return "a reduction" if torch.Tag.reduction in op.tags else "a library call"
 
 
 def _moves(node: fx.Node) -> bool:
