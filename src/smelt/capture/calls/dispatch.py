@@ -173,7 +173,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if is_a(real, types.FunctionType) and UNSEEN in real.__dict__:
         interp.externals.guard_identity(function)
         return Constant(None)
-    recurrent = _known(nn_module.RECURRENT_CALLS, real) if len(args) == 1 and not kwargs else None
+    listed = _is_listed(real)
+    recurrent = nn_module.RECURRENT_CALLS.get(real) if listed and len(args) == 1 and not kwargs else None
     answered: Value | None = None if recurrent is None else recurrent(interp, args[0])
     if answered is not None:
         return answered
@@ -187,7 +188,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if name in IDENTITIES and args and not kwargs:
         interp.externals.guard_identity(function)
         return args[-1]
-    ambient = _known(AMBIENT_CALLS, real)
+    ambient = AMBIENT_CALLS.get(real) if listed else None
     if ambient is not None:
         interp.externals.guard_identity(function)
         given: Value = ambient(interp, [interp.plain(value) for value in (*args, *kwargs.values())])
@@ -208,10 +209,10 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if name == _CURRENT_GPU and torch.cuda.is_available() and not args and not kwargs:
         interp.externals.guard_identity(function)
         return interp.wrap_plain(interp.tape.current_device("cuda"))
-    block: Builtin | None = _known(CONTEXT_CALLS, real)
+    block: Builtin | None = CONTEXT_CALLS.get(real) if listed else None
     if block is not None:
         return block(interp, args, kwargs)
-    polyfill = _known(POLYFILLS, real) or _known(TRANSFORMS, real)
+    polyfill = POLYFILLS.get(real) or TRANSFORMS.get(real) if listed else None
     if polyfill is not None:
         interp.externals.guard_identity(function)
         refuse_arguments(real, args, kwargs)
@@ -219,7 +220,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     arrays = call_numpy(interp, function, args, kwargs)
     if arrays is not None:
         return arrays
-    handler: Builtin | None = _known(BUILTIN_CALLS, real) or _known(OTHER_CALLS, real)
+    handler: Builtin | None = BUILTIN_CALLS.get(real) or OTHER_CALLS.get(real) if listed else None
     if handler is not None:
         interp.externals.guard_identity(function)
         rely_on_own_in(interp, real, args)
@@ -279,14 +280,13 @@ def _dispatch(interp: Interpreter, function: Object, args: list[Value], kwargs: 
     return call(interp, interp.externals.fixed(chosen), args, kwargs)
 
 
-def _known(table: dict[Any, Any], real: Any) -> Any:
-    """What a table of library functions says of a callable; None for one of the program's, which may stand in a
-    library function's place since before smelt was imported."""
+def _is_listed(real: Any) -> bool:
+    """Whether tables of library functions may hold a callable; not one of the program's, which may stand in a library
+    function's place since before smelt was imported."""
     if is_a(real, types.FunctionType):
-        return table.get(real) if is_library(real.__code__) else None
-    if not isinstance(static_lookup(type(real), "__hash__"), types.WrapperDescriptorType):
-        return None  # hashing it would run the program's code
-    return table.get(real)
+        return is_library(real.__code__)
+    # Otherwise hashing it would run the program's code.
+    return isinstance(static_lookup(type(real), "__hash__"), types.WrapperDescriptorType)
 
 
 def _evaluate(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -355,7 +355,7 @@ def _call_into(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[s
 
 def _call_builtin(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     real = function.value
-    if _known(PURE, real) is not None and all(map(interp.is_plain, (*args, *kwargs.values()))):
+    if _is_listed(real) and PURE.get(real) is not None and all(map(interp.is_plain, (*args, *kwargs.values()))):
         interp.externals.guard_identity(function)
         in_symbols = number_call(interp, real, args, kwargs)
         if in_symbols is not None:

@@ -41,6 +41,7 @@ from smelt.capture.tape.small_sizes import Refit
 from smelt.capture.tape.uniform_bounds import decided
 from smelt.device.host_library import HOST, on_host
 from smelt.ir.generators import Own
+from smelt.ir.graph import add_node
 from smelt.ir.nodes.ambient import Ambient, forget_casts, set_autocast, setting_attention
 from smelt.ir.nodes.checkpoint import Checkpoint
 from smelt.ir.nodes.custom_backward import Derivative
@@ -671,7 +672,7 @@ class Tape:
         self.sync_ambient(self.ambient)
         if opcode == "call_method" and self._is_replaced(target, args[0]):
             opcode, target = "call_function", method(target)
-        node = self.graph.create_node(opcode, target, nodes, named)
+        node = add_node(self.graph, opcode, target, nodes, named)
         node.stack_trace = self.place
         if self.callers:
             self.called_from[node] = self.callers
