@@ -184,3 +184,36 @@ def test_bits_of_floats() -> None:
     agree(torch.frexp, x)
     agree(torch.nextafter, x, x.flip(0), rtol=0, atol=0)
     agree(torch.hypot, x, x.flip(0))
+
+
+def test_a_result_shares_no_memory_with_what_it_is_made_of() -> None:
+    x = torch.tensor(3.0, device="sim")
+    x.take(torch.tensor(0, device="sim")).add_(1)
+    assert x.item() == 3.0
+
+
+def test_statistics_are_updated_once_though_the_host_computes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smelt.config, "chip_fallback", True)
+    for dtype in (torch.bfloat16, torch.float32):
+        generator = torch.Generator().manual_seed(0)
+        x, *given = (torch.rand(5, *more, generator=generator).to(dtype) for more in [(5, 5), (), (), (), ()])
+        there = [each.to("sim") for each in given]
+        torch.ops.aten._batch_norm_with_update(x, *given, 0.5, 0.6)
+        torch.ops.aten._batch_norm_with_update(x.to("sim"), *there, 0.5, 0.6)
+        for one, other in zip(there, given, strict=True):
+            torch.testing.assert_close(one.cpu(), other)
+
+
+def test_a_narrow_batch_norm_is_rounded_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, *given = [(torch.rand(40, *more, generator=generator) + 0.1).bfloat16() for more in [(40,), (), (), (), ()]]
+    there = F.batch_norm(x.to("sim"), *[each.to("sim") for each in given], eps=0.5).cpu()
+    assert torch.equal(there, F.batch_norm(x.float(), *map(Tensor.float, given), eps=0.5).bfloat16())
+
+
+@pytest.mark.parametrize("n", [10, 48, 97, 1000])
+def test_a_transform_in_double_is_as_near_as_the_hosts(n: int) -> None:
+    x = torch.randn(3, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    host = torch.fft.fft(x)
+    off = (torch.fft.fft(x.to("sim")).cpu() - host).abs().max() / host.abs().max()
+    assert off < 4e-16 * max(1.0, math.log2(n))

@@ -16,7 +16,7 @@ from smelt.base import events
 from smelt.base.errors import LibraryError, SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.chips.apart import calls_under_way, run_apart, run_here
-from smelt.chips.decompositions import Circular, Refused, decomposed, decomposition_of
+from smelt.chips.decompositions import Circular, Refused, decomposed, decomposition_of, writes_itself
 from smelt.chips.fused import FusedFunctions
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.kinds import Given, graph_of, pattern_of, read
@@ -109,9 +109,10 @@ class OperatorCalls:
             dtypes = [each.layout[3] for each in found.results if isinstance(each, Fresh)]
             rule = decomposition_of(known.operator, (*args, *kwargs.values()), dtypes, is_described)
         if rule is not None:
+            before = _written_before(known, args, kwargs) if writes_itself(known.operator) else []
             try:
                 with self._fused.in_use():
-                    made = decomposed(known.operator, rule, args, kwargs)
+                    made = _unshared(known, decomposed(known.operator, rule, args, kwargs), args, kwargs)
                 return _returned(found, made, args, kwargs) if is_described else _as_returned(known.operator, made)
             except Circular as error:
                 if str(error) != str(known.operator):
@@ -121,6 +122,9 @@ class OperatorCalls:
                 why = f"{why}; by other operators: {error}"
             except (NotImplementedError, _Unlike):
                 self._known[key] = replace(found, is_circular=True)
+            for each, had in before:  # or the host would write a second time
+                if each.shape == had.shape and not torch.equal(each, had):
+                    each.copy_(had)
         return self._host.fall_back(known, args, kwargs, why)
 
     def _described(
@@ -191,6 +195,28 @@ def _is_nothing(
     if not is_pointwise_op(known.operator) and any(each.dtype in _INDICES and each.numel() for each in read):
         return False
     return all(isinstance(each, torch.Tensor) and not each.numel() for each in written)
+
+
+def _written_before(
+    known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Copies of what an operator reads and writes."""
+    named = dict((*zip(known.names, args, strict=False), *kwargs.items()))
+    values = [named[name] for name in known.written if isinstance(named.get(name), torch.Tensor)]
+    return [(each, each.clone()) for each in values]
+
+
+def _unshared(
+    known: Signature, made: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Results with memory of their own, where the operator is no view: what computes them may return a view."""
+    if known.written:
+        return made
+    given = {each.untyped_storage()._cdata for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)}
+    return tuple([
+        each.clone() if isinstance(each, torch.Tensor) and each.untyped_storage()._cdata in given else each
+        for each in made
+    ])  # fmt: skip
 
 
 def _returned(known: Known, made: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

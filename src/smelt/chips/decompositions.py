@@ -86,18 +86,25 @@ def decomposition_of(
     return decomposition_table.get(operator) if is_described else None
 
 
+def writes_itself(operator: torch._ops.OpOverload) -> bool:
+    """Whether a decomposition of ours writes into what it is given, before it is known to end well."""
+    return operator in _OURS and operator._schema.is_mutable
+
+
 def _writing(pure: Decomposition, named: tuple[str, ...]) -> Decomposition:
     """An operator that writes, by the one that returns what is written: into what has these names, or the first."""
 
     def write(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs[name] for name in named] if named else [args[0]]
         made = pure(*args, **{name: value for name, value in kwargs.items() if name not in named})
-        for out, value in zip(outs, made if isinstance(made, tuple | list) else [made], strict=True):
+        pairs = list(zip(outs, made if isinstance(made, tuple | list) else [made], strict=True))
+        for out, value in pairs:  # all of them before anything is written
             if not torch.can_cast(value.dtype, out.dtype):
                 raise RuntimeError(f"{value.dtype} is not written into {out.dtype}")
+            if out.shape != value.shape and not named:
+                raise RuntimeError("what is written has another shape")
+        for out, value in pairs:
             if out.shape != value.shape:
-                if not named:
-                    raise RuntimeError("what is written has another shape")
                 out.resize_(value.shape)
             out.copy_(value)
         return outs[0] if len(outs) == 1 else tuple(outs)

@@ -26,13 +26,17 @@ _MATRIX = 256
 
 
 def _rotation(product: Any, n: Any, dtype: torch.dtype, sign: int) -> tuple[Any, Any]:
-    """Cosine and sine of product / n turns. The whole turns are taken off first, by whole numbers, so that nothing is
-    lost however large the product is; quarters of a turn are exact."""
+    """Cosine and sine of product / n turns. Whole turns are taken off first, then quarters, all by whole numbers: what
+    is left is at most an eighth of a turn, and quarters are exact."""
     whole = product.to(dtype)
-    turns = (whole - torch.floor(whole / n) * n) / n
-    cosine, sine = (turns * (2 * math.pi)).cos(), (turns * (2 * math.pi * sign)).sin()
-    is_upright, is_level = (turns == 0.25) | (turns == 0.75), (turns == 0) | (turns == 0.5)
-    return torch.where(is_upright, 0.0, cosine), torch.where(is_level, 0.0, sine)
+    part = whole - torch.floor(whole / n) * n
+    quarters = torch.round(part * 4 / n)
+    angle = (part * 4 - quarters * n) / n * (math.pi / 2)
+    cosine, sine = angle.cos(), angle.sin()
+    is_odd = (quarters == 1) | (quarters == 3)
+    across, along = torch.where(is_odd, sine, cosine), torch.where(is_odd, cosine, sine)
+    is_behind, is_below = (quarters == 1) | (quarters == 2), (quarters == 2) | (quarters == 3)
+    return torch.where(is_behind, -across, across), torch.where(is_below, -along, along) * sign
 
 
 @fused

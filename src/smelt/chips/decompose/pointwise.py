@@ -125,12 +125,14 @@ def batch_norm(
     """By what was counted before: nothing is counted here, and nothing kept for gradients."""
     if training:
         raise NotImplementedError("a kernel does that")
+    nothing = torch.zeros([0], dtype=mean.dtype, device=x.device)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    mean, variance = mean.to(wide), variance.to(wide)
     factor = (variance + eps).rsqrt()
-    factor = factor if weight is None else factor * weight
-    shift = -mean * factor if bias is None else bias - mean * factor
+    factor = factor if weight is None else factor * weight.to(wide)
+    shift = -mean * factor if bias is None else bias.to(wide) - mean * factor
     shape = [1, -1, *[1] * (x.dim() - 2)]
-    nothing = torch.zeros([0], dtype=x.dtype, device=x.device)
-    return (x * factor.view(shape) + shift.view(shape)).to(x.dtype), nothing, nothing.clone()
+    return (x.to(wide) * factor.view(shape) + shift.view(shape)).to(x.dtype), nothing, nothing.clone()
 
 
 @computes(aten._batch_norm_with_update.default)
@@ -138,5 +140,5 @@ def batch_norm_with_update(
     x: Tensor, weight: Any, bias: Any, mean: Tensor, variance: Tensor, momentum: float, eps: float
 ) -> Any:
     args = (x, weight, bias, mean, variance, True, momentum, eps)
-    out, saved_mean, saved = aten._native_batch_norm_legit.default(*args)
-    return out, saved_mean, saved, torch.zeros([0], dtype=torch.uint8, device=x.device)
+    out, *saved = aten._native_batch_norm_legit.default(*args)
+    return out, *[each.to(mean.dtype) for each in saved], torch.zeros([0], dtype=torch.uint8, device=x.device)
