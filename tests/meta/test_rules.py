@@ -123,6 +123,8 @@ def _drawn(op: Any, chance: random.Random) -> tuple[tuple[Any, ...], dict[str, A
             args.append(chance.choice([2, 2.0, 1, True, 0.5, 3]))
         elif kind == "bool":
             args.append(False)
+        elif kind == "int" and not args:
+            args.append(chance.choice([0, 1, 2]))
         else:
             break
     if name == "where" or name == "masked_fill":

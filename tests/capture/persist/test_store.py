@@ -621,4 +621,4 @@ def test_programs_that_are_loaded_are_what_python_makes_of_them(seeds: range) ->
         failure, count = failure_of(program_of(seed))
         assert failure is None, f"{failure}\n\n{repro(program_of(seed))}"
         loaded += count
-    assert loaded > len(seeds) // 2
+    assert loaded > len(seeds) // 3  # or nothing would be tried: programs that raise, or return iterators, are not kept

@@ -267,12 +267,15 @@ _INTEGERS = KNOWN - FLOATS
 _FLOAT_UNARY = [
     "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "digamma", "erf", "erfc", "erfinv", "exp",
     "exp2", "expm1", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "sin", "sinc",
-    "sinh", "sqrt", "tan", "tanh", "i0", "special_airy_ai", "special_bessel_j0", "special_bessel_j1",
-    "special_bessel_y0", "special_bessel_y1", "special_entr", "special_erfcx", "special_i0e", "special_i1",
-    "special_i1e", "special_log_ndtr", "special_modified_bessel_i0", "special_modified_bessel_i1",
+    "sinh", "sqrt", "tan", "tanh", "i0", "special_entr", "special_i0e", "special_i1", "special_i1e",
+]  # fmt: skip
+_WIDE_UNARY = [
+    "special_airy_ai", "special_bessel_j0", "special_bessel_j1", "special_bessel_y0", "special_bessel_y1",
+    "special_erfcx", "special_log_ndtr", "special_modified_bessel_i0", "special_modified_bessel_i1",
     "special_modified_bessel_k0", "special_modified_bessel_k1", "special_ndtri",
     "special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1", "special_spherical_bessel_j0",
 ]  # fmt: skip
+"""Which PyTorch has not for floats of 16 bits."""
 _SAME_UNARY = ["abs", "neg", "sign", "relu"]
 _FLOATS_UNARY = [
     "gelu", "silu", "mish", "hardswish", "hardsigmoid", "elu", "leaky_relu", "softplus", "softshrink", "hardshrink",
@@ -295,6 +298,7 @@ def _table() -> dict[str, Rule]:
         rules.update((f"{name}.{overload}", rule) for name in names for overload in overloads)
 
     enter(_FLOAT_UNARY, ("default",), _unary(KNOWN, float_result))
+    enter(_WIDE_UNARY, ("default",), _unary(KNOWN - {torch.float16, torch.bfloat16}, float_result))
     enter(_SAME_UNARY, ("default",), _same_unary)
     enter(("ceil", "floor", "trunc", "round"), ("default",), _rounded)
     enter(_FLOATS_UNARY, ("default",), _unary(FLOATS, _same))
