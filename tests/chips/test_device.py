@@ -208,17 +208,17 @@ def test_filling_needs_no_host() -> None:
 def test_what_has_no_kernel_is_told_once_counted_or_refused() -> None:
     matrix = torch.eye(3, device="sim") * 2
     before = smelt.counters["chip_fallbacks"]
-    with pytest.warns(smelt.SmeltWarning, match="linalg_eigh.* is computed by the host, which copies 48 bytes"):
-        torch.linalg.eigvalsh(matrix)
+    with pytest.warns(smelt.SmeltWarning, match=r"linalg_eigvals.* is computed by the host, which copies \d+ bytes"):
+        torch.linalg.eigvals(matrix)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = torch.linalg.eigvalsh(matrix)
+        found = torch.linalg.eigvals(matrix)
     assert smelt.counters["chip_fallbacks"] == before + 2
-    assert torch.equal(found.cpu(), torch.full((3,), 2.0))
+    assert torch.equal(found.cpu(), torch.full((3,), 2.0 + 0j))
     smelt.config.chip_fallback = False
     try:
-        with pytest.raises(smelt.SmeltError, match=r"SM072: aten._linalg_eigh"):
-            torch.linalg.eigvalsh(matrix)
+        with pytest.raises(smelt.SmeltError, match=r"SM072: aten._linalg_eigvals"):
+            torch.linalg.eigvals(matrix)
     finally:
         smelt.config.chip_fallback = True
 
