@@ -206,9 +206,14 @@ def test_statistics_are_updated_once_though_the_host_computes_the_rest(monkeypat
 
 def test_a_narrow_batch_norm_is_rounded_once() -> None:
     generator = torch.Generator().manual_seed(0)
-    x, *given = [(torch.rand(40, *more, generator=generator) + 0.1).bfloat16() for more in [(40,), (), (), (), ()]]
-    there = F.batch_norm(x.to("sim"), *[each.to("sim") for each in given], eps=0.5).cpu()
-    assert torch.equal(there, F.batch_norm(x.float(), *map(Tensor.float, given), eps=0.5).bfloat16())
+    x = torch.randn(40, 40, generator=generator).bfloat16()
+    mean, variance, weight, bias = (torch.rand(4, 40, generator=generator) + 0.1).bfloat16()
+
+    def normed(device: str, dtype: torch.dtype) -> Tensor:
+        given = [each.to(device, dtype) for each in (x, mean, variance, weight, bias)]
+        return F.batch_norm(given[0], given[1], given[2], given[3], given[4], eps=0.5).cpu().bfloat16()
+
+    assert torch.equal(normed("sim", torch.bfloat16), normed("cpu", torch.float32))
 
 
 @pytest.mark.parametrize("n", [10, 48, 97, 1000])
@@ -217,3 +222,9 @@ def test_a_transform_in_double_is_as_near_as_the_hosts(n: int) -> None:
     host = torch.fft.fft(x)
     off = (torch.fft.fft(x.to("sim")).cpu() - host).abs().max() / host.abs().max()
     assert off < 4e-16 * max(1.0, math.log2(n))
+
+
+def test_a_rule_for_no_elements_leaves_the_others_to_pytorchs() -> None:
+    x = torch.tensor([[1.0, NAN, 3.0], [NAN, NAN, 2.0]])
+    for function in (torch.nansum, torch.nanmean, lambda x: x.nansum(1), lambda x: x[:0].nansum(0)):
+        agree(function, x)

@@ -79,11 +79,25 @@ def decomposition_of(
     none. What PyTorch's return is held against what the operator does: not without a description of that."""
     of_pairs = complex_numbers.TABLE if complex_numbers.is_complex(args, dtypes) else {}
     if operator in _OURS or operator in of_pairs:
-        return of_pairs.get(operator) or _OURS[operator]
+        ours = of_pairs.get(operator) or _OURS[operator]
+        known = decomposition_table.get(operator) if is_described and not operator._schema.is_mutable else None
+        return ours if known is None else _either(ours, known)
     if operator._schema.is_mutable:
         found = _functional(operator)
         return None if found is None else _writing(of_pairs.get(found[0], found[0]), found[1])
     return decomposition_table.get(operator) if is_described else None
+
+
+def _either(ours: Decomposition, known: Decomposition) -> Decomposition:
+    """A rule of ours, some of which are for a few arguments alone, such as tensors without elements; else PyTorch's."""
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return ours(*args, **kwargs)
+        except NotImplementedError:
+            return known(*args, **kwargs)
+
+    return compute
 
 
 def writes_itself(operator: torch._ops.OpOverload) -> bool:
