@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smelt.chips.decompose.table import computes
+from smelt.chips.decompose.table import DoesNotApply, computes
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -66,7 +66,7 @@ def embedding_bag(
     indices = indices.to(torch.int64)
     count, bags = indices.numel(), offsets.numel() - include_last
     if not count or not bags:
-        raise NotImplementedError("no elements")
+        raise DoesNotApply("no elements")
     if bool(((indices < 0) | (indices >= weight.shape[0])).any().item()):
         raise IndexError("an index is out of range")
     bag = _bags(offsets, count, bags)
@@ -112,7 +112,7 @@ def embedding_bag_backward(
     scale_by_freq: bool, mode: int, sparse: bool, weights: Tensor | None, padding: int = -1,
 ) -> Tensor:  # fmt: skip
     if sparse:
-        raise NotImplementedError("sparse tensors")
+        raise DoesNotApply("sparse tensors")
     bag = bag if bag.numel() else _bags(offsets, indices.numel(), grad.shape[0])
     indices = indices.to(torch.int64)
     return _dense_backward(grad, indices, bag, sizes, chosen, rows, scale_by_freq, mode, weights, padding)
@@ -209,6 +209,6 @@ def segment_reduce_backward(
         found = found * chosen / often.gather(axis, where).clamp(min=1.0)
     elif reduce == "prod":
         if bool((x == 0.0).any().item()):
-            raise NotImplementedError("a factor is zero")
+            raise DoesNotApply("a factor is zero")
         found = found * out.gather(axis, where) / x
     return torch.where(inside, found, 0.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smelt.chips.decompose.table import computes, wide
+from smelt.chips.decompose.table import DoesNotApply, computes, wide
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -153,7 +153,7 @@ def _cubic_backward(
 @computes(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, corners: bool) -> Tensor:
     if mode not in (_BILINEAR, _NEAREST):
-        raise NotImplementedError("cubic")
+        raise DoesNotApply("cubic")
     image, found = wide(x), _Corners(x, wide(grid), mode, padding, corners)
     made: Any = 0.0
     for n, corner in enumerate(found.chosen):

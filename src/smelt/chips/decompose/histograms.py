@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from smelt.chips.decompose.table import computes
+from smelt.chips.decompose.table import DoesNotApply, computes
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ def _counts(points: Tensor, edges: Sequence[Tensor], weight: Tensor | None, dens
 
 def _column(x: Tensor) -> Tensor:
     if not x.numel():
-        raise NotImplementedError("no elements")
+        raise DoesNotApply("no elements")
     return x.reshape(-1, 1)
 
 
@@ -76,7 +76,7 @@ def histogram_of_bins(
 
 def _points(x: Tensor) -> Tensor:
     if not x.numel():
-        raise NotImplementedError("no elements")
+        raise DoesNotApply("no elements")
     return x.reshape(-1, x.shape[-1])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from smelt.chips.decompose.table import computes, wide
+from smelt.chips.decompose.table import DoesNotApply, computes, wide
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
 @computes(aten.angle.default)
 def angle(x: Tensor) -> Tensor:
     if x.is_complex():
-        raise NotImplementedError("complex numbers")
+        raise DoesNotApply("complex numbers")
     real = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     return torch.where(real < 0.0, math.pi, torch.where(real.isnan(), real, 0.0))
 
@@ -124,7 +124,7 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """By what was counted before: nothing is counted here, and nothing kept for gradients."""
     if training:
-        raise NotImplementedError("a kernel does that")
+        raise DoesNotApply("a kernel does that")
     nothing = torch.zeros([0], dtype=mean.dtype, device=x.device)
     wide = torch.promote_types(x.dtype, torch.float32)
     mean, variance = mean.to(wide), variance.to(wide)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from smelt.chips.decompose.table import computes, in_double
+from smelt.chips.decompose.table import DoesNotApply, computes, in_double
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ def _computes(name: str, first: Callable[[Tensor], Tensor], step: Step, is_hermi
         limit = float(_HERMITE.get(dtype, 128)) if is_hermite else math.inf
         highest = torch.where(degree > limit, 0.0, degree).max().item()
         if not highest <= _MOST:
-            raise NotImplementedError("the degree is too high")
+            raise DoesNotApply("the degree is too high")
         before, now = torch.ones_like(at), first(at)
         found = torch.where(degree < 0.0, 0.0, torch.where(degree == 0.0, before, now))
         for k in range(1, int(highest)):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from smelt.chips.decompose.table import computes, in_double
+from smelt.chips.decompose.table import DoesNotApply, computes, in_double
 from smelt.ops.special.gamma import BERNOULLI
 
 Tensor = torch.Tensor
@@ -43,7 +43,7 @@ def _hurwitz(s: Tensor, q: Tensor) -> Tensor:
     lowest = torch.where(q.isfinite(), q, 0.0).min().item()
     count = _HEAD + max(0, math.ceil(-lowest))
     if count > _MOST:
-        raise NotImplementedError("too many terms")
+        raise DoesNotApply("too many terms")
     total = torch.zeros_like(q)
     last = total
     for k in range(count):
@@ -74,7 +74,7 @@ def polygamma(n: int, x: Tensor) -> Tensor:
     if n == 0:
         return torch.digamma(x)
     if n < 2:
-        raise NotImplementedError("a kernel computes that")
+        raise DoesNotApply("a kernel computes that")
     s, start = _double(float(n + 1), x)
     sign = 1.0 if n % 2 else -1.0
     return (_hurwitz(s, start) * (sign * math.gamma(n + 1))).to(_result(x))
@@ -92,7 +92,7 @@ def _by_series(a: Tensor, x: Tensor) -> Tensor:
         total = total + term
         if k % _CHECK == 0 and not bool((term > total * 1e-17).any().item()):
             return total
-    raise NotImplementedError("the series does not end")
+    raise DoesNotApply("the series does not end")
 
 
 def _by_fraction(a: Tensor, x: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def _by_fraction(a: Tensor, x: Tensor) -> Tensor:
         found = found * change
         if k % _CHECK == 0 and not bool(((change - 1.0).abs() > 1e-15).any().item()):
             return found
-    raise NotImplementedError("the fraction does not end")
+    raise DoesNotApply("the fraction does not end")
 
 
 def _shares(a: Any, x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from smelt.chips.decompose.table import computes
+from smelt.chips.decompose.table import DoesNotApply, computes
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -67,7 +67,7 @@ def _without_masks(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor |
         numbers = _positions((index != 0).reshape(-1))
         found += _unravelled(numbers, index.shape) if index.dim() else [numbers]
     if len(found) == len(indices) and all(a is b for a, b in zip(found, indices, strict=True)):
-        raise NotImplementedError("there are no masks")
+        raise DoesNotApply("there are no masks")
     return found
 
 
@@ -131,7 +131,7 @@ def _nothing(x: Tensor) -> Tensor:
 @computes(aten._unique2.default)
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     if not x.numel():
-        raise NotImplementedError("no elements")
+        raise DoesNotApply("no elements")
     flat = x.reshape(-1)
     ordered, order = aten.sort.stable(flat, stable=True)
     starts, kind, counts = _parted(ordered, ordered[1:] != ordered[:-1])
@@ -154,7 +154,7 @@ def unique_consecutive(
         values, inverse, counts = unique_dim_consecutive(x, dim)
         return values, inverse if return_inverse else _nothing(x), counts if return_counts else _nothing(x)
     if not x.numel():
-        raise NotImplementedError("no elements")
+        raise DoesNotApply("no elements")
     flat = x.reshape(-1)
     starts, kind, counts = _parted(flat, flat[1:] != flat[:-1])
     inverse = kind.view(x.shape) if return_inverse else _nothing(x)
@@ -163,7 +163,7 @@ def unique_consecutive(
 
 def _as_rows(x: Tensor, dim: int) -> Tensor:
     if not x.numel():
-        raise NotImplementedError("no elements")
+        raise DoesNotApply("no elements")
     return x.movedim(dim, 0).reshape(x.shape[dim], -1)
 
 
@@ -202,7 +202,7 @@ def unique_dim_consecutive(
 @computes(aten.bincount.default)
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     if x.dim() != 1 or not x.numel() or x.is_floating_point() or int(x.min().item()) < 0:
-        raise NotImplementedError("no elements, or some that count nothing")
+        raise DoesNotApply("no elements, or some that count nothing")
     length = max(int(x.max().item()) + 1, minlength)
     dtype = torch.int64 if weights is None else weights.dtype if weights.dtype is torch.float32 else torch.float64
     each = torch.ones_like(x, dtype=dtype) if weights is None else weights.to(dtype)
@@ -212,7 +212,7 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
 @computes(aten.histc.default)
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     if not x.numel() or not x.is_floating_point():
-        raise NotImplementedError("no elements, or no floats")
+        raise DoesNotApply("no elements, or no floats")
     low, high = float(min), float(max)
     if low == high:
         low, high = float(x.min().item()), float(x.max().item())
@@ -230,7 +230,7 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Each number as often as it is said: at its first place 1 more than before, summed up."""
     if not repeats.numel() or int(repeats.min().item()) < 0:
-        raise NotImplementedError("nothing is repeated, or less than that")
+        raise DoesNotApply("nothing is repeated, or less than that")
     ends = repeats.to(torch.int64).cumsum(0)
     length = int(ends[-1].item())
     if output_size is not None and output_size != length:

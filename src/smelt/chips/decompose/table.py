@@ -25,6 +25,10 @@ def computes(*ops: torch._ops.OpOverload) -> Callable[[Function], Function]:
     return enter
 
 
+class DoesNotApply(NotImplementedError):
+    """A rule is for other arguments than these: PyTorch's own is asked, or the host."""
+
+
 WITHOUT_DOUBLE: set[str] = set()
 """Devices that do not compute in float64."""
 
@@ -43,5 +47,5 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 def in_double(x: torch.Tensor) -> torch.Tensor:
     """For what nothing less will do."""
     if x.is_complex() or not has_double(x):
-        raise NotImplementedError("complex numbers, or a chip without float64")
+        raise DoesNotApply("complex numbers, or a chip without float64")
     return x.to(torch.float64)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from smelt.chips.decompose.table import computes
+from smelt.chips.decompose.table import DoesNotApply, computes
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 def _nothing(*tensors: Tensor) -> None:
     if all(each.numel() for each in tensors):
-        raise NotImplementedError("there are elements")
+        raise DoesNotApply("there are elements")
 
 
 @computes(aten.mm.default, aten.bmm.default)
@@ -94,7 +94,7 @@ def _row(x: Any) -> Any:
 def _in_rows(op: Any) -> None:
     def rule(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if x.dim() and index.numel():
-            raise NotImplementedError("there are elements and dimensions")
+            raise DoesNotApply("there are elements and dimensions")
         if not index.numel():
             return x.clone()
         found: Tensor = op(_row(x), dim, _row(index), *map(_row, args), **kwargs)
@@ -113,7 +113,7 @@ for _op in (
 @computes(aten.gather.default)
 def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     if x.dim() and index.dim():
-        raise NotImplementedError("there are dimensions")
+        raise DoesNotApply("there are dimensions")
     found: Tensor = _row(x).gather(0, _row(index)).reshape(index.shape)
     return found
 
@@ -121,7 +121,7 @@ def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> 
 @computes(aten.argmax.default, aten.argmin.default)
 def place_of_one(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     if x.dim():
-        raise NotImplementedError("there are dimensions")
+        raise DoesNotApply("there are dimensions")
     return torch.zeros([], dtype=torch.int64, device=x.device)
 
 
@@ -130,7 +130,7 @@ def _of_one(op: Any) -> None:
 
     def rule(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if x.dim():
-            raise NotImplementedError("there are dimensions")
+            raise DoesNotApply("there are dimensions")
         return x.clone(), torch.zeros([], dtype=torch.int64, device=x.device)
 
     computes(op)(rule)
