@@ -321,12 +321,12 @@ def run_static(
     for tensors in (inputs, outputs):
         places = [memory.add(_bytes(tensor)) for tensor in tensors]
         rows = [
-            struct.pack(f"<qq{rank}q", at, each.numel() * each.itemsize, *each.shape, *[0] * (rank - each.dim()))
+            struct.pack(f"<qqii{rank}q", at, each.numel() * each.itemsize, 0, 0, *each.shape, *[0] * (rank - each.dim()))
             for at, each in zip(places, tensors, strict=True)
         ]
         tables.append((memory.add(b"".join(rows)), places))
     end = -(-len(memory.data) // 64) * 64
-    fields = [first + number * (16 + 8 * rank) for first, places in tables for number in range(len(places))]
+    fields = [first + number * (24 + 8 * rank) for first, places in tables for number in range(len(places))]
     words = [pointers, *fields, session, state_at, end, _MEMORY - end, tables[0][0], tables[1][0], 0, 0]
     struct.pack_into(f"<{len(words)}q", memory.data, 0, *words)
     done = subprocess.run([*command, path], input=bytes(memory.data), capture_output=True, timeout=300, check=False)

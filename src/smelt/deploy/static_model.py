@@ -1,7 +1,7 @@
 """An artifact without a loader: its state machine, kernels and weights in one object file, or a WebAssembly module.
 
-    save_static(machine, "build/model", "x86-64-v3")    →   build/model.o, build/model.h
-    save_static(machine, "build/model", "wasm32")       →   build/model.wasm, build/model.mjs and the object
+save_static(machine, "build/model", "x86-64-v3")    →   build/model.o, build/model.h
+save_static(machine, "build/model", "wasm32")       →   build/model.wasm, model.mjs, model.d.mts and the object
 """
 
 import os
@@ -53,8 +53,8 @@ def save_static(machine: Machine, path: str | os.PathLike[str], target_name: str
         base = base.with_suffix("")
     made = static_model_of(machine, target_name, base.name)
     files: dict[str, bytes] = {".o": made.object, ".h": made.header.encode()}
-    if made.module is not None and made.javascript is not None:
-        files |= {".wasm": made.module, ".mjs": made.javascript.encode()}
+    if made.module is not None and made.javascript is not None and made.types is not None:
+        files |= {".wasm": made.module, ".mjs": made.javascript.encode(), ".d.mts": made.types.encode()}
     written = []
     for suffix, content in files.items():
         written.append(base.with_name(base.name + suffix))

@@ -2,7 +2,7 @@
 
      driver model.smelt [threads=2] [limit=100] [trust] [memory] [own] command…
        run INPUT…       a call: dtype:2,4:0011… (bytes in hex), dtype:2,4:…:8,1 (with strides), or none
-       state NAME, set NAME HEX, save PATH, load PATH, reset, info, returned, bind NUMBER BYTES, repeat N, fork
+       state NAME, set NAME HEX, save PATH, load PATH, reset, info, returned, bind NUMBER BYTES, repeat N, fork, fail N (allocations later)
 
    Each line of output is a status and what belongs to it. */
 #define _GNU_SOURCE
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 static smelt_error error;
-static long allocated, peak;
+static long allocated, peak, failing = -1; /* allocations until one fails */
 
 static void
 tell(const char *what, smelt_status status)
@@ -109,6 +109,9 @@ static void *
 counted_allocate(void *context, size_t size, size_t alignment)
 {
     (void)context;
+    if (failing >= 0 && failing-- == 0) {
+        return NULL;
+    }
     void *memory = aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
     allocated += memory ? (long)size : 0;
     peak = allocated > peak ? allocated : peak;
@@ -193,7 +196,7 @@ run(smelt_session *session, int count, char **texts, int repeat)
 static int
 is_command(const char *word)
 {
-    static const char *const words[] = {"run", "state", "set", "save", "load", "reset", "info", "returned", "bind", "repeat",
+    static const char *const words[] = {"run", "state", "set", "save", "load", "reset", "info", "returned", "bind", "repeat", "fail",
                                         "fork"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         if (strcmp(word, words[i]) == 0) {
@@ -310,6 +313,9 @@ main(int argc, char **argv)
         else if (strcmp(word, "bind") == 0) {
             static unsigned char room[4096];
             tell("bind", smelt_bind_output(session, (size_t)atoi(given[0]), room, (size_t)atoi(given[1]), &error));
+        }
+        else if (strcmp(word, "fail") == 0) {
+            failing = atol(given[0]);
         }
         else if (strcmp(word, "returned") == 0) {
             int64_t state = -1, variant = -1;

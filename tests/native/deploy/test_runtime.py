@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import smelt
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.layout import FEATURES, Bind, Machine, Op, RegisterKind
 from smelt.ir.artifact_file.read import read, read_sections
 from smelt.ir.artifact_file.write import save
+from tests.deploy.failing import Tallied, example
 from tests.native.deploy.conftest import Said
 from tests.native.deploy.models import MODELS, floats, here
 
@@ -392,3 +394,43 @@ def test_machines_have_their_features_in_both_languages() -> None:
     for machine, table in ((Machine.X86_64, "x86"), (Machine.AARCH64, "aarch64"), (Machine.RISCV64, "riscv")):
         listed = text.split(f"{table}_names[] = {{")[1].split("NULL")[0]
         assert tuple(part.strip().strip('"') for part in listed.split(",") if part.strip()) == FEATURES[machine]
+
+
+# --- calls that fail ----------------------------------------------------------------------------------------------
+
+
+def test_state_is_as_it_was_whichever_allocation_fails(drive: Drive, tmp_path: Path) -> None:
+    dynamic = {"x": {0: smelt.Dimension("rows", 2, 4096)}}
+    path = smelt.export(Tallied(), (example(),), dynamic=dynamic).save(tmp_path / "m.smelt")
+    x = {value: tensor(example(64, value)) for value in (1.0, -1.0)}
+    failures = 0
+    for value in (1.0, -1.0):
+        for allocation in range(40):
+            said = drive(path, "fail", str(allocation), "run", x[value], "state", "count", "state", "total")
+            status = said.status("run")[0]
+            count, total = (values(said.outputs(name)[0]).tolist() for name in ("count", "total"))
+            if status == 0:
+                break
+            failures += 1
+            assert (status, count, total) == (MEMORY, 0.0, [0.0] * 4)
+        assert (status, count, total) == (0, 1.0, [value] * 4)
+    assert failures > 6
+
+
+def test_state_is_as_it_was_when_the_limit_of_states_is_reached(drive: Drive, tmp_path: Path) -> None:
+    path = smelt.export(Tallied(), (example(),)).save(tmp_path / "m.smelt")
+    said = drive(path, "limit=2", "run", tensor(example()), "state", "count")
+    assert said.status("run") == [LIMIT] and values(said.outputs("count")[0]).item() == 0
+
+
+def test_state_is_as_it_was_when_an_output_does_not_fit(drive: Drive, tmp_path: Path) -> None:
+    count = torch.zeros(())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        return x * count
+
+    path = smelt.export(step, (example(),)).save(tmp_path / "m.smelt")
+    said = drive(path, "bind", "0", "32", "run", tensor(example()), "bind", "0", "48", "run", tensor(example()))
+    assert said.status("run") == [SIZE, 0]
+    assert values(said.outputs("output")[0]).tolist() == [[1.0] * 4] * 3

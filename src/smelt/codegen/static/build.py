@@ -18,7 +18,8 @@ from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_tex
 from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
 from smelt.codegen.static.driver import Places, driver_text
 from smelt.codegen.static.expressions import math_text
-from smelt.codegen.static.header import c_name, header_text, javascript_text
+from smelt.codegen.static.header import c_name, header_text
+from smelt.codegen.static.javascript import javascript_text, types_text
 from smelt.codegen.static.memory import memory_bytes
 from smelt.device import Target
 from smelt.ir.artifact_file import records as r
@@ -31,7 +32,8 @@ _MARK = b"smelt: weights\x00\x01\x02\x03\x04\x05\x06\x07are put here\x00\x01\x02
 
 @dataclass(frozen=True, slots=True)
 class StaticModel:
-    """An object file of the target's format, and its header. Of WebAssembly: the module too, and its JavaScript."""
+    """An object file of the target's format, and its header. Of WebAssembly: the module too, its JavaScript and its
+    types."""
 
     name: str
     target: Target
@@ -39,6 +41,7 @@ class StaticModel:
     header: str
     module: bytes | None = None
     javascript: str | None = None
+    types: str | None = None
 
 
 def static_model(
@@ -71,10 +74,11 @@ def static_model(
         driver,
     ])  # fmt: skip
     made = _with_weights(object_with_support(_once_declared(text), target), content)
-    header = header_text(name, table, state_bytes, memory_bytes(table))
+    header = header_text(name, table, state_bytes, memory_bytes(table, places.offsets))
     if target.pointer_bytes != 4:
         return StaticModel(name, target, made, header)
-    return StaticModel(name, target, made, header, as_module(made), javascript_text(name, table, state_bytes))
+    javascript = javascript_text(name, table, state_bytes, state_offsets)
+    return StaticModel(name, target, made, header, as_module(made), javascript, types_text(table))
 
 
 def _laid_out(table: r.Table, weights: Mapping[str, Any], kind: RegisterKind) -> tuple[bytes, dict[str, int], int]:

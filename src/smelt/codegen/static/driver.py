@@ -7,15 +7,19 @@
 
 Memory is the caller's: from its start on, each variant takes what it produces, and its arena until it ends. Where
 states form a loop there are two halves: on an edge back, what is still read later moves to the start of the other half.
+
+A run that fails leaves state as it was. A variant that returns has all of its memory before its first kernel. State
+that others write is copied before (`saved_ranges`), to the start of the memory; a run that fails later puts it back.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.static.expressions import Text
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.check import successors
-from smelt.ir.artifact_file.layout import ALIGN, DTYPES, Bind, RegisterKind
+from smelt.ir.artifact_file.layout import ALIGN, DTYPE_NAMES, DTYPES, Bind, RegisterKind
 
 OK, WRONG_SIZE, NO_VARIANT, NO_MEMORY, SMALL_OUTPUT, MISSING_INPUT, RAISED = 0, 1, 2, 3, 4, 5, 16
 _MOST = 1 << 47  # bytes of anything
@@ -23,6 +27,7 @@ _MOST = 1 << 47  # bytes of anything
 # Fields of the session, and of a tensor, which has its sizes behind them; `header` declares the same in C.
 _SESSION = "{ ptr, ptr, i64, i64, i32, i32 }"
 _STATE, _MEMORY, _BYTES, _NEEDED, _INPUT, _DIMENSION = range(6)
+_DATA, _ROOM, _RANK, _DTYPE, _SHAPE = range(5)
 
 _HELPERS = """
 define internal void @smelt.copy(ptr %to, ptr %from, i64 %bytes) noinline {
@@ -136,15 +141,56 @@ def raised(table: r.Table) -> list[r.Raise]:
     return list(dict.fromkeys(end for end in ends if isinstance(end, r.Raise)))
 
 
+def saved_ranges(table: r.Table, offsets: Mapping[str, int]) -> list[tuple[int, int]]:
+    """First byte and end of state that a run may have to put back: what variants write that do not return.
+    `offsets`: where in the state data begins, by key; registers that share memory are in one range."""
+    written = {
+        number
+        for state in table.states
+        for variant in state.variants
+        if not isinstance(variant.next, r.Return)
+        for number in _written_state(table, variant)
+    }
+    ranges: list[tuple[int, int]] = []
+    for first, end in sorted(_bytes_of(table.registers[number], offsets) for number in written):
+        if ranges and first < ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
+        elif first < end:
+            ranges.append((first, end))
+    return ranges
+
+
+def saved_bytes(ranges: Sequence[tuple[int, int]]) -> int:
+    """Room for copies of ranges."""
+    return sum(-(-(end - first) // ALIGN) * ALIGN for first, end in ranges)
+
+
+def _written_state(table: r.Table, variant: r.Variant) -> set[int]:
+    values = (value for value in variant.values if isinstance(value, r.RegisterValue) and value.writes)
+    return {value.register for value in values if table.registers[value.register].kind == RegisterKind.STATE}
+
+
+def _bytes_of(register: r.Register, offsets: Mapping[str, int]) -> tuple[int, int]:
+    assert register.data is not None
+    first = offsets[register.data] + register.offset
+    sizes = [dim.low for dim in register.dims]
+    elements = math.prod(sizes)
+    if register.strides is not None and elements:
+        elements = 1 + sum((size - 1) * stride for size, stride in zip(sizes, register.strides, strict=True))
+    return first, first + elements * DTYPES[register.dtype]
+
+
 class _Driver:
     def __init__(self, name: str, table: r.Table, kernels: tuple[str, ...], places: Places) -> None:
         self.name, self.table, self.kernels, self.places = name, table, kernels, places
         self.t = Text()
-        self.tensor = f"{{ ptr, i64, [{rank_of(table)} x i64] }}"
+        self.tensor = f"{{ ptr, i64, i32, i32, [{rank_of(table)} x i64] }}"
         self.inputs = [n for n, each in enumerate(table.registers) if each.kind == RegisterKind.INPUT]
         self.loops = has_loop(table)
         self.live = _live_locals(table)
         self.errors = raised(table)
+        self.ranges = saved_ranges(table, places.offsets)
+        self.saved_bytes = saved_bytes(self.ranges)
 
     def text(self) -> str:
         t = self.t
@@ -159,7 +205,8 @@ class _Driver:
                 _VariantText(self, number, variant, after).write()
         for label, code in (("no.variant", NO_VARIANT), ("no.memory", NO_MEMORY), ("small.output", SMALL_OUTPUT)):
             t.label(label)
-            t.do(f"ret i32 {code}")
+            self.fail(code)
+        self._put_back()
         body = "\n".join(t.lines)
         declared = "\n".join(sorted(t.declared))
         head = f"define i32 @{self.name}_run(ptr %session, ptr %inputs, ptr %outputs)"
@@ -205,8 +252,14 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
             t.do(f"{variable} = alloca i64")
             t.do(f"store i64 0, ptr {variable}")
         t.do(f"%state = load ptr, ptr {self.session(_STATE)}")
-        t.do(f"%memory = load ptr, ptr {self.session(_MEMORY)}")
-        t.do(f"%bytes = load i64, ptr {self.session(_BYTES)}")
+        t.do(f"%saved = load ptr, ptr {self.session(_MEMORY)}")
+        t.do(f"%memory = getelementptr i8, ptr %saved, i64 {self.saved_bytes}")
+        t.do(f"%bytes.all = load i64, ptr {self.session(_BYTES)}")
+        t.do(f"%bytes = sub i64 %bytes.all, {self.saved_bytes}")
+        t.do("%code = alloca i32")
+        for place in range(len(self.ranges)):
+            t.do(f"%is.saved{place} = alloca i1")
+            t.do(f"store i1 false, ptr %is.saved{place}")
         t.do("%part.unaligned = lshr i64 %bytes, 1")
         t.do(f"%part = and i64 %part.unaligned, -{ALIGN}")
 
@@ -230,7 +283,7 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
 
     def _read_input(self, place: int, number: int, named: dict[str, str]) -> None:
         t, register = self.t, self.table.registers[number]
-        data = t.op(f"load ptr, ptr {self._field('%inputs', place, 0)}")
+        data = t.op(f"load ptr, ptr {self._field('%inputs', place, _DATA)}")
         t.do(f"store ptr {data}, ptr %r{number}")
         self._note(place, -1)
         given, after = t.block(), t.block()
@@ -244,7 +297,7 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
         elements = f"{float(DTYPES[register.dtype])!r}"
         for dim, bounds in enumerate(register.dims):
             self._note(None, dim)
-            size = t.op(f"load i64, ptr {self._field('%inputs', place, 2, dim)}, align 8")
+            size = t.op(f"load i64, ptr {self._field('%inputs', place, _SHAPE, dim)}, align 8")
             t.do(f"store i64 {size}, ptr %r{number}.d{dim}")
             low, high = t.op(f"icmp sge i64 {size}, {bounds.low}"), t.op(f"icmp sle i64 {size}, {bounds.high}")
             t.require(t.op(f"and i1 {low}, {high}"), f"wrong{place}")
@@ -279,6 +332,8 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
             needed = t.op(f"mul i64 {used}, 2")
         else:
             needed = end
+        if self.saved_bytes:
+            needed = t.op(f"add i64 {needed}, {self.saved_bytes}")
         t.do(f"store i64 {needed}, ptr {self.session(_NEEDED)}")
         fine = t.op(f"and i1 {t.op(f'icmp sge i64 {count}, 0')}, {t.op(f'icmp sle i64 {end}, {limit}')}")
         t.require(fine, "no.memory")
@@ -299,10 +354,51 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
                 t.do(f"store ptr {moved}, ptr %r{register}")
         self.t.do(f"br label %s{state}.v0")
 
+    # A run that fails.
+
+    def fail(self, code: int) -> None:
+        """End the run with a code, and state as it was before it."""
+        self.t.do(f"store i32 {code}, ptr %code")
+        self.t.do("br label %fail")
+
+    def save(self, variant: r.Variant) -> None:
+        """Copy the state that a variant writes, unless an earlier one has."""
+        t = self.t
+        registers, offsets = self.table.registers, self.places.offsets
+        written = [_bytes_of(registers[number], offsets) for number in _written_state(self.table, variant)]
+        for place, (first, end) in enumerate(self.ranges):
+            if any(one < end and first < other for one, other in written):
+                saves, done = t.block(), t.block()
+                t.do(f"br i1 {t.op(f'load i1, ptr %is.saved{place}')}, label %{done}, label %{saves}")
+                t.label(saves)
+                self._copy_range(place, "%state", is_saving=True)
+                t.do(f"store i1 true, ptr %is.saved{place}")
+                t.do(f"br label %{done}")
+                t.label(done)
+
+    def _put_back(self) -> None:
+        t = self.t
+        t.label("fail")
+        for place in range(len(self.ranges)):
+            restores, done = t.block(), t.block()
+            t.do(f"br i1 {t.op(f'load i1, ptr %is.saved{place}')}, label %{restores}, label %{done}")
+            t.label(restores)
+            self._copy_range(place, "%state", is_saving=False)
+            t.do(f"br label %{done}")
+            t.label(done)
+        t.do(f"ret i32 {t.op('load i32, ptr %code')}")
+
+    def _copy_range(self, place: int, state: str, *, is_saving: bool) -> None:
+        t, (first, end) = self.t, self.ranges[place]
+        own = t.op(f"getelementptr i8, ptr {state}, i64 {first}")
+        copy = t.op(f"getelementptr i8, ptr %saved, i64 {saved_bytes(self.ranges[:place])}")
+        to, source = (copy, own) if is_saving else (own, copy)
+        t.do(f"call void @smelt.copy(ptr {to}, ptr {source}, i64 {end - first})")
+
     # Outputs.
 
-    def give(self, place: int, number: int, view: tuple[list[str], list[str], str] | None) -> None:
-        """An output: where it is, or a copy of it where it is not contiguous or the caller wants it elsewhere."""
+    def reserve(self, place: int, number: int, view: tuple[list[str], list[str], str] | None) -> "_Returned":
+        """Where an output is; a place for its copy where it is not contiguous or the caller wants it elsewhere."""
         t, register = self.t, self.table.registers[number]
         item = DTYPES[register.dtype]
         dims = self.dims_of(number) if view is None else view[0]
@@ -314,31 +410,50 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
         count = str(item)
         for dim in dims:
             count = t.op(f"mul i64 {count}, {dim}")
-        data_at, bytes_at = self._field("%outputs", place, 0), self._field("%outputs", place, 1)
+        data_at, bytes_at = self._field("%outputs", place, _DATA), self._field("%outputs", place, _ROOM)
         wanted = t.op(f"load ptr, ptr {data_at}")
-        is_wanted = t.op(f"icmp ne ptr {wanted}, null")
-        copies, points, done = t.block(), t.block(), t.block()
-        makes = t.block()
-        t.do(f"br i1 {is_wanted}, label %{copies}, label %{points}")
-        t.label(copies)
+        checks, looks, makes, done = t.block(), t.block(), t.block(), t.block()
+        t.do(f"br i1 {t.op(f'icmp ne ptr {wanted}, null')}, label %{checks}, label %{looks}")
+        t.label(checks)
         room = t.op(f"load i64, ptr {bytes_at}, align 8")
         t.require(t.op(f"icmp sge i64 {room}, {count}"), "small.output")
-        self._copy_view(wanted, source, item, dims, strides)
+        checked = t.block()
+        t.do(f"br label %{checked}")
+        t.label(checked)
         t.do(f"br label %{done}")
-        t.label(points)
-        t.do(f"br i1 {self._is_contiguous(dims, strides)}, label %{makes}.points, label %{makes}")
-        t.label(f"{makes}.points")
-        t.do(f"store ptr {source}, ptr {data_at}")
-        t.do(f"br label %{done}")
+        t.label(looks)
+        t.do(f"br i1 {self._is_contiguous(dims, strides)}, label %{done}, label %{makes}")
         t.label(makes)
-        made = self.allocate(count)
-        self._copy_view(made, source, item, dims, strides)
-        t.do(f"store ptr {made}, ptr {data_at}")
+        copy = self.allocate(count)
+        made = t.block()
+        t.do(f"br label %{made}")
+        t.label(made)
         t.do(f"br label %{done}")
         t.label(done)
-        t.do(f"store i64 {count}, ptr {bytes_at}, align 8")
-        for axis, size in enumerate(dims):
-            t.do(f"store i64 {size}, ptr {self._field('%outputs', place, 2, axis)}, align 8")
+        to = t.op(f"phi ptr [ {wanted}, %{checked} ], [ null, %{looks} ], [ {copy}, %{made} ]")
+        return _Returned(place, register.dtype, source, to, count, dims, strides)
+
+    def give(self, output: "_Returned") -> None:
+        """An output, copied to where `reserve` has a place for it."""
+        t, place = self.t, output.place
+        data_at, bytes_at = self._field("%outputs", place, _DATA), self._field("%outputs", place, _ROOM)
+        copies, done = t.block(), t.block()
+        is_copied = t.op(f"icmp ne ptr {output.to}, null")
+        t.do(f"br i1 {is_copied}, label %{copies}, label %{done}")
+        t.label(copies)
+        self._copy_view(output.to, output.source, DTYPES[output.dtype], output.dims, output.strides)
+        t.do(f"br label %{done}")
+        t.label(done)
+        t.do(f"store ptr {t.op(f'select i1 {is_copied}, ptr {output.to}, ptr {output.source}')}, ptr {data_at}")
+        t.do(f"store i64 {output.count}, ptr {bytes_at}, align 8")
+        self.describe(place, len(output.dims), DTYPE_NAMES.index(output.dtype))
+        for axis, size in enumerate(output.dims):
+            t.do(f"store i64 {size}, ptr {self._field('%outputs', place, _SHAPE, axis)}, align 8")
+
+    def describe(self, place: int, rank: int, dtype: int) -> None:
+        """Rank and dtype of an output, which may differ from run to run."""
+        self.t.do(f"store i32 {rank}, ptr {self._field('%outputs', place, _RANK)}")
+        self.t.do(f"store i32 {dtype}, ptr {self._field('%outputs', place, _DTYPE)}")
 
     def dims_of(self, number: int) -> list[str]:
         register = self.table.registers[number]
@@ -371,6 +486,19 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
         t.op(f"call ptr @smelt.copy_view(ptr {to}, ptr {source}, i64 {item}, i64 {len(dims)}, {arrays})")
 
 
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    """An output: where its elements are (`source`), and where they are copied to, or null; names of LLVM values."""
+
+    place: int
+    dtype: str
+    source: str
+    to: str
+    count: str
+    dims: list[str]
+    strides: list[str] | None
+
+
 @dataclass(slots=True)
 class _VariantText:
     """One variant: its checks, its memory, its steps, what comes next."""
@@ -391,17 +519,20 @@ class _VariantText:
             t.require(t.op(f"icmp ne i64 {self.size(check.expression)}, 0"), self.otherwise)
         before = [t.op(f"load ptr, ptr %r{number}") for number in range(len(d.table.registers))]
         made = [self._produce(each) for each in variant.produced]
+        for each, pointer in zip(variant.produced, made, strict=True):
+            t.do(f"store ptr {pointer}, ptr %r{each.register}")
+        outputs = variant.next.outputs if isinstance(variant.next, r.Return) else ()
+        reserved = [self._reserve(place, each) for place, each in enumerate(outputs)]
         kept = t.op("load i64, ptr %top")
         arena = d.allocate(self.size(variant.arena_bytes))
         values = [self._value(value, before, made, arena) for value in variant.values]
-        top = t.op("load i64, ptr %top")
+        workspace = self._workspace()
+        if not isinstance(variant.next, r.Return):
+            d.save(variant)
         for step in variant.steps:
-            self._step(step, values)
-            t.do(f"store i64 {top}, ptr %top")
+            self._step(step, values, workspace)
         t.do(f"store i64 {kept}, ptr %top")
-        for each, pointer in zip(variant.produced, made, strict=True):
-            t.do(f"store ptr {pointer}, ptr %r{each.register}")
-        self._next()
+        self._next(reserved)
 
     def size(self, code: r.Expression) -> str:
         return self.driver.t.size(code, self.symbols)
@@ -454,7 +585,16 @@ class _VariantText:
             base = made[value.place]
         return t.op(f"getelementptr i8, ptr {base}, i64 {self.size(value.offset)}")
 
-    def _step(self, step: r.Step, values: list[str]) -> None:
+    def _workspace(self) -> str:
+        """The largest that one of its kernels needs."""
+        t, most = self.driver.t, "0"
+        for step in self.variant.steps:
+            if isinstance(step, r.Launch):
+                count = t.op(f"add i64 {self.size(step.fixed)}, {self.size(step.per_thread)}")
+                most = t.op(f"select i1 {t.op(f'icmp sgt i64 {count}, {most}')}, i64 {count}, i64 {most}")
+        return self.driver.allocate(most)
+
+    def _step(self, step: r.Step, values: list[str], workspace: str) -> None:
         d, t = self.driver, self.driver.t
         if isinstance(step, r.Copy):
             to, source = values[step.to], values[step.source]
@@ -462,14 +602,12 @@ class _VariantText:
             return
         for place, value in enumerate(step.values):
             t.do(f"store ptr {values[value]}, ptr {t.op(f'getelementptr ptr, ptr %buffers, i64 {place}')}")
-        count = t.op(f"add i64 {self.size(step.fixed)}, {self.size(step.per_thread)}")
-        workspace = d.allocate(count)
         t.do(f"call void @{d.kernels[step.kernel]}(ptr %buffers, i64 1, ptr {workspace})")
 
-    def _next(self) -> None:
+    def _next(self, reserved: "list[_Returned | None]") -> None:
         d, t, end = self.driver, self.driver.t, self.variant.next
         if isinstance(end, r.Raise):
-            t.do(f"ret i32 {RAISED + d.errors.index(end)}")
+            d.fail(RAISED + d.errors.index(end))
         elif isinstance(end, r.Jump):
             d.go_to(self.number, end.state)
         elif isinstance(end, r.Branch):
@@ -481,20 +619,20 @@ class _VariantText:
             t.label(no)
             d.go_to(self.number, end.if_false)
         else:
-            for place, each in enumerate(end.outputs):
-                self._output(place, each)
+            for place, output in enumerate(reserved):
+                if output is not None:
+                    d.give(output)
+                    continue
+                t.do(f"store ptr null, ptr {d._field('%outputs', place, _DATA)}")
+                t.do(f"store i64 0, ptr {d._field('%outputs', place, _ROOM)}, align 8")
+                d.describe(place, 0, -1)
             t.do("ret i32 0")
 
-    def _output(self, place: int, each: int | r.RegisterView | None) -> None:
-        d, t = self.driver, self.driver.t
-        if each is None:
-            t.do(f"store ptr null, ptr {d._field('%outputs', place, 0)}")
-            t.do(f"store i64 0, ptr {d._field('%outputs', place, 1)}, align 8")
-        elif isinstance(each, int):
-            d.give(place, each, None)
-        else:
-            dims, strides = ([self.size(code) for code in codes] for codes in (each.dims, each.strides))
-            d.give(place, each.register, (dims, strides, self.size(each.offset)))
+    def _reserve(self, place: int, each: int | r.RegisterView | None) -> "_Returned | None":
+        if each is None or isinstance(each, int):
+            return None if each is None else self.driver.reserve(place, each, None)
+        dims, strides = ([self.size(code) for code in codes] for codes in (each.dims, each.strides))
+        return self.driver.reserve(place, each.register, (dims, strides, self.size(each.offset)))
 
 
 def _live_locals(table: r.Table) -> list[set[int]]:

@@ -1,11 +1,12 @@
 """How much memory a run of a table takes, as far as its sizes are known: what a header says.
 
-    memory_bytes(table)    all that its variants produce, their arenas and workspaces; twice that where there is a loop
+memory_bytes(table, offsets)    all that its variants produce, their arenas and workspaces; twice that where there
+                                is a loop; copies of state that a run may have to put back
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from smelt.codegen.static.driver import has_loop
+from smelt.codegen.static.driver import has_loop, saved_bytes, saved_ranges
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.layout import ALIGN, ARITY, DTYPES, Bind, Op
 
@@ -23,10 +24,10 @@ _FUNCTIONS: dict[Op, Callable[..., int]] = {
 }
 
 
-def memory_bytes(table: r.Table) -> int:
-    """For sizes that vary: enough where they are `TYPICAL`, or at their bounds."""
+def memory_bytes(table: r.Table, offsets: Mapping[str, int]) -> int:
+    """For sizes that vary: enough where they are `TYPICAL`, or at their bounds. `offsets`: where data of state is."""
     total = sum(_of_variant(table, variant) for state in table.states for variant in state.variants)
-    return (2 * total if has_loop(table) else total) + ALIGN
+    return (2 * total if has_loop(table) else total) + saved_bytes(saved_ranges(table, offsets)) + ALIGN
 
 
 def _of_variant(table: r.Table, variant: r.Variant) -> int:

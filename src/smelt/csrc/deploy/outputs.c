@@ -3,14 +3,6 @@
 
 #include <string.h>
 
-/* Elements where they are: contiguous or not, inside of a register. */
-typedef struct {
-    const char *data;
-    int64_t bytes, span; /* of all elements, and from the first to the last */
-    int64_t strides[SMELT_MAX_RANK];
-    bool contiguous;
-} Elements;
-
 /* Whether elements lie one after the other. */
 static bool
 lie_plainly(const Elements *found, const int64_t *sizes, int64_t rank)
@@ -74,23 +66,37 @@ find_register(smelt_session *session, const RegisterRecord *record, const Regist
     return SMELT_OK;
 }
 
+/* Room for an output, so that nothing is missing once the model has written its state. */
+static smelt_status
+reserve(smelt_session *session, Output *output, const char *name, smelt_error *error)
+{
+    const Elements *found = &output->elements;
+    const bool is_strided = found->bytes && !found->contiguous, on_cuda = session->model->on_cuda;
+    if (output->bound && (uint64_t)found->bytes > output->bound_bytes) {
+        return smelt_fail(error, SMELT_ERROR_SIZE, "output %s has %lld bytes, and was given room for %zu", name,
+                          (long long)found->bytes, output->bound_bytes);
+    }
+    const bool is_copied = is_strided || (on_cuda && !output->bound);
+    if ((is_copied && !smelt_block_fits(&session->allocator, &output->copy, found->bytes))
+        || (is_strided && on_cuda && !smelt_block_fits(&session->allocator, &session->fetched, found->span))) {
+        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for output %s", name);
+    }
+    return SMELT_OK;
+}
+
 /* Elements one after the other in the session's own memory of the host. */
 static smelt_status
-gather(smelt_session *session, const Elements *found, Output *output, int64_t item, const char *name, smelt_error *error)
+gather(smelt_session *session, Output *output, int64_t item, smelt_error *error)
 {
+    const Elements *found = &output->elements;
     int64_t plain[SMELT_MAX_RANK];
     const char *from = found->data;
-    bool fits = smelt_block_fits(&session->allocator, &output->copy, found->bytes);
     if (session->model->on_cuda) {
-        fits = fits && smelt_block_fits(&session->allocator, &session->fetched, found->span);
-        const smelt_status status = fits ? smelt_fetch(session, session->fetched.memory, from, found->span, error) : SMELT_OK;
+        const smelt_status status = smelt_fetch(session, session->fetched.memory, from, found->span, error);
         if (status) {
             return status;
         }
         from = session->fetched.memory;
-    }
-    if (!fits) {
-        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for output %s", name);
     }
     smelt_contiguous_strides(output->sizes, output->tensor.rank, plain);
     smelt_copy_strided(output->copy.memory, plain, from, found->strides, output->sizes, output->tensor.rank, item);
@@ -100,16 +106,13 @@ gather(smelt_session *session, const Elements *found, Output *output, int64_t it
 
 /* To memory of the caller's, or to the host from a GPU. */
 static smelt_status
-hand_over(smelt_session *session, const Elements *found, Output *output, int64_t item, const char *name, smelt_error *error)
+hand_over(smelt_session *session, Output *output, int64_t item, smelt_error *error)
 {
+    const Elements *found = &output->elements;
     const bool is_there = output->bound && smelt_is_there(session, output->bound);
     output->tensor.data = (char *)found->data;
-    if (output->bound && (uint64_t)found->bytes > output->bound_bytes) {
-        return smelt_fail(error, SMELT_ERROR_SIZE, "output %s has %lld bytes, and was given room for %zu", name,
-                          (long long)found->bytes, output->bound_bytes);
-    }
     if (found->bytes && !found->contiguous) {
-        const smelt_status status = gather(session, found, output, item, name, error);
+        const smelt_status status = gather(session, output, item, error);
         if (status || !output->bound) {
             return status;
         }
@@ -128,16 +131,13 @@ hand_over(smelt_session *session, const Elements *found, Output *output, int64_t
     if (!output->bound && (!session->model->on_cuda || found->bytes == 0)) {
         return SMELT_OK;
     }
-    if (!output->bound && !smelt_block_fits(&session->allocator, &output->copy, found->bytes)) {
-        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for output %s", name);
-    }
     output->tensor.data = output->bound ? output->bound : output->copy.memory;
     return smelt_begin_fetch(session, output->tensor.data, found->data, found->bytes, error); /* the call waits for it */
 }
 
 static smelt_status
-take_output(smelt_session *session, size_t number, const ReturnedRecord *returned, const int64_t *symbols,
-            smelt_error *error)
+reserve_output(smelt_session *session, size_t number, const ReturnedRecord *returned, const int64_t *symbols,
+               smelt_error *error)
 {
     const Table *table = &session->model->table;
     const char *name = session->model->outputs.infos[number].name;
@@ -151,26 +151,37 @@ take_output(smelt_session *session, size_t number, const ReturnedRecord *returne
     if (!source->ready) {
         return smelt_fail(error, SMELT_ERROR_FILE, "output %s was never made", name);
     }
-    Elements found;
     const bool is_view = returned->offset >= 0;
     output->tensor.dtype = (smelt_dtype)record->dtype;
     output->tensor.rank = (int)(is_view ? returned->rank : record->rank);
-    const smelt_status status = is_view ? find_view(session, returned, symbols, output, &found, name, error)
-                                        : find_register(session, record, source, output, &found, name, error);
-    return status ? status : hand_over(session, &found, output, smelt_item_size(record->dtype), name, error);
+    const smelt_status status
+        = is_view ? find_view(session, returned, symbols, output, &output->elements, name, error)
+                  : find_register(session, record, source, output, &output->elements, name, error);
+    return status ? status : reserve(session, output, name, error);
 }
 
 smelt_status
-smelt_take_outputs(smelt_session *session, const VariantRecord *variant, const int64_t *symbols, smelt_error *error)
+smelt_reserve_outputs(smelt_session *session, const VariantRecord *variant, const int64_t *symbols, smelt_error *error)
 {
-    for (int64_t i = 0; i < variant->output_count; i++) {
+    smelt_status status = SMELT_OK;
+    for (int64_t i = 0; !status && i < variant->output_count; i++) {
         const ReturnedRecord *returned = &session->model->table.returned[variant->outputs + i];
-        const smelt_status status = take_output(session, (size_t)i, returned, symbols, error);
-        if (status) {
-            return status;
+        status = reserve_output(session, (size_t)i, returned, symbols, error);
+    }
+    return status;
+}
+
+smelt_status
+smelt_take_outputs(smelt_session *session, const VariantRecord *variant, smelt_error *error)
+{
+    smelt_status status = SMELT_OK;
+    for (int64_t i = 0; !status && i < variant->output_count; i++) {
+        Output *output = &session->outputs[i];
+        if (output->tensor.dtype != SMELT_NONE) {
+            status = hand_over(session, output, smelt_item_size(output->tensor.dtype), error);
         }
     }
-    return SMELT_OK;
+    return status;
 }
 
 /* --- questions ------------------------------------------------------------------------------------------------- */

@@ -1,9 +1,13 @@
 /* Running a model: from state to state, in each the first variant that holds, and its steps.
 
      try_variant     symbols are read of registers; other values than last time: checks and sizes are computed anew
-     prepare         room for the arena and for what is produced; pointers of all values, each inside of its memory
+     prepare         room for the arena, what is produced, the largest workspace; pointers of all values, each inside
+                     of its memory
+     commit          what is produced becomes what its registers hold
      run_steps       kernels and copies
-     commit          what was produced becomes what its registers hold
+
+   A call that fails leaves state as it was. A variant that returns has all it needs before its first step. Before any
+   other one runs, registers that it writes are copied; a later failure puts them back.
 
    No kernel is given memory that is not there: every offset and length that comes of an expression is checked. */
 #include "deploy/session.h"
@@ -258,14 +262,20 @@ static smelt_status
 prepare(smelt_session *session, const VariantRecord *variant, Plan *plan, smelt_error *error)
 {
     const Table *table = &session->model->table;
-    bool fits = smelt_block_fits(&session->memory, &session->arena, plan->arena_bytes);
+    int64_t workspace = 0;
+    for (int64_t i = 0; i < variant->step_count; i++) {
+        const bool is_launch = table->steps[variant->steps + i].kind != COPY_STEP;
+        workspace = is_launch && plan->step_bytes[i] > workspace ? plan->step_bytes[i] : workspace;
+    }
+    bool fits = smelt_block_fits(&session->memory, &session->arena, plan->arena_bytes)
+                && smelt_block_fits(&session->memory, &session->workspace, workspace);
     for (int64_t i = 0; fits && i < variant->produced_count; i++) {
         Register *made = &session->registers[table->produced[variant->produced + i].register_];
         fits = smelt_block_fits(&session->memory, &made->spare, plan->produced_bytes[i]);
     }
     if (!fits) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to run the model: %lld bytes are needed at a time",
-                          (long long)plan->arena_bytes);
+                          (long long)(plan->arena_bytes + workspace));
     }
     for (int64_t i = 0; i < variant->value_count; i++) {
         const ValueRecord *value = &table->values[variant->values + i];
@@ -299,10 +309,6 @@ launch(smelt_session *session, const VariantRecord *variant, const Plan *plan, c
        smelt_error *error)
 {
     const Table *table = &session->model->table;
-    if (!smelt_block_fits(&session->memory, &session->workspace, bytes)) {
-        return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for the workspace of a kernel: %lld bytes",
-                          (long long)bytes);
-    }
     for (int64_t i = 0; i < launch->value_count; i++) {
         session->buffers[i] = plan->values[table->references[launch->values + i].number].pointer;
     }
@@ -368,6 +374,49 @@ commit(smelt_session *session, const VariantRecord *variant, const Plan *plan)
     }
 }
 
+/* --- undo ------------------------------------------------------------------------------------------------------ */
+
+/* Copies of what a variant writes that outlives the call. */
+static smelt_status
+save_written(smelt_session *session, const VariantRecord *variant, smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    for (int64_t i = 0; i < variant->value_count; i++) {
+        const ValueRecord *value = &table->values[variant->values + i];
+        if (value->kind != REGISTER_VALUE || !value->writes || table->registers[value->place].kind == LOCAL_REGISTER) {
+            continue;
+        }
+        Register *written = &session->registers[value->place];
+        if (written->is_saved || written->bytes == 0) {
+            continue;
+        }
+        if (!smelt_block_fits(&session->memory, &written->spare, written->bytes)) {
+            return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to keep state as it was before the call: %lld bytes",
+                              (long long)written->bytes);
+        }
+        const smelt_status status = smelt_move(session, written->spare.memory, written->data, written->bytes, error);
+        if (status) {
+            return status;
+        }
+        written->is_saved = true;
+        session->saved[session->saved_count++] = value->place;
+    }
+    return SMELT_OK;
+}
+
+/* In the opposite order: registers of state may share memory. */
+static void
+end_undo(smelt_session *session, bool has_failed)
+{
+    while (session->saved_count > 0) {
+        Register *written = &session->registers[session->saved[--session->saved_count]];
+        if (has_failed) {
+            smelt_move(session, written->data, written->spare.memory, written->bytes, NULL);
+        }
+        written->is_saved = false;
+    }
+}
+
 /* --- from state to state -------------------------------------------------------------------------------------- */
 
 /* The first variant of a state does not hold, nor do the others: why the first does not. */
@@ -423,7 +472,7 @@ raise(const smelt_session *session, const VariantRecord *variant, smelt_error *e
 
 /* The state that follows; -1: the call has returned. */
 static smelt_status
-go_on(smelt_session *session, const VariantRecord *variant, const Plan *plan, int64_t *state, smelt_error *error)
+go_on(smelt_session *session, const VariantRecord *variant, int64_t *state, smelt_error *error)
 {
     const Register *condition;
     char holds = 0;
@@ -431,7 +480,7 @@ go_on(smelt_session *session, const VariantRecord *variant, const Plan *plan, in
     switch (variant->next) {
     case RETURN_NEXT:
         *state = -1;
-        return smelt_take_outputs(session, variant, plan->symbols, error);
+        return smelt_take_outputs(session, variant, error);
     case RAISE_NEXT:
         return raise(session, variant, error);
     case JUMP_NEXT:
@@ -469,35 +518,46 @@ clear_locals(smelt_session *session)
     }
 }
 
+/* One variant of a state, and which state follows. */
+static smelt_status
+run_state(smelt_session *session, int64_t *state, smelt_error *error)
+{
+    const Table *table = &session->model->table;
+    int64_t number;
+    smelt_status status = choose(session, &table->states[*state], &number, error);
+    if (status) {
+        return status;
+    }
+    const VariantRecord *variant = &table->variants[number];
+    Plan *plan = &session->plans[number];
+    status = prepare(session, variant, plan, error);
+    if (status) {
+        return status;
+    }
+    commit(session, variant, plan); /* steps have their pointers already */
+    status = variant->next == RETURN_NEXT ? smelt_reserve_outputs(session, variant, plan->symbols, error)
+                                          : save_written(session, variant, error);
+    status = status ? status : run_steps(session, variant, plan, error);
+    if (status) {
+        return status;
+    }
+    session->state = *state;
+    session->variant = number - table->states[*state].variants;
+    return go_on(session, variant, state, error);
+}
+
 smelt_status
 smelt_run_states(smelt_session *session, smelt_error *error)
 {
-    const Table *table = &session->model->table;
     clear_locals(session);
-    int64_t state = 0, number;
-    for (int64_t rounds = 1; state >= 0; rounds++) {
-        if (session->most_states && rounds > session->most_states) {
-            return smelt_fail(error, SMELT_ERROR_LIMIT, "the model went through %lld states and did not end",
-                              (long long)session->most_states);
-        }
-        smelt_status status = choose(session, &table->states[state], &number, error);
-        if (status) {
-            return status;
-        }
-        const VariantRecord *variant = &table->variants[number];
-        Plan *plan = &session->plans[number];
-        status = prepare(session, variant, plan, error);
-        status = status ? status : run_steps(session, variant, plan, error);
-        if (status) {
-            return status;
-        }
-        commit(session, variant, plan);
-        session->state = state;
-        session->variant = number - table->states[state].variants;
-        status = go_on(session, variant, plan, &state, error);
-        if (status) {
-            return status;
-        }
+    smelt_status status = SMELT_OK;
+    int64_t state = 0;
+    for (int64_t rounds = 1; !status && state >= 0; rounds++) {
+        status = session->most_states && rounds > session->most_states
+                     ? smelt_fail(error, SMELT_ERROR_LIMIT, "the model went through %lld states and did not end",
+                                  (long long)session->most_states)
+                     : run_state(session, &state, error);
     }
-    return SMELT_OK;
+    end_undo(session, status != SMELT_OK);
+    return status;
 }

@@ -155,6 +155,7 @@ make_parts(smelt_session *session)
         session->register_size_count += (size_t)table->registers[i].rank;
     }
     session->registers = smelt_allocate(allocator, (size_t)table->counts[REGISTERS], sizeof(Register));
+    session->saved = smelt_allocate(allocator, (size_t)table->counts[REGISTERS], sizeof(int64_t));
     session->register_sizes = smelt_allocate(allocator, session->register_size_count, sizeof(int64_t));
     session->plans = smelt_allocate(allocator, (size_t)table->counts[VARIANTS], sizeof(Plan));
     session->outputs = smelt_allocate(allocator, model->outputs.count, sizeof(Output));
@@ -162,8 +163,8 @@ make_parts(smelt_session *session)
     session->groups = smelt_allocate(allocator, (size_t)model->group_count, sizeof(int64_t));
     session->buffers = smelt_allocate(allocator, (size_t)model->most_buffers, sizeof(void *));
     session->parameters = smelt_allocate(allocator, parameter_count(model), sizeof(void *));
-    return prepare_gpu(session) && session->parameters && session->registers && session->register_sizes && session->plans && session->outputs && session->symbols
-           && session->groups && session->buffers && map_state(session);
+    return prepare_gpu(session) && session->parameters && session->registers && session->saved && session->register_sizes
+           && session->plans && session->outputs && session->symbols && session->groups && session->buffers && map_state(session);
 }
 
 /* Constants and state, whose place and sizes are fixed. */
@@ -259,6 +260,7 @@ drop_parts(smelt_session *session)
     smelt_block_drop(memory, &session->arena);
     smelt_block_drop(memory, &session->workspace);
     smelt_release(allocator, session->registers, (size_t)table->counts[REGISTERS], sizeof(Register));
+    smelt_release(allocator, session->saved, (size_t)table->counts[REGISTERS], sizeof(int64_t));
     smelt_release(allocator, session->register_sizes, session->register_size_count, sizeof(int64_t));
     smelt_release(allocator, session->plans, (size_t)table->counts[VARIANTS], sizeof(Plan));
     smelt_release(allocator, session->outputs, model->outputs.count, sizeof(Output));

@@ -12,12 +12,14 @@ typedef struct {
 } Block;
 
 /* A register while it runs. What it holds is ready or not: an input that was not given, a local one that nothing has
-   produced. A local one has two blocks, so that a variant may read it and produce it anew. */
+   produced. A local one has two blocks, so that a variant may read it and produce it anew. Of the others `spare` is a
+   copy from before the call wrote to it, if `is_saved`. */
 typedef struct {
     char *data;
     int64_t bytes;
     int64_t *sizes;
     bool ready;
+    bool is_saved;
     bool staged; /* an input that was copied: not contiguous, not aligned, or not where registers are */
     int64_t number; /* of an input of one element, its bytes, wherever it is */
     Block current, spare;
@@ -44,8 +46,17 @@ typedef struct {
     PlannedValue *values;
 } Plan;
 
+/* Elements of a register that a call returns: contiguous or not. */
+typedef struct {
+    const char *data;
+    int64_t bytes, span; /* of all elements, and from the first to the last */
+    int64_t strides[SMELT_MAX_RANK];
+    bool contiguous;
+} Elements;
+
 typedef struct {
     smelt_tensor tensor;
+    Elements elements;
     int64_t sizes[SMELT_MAX_RANK];
     Block copy;
     void *bound; /* memory of the caller's, or NULL */
@@ -63,6 +74,8 @@ struct smelt_session {
     bool returned;
     int64_t state, variant; /* where the last call ended */
     Register *registers;
+    int64_t *saved; /* registers with `is_saved`, in the order in which they were written */
+    int64_t saved_count;
     int64_t *register_sizes;
     size_t register_size_count;
     Plan *plans;      /* of each variant */
@@ -95,9 +108,12 @@ int64_t smelt_sized_bytes(const int64_t *sizes, int64_t rank, int64_t item);
 /* Through the states from the entry to the end, once inputs are in their registers. */
 smelt_status smelt_run_states(smelt_session *session, smelt_error *error);
 
+/* Before a variant that returns runs: where its outputs will be, and room for those that are copied. */
+smelt_status smelt_reserve_outputs(smelt_session *session, const VariantRecord *variant, const int64_t *symbols,
+                                   smelt_error *error);
+
 /* What a variant returned becomes the outputs. */
-smelt_status smelt_take_outputs(smelt_session *session, const VariantRecord *variant, const int64_t *symbols,
-                                smelt_error *error);
+smelt_status smelt_take_outputs(smelt_session *session, const VariantRecord *variant, smelt_error *error);
 
 /* --- where registers are: in memory of the host, or of a GPU (memory.c) ------------------------------------------- */
 
