@@ -6,28 +6,29 @@ its target could not be loaded. `smelt run` and `smelt report` end as their scri
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 import smelt
 from smelt.base.errors import SmeltError
-from smelt.cli import conform_cmd, deploy_cmds, inspect_cmds, maintenance, run
 from smelt.cli.example_spec import BadTarget
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    run.add_run,
-    run.add_report,
-    inspect_cmds.add_explain,
-    inspect_cmds.add_verify,
-    inspect_cmds.add_bisect,
-    inspect_cmds.add_bench,
-    deploy_cmds.add_export,
-    deploy_cmds.add_inspect,
-    deploy_cmds.add_cc,
-    conform_cmd.add_conform,
-    maintenance.add_doctor,
-    maintenance.add_cache,
-    maintenance.add_info,
-)
+COMMANDS = {  # each with the module that has `add_NAME`
+    "run": "run",
+    "report": "run",
+    "explain": "inspect_cmds",
+    "verify": "inspect_cmds",
+    "bisect": "inspect_cmds",
+    "bench": "inspect_cmds",
+    "export": "deploy_cmds",
+    "inspect": "deploy_cmds",
+    "cc": "deploy_cmds",
+    "conform": "conform_cmd",
+    "doctor": "maintenance",
+    "cache": "maintenance",
+    "info": "maintenance",
+}
+WITHOUT_TORCH = ("inspect", "cc")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,9 +42,18 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=smelt.__version__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in COMMANDS:
-        add(commands)
+    for name, module in COMMANDS.items():
+        if smelt._no_torch is None or name in WITHOUT_TORCH:
+            getattr(import_module(f"smelt.cli.{module}"), f"add_{name}")(commands)
+        else:
+            missing = commands.add_parser(name, help="needs PyTorch, which cannot be imported here", prefix_chars="\0")
+            missing.add_argument("rest", nargs="*")
+            missing.set_defaults(do=_needs_torch)
     return top
+
+
+def _needs_torch(given: argparse.Namespace) -> int:
+    raise BadTarget(f"this command needs PyTorch, which cannot be imported ({smelt._no_torch}); install torch")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

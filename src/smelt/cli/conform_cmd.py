@@ -6,8 +6,7 @@ import json
 import sys
 
 import smelt
-from smelt.cli.example_spec import BadTarget
-from smelt.cli.run import Commands
+from smelt.cli.example_spec import BadTarget, Commands
 
 
 def add_conform(commands: Commands) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt.base.errors import SmeltError
-from smelt.cli.example_spec import BadTarget, add_target, load
-from smelt.cli.run import Commands
+from smelt.cli.example_spec import BadTarget, Commands, add_target, load
 from smelt.deploy.runtime import LIBRARY
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.layout import FEATURES, LARGEST, Bind, Machine, Op, RegisterKind
@@ -108,8 +107,7 @@ def _inspect(given: argparse.Namespace) -> int:
 def inspected(artifact: r.ArtifactFile, size: int) -> list[str]:
     """The lines that describe an artifact."""
     table = artifact.targets[0].table
-    made_by = artifact.manifest.get("made by", {})
-    by = ", ".join(f"{name} {version}" for name, version in made_by.items())
+    by = ", ".join(f"{name} {version}" for name, version in _told(artifact, "made by", dict).items())
     lines = [f"{table.name}: {_bytes(size)}{f', made by {by}' if by else ''}", "inputs"]
     lines += [f"  {_register(each)}" for each in table.registers if each.kind == RegisterKind.INPUT] or ["  none"]
     lines += ["outputs", *([f"  {_shown(each.name, each.dtype, each.dims)}" for each in table.outputs] or ["  none"])]
@@ -125,8 +123,14 @@ def inspected(artifact: r.ArtifactFile, size: int) -> list[str]:
     lines.append("code")
     for number, part in enumerate(artifact.targets):
         lines.append(f"  {_target(artifact, number, part)}")
-    notes = artifact.manifest.get("notes", [])
+    notes = _told(artifact, "notes", list)
     return [*lines, *(["notes", *(f"  {note}" for note in notes)] if notes else [])]
+
+
+def _told(artifact: r.ArtifactFile, key: str, kind: type) -> Any:
+    """An entry of the manifest, empty if it is of another kind: anybody may have written it."""
+    found = artifact.manifest.get(key)
+    return found if isinstance(found, kind) else kind()
 
 
 def _states(table: r.Table) -> list[str]:
@@ -183,7 +187,7 @@ def _shown(name: str, dtype: str | None, dims: tuple[r.Dim, ...]) -> str:
 
 
 def _target(artifact: r.ArtifactFile, number: int, part: r.TargetPart) -> str:
-    names = artifact.manifest.get("targets", [])
+    names = _told(artifact, "targets", list)
     name = names[number] if number < len(names) else Machine(part.machine).name
     features = [each for bit, each in enumerate(FEATURES[Machine(part.machine)]) if part.features >> bit & 1]
     outside = Counter(slot.name for slot in part.code.slots if slot.name)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.cli.example_spec import add_target, load
-from smelt.cli.run import Commands
+from smelt.cli.example_spec import Commands, add_target, load
 from smelt.explain.bisect import bisect
 
 

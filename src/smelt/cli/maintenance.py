@@ -8,7 +8,7 @@ import torch
 import smelt
 from smelt.base.events import CHANNELS
 from smelt.base.options import ENVIRONMENT, Config, Options, config, describe
-from smelt.cli.run import Commands
+from smelt.cli.example_spec import Commands
 from smelt.explain.doctor import examine
 from smelt.runtime.cache import CacheStore, directory, open_store
 

@@ -19,9 +19,7 @@ import torch
 import smelt
 from smelt.base.events import counters
 from smelt.capture.polyfills.library import POLYFILLS
-from smelt.cli.example_spec import BadTarget
-
-Commands = Any  # argparse keeps the class of its subparsers to itself
+from smelt.cli.example_spec import BadTarget, Commands
 
 _REPLACED = "compile"  # of torch: here it only gets another function
 

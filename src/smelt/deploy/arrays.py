@@ -22,10 +22,13 @@ class TorchArrays:
         import torch
 
         self._torch = torch
+        self._home: Any = None  # the device of the first tensor given that is not on the host
 
     def given(self, value: Any, dtype: str) -> tuple[TensorAt, Any]:
         """Where a value's memory is, and what keeps it there. Python's numbers become tensors of `dtype`."""
         torch = self._torch
+        if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
+            self._home = self._home or value.device
         tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
         if not isinstance(value, torch.Tensor) and not hasattr(value, "__array__"):
             tensor = torch.as_tensor(value, dtype=getattr(torch, dtype))
@@ -44,6 +47,10 @@ class TorchArrays:
     def address(self, array: Any) -> int:
         """Where a contiguous one begins."""
         return int(array.data_ptr())
+
+    def at_home(self, array: Any) -> Any:
+        """A result where the tensors are that were given."""
+        return array if self._home is None else array.to(self._home)
 
 
 class NumpyArrays:
@@ -73,6 +80,10 @@ class NumpyArrays:
     def address(self, array: Any) -> int:
         """Where a contiguous one begins."""
         return int(array.ctypes.data)
+
+    def at_home(self, array: Any) -> Any:
+        """Arrays of NumPy are on the host."""
+        return array
 
 
 Arrays = TorchArrays | NumpyArrays

@@ -8,6 +8,7 @@
 
 import math
 import os
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,8 +27,6 @@ class LoadedArtifact:
 
     def __init__(self, model: Model, threads: int = 0) -> None:
         self._model, self._threads = model, threads
-        self._session = Session(model, threads)
-        self._lock = threading.Lock()
         try:
             self.signature = Signature.of(model.manifest)
         except ValueError as error:
@@ -35,6 +34,8 @@ class LoadedArtifact:
         wanted = [argument for argument in self.signature.arguments if argument.is_input]
         if len(wanted) != len(model.inputs):
             raise SmeltError("SM050", "the manifest is of another file: its arguments are not the file's inputs")
+        self._session = Session(model, threads)
+        self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -75,11 +76,17 @@ class LoadedArtifact:
             kept.append(keeps)
         with self._lock:
             self._session.run(given)
-            returned = self.signature.returned(*self._session.returned())
+            try:
+                returned = self.signature.returned(*self._session.returned(), len(self._model.outputs))
+            except ValueError as error:
+                raise SmeltError("SM050", str(error)) from None
             outputs: list[Any] = []
             for place, kind in enumerate(returned.outputs):
-                found = copied(arrays, self._session.output(place))
-                outputs.append(found.item() if kind == "number" else found)
+                output = self._session.output(place)
+                if output.dtype is None or (kind == "number" and output.sizes):
+                    raise SmeltError("SM050", f"the manifest is damaged: output {place} is no {kind}")
+                found = copied(arrays, output)
+                outputs.append(found.item() if kind == "number" else arrays.at_home(found))
         return returned.build(outputs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -131,6 +138,11 @@ class LoadedArtifact:
         with self._lock:
             self._session.load(path)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as the file, with the state as it is now."""
+        with tempfile.TemporaryDirectory() as folder:
+            return _unpickled, (self.save(Path(folder) / "artifact.smelt").read_bytes(), self._threads)
+
     def __repr__(self) -> str:
         return f"<artifact {self.name} for {self.target}>"
 
@@ -144,8 +156,18 @@ def load(path: str | os.PathLike[str], *, threads: int = 0) -> LoadedArtifact:
     return LoadedArtifact(Model(path), threads)
 
 
+def _unpickled(data: bytes, threads: int) -> LoadedArtifact:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "artifact.smelt"
+        path.write_bytes(data)
+        return load(path, threads=threads)
+
+
 def _given(arrays: Arrays, argument: ArgumentForm, value: Any, info: RegisterInfo) -> tuple[Any, Any]:
     if isinstance(value, str):
+        if value not in info.choices:
+            kind = "a tensor" if argument.kind == "tensor" else "a number"
+            raise SmeltError("SM052", f"argument {argument.name} is the str {value!r}, and must be {kind}")
         value = info.choices.index(value)
     try:
         return arrays.given(value, _dtype(info))

@@ -160,7 +160,10 @@ class Model:
         """What the file says to people and to Python."""
         size = ctypes.c_size_t()
         address = library().smelt_model_manifest(self._address, ctypes.byref(size))
-        found = json.loads(ctypes.string_at(address, size.value))
+        try:
+            found = json.loads(ctypes.string_at(address, size.value))
+        except (ValueError, RecursionError) as error:
+            raise SmeltError("SM050", f"the manifest is damaged: {error}") from None
         if not isinstance(found, dict):
             raise SmeltError("SM050", "the manifest is no object")
         return found

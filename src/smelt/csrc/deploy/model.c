@@ -271,11 +271,18 @@ choose_host(const File *file, const char *why_not, int64_t *target, smelt_error 
             return SMELT_OK;
         }
     }
-    char here[160];
+    char here[160], there[160] = "";
     name_target(here, sizeof here, machine, features);
+    for (int64_t i = 0; i < file->targets; i++) {
+        const FileSection *section = file_table(file, i);
+        const size_t end = strlen(there);
+        snprintf(there + end, sizeof there - end, "%s", i ? ", " : "");
+        name_target(there + strlen(there), sizeof there - strlen(there), (Machine)section->machine,
+                    (uint64_t)section->features);
+    }
     /* The processor last: its list of features is long, and messages are cut at their end. */
-    return smelt_fail(error, SMELT_ERROR_TARGET, "none of the %lld targets of this artifact runs here: %s%s%s",
-                      (long long)file->targets, why_not, *why_not ? "; " : "", here);
+    return smelt_fail(error, SMELT_ERROR_TARGET, "this artifact has code for %s, which does not run here: %s%s%s", there,
+                      why_not, *why_not ? "; " : "", here);
 }
 
 static smelt_status
@@ -454,34 +461,34 @@ smelt_model_close(smelt_model *model)
 const char *
 smelt_model_name(const smelt_model *model)
 {
-    return table_string(&model->table, model->table.header->name);
+    return model ? table_string(&model->table, model->table.header->name) : NULL;
 }
 
 const char *
 smelt_model_target(const smelt_model *model)
 {
-    return model->target;
+    return model ? model->target : NULL;
 }
 
 const char *
 smelt_model_manifest(const smelt_model *model, size_t *size)
 {
     if (size) {
-        *size = (size_t)model->file.manifest->bytes;
+        *size = model ? (size_t)model->file.manifest->bytes : 0;
     }
-    return file_bytes(&model->file, model->file.manifest);
+    return model ? file_bytes(&model->file, model->file.manifest) : NULL;
 }
 
 static const smelt_info *
 info_of(const Infos *infos, size_t number)
 {
-    return number < infos->count ? &infos->infos[number] : NULL;
+    return infos && number < infos->count ? &infos->infos[number] : NULL;
 }
 
 static ptrdiff_t
 find(const Infos *infos, const char *name)
 {
-    for (size_t i = 0; name && i < infos->count; i++) {
+    for (size_t i = 0; infos && name && i < infos->count; i++) {
         if (strcmp(infos->infos[i].name, name) == 0) {
             return (ptrdiff_t)i;
         }
@@ -490,12 +497,15 @@ find(const Infos *infos, const char *name)
 }
 
 #define QUESTIONS(what, field)                                                                                         \
-    size_t smelt_model_##what##_count(const smelt_model *model) { return model->field.count; }                         \
+    size_t smelt_model_##what##_count(const smelt_model *model) { return model ? model->field.count : 0; }             \
     const smelt_info *smelt_model_##what(const smelt_model *model, size_t number)                                      \
     {                                                                                                                  \
-        return info_of(&model->field, number);                                                                         \
+        return info_of(model ? &model->field : NULL, number);                                                          \
     }                                                                                                                  \
-    ptrdiff_t smelt_model_find_##what(const smelt_model *model, const char *name) { return find(&model->field, name); }
+    ptrdiff_t smelt_model_find_##what(const smelt_model *model, const char *name)                                      \
+    {                                                                                                                  \
+        return find(model ? &model->field : NULL, name);                                                               \
+    }
 QUESTIONS(input, inputs)
 QUESTIONS(output, outputs)
 QUESTIONS(state, states)

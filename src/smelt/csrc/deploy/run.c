@@ -313,8 +313,10 @@ launch(smelt_session *session, const VariantRecord *variant, const Plan *plan, c
         session->buffers[i] = plan->values[table->references[launch->values + i].number].pointer;
     }
 #ifdef SMELT_TEST_LAUNCH
+    (void)error;
     SMELT_TEST_LAUNCH(table, launch, &table->values[variant->values], plan->values, session->workspace.memory, bytes);
 #else
+    (void)bytes; /* prepare has made room for them */
     if (session->model->on_cuda) {
         return smelt_launch_grids(session, variant, plan, launch, error);
     }

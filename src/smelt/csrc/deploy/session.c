@@ -304,7 +304,7 @@ smelt_session_free(smelt_session *session)
 smelt_model *
 smelt_session_model(const smelt_session *session)
 {
-    return session->model;
+    return session ? session->model : NULL;
 }
 
 /* --- inputs -------------------------------------------------------------------------------------------------- */
@@ -499,7 +499,10 @@ static smelt_status
 take_inputs(smelt_session *session, const smelt_tensor *inputs, size_t count, smelt_error *error)
 {
     const size_t expected = session->model->inputs.count;
-    if (count != expected || (count && inputs == NULL)) {
+    if (count && inputs == NULL) {
+        return smelt_fail(error, SMELT_ERROR_INPUT, "the inputs are NULL, and the model takes %zu", expected);
+    }
+    if (count != expected) {
         return smelt_fail(error, SMELT_ERROR_INPUT, "the model takes %zu inputs, and got %zu", expected, count);
     }
     for (int64_t i = 0; i < session->model->group_count; i++) {

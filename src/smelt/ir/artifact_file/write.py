@@ -55,12 +55,14 @@ def write(artifact: r.ArtifactFile) -> bytes:
 
 
 def save(artifact: r.ArtifactFile, path: str | os.PathLike[str]) -> None:
-    """The file itself: all of it is there, or it is as it was before."""
+    """The file itself: all of it is there, or it is as it was before. A symbolic link stays a link; a file that is
+    replaced keeps its mode."""
     sections = _sections(artifact)
-    path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    path = Path(os.path.realpath(path))
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    descriptor, is_named = _open_unfinished(path.parent, unfinished)
     try:
-        with unfinished.open("w+b") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             file.truncate(_end(sections))
             for section in sections:
                 for place, data in section.parts:
@@ -69,11 +71,24 @@ def save(artifact: r.ArtifactFile, path: str | os.PathLike[str]) -> None:
             file.flush()
             with mmap.mmap(file.fileno(), 0) as mapped, memoryview(mapped) as view:
                 _seal(view, sections)
+            if path.exists():
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
+            if not is_named:
+                unfinished.unlink(missing_ok=True)  # of an earlier process of this number
+                os.link(f"/proc/self/fd/{file.fileno()}", unfinished, src_dir_fd=0)
         unfinished.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def _open_unfinished(folder: Path, unfinished: Path) -> tuple[int, bool]:
+    """A file that has no name until it is complete, so that a process that is killed leaves nothing behind; where the
+    file system cannot do that, one with a name."""
+    with contextlib.suppress(OSError):
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), False
+    return os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o666), True
 
 
 class _Section:

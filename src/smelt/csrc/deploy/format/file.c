@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -227,28 +228,52 @@ write_copy(const File *file, int descriptor, const void *state)
            && write_all(descriptor, state, (size_t)last->bytes) && fsync(descriptor) == 0;
 }
 
+/* A file in the folder of `target` that has no name until it is complete: a process that is killed leaves nothing behind.
+   Where the file system cannot do that, one with a name. */
+static int
+open_unfinished(const char *target, const char *unfinished, bool *is_named)
+{
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%s", target);
+    char *slash = strrchr(folder, '/');
+    if (slash) {
+        slash[slash == folder] = '\0';
+    }
+    const int descriptor = open(slash ? folder : ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+    *is_named = descriptor < 0;
+    return *is_named ? open(unfinished, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0666) : descriptor;
+}
+
+static bool
+name_unfinished(int descriptor, const char *unfinished)
+{
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    unlink(unfinished); /* of an earlier process of this number */
+    return linkat(AT_FDCWD, link, AT_FDCWD, unfinished, AT_SYMLINK_FOLLOW) == 0;
+}
+
+/* The file that a symbolic link leads to is replaced, not the link; a file that is replaced keeps its mode. */
 smelt_status
 smelt_file_save(const File *file, const char *path, const void *state, smelt_error *error)
 {
-    char unfinished[4096];
-    const int length = snprintf(unfinished, sizeof unfinished, "%s.XXXXXX", path);
-    if (length < 0 || (size_t)length >= sizeof unfinished) {
+    char target[PATH_MAX], unfinished[PATH_MAX + 32];
+    struct stat before;
+    if (realpath(path, target) == NULL && snprintf(target, sizeof target, "%s", path) >= (int)sizeof target) {
         return smelt_fail(error, SMELT_ERROR_IO, "the path is too long");
     }
-    const int descriptor = mkostemp(unfinished, O_CLOEXEC);
+    const bool replaces = stat(target, &before) == 0;
+    snprintf(unfinished, sizeof unfinished, "%s.%ld.unfinished", target, (long)getpid());
+    bool is_named;
+    const int descriptor = open_unfinished(target, unfinished, &is_named);
     if (descriptor < 0) {
         return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: %s", path, strerror(errno));
     }
-    bool done = write_copy(file, descriptor, state) && fchmod(descriptor, 0644) == 0;
-    int why = errno;
-    if (close(descriptor) < 0 && done) {
-        why = errno;
-        done = false;
-    }
-    if (done && rename(unfinished, path) < 0) {
-        why = errno;
-        done = false;
-    }
+    bool done = write_copy(file, descriptor, state) && (!replaces || fchmod(descriptor, before.st_mode & 07777) == 0)
+                && (is_named || name_unfinished(descriptor, unfinished));
+    done = done && rename(unfinished, target) == 0;
+    const int why = errno;
+    close(descriptor); /* it is on the disk: write_copy has waited for it */
     if (!done) {
         unlink(unfinished);
         return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be written: %s", path, strerror(why));
