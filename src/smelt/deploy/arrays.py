@@ -27,15 +27,15 @@ class TorchArrays:
     def given(self, value: Any, dtype: str) -> tuple[TensorAt, Any]:
         """Where a value's memory is, and what keeps it there. Python's numbers become tensors of `dtype`."""
         torch = self._torch
-        if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
-            self._home = self._home or value.device
         tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
         if not isinstance(value, torch.Tensor) and not hasattr(value, "__array__"):
             tensor = torch.as_tensor(value, dtype=getattr(torch, dtype))
         tensor = tensor.detach()
         if tensor.device.type == "meta" or tensor.layout is not torch.strided:
             raise ValueError(f"a tensor on {tensor.device} of layout {tensor.layout} has no memory to read")
-        tensor = tensor.cpu().resolve_conj().resolve_neg()
+        device, tensor = tensor.device, tensor.cpu().resolve_conj().resolve_neg()
+        if device != tensor.device:
+            self._home = self._home or device
         name = str(tensor.dtype).removeprefix("torch.")
         strides = None if tensor.is_contiguous() else tuple(tensor.stride())
         return TensorAt(name, tuple(tensor.shape), strides, tensor.data_ptr()), tensor
