@@ -656,8 +656,7 @@ class _Closing:
             if not self.interp.externals.explores:
                 run = write_policy.around(run, lambda: traced)
             if self.tape.distributed:
-                inputs = enumerate(placeholders(self.tape.graph))
-                run = with_locals(run, frozenset(place for place, node in inputs if node in self.tape.distributed))
+                run = with_locals(run, self.tape)
             lent = self.interp.externals.graph_generators.values()
             if lent:
                 run = with_generators(run, tuple(each.own for each in lent))

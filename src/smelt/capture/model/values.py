@@ -133,6 +133,15 @@ class Distributed(Tensor):
 
     local: Any = None  # a `Tensor`
     layout: Any = None  # a `Layout` of `smelt.ir.nodes.distributed`
+    memory: "DistributedMemory" = field(default_factory=lambda: DistributedMemory())
+
+
+@dataclass(slots=True, eq=False)
+class DistributedMemory:
+    """What the captured code did with the memory of a `DTensor`, by whatever name that is known."""
+
+    is_written: bool = False
+    is_shared: bool = False  # a view of it, or the history of what was computed from it, shows it
 
 
 @dataclass(slots=True, eq=False)

@@ -28,7 +28,8 @@ from smelt.capture.model.values import (
     of_number,
 )
 from smelt.capture.tape.tape import Tape
-from smelt.ir.nodes.distributed import DistributedCall, Given, Layout, local_of
+from smelt.ir.graph import placeholders
+from smelt.ir.nodes.distributed import DistributedCall, Given, Layout, SameAs, local_of
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.ghost import GhostTensor
 
@@ -47,8 +48,9 @@ def distributed_input(tape: Tape, real: Any, source: Source) -> Distributed:
     source.check(("predicate", _laid_out_as(layout, TensorSpec.of(local), real.requires_grad)))
     part = tape.input(real, source, tuple(local.shape), tuple(local.stride()))
     part.kind = torch.Tensor
-    tape.distributed.add(part.node)
-    made = of_local(part, layout, source)
+    made = of_local(part, layout, source, real)
+    made.memory = next((each.memory for each in tape.distributed.values() if each.real is real), made.memory)
+    tape.distributed[part.node] = made
     ghost: Any = made.ghost
     if ghost._spec != real._spec:
         raise Unsupported("B006", f"{source.text} (a DTensor sharded in another order)")
@@ -67,15 +69,24 @@ def _laid_out_as(layout: Layout, spec: TensorSpec, requires_grad: bool) -> Calla
     return is_laid_out
 
 
-def of_local(local: Tensor, layout: Layout, source: Source | None = None) -> Distributed:
-    return Distributed(local.node, layout.whole(local.ghost), layout.kind, source=source, local=local, layout=layout)
+def of_local(local: Tensor, layout: Layout, source: Source | None = None, real: Any = None) -> Distributed:
+    whole = layout.whole(local.ghost)
+    return Distributed(local.node, whole, layout.kind, real, source=source, local=local, layout=layout)
 
 
-def with_locals(run: Callable[..., Any], places: frozenset[int]) -> Callable[..., Any]:
-    """Run a graph that is given `DTensor`s at these places."""
+def with_locals(run: Callable[..., Any], tape: Tape) -> Callable[..., Any]:
+    """Run a graph that is given `DTensor`s where it takes their local tensors."""
+    known = tape.distributed
+    places = {place: known[node] for place, node in enumerate(placeholders(tape.graph)) if node in known}
+    taken, counted = frozenset(places), [place for place, value in places.items() if value.memory.is_written]
 
     def with_local_tensors(*inputs: Any) -> Any:
-        return run(*[local_of(each) if place in places else each for place, each in enumerate(inputs)])
+        with torch.enable_grad():  # a part of the graph may record where its beginning does not
+            given = [local_of(each) if place in taken else each for place, each in enumerate(inputs)]
+        found = run(*given)
+        for place in counted:
+            torch.autograd.graph.increment_version(inputs[place])
+        return found
 
     return with_local_tensors
 
@@ -96,10 +107,12 @@ def call_distributed(
 ) -> Value:
     """A call with `DTensor`s, or one that makes them. `real`: the object behind an argument that is no tensor."""
     operands: list[Tensor | Number] = []
+    values: list[Any] = []
     layouts: list[Layout | None] = []
 
     def given(value: Any) -> Any:
         if isinstance(value, Tensor) or (isinstance(value, Number) and value.symbolic is not None):
+            values.append(value)
             operands.append(value.local if isinstance(value, Distributed) else value)
             layouts.append(value.layout if isinstance(value, Distributed) else None)
             return Given(len(operands) - 1)
@@ -115,23 +128,44 @@ def call_distributed(
             return real(value)
         raise Unsupported("B017", f"{type(value).__name__.lower()} as an argument beside a DTensor")
 
+    if function is getattr and isinstance(args[1], Constant) and args[1].value == "requires_grad":
+        assert isinstance(args[0], Tensor)
+        return Constant(bool(args[0].ghost.requires_grad))
     call = DistributedCall(function, given(Sequence(tuple, list(args))), given(Mapping(dict(kwargs))), ())
     call.layouts = tuple(layouts)
-    tried = _tried(tape, call, operands)
-    if not tried:
-        return _plain(call.result)
+    if not _tried(tape, call, values, operands) and not call.writes:
+        return _wrapped(call.result, values, iter(()))
     made = tape.call("call_function", call, tuple(operands), {})
     assert isinstance(made, Sequence)
-    return _wrapped(call.result, iter(made.items))
+    returned = iter(made.items)
+    result = _wrapped(call.result, values, returned)
+    for place in call.writes or ():
+        tape.call("call_method", "copy_", (operands[place], next(returned)), {})
+        values[place].memory.is_written = True
+    recorded = any(isinstance(item, Tensor) and item.ghost.requires_grad for item in made.items)
+    if call.shares or recorded or not any(layouts):
+        for value in (*values, *(result.items if isinstance(result, Sequence) else [result])):
+            if isinstance(value, Distributed):
+                value.memory.is_shared = True
+    return result
 
 
-def _tried(tape: Tape, call: DistributedCall, operands: list[Tensor | Number]) -> list[Any]:
+def _is_recorded(tape: Tape, operands: list[Tensor | Number]) -> bool:
+    """Whether autograd records what is computed from these."""
+    return tape.ambient.records and any(isinstance(each, Tensor) and each.ghost.requires_grad for each in operands)
+
+
+def _tried(tape: Tape, call: DistributedCall, values: list[Any], operands: list[Tensor | Number]) -> list[Any]:
     """The tensors that a call yields, of operands that are like those given."""
     copies = [_copy(each.ghost) if isinstance(each, Tensor) else each.symbolic for each in operands]
     drawn, name = set(tape.draws_on), call.__name__
     made = tape.run("call_function", call, copies, {})
-    if call.writes:
-        raise Unsupported("B006", f"DTensor, written by {name},")
+    written = [values[place] for place in call.writes or ()]
+    before = [value for value in values if isinstance(value, Distributed) and value.memory.is_written]
+    if (written or before) and _is_recorded(tape, operands):
+        raise Unsupported("B006", f"DTensor, written before or by {name}, which autograd records,")
+    if not all(isinstance(value, Distributed) and not value.memory.is_shared for value in written):
+        raise Unsupported("B006", f"DTensor, written by {name} while other tensors show its memory,")
     if tape.draws_on - drawn:
         tape.draws_on = drawn
         raise Unsupported("B006", f"DTensor, for which {name} draws random numbers,")
@@ -152,7 +186,9 @@ def _plain(result: Any) -> Value:
     return Object(result, identity_guarded=True)
 
 
-def _wrapped(result: Any, made: Any) -> Value:
+def _wrapped(result: Any, values: list[Any], made: Any) -> Value:
+    if isinstance(result, SameAs):
+        return values[result.place]
     if isinstance(result, Layout):
         local = next(made)
         return of_local(local, result)
@@ -160,5 +196,5 @@ def _wrapped(result: Any, made: Any) -> Value:
         found: Value = next(made)
         return found
     if type(result) in (tuple, list):
-        return Sequence(type(result), [_wrapped(item, made) for item in result])
+        return Sequence(type(result), [_wrapped(item, values, made) for item in result])
     return _plain(result)

@@ -101,7 +101,7 @@ class Tape:
         self.lifted: dict[Any, Tensor | Number] = {}  # of an outer graph: there is none
         self.once = False  # whether what is captured says of itself that it cannot be differentiated
         self.texts = False  # whether a string is still to be made of a tensor's numbers
-        self.distributed: set[fx.Node] = set()  # inputs that are the local tensors of `DTensor`s
+        self.distributed: dict[fx.Node, Any] = {}  # inputs that are the local tensors of `DTensor`s
         self.data_sizes: DataSizes | None = None  # where sizes that only data tell are part of the graph
         self._last_input: fx.Node | None = None
         self._by_ghost: dict[int, Tensor] = {}
@@ -117,11 +117,11 @@ class Tape:
 
     def release(self) -> None:
         """Let go of the program's tensors now: a tape holds on to itself, and the collector is slow."""
-        for met in self._inputs_by_id.values():
-            for _, value in met:
-                value.real = value.state = None
+        met = (value for places in self._inputs_by_id.values() for _, value in places)
+        for value in (*met, *self.distributed.values()):
+            value.real = value.state = None
         by_id = (self._inputs_by_id, self._by_ghost, self._data, self._made_leaves)
-        for table in (*by_id, self.inputs, self._places, self.lifted):
+        for table in (*by_id, self.inputs, self._places, self.lifted, self.distributed):
             table.clear()
 
     def begin(self) -> None:

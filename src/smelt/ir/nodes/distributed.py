@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
@@ -34,12 +35,20 @@ class Layout:
     def whole(self, local: Any) -> Any:
         """The `DTensor` of a local tensor, known to autograd."""
         size = {"shape": torch.Size(self.shape), "stride": self.stride}
-        return self.kind.from_local(local, self.mesh, self.placements, run_check=False, **size)
+        with torch.enable_grad():  # without, it would be a leaf, and not lead to the local tensor
+            return self.kind.from_local(local, self.mesh, self.placements, run_check=False, **size)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
     """The place of an operand among those that a call is given."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class SameAs:
+    """In what a call returns: the very `DTensor` that it was given at this place."""
 
     place: int
 
@@ -57,14 +66,18 @@ def _waited(tensor: Any) -> Any:
 class DistributedCall:
     """`call(*operands)` returns tensors in a tuple. `args` and `kwargs` are those of `function`, with `Given` for
     operands; `layouts` are of operands that are `DTensor`s. `result` is what the function returned when it was last
-    called on these operands, with a layout for each `DTensor`, and `Given` for other tensors."""
+    called on these operands, with a layout for each `DTensor`, and `Given` for other tensors.
+
+    The first call finds out which operands the function `writes`, and whether it `shares` their memory with what it
+    returns. Later ones give it copies of what it writes, and return their local tensors last: they write nothing."""
 
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     layouts: tuple[Layout | None, ...]
     result: Any = field(default=None, init=False)
-    writes: bool = field(default=False, init=False)  # whether it changed one of them
+    writes: tuple[int, ...] | None = field(default=None, init=False)  # their places
+    shares: bool = field(default=False, init=False)
 
     @property
     def __name__(self) -> str:
@@ -76,16 +89,61 @@ class DistributedCall:
         return found
 
     def _run(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        given = [
-            operand if layout is None else layout.whole(operand)
-            for operand, layout in zip(operands, self.layouts, strict=True)
-        ]
+        copied = self.writes or ()
+        given = list(operands)
+        for place, layout in enumerate(self.layouts):
+            if layout is not None:
+                part = operands[place] if torch.is_grad_enabled() else operands[place].detach()
+                given[place] = layout.whole(part.clone() if place in copied else part)
         args, kwargs = _filled(self.args, given), _filled(self.kwargs, given)
         made: list[Any] = []
-        before = [each._version for each in given if isinstance(each, torch.Tensor)]
-        self.result = _localized(self.function(*args, **kwargs), made)
-        self.writes = before != [each._version for each in given if isinstance(each, torch.Tensor)]
-        return tuple(made)
+        if self.writes is None:
+            with _Watch() as watch:
+                found = self.function(*args, **kwargs)
+            self.writes, self.shares = watch.places(given), not watch.is_new(found, given)
+            if any(layout != Layout.of(given[place]) for place, layout in enumerate(self.layouts) if layout):
+                raise NotImplementedError("it changes how a DTensor is laid out")
+        else:
+            found = self.function(*args, **kwargs)
+        self.result = _localized(found, given, made)
+        return (*made, *[local_of(given[place]) for place in copied])
+
+
+class _Watch(TorchDispatchMode):
+    """Tells which tensors are written inside a block, and which have memory of their own. The versions of `DTensor`s do
+    not tell: `_foreach` operators count none, and no operator on a `DTensor` counts for its local tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: list[Any] = []
+        self._new: list[Any] = []  # local tensors: a factory returns an alias of a `DTensor` that somebody else has
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named, schema = kwargs or {}, function._schema
+        for place, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[place] if place < len(args) else named.get(argument.name)
+                self._written += _tensors_in(value)
+        found = function(*args, **named)
+        if not any(each.alias_info is not None for each in schema.returns):
+            self._new += [each._local_tensor for each in _tensors_in(found) if hasattr(each, "_local_tensor")]
+        return found
+
+    def places(self, tensors: list[Any]) -> tuple[int, ...]:
+        """The places of those that were written, by themselves or by a view."""
+        written = {id(whole) for each in self._written for whole in (each, each._base)}
+        return tuple(place for place, tensor in enumerate(tensors) if id(tensor) in written)
+
+    def is_new(self, found: Any, given: list[Any]) -> bool:
+        """Whether all tensors in `found` have memory of their own, but for those that were given."""
+        new, known = set(map(id, self._new)), set(map(id, given))
+        return all(id(each) in known or id(getattr(each, "_local_tensor", None)) in new for each in _tensors_in(found))
+
+
+def _tensors_in(value: Any) -> list[Any]:
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in _tensors_in(item)]
+    return [value] if isinstance(value, torch.Tensor) else []
 
 
 def _filled(value: Any, given: list[Any]) -> Any:
@@ -100,14 +158,17 @@ def _filled(value: Any, given: list[Any]) -> Any:
     return value
 
 
-def _localized(value: Any, made: list[Any]) -> Any:
+def _localized(value: Any, given: list[Any], made: list[Any]) -> Any:
     if hasattr(value, "_local_tensor"):
+        for place, operand in enumerate(given):
+            if operand is value:
+                return SameAs(place)
         made.append(local_of(value))
         return Layout.of(value)
     if isinstance(value, torch.Tensor):
         made.append(_waited(value))
         return Given(len(made) - 1)
     if isinstance(value, tuple | list):
-        items = [_localized(item, made) for item in value]
+        items = [_localized(item, given, made) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
     return value
