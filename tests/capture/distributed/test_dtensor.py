@@ -67,6 +67,59 @@ for chosen in (plan, sequence):
 """)
 
 
+def test_a_vocabulary_in_parts_is_looked_up_in_the_graph() -> None:
+    in_two_processes("""
+import gc
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+def held():
+    return [each.data for each in gc.get_objects() if type(each) is MaskBuffer and each.data is not None]
+
+def made():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
+    return parallelize_module(model, mesh, {"0": RowwiseParallel(input_layouts=Replicate()), "1": ColwiseParallel()})
+
+found = []
+for backend in (None, "aot_eager", "llvm"):
+    model = made()
+    smelt.reset()
+    call = model if backend is None else smelt.compile(model, fullgraph=True, backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(5)
+    for _ in range(3):
+        loss = call(torch.randint(0, 16, (3, 5))).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    found.append([whole(each).detach() for each in model.parameters()])
+    assert not held()
+agree(found[1], found[0])
+agree(found[2], found[0])
+
+weight = distribute_tensor(torch.arange(32.0).view(16, 2), mesh, [Shard(0)])
+def broken(tokens):
+    rows = nn.functional.embedding(tokens, weight)  # a placement with a mask
+    smelt.graph_break()
+    return rows.redistribute(mesh, [Replicate()]).to_local() + 1
+def failed(tokens):
+    rows = nn.functional.embedding(tokens, weight)
+    return torch.linalg.lstsq(rows, rows)  # which no DTensor can be given
+smelt.config.suppress_errors = True
+for _ in range(2):
+    tokens = distribute_tensor(torch.randint(0, 16, (3,)), mesh, [Replicate()])
+    agree(smelt.compile(broken)(tokens), weight.full_tensor()[tokens.to_local()] + 1)
+try:
+    smelt.compile(failed)(tokens)
+except Exception as error:
+    assert "lstsq" in str(error), error
+from smelt.meta.ghost import GhostTensor
+assert not any(isinstance(each, GhostTensor) for each in held())
+""")
+
+
 def test_other_placements_are_another_graph() -> None:
     in_two_processes(
         BEGIN

@@ -133,6 +133,7 @@ class Distributed(Tensor):
 
     local: Any = None  # a `Tensor`
     layout: Any = None  # a `Layout` of `smelt.ir.nodes.distributed`
+    masks: tuple[Tensor, ...] = ()  # of its placements
     memory: "DistributedMemory" = field(default_factory=lambda: DistributedMemory())
 
 

@@ -697,7 +697,7 @@ def _object(build: Rebuilder, value: Object) -> Operand:
 
 
 def _distributed(build: Rebuilder, value: Distributed) -> Operand:
-    return build.step(value.layout.whole, build.operand(value.local))
+    return build.step(value.layout.whole, *map(build.operand, (value.local, *value.masks)))
 
 
 _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {

@@ -6,6 +6,7 @@ An operator on them is a node of local tensors (`ir/nodes/distributed.py`). Ghos
 how what it returns is placed, and whether anything is written or drawn, which is left to Python.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -45,6 +46,8 @@ def distributed_input(tape: Tape, real: Any, source: Source) -> Distributed:
     with torch.no_grad():
         local = local_of(real)
     layout = Layout.of(real)
+    if layout.masks:
+        raise Unsupported("B006", f"{source.text} (a DTensor whose placement has a mask)")
     source.check(("predicate", _laid_out_as(layout, TensorSpec.of(local), real.requires_grad)))
     part = tape.input(real, source, tuple(local.shape), tuple(local.stride()))
     part.kind = torch.Tensor
@@ -69,9 +72,11 @@ def _laid_out_as(layout: Layout, spec: TensorSpec, requires_grad: bool) -> Calla
     return is_laid_out
 
 
-def of_local(local: Tensor, layout: Layout, source: Source | None = None, real: Any = None) -> Distributed:
-    whole = layout.whole(local.ghost)
-    return Distributed(local.node, whole, layout.kind, real, source=source, local=local, layout=layout)
+def of_local(
+    local: Tensor, layout: Layout, source: Source | None = None, real: Any = None, masks: tuple[Tensor, ...] = ()
+) -> Distributed:
+    whole: Any = layout.whole(local.ghost, *[mask.ghost for mask in masks])
+    return Distributed(local.node, whole, layout.kind, real, source=source, local=local, layout=layout, masks=masks)
 
 
 def with_locals(run: Callable[..., Any], tape: Tape) -> Callable[..., Any]:
@@ -115,7 +120,10 @@ def call_distributed(
             values.append(value)
             operands.append(value.local if isinstance(value, Distributed) else value)
             layouts.append(value.layout if isinstance(value, Distributed) else None)
-            return Given(len(operands) - 1)
+            place = len(operands) - 1
+            for mask in value.masks if isinstance(value, Distributed) else ():
+                given(mask)
+            return Given(place)
         if isinstance(value, Sequence) and value.kind in (tuple, list, torch.Size):
             return (list if value.kind is list else tuple)(map(given, value.items))
         if isinstance(value, Slice):
@@ -159,7 +167,11 @@ def _tried(tape: Tape, call: DistributedCall, values: list[Any], operands: list[
     """The tensors that a call yields, of operands that are like those given."""
     copies = [_copy(each.ghost) if isinstance(each, Tensor) else each.symbolic for each in operands]
     drawn, name = set(tape.draws_on), call.__name__
-    made = tape.run("call_function", call, copies, {})
+    try:
+        made = tape.run("call_function", call, copies, {})
+    except BaseException:
+        _forget_placements()
+        raise
     written = [values[place] for place in call.writes or ()]
     before = [value for value in values if isinstance(value, Distributed) and value.memory.is_written]
     if (written or before) and _is_recorded(tape, operands):
@@ -170,6 +182,12 @@ def _tried(tape: Tape, call: DistributedCall, values: list[Any], operands: list[
         tape.draws_on = drawn
         raise Unsupported("B006", f"DTensor, for which {name} draws random numbers,")
     return list(made)
+
+
+def _forget_placements() -> None:
+    """Empty PyTorch's caches of placements: one that was made for ghosts may hold a ghost, and be found again."""
+    debug = importlib.import_module("torch.distributed.tensor.debug")
+    getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
 
 
 def _copy(ghost: Any) -> GhostTensor:
@@ -188,10 +206,11 @@ def _plain(result: Any) -> Value:
 
 def _wrapped(result: Any, values: list[Any], made: Any) -> Value:
     if isinstance(result, SameAs):
-        return values[result.place]
+        same: Value = values[result.place]
+        return same
     if isinstance(result, Layout):
-        local = next(made)
-        return of_local(local, result)
+        local, *masks = [next(made) for _ in range(1 + result.masks)]
+        return of_local(local, result, masks=tuple(masks))
     if isinstance(result, Given):
         found: Value = next(made)
         return found

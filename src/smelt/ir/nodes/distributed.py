@@ -32,11 +32,33 @@ class Layout:
         spec = whole._spec
         return Layout(type(whole), spec.mesh, tuple(spec.placements), tuple(spec.shape), tuple(spec.stride))
 
-    def whole(self, local: Any) -> Any:
+    @property
+    def masks(self) -> int:
+        """How many of its placements have a mask, which is a tensor of its own."""
+        return sum(hasattr(placement, "mask_buffer") for placement in self.placements)
+
+    def whole(self, local: Any, *masks: Any) -> Any:
         """The `DTensor` of a local tensor, known to autograd."""
-        size = {"shape": torch.Size(self.shape), "stride": self.stride}
+        size, given = {"shape": torch.Size(self.shape), "stride": self.stride}, iter(masks)
+        placements = [_masked(each, given) if hasattr(each, "mask_buffer") else each for each in self.placements]
         with torch.enable_grad():  # without, it would be a leaf, and not lead to the local tensor
-            return self.kind.from_local(local, self.mesh, self.placements, run_check=False, **size)
+            return self.kind.from_local(local, self.mesh, placements, run_check=False, **size)
+
+    def take_masks(self) -> list[Any]:
+        """The masks of a `DTensor`, taken out of its placements: PyTorch finds those again in a cache of its own."""
+        buffers = [placement.mask_buffer for placement in self.placements if hasattr(placement, "mask_buffer")]
+        masks = [buffer.data for buffer in buffers]
+        for buffer in buffers:
+            while buffer.refcount:
+                buffer.release_mask()
+        return masks
+
+
+def _masked(placement: Any, masks: Any) -> Any:
+    """A placement like this one, with the next of some masks."""
+    buffer = type(placement.mask_buffer)()
+    buffer.materialize_mask(next(masks))
+    return type(placement)(placement.reduce_op, buffer, placement.offset_shape, placement.offset_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +87,9 @@ def _waited(tensor: Any) -> Any:
 @dataclass(eq=False)
 class DistributedCall:
     """`call(*operands)` returns tensors in a tuple. `args` and `kwargs` are those of `function`, with `Given` for
-    operands; `layouts` are of operands that are `DTensor`s. `result` is what the function returned when it was last
-    called on these operands, with a layout for each `DTensor`, and `Given` for other tensors.
+    operands; `layouts` are of operands that are `DTensor`s, behind which come the masks of their placements. `result`
+    is what the function returned when it was last called on these operands, with a layout for each `DTensor`, and
+    `Given` for other tensors.
 
     The first call finds out which operands the function `writes`, and whether it `shares` their memory with what it
     returns. Later ones give it copies of what it writes, and return their local tensors last: they write nothing."""
@@ -94,14 +117,15 @@ class DistributedCall:
         for place, layout in enumerate(self.layouts):
             if layout is not None:
                 part = operands[place] if torch.is_grad_enabled() else operands[place].detach()
-                given[place] = layout.whole(part.clone() if place in copied else part)
+                masks = operands[place + 1 : place + 1 + layout.masks]
+                given[place] = layout.whole(part.clone() if place in copied else part, *masks)
         args, kwargs = _filled(self.args, given), _filled(self.kwargs, given)
         made: list[Any] = []
         if self.writes is None:
             with _Watch() as watch:
                 found = self.function(*args, **kwargs)
             self.writes, self.shares = watch.places(given), not watch.is_new(found, given)
-            if any(layout != Layout.of(given[place]) for place, layout in enumerate(self.layouts) if layout):
+            if any(self.layouts[place] != Layout.of(given[place]) for place in self.writes if self.layouts[place]):
                 raise NotImplementedError("it changes how a DTensor is laid out")
         else:
             found = self.function(*args, **kwargs)
@@ -109,12 +133,12 @@ class DistributedCall:
         return (*made, *[local_of(given[place]) for place in copied])
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tells which tensors are written inside a block, and which have memory of their own. The versions of `DTensor`s do
     not tell: `_foreach` operators count none, and no operator on a `DTensor` counts for its local tensor."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._written: list[Any] = []
         self._new: list[Any] = []  # local tensors: a factory returns an alias of a `DTensor` that somebody else has
 
@@ -163,8 +187,9 @@ def _localized(value: Any, given: list[Any], made: list[Any]) -> Any:
         for place, operand in enumerate(given):
             if operand is value:
                 return SameAs(place)
-        made.append(local_of(value))
-        return Layout.of(value)
+        layout = Layout.of(value)
+        made += [local_of(value), *layout.take_masks()]
+        return layout
     if isinstance(value, torch.Tensor):
         made.append(_waited(value))
         return Given(len(made) - 1)
