@@ -604,6 +604,11 @@ def device_memory_of(tensor: object) -> DeviceMemory | None:
 def device_memory_at(address: int) -> DeviceMemory | None:
     """The memory at an address; None if none lives there."""
 
+def leave_accelerator() -> bool:
+    """Let PyTorch take its GPU for the accelerator of the process, and the device of our own for none, from now on.
+
+    False where libtorch's calls cannot be redirected: nothing has changed then."""
+
 class LazyMemory(DeviceMemory):
     """What is behind the storage of a lazy tensor, and which values of a recording are views of it. A layout is (shape,
     strides, offset, dtype)."""

@@ -1,5 +1,5 @@
 """Lazy tensors on a GPU: eager's losses, eager's random numbers, and streams in their order. In processes of their own:
-a process has one device that is not PyTorch's, beside which PyTorch's engine has no backward for tensors of a GPU."""
+a process has one device that is not PyTorch's."""
 
 from pathlib import Path
 
@@ -88,6 +88,36 @@ for _ in range(10):
     mine.synchronize()
     same(found, 3 * (given * 2).cos() + 1, 1e-5)
 """,
+    "the gpu's own backward": """
+assert torch.accelerator.current_accelerator().type == "cuda"
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10)).to("cuda")
+x = torch.randn(16, 32, device="cuda", requires_grad=True)
+want = [each.cpu().double() for each in torch.autograd.grad(
+    F.cross_entropy(model(x), torch.arange(16, device="cuda") % 10), [x, *model.parameters()])]
+wide = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10)).double()
+wide.load_state_dict({name: each.cpu().double() for name, each in model.state_dict().items()})
+leaf = x.detach().cpu().double().requires_grad_()
+exact = torch.autograd.grad(F.cross_entropy(wide(leaf), torch.arange(16) % 10), [leaf, *wide.parameters()])
+for one, other in zip(want, exact, strict=True):
+    same(one, other, 1e-5)
+
+side = torch.cuda.Stream()  # nodes on two streams, and a sum of gradients from both
+for _ in range(10):
+    w = torch.ones(1 << 20, device="cuda", requires_grad=True)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(2_000_000)
+        one = (w * 3).sum()
+    torch.cuda.current_stream().wait_stream(side)
+    (one + (w * 4).sum()).backward()
+    same(w.grad, torch.full((1 << 20,), 7.0), 0)
+
+w = torch.ones(3, device="cuda", requires_grad=True)  # one graph on both devices
+v = torch.full((3,), 2.0, device="lazy", requires_grad=True)
+((w.to("lazy") * v).to("cuda") * w).sum().backward()
+assert w.grad.tolist() == [4.0] * 3 and v.grad.tolist() == [1.0] * 3
+""",
     "a block": """
 x = torch.tensor([1.0, 2.0, 3.0], device="cuda")
 with smelt.lazy():
@@ -107,7 +137,6 @@ for _ in range(5):
 """,
 }
 
-# Without the device tensors of the GPU keep their backward, and are trained in a block.
 TRAINED_IN_A_BLOCK = """
 def losses():
     torch.manual_seed(0)
@@ -136,8 +165,9 @@ def test_lazily(name: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_block_trains_tensors_of_the_gpu() -> None:
-    done = run_new(BEGIN + TRAINED_IN_A_BLOCK, arguments=["cuda"])
+@pytest.mark.parametrize("device", ["cuda", "lazy"])
+def test_a_block_trains_tensors_of_the_gpu(device: str) -> None:
+    done = run_new(BEGIN + TRAINED_IN_A_BLOCK, arguments=[device])
     assert done.returncode == 0, done.stderr
 
 

@@ -1,6 +1,7 @@
 """Lazy tensors that run on a GPU, as far as it can be seen without one: which stream waits for which, what autocast
 does there, and that a recorded training step is compiled into kernels of a GPU. `tests/gpu/test_lazy.py` runs them."""
 
+import sys
 from contextlib import contextmanager
 from typing import Any
 
@@ -222,3 +223,25 @@ def test_a_block_without_the_device_leaves_pytorch_its_accelerator() -> None:
     first, second = done.stdout.splitlines()
     assert first == "None True"
     assert second.startswith("SM070: the device 'lazy' cannot be made") and second.endswith("on a GPU have it already")
+
+
+LEFT_TO_THE_GPU = """
+from smelt import _native
+
+smelt.lazy.enable(background=False)
+assert torch.accelerator.current_accelerator().type == "lazy"
+assert _native.leave_accelerator()
+assert torch.accelerator.current_accelerator() is None, "what PyTorch finds beside our device: a GPU, or nothing here"
+x = torch.ones(3, requires_grad=True)
+y = torch.full((3,), 2.0, device="lazy", requires_grad=True)
+moved = x.to("lazy")
+(moved * y + moved + y * y).sum().backward()
+assert y.device == torch.device("lazy", 0) and y.grad.tolist() == [5.0] * 3 and x.grad.tolist() == [3.0] * 3
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libtorch's calls are redirected on Linux alone")
+def test_the_device_is_no_accelerator_where_a_gpu_is_one() -> None:
+    """`tests/gpu/test_lazy.py` has the GPU's own backward."""
+    done = run(LEFT_TO_THE_GPU)
+    assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@
 #include "deploy/format/checksum.h"
 #include "gpu/cuda_driver.h"
 #include "gpu/grid_launcher.h"
+#include "lazy/accelerator.h"
 #include "lazy/lazy.h"
 
 static PyObject *
@@ -162,6 +163,8 @@ static PyMethodDef functions[] = {
     {"device_memory_of", device_memory_of_tensor, METH_O,
      PyDoc_STR("What stands behind the storage of a tensor of a device of our own; None where that cannot be read.")},
     {"device_memory_at", device_memory_at, METH_O, PyDoc_STR("The memory at an address, None if none lives there.")},
+    {"leave_accelerator", leave_accelerator, METH_NOARGS,
+     PyDoc_STR("Let PyTorch's accelerator be its GPU, though a device of our own has a name.")},
     {"hook_installed", hook_installed, METH_NOARGS, PyDoc_STR("Whether the frame hook is in place now.")},
     {NULL, NULL, 0, NULL},
 };

@@ -6,11 +6,13 @@ A process has one such device, and it cannot be given back: a second name is ref
 """
 
 import itertools
+import warnings
 from typing import Any
 
 import torch
 from torch.utils import backend_registration
 
+from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.device.host_library import HOST
 from smelt.dispatch.autocast import register_autocast
@@ -21,6 +23,11 @@ _claimed: dict[str, Any] = {}
 
 UNNAMED = "privateuseone"
 """What PyTorch calls the device before it has a name."""
+
+_NO_BACKWARD_ON_GPU = (
+    "beside the device {name!r} tensors on 'cuda' have no backward in this process: this build of PyTorch takes {name!r} "
+    "for its accelerator, and that could not be changed. Train on 'cuda' in another process"
+)
 
 
 def why_not() -> str | None:
@@ -58,7 +65,8 @@ def claim(name: str, owner: Owner, module: DeviceModule, like: str = HOST.type) 
     it casts on devices of the kind `like`.
 
     PyTorch takes a device that has a name for the accelerator of the process, and its engine then has no streams for
-    tensors of a GPU: they have no backward. One that stays `UNNAMED` leaves them alone; programs have no tensors there.
+    tensors of a GPU, and no backward. Where there is a GPU, the device therefore leaves it that place. One that stays
+    `UNNAMED` never takes it; programs have no tensors there.
     """
     if name not in _claimed:
         _refuse(name)
@@ -66,6 +74,8 @@ def claim(name: str, owner: Owner, module: DeviceModule, like: str = HOST.type) 
         if name != UNNAMED:
             guard = _held[-1]
             backend_registration._setup_privateuseone_for_python_backend(name, module, device_guard=guard)
+            if torch.cuda.is_available() and not _native.leave_accelerator():
+                warnings.warn(_NO_BACKWARD_ON_GPU.format(name=name), stacklevel=2)
         _claimed[name] = (owner, register(owner), register_autocast(name, like))
     return torch.device(name, 0)  # without a number autograd's engine does not know it
 
