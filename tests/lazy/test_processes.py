@@ -2,9 +2,10 @@
 
 import threading
 
+import pytest
 import torch
 
-from tests.processes import run
+from tests.processes import PLAIN, run
 
 
 def test_threads_record_one_sequence() -> None:
@@ -57,3 +58,38 @@ os.waitpid(child, 0)
 """
     )
     assert sorted(done.stdout.splitlines()) == ["3.0", "child [12.0, 12.0, 12.0]", "parent [22.0, 22.0, 22.0]"]
+
+
+FORK_WHILE_COMPILING = """
+import os, sys, threading, time
+from smelt.lazy.paths.compiling import Worker
+
+worker, begun = Worker(), threading.Event()
+
+def compile():
+    begun.set()
+    time.sleep(0.5)
+    from smelt.codegen.llvm import compile as llvm
+    with llvm._lock:
+        print("compiled", flush=True)
+
+if sys.argv[1] == "imported":
+    import smelt.codegen.llvm.compile
+job = worker.submit(compile)
+begun.wait()
+started = time.perf_counter()
+child = os.fork()
+if child == 0:
+    print("child", job.is_lost or job.is_done, worker.submit(lambda: 3).wait(), flush=True)
+    os._exit(0)
+assert time.perf_counter() - started < 8, time.perf_counter() - started
+os.waitpid(child, 0)
+job.wait()
+"""
+
+
+@pytest.mark.parametrize("order", ["imported", "not imported"])
+def test_a_fork_takes_locks_in_the_order_of_a_compilation(order: str) -> None:
+    done = run(FORK_WHILE_COMPILING, arguments=[order], begin=PLAIN)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["child True 3", "compiled"]

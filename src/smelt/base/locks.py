@@ -30,17 +30,30 @@ def free(taken: Any) -> None:
         taken._at_fork_reinit()
 
 
-def whole_at_fork(lock: Any) -> None:
-    """Let a process fork only while nobody else has the lock, or after a while: for code that a child cannot mend."""
-    taken: list[bool] = []
+def whole_at_fork(lock: Any, *, is_inner: bool = False) -> None:
+    """Let a process fork only while nobody else has the lock, or after a while: for code that a child cannot mend.
 
-    def release() -> None:
-        if taken.pop():
-            lock.release()
+    `is_inner`: threads take it while they have another one of these. A fork takes locks in the order that they do: else
+    each would have what the other waits for."""
+    (_inner if is_inner else _outer).append(lock)
 
-    os.register_at_fork(
-        before=lambda: taken.append(lock.acquire(timeout=_PATIENCE)), after_in_parent=release, after_in_child=release
-    )
+
+_outer: list[Any] = []
+_inner: list[Any] = []
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    _forking.taken = taken = []  # type: ignore[var-annotated]
+    for each in (*_outer, *_inner):
+        if each.acquire(timeout=_PATIENCE):
+            taken.append(each)
+
+
+def _after_fork() -> None:
+    taken, _forking.taken = getattr(_forking, "taken", []), []
+    for each in reversed(taken):
+        each.release()
 
 
 def _free_all() -> None:
@@ -48,4 +61,6 @@ def _free_all() -> None:
         free(each)
 
 
+# One handler for all locks. One for each, registered with its lock, runs after a fork that it did not see begin.
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 os.register_at_fork(after_in_child=_free_all)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 _lock = locks.lock()
-locks.whole_at_fork(_lock)  # LLVM has locks of its own, which nobody can free in a child
+locks.whole_at_fork(_lock, is_inner=True)  # LLVM has locks of its own, which nobody can free in a child
 _LLVM_NEEDS = 1 << 20  # bytes of stack; where less is left it runs on a thread of its own
 
 
