@@ -1,6 +1,7 @@
 """Artifacts for GPUs, run by C programs through a driver that runs kernels on the host, and on a GPU that is there."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -14,9 +15,17 @@ from tests.deploy.gpu.real_gpu import RealGpu
 from tests.deploy.models import MODELS
 from tests.deploy.programs import built
 from tests.deploy.test_models import _converted, _first, assert_accurate
+from tests.targets import none_by_default
 
 Gpu = type[FakeGpu] | type[RealGpu]
 _no_driver = pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens where there is no GPU")
+
+
+@pytest.fixture(autouse=True)
+def tensors_on_the_host() -> Iterator[None]:
+    """Models are exported on the host, and their results are compared with eager's there, also with `--device cuda`."""
+    with none_by_default():
+        yield
 
 
 @pytest.fixture(params=[FakeGpu, RealGpu], ids=["fake", "real"])
