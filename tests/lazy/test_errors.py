@@ -99,3 +99,35 @@ def test_saved_tensors_that_were_written() -> None:
     y.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.backward()
+
+
+OVERLAPPING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "an expanded tensor": lambda x: x[:3].expand(2, 3).add_(1),
+    "an expanded tensor in a list": lambda x: torch._foreach_add_([x[:3].expand(2, 3)], 1.0),
+    "a copy to an expanded tensor": lambda x: x[:3].expand(2, 3).copy_(torch.ones(2, 3, device=x.device)),
+    "an expanded tensor as out": lambda x: torch.mul(x[:3], 2, out=x[:3].expand(2, 3)),
+    "windows": lambda x: x[1:].add_(x[:-1]),
+    "a copy of a window": lambda x: x[1:].copy_(x[:-1]),
+    "a window as out": lambda x: torch.add(x[1:], 1, out=x[:-1]),
+    "the transpose": lambda x: x[:4].view(2, 2).mul_(x[:4].view(2, 2).t()),
+    "an operand as out of another shape": lambda x: torch.add(x, torch.ones(2, 8, device=x.device), out=x),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_writes_that_eager_refuses_raise_at_the_call_and_lose_nothing(name: str) -> None:
+    messages = []
+    for device in ("cpu", "lazy"):
+        x = torch.arange(8.0).to(device)
+        x.mul_(2)
+        with pytest.raises(RuntimeError) as raised:
+            OVERLAPPING[name](x)
+        messages.append(str(raised.value))
+        assert (x + 1).tolist() == [2.0 * number + 1 for number in range(8)]
+    assert messages[0] == messages[1]
+
+
+def test_an_expanded_tensor_is_filled_as_in_eager() -> None:
+    x = torch.arange(4.0).to("lazy")
+    x[:3].expand(2, 3).fill_(7)
+    assert x.tolist() == [7.0, 7.0, 7.0, 3.0]

@@ -128,6 +128,9 @@ class _Call:
             return type(value)([self.real(item) for item in value])
         if not self._recorder.is_ours(value):
             return value
+        for lazy, real, _ in self.given:
+            if lazy is value:  # PyTorch asks whether what is written is an operand: `add(a, b, out=a)`
+                return real
         found = self._at_once.real(value, self._reason)
         if found is memory_of(value).real:
             found = found.view_as(found)  # the operator may change its layout

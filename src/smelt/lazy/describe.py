@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smelt.dispatch.tensors import Layout, bytes_of, layout_of
+from smelt.dispatch.tensors import Layout, bytes_of, layout_of, memory_of
 from smelt.ir.tensorspec import TensorSpec, UnplacedSpec
 from smelt.lazy.signatures import Signature
 from smelt.lazy.steps import Fresh, Result, Same, View
@@ -25,6 +25,8 @@ def describe_call(
     known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
 ) -> tuple[tuple[Result, ...], type | None]:
     """The results, and the form they come in: None for one tensor, else tuple or list."""
+    if known.written and _overlaps(known, args, kwargs):
+        raise Undescribed(f"{known.operator} writes memory that is an element twice, or another operand's")
     ghosts = tuple(_as_ghost(value, device) for value in args)
     named = {name: _as_ghost(value, device) for name, value in kwargs.items() if name != "device"}
     if known.takes_device:
@@ -42,6 +44,43 @@ def describe_call(
     results = _results(known, template, args, kwargs)
     form = None if isinstance(template, _SPECS) else type(template)
     return results, tuple if form is not list and form is not None else form
+
+
+def _overlaps(known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether most operators would refuse a call: it writes a tensor with one place for several elements, as expanded
+    ones have, or with places of another operand. They say so before anything is written."""
+    named = (*zip(known.names, args, strict=False), *kwargs.items())
+    device_type = torch._C._get_privateuse1_backend_name()
+    layouts: dict[int, list[tuple[bool, Layout]]] = {}
+    for name, value in named:
+        for tensor in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == device_type:
+                entry = name in known.written, layout_of(tensor)
+                layouts.setdefault(id(memory_of(tensor)), []).append(entry)
+    for sharing in layouts.values():
+        for is_written, layout in sharing:
+            if is_written and (_is_expanded(layout) or any(_cross(layout, other) for _, other in sharing)):
+                return True
+    return False
+
+
+def _is_expanded(layout: Layout) -> bool:
+    shape, stride, _, _ = layout
+    return 0 not in shape and any(size > 1 and not step for size, step in zip(shape, stride, strict=True))
+
+
+def _cross(one: Layout, other: Layout) -> bool:
+    """Whether two dense tensors of one memory have places in common and are not the same elements in the same order."""
+    spans = []
+    for shape, stride, offset, dtype in (one, other):
+        count = shape.numel()
+        if not count or bytes_of(shape, stride, 0, dtype) != count * dtype.itemsize:
+            return False
+        spans.append((offset * dtype.itemsize, (offset + count) * dtype.itemsize))
+    (begin, end), (other_begin, other_end) = spans
+    if (begin, end) == (other_begin, other_end):
+        return one[1] != other[1]
+    return begin < other_end and other_begin < end
 
 
 _QUANTIZED = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
