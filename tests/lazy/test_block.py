@@ -290,3 +290,77 @@ print(x.grad.add(1).tolist())
 """
     )
     assert done.stdout.split("\n")[:2] == ["[5.0, 5.0, 5.0]", "[6.0, 6.0, 6.0]"], done.stderr
+
+
+def _lengths(*values: int) -> torch.Tensor:
+    """Integers that are computed, so that a block records them."""
+    return torch.tensor(values) + torch.zeros(len(values), dtype=torch.long)
+
+
+def _packed(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    given = nn.utils.rnn.pack_padded_sequence(x.view(4, 4, 4), _lengths(3, 4, 1, 2), True, enforce_sorted=False)
+    found, lengths = nn.utils.rnn.pad_packed_sequence(layer(given)[0], batch_first=True)
+    return [found, lengths, *torch.autograd.grad(found.square().sum(), list(layer.parameters()))]
+
+
+READS_INTEGERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tensor_split": lambda x: torch.tensor_split(x, _lengths(3, 9)),
+    "tensor_split of a tensor": lambda x: x.tensor_split(_lengths(3, 9)),
+    "lstm": lambda x: _packed(_seeded(nn.LSTM, 4, 3, batch_first=True), x),
+    "gru": lambda x: _packed(_seeded(nn.GRU, 4, 3, batch_first=True, bidirectional=True), x),
+    "packed by hand": lambda x: _seeded(nn.LSTM, 4, 3)(nn.utils.rnn.PackedSequence(x.view(16, 4), _lengths(*[4] * 4)))[0],
+    "ctc loss": lambda x: nn.functional.ctc_loss(
+        x.view(4, 2, 8).log_softmax(-1), torch.tensor([[1, 2], [3, 1]]), _lengths(4, 3), _lengths(1, 2)
+    ),
+}
+
+
+def _seeded(kind: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return kind(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", READS_INTEGERS)
+def test_integers_that_are_read_in_memory_are_there(name: str) -> None:
+    x = torch.linspace(-1, 1, 64)
+    want = READS_INTEGERS[name](x)
+    with block():
+        found = READS_INTEGERS[name](x)
+    torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_an_lstm_runs_and_trains(trains: bool) -> None:
+    layer, x = _seeded(nn.LSTM, 4, 3, batch_first=True), torch.linspace(-1, 1, 64).view(4, 4, 4)
+
+    def gradients() -> Any:
+        with torch.set_grad_enabled(trains):
+            found = layer(x)[0]
+        return torch.autograd.grad(found.square().sum(), list(layer.parameters())) if trains else found
+
+    want = gradients()
+    with block():
+        found = gradients()
+    torch.testing.assert_close(found, want)
+
+
+FORWARD: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
+    "jvp": lambda model, x: torch.func.jvp(model, (x,), (x * 2,)),
+    "jacfwd": lambda model, x: torch.func.jacfwd(model)(x[0]),
+    "hessian": lambda model, x: torch.func.hessian(lambda row: model(row).sum())(x[0]),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("where", ["block", "device"])
+def test_forward_gradients_of_a_linear_layer(name: str, where: str) -> None:
+    model, x = _seeded(nn.Linear, 4, 3), torch.linspace(-1, 1, 8).view(2, 4)
+    want = FORWARD[name](model, x)
+    if where == "block":
+        with block():
+            found = FORWARD[name](model, x)
+    else:
+        on_device = copy.deepcopy(model).to("lazy")
+        found = FORWARD[name](on_device, x.to("lazy"))
+        found = found.cpu() if isinstance(found, torch.Tensor) else tuple(each.cpu() for each in found)
+    torch.testing.assert_close(found, want)

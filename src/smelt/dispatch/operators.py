@@ -19,6 +19,7 @@ _PYTORCHS = frozenset(
         *("detach_", "detach", "alias"),
         *("_conj", "_neg_view", "conj", "_conj_physical", "is_pinned", "_is_zerotensor", "result_type"),
         *("_fw_primal", "_make_dual", "_unpack_dual", "_version", "is_same_size", "sym_size", "sym_stride"),
+        "_has_same_storage_numel",
         *("sym_numel", "sym_storage_offset", "size", "stride", "storage_offset", "numel", "dim", "requires_grad_"),
         *("retain_grad", "is_leaf", "output_nr", "set_data", "_backward", "record_stream", "rename_", "rename"),
         "_pack_padded_sequence",  # made of other operators; how many steps a batch has is for the host

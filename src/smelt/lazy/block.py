@@ -33,8 +33,8 @@ _PLAIN = frozenset(
     {
         *("t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "swapdims_", "detach_", "detach"),
         *("alias", "lift", "lift_fresh", "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"),
-        *("_version", "is_same_size", "is_pinned", "_is_zerotensor", "sym_size", "sym_stride", "sym_numel"),
-        *("sym_storage_offset", "size", "stride", "storage_offset", "numel", "dim", "result_type"),
+        *("_version", "is_same_size", "_has_same_storage_numel", "is_pinned", "_is_zerotensor", "sym_size"),
+        *("sym_stride", "sym_numel", "sym_storage_offset", "size", "stride", "storage_offset", "numel", "dim", "result_type"),
         *("_conj", "_neg_view", "_fw_primal", "_make_dual", "_unpack_dual", "is_contiguous", "sym_is_contiguous"),
     }
 )
@@ -58,6 +58,17 @@ _LOOKS = frozenset(
 )
 _COPIES = frozenset({torch.Tensor.tolist, torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__})  # and keep nothing
 _COPIES |= {torch.Tensor.__repr__, torch.Tensor.__format__}
+
+# Functions in C++ that read the integers of tensors of the host without an operator.
+_READ_INTEGERS = frozenset(
+    {torch.tensor_split, torch.Tensor.tensor_split, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+)
+
+# Operators that do more than their schema says.
+_AS_THEY_ARE = {
+    aten._pack_padded_sequence.default: "reads lengths in memory",
+    aten.mkldnn_rnn_layer.default: "keeps what a backward needs if gradients are enabled at the call",
+}
 
 # These read tensors in lists without an operator.
 _MAKES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor})
@@ -125,7 +136,15 @@ class _Looks(TorchFunctionMode):
                     _storage_of(args[0]).smelt_shared = True
         elif function in _MAKES and _tensors((*args, *(kwargs or {}).values())):
             self._shadows.settle(f"{function.__name__}() reads tensors")
+        elif function in _READ_INTEGERS and any(map(self._waits_as_integers, (*args, *(kwargs or {}).values()))):
+            self._shadows.settle(f"{function.__name__}() reads integers in memory")
         return function(*args, **(kwargs or {}))
+
+    def _waits_as_integers(self, value: Any) -> bool:
+        if not isinstance(value, torch.Tensor) or value.is_floating_point():
+            return False
+        with torch._C.DisableTorchFunction():
+            return self._shadows.has_shadow(value)
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -203,6 +222,8 @@ class Shadows:
             return f"{operator} is asked for as {kwargs['layout']}"
         if "out" in known.written or operator._overloadname.endswith("out"):
             return f"{operator} is given memory to write"
+        if operator in _AS_THEY_ARE:
+            return f"{operator} {_AS_THEY_ARE[operator]}"
         if operator._schema.name in ("aten::resize_", "aten::set_", "aten::resize_as_", "aten::set_data"):
             return f"{operator} changes memory itself"
         for tensor in _tensors((*args, *kwargs.values())):

@@ -62,6 +62,7 @@ class LazyOwner:
             aten.set_.source_Storage: self._set_storage,
             aten.resize_.default: self._resize,
             aten.native_batch_norm.default: self._batch_norm,
+            aten._efficientzerotensor.default: self._zeros,
             **device_operators(self._recorded, self.call),
         }
         if isinstance(real, CudaDevice):
@@ -196,6 +197,10 @@ class LazyOwner:
             signature(aten.resize_.default), (tensor, size), {"memory_format": memory_format}, "a tensor is resized"
         )
         return found
+
+    def _zeros(self, size: Any, **options: Any) -> Any:
+        """PyTorch's zeros of forward gradients have no memory: what runs later cannot read them."""
+        return self._recorded(aten.zeros.default, (size,), options)
 
     def _batch_norm(
         self, tensor: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
