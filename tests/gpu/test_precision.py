@@ -153,3 +153,17 @@ def test_the_word_for_it(precision: str) -> None:
         assert 0.5 * eager <= mine <= 2 * eager, f"{mine:.2g}, eager {eager:.2g}"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("length", [6, 64, 1023, 1024, 4097])
+def test_rms_norm_of_rows_with_infinities(length: int, dtype: torch.dtype) -> None:
+    """Which elements are NaN depends on the kernel that eager takes for such a row."""
+    x, weight = randn(5, length, dtype=dtype), randn(length, dtype=dtype, seed=1)
+    x[1, 2], x[2, 0], x[2, -1], x[3, 1], x[4, 3] = (float(each) for each in ("inf", "-inf", "inf", "nan", "1e4"))
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (length,), weight)
+
+    eager, found = norm(x, weight), smelt.compile(norm)(x, weight)
+    torch.testing.assert_close(found, eager, equal_nan=True, rtol=2e-2 if dtype.itemsize == 2 else 1e-4, atol=1e-5)

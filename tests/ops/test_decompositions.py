@@ -7,6 +7,7 @@ them. What it is made of is rounded once each, as if computed exactly: PyTorch's
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import smelt
-from smelt.ops.decompose import images
+from smelt.ops.decompose import images, norms
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import traced
 from tests.ops_db.accuracy import Change, Mode, eager_errors
@@ -716,3 +717,24 @@ def smelt_kernels_sum() -> Iterator[None]:
 
     with Summed():
         yield
+
+
+@pytest.mark.parametrize(
+    "length, dtype, spreads",
+    [
+        *((8, torch.float32, False), (7, torch.float32, True), (8, torch.float64, True)),
+        *((12, torch.bfloat16, False), (6, torch.bfloat16, True)),
+    ],
+)
+def test_rms_norm_of_an_infinity_as_kernels_of_a_gpu_compute_it(
+    length: int, dtype: torch.dtype, spreads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tests/gpu/test_precision.py` has eager's own. Where it takes the mean and the variance, all of a row is NaN."""
+    asked = norms._takes_moments
+    on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=dtype)
+    x = torch.ones(3, length, dtype=dtype)
+    x[1, 2], x[2, 0] = float("inf"), torch.finfo(dtype).max
+    assert not asked(x, [length]) and asked(on_gpu, [length]) is spreads  # type: ignore[arg-type]
+    monkeypatch.setattr(norms, "_takes_moments", lambda x, normalized: asked(on_gpu, normalized))  # type: ignore[arg-type]
+    found, _ = norms.rms_norm(x, [length], None, 1e-5)
+    assert found.isnan().sum(-1).tolist() == [0, length if spreads else 1, 0]

@@ -12,6 +12,7 @@ RMS norm is such an operator on CUDA alone (`_fused_rms_norm`). Elsewhere PyTorc
 is done below on CUDA: its own parts write in place, and what is recorded must not.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -122,13 +123,29 @@ def _over(value: Tensor, outer: int) -> Tensor:
     return torch.sum(value, list(range(outer))) if outer else value
 
 
+_VECTOR = 4
+_LONGEST_ROW_OF_VECTORS = 1 << 24
+
+
+def _takes_moments(x: Tensor, normalized: Sequence[int]) -> bool:
+    """Whether PyTorch's kernel computes the mean square of a row from its mean and variance, which are NaN for a row
+    with an infinity. On a GPU it sums squares where it reads float32 or less in whole vectors."""
+    if x.device.type != "cuda" or not all(type(size) is int for size in normalized):
+        return False
+    length = math.prod(normalized)
+    return x.dtype is torch.float64 or length % _VECTOR != 0 or length > _LONGEST_ROW_OF_VECTORS
+
+
 @decomposes(aten._fused_rms_norm.default)
 def rms_norm(x: Tensor, normalized: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
     if not x.is_floating_point():
         return NotImplemented
     wide = widen(x)
     dims = list(range(x.dim() - len(normalized), x.dim()))
-    rstd = torch.rsqrt(torch.mean(wide * wide, dims, True) + (torch.finfo(wide.dtype).eps if eps is None else eps))
+    squares = wide * wide
+    if _takes_moments(x, normalized):
+        squares = squares + (wide - wide)  # NaN for an infinity
+    rstd = torch.rsqrt(torch.mean(squares, dims, True) + (torch.finfo(wide.dtype).eps if eps is None else eps))
     normed = wide * rstd
     return (normed if weight is None else normed * widen(weight)).to(x.dtype), rstd
 
