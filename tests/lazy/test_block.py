@@ -308,7 +308,9 @@ READS_INTEGERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "tensor_split of a tensor": lambda x: x.tensor_split(_lengths(3, 9)),
     "lstm": lambda x: _packed(_seeded(nn.LSTM, 4, 3, batch_first=True), x),
     "gru": lambda x: _packed(_seeded(nn.GRU, 4, 3, batch_first=True, bidirectional=True), x),
-    "packed by hand": lambda x: _seeded(nn.LSTM, 4, 3)(nn.utils.rnn.PackedSequence(x.view(16, 4), _lengths(*[4] * 4)))[0],
+    "packed by hand": lambda x: _seeded(nn.LSTM, 4, 3)(
+        nn.utils.rnn.PackedSequence(x.view(16, 4), _lengths(4, 4, 4, 4))
+    )[0],
     "ctc loss": lambda x: nn.functional.ctc_loss(
         x.view(4, 2, 8).log_softmax(-1), torch.tensor([[1, 2], [3, 1]]), _lengths(4, 3), _lengths(1, 2)
     ),

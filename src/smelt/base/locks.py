@@ -44,7 +44,8 @@ _forking = threading.local()
 
 
 def _before_fork() -> None:
-    _forking.taken = taken = []  # type: ignore[var-annotated]
+    taken: list[Any] = []
+    _forking.taken = taken
     for each in (*_outer, *_inner):
         if each.acquire(timeout=_PATIENCE):
             taken.append(each)

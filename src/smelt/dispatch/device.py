@@ -25,8 +25,8 @@ UNNAMED = "privateuseone"
 """What PyTorch calls the device before it has a name."""
 
 _NO_BACKWARD_ON_GPU = (
-    "beside the device {name!r} tensors on 'cuda' have no backward in this process: this build of PyTorch takes {name!r} "
-    "for its accelerator, and that could not be changed. Train on 'cuda' in another process"
+    "tensors on 'cuda' have no backward in this process: PyTorch takes the device {name!r} for its accelerator, and "
+    "this build cannot be told otherwise. Train on 'cuda' in another process"
 )
 
 

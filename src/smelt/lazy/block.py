@@ -34,7 +34,8 @@ _PLAIN = frozenset(
         *("t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "swapdims_", "detach_", "detach"),
         *("alias", "lift", "lift_fresh", "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"),
         *("_version", "is_same_size", "_has_same_storage_numel", "is_pinned", "_is_zerotensor", "sym_size"),
-        *("sym_stride", "sym_numel", "sym_storage_offset", "size", "stride", "storage_offset", "numel", "dim", "result_type"),
+        *("sym_stride", "sym_numel"),
+        *("sym_storage_offset", "size", "stride", "storage_offset", "numel", "dim", "result_type"),
         *("_conj", "_neg_view", "_fw_primal", "_make_dual", "_unpack_dual", "is_contiguous", "sym_is_contiguous"),
     }
 )
