@@ -110,7 +110,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "moved_modules",
         "enabling",
     ),
-    "runtime": ("cache", "overlap", "preserved_state", "cuda", "program", "autograd"),
+    "runtime": ("cache", "collectives", "overlap", "preserved_state", "cuda", "program", "autograd"),
     "capture": (
         "model",
         "guards",

@@ -26,7 +26,7 @@ from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
-from smelt.meta.effects import waits, why_not_drop, why_not_share
+from smelt.meta.effects import is_collective, waits, why_not_drop, why_not_share
 from smelt.ops.gathers import as_given
 from smelt.ops.promote import promoted, widened
 from smelt.ops.record import (
@@ -74,7 +74,8 @@ class _Lowerer:
         self.products = products
         self.lowered = Lowered()
         self.refs: dict[fx.Node, Any] = {}  # Ref, or a list of Refs (None where unused) for several results
-        self.last_effect: Call | None = None
+        self.last_effect: tuple[Call, ...] = ()
+        self.last_collective: tuple[Call, ...] = ()
         self.names = {node.name for node in traced.graph.nodes}
         self.live = _live_nodes(traced.graph)
         self.checked: set[Any] = set()  # indices and what they were found to lie below
@@ -444,7 +445,7 @@ class _Lowerer:
         text = f"{node.target}: an index is out of range"
         op, args = torch.ops.aten._assert_async.msg, (whole(holds), text)
         call = Call(len(self.lowered.items), node.name, op, LibraryCall(), args, {}, [], "stops the device")
-        call.after, self.last_effect = self.last_effect, call
+        call.after, self.last_effect = self.last_effect, (call,)
         self.lowered.items.append(call)
         self.failing.append(call)
 
@@ -611,12 +612,11 @@ class _Lowerer:
             ref.value.needed = True
         call = Call(len(self.lowered.items), node.name, target, lowering, args, kwargs, [], why, unless)
         self.lowered.items.append(call)
-        if may_fail(lowering.out or target):
-            self.failing.append(call)
+        if unless is None and why_not_share(node) is not None and not waits(target):
+            call.after, self.last_effect = self.last_effect, (call,)
+        self._order_with_collectives(call, may_fail(lowering.out or target))
         if unless is not None:
             return
-        if why_not_share(node) is not None and not waits(target):
-            call.after, self.last_effect = self.last_effect, call
         spec = spec_of(node)
         if isinstance(spec, TensorSpec):
             value = self._new(node.name, FusionKind.LIBRARY, spec, call=call)
@@ -624,6 +624,17 @@ class _Lowerer:
             self.refs[node] = whole(value)
         elif isinstance(spec, tuple):
             self.refs[node] = self._several(node, call, spec)
+
+    def _order_with_collectives(self, call: Call, fails: bool) -> None:
+        """What may raise before a collective raises before it starts, and what may raise after it does so then: other
+        processes can tell."""
+        if is_collective(call.op) and not waits(call.op):
+            call.after = (*call.after, *(each for each in self._whatever_fails() if not waits(each.op)))
+            self.last_collective = (call,)
+        elif fails and not waits(call.op):
+            call.after = (*call.after, *self.last_collective)
+        if fails:
+            self.failing.append(call)
 
     def _several(self, node: fx.Node, call: Call, specs: tuple[TensorSpec | None, ...]) -> list[Ref | None]:
         used = {user.args[1]: user for user in node.users if user.target is operator.getitem}

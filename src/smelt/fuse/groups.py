@@ -116,9 +116,7 @@ class Groups:
         group = Group(call.id, call=call, merged=[call.id])
         self.by_id[call.id] = group
         before = [self.group_of(value) for value in call.reads if value not in self.inlined]
-        if call.after is not None:
-            before.append(self.by_id[call.after.id])
-        self._depend(group, before)
+        self._depend(group, [*before, *(self.by_id[earlier.id] for earlier in call.after)])
         return group
 
     def add_value(self, value: FusionValue) -> Group:

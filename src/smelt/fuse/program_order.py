@@ -91,8 +91,7 @@ def before(groups: Groups, group: Group) -> set[Group]:
     """What a group or call needs to have run."""
     if group.call is not None:
         found = {groups.group_of(ref.value) for ref in references((group.call.args, group.call.kwargs))}
-        if group.call.after is not None:
-            found.add(groups.by_id[group.call.after.id])
+        found |= {groups.by_id[call.id] for call in group.call.after}
         if group.call.unless is not None:
             found.add(groups.group_of(group.call.unless))
     else:

@@ -18,6 +18,7 @@ from smelt.base.errors import SpecError
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.bound_functions import BoundCode, bind_code
 from smelt.ir.generators import name_generators
+from smelt.ir.nodes.distributed import is_wait, wait_below_autograd
 from smelt.ir.printed import make_printable
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 
@@ -56,7 +57,12 @@ class Traced:
 
     def plainly(self) -> Callable[..., Any]:
         """The graph as PyTorch runs it, operator by operator."""
+        waiting = {node: node.target for node in self.graph.nodes if is_wait(node.target)}
+        for node in waiting:
+            node.target = wait_below_autograd
         forward = self.to_module().forward  # not the module: nobody can have hooked it, and calling it costs as much
+        for node, target in waiting.items():
+            node.target = target
         return forward if self.undoing is None else self.undoing(forward)
 
     def to_consuming(self) -> Callable[[list[Any]], tuple[Any, ...]]:

@@ -154,11 +154,15 @@ def _effect(target: torch._ops.OpOverload) -> tuple[str | None, bool]:
     return None, is_random(target) or target in _QUIET_WRITERS
 
 
-_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd")
+# Namespaces of operators that several processes run together. `_dtensor` has the exchange behind `redistribute`.
+_COLLECTIVES = frozenset(
+    ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem", "_dtensor")
+)
 
 
 def is_collective(target: object) -> bool:
-    """Whether an operator starts something that several processes do together, or waits for it."""
+    """Whether an operator starts something that several processes do together, or waits for it. It cannot be undone,
+    and must run exactly as often as the program asks for it."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES
 
 

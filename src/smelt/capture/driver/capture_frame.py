@@ -89,6 +89,7 @@ from smelt.ir.graph import GraphCompiler, GraphLevel, Traced, format_graph, plac
 from smelt.ir.nodes.ambient import Ambient, attention_restored, restored, without_default_devices
 from smelt.ir.tensorspec import tensor_spec
 from smelt.meta.ghost import without_caller_hooks
+from smelt.runtime.collectives import Collectives
 from smelt.symbolic.expressions import FROM_DATA, Expression, Symbol
 from smelt.symbolic.symnode import meaning
 
@@ -439,6 +440,8 @@ class _Closing:
             return "it does not go from the start of a function to its end"
         if facts is not None or entry_state.computed or self.interp.externals.sizes.shape_env.from_data:
             return "it has dynamic sizes or scalars"
+        if self.tape.communicates:
+            return "it has collectives"
         if self.compiled is None:
             return "PyTorch runs its graph, or there is none"
         if computation.final is not None or computation.preallocated or computation.cleared_grads:
@@ -695,7 +698,12 @@ class _Closing:
             self.inference,
             devices,
             requires_no_overlap,
+            self._collectives(),
         )
+
+    def _collectives(self) -> Collectives | None:
+        started, waited = self.tape.collectives
+        return Collectives(waits_for_earlier=waited > started) if self.tape.communicates else None
 
     def _needs_real_autograd_nodes(self) -> bool:
         """Whether Python is about to ask for a node of autograd's graph, or to raise because a tensor may not be

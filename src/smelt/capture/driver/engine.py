@@ -206,7 +206,7 @@ class Engine:
         frames, met = captured.entry_state.state(collected), failure.error
         state = flat(frames)
         for place in range(MAX_SIZE_VARIANTS):
-            if failure.writes or not isinstance(met, SizesMissed):
+            if failure.irreversible or not isinstance(met, SizesMissed):
                 break
             found = captured.others[place] if place < len(captured.others) else None
             found = found or _native.preserving_state(self._captured_for, captured, place, frames, met.values)

@@ -83,7 +83,7 @@ class _Run:
                 return _RUNNING  # what the program has dropped is gone while it goes on
             except GraphFailed as raised:
                 failure = raised.with_traceback(None)
-            if failure.writes:
+            if failure.irreversible:
                 raise failure.error
             found = self.owner.plan_for_sizes(self.frames, first, others, failure.error)
             if found is None:
@@ -114,11 +114,12 @@ def _go_on(owner: Owner, frames: list[LiveFrame], action: "Action") -> Any:
 def recover(owner: Owner, entry_state: EntryState, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
     """The compiled graph raised: Python runs the state from its start and raises from the user's line.
 
-    Not so where `torch.utils.checkpoint` raised, which ends a recomputation early by an exception of its own, nor where
+    Not so where the graph has written an input or started a collective, which would happen twice, nor where
+    `torch.utils.checkpoint` raised, which ends a recomputation early by an exception of its own, nor where
     a chip has failed, which it says once.
     """
     error = failure.error
-    if failure.writes or isinstance(error, ChipFailed) or type(error).__module__ == "torch.utils.checkpoint":
+    if failure.irreversible or isinstance(error, ChipFailed) or type(error).__module__ == "torch.utils.checkpoint":
         raise error from None
     return run_eagerly(owner, entry_state.state(collected))
 

@@ -26,7 +26,7 @@ from smelt.capture.guards.tree import GuardTree
 from smelt.capture.interpreter.externals import Externals
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.bytecode import VERSION, CodeInfo, Instruction
-from smelt.capture.model.policy import is_polyfill
+from smelt.capture.model.policy import is_of_libraries, is_polyfill
 from smelt.capture.model.set_order import Call, Items, remade
 from smelt.capture.model.static import is_a
 from smelt.capture.model.values import (
@@ -45,6 +45,7 @@ from smelt.capture.model.values import (
     Iterator,
     LazyItem,
     Mapping,
+    Method,
     Object,
     Sequence,
     Set,
@@ -211,6 +212,8 @@ class Interpreter:
         self.tape.line = instruction.line
         try:
             handler(self, frame, instruction)
+            if self.tape.raises_late:
+                self._refuse_late_errors(self.tape.raises_late)
         except Raised as raised:
             if raised.handled is None:
                 raised.handled = self.handled()
@@ -222,6 +225,16 @@ class Interpreter:
             if depth > 0:
                 self._leave_by(raised, depth)
             raise
+
+    def _refuse_late_errors(self, what: str) -> None:
+        """End the graph before what may raise after a collective has started, where the program would notice that
+        Python cannot run the graph again up to there: it handles the error, or has changed something before."""
+        if any(map(handles_errors, self.frames)):
+            raise Unsupported("B027", f"{what} inside a try or with block of the program, and a collective,")
+        if what == "a collective" or self.externals.fullgraph:
+            return  # whoever loses a peer does not go on
+        if self.externals.has_pending_writes() or self.externals.deferred_calls or self.tape.writes_inputs:
+            raise Unsupported("B027", f"{what} that may raise, a collective and a write before it")
 
     def handled(self) -> Value:
         """The exception being handled now."""
@@ -653,6 +666,35 @@ class Interpreter:
 
 # Structure sequences of which there is one, and of which no other can be made.
 _ONLY = {type(each): each for each in (sys.version_info, sys.flags)}
+
+
+def handles_errors(frame: Frame) -> bool:
+    """Whether code of the program runs in this frame if its current instruction raises: that of an `except` or
+    `finally`, or an `__exit__`. Those of PyTorch restore state that a graph restores too."""
+    info = frame.info
+    if is_of_libraries(info.code) or is_polyfill(info.code):
+        return False
+    handler = info.handler_of(info.instructions[frame.index - 1])
+    while handler is not None:
+        begin = info.index_at[handler.target]
+        end = next(place for place, each in enumerate(info.instructions) if place >= begin and each.name == "RERAISE")
+        names = {instruction.name for instruction in info.instructions[begin:end]}
+        is_with = "WITH_EXCEPT_START" in names and _is_of_torch(frame.stack[handler.depth - 1])
+        if not is_with and not names <= _CLEANUP:
+            return True
+        handler = info.handler_of(info.instructions[end])
+    return False
+
+
+# What stands before the RERAISE of a handler that Python adds itself, behind a comprehension or an `except` clause.
+_CLEANUP = frozenset({"PUSH_EXC_INFO", "POP_EXCEPT", "POP_TOP", "SWAP", "COPY", "NOP", "LOAD_CONST", "STORE_FAST",
+                      "DELETE_FAST", "STOPITERATION_ERROR"})  # fmt: skip
+
+
+def _is_of_torch(leave: Value) -> bool:
+    """Whether the `__exit__` of a `with` block is PyTorch's."""
+    function = leave.function if isinstance(leave, Method) else leave
+    return isinstance(function, Object) and str(getattr(function.value, "__module__", "")).split(".")[0] == "torch"
 
 
 def make_sequence(kind: type, items: list[Any]) -> Any:

@@ -56,6 +56,8 @@ def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[di
     if interp.externals.explores:
         raise Unsupported("B003", "a number that the graph computes decides the branch")
     steps = _steps(interp.tape, wanted)
+    if not interp.tape.communicating.isdisjoint(steps):
+        raise Unsupported("B003", "a number that a collective decides")  # a guard would start it once more
     given = [node for node in steps if node.op == "placeholder"]
     if len(given) > 1 or any(interp.tape.inputs[node].value.real.numel() != 1 for node in given):
         raise Unsupported("B003", "a number computed from more than one small tensor")

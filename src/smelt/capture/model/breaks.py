@@ -64,6 +64,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "a backward {}",
         "compute what it starts from in the same function, or set smelt.config.compiled_autograd = True",
     ),
+    "B027": (
+        "{} cannot be part of one graph: after a collective nothing is run again",
+        "move the collective, or the handler, out of the compiled function",
+    ),
 }
 
 # A backward whose graph was made elsewhere is a graph of its own, which compiled autograd captures when it runs.

@@ -25,16 +25,25 @@ GraphRun = Callable[..., Any]
 
 
 class GraphFailed(Exception):
-    """The compiled graph raised `error`. Nothing was written yet, unless `writes`: Python may run the state again."""
+    """The compiled graph raised `error`. Python may run the state again, unless the graph is `irreversible`: it has
+    written an input, or started a collective. Then its error leaves the call."""
 
-    def __init__(self, error: Exception, writes: bool) -> None:
+    def __init__(self, error: Exception, irreversible: bool) -> None:
         super().__init__(str(error))
         self.error = error
-        self.writes = writes
+        self.irreversible = irreversible
 
 
 class NothingWritten(Exception):
     """A graph that writes its inputs raised `error` before it had written any."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Communicated(Exception):
+    """A graph raised `error` after it had started a collective, or waited for one: other processes have noticed."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -96,6 +105,8 @@ class Computation:
 
     def failed(self, error: Exception) -> GraphFailed:
         """The graph raised. Who goes on from there leaves the handler first: nothing of this is for the program."""
+        if isinstance(error, Communicated):
+            return GraphFailed(error.error.with_traceback(None), True)
         if self.writes and not isinstance(error, NothingWritten):
             return GraphFailed(error, True)
         return GraphFailed((error.error if isinstance(error, NothingWritten) else error).with_traceback(None), False)

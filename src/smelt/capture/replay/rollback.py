@@ -7,6 +7,9 @@ that comes before it done.
 
 Compiled graphs write their inputs when nothing can fail any more. Graphs that PyTorch runs write as they go: inputs
 written before an operator that raises for some values are kept as they were.
+
+A collective cannot be undone: other processes have taken part in it. Once a graph has started one, or waited for one,
+it is never run again, by anybody (`Communicated`), and its error leaves the call.
 """
 
 from collections.abc import Callable
@@ -18,11 +21,12 @@ import torch
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
-from smelt.capture.replay.plan import GraphRun, NothingWritten
+from smelt.capture.replay.plan import Communicated, GraphRun, NothingWritten
 from smelt.device import random_state
 from smelt.ir.graph import Traced
 from smelt.ir.nodes.ambient import without_default_devices
 from smelt.runtime.autograd.input_mutation import forbids_mutation
+from smelt.runtime.collectives import Collectives
 from smelt.runtime.overlap import overlap
 
 Places = tuple[int, ...]
@@ -46,12 +50,15 @@ class WritePolicy:
     requires_no_overlap: bool = False
     """Whether even operator by operator the graph is right only if no inputs overlap: what is computed into memory
     that is given (`out=`) takes it two steps, and gradients are added to others behind the backward, not during it."""
+    collectives: Collectives | None = None
+    """How to tell that the graph has started a collective, if it has any."""
 
     def undoing(self) -> Callable[[GraphRun], GraphRun] | None:
         """What a graph that is run operator by operator needs (`Traced.undoing`)."""
         if not self.backed_up:
             return None
-        return partial(restoring_writes, mutated_with_grad=self.mutated_with_grad, backed_up=self.backed_up)
+        places = {"mutated_with_grad": self.mutated_with_grad, "backed_up": self.backed_up}
+        return partial(restoring_writes, **places, collectives=self.collectives)
 
     def around(self, run: GraphRun, traced: Callable[[], Traced]) -> GraphRun:
         """The run of a graph with all that belongs round it."""
@@ -60,6 +67,8 @@ class WritePolicy:
                 run = overlap_to_eager(run, self.written)
             else:
                 run = without_overlap(run, traced, self.written)
+        if self.collectives is not None:
+            run = detecting_collectives(run, self.collectives)
         if self.writes:
             run = detecting_writes(run, self.written, self.mutated_with_grad)
         if self.restores_rng:
@@ -111,6 +120,23 @@ def overlap_to_eager(run: GraphRun, written: Places) -> GraphRun:
     return checked
 
 
+def detecting_collectives(run: GraphRun, collectives: Collectives) -> GraphRun:
+    """Run a graph that has collectives; if it raises after the start of one: `Communicated`."""
+
+    def detecting(*inputs: Any) -> Any:
+        before = collectives.started()
+        try:
+            return run(*inputs)
+        except (Communicated, NothingWritten):
+            raise
+        except Exception as error:
+            if not collectives.started_since(before):
+                raise
+            raise Communicated(error) from None
+
+    return detecting
+
+
 def detecting_writes(run: GraphRun, written: Places, mutated_with_grad: Places) -> GraphRun:
     """Run a graph that writes its inputs, some with gradients; if it raises before writing any: `NothingWritten`.
 
@@ -123,7 +149,7 @@ def detecting_writes(run: GraphRun, written: Places, mutated_with_grad: Places) 
         before = _versions(inputs, written)
         try:
             return run(*inputs)
-        except NothingWritten:
+        except (Communicated, NothingWritten):
             raise
         except Exception as error:
             if _versions(inputs, written) != before:
@@ -133,10 +159,13 @@ def detecting_writes(run: GraphRun, written: Places, mutated_with_grad: Places) 
     return detecting
 
 
-def restoring_writes(run: GraphRun, mutated_with_grad: Places, backed_up: Places) -> GraphRun:
+def restoring_writes(
+    run: GraphRun, mutated_with_grad: Places, backed_up: Places, collectives: Collectives | None = None
+) -> GraphRun:
     """Run a graph operator by operator; where it fails, the inputs `backed_up` are as they were.
 
-    Where a view comes to have gradients it could not lose them again: Python runs the graph.
+    Where a view comes to have gradients it could not lose them again: Python runs the graph. Where a collective has
+    started nobody will, and what is written stays written, as in eager.
     """
     for_good = [place for place in mutated_with_grad if place in backed_up]
 
@@ -146,9 +175,12 @@ def restoring_writes(run: GraphRun, mutated_with_grad: Places, backed_up: Places
         kept = [
             (place, _version(inputs[place]), _copy(inputs[place], place in mutated_with_grad)) for place in backed_up
         ]
+        before = () if collectives is None else collectives.started()
         try:
             return run(*inputs)
         except Exception:
+            if collectives is not None and collectives.started_since(before):
+                raise
             for place, version, copy in kept:
                 _restore(inputs[place], version, copy, place in mutated_with_grad)
             raise
@@ -165,7 +197,7 @@ def restoring_rng(run: GraphRun, writes: bool, devices: tuple[str, ...]) -> Grap
         try:
             return run(*inputs)
         except Exception as error:
-            if not writes or isinstance(error, NothingWritten):
+            if isinstance(error, NothingWritten) or not (writes or isinstance(error, Communicated)):
                 random_state.restore(saved)
             raise
 

@@ -9,7 +9,7 @@ from typing import Any
 from smelt.capture.tape.tape import Tape
 from smelt.meta.data_sizes import sized_by_data, sized_by_library
 from smelt.meta.devices import result_device
-from smelt.meta.effects import draws_random, quietly_written, raises
+from smelt.meta.effects import draws_random, is_collective, quietly_written, raises, waits
 from smelt.meta.ghost import OURS, GhostError, GhostMode, by_others
 
 
@@ -32,7 +32,9 @@ class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
             return answer
         if draws_random(func, args, kwargs or {}):
             self._tape.draws_on.add(str(result_device(func, args, kwargs or {})))
-        if raises(func, args):
+        if is_collective(func):
+            self._tape.communicate(waits(func))
+        elif raises(func, args):
             self._tape.may_raise()
         for tensor in quietly_written(func, args):
             self._tape.note_untracked_write(tensor)

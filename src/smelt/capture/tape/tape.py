@@ -19,14 +19,8 @@ from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.source import Source
 from smelt.capture.model.values import (
     Constant,
-    DeferredScalar,
-    Instance,
-    LazyItem,
-    Mapping,
     Number,
-    Object,
     Sequence,
-    Slice,
     Slots,
     Tensor,
     Value,
@@ -37,10 +31,10 @@ from smelt.capture.tape.autograd_history import Histories, leaves_of
 from smelt.capture.tape.constant_tensors import constant_item
 from smelt.capture.tape.data_sizes import DataSizes, OtherSizes
 from smelt.capture.tape.device_numbers import chosen_kinds, current_number, numbered
+from smelt.capture.tape.graph_arguments import graph_argument
 from smelt.capture.tape.small_sizes import Refit
 from smelt.capture.tape.uniform_bounds import decided
 from smelt.device.host_library import HOST, on_host
-from smelt.ir.generators import Own
 from smelt.ir.graph import add_node
 from smelt.ir.nodes.ambient import Ambient, forget_casts, set_autocast, setting_attention
 from smelt.ir.nodes.checkpoint import Checkpoint
@@ -89,6 +83,9 @@ class Tape:
         self.draws_on: set[str] = set()  # devices whose default generators operators draw from
         self.raises = False  # whether an operator raises for some values
         self.backed_up: set[fx.Node] = set()  # inputs that are written before such an operator
+        self.collectives = (0, 0)  # how many are started, and how often one is waited for
+        self.communicating: set[fx.Node] = set()  # the nodes that do so
+        self.raises_late = ""  # what of this instruction may raise when it is too late to run anything again
         self._untracked_writes: dict[int, Any] = {}  # ghosts that are written without a count
         self._made_leaves: dict[int, tuple[Any, Slots]] = {}  # that require grad, with their `.grad`
         self._data: dict[int, tuple[Any, Tensor]] = {}  # what `.data` yielded, and of which tensor: also without
@@ -96,7 +93,7 @@ class Tape:
         self._entry = self.ambient
         self.inferred: set[fx.Node] = set()  # what yields tensors of an inference mode entered on the way
         self._synced_ambient = self.ambient  # what the nodes so far have made of it
-        self._before = (self.ambient, self.ambient)
+        self._before = (self.ambient, self.ambient, self.collectives)
         self.regions: dict[fx.Graph, Region] = {}
         self.lifted: dict[Any, Tensor | Number] = {}  # of an outer graph: there is none
         self.once = False  # whether what is captured says of itself that it cannot be differentiated
@@ -129,7 +126,8 @@ class Tape:
         if self._added or self._rewritten:
             self._added.clear()
             self._rewritten.clear()
-        self._before = (self.ambient, self._synced_ambient)
+        self._before = (self.ambient, self._synced_ambient, self.collectives)
+        self.raises_late = ""
 
     @property
     def computes(self) -> bool:
@@ -151,7 +149,7 @@ class Tape:
         if self.data_sizes is not None:
             self.data_sizes.forget(self._added)
         self._added.clear()
-        ambient, self._synced_ambient = self._before
+        ambient, self._synced_ambient, self.collectives = self._before
         self.set_ambient(ambient)
 
     def _placeholder(self, text: str) -> fx.Node:
@@ -275,14 +273,17 @@ class Tape:
             size = args[1]
             if isinstance(size, Sequence) and size.kind is torch.Size:
                 args = (args[0], *size.items)  # other tuples are data to it, and in a graph there are no others
-        ghosts = [_convert(value, self._ghost) for value in args]
-        named = {name: _convert(value, self._ghost) for name, value in kwargs.items()}
+        ghosts = [graph_argument(value, self._ghost) for value in args]
+        named = {name: graph_argument(value, self._ghost) for name, value in kwargs.items()}
         seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
+        collectives = self.collectives
         result = self.run(opcode, target, ghosts, named)
         told: list[tuple[Symbol, tuple[int, ...]]] = []
         if self.data_sizes is not None and self.data_sizes.fresh:
             result, told = self.data_sizes.located(result, lambda: self.run(opcode, target, ghosts, named))
             self.may_raise()  # the check of the sizes does
+        if self.data_sizes is not None and self.communicates and (told or self.data_sizes.defining):
+            raise Unsupported("B027", "a size that only data tell beside a collective")
         for kind in chosen_kinds(_ghosts_in((result,)), [tensor for tensor, _ in seen], (*args, *kwargs.values())):
             self.current_device(kind)
         written = [self._by_ghost[id(tensor)] for tensor, version in seen if tensor._version != version]
@@ -310,6 +311,8 @@ class Tape:
         if told and written:
             raise Unsupported("B004", _name_of(target))
         node = self._record(opcode, target, args, kwargs, result)
+        if self.collectives != collectives:
+            self.communicating.add(node)
         if told:
             assert self.data_sizes is not None
             self.data_sizes.define(told, node)
@@ -349,6 +352,8 @@ class Tape:
     def require(self, test: Value, text: str) -> None:
         """The graph fails, with everything undone, where `test` is false. It is the host that asks: a device that
         finds out would be lost to the process, and in eager PyTorch a branch waits for it as well."""
+        if self.communicates:
+            raise Unsupported("B003", "the value of a tensor, after a collective, which cannot be undone")
         if isinstance(test, Tensor) and not on_host(test.ghost.device):
             test = self.call("call_method", "to", (test, Constant(HOST)), {})
         self.may_raise()
@@ -380,6 +385,8 @@ class Tape:
         """The integer that a tensor of one element holds when the graph comes to this place, as sizes are known;
         `supposed` is what it is before any call has told it."""
         assert self.data_sizes is not None
+        if self.communicates:
+            raise Unsupported("B027", "a number that a tensor holds, read after a collective")
         self.data_sizes.place = self.place
         number, symbol = self.data_sizes.number(supposed)
         self.may_raise()
@@ -414,7 +421,7 @@ class Tape:
         """From here on the outputs are what `target` yields: the same objects, known to autograd, but for inputs that
         are outputs too, of which it yields views."""
         args: tuple[Value, ...] = (Sequence(tuple, list(outputs)), Sequence(tuple, list(others)), *inputs)
-        result = self.run("call_function", target, [_convert(value, self._ghost) for value in args], {})
+        result = self.run("call_function", target, [graph_argument(value, self._ghost) for value in args], {})
         node = self._record("call_function", target, args, {}, result)
         tied: list[Value] = []
         for value, ghost in zip(outputs, result, strict=True):
@@ -506,7 +513,21 @@ class Tape:
     def may_raise(self) -> None:
         """The operator that comes now raises for some values: what is written by then may have to be undone."""
         self.raises = True
+        self.raises_late = "an operator" if self.communicates else ""
         self.backed_up |= self.written()
+
+    @property
+    def communicates(self) -> bool:
+        """Whether the graph has a collective so far."""
+        return self.collectives != (0, 0)
+
+    def communicate(self, waits: bool) -> None:
+        """The operator that comes now starts a collective, or waits for one."""
+        started, waited = self.collectives
+        self.collectives = (started + (not waits), waited + waits)
+        self.raises = True
+        self.backed_up |= self.written()
+        self.raises_late = self.raises_late or "a collective"
 
     def require_grad(self, value: Tensor, wanted: bool) -> None:
         """`requires_grad_` of a tensor that the graph computes, which has no history."""
@@ -547,7 +568,7 @@ class Tape:
         Element by element, a tensor may be written in its own place."""
         if may_overlap(tuple(out.ghost.shape), out.ghost.stride()):
             return True
-        read = _ghosts_in(tuple(_convert(value, self._ghost) for value in args))
+        read = _ghosts_in(tuple(graph_argument(value, self._ghost) for value in args))
         memory = self._memory(out.ghost)
         return any(self._memory(each) is memory for each in read if not (pointwise and each is out.ghost))
 
@@ -667,8 +688,8 @@ class Tape:
     def _record(
         self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value], result: Any
     ) -> fx.Node:
-        nodes = tuple(_convert(value, self._operand) for value in args)
-        named = {name: _convert(value, self._operand) for name, value in kwargs.items()}
+        nodes = tuple(graph_argument(value, self._operand) for value in args)
+        named = {name: graph_argument(value, self._operand) for name, value in kwargs.items()}
         self.sync_ambient(self.ambient)
         if opcode == "call_method" and self._is_replaced(target, args[0]):
             opcode, target = "call_function", method(target)
@@ -765,32 +786,6 @@ def _ghosts_in(values: tuple[Any, ...]) -> IteratorABC[GhostTensor]:
             yield value
         elif isinstance(value, tuple | list):
             yield from _ghosts_in(tuple(value))
-
-
-def _convert(value: Any, of_tensor: Any) -> Any:
-    """A value as a graph argument: plain Python all the way down, tensors and symbols as `of_tensor` says."""
-    if isinstance(value, Tensor) or (isinstance(value, Number) and value.symbolic is not None):
-        return of_tensor(value)
-    if isinstance(value, Constant):
-        return value.value
-    if isinstance(value, Sequence):
-        if any(isinstance(item, LazyItem) for item in value.items):
-            raise Unsupported("B017", "a container from outside as an operator's argument")
-        items = [_convert(item, of_tensor) for item in value.items]
-        return items if value.kind is list else tuple(items)
-    if isinstance(value, Slice):
-        return slice(_convert(value.start, of_tensor), _convert(value.stop, of_tensor), _convert(value.step, of_tensor))
-    if isinstance(value, Mapping):
-        return {key: _convert(item, of_tensor) for key, item in value.items.items()}
-    if isinstance(value, Object) and isinstance(value.value, type) and value.identity_guarded:
-        return value.value
-    if isinstance(value, Object) and isinstance(value.value, Own):
-        return value.value
-    if isinstance(value, DeferredScalar):
-        raise Unsupported("B004", "Tensor.item")
-    if isinstance(value, Instance) and value.contents is not None:
-        return _convert(value.contents, of_tensor)  # of a class of lists, of numbers: PyTorch looks at nothing else
-    raise Unsupported("B017", f"{type(value).__name__.lower()} as an operator's argument")
 
 
 def metadata_changed(node: fx.Node, ghost: Any) -> bool:

@@ -105,7 +105,7 @@ class Call:
     results: list[FusionValue | None]
     why: str
     unless: FusionValue | None = None  # one bool: the call is there to raise, and made only if it is false
-    after: "Call | None" = None  # a call that must come first: random numbers are drawn, and errors raised, in order
+    after: "tuple[Call, ...]" = ()  # come first: random numbers are drawn, and errors raised, in order
     kernel: Kernel | None = None
 
     @property

@@ -80,6 +80,19 @@ def local_of(whole: Any) -> Any:
     return _waited(whole.to_local())
 
 
+def is_wait(target: Any) -> bool:
+    """Whether a node of a torch-level graph waits for a collective."""
+    return getattr(target, "__module__", "") == "torch._ops._c10d_functional" and "wait_tensor" in str(target)
+
+
+def wait_below_autograd(tensor: torch.Tensor) -> torch.Tensor:
+    """Wait for a collective as eager does when its result is read: the tensor is the same, and autograd sees no view
+    of it, which a second wait for other results of the collective would count as written."""
+    with torch._C._AutoDispatchBelowAutograd():
+        torch.ops._c10d_functional.wait_tensor(tensor)
+    return tensor
+
+
 def _waited(tensor: Any) -> Any:
     return tensor.wait() if hasattr(type(tensor), "trigger_wait") else tensor
 
