@@ -25,6 +25,7 @@
 #              longer campaigns in pieces that end in time: --list says which
 # make test-worlds    5,000 stories of worlds that change between calls, some 40,000 changes, against plain Python
 #              (ARGS as above)
+# make test-faults    200 trainings in which one of several processes raises, dies or is late, against eager
 # make test-interrupts  an exception at every step of the compiler, after which nothing may have stayed behind: days
 #              (ARGS="--stride 5000" for an hour or two, ARGS="--worlds simple --delicate 10" to choose)
 # make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
@@ -55,7 +56,7 @@ NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/guards/test_g
 
 ON_GPU := $(addprefix tests/,gpu deploy/gpu ops ops_db nn optim models autograd compiled_autograd pipeline/test_random_tensors.py)
 
-.PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
+.PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -118,6 +119,9 @@ test-products: $(VENV)/dev
 
 test-worlds: $(VENV)/dev
 	@$(PY) -m tests.capture.mutations.campaign $(ARGS)
+
+test-faults: $(VENV)/dev
+	@$(PY) -m tests.capture.distributed.faults $(ARGS)
 
 test-interrupts: $(VENV)/dev
 	@SMELT_CACHE=0 $(PY) -m tests.capture.interrupted.campaign $(ARGS)

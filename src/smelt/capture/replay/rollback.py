@@ -57,8 +57,12 @@ class WritePolicy:
         """What a graph that is run operator by operator needs (`Traced.undoing`)."""
         if not self.backed_up:
             return None
-        places = {"mutated_with_grad": self.mutated_with_grad, "backed_up": self.backed_up}
-        return partial(restoring_writes, **places, collectives=self.collectives)
+        return partial(
+            restoring_writes,
+            mutated_with_grad=self.mutated_with_grad,
+            backed_up=self.backed_up,
+            collectives=self.collectives,
+        )
 
     def around(self, run: GraphRun, traced: Callable[[], Traced]) -> GraphRun:
         """The run of a graph with all that belongs round it."""
