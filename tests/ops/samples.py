@@ -397,6 +397,8 @@ SAMPLES: dict[Any, Samples] = {
     **_each("full_like", _like(1)),
     **_each("new_full", _like([2, 2], 1)),
     **_each("fill.Scalar", call(1)),
+    **_each("fill.Tensor", call(torch.tensor(1))),
+    **_each("zero", call()),
     **_each("zeros_like ones_like", _like()),
     **_each("new_zeros new_ones", _like([2, 2])),
     **_each("arange", fixed((5,), (4.5,))),

@@ -157,6 +157,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "stage_map",
         "ahead",
         "own_generator",
+        "empty_tensors",
         "grid_devices",
         "whole_program",
         "compile",

@@ -54,10 +54,11 @@ from smelt.symbolic.symsize import from_symbolic
 
 
 def has_choices(form: CallForm) -> bool:
-    """Whether a Python argument may have one of several values."""
+    """Whether a Python argument may have one of several values: it is a number, say."""
     args, kwargs = form.arguments(form.example_sizes)
     leaves = Arguments(form.target, args, kwargs, _choices(form), {}).leaves
-    return any(leaf.choices is not None and len(leaf.choices) > 1 for leaf in leaves)
+    numbers = [leaf for leaf in leaves if not isinstance(leaf.value, torch.Tensor)]
+    return any(leaf.choices is None or len(leaf.choices) > 1 for leaf in numbers)
 
 
 def _choices(form: CallForm) -> dict[str, tuple[Any, ...]]:
@@ -66,13 +67,25 @@ def _choices(form: CallForm) -> dict[str, tuple[Any, ...]]:
 
 def flow_machine(form: CallForm, name: str, how: HowToLower) -> Machine:
     """The machine of a function for all ways it can go. Raises `SmeltError` for what cannot be exported."""
-    args, kwargs = form.arguments(form.example_sizes)
-    sizes = {leaf.name: tuple(dim for dim, _ in leaf.sizes) for leaf in form.leaves if leaf.sizes}
+    args, kwargs = form.arguments(_explored_sizes(form))
+    sizes = {leaf.name: dict(leaf.sizes) for leaf in form.leaves if leaf.sizes}
     with events.timed("explore", name):
         traced = explore(form.target, args, kwargs, choices=_choices(form), sizes=sizes, name=name)
     machine = _Lowering(traced, form, how).machine()
     check_machine(machine)
     return machine
+
+
+def _explored_sizes(form: CallForm) -> dict[str, int]:
+    """Sizes to explore with: none is 0, 1 or another's, nor so small that parts of a tensor would be, where they may
+    be others. Nothing of the example is read."""
+    found: dict[str, int] = {}
+    for each in form.dimensions:
+        size = max(form.example_sizes[each.name], _EXPLORED)
+        while size in found.values():
+            size += 1
+        found[each.name] = min(max(size, each.least), each.most)
+    return found
 
 
 class _Lowering:
@@ -115,20 +128,31 @@ class _Lowering:
         registers, storages = self._registers.finished()
         both = zip(self._registers.arguments, traced.arguments, strict=True)
         arguments = [replace(ours, choices=theirs.choices) for ours, theirs in both]
-        # Sizes that differ are symbols, which are at least two.
-        dimensions = [replace(each, least=max(each.least, SMALLEST)) for each in self._form.dimensions]
+        dimensions = [replace(each, least=max(each.least, traced.smallest)) for each in self._form.dimensions]
+        raised = [
+            f"{ours.name} is {ours.least} or more: for {theirs.least} there would be too many states"
+            for ours, theirs in zip(dimensions, self._form.dimensions, strict=True)
+            if ours != theirs
+        ]
         return Machine(
             traced.name, self._form.tree, tuple(arguments), tuple(dimensions), storages, registers, tuple(states),
-            traced.notes,
+            (*traced.notes, *raised),
         )  # fmt: skip
 
     def _variants(self, variant: TracedVariant, name: str) -> list[Variant]:
         """A program, and others for sizes and numbers for which what the first relies on does not hold."""
         found: list[Variant] = []
-        for values in _examples(variant):
-            if len(found) < _MOST_VARIANTS and not any(_covers(each, values) for each in found):
-                title = f"{name}_for_{len(found)}" if found else name
-                found.append(self._variant(variant, title, values))
+        largest = min(max((each.most for each in self._form.dimensions), default=_MOST_SIZE), _MOST_SIZE)
+        for values in _examples(variant, largest):
+            if any(_covers(each, values) for each in found):
+                continue
+            if len(found) == _MOST_VARIANTS:
+                shown = ", ".join(f"{name} = {value}" for name, value in values.items())
+                raise ExportError(
+                    f"{_MOST_VARIANTS} variants do not cover all sizes: none is for {shown}", hint="give tighter bounds"
+                )
+            title = f"{name}_for_{len(found)}" if found else name
+            found.append(self._variant(variant, title, values))
         return found
 
     def _variant(self, variant: TracedVariant, name: str, values: Mapping[str, int]) -> Variant:
@@ -139,19 +163,26 @@ class _Lowering:
             raise ExportError(f"{self._traced.name} cannot be exported: {refused.reason}") from refused
 
 
+_EXPLORED = 6
 _MOST_VARIANTS = 8
-_SIZES = (*range(2, 14), 16, 17, 31, 32, 33, 64, 100, 1000)
+_MOST_SIZE = 1 << 20
+_SIZES = (
+    *range(2, 14), 16, 17, 31, 32, 33, 64, 100, 1000,
+    *(size for power in range(10, 21) for size in (1 << power, (1 << power) + 1)),
+)  # fmt: skip
 
 
-def _examples(variant: TracedVariant) -> Iterator[dict[str, int]]:
+def _examples(variant: TracedVariant, largest: int) -> Iterator[dict[str, int]]:
     """Values of a variant's symbols that its checks hold for, the captured ones first; others are looked at one by
     one, and all moved by as much: sizes of several tensors are often equal, or one more."""
     graph = OpenGraph(variant.traced) if variant.traced is not None else None
     leaves = graph.example if graph is not None else {}
     first = {leaf.text: int(value) for leaf, value in leaves.items() if isinstance(leaf, Symbol)}
     yield first
-    moved = [{name: value + by for name, value in first.items()} for by in _SIZES]
-    alone = [{**first, name: value} for name in first for value in _SIZES]
+    sizes = [size for size in (*_SIZES, largest) if size <= largest]
+    steps = (*sizes, largest - max(first.values(), default=0))
+    moved = [{name: value + by for name, value in first.items()} for by in steps]
+    alone = [{**first, name: value} for name in first for value in sizes]
     guards = [check.guard for check in variant.checks if isinstance(check, SizeCheck)]
     for values in (*moved, *alone):
         if values and all(guard.holds(lambda symbol: values[symbol.text]) for guard in _about(guards, values)):  # noqa: B023

@@ -16,7 +16,7 @@ import torch
 
 from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.base import events
-from smelt.base.errors import GraphBreakError, SmeltError
+from smelt.base.errors import GraphBreakError, SmeltError, warn
 from smelt.capture.driver.whole_call import ARGS, KWARGS, described_call
 from smelt.capture.guards.dynamic_sizes import History
 from smelt.capture.model.breaks import SkipFrame
@@ -39,6 +39,7 @@ MOST_VARIANTS = 16
 MOST_STEPS = 4096
 """Up to what number of steps variants are looked for that a training step needs."""
 
+_TOO_MANY_STATES = "there would be too many states"
 _ATTEMPTS = 4  # at a call whose numbers turn out to change
 
 
@@ -56,17 +57,57 @@ def exported_machine(
     refused: SmeltError | None = None
     if has_choices(form):
         try:
-            return flow_machine(form, name, how)
+            return _without_fixed(form, flow_machine(form, name, how))
         except SmeltError as error:
             if any(leaf.choices for leaf in form.leaves):
                 raise
             refused = error  # it may be exported for the values of the example
     try:
-        return _of_one_graph(form, name, how)
+        machine = _of_one_graph(form, name, how)
     except BreaksGraph:
         if refused is not None:
             raise refused from None
-    return flow_machine(form, name, how)
+        machine = flow_machine(form, name, how)
+    else:
+        machine = _with_fixed(form, machine, "" if refused is None else refused.message)
+    return _without_fixed(form, machine)
+
+
+def _with_fixed(form: CallForm, machine: Machine, why: str) -> Machine:
+    """The machine of one graph, with a note for each number that it relies on."""
+    relied = {
+        symbol.text
+        for variant in machine.states[0].variants
+        for check in variant.checks
+        if isinstance(check, SizeCheck)
+        for symbol in check.guard.expression.symbols()
+    }
+    notes = []
+    for leaf, argument in zip(form.leaves, machine.arguments, strict=True):
+        bound = {
+            binding.symbol
+            for variant in machine.states[0].variants
+            for binding in variant.symbols
+            if leaf.is_open and binding.register == argument.register
+        }
+        if type(leaf.example) in (bool, int, float) and not leaf.choices and (not leaf.is_open or bound & relied):
+            notes.append(f"{leaf.name} is fixed at {leaf.example!r}: {why or 'the function is one graph for it'}")
+    return replace(machine, notes=(*machine.notes, *notes))
+
+
+def _without_fixed(form: CallForm, machine: Machine) -> Machine:
+    """Warn of arguments that are fixed and of sizes that are bounded, or raise where they were declared to differ."""
+    for note in machine.notes:
+        if note.endswith(_TOO_MANY_STATES):
+            warn(f"{machine.name}: {note}")
+        name, is_fixed, _ = note.partition(" is fixed at ")
+        leaf = next((leaf for leaf in form.leaves if leaf.name == name), None) if is_fixed else None
+        if leaf is not None and leaf.is_open:
+            raise ExportError(f"{note}; dynamic says that it differs", code="SM060")
+        if leaf is not None:
+            hint = f"dynamic={{{name!r}: [...]}} lists the values that it may have"
+            warn(f"{machine.name}: {note}. The artifact refuses other values; {hint}.")
+    return machine
 
 
 def _of_one_graph(form: CallForm, name: str, how: HowToLower) -> Machine:

@@ -30,6 +30,7 @@ from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced
 from smelt.ir.program import Program
 from smelt.ir.provenance import origin_of
+from smelt.ops.registry import kernels_alone
 
 
 @dataclass(slots=True)
@@ -52,9 +53,11 @@ class FusionContext:
 
 
 def _read(traced: Traced, context: FusionContext) -> Lowered:
-    lowered = lower(traced, context.targets, context.products, context.convolutions)
-    if not context.library:
-        _forbid_calls(lowered, context.name, traced)
+    if context.library:
+        return lower(traced, context.targets, context.products, context.convolutions)
+    with kernels_alone():
+        lowered = lower(traced, context.targets, context.products, context.convolutions)
+    _forbid_calls(lowered, context.name, traced)
     return lowered
 
 

@@ -201,4 +201,4 @@ def _copy(e: Emitter, target: None, source: Operand, non_blocking: bool = False)
 
 declare(aten._to_copy.default, emit=_convert, why_not=_why_not_convert)
 declare(aten.clone.default, emit=_same)
-declare(aten.copy.default, emit=_copy, template=True)
+declare(aten.copy.default, aten.fill.Tensor, emit=_copy, template=True)

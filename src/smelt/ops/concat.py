@@ -15,7 +15,7 @@ from torch import fx
 
 from smelt.ir.tensorspec import tensor_spec
 from smelt.ops.record import LibraryCall, OpRecord, PieceCall, Pieces, Pointwise, Reduce, Scan, View
-from smelt.ops.registry import argument, record_of, register, why_not_lower
+from smelt.ops.registry import argument, has_library, record_of, register, why_not_lower
 from smelt.ops.views import bound
 from smelt.symbolic.symsize import is_symsize, known_equal, same_sizes
 
@@ -44,7 +44,9 @@ def is_computed(node: fx.Node) -> bool:
 
 
 def why_not_read_in_kernels(node: fx.Node) -> str | None:
-    """Why a result has to be in memory: somebody who is no kernel wants it."""
+    """Why a result has to be in memory, where the library puts it faster: somebody who is no kernel wants it."""
+    if not has_library():
+        return None
     for user in node.users:
         if user.op != "call_function":
             return "is wanted in memory"

@@ -58,6 +58,7 @@ for _number, _name in enumerate(("zeros", "ones")):
     declare(getattr(aten, _name).default, emit=_filled(_number))
     for _like in (f"{_name}_like", f"new_{_name}"):
         declare(getattr(aten, _like).default, template=True, emit=_filled(_number))
+declare(aten.zero.default, template=True, emit=_filled(0))
 
 
 def _arange(e: Emitter, start: Number, step: Number) -> Scalar:

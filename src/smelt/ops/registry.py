@@ -3,8 +3,10 @@
     record_of(aten.add.Tensor)  → its OpRecord          why_not_lower(node) → None, or "computes on complex64"
 """
 
+import contextlib
 import importlib
 from collections.abc import Iterator
+from contextvars import ContextVar
 from operator import getitem
 from typing import Any
 
@@ -23,6 +25,22 @@ _FAMILIES = (
     "scatters", "views", "math_functions", "library", "dropout",
 )  # fmt: skip
 _loaded = False
+_HAS_LIBRARY: ContextVar[bool] = ContextVar("has_library", default=True)
+
+
+def has_library() -> bool:
+    """Whether a call that the library does faster may be left to it."""
+    return _HAS_LIBRARY.get()
+
+
+@contextlib.contextmanager
+def kernels_alone() -> Iterator[None]:
+    """Within, there is no library: what a kernel can compute is lowered, however fast the library would be."""
+    token = _HAS_LIBRARY.set(False)
+    try:
+        yield
+    finally:
+        _HAS_LIBRARY.reset(token)
 
 
 def register(record: OpRecord) -> None:
@@ -111,13 +129,13 @@ def why_not_lower(node: fx.Node) -> str | None:
     for spec in (*tensor_arguments(node), result):
         if spec.dtype not in KERNEL_DTYPES:
             return f"computes on {short_name(spec.dtype)}"
-        if spec.numel == 0:
+        if spec.numel == 0 and (has_library() or node.target is not torch.ops.aten.full.default):
             return "has no elements"
         if spec.device != result.device and not _is_host_number(spec, record):
             return f"moves between {spec.device} and {result.device}"
     if node.kwargs.get("pin_memory"):
         return "is in page-locked memory, which PyTorch has"
-    if not is_dense(result.shape, result.stride):
+    if result.numel != 0 and not is_dense(result.shape, result.stride):
         return "returns a tensor with gaps"
     if isinstance(record.lowering, Pieces | Lookup | Scan | Scatter):
         found = record.lowering.read(node)

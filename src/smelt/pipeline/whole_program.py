@@ -28,6 +28,7 @@ from smelt.ir.program import Library, Operand, Place, Program
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
 from smelt.ops.decompose import random_draws
 from smelt.ops.decompositions import decompositions
+from smelt.pipeline.empty_tensors import without_empty
 from smelt.pipeline.grid_devices import has_grids, on_grid, on_host_alone
 from smelt.pipeline.own_generator import with_own_generator
 from smelt.pipeline.passes import PassContext, run_passes, why_not_generate
@@ -65,7 +66,7 @@ def whole_program(
     if aliases:
         pure, plan = _pure(_with_outputs(traced, wanted, aliases), context)
     pure, plan, draws = with_own_generator(pure, plan)
-    _lay_out(pure, plan)
+    _lay_out(without_empty(pure), plan)
     program, required = _without_raising(_lowered(pure, context, plan.inputs - 2 * draws, numbers))
     return WholeProgram(program, plan, required, draws)
 

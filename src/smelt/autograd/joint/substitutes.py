@@ -163,6 +163,14 @@ def _attention(
     )
 
 
+def _fill_diagonal(self: torch.Tensor, fill_value: Any, wrap: bool = False) -> torch.Tensor:
+    """By a view that functionalization knows; PyTorch's own counts places in memory."""
+    if self.dim() != 2 or wrap:
+        return self.fill_diagonal_(fill_value, wrap)
+    self.diagonal().fill_(fill_value)
+    return self
+
+
 def _undeclared_alias(name: str) -> Callable[..., Any]:
     """Results that alias their argument and are no views of it: a pure graph would return copies."""
 
@@ -205,6 +213,7 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = {
         for norm in (aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default)
     },
     F.scaled_dot_product_attention: _attention,
+    BASE.fill_diagonal_: _fill_diagonal,
     torch.bernoulli: bernoulli_contiguous,
     BASE.bernoulli: bernoulli_contiguous,
 }

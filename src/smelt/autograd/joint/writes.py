@@ -49,7 +49,7 @@ class WriteWatch:
             torch.autograd.graph.increment_version(written)  # functionalization does not count writes to lists
         if any(map(self._is_overlapping, written)):
             raise CannotTrace(f"{name} modifies a tensor with overlapping elements in-place")
-        if written and len(given) > 1:
+        if written and len(given) > 1 and not _is_put_back(func, args):
             _check_disjoint(name, [tensor for tensor, _ in given], {storage_id(tensor) for tensor in written})
         spread = {storage_id(tensor) for tensor, _ in given if id(tensor) in self._overlapping}
         for tensor in _tensors((made,)):
@@ -80,6 +80,17 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
                 yield value
         elif isinstance(value, tuple | list):
             yield from _tensors(value)
+
+
+def _is_put_back(func: Any, args: Sequence[Any]) -> bool:
+    """Whether an item is set to the view that it is, as the last part of `y[:, 1] += 2` does, or to another part."""
+    if func is not torch.Tensor.__setitem__ or next(_tensors((args[1],)), None) is not None:
+        return False
+    base, index, value = args
+    if storage_id(base) != storage_id(value):
+        return False
+    item = base[index]
+    return _is_same(item, value) or _is_disjoint(item, value)
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ import torch
 
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
-from smelt.capture.model.marks import DYNAMIC, OPEN_SIZES
+from smelt.capture.model.marks import DYNAMIC, OPEN_SIZES, SMALL_SIZES
 from smelt.capture.model.open_numbers import DTYPES, OpenNumber, OpenRange
 from smelt.capture.model.paused_iterators import PausedIterator, PausedZip
 from smelt.capture.model.state import LiveFrame
@@ -41,6 +41,11 @@ class Policy:
     def __init__(self) -> None:
         self.open: set[tuple[Site, Path]] = set()
         self.closed: set[tuple[Site, Path]] = set()
+        self.why: dict[tuple[Site, Path], str] = {}  # for what reason each of those is
+
+    def close(self, places: set[tuple[Site, Path]], reason: str) -> None:
+        self.closed |= places
+        self.why |= dict.fromkeys(places, reason)
 
     def opens(self, site: Site, path: Path) -> bool:
         return (site, path) in self.open and (site, path) not in self.closed
@@ -183,14 +188,19 @@ class Abstraction:
         if STAND_IN not in real.__dict__:
             self._alive.append(real)
             return ("object", id(real)), real
-        shape = tuple(real.shape)
-        marked: frozenset[int] = real.__dict__.get(DYNAMIC, frozenset())
+        taken = {dim: self._known.get((*path, "size", dim)) for dim in range(real.dim())}
+        known = {dim: each for dim, each in taken.items() if each is not None}
+        shape = tuple(known[dim].value if dim in known else size for dim, size in enumerate(real.shape))
+        fixed = frozenset(dim for dim, each in known.items() if each.always)
+        marked: frozenset[int] = real.__dict__.get(DYNAMIC, frozenset()) - fixed
         opened = frozenset(
             dim
             for dim, size in enumerate(shape)
             if size >= SMALLEST and self._policy.opens(self.site, (*path, "size", dim))
-        ) | real.__dict__.get(OPEN_SIZES, frozenset())
-        stand_in = standing_in(shape, real.dtype, real.device, marked | opened, opened, real.requires_grad)
+        ) | (real.__dict__.get(OPEN_SIZES, frozenset()) - fixed)
+        small: frozenset[int] = real.__dict__.get(SMALL_SIZES, frozenset()) - fixed
+        shape = tuple(max(size, SMALLEST) if dim in marked | opened else size for dim, size in enumerate(shape))
+        stand_in = standing_in(shape, real.dtype, real.device, marked | opened, opened, real.requires_grad, small)
         for dim, size in enumerate(shape):
             if dim not in marked | opened:
                 self.sizes[(*path, "size", dim)] = size
@@ -199,7 +209,9 @@ class Abstraction:
         group = self._groups.get(id(real))
         if group is not None:
             group = self._group_numbers.setdefault(group, len(self._group_numbers))
-        sizes = tuple(("open", dim in opened) if dim in marked | opened else size for dim, size in enumerate(shape))
+        sizes = tuple(
+            ("open", dim in opened, dim in small) if dim in marked | opened else size for dim, size in enumerate(shape)
+        )
         return ("tensor", type(real), real.dtype, real.device, sizes, real.requires_grad, group), stand_in
 
 
@@ -210,6 +222,7 @@ def standing_in(
     dynamic: frozenset[int] = frozenset(),
     opened: frozenset[int] = frozenset(),
     requires_grad: bool = False,
+    small: frozenset[int] = frozenset(),
 ) -> torch.Tensor:
     """A tensor for capture to look at, of which nobody reads an element: its memory is never touched."""
     made = torch.empty(shape, dtype=dtype, device=device)
@@ -220,6 +233,8 @@ def standing_in(
         made.__dict__[DYNAMIC] = dynamic
     if opened:
         made.__dict__[OPEN_SIZES] = opened
+    if small:
+        made.__dict__[SMALL_SIZES] = small
     return made
 
 

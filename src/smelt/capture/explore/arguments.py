@@ -23,7 +23,7 @@ from smelt.capture.explore.abstraction import Path, Policy, Site, standing_in
 from smelt.capture.model.marks import DYNAMIC
 from smelt.capture.model.open_numbers import DTYPES, OpenNumber
 from smelt.device.host_library import HOST
-from smelt.ir.artifact.machine import ValueCheck
+from smelt.ir.artifact.machine import Dimension, ValueCheck
 from smelt.ir.artifact.tree import Tree, tree_of
 from smelt.symbolic.expressions import SMALLEST
 
@@ -42,6 +42,7 @@ class ArgumentLeaf:
     value: Any
     choices: tuple[Any, ...] | None
     dynamic: frozenset[int] = frozenset()
+    dimensions: Mapping[int, Dimension] = dataclasses.field(default_factory=dict)  # those with a name and bounds
 
     @property
     def place(self) -> tuple[Site, Path]:
@@ -88,7 +89,7 @@ class Arguments:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         choices: Mapping[str, Sequence[Any]],
-        sizes: Mapping[str, Collection[int]],
+        sizes: Mapping[str, Mapping[int, Dimension]],
     ) -> None:
         self._given = (args, kwargs)
         self.tree, leaves = tree_of(self._given)
@@ -107,6 +108,7 @@ class Arguments:
                 value,
                 _choices(value, choices.get(name), annotations.get(prefix)),
                 _dynamic(value, sizes.get(name, ())),
+                sizes.get(name, {}),
             )
             for number, ((name, prefix), value) in enumerate(zip(named, leaves, strict=True))
         ]
@@ -133,6 +135,16 @@ class Arguments:
     def open_numbers(self, policy: Policy) -> set[tuple[Site, Path]]:
         """Where there are numbers of any value."""
         return {leaf.place for leaf in self.leaves if leaf.is_open(policy) and not isinstance(leaf.value, torch.Tensor)}
+
+    @property
+    def has_small_sizes(self) -> bool:
+        """Whether a dynamic size may be 0 or 1."""
+        return any(each.least < SMALLEST for leaf in self.leaves for each in leaf.dimensions.values())
+
+    def fixed(self, policy: Policy) -> tuple[str, ...]:
+        """Of numbers that are those of the example, because the program has to know them, a sentence each."""
+        closed = [leaf for leaf in self.leaves if leaf.choices is None and leaf.place in policy.closed]
+        return tuple(f"{leaf.name} is fixed at {leaf.value!r}: {policy.why[leaf.place]}" for leaf in closed)
 
     def with_leaves(self, leaves: Sequence[Any]) -> Any:
         """The arguments with others in the place of their leaves."""

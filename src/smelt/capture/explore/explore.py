@@ -16,7 +16,8 @@ stays as it was, and the loop is unrolled, as long as there are not more than `m
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -40,6 +41,7 @@ from smelt.capture.explore.graphs import (
     stand_in_for,
 )
 from smelt.capture.explore.registers import with_registers
+from smelt.capture.explore.sizes import Case, covers, other_examples, sizes_of, small_cases
 from smelt.capture.explore.ssa import Edge, Ends, Goes, Node, SsaValue, Step
 from smelt.capture.explore.successors import NeedsNumber, Raises, Splits, what_follows
 from smelt.capture.explore.writes import rebuilt
@@ -50,11 +52,11 @@ from smelt.capture.model.open_numbers import DTYPES, OpenNumber
 from smelt.capture.model.state import LiveFrame, flat
 from smelt.capture.replay.graph_facts import GraphFacts
 from smelt.capture.replay.plan import Return, Stop
-from smelt.ir.artifact.machine import Check, Literal, Raise, RegisterKind, SizeCheck
+from smelt.ir.artifact.machine import Check, Dimension, Literal, Raise, RegisterKind, SizeCheck
 from smelt.ir.artifact.tree import tree_of
 from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.tensorspec import tensor_spec
-from smelt.symbolic.expressions import Expression, ShapeEnv, SizeGuard
+from smelt.symbolic.expressions import SMALLEST, Expression, ShapeEnv, SizeGuard
 from smelt.torch_abi.tensor_layout import install_tensor_layout
 
 MAX_STATES = 256
@@ -70,7 +72,7 @@ def explore(
     kwargs: Mapping[str, Any] | None = None,
     *,
     choices: Mapping[str, Sequence[Any]] | None = None,
-    sizes: Mapping[str, Collection[int]] | None = None,
+    sizes: Mapping[str, Mapping[int, Dimension]] | None = None,
     name: str | None = None,
     max_states: int = MAX_STATES,
 ) -> TracedMachine:
@@ -90,12 +92,17 @@ def explore(
 def _explore(function: Callable[..., Any], arguments: Arguments, name: str | None, max_states: int) -> TracedMachine:
     policy = Policy()
     title: str = name or getattr(function, "__name__", "") or type(function).__name__
+    smallest = 0
     with torch.no_grad():
         for _ in range(_MAX_STARTS):
             try:
-                return _Explorer(function, arguments, policy, title, max_states).machine()
+                return _Explorer(function, arguments, policy, title, max_states, smallest).machine()
             except _Learned:
                 continue
+            except SmeltError as error:
+                if error.code != "SM061" or smallest or not arguments.has_small_sizes:
+                    raise
+                smallest = SMALLEST  # which takes fewer states
     raise SmeltError("SM061", f"exploring {title} learns something new each time it begins anew")
 
 
@@ -153,10 +160,16 @@ class _Explorer:
     """One attempt at a function, with what is known of it."""
 
     def __init__(
-        self, function: Callable[..., Any], arguments: Arguments, policy: Policy, name: str, max_states: int
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        policy: Policy,
+        name: str,
+        max_states: int,
+        smallest: int,
     ) -> None:
         self.function, self.arguments, self.policy, self.name = function, arguments, policy, name
-        self.max_states = max_states
+        self.max_states, self.smallest = max_states, smallest
         self.nodes: list[Node] = []
         self.waiting: list[Node] = []
         self.by_key: dict[Any, Node] = {}
@@ -165,13 +178,16 @@ class _Explorer:
         self.constants: dict[tuple[type, Any], SsaValue] = {}
         self.groups: dict[int, int] = {}  # tensors that share memory, by their ids
         self.alive: list[Any] = []
-        self.tentative = self.extra = False
+        self.tentative = self.extra = self.is_small = False
         self.ambient = Ambient.now()
         self.inputs: dict[int, SsaValue] = {}
+        self.dimensions: dict[tuple[SsaValue, int], Dimension] = {}  # of arguments whose sizes differ
         for leaf in arguments.leaves:
             if leaf.is_open(policy):
                 sizes = leaf.sizes if isinstance(leaf.value, torch.Tensor) else ()
-                self.inputs[leaf.number] = SsaValue(RegisterKind.INPUT, leaf.name, leaf.dtype, sizes, leaf.device)
+                value = SsaValue(RegisterKind.INPUT, leaf.name, leaf.dtype, sizes, leaf.device)
+                self.inputs[leaf.number] = value
+                self.dimensions |= {(value, dim): each for dim, each in leaf.dimensions.items()}
 
     def machine(self) -> TracedMachine:
         """All of it."""
@@ -179,12 +195,12 @@ class _Explorer:
         self.nodes.append(entry)
         for checks, leaves in self.arguments.variants(self.policy):
             frames, entry.values = self._called(leaves)
-            entry.steps += self._steps(entry, frames, list(checks))
+            entry.steps += self._for_all_sizes(entry, frames, list(checks))
         while self.waiting:
             node = self.waiting.pop()
             self.tentative, self.extra = node.tentative, False
             try:
-                node.steps += self._steps(node, node.frames, [])
+                node.steps += self._for_all_sizes(node, node.frames, [])
             except SmeltError as error:
                 if not node.tentative:
                     raise
@@ -192,7 +208,8 @@ class _Explorer:
                 end = Raise("NotImplementedError", error.message)
                 node.steps = [Step(None, [], [], end, [], [], [])]
         self._return_alike()
-        return with_registers(self.name, self.arguments, self.policy, self.inputs, self.nodes)
+        made = with_registers(self.name, self.arguments, self.policy, self.inputs, self.nodes)
+        return replace(made, smallest=self.smallest)
 
     def _return_alike(self) -> None:
         """Where the function returns a number that is known on one way and not on another, it is in a register."""
@@ -231,6 +248,43 @@ class _Explorer:
         args, kwargs = self.arguments.with_leaves(given)
         assert isinstance(make_call, FunctionType)
         return [LiveFrame(make_call, decode(make_call.__code__), 0, [self.function, args, kwargs], [])], values
+
+    def _for_all_sizes(self, node: Node, frames: list[LiveFrame], checks: list[Check]) -> list[Step]:
+        """What a state does: where some sizes are 0 or 1, in the example, and where others are needed for what the code
+        relies on."""
+        walk = Abstraction(frames, Policy(), self.groups)
+        self.alive.append(walk)
+        groups = sizes_of(walk, node.values, self.dimensions)
+        steps: list[Step] = []
+        for case in small_cases(groups) if self.smallest == 0 else ():
+            equal, symbols = self._equal(case)
+            known = {path: Known(size, always=True) for group, size in case for path, _, _ in group.places}
+            if node.frames:
+                with self._tentatively(), contextlib.suppress(SmeltError):
+                    steps += self._steps(node, frames, [*checks, *equal], symbols, known)
+            else:
+                self.is_small = True  # for which operators raise that do not for others, in eager too
+                steps += self._steps(node, frames, [*checks, *equal], symbols, known)
+                self.is_small = False
+        steps += self._steps(node, frames, checks)
+        most = len(steps) + _MOST_VARIANTS
+        for case in other_examples(groups, steps):
+            if len(steps) < most and not any(covers(step, groups, case) for step in steps):
+                known = {path: Known(size, always=False) for group, size in case for path, _, _ in group.places}
+                with self._tentatively() if node.frames else contextlib.nullcontext(), contextlib.suppress(SmeltError):
+                    steps += self._steps(node, frames, checks, [], known)
+        return steps
+
+    def _equal(self, case: Case) -> tuple[list[Check], list[tuple[str, SsaValue, int | None]]]:
+        """Checks that sizes are what they are in a case, and the symbols of those."""
+        checks: list[Check] = []
+        symbols: list[tuple[str, SsaValue, int | None]] = []
+        for group, size in case:
+            for _, value, dim in group.places:
+                symbol = ShapeEnv().reading(f"size {len(symbols)}", size)
+                checks.append(SizeCheck(SizeGuard("==", Expression.of(symbol) - Expression.of(size))))
+                symbols.append((symbol.text, value, dim))
+        return checks, symbols
 
     def _steps(
         self,
@@ -332,7 +386,8 @@ class _Explorer:
         step = Step(recorder.traced, inputs, [], Ends([], tree_of(())[0]), symbols, checks, [], self.extra)
         numbers = self._bind_symbols(step, facts, collected, value_of, walk)
         after = self._own_what_is_written(step, facts, recorder, collected, computation.arguments, values)
-        made = [stand_in_for(node, facts.open_symbols) for node in recorder.outputs()[: len(facts.views)]]
+        results = recorder.outputs()[: len(facts.views)]
+        made = [stand_in_for(node, facts.open_symbols, facts.shape_env) for node in results]
         value_of.now(after)
         for place, (tensor, view) in enumerate(zip(made, facts.views, strict=True)):
             output = SsaValue(RegisterKind.LOCAL, "", tensor.dtype, marks_of(tensor), tensor.device)
@@ -481,7 +536,7 @@ class _Explorer:
         if isinstance(found, Splits):
             edges = [self._edge(each, ambient, value_of) for each in (found.if_true, found.if_false)]
             return Goes(edges, value_of(found.condition))
-        if isinstance(found, Raises) and (found.certain or node.frames):
+        if isinstance(found, Raises) and (found.certain or node.frames or self.is_small):
             return found.end
         if isinstance(found, NeedsNumber):
             return self._with_number(plan, frames, ambient, value_of, node, numbers)
@@ -505,11 +560,17 @@ class _Explorer:
         if numbers:
             raise _NotSo(error, tuple(numbers))
         opened = {place for place in self.policy.open if place not in self.policy.closed}
-        opened = opened or self.arguments.open_numbers(self.policy)
+        opened = opened or self._arguments_on(frames[-1].stack, value_of) or self.arguments.open_numbers(self.policy)
         if not opened:
             raise error
-        self.policy.closed |= opened
+        self.policy.close(opened, f"{plan.record.reason} ({plan.record.where})")
         raise _Learned
+
+    def _arguments_on(self, stack: list[Any], value_of: "_Values") -> set[tuple[Any, Path]]:
+        """Numbers among the arguments that an instruction works with."""
+        values = [value_of(each) for each in stack if isinstance(each, OpenNumber)]
+        numbers = [number for number, value in self.inputs.items() if any(value is each for each in values)]
+        return {self.arguments.leaves[number].place for number in numbers}
 
     def _refused(self, plan: Return | Stop, reason: str, hint: str) -> SmeltError:
         record = plan.record if isinstance(plan, Stop) else None

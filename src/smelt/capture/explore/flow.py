@@ -92,7 +92,8 @@ class TracedState:
 
 @dataclass(frozen=True, slots=True)
 class TracedMachine:
-    """An explored function. `parameters` and `arguments` are as in `ir.artifact.machine.Machine`."""
+    """An explored function. `parameters` and `arguments` are as in `ir.artifact.machine.Machine`; dynamic sizes of its
+    arguments are `smallest` at least."""
 
     name: str
     parameters: Tree
@@ -100,6 +101,7 @@ class TracedMachine:
     registers: tuple[TracedRegister, ...]
     states: tuple[TracedState, ...]
     notes: tuple[str, ...] = ()
+    smallest: int = 0
 
 
 def format_traced(machine: TracedMachine, graphs: bool = True) -> str:

@@ -15,7 +15,7 @@ from smelt.capture.model.marks import DYNAMIC, OPEN_SIZES
 from smelt.ir.graph import GraphLevel, Traced, output_node, placeholders
 from smelt.ir.nodes.ambient import Ambient, set_autocast, setting_attention
 from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
-from smelt.symbolic.expressions import Expression, Symbol
+from smelt.symbolic.expressions import SMALLEST, Expression, ShapeEnv, Symbol
 from smelt.symbolic.shapes import contiguous_stride
 from smelt.symbolic.symnode import example_of, is_symbolic, meaning
 
@@ -42,13 +42,15 @@ def _never_run(*inputs: Any) -> Any:
     raise AssertionError("a graph that is only explored was run")
 
 
-def stand_in_for(node: fx.Node, open_symbols: frozenset[Symbol]) -> torch.Tensor:
+def stand_in_for(node: fx.Node, open_symbols: frozenset[Symbol], shape_env: ShapeEnv) -> torch.Tensor:
     """A tensor that stands for what a node returns, contiguous; sizes in symbols are marked."""
     spec = tensor_spec(node)
-    dynamic = frozenset(dim for dim, size in enumerate(spec.shape) if is_symbolic(size))
-    opened = frozenset(dim for dim in dynamic if open_symbols & Expression.of(meaning(spec.shape[dim])).symbols())
+    sizes = {dim: Expression.of(meaning(size)) for dim, size in enumerate(spec.shape) if is_symbolic(size)}
+    opened = frozenset(dim for dim, size in sizes.items() if open_symbols & size.symbols())
+    least = Expression.of(SMALLEST)
+    small = frozenset(dim for dim, size in sizes.items() if not shape_env.known(">=", size, least))
     shape = tuple(int(example_of(size)) for size in spec.shape)
-    return standing_in(shape, spec.dtype, spec.device, dynamic, opened, spec.requires_grad)
+    return standing_in(shape, spec.dtype, spec.device, frozenset(sizes), opened, spec.requires_grad, small)
 
 
 def marks_of(tensor: torch.Tensor) -> tuple[int | None, ...]:

@@ -235,8 +235,8 @@ class _Allocation:
         for number, node in enumerate(self.nodes):
             variants = tuple(self._variant(step, numbers) for step in node.steps)
             self.states[number] = TracedState(node.name, variants)
-        states = tuple(self.states)
-        return TracedMachine(name, arguments.tree, tuple(described), tuple(self.registers), states)
+        states, notes = tuple(self.states), arguments.fixed(policy)
+        return TracedMachine(name, arguments.tree, tuple(described), tuple(self.registers), states, notes)
 
     def _number(self, value: SsaValue) -> int:
         """The number of a value's register."""

@@ -22,6 +22,9 @@ BOUNDS = "_smelt_bounds"
 OPEN_SIZES = "_smelt_open_sizes"
 """Those of them that differ from state to state of one call, of a tensor that stands for what export will compute."""
 
+SMALL_SIZES = "_smelt_small_sizes"
+"""Those of them that may also be 0 or 1."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entered:

@@ -368,8 +368,8 @@ def _attention(
     if query.dim() != 4 or key.dim() != 4 or key.shape != value.shape or not _one_dtype(query, key, value):
         return NotImplemented
     batch, heads, tokens, width = query.shape
-    if (key.shape[0], key.shape[1], key.shape[3]) != (batch, heads, width) or 0 in (*query.shape, *key.shape):
-        return NotImplemented
+    if (key.shape[0], key.shape[3]) != (batch, width) or 0 in (*query.shape, *key.shape) or heads % key.shape[1]:
+        return NotImplemented  # several heads of queries may share one of keys
     if dropout != 0.0:
         return NotImplemented
     sums = torch.float64 if query.dtype is torch.float64 else torch.float32

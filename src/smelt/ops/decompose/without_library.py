@@ -8,13 +8,14 @@ The library does these faster; as kernels they need nothing but what is generate
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from smelt.ops.decompose.table import Table, choose, decomposes, widen
+from smelt.symbolic.shapes import is_dense
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -154,13 +155,15 @@ for _op, _function in (
 @_takes_apart(aten.cat.default)
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     parts = [part for part in tensors if 0 not in part.shape]
-    if any(part.dim() != parts[0].dim() for part in parts) or not -parts[0].dim() <= dim < parts[0].dim():
+    if not parts or any(part.dim() != parts[0].dim() for part in parts) or not -parts[0].dim() <= dim < parts[0].dim():
         return NotImplemented
     dim %= parts[0].dim()
     after = parts[0].dim() - 1 - dim
     dtype = parts[0].dtype
-    for part in parts[1:]:
+    for part in tensors:
         dtype = torch.promote_types(dtype, part.dtype)
+    if len(parts) == 1:
+        return aten.clone.default(parts[0].to(dtype), memory_format=torch.contiguous_format)
     whole = sum(part.shape[dim] for part in parts)
     place = aten.view.default(torch.arange(whole, device=parts[0].device), [whole] + [1] * after)
     start, found = 0, None
@@ -209,6 +212,8 @@ def slice_scatter(
     base: Tensor, part: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
     dim %= base.dim()
+    if 0 in part.shape:
+        return aten.clone.default(base)
     found, taken = _among_zeros(part.to(base.dtype), base.shape[dim], dim, _first(base.shape[dim], start), step)
     return aten.where.self(taken, found, base)
 
@@ -216,6 +221,75 @@ def slice_scatter(
 @_takes_apart(aten.select_scatter.default)
 def select_scatter(base: Tensor, part: Tensor, dim: int, index: int) -> Any:
     dim %= base.dim()
+    if 0 in part.shape:
+        return aten.clone.default(base)
     whole = aten.unsqueeze.default(part.to(base.dtype), dim)
     found, taken = _among_zeros(whole, base.shape[dim], dim, index % base.shape[dim], 1)
     return aten.where.self(taken, found, base)
+
+
+# Memory.
+
+
+@_takes_apart(aten.empty.memory_format, aten.empty_strided.default)
+def empty(size: Sequence[int], *_: Any, memory_format: Any = None, **options: Any) -> Any:
+    """Whatever is in memory that nobody wrote: zeros, the same with each run."""
+    return torch.zeros(list(size), **options)
+
+
+@_takes_apart(aten.empty_like.default)
+def empty_like(x: Tensor, **options: Any) -> Any:
+    return aten.zeros_like.default(x, **options)
+
+
+@_takes_apart(aten.new_empty.default, aten.new_empty_strided.default)
+def new_empty(x: Tensor, size: Sequence[int], *_: Any, **options: Any) -> Any:
+    return aten.new_zeros.default(x, list(size), **options)
+
+
+# Writes into views. What comes out is a tensor of its own, without the gaps that the view has.
+
+
+def _has_gaps(x: Tensor) -> bool:
+    return 0 not in x.shape and not is_dense(tuple(x.shape), x.stride())
+
+
+def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
+    if x.device != source.device or not _has_gaps(x):
+        return NotImplemented
+    spread = aten.expand.default(source.to(x.dtype), list(x.shape))
+    return aten.clone.default(spread, memory_format=torch.contiguous_format)
+
+
+def diagonal_scatter(base: Tensor, part: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    if 0 in part.shape:
+        return aten.clone.default(base)
+    dims = [dim1 % base.dim(), dim2 % base.dim()]
+    order = [*(dim for dim in range(base.dim()) if dim not in dims), *dims]
+    moved = aten.permute.default(base, order)
+    rows, cols = (torch.arange(size, device=base.device) for size in moved.shape[-2:])
+    along, last = (cols, -2) if offset < 0 else (rows, -1)
+    taken = aten.index_select.default(part.to(base.dtype), part.dim() - 1, along.clamp(0, part.shape[-1] - 1))
+    on_it = cols - aten.unsqueeze.default(rows, 1) == offset
+    found = aten.where.self(on_it, aten.unsqueeze.default(taken, last), moved)
+    return aten.permute.default(found, [order.index(dim) for dim in range(base.dim())])
+
+
+def _with_any_layout(table: Table, op: Any, function: Callable[..., Any]) -> None:
+    """Use a function where what it returns is laid out otherwise than by the operator, too."""
+    alike = table.get(op)
+
+    def written(*args: Any, **kwargs: Any) -> Any:
+        found = NotImplemented if alike is None else alike(*args, **kwargs)
+        return function(*args, **kwargs) if found is NotImplemented else found
+
+    table[op] = written
+
+
+TABLE[aten.copy.default] = copy
+for _op, _written in (
+    (aten.slice_scatter.default, slice_scatter),
+    (aten.select_scatter.default, select_scatter),
+    (aten.diagonal_scatter.default, diagonal_scatter),
+):
+    _with_any_layout(TABLE, _op, _written)
