@@ -62,6 +62,10 @@ for chosen in (plan, sequence):
             optimizer.step()
         found.append([whole(each).detach() for each in model.parameters()])
         assert backend is None or (smelt.counters["graphs"], smelt.counters["graph_breaks"]) == (1, 0), smelt.counters
+        assert smelt.counters["eager_graphs"] == 0 and (backend != "llvm" or smelt.counters["kernels"] > 0)
+        with torch.no_grad():
+            torch.manual_seed(7)
+            found[-1].append(call(torch.randn(2, 4, 8)))
     agree(found[1], found[0])
     agree(found[2], found[0])
 """)

@@ -53,6 +53,7 @@ def same(function, *args, backends=("eager", "aot_eager", "llvm")):
             agree(found, want)
             agree(gradients(found), wanted)
         assert smelt.counters["graphs"] == 1 and smelt.counters["recompiles"] == 0, (backend, smelt.counters)
+        assert smelt.counters["eager_graphs"] == 0, (backend, smelt.counters)
 """
 
 _END = """

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import SelectiveCheckpointContext
 
 from smelt.autograd.joint.bernoulli_order import bernoulli
 from smelt.autograd.joint.decomposition_templates import DecompositionTemplate, TemplateLog, call_of
+from smelt.autograd.joint.distributed_calls import traced_call
 from smelt.autograd.joint.opaque import watch
 from smelt.base.errors import SmeltError
 from smelt.base.torch_originals import BASE, METHODS_OF_C, call_method
@@ -30,6 +31,7 @@ from smelt.ir.graph import GraphLevel, Traced, output_node
 from smelt.ir.nodes import backward_node
 from smelt.ir.nodes.backward_node import running_backward, set_backward
 from smelt.ir.nodes.checkpoint import Checkpoint, Policy
+from smelt.ir.nodes.distributed import DistributedCall
 from smelt.ir.tensorspec import NodeSpec, NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.effects import QUIET_WRITE, effect_of, is_view, why_not_drop
 from smelt.meta.ghost import GhostError, GhostTensor, Recorder
@@ -179,6 +181,8 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         if tensor.requires_grad:
             raise CannotTrace("a tensor that requires grad is used without being an input")
+        if torch._is_functional_tensor(tensor):
+            raise CannotTrace("an operator is run where functionalization does not see it")  # it has no data
         return super()._constant(tensor)
 
     def _reuse(self, known: tuple[fx.Node | None, ...]) -> None:
@@ -348,6 +352,8 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
                 made = apply(node.target, *args)  # PyTorch's own operators would ask for the values
             elif node.op == "call_method" or type(node.target) in METHODS_OF_C:
                 made = call_method(node.target, *args, **kwargs)
+            elif isinstance(node.target, DistributedCall):
+                made = traced_call(node.target, args, synced, functional)
             else:
                 made = node.target(*args, **kwargs)
                 watch(node.target, made)

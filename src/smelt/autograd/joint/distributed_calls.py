@@ -1,0 +1,92 @@
+"""Calls on `DTensor`s in a trace: below functionalization, with their own derivatives.
+
+    linear(x_local, w_local)       forward   mm = mm(x, w); all_reduce = …; wait_tensor = …
+                                   backward  what PyTorch derives of the call on `DTensor`s, placements included
+
+A `DTensor` runs its operators on local tensors where functionalization no longer sees them. So the call is run on the
+ghosts that functional tensors stand for, and autograd has one node for it, which differentiates the call on ghosts.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.base.coexist import leave_alone
+from smelt.ir.nodes.distributed import DistributedCall
+from smelt.meta.effects import is_view
+from smelt.meta.ghost import GhostTensor
+
+Unwrap = Callable[[torch.Tensor], GhostTensor]
+Wrap = Callable[[GhostTensor], torch.Tensor]
+
+
+def traced_call(call: DistributedCall, operands: tuple[Any, ...], unwrap: Unwrap, wrap: Wrap) -> tuple[Any, ...]:
+    """What a call returns of functional tensors; `unwrap` and `wrap` lead to ghosts and back."""
+    needs_grad = torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in operands)
+    found: tuple[Any, ...] = _run_on_ghosts(call, unwrap, wrap, needs_grad, *operands)
+    return found
+
+
+@leave_alone
+class _CallNode(torch.autograd.Function):
+    """The call as one node of autograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, call: DistributedCall, unwrap: Unwrap, wrap: Wrap, needs_grad: bool, *operands: Any) -> Any:
+        ghosts = [unwrap(each) if isinstance(each, torch.Tensor) else each for each in operands]
+        wanted = ctx.needs_input_grad[4:]
+        with _below_functionalization(), torch.set_grad_enabled(needs_grad):
+            given = [
+                each.detach().requires_grad_(needed) if isinstance(each, torch.Tensor) else each
+                for each, needed in zip(ghosts, wanted, strict=True)
+            ]
+            made = call(*given)
+        ctx.set_materialize_grads(False)
+        ctx.given, ctx.made, ctx.unwrap, ctx.wrap = given, made, unwrap, wrap
+        results = [_shown(each, ghosts, operands, wrap) for each in made]
+        ctx.mark_non_differentiable(*(have for have, each in zip(results, made, strict=True) if not each.requires_grad))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> Any:
+        leaves = [each for each in ctx.given if isinstance(each, torch.Tensor) and each.requires_grad]
+        ghosts = [None if each is None else ctx.unwrap(each) for each in tangents]
+        pairs = [(each, ghost) for each, ghost in zip(ctx.made, ghosts, strict=True) if ghost is not None]
+        with _below_functionalization():
+            results, given = [each for each, _ in pairs], [ghost for _, ghost in pairs]
+            found = iter(torch.autograd.grad(results, leaves, given, retain_graph=True, allow_unused=True))
+        gradients = []
+        for each in ctx.given:
+            gradient = next(found) if isinstance(each, torch.Tensor) and each.requires_grad else None
+            gradients.append(None if gradient is None else ctx.wrap(gradient.detach()))
+        return (None, None, None, None, *gradients)
+
+
+_run_on_ghosts: Callable[..., Any] = super(torch.autograd.Function, _CallNode).apply
+
+
+def _below_functionalization() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
+
+
+def _shown(made: Any, ghosts: list[Any], operands: tuple[Any, ...], wrap: Wrap) -> torch.Tensor:
+    """The functional tensor of a result; where it is an operand's memory, the same view of the operand."""
+    bare: GhostTensor = made.detach()
+    places = {ghost.node: operand for ghost, operand in zip(ghosts, operands, strict=True) if _is_ghost(ghost)}
+    views: list[fx.Node] = []
+    node = bare.node
+    while node is not None and node not in places and is_view(node.target) and isinstance(node.args[0], fx.Node):
+        views.append(node)
+        node = node.args[0]
+    if node not in places:
+        return wrap(bare)
+    shown: torch.Tensor = places[node].view_as(places[node])
+    for view in reversed(views):
+        shown = view.target(shown, *view.args[1:], **view.kwargs)  # type: ignore[operator]
+    return shown
+
+
+def _is_ghost(value: Any) -> bool:
+    return isinstance(value, GhostTensor)
