@@ -39,9 +39,68 @@ def test_a_wrong_fusion_is_named_with_its_place(monkeypatch: pytest.MonkeyPatch)
     assert "llvm        WRONG   output: off by" in text and "smelt bisect" in text
 
 
-def test_random_programs_are_held_against_eagers_own_numbers() -> None:
+def test_random_programs_are_held_against_float64_with_the_same_draws() -> None:
     found = smelt.verify(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), (X,))
-    assert found.ok and found.reference.startswith("eager, as the program draws random numbers")
+    assert found.ok and found.reference == "the same program in float64, with the same random numbers"
+
+
+def sampled_mean(x: torch.Tensor) -> torch.Tensor:
+    """Half the rows, as a detector samples its boxes: a sum that cancels, so float32 keeps few of its digits."""
+    dropped = nn.functional.dropout(x, 0.25)
+    rows = dropped[torch.randperm(len(x))[: len(x) // 2]]
+    return (rows + 1000).mean() - 1000 - rows.mean()
+
+
+def test_cancellation_in_a_random_program_is_no_error_of_a_backend() -> None:
+    torch.manual_seed(0)
+    found = smelt.verify(sampled_mean, (torch.randn(4096, 8, requires_grad=True),))
+    assert found.ok, str(found)
+    assert all(each.error <= 2 for verdict in found.verdicts for each in verdict.found)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: x * torch.bernoulli(x.sigmoid()),
+        lambda x: x + torch.randn_like(x) * torch.rand(8),
+        lambda x: x[:, torch.multinomial(x.softmax(-1)[0], 3)],
+        lambda x: torch.native_dropout(x, 0.5, True)[0],
+        lambda x: torch.empty_like(x).uniform_(1, 2) * x,
+        lambda x: torch.normal(x.detach(), 1.0) * x,
+    ],
+)
+def test_every_kind_of_draw_is_replayed_in_float64(draw: Any) -> None:
+    found = smelt.verify(lambda x: draw(x).exp(), (X.clone().requires_grad_(),), backends=("eager", "aot_eager"))
+    assert found.ok and found.reference.endswith("with the same random numbers"), str(found)
+    assert all(each.error <= 1 for verdict in found.verdicts for each in verdict.found)
+
+
+def test_a_wrong_number_in_a_random_program_is_found() -> None:
+    def backend(graph: Any, examples: Any) -> Any:
+        return lambda *inputs: tuple(part * (1 + 1e-4) for part in graph(*inputs))
+
+    smelt.register_backend(backend, "slightly_wrong_for_verify")
+    for program in (
+        lambda x: nn.functional.dropout(x) + 1,
+        lambda x: torch.mm(nn.functional.dropout(x), torch.ones(8, 8)),  # does not run in float64
+    ):
+        found = smelt.verify(program, (X,), backends=("slightly_wrong_for_verify",))
+        assert not found.ok and "output: off by" in str(found)
+
+
+def test_without_a_float64_program_the_bound_has_eagers_own_error() -> None:
+    def fixed_dtype(x: torch.Tensor) -> torch.Tensor:
+        return sampled_mean(x) + torch.mm(x, torch.ones(8, 8)).sum() * 0  # float64 times float32 raises
+
+    def drawn_elsewhere(x: torch.Tensor) -> torch.Tensor:
+        return sampled_mean(x) + torch.rand(torch.finfo(x.dtype).bits).sum() * 0  # twice as many in float64
+
+    torch.manual_seed(0)
+    for program in (fixed_dtype, drawn_elsewhere):
+        found = smelt.verify(program, (torch.randn(4096, 8, requires_grad=True),))
+        assert found.ok, str(found)
+        assert found.reference.startswith("eager, as the program does not run in float64 (")
+        assert "the bound includes eager's own error" in str(found)
 
 
 def test_functions_with_modules_outside_and_results_of_any_shape() -> None:
