@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
+from tests.capture.programs import compare
 
 BACKENDS = ["eager", "aot_eager", "llvm"]
 
@@ -219,3 +220,14 @@ def test_a_change_of_all_parameters_is_at_most_one_break() -> None:
         told = smelt.explain(program, backend="eager")(World(), torch.randn(5, 6))
         assert [each.code for each in told.break_reasons] == ["B015"]
         assert "before a tensor is used again" in told.break_reasons[0].reason
+
+
+def test_resizing_to_the_same_size_breaks_no_graph() -> None:
+    def program(x: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        buffer.resize_(x.shape)
+        buffer.copy_(x)
+        return buffer.resize_(2, 3) + 1
+
+    runner = compare(program, torch.randn(2, 3), torch.zeros(3, 2).t())
+    assert runner.breaks == []
+    assert compare(program, torch.randn(2, 3), torch.zeros(0)).break_codes == ["B015"]

@@ -107,6 +107,7 @@ from smelt.capture.model.values import (
     python_type,
     reachable,
 )
+from smelt.capture.polyfills.by_name import BY_NAME, WHOLE, index_by_tensors
 from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS, scripted
 from smelt.capture.polyfills.optimizers import STEPPING, averaging_batch_norm
 from smelt.capture.polyfills.transforms import MADE_OUTSIDE, TRANSFORMS
@@ -209,6 +210,12 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if name == _CURRENT_GPU and torch.cuda.is_available() and not args and not kwargs:
         interp.externals.guard_identity(function)
         return interp.wrap_plain(interp.tape.current_device("cuda"))
+    full_name = f"{real.__module__}.{real.__qualname__}" if name and is_a(real, types.FunctionType) else ""
+    if full_name in WHOLE or full_name in BY_NAME:
+        return _by_name(interp, function, full_name, args, kwargs)
+    if real is index_by_tensors:
+        interp.indexes_by_tensors = bool(interp.plain(args[0]))
+        return Constant(None)
     block: Builtin | None = CONTEXT_CALLS.get(real) if listed else None
     if block is not None:
         return block(interp, args, kwargs)
@@ -257,6 +264,23 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if is_a(real, types.BuiltinFunctionType):
         return _call_builtin(interp, function, args, kwargs)
     return _call_instance(interp, function, args, kwargs)
+
+
+def _by_name(
+    interp: Interpreter, function: Object, name: str, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """A function of PyTorch's that is known by its name: what stands for it, or itself, followed to its end."""
+    interp.externals.guard_identity(function)
+    if name not in BY_NAME:
+        answer = _follow(interp, function, args, kwargs)
+    else:
+        answer = call(interp, interp.externals.fixed(BY_NAME[name]), args, kwargs)
+    if name not in WHOLE:
+        return answer
+    try:
+        return interp.now(answer)
+    finally:
+        interp.indexes_by_tensors = False
 
 
 def _bound(interp: Interpreter, function: Any) -> Value:
@@ -355,6 +379,8 @@ def _call_into(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[s
 
 def _call_builtin(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     real = function.value
+    if real.__module__ == "math":
+        args = [interp.number_of(interp, value) for value in args]
     if _is_listed(real) and PURE.get(real) is not None and all(map(interp.is_plain, (*args, *kwargs.values()))):
         interp.externals.guard_identity(function)
         in_symbols = number_call(interp, real, args, kwargs)
@@ -368,7 +394,7 @@ def _call_builtin(interp: Interpreter, function: Object, args: list[Value], kwar
 def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A method of a C type, called with its receiver first."""
     real, receiver = function.value, args[0] if args else None
-    if any(isinstance(each, Array) for each in (*args, *kwargs.values())):
+    if any(isinstance(each, Array) for each in (*args, *kwargs.values())) and not isinstance(receiver, Tensor):
         return call_method(interp, real, args, kwargs)
     if isinstance(receiver, Tensor):
         if real.__name__ == "numpy" and real.__objclass__ is BASE and len(args) == 1 and not kwargs:
@@ -385,6 +411,8 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
             items = where_true(interp, torch.nonzero, args, kwargs)
         if items is not None:
             return items
+        if real.__name__ == "resize_" and not kwargs and _is_of_size(interp, receiver, args[1:]):
+            return receiver
         if real.__name__ in TENSOR_BREAKS:
             raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
         if "out" in kwargs:
@@ -426,6 +454,13 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         if answer is not None:
             return answer
     raise Unsupported("B002", getattr(real, "__qualname__", str(real)))
+
+
+def _is_of_size(interp: Interpreter, tensor: Tensor, args: list[Value]) -> bool:
+    """Whether a tensor has the sizes that it is to be given: then it stays as it is."""
+    sizes = interp.externals.items(args[0]) if len(args) == 1 and isinstance(args[0], Sequence) else args
+    known = [size.value for size in sizes if type(size) is Constant]
+    return len(known) == len(sizes) and known == list(tensor.ghost.shape) and all(type(size) is int for size in known)
 
 
 def _kind_of(value: Value) -> type:

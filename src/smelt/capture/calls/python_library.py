@@ -8,6 +8,7 @@ import operator
 import re
 import sys
 import traceback
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -213,7 +214,22 @@ def _rule(function: Any) -> Any:
     return lambda interp, args, kwargs: _evaluated(interp, function, args, kwargs)
 
 
+def _of_annotation(function: Any) -> _Builtin:
+    """`typing.get_origin(list[int])` and the like: parts of an annotation, which never change."""
+
+    def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        found = function(interp.plain(args[0]))
+        if not isinstance(found, tuple):
+            return interp.externals.fixed(found)
+        return Sequence(tuple, [interp.externals.fixed(part) for part in found])
+
+    return rule
+
+
 EXPRESSION_CALLS: dict[Any, Any] = {
-    function: _rule(function)
-    for function in (re.compile, re.search, re.match, re.fullmatch, re.split, re.findall, re.sub, re.escape)
+    **{function: _of_annotation(function) for function in (typing.get_origin, typing.get_args)},
+    **{
+        function: _rule(function)
+        for function in (re.compile, re.search, re.match, re.fullmatch, re.split, re.findall, re.sub, re.escape)
+    },
 }

@@ -174,6 +174,8 @@ class Interpreter:
         self.entered_inference = False
         self.prepare_operands: Callable[[Interpreter, Any, list[Value]], list[Value]] | None = None
         self.array_call: Callable[[Interpreter, Any, list[Value]], Value] | None = None  # operators of NumPy's arrays
+        self.indexes_by_tensors = False  # whether `x[i]` by a tensor without dimensions is an operator, as under vmap
+        self.number_of: Callable[[Interpreter, Value], Value] = lambda interp, value: value  # of NumPy's scalars
         self.tell: Callable[[Interpreter, Any], Any] | None = None  # a number that was only kept so far, if it can be
 
     def run(self) -> Ending:
@@ -618,6 +620,8 @@ class Interpreter:
             args = self.prepare_operands(self, target, args)
             given = list((kwargs or {}).values())
             kwargs = dict(zip(kwargs or {}, self.prepare_operands(self, None, given), strict=True))
+        args = [self.number_of(self, value) for value in args]
+        kwargs = {name: self.number_of(self, value) for name, value in (kwargs or {}).items()}
         self._force_all(args)
         self._force_all(list((kwargs or {}).values()))
         self.tape.place = self._place()

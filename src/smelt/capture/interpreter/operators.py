@@ -39,10 +39,11 @@ from smelt.capture.interpreter.special_methods import ask, checked_bool, checked
 from smelt.capture.interpreter.speculate import decided, speculate, speculate_truth
 from smelt.capture.interpreter.symbolic_index import item_of, set_item
 from smelt.capture.model.breaks import Raised, Unsupported
-from smelt.capture.model.policy import acts_as_in_eager, is_of_libraries
+from smelt.capture.model.policy import decides_by_state, is_of_libraries
 from smelt.capture.model.set_order import OPERATORS as SET_OPERATORS
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
+    Array,
     Constant,
     DeferredScalar,
     DeferredString,
@@ -118,6 +119,7 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
         free = _free_number(symbol.rstrip("="), left, right)
         if free is not None:
             return free
+    left = interp.number_of(interp, left) if isinstance(right, Tensor) else left  # NumPy lets PyTorch answer
     if isinstance(left, Tensor) or (isinstance(right, Tensor) and not isinstance(left, Object | Instance)):
         if not isinstance(left, Tensor):
             function = BINARY[symbol.rstrip("=")]  # `0 += x` makes a new tensor
@@ -311,8 +313,7 @@ def _of_items(whole: Sequence, items: list[Any]) -> Sequence:
 
 def _on_tensors(interp: Interpreter, function: Callable[..., Any], left: Value, right: Value) -> Value:
     held = held_operands(interp, (), left, right)
-    if held is not None:
-        left, right = held
+    left, right = (interp.number_of(interp, value) for value in held or (left, right))
     for value in (left, right):
         if not isinstance(value, Tensor | Constant | OpenScalar):
             raise Unsupported("B008", f"{function.__name__} of {describe(left)} and {describe(right)}")
@@ -498,7 +499,7 @@ def _is_singleton(value: Value) -> bool:
 
 def truth(interp: Interpreter, value: Value) -> bool:
     """`bool(value)`."""
-    value = told(interp, value)
+    value = told(interp, value.tensor if isinstance(value, Array) else value)
     if _in_symbols(value):
         return truth(interp, _on_numbers(interp, operator.ne, value, Constant(0)))
     if isinstance(value, OpenScalar):
@@ -510,8 +511,8 @@ def truth(interp: Interpreter, value: Value) -> bool:
     if isinstance(value, Tensor):
         rely_on_own(interp, value, "__bool__")
         answer = interp.tape.decided(value)
-        if answer is None and acts_as_in_eager(interp.frames[-1].info.code) and not interp.externals.explores:
-            return speculate_truth(interp, value)  # what optimizers decide by is a count of steps
+        if answer is None and decides_by_state(interp.frames[-1].info.code) and not interp.externals.explores:
+            return speculate_truth(interp, value)
         answer = supposed_truth(interp, value) if answer is None else answer
         if answer is None:
             raise Unsupported("B003", "a tensor's value decides the branch")

@@ -18,6 +18,10 @@ from smelt.symbolic.symnode import surely_equal
 
 def item_of(interp: Interpreter, tensor: Tensor, key: Value) -> Value:
     """`tensor[key]`."""
+    if interp.indexes_by_tensors:
+        indices = _tensors_in(interp, tensor, key)
+        if indices is not None:
+            return interp.tensor_call("call_function", torch.ops.aten.index.Tensor, [tensor, indices])
     if interp.externals.explores:
         held = _held_index(interp, tensor, key)
         if held is not None:
@@ -29,6 +33,21 @@ def item_of(interp: Interpreter, tensor: Tensor, key: Value) -> Value:
     if rest is None:
         return chosen
     return interp.tensor_call("call_function", operator.getitem, [chosen, rest])
+
+
+def _tensors_in(interp: Interpreter, tensor: Tensor, key: Value) -> Value | None:
+    """The tensors of a key, integers among them; None if there is anything else in it."""
+    several = isinstance(key, Sequence) and key.kind in (tuple, list)
+    items = [interp.externals.force(item) for item in key.items] if several else [key]  # type: ignore[attr-defined]
+    found: list[Value] = []
+    for item in items:
+        if isinstance(item, Constant) and python_type(item) in (int, bool):
+            settings: dict[str, Value] = {"dtype": Constant(torch.int64), "device": Constant(tensor.ghost.device)}
+            item = interp.tensor_call("call_function", torch.tensor, [item], settings)
+        if not isinstance(item, Tensor):
+            return None
+        found.append(item)
+    return Sequence(list, found)
 
 
 def set_item(interp: Interpreter, tensor: Tensor, key: Value, value: Value) -> None:

@@ -24,6 +24,7 @@ from smelt.base.torch_originals import is_found, own_name
 _POLYFILLS = tuple(
     os.path.join(PACKAGE, *path)
     for path in (
+        ("capture", "polyfills", "by_name.py"),
         ("capture", "polyfills", "library.py"),
         ("capture", "polyfills", "optimizers.py"),
         ("capture", "polyfills", "transforms.py"),
@@ -43,6 +44,8 @@ _TORCH_FILES: dict[str, Treatment] = {
     "nn/modules/lazy.py": Treatment.BREAK,
     "nn/modules/": Treatment.INLINE,
     "nn/attention/__init__.py": Treatment.INLINE,
+    "nn/attention/_utils.py": Treatment.INLINE,
+    "nn/attention/flex_attention.py": Treatment.INLINE,
     "nn/utils/parametrize.py": Treatment.INLINE,
     "nn/utils/parametrizations.py": Treatment.INLINE,
     "backends/mha/": Treatment.INLINE,
@@ -51,7 +54,6 @@ _TORCH_FILES: dict[str, Treatment] = {
     "utils/_contextlib.py": Treatment.INLINE,
     "utils/_ordered_set.py": Treatment.INLINE,
     "utils/_pytree.py": Treatment.INLINE,
-    "_jit_internal.py": Treatment.BREAK,
     "_VF.py": Treatment.INLINE,
     "optim/lbfgs.py": Treatment.BREAK,  # it runs its closure as often as the losses tell it to
     "optim/": Treatment.INLINE,
@@ -67,6 +69,10 @@ _TORCH_FILES: dict[str, Treatment] = {
     "distributed/tensor/parallel/style.py": Treatment.INLINE,
     "distributed/_functional_collectives.py": Treatment.INLINE,  # to its operators, and to `process_groups.QUESTIONS`
     "distributions/": Treatment.INLINE,
+    "ao/nn/": Treatment.INLINE,
+    "ao/quantization/fake_quantize.py": Treatment.INLINE,
+    "ao/quantization/observer.py": Treatment.INLINE,
+    "ao/quantization/utils.py": Treatment.INLINE,
 }
 
 # Of some files a few functions alone: `isinstance(x, nn.Parameter)` is one.
@@ -74,8 +80,16 @@ _TORCH_PARTS: dict[str, tuple[str, ...]] = {
     "nn/parameter.py": ("_ParameterMeta.", "_BufferMeta."),
     "__init__.py": ("_check",),
     "distributed/tensor/_api.py": ("distribute_module.<locals>.<lambda>",),
+    "_prims_common/__init__.py": ("canonicalize_dim",),
     "_utils.py": ("_maybe_view_chunk_cat", "_chunk_or_narrow_cat"),
+    "_jit_internal.py": ("_isinstance", "container_checker"),
+    "_higher_order_ops/associative_scan.py": (
+        *("associative_scan", "generic_associative_scan", "wrap_combine_fn_flat", "_interleave", "safe_map"),
+    ),
+    "_higher_order_ops/flex_attention.py": ("math_attention", "_math_attention_inner"),
     "onnx/__init__.py": ("is_in_onnx_export",),
+    "jit/__init__.py": ("isinstance",),
+    "ao/quantization/quantize.py": ("_observer_forward_hook", "_observer_forward_pre_hook"),
     "jit/_trace.py": ("_script_if_tracing.<locals>.wrapper",),
     "onnx/_internal/torchscript_exporter/_globals.py": ("_InternalGlobals.in_onnx_export",),
 }
@@ -165,7 +179,9 @@ IDENTITIES: frozenset[str] = frozenset(
 )
 
 # Calls that only keep statistics of the process, and one by which torch.optim asks torch.compile for a break.
-IGNORED: frozenset[str] = frozenset({"torch._C._log_api_usage_once", "torch._dynamo.decorators.graph_break"})
+IGNORED: frozenset[str] = frozenset(
+    {"torch._C._log_api_usage_once", *("torch._dynamo.decorators." + name for name in ("graph_break", "mark_static"))}
+)
 
 # What the compiled function sees as true of itself.
 ANSWERED_TRUE: frozenset[str] = frozenset(
@@ -346,6 +362,12 @@ def acts_as_in_eager(code: types.CodeType) -> bool:
     """Whether `is_compiling()` is False to the code: optimizers compute in lower precision if something
     does."""
     return code.co_filename.startswith(os.path.join(_TORCH, "optim", ""))
+
+
+def decides_by_state(code: types.CodeType) -> bool:
+    """Whether the code decides by small tensors that hardly ever change: optimizers by the steps they count, modules of
+    quantization by which of their parts are enabled."""
+    return acts_as_in_eager(code) or code.co_filename.startswith(os.path.join(_TORCH, "ao", "quantization", ""))
 
 
 def wrapped_by_torch_compile(function: types.FunctionType) -> str | None:

@@ -31,6 +31,7 @@ from smelt.capture.interpreter.str_format import formatted, joined_text, text_of
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.bytecode import CALLABLE_FIRST, VERSION, Instruction, decode, slots_of_pair
 from smelt.capture.model.open_numbers import OpenRange, Tested
+from smelt.capture.model.policy import is_library
 from smelt.capture.model.values import (
     NULL,
     Cell,
@@ -53,6 +54,7 @@ from smelt.capture.model.values import (
 from smelt.capture.opcodes.asserts import deciding
 from smelt.capture.opcodes.imports import import_now, is_imported
 from smelt.capture.opcodes.opcode_table import handles, push, take
+from smelt.capture.polyfills.by_name import MODULES
 
 # locals, cells, names
 
@@ -224,6 +226,9 @@ def _import_name(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     if name is None or "__import__" in frame.globals.names:
         raise Unsupported("B012", f"import {instruction.value}")
     names = interp.plain(wanted) or ()
+    if name in MODULES and names and is_library(frame.info.code):
+        frame.stack.append(interp.externals.fixed(MODULES[name]))
+        return
     if not is_imported(name, names):
         import_now(interp, name, names)
     top = name if names else name.partition(".")[0]

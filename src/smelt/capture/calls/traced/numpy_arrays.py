@@ -19,10 +19,11 @@ import torch
 
 from smelt.capture.calls.traced.recorder import Recorder
 from smelt.capture.interpreter.deferred_scalars import item_of_tensor, listed, needed
+from smelt.capture.interpreter.externals import same_keys
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.static import is_a
-from smelt.capture.model.values import Array, Constant, Object, Sequence, Slice, Tensor, Value, is_constant
+from smelt.capture.model.values import Array, Constant, LazyItem, Object, Sequence, Slice, Tensor, Value, is_constant
 from smelt.device.host_library import HOST, on_host
 
 _MAX_CONSTANT = 4096
@@ -94,6 +95,39 @@ def call_method(interp: Interpreter, real: Any, args: Values, kwargs: Named) -> 
     if ours is None or "out" in kwargs:
         raise Unsupported("B002", f"ndarray.{name}")
     return on_arrays(interp, real, ours, args, kwargs)
+
+
+def number_of(interp: Interpreter, value: Value) -> Value:
+    """The Python number that PyTorch takes a scalar of NumPy's for, if that is known while capturing; else the value
+    as it is. A bool or a complex number it takes for a float."""
+    if isinstance(value, Sequence) and value.kind in (tuple, list) and any(map(_is_scalar, value.raw_items)):
+        return Sequence(value.kind, [number_of(interp, item) for item in interp.externals.items(value)])
+    if not _is_scalar(value):
+        return value
+    if isinstance(value, Array):
+        known = interp.tape.known_item(value.tensor)
+    else:
+        assert isinstance(value, Object)
+        known = value.value.item()
+        if value.source is not None:
+            value.source.check(("predicate", functools.partial(_is_number, type(value.value), known)))
+    return value if known is NotImplemented else Constant(known)
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, LazyItem):
+        kind: Any = type(value.value)
+    elif isinstance(value, Array):
+        kind = value.kind
+    else:
+        kind = type(value.value) if isinstance(value, Object) else None
+    if kind is None or kind.__module__ != "numpy" or "numpy" not in sys.modules:
+        return False
+    return issubclass(kind, (_numpy().floating, _numpy().integer)) and kind is not _numpy().longdouble
+
+
+def _is_number(kind: type, known: Any, real: Any) -> bool:
+    return type(real) is kind and same_keys((real.item(),), (known,))
 
 
 def array_call(interp: Interpreter, function: Callable[..., Any], args: Values) -> Value:

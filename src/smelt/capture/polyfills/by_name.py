@@ -1,0 +1,110 @@
+"""Functions of PyTorch's that ask for another compiler or look at data, once more in Python; found by their names.
+
+    associative_scan(combine, xs, 0, combine_mode="pointwise")      →      the generic scan, of the same function
+    flex_attention(q, k, v, score_mod, block_mask)                  →      PyTorch's own formula, as eager computes it
+
+Their modules are loaded when the program loads them, and not by smelt.
+"""
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from smelt.capture.model.marks import unsupported
+
+
+_BARE_CONTAINERS = tuple(torch._jit_internal._RAW_TYPE_NAME_MAPPING)
+
+
+def check_args_exist(target_type: Any) -> None:
+    """For `torch.jit.isinstance`, which refuses `list` where `list[int]` has to stand."""
+    for bare in _BARE_CONTAINERS:
+        if target_type is bare:
+            unsupported("torch.jit.isinstance by a container without the types in it")
+
+
+def check_empty_containers(obj: Any) -> None:
+    """For `torch.jit.isinstance`, which warns of those."""
+    if isinstance(obj, (list, dict, tuple)) and len(obj) == 0:  # noqa: UP038
+        unsupported("torch.jit.isinstance of an empty container")
+
+
+def check_min_max_valid(min_val: Any, max_val: Any) -> bool:
+    """For observers of quantization. Where one has seen nothing the graph fails, and Python runs the call."""
+    if min_val.numel() == 0 or max_val.numel() == 0:
+        unsupported("the quantization parameters of an observer that has seen nothing")
+    torch._check_tensor_all(~((min_val == float("inf")) & (max_val == float("-inf"))))
+    torch._check_tensor_all(min_val <= max_val)
+    return True
+
+
+def annotate(annotation_dict: Any) -> Iterator[None]:
+    """Inside of it PyTorch's tracers note something down with each node."""
+    yield
+
+
+def run_function(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that PyTorch would compile first."""
+    return function(*args)
+
+
+def scan_pointwise(operator: Any, combine_fn: Any, xs: Any, additional_inputs: Any) -> Any:
+    from torch._higher_order_ops.associative_scan import generic_associative_scan
+
+    return generic_associative_scan(combine_fn, list(xs), additional_inputs=tuple(additional_inputs))
+
+
+def flex_attention(operator: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+    from torch._higher_order_ops.flex_attention import math_attention
+
+    out, logsumexp, max_scores = math_attention(query, *args, **kwargs)
+    fill_order = sorted(range(query.dim()), key=query.stride)  # of memory, as the query has it: the fastest first
+    fill_order.remove(query.dim() - 1)
+    slowest_first = [*reversed(fill_order), query.dim() - 1]
+    back = [slowest_first.index(dim) for dim in range(query.dim())]
+    return out.permute(slowest_first).clone(memory_format=torch.contiguous_format).permute(back), logsumexp, max_scores
+
+
+def index_by_tensors(enabled: bool) -> None:
+    """From here on `x[i]` by a tensor without dimensions is an operator, which does not ask for the number."""
+    raise RuntimeError("capture follows this, and Python never runs it")
+
+
+class IndexByTensors:
+    """Stands for `TransformGetItemToIndex`, a mode of PyTorch's that does the same."""
+
+    def __enter__(self) -> None:
+        index_by_tensors(True)
+
+    def __exit__(self, *failure: object) -> None:
+        index_by_tensors(False)
+
+
+BY_NAME: dict[str, Callable[..., Any]] = {
+    "torch._jit_internal.check_args_exist": check_args_exist,
+    "torch._jit_internal.check_empty_containers": check_empty_containers,
+    "torch.ao.quantization.utils.check_min_max_valid": check_min_max_valid,
+    "torch.fx.traceback.annotate": annotate,
+    "torch._higher_order_ops.utils._maybe_compile_and_run_fn": run_function,
+    "torch._higher_order_ops.associative_scan.AssociativeScanOp.__call__": scan_pointwise,
+    "torch._higher_order_ops.flex_attention.FlexAttentionHOP.__call__": flex_attention,
+}
+
+WHOLE: frozenset[str] = frozenset(
+    {
+        "torch._jit_internal.check_args_exist",
+        "torch._jit_internal.check_empty_containers",
+        "torch.ao.quantization.utils.check_min_max_valid",
+        "torch._higher_order_ops.flex_attention.FlexAttentionHOP.__call__",
+        "torch.nn.attention.flex_attention.create_mask",
+    }
+)
+"""Functions inside of which no graph may end: Python calls those that cannot be followed to their end."""
+
+_INDEXING = types.ModuleType("torch._dynamo._trace_wrapped_higher_order_op")
+_INDEXING.TransformGetItemToIndex = IndexByTensors  # type: ignore[attr-defined]
+
+MODULES: dict[str, types.ModuleType] = {_INDEXING.__name__: _INDEXING}
+"""What stands for modules of another compiler that PyTorch's functions import, so that they are not loaded."""
