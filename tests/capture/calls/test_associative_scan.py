@@ -60,7 +60,7 @@ def test_wrong_arguments_raise_as_in_eager() -> None:
     x = torch.rand(4)
     runner = Captured()
     for given in ((add, x, 3), (add, (), 0), (add, x.reshape(4, 1)[:0], 0)):
-        with pytest.raises(Exception) as expected:  # noqa: B017
+        with pytest.raises(Exception) as expected:
             associative_scan(*given, combine_mode="generic")
         with pytest.raises(type(expected.value)) as raised:
             runner(associative_scan, *given, combine_mode="generic")

@@ -1,5 +1,6 @@
 """`torch.jit.isinstance` in captured code: an answer by types, which guards keep true."""
 
+import itertools
 from typing import Any, Dict, List, Optional, Tuple, Union  # noqa: UP035
 
 import pytest
@@ -29,7 +30,7 @@ def test_it_answers_as_in_eager_without_a_break(name: str) -> None:
     def program(x: torch.Tensor, given: Any) -> torch.Tensor:
         return x + 1 if torch.jit.isinstance(given, kind) else x - 1
 
-    for first, second in zip(VALUES, VALUES[1:], strict=False):
+    for first, second in itertools.pairwise(VALUES):
         runner = compare(program, X, first, calls=1)
         compare(program, X, second, runner=runner, calls=1)
         assert runner.breaks == []

@@ -1,4 +1,4 @@
-"""Scalars of NumPy's as operands and arguments of PyTorch's operators: the Python numbers that PyTorch takes them for."""
+"""Scalars of NumPy's as operands and arguments of PyTorch's operators: numbers of Python's, as PyTorch takes them."""
 
 import math
 from collections.abc import Callable

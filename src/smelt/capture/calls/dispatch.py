@@ -107,7 +107,7 @@ from smelt.capture.model.values import (
     python_type,
     reachable,
 )
-from smelt.capture.polyfills.by_name import BY_NAME, WHOLE, index_by_tensors
+from smelt.capture.polyfills.by_name import BY_NAME, WHOLE, hide_backend_settings, index_by_tensors
 from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS, scripted
 from smelt.capture.polyfills.optimizers import STEPPING, averaging_batch_norm
 from smelt.capture.polyfills.transforms import MADE_OUTSIDE, TRANSFORMS
@@ -215,6 +215,9 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return _by_name(interp, function, full_name, args, kwargs)
     if real is index_by_tensors:
         interp.indexes_by_tensors = bool(interp.plain(args[0]))
+        return Constant(None)
+    if real is hide_backend_settings:
+        interp.tree.hides_backend_settings = bool(interp.plain(args[0]))
         return Constant(None)
     block: Builtin | None = CONTEXT_CALLS.get(real) if listed else None
     if block is not None:

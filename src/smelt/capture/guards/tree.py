@@ -62,6 +62,7 @@ class GuardTree:
         self.nesting = autocast_nesting()
         self._settings = autocast_settings()
         self.attention = attention_kernels()
+        self.hides_backend_settings = False  # whether captured code has set those that it would read
         for text, function in PROCESS_STATE:
             self.process(text, function, function())
         if torch._C._is_any_autocast_enabled():

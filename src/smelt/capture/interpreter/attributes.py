@@ -7,6 +7,7 @@ import enum
 import functools
 import inspect
 import sys
+import threading
 import types
 import weakref
 from collections import OrderedDict
@@ -59,7 +60,7 @@ from smelt.capture.tape.program_state import let_library_make, names_operators, 
 
 _DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
 # C types whose attributes are looked up, and written, as object's are.
-_PLAIN: tuple[Any, ...] = (object, BaseException, types.SimpleNamespace)
+_PLAIN: tuple[Any, ...] = (object, BaseException, types.SimpleNamespace, threading.local)
 _PLAIN_LOOKUP = frozenset(
     kind.__getattribute__ for kind in (*_PLAIN, dict, list, tuple, set, frozenset, OrderedDict, int, float, str)
 )
@@ -383,9 +384,8 @@ def _plain_of_object(interp: Interpreter, value: Object, name: str) -> Value | N
     found = interp.tree.class_attribute(kind, name)
     if _is_data_descriptor(interp, found):
         return _run_descriptor(interp, value, found, name)
-    members = own_dict(real)
-    if type(members) is dict:
-        held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
+    if type(members := own_dict(real)) is dict:
+        held = _entry(interp, members, source.dict_of(real), name, f"{source.text}.{name}")
         if held is not None:
             return held
     if found is not ABSENT:
@@ -562,7 +562,7 @@ def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) ->
         kind = python_type(value)
         return interp.externals.fixed(kind) if kind is not None else _no(value, name)
     if name == "__dict__" and isinstance(value, Object):
-        return interp.externals.value(value.value.__dict__, _source(value).instance_dict())
+        return interp.externals.value(value.value.__dict__, _source(value).dict_of(value.value))
     if type(found) is FIELD and isinstance(value, Object) and is_a(value.value, tuple):
         place: Any = found.__reduce__()[1][0]  # of a named tuple with attributes of its own
         return interp.externals.value(tuple.__getitem__(value.value, place), _source(value).item(place))

@@ -208,8 +208,12 @@ def with_told(interp: Interpreter, value: Any) -> Any:
 
 
 def listed(interp: Interpreter, tensor: Tensor) -> Value | None:
-    """`tensor.tolist()` of a few elements, each a number that is only kept; None if that is not to be known."""
+    """`tensor.tolist()` of constants, or of a few elements, each a number that is only kept; None if that is not to be
+    known."""
     ghost = tensor.ghost
+    known = NotImplemented if interp.externals.explores else interp.tape.known_item(tensor, listed=True)
+    if known is not NotImplemented:
+        return interp.wrap_plain(known)
     if interp.tape.data_sizes is None or not all(type(size) is int for size in ghost.shape):
         return None
     if ghost.numel() > _MAX_LISTED or ghost.dtype.is_complex:

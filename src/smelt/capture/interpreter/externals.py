@@ -241,7 +241,7 @@ class Externals:
         real = own_dict(value.value)
         if type(real) is not dict or value.source is None:
             raise Unsupported("B005", f"{describe(value)}, which has no plain __dict__")
-        found = self.value(real, value.source.instance_dict())
+        found = self.value(real, value.source.dict_of(value.value))
         assert isinstance(found, Mapping)
         return found
 

@@ -80,6 +80,7 @@ _TORCH_PARTS: dict[str, tuple[str, ...]] = {
     "nn/parameter.py": ("_ParameterMeta.", "_BufferMeta."),
     "__init__.py": ("_check",),
     "distributed/tensor/_api.py": ("distribute_module.<locals>.<lambda>",),
+    "fx/graph_module.py": ("GraphModule.recompile.<locals>.call_wrapped", "_WrappedCall.__call__"),
     "_prims_common/__init__.py": ("canonicalize_dim",),
     "_utils.py": ("_maybe_view_chunk_cat", "_chunk_or_narrow_cat"),
     "_jit_internal.py": ("_isinstance", "container_checker"),

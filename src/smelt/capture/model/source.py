@@ -7,6 +7,7 @@ the same thing twice meets the same node, so nothing is checked twice.
     slot 0 → attr "lin" → attr "weight"      self.lin.weight: tensor f32[4, 4], collected as an input
 """
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,6 +56,10 @@ class Source:
 
     def instance_dict(self) -> "Source":
         return self.child(("dict",), f"{self.text}.__dict__")
+
+    def dict_of(self, real: object) -> "Source":
+        """The `__dict__` of an object that is found here; a `threading.local` has one for each thread."""
+        return self.attribute("__dict__") if issubclass(type(real), threading.local) else self.instance_dict()
 
     def member(self, name: str) -> "Source":
         """An entry of the instance `__dict__`, shown as the attribute it is."""

@@ -4,6 +4,7 @@ static_lookup(kind, "forward") → what the class or its bases hold under the na
 """
 
 import inspect
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,10 @@ def is_a(real: object, kinds: Any) -> bool:
 
 
 def own_dict(real: object) -> Any:
-    """The `__dict__` of an object, its class not being asked; None if there is none."""
+    """The `__dict__` of an object, its class not being asked; None if there is none. Of a `threading.local`, that of
+    this thread."""
+    if is_a(real, threading.local):
+        return threading.local.__getattribute__(real, "__dict__")
     found = static_lookup(type(real), "__dict__")
     held = isinstance(found, types.GetSetDescriptorType | types.MemberDescriptorType)
     return found.__get__(real) if held else None

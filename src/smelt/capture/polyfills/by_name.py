@@ -14,7 +14,6 @@ import torch
 
 from smelt.capture.model.marks import unsupported
 
-
 _BARE_CONTAINERS = tuple(torch._jit_internal._RAW_TYPE_NAME_MAPPING)
 
 
@@ -27,7 +26,7 @@ def check_args_exist(target_type: Any) -> None:
 
 def check_empty_containers(obj: Any) -> None:
     """For `torch.jit.isinstance`, which warns of those."""
-    if isinstance(obj, (list, dict, tuple)) and len(obj) == 0:  # noqa: UP038
+    if isinstance(obj, (list, dict, tuple)) and len(obj) == 0:
         unsupported("torch.jit.isinstance of an empty container")
 
 
@@ -40,9 +39,61 @@ def check_min_max_valid(min_val: Any, max_val: Any) -> bool:
     return True
 
 
+def module_to(
+    module: Any,
+    *args: Any,
+    device: Any = None,
+    dtype: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """`module.to(…)` of a module that is there already, which changes nothing."""
+    for given in args:
+        if isinstance(given, torch.Tensor):
+            device, dtype = given.device, given.dtype
+        elif isinstance(given, torch.dtype):
+            dtype = given
+        elif isinstance(given, (str, torch.device)):
+            device = given
+        elif not isinstance(given, bool):
+            unsupported("Module.to")
+    device = None if device is None else torch.device(device)
+    if memory_format is not None or (dtype is not None and not dtype.is_floating_point):
+        unsupported("Module.to")
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if device is not None and tensor.device != device:
+            unsupported("Module.to another device")
+        if dtype is not None and tensor.dtype != dtype and tensor.is_floating_point():
+            unsupported("Module.to another dtype")
+        if tensor.is_complex():
+            unsupported("Module.to of complex numbers")
+    return module
+
+
 def annotate(annotation_dict: Any) -> Iterator[None]:
     """Inside of it PyTorch's tracers note something down with each node."""
     yield
+
+
+def attribute_behind(module: Any, attr: str) -> Any:
+    """`torch.backends.cudnn` is an object in front of the module that has its functions."""
+    return getattr(module.m, attr)
+
+
+def hide_backend_settings(hidden: bool) -> None:
+    """From here on `torch.backends.cudnn.enabled` and the like cannot be read: they would be others in eager."""
+    raise RuntimeError("capture follows this, and Python never runs it")
+
+
+def cudnn_flags(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """Where there is no GPU, nothing depends on these flags but who asks for them."""
+    if torch.cuda.is_available():
+        unsupported("torch.backends.cudnn.flags, by which operators on a GPU choose their kernels")
+    hide_backend_settings(True)
+    try:
+        yield
+    finally:
+        hide_backend_settings(False)
 
 
 def run_function(function: Callable[..., Any], *args: Any) -> Any:
@@ -86,6 +137,9 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "torch._jit_internal.check_args_exist": check_args_exist,
     "torch._jit_internal.check_empty_containers": check_empty_containers,
     "torch.ao.quantization.utils.check_min_max_valid": check_min_max_valid,
+    "torch.nn.modules.module.Module.to": module_to,
+    "torch.backends.PropModule.__getattr__": attribute_behind,
+    "torch.backends.cudnn.flags": cudnn_flags,
     "torch.fx.traceback.annotate": annotate,
     "torch._higher_order_ops.utils._maybe_compile_and_run_fn": run_function,
     "torch._higher_order_ops.associative_scan.AssociativeScanOp.__call__": scan_pointwise,
@@ -97,6 +151,7 @@ WHOLE: frozenset[str] = frozenset(
         "torch._jit_internal.check_args_exist",
         "torch._jit_internal.check_empty_containers",
         "torch.ao.quantization.utils.check_min_max_valid",
+        "torch.nn.modules.module.Module.to",
         "torch._higher_order_ops.flex_attention.FlexAttentionHOP.__call__",
         "torch.nn.attention.flex_attention.create_mask",
     }

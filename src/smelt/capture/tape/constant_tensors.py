@@ -21,12 +21,15 @@ _MAX_NODES = 24
 _MAX_ELEMENTS = 256
 
 
-def constant_item(value: Tensor, tensors: dict[int, Tensor], untracked: dict[int, Any]) -> Any:
-    """The number that a tensor of one element holds; NotImplemented if constants do not decide it.
+def constant_item(
+    value: Tensor, tensors: dict[int, Tensor], untracked: dict[int, Any], listed: bool = False
+) -> Any:
+    """The number that a tensor of one element holds, or with `listed` what its `tolist()` is; NotImplemented if
+    constants do not decide it.
 
     `tensors`: all that the graph has, by the ids of their ghosts; `untracked`: those that were written without a count.
     """
-    if value.ghost.numel() != 1 or value.node.op == "placeholder":
+    if value.node.op == "placeholder" or not (listed or value.ghost.numel() == 1):
         return NotImplemented
     steps = _steps(value.node)
     if steps is None:
@@ -37,7 +40,9 @@ def constant_item(value: Tensor, tensors: dict[int, Tensor], untracked: dict[int
     try:
         with _disable_current_modes(), torch.no_grad(), _OnlyConstant():  # type: ignore[no-untyped-call]
             found = _run([node for node in value.node.graph.nodes if node in steps])[value.node]
-            return BASE.item(found) if found.dtype is value.ghost.dtype else NotImplemented
+            if found.dtype is not value.ghost.dtype:
+                return NotImplemented
+            return BASE.tolist(found) if listed else BASE.item(found)
     except Exception:  # what PyTorch refuses it refuses at the program's line
         return NotImplemented
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.policy import is_library
 from smelt.capture.model.values import Constant
 from smelt.ir.nodes.ambient import Ambient
@@ -33,6 +34,8 @@ def setting_of_backend(tree: Any, found: Any, name: str) -> Constant | None:
     ask it again at each call. None if it is something else. To set one breaks the graph."""
     if type(found) is not torch.backends.ContextProp or not isinstance(found.getter, types.BuiltinFunctionType):
         return None
+    if tree.hides_backend_settings:
+        raise Unsupported("B002", f"torch.backends.…{name}, inside of torch.backends.cudnn.flags,")
     answer = found.getter()
     if type(answer) not in (bool, int, str):
         return None

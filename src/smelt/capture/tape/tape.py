@@ -495,9 +495,9 @@ class Tape:
         known = self.known_item(value)
         return decided(value, self._by_ghost) if known is NotImplemented else bool(known)
 
-    def known_item(self, value: Tensor) -> Any:
-        """The number that a tensor made of constants holds; NotImplemented of any other."""
-        return constant_item(value, self._by_ghost, self._untracked_writes)
+    def known_item(self, value: Tensor, listed: bool = False) -> Any:
+        """The number that a tensor made of constants holds, or its `tolist()`; NotImplemented of any other."""
+        return constant_item(value, self._by_ghost, self._untracked_writes, listed)
 
     @property
     def writes_inputs(self) -> bool:
