@@ -130,3 +130,17 @@ def generated(wrap: Any) -> list[int]:
 def test_tokens_with_a_cache() -> None:
     assert generated(smelt.compile) == generated(lambda module: module)
     assert smelt.counters["graphs"] <= 3 and smelt.counters["graph_breaks"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_with_dynamic_head_sizes_that_kernels_pad(dtype: torch.dtype) -> None:
+    norm = torch.nn.GroupNorm(2, 4).to("cuda", dtype)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = norm(x)
+        return torch.nn.functional.scaled_dot_product_attention(y, y, y)
+
+    compiled = smelt.compile(program, dynamic=True, fullgraph=True)
+    for size in (6, 10, 11):
+        x = torch.randn(2, 4, 6, size, device="cuda", dtype=dtype)
+        torch.testing.assert_close(compiled(x), program(x), rtol=2e-2, atol=4e-2)

@@ -93,3 +93,10 @@ def test_to_pytorch_and_back(shape_env: ShapeEnv, rows: int) -> None:
     assert isinstance(symbolic, torch.SymInt) and str(from_symbolic(symbolic)) == "2*s0"
     assert to_symbolic(3) == 3 and from_symbolic(3) == 3
     assert type(from_symbolic(as_number(shape_env, Expression.of(shape_env.symbols[0])))) is SymSize
+
+
+def test_square_roots_that_libtorch_takes_by_pow(shape_env: ShapeEnv) -> None:
+    size = to_symbolic(sym_size(shape_env, shape_env.symbol("s0", 6)))
+    root = torch.sym_float(size).node.pow(torch.sym_float(size).node.wrap_float(0.5))
+    assert root.is_float() and root.guard_float("", 0) == math.sqrt(6)
+    assert hint(from_symbolic(torch.SymInt(size.node.pow(size.node.wrap_int(2))))) == 36

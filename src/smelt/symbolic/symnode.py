@@ -258,7 +258,10 @@ class Node:
             made = made * self._what
         return Node(self.env, self.env.simplest(made))
 
-    pow = pow_by_natural
+    def pow(self, other: "Node") -> "Node":
+        """As C++ asks, which takes the square root of a float by it."""
+        integers = isinstance(self._what, Expression) and isinstance(other._what, Expression)
+        return self.pow_by_natural(other) if integers else self.float_pow(other)
 
     lshift, rshift, bitwise_and, bitwise_or, bitwise_xor = map(
         _told, (operator.lshift, operator.rshift, operator.and_, operator.or_, operator.xor)
