@@ -34,11 +34,14 @@ def is_a(real: object, kinds: Any) -> bool:
     return issubclass(type(real), kinds)
 
 
+_OF_THREAD: Callable[[object, str], Any] = threading.local.__dict__["__getattribute__"]
+
+
 def own_dict(real: object) -> Any:
     """The `__dict__` of an object, its class not being asked; None if there is none. Of a `threading.local`, that of
     this thread."""
     if is_a(real, threading.local):
-        return threading.local.__getattribute__(real, "__dict__")
+        return _OF_THREAD(real, "__dict__")
     found = static_lookup(type(real), "__dict__")
     held = isinstance(found, types.GetSetDescriptorType | types.MemberDescriptorType)
     return found.__get__(real) if held else None

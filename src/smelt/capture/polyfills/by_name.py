@@ -34,8 +34,8 @@ def check_min_max_valid(min_val: Any, max_val: Any) -> bool:
     """For observers of quantization. Where one has seen nothing the graph fails, and Python runs the call."""
     if min_val.numel() == 0 or max_val.numel() == 0:
         unsupported("the quantization parameters of an observer that has seen nothing")
-    torch._check_tensor_all(~((min_val == float("inf")) & (max_val == float("-inf"))))
-    torch._check_tensor_all(min_val <= max_val)
+    torch._check_tensor_all(~((min_val == float("inf")) & (max_val == float("-inf"))))  # type: ignore[no-untyped-call]
+    torch._check_tensor_all(min_val <= max_val)  # type: ignore[no-untyped-call]
     return True
 
 
@@ -104,7 +104,8 @@ def run_function(function: Callable[..., Any], *args: Any) -> Any:
 def scan_pointwise(operator: Any, combine_fn: Any, xs: Any, additional_inputs: Any) -> Any:
     from torch._higher_order_ops.associative_scan import generic_associative_scan
 
-    return generic_associative_scan(combine_fn, list(xs), additional_inputs=tuple(additional_inputs))
+    leaves, others = list(xs), tuple(additional_inputs)
+    return generic_associative_scan(combine_fn, leaves, additional_inputs=others)  # type: ignore[no-untyped-call]
 
 
 def flex_attention(operator: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
