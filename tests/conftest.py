@@ -21,8 +21,10 @@ os.environ["SMELT_CACHE"] = "0"
 for _name in ("SMELT_CACHE_DIR", "SMELT_LOGS", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
     os.environ.pop(_name, None)  # what is printed does not depend on who runs the tests
 
+from smelt.base.options import config as smelt_config  # noqa: E402
 from smelt.dispatch import device  # noqa: E402
 
+smelt_config.leave_slow_code = False  # what runs compiled does not depend on how fast the machine is
 device.reserve()  # before any test runs a backward: autograd's engine starts its threads with the first
 
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -110,6 +110,10 @@ class Region:
     def __init__(self, missed: Callable[[FunctionType, tuple[Any, ...]], Entry | None]) -> None: ...
     @property
     def missed(self) -> Callable[[FunctionType, tuple[Any, ...]], Entry | None]: ...
+    pieces: int
+    """How often frames were looked up here; whoever runs a plan that stops at a break adds one for each stop."""
+    scattered: bool
+    """Whether a call by `enter` was more or less than one piece: not one graph from start to end."""
     @staticmethod
     def on_trace(callable: Callable[[Callable[..., Any]], object], /) -> None:
         """Have `callable(function)` called, once in the process, by `enter` where a trace function is set."""

@@ -350,14 +350,16 @@ def explain(function: Callable[..., Any], **settings: Any) -> "Callable[..., Exp
     """`explain(function)(*args)` compiles a function afresh, runs it once, and says what happened.
 
     `settings` are those of `smelt.compile`. `print()` of what comes back is a summary with what to change; its
-    `text(full=True)` says all of it, `text(guards=True)` the guards, `to_html(path)` writes a page.
+    `text(full=True)` says all of it, `text(guards=True)` the guards, `to_html(path)` writes a page. Given a compiled
+    function that is left to eager, it says why.
     What it returns may be called several times, with other arguments: it then explains all calls together, and so the
     causes of recompiles as well.
     """
     from smelt.explain.explanation import from_events
 
     compiled = compile(function, **settings)
-    events: list[Event] = []
+    region = getattr(function, "_smelt_region", None)
+    events: list[Event] = [Event("breaks", reason) for reason in region.why_left()] if region is not None else []
 
     def run(*args: Any, **kwargs: Any) -> "Explanation":
         with collect() as seen:

@@ -20,6 +20,7 @@ CODES: dict[str, str] = {
     "SM012": "a graph was compiled for more combinations of sizes than are kept",
     "SM013": "a size that was marked dynamic is relied on",
     "SM014": "a debugger or coverage tool does not see the lines of a compiled function",
+    "SM015": "a compiled function was measured to be slower than eager, and is left to it",
     "SM020": "a graph could not be compiled",
     "SM021": "a graph violates the invariants of its level",
     "SM022": "a kernel or program violates the invariants of the kernel IR",

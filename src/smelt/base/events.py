@@ -51,6 +51,8 @@ COUNTERS: dict[str, str] = {
     "recompiles": "versions compiled because guards of all earlier ones failed",
     "calls": "calls of compiled functions and modules",
     "calls_under_modes": "calls run eagerly: a PyTorch mode or function transform was active",
+    "calls_left_to_eager": "calls run eagerly: to time them against compiled ones, or because those were slower",
+    "functions_left_to_eager": "compiled functions that are left to eager, because it was measured to be faster",
     "frames_skipped": "functions that run in Python from now on: too many versions, or they could not be compiled",
     "joint_graphs": "graphs traced forward and backward",
     "eager_graphs": "graphs that fall back to eager, because they could not be traced",
@@ -81,7 +83,16 @@ COUNTERS: dict[str, str] = {
     "tuned_graphs": "graphs whose alternatives were timed, for `mode=\"max-speed\"`",
 }
 
-counters: Counter[str] = Counter()
+
+
+class Counts(Counter[str]):
+    """A Counter whose items are set as fast as a dict's: every call counts itself."""
+
+    __setitem__ = dict.__setitem__
+    __delitem__ = dict.__delitem__  # type: ignore[assignment]
+
+
+counters: Counts = Counts()
 
 
 @dataclass(frozen=True, slots=True)

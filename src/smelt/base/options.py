@@ -126,6 +126,12 @@ class Config:
     cache_size_limit: int = option(
         8, "how many versions of one frame are compiled before it runs eagerly", in_key=False
     )
+    leave_slow_code: bool = option(
+        True,
+        "time calls that run in pieces, between graph breaks, in turn with eager ones, and leave the function to eager "
+        "where that is faster; calls that are one graph are never timed",
+        in_key=False,
+    )
     check_specs: bool = option(
         False,
         "check the invariants of graphs, kernels and programs after every pass, in every compilation",

@@ -6,6 +6,7 @@ isinstance(x, Wanted)      its metaclass has an `__instancecheck__` in Python: f
 isinstance(proxy, Base)    its `__class__` is a property: read like any attribute
 """
 
+import _abc  # type: ignore[import-not-found]
 import abc
 import types
 from typing import Any
@@ -18,7 +19,7 @@ from smelt.capture.model.policy import is_of_libraries
 from smelt.capture.model.static import ABSENT, is_a, mro_of, static_lookup
 from smelt.capture.model.values import Object, Sequence, Value, describe, python_type
 
-_INSTANCE, _SUBCLASS = "__instancecheck__", "__subclasscheck__"
+_INSTANCE, _SUBCLASS, _HOOK = "__instancecheck__", "__subclasscheck__", "__subclasshook__"
 _subclasses_of: Any = type.__dict__["__subclasses__"]
 
 
@@ -134,19 +135,53 @@ def _class_of(interp: Interpreter, value: Value) -> type:
 
 
 def registered(interp: Interpreter, kind: type, wanted: Object) -> bool:
-    """What an abstract class says of another. Where it would run code of the program, Python does."""
+    """What an abstract class says of another. Hooks of the program that it may ask are followed first: they run here
+    only if they change nothing."""
     real = wanted.value
-    said = interp.tree.class_attribute(real, _SUBCLASS)  # which is asked before the metaclass's
-    hook = interp.tree.class_attribute(real, "__subclasshook__")
-    is_base = any(each is real for each in mro_of(kind))  # then no subclass is asked
-    if said is not ABSENT or not _asks_nobody(hook) or not (is_base or all(map(_is_asked_plainly, _below(real)))):
+    if interp.tree.class_attribute(real, _SUBCLASS) is not ABSENT:  # which is asked before the metaclass's
         raise Unsupported("B008", f"isinstance by {describe(wanted)}, a class with a hook")
     if not is_a(real, abc.ABCMeta):
         raise Unsupported("B008", f"isinstance by {describe(wanted)}")
+    hook = interp.tree.class_attribute(real, _HOOK)
+    if id(kind) in interp.tree.made_classes or not _remembers(real, kind):
+        _follow_hook(interp, real, hook, kind, wanted)
+        is_base = any(each is real for each in mro_of(kind))  # then no subclass is asked
+        for each in () if is_base or _answers(real, hook, kind) else _below(real):
+            _follow_hook(interp, each, static_lookup(each, _HOOK), kind, wanted)
     try:
         return interp.tree.is_registered(kind, real)
     except Exception as error:  # of a protocol with attributes, say
         raise Unsupported("B008", f"issubclass by {describe(wanted)}, which raises") from error
+
+
+def _remembers(real: type, kind: type) -> bool:
+    """Whether an abstract class has answered this before, so that it asks nobody."""
+    _, said_yes, said_no, version = _abc._get_dump(real)
+    return any(each() is kind for each in said_yes) or (
+        version == abc.get_cache_token() and any(each() is kind for each in said_no)
+    )
+
+
+def _answers(real: type, hook: Any, kind: type) -> bool:
+    """Whether a hook of Python's library decides, as those of `Iterable` and `Sized` do: then no subclass is asked."""
+    if not isinstance(hook, classmethod) or not _asks_nobody(hook):
+        return False
+    try:
+        return hook.__func__(real, kind) is not NotImplemented
+    except Exception:  # of a protocol with attributes, say, which it also raises when it is asked
+        return False
+
+
+def _follow_hook(interp: Interpreter, asked: type, hook: Any, kind: type, wanted: Object) -> None:
+    """A class that is asked may have a hook of the program: it must be one that can be followed and changes nothing."""
+    if asked is not wanted.value and not _asks_nobody(static_lookup(type(asked), _SUBCLASS)):
+        raise Unsupported("B008", f"isinstance by {describe(wanted)}, a class with a hook")  # protocols, from 3.12 on
+    if _asks_nobody(hook):
+        return
+    if not isinstance(hook, classmethod) or not isinstance(hook.__func__, types.FunctionType):
+        raise Unsupported("B008", f"isinstance by {describe(wanted)}, a class with a hook")
+    with interp.refusing_changes(f"isinstance by {describe(wanted)}, a class with a hook"):
+        interp.now(interp.call(interp.externals.fixed(hook.__func__), [_fixed(interp, asked), _fixed(interp, kind)]))
 
 
 def _below(kind: type) -> list[type]:
@@ -158,11 +193,6 @@ def _below(kind: type) -> list[type]:
         found.update({id(each): each for each in new})
         pending += new
     return list(found.values())
-
-
-def _is_asked_plainly(kind: type) -> bool:
-    """Whether nothing of the program runs where a class is asked: from 3.12 on protocols have checks of their own."""
-    return _asks_nobody(static_lookup(type(kind), _SUBCLASS)) and _asks_nobody(static_lookup(kind, "__subclasshook__"))
 
 
 def _asks_nobody(hook: Any) -> bool:

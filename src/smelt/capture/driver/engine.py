@@ -4,6 +4,7 @@ Frames that no entry fits come to `_missed`; states after a break come to `plan_
 then capture, within `cache_size_limit` and under one lock, so that each version is built once.
 """
 
+import time
 import traceback
 import types
 from collections.abc import Callable, Hashable
@@ -23,6 +24,7 @@ from smelt.capture.driver.capture_frame import EXPECTED_TO_RAISE, Captured, capt
 from smelt.capture.driver.debuggers import tell_of_monitoring, watch
 from smelt.capture.driver.run_plan import drive, recover, run_eagerly
 from smelt.capture.driver.tracebacks import without_smelt
+from smelt.capture.driver.trial import Trial
 from smelt.capture.guards.dynamic_sizes import History
 from smelt.capture.guards.recompiles import RecompileRecord
 from smelt.capture.model.breaks import SkipFrame
@@ -41,6 +43,7 @@ from smelt.runtime import preserved_state  # noqa: F401  (says what `preserving_
 from smelt.torch_abi.tensor_layout import install_tensor_layout
 
 _ENOUGH_IDLE = 3
+_COMPILING_CALLS = 2  # times cache_size_limit: in how many calls places behind breaks of a function are compiled
 MAX_SIZE_VARIANTS = 8
 """How many versions of a graph there are for sizes that only data tell: a run by none of them is Python's."""
 _MODE_HANDLERS = ("__torch_dispatch__", "__torch_function__")  # they run below what graphs take for granted
@@ -70,12 +73,16 @@ class Engine:
         self.capture_store = (
             CaptureStore(compile_graph, options) if isinstance(compile_graph, PersistentCompiler) else None
         )
+        self._tries = self.capture_store is not None and fallback and not fullgraph
+        self._trials: list[Trial] = []
+        self._seconds = 0.0  # spent on capturing and compiling
         self._lock = locks.lock()
         self._resumed: dict[StateKey, list[Captured]] = {}
         self._skipped: set[Any] = set()
         self._idle: dict[Any, int] = {}
         self._raised: dict[Any, int] = {}
         self._histories: dict[Any, History] = {}
+        self._compiling_calls: dict[types.CodeType, tuple[int, int]] = {}  # the last call that compiled, how many did
         self._out_of_memory = False  # too little memory was left to compile, and that was said
         self._warned_of_stack = False  # a thread had too little stack, and that was said
         self._relaxed_fullgraph = False  # something was given up, and said so: what is called there may break
@@ -86,15 +93,26 @@ class Engine:
 
     def entering(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that calls `function` with this region active: one layer, as every call goes through it."""
-        enter = self.native.enter
+        native, enter, suspended = self.native, self.native.enter, _native.suspended
+        grad_mode = torch.is_grad_enabled
+        trials = [Trial(function, native, self._compile_seconds) for _ in range(2)] if self._tries else []
+        self._trials += trials
         dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
         transforms = torch._C._are_functorch_transforms_active
 
         def compiled(*args: Any, **kwargs: Any) -> Any:
             counters["calls"] += 1
             try:
+                if native.scattered and trials:
+                    trial = trials[grad_mode()]
+                    if trial.calls_to_leave and config.leave_slow_code:
+                        trial.calls_to_leave -= 1
+                        counters["calls_left_to_eager"] += 1
+                        return suspended(function, *args, **kwargs)
                 if dispatch_modes() or (function_modes() and _watched()) or transforms():
                     return _under_modes(function, args, kwargs)
+                if native.scattered and trials:
+                    return trials[grad_mode()].call(args, kwargs)
                 return enter(function, args, kwargs)
             except BaseException as error:
                 error.__traceback__ = without_smelt(error.__traceback__)
@@ -112,7 +130,18 @@ class Engine:
             self._idle.clear()
             self._raised.clear()
             self._histories.clear()
+            self._compiling_calls.clear()
+            self.native.scattered = False
+            for trial in self._trials:
+                trial.begin()
             self._relaxed_fullgraph = self._out_of_memory = self._warned_of_stack = False
+
+    def why_left(self) -> list[str]:
+        """Why functions of this region are left to eager, one reason each."""
+        return [trial.reason for trial in self._trials if trial.reason]
+
+    def _compile_seconds(self) -> float:
+        return self._seconds
 
     def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         """A frame that no entry fits: an entry for it, or None to let CPython run it."""
@@ -301,6 +330,9 @@ class Engine:
                     f"in Python from now on. What keeps changing: {reason}. Hint: {record.hint}.",
                 )
                 return None
+        if self._compiles_without_end(frames[0].info.code, key):
+            return None
+        began = time.perf_counter()
         try:
             with timed("capture and compile", name):
                 history = self._histories.setdefault(key, History())
@@ -328,7 +360,28 @@ class Engine:
             # What is called there would fare no better.
             self._out_of_memory = isinstance(error, NotEnoughMemory | MemoryError)
             return None
+        finally:
+            self._seconds += time.perf_counter() - began
         return None if self._is_idle(captured, frames, key) else captured
+
+    def _compiles_without_end(self, code: types.CodeType, key: Any) -> bool:
+        """Whether call after call compiled something for a function, each time for another place behind a break: the
+        limit of versions is one of each place, and there may be as many places as there are frames on the way."""
+        last, calls = self._compiling_calls.get(code, (-1, 0))
+        calls += last != counters["calls"]
+        self._compiling_calls[code] = counters["calls"], calls
+        most = _COMPILING_CALLS * config.cache_size_limit
+        if calls <= most:
+            return False
+        if calls == most + 1 and last != counters["calls"]:
+            warn(
+                f"SM011: {code.co_qualname} was compiled further in each of {most} calls ({_COMPILING_CALLS} times "
+                "cache_size_limit); where no version fits it runs in Python from now on. Hint: smelt.explain lists its "
+                "graph breaks; the values behind them change from call to call."
+            )
+        self._skipped.add(key)
+        self._relaxed_fullgraph = True
+        return True
 
     def _is_idle(self, captured: Captured, frames: list[LiveFrame], key: Any) -> bool:
         """Whether CPython does better with this state; after a few such answers it is skipped for good."""

@@ -29,3 +29,4 @@ class CompiledRegion:
         self.call: Callable[..., Any] = engine.call
         self.entering: Callable[[Callable[..., Any]], Callable[..., Any]] = engine.entering
         self.reset: Callable[[], None] = engine.reset
+        self.why_left: Callable[[], list[str]] = engine.why_left

@@ -93,6 +93,7 @@ class _Run:
             others += 1
 
     def _follow(self, plan: Stop, collected: tuple[Any, ...]) -> None:
+        self.owner.native.pieces += 1
         plan.materialize(collected, self.frames)
         self.held = [collected[place] for place in plan.bound]
         self.action = _finish_eagerly if plan.eager else _one_step(plan)

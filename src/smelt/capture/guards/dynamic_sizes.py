@@ -7,6 +7,8 @@ is ever made; 0 and 1 stay apart. `mark_dynamic` and `dynamic=True` skip the fir
     x: f32[7, 4], last time f32[5, 4]   →   ghost f32[s0, 4], guarded as f32[any, 4] with x.shape[0] >= 2
 """
 
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,8 @@ class History:
     def __init__(self) -> None:
         self._seen: dict[str, Any] = {}
         self._changing: set[tuple[str, int]] = set()
+        self._objects: dict[str, weakref.ref[Any]] = {}  # by place: what was last guarded to be this very object
+        self._replaced: Counter[str] = Counter()
         self.examples: dict[str, int] = {}  # by place: what a number is taken to be, where nothing is run
 
     def mark(self, place: str, dim: int = 0) -> None:
@@ -51,6 +55,14 @@ class History:
         self._seen[text] = shape
         return frozenset(dim for dim in range(len(shape)) if (text, dim) in self._changing)
 
+    def replaced(self, place: str, real: Any) -> int:
+        """How often another object was found at this place than the time before."""
+        reference = self._objects.get(place)
+        if type(real).__weakrefoffset__ and (reference is None or reference() is not real):
+            self._replaced[place] += reference is not None
+            self._objects[place] = weakref.ref(real)
+        return self._replaced[place]
+
     def strides(self, text: str, stride: tuple[int, ...]) -> frozenset[int]:
         """The dimensions whose strides are known to change."""
         return self.sizes(f"{text}.stride()", stride)
@@ -70,7 +82,7 @@ class Sizes:
     def __init__(self, dynamic: bool | None, history: History) -> None:
         self.shape_env = ShapeEnv()
         self._dynamic = dynamic
-        self._history = history
+        self.history = history
         self._strides: list[tuple[Symbol, Expression]] = []
         self._marked: list[Symbol] = []
         self.open_symbols: set[Symbol] = set()  # what differs from state to state of an exported function
@@ -80,7 +92,7 @@ class Sizes:
         """Shape and strides of a tensor from outside, symbols where sizes differ from call to call."""
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         changing = self._changing(tensor, shape, source)
-        moving = self._history.strides(source.place, stride) if self._dynamic is None else frozenset()
+        moving = self.history.strides(source.place, stride) if self._dynamic is None else frozenset()
         if self._dynamic and changing:
             moving = frozenset(range(len(stride)))
         if not changing and not moving:
@@ -100,7 +112,7 @@ class Sizes:
         marked: Iterable[int] = tensor.__dict__.get(DYNAMIC, ())
         changing = set(marked) if self._dynamic is not False else set()
         if self._dynamic is None:
-            changing |= self._history.sizes(source.place, shape)
+            changing |= self.history.sizes(source.place, shape)
         elif self._dynamic and type(tensor) is torch.Tensor and not _belongs_to_module(source):
             changing |= set(range(len(shape)))
         return {dim for dim in changing if dim < len(shape) and shape[dim] >= SMALLEST}
@@ -108,7 +120,7 @@ class Sizes:
     def number(self, number: float, source: Source) -> Any:
         """A number from outside as a symbol if it differs from call to call, else None."""
         if self._dynamic is None:
-            changes = self._history.number(source.place, number)
+            changes = self.history.number(source.place, number)
         else:
             changes = self._dynamic and type(number) is int and not _belongs_to_module(source)
         if type(number) is float and self._dynamic is not False and _is_learning_rate(source):
@@ -117,7 +129,7 @@ class Sizes:
             return None
         source.collect()
         origin = (source, "number", 0)
-        number = self._history.examples.get(source.place, number)
+        number = self.history.examples.get(source.place, number)
         if type(number) is int:
             return self._number(Expression.of(self.shape_env.symbol(source.text, number, origin)))
         return as_number(self.shape_env, Formula(None, (), number, source.text, origin))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from smelt.capture.guards.dynamic_sizes import Sizes, guarded
+from smelt.capture.guards.identity import refuse_replaced
 from smelt.capture.guards.tree import GuardTree
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.marks import Entered
@@ -357,6 +358,7 @@ class Externals:
         """From now on this very object is meant, not one like it."""
         if not value.identity_guarded:
             if value.source is not None:
+                refuse_replaced(self.sizes.history, value)
                 value.source.check(("is", value.value))
             value.identity_guarded = True
         return value.value

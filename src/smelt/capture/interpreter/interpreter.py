@@ -428,13 +428,13 @@ class Interpreter:
         if self._changes != before or len(self.tape.graph.nodes) != nodes:
             raise Unsupported("B017", f"{what}, which changes something,")
 
-    def before_append(self, value: Sequence | Deque) -> None:
+    def before_append(self, value: Sequence | Deque, *, is_display: bool = False) -> None:
         """`before_mutation`, for items added at the end of a list: undone by cutting it there. A copy of the list for
         each would make a loop that appends to it take quadratic time."""
         if isinstance(value, Deque) and value.maxlen is not None:
             self.before_mutation(value)  # whose first items may be dropped, too
             return
-        self._note_write(value)
+        self._note_write(value, is_display)
         size, changes = len(value.raw_items), value.changes if isinstance(value, Deque) else 0
 
         def cut() -> None:
@@ -478,17 +478,19 @@ class Interpreter:
         calls, ordered = value.calls, value.ordered
         self._undo.append(lambda: value.restore(calls, ordered))
 
-    def _note_write(self, value: Any) -> None:
-        """What is about to be changed is to be written, if it is from outside."""
-        self._changes += not isinstance(getattr(value, "owner", None) or value, Generator | ExceptionValue)
+    def _note_write(self, value: Any, is_display: bool = False) -> None:
+        """What is about to be changed is to be written, if it is from outside. `is_display`: it is the list or dict of
+        an expression or call (`[*items]`, `f(**names)`) that nobody has seen yet."""
+        seen = not is_display and not isinstance(getattr(value, "owner", None) or value, Generator | ExceptionValue)
+        self._changes += seen
         if value.source is not None:
             self.externals.write(value, self._undo)
         elif self.externals.no_side_effects:
             self.externals.mutated.append(value)
 
-    def before_mutation(self, value: Any) -> None:
+    def before_mutation(self, value: Any, *, is_display: bool = False) -> None:
         """Before changing a container: remember how to undo it, and for one from outside that it is to be written."""
-        self._note_write(value)
+        self._note_write(value, is_display)
         if isinstance(value, Generator):
             frame, done = value.frame, value.done
             index, slots, stack, handled = frame.index, frame.slots.copy(), frame.stack.copy(), frame.handled

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.guards.identity import same_object
 from smelt.capture.interpreter.attributes import attribute_now, attribute_or_none
 from smelt.capture.interpreter.deferred_scalars import (
     arithmetic,
@@ -460,7 +461,7 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
     if isinstance(left, Constant) or isinstance(right, Constant):
         return False
     if isinstance(left, Object) and isinstance(right, Object):
-        return bool(interp.externals.guard_identity(left) is interp.externals.guard_identity(right))
+        return same_object(interp.externals, left, right)
     if type(left) is not type(right):
         return False
     if isinstance(left, TracebackValue) and isinstance(right, TracebackValue):

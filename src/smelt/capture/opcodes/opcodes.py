@@ -388,7 +388,7 @@ def _build_const_key_map(interp: Interpreter, frame: Frame, instruction: Instruc
 def _list_append(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     value = frame.stack.pop()
     target: Any = frame.stack[-instruction.arg]
-    interp.before_append(target)
+    interp.before_append(target, is_display=True)
     target.items.append(value)
 
 
@@ -413,7 +413,7 @@ def _list_extend(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     items = frame.stack.pop()
     _refuse_to_spread(items)
     target: Any = frame.stack[-instruction.arg]
-    interp.before_append(target)
+    interp.before_append(target, is_display=True)
     drain(interp, items, target.raw_items, hinted=True)
 
 
@@ -437,7 +437,7 @@ def _dict_update(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     items = mapped(interp, other)
     if instruction.name == "DICT_MERGE" and set(items) & set(target.items):
         raise Unsupported("B019", "TypeError: multiple values for a keyword argument")
-    interp.before_mutation(target)
+    interp.before_mutation(target, is_display=True)
     target.items.update(items)
 
 

@@ -27,6 +27,8 @@ typedef struct Region {
     CodeRecord *table; /* open addressing by identity: comparing code objects by value is slow */
     size_t size;       /* of the table: zero or a power of two */
     size_t used;
+    long long pieces; /* how often a frame was looked up, or a plan stopped at a break: 1 for a call that is one graph */
+    bool scattered;   /* a call was more or less than one piece */
 } Region;
 
 /* What becomes of frames of `code`. */

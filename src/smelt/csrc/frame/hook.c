@@ -376,6 +376,7 @@ try_new_entry(Region *region, Frame *frame, PyObject **result)
 static bool
 run_compiled(Region *region, Frame *frame, PyObject *entries, PyObject **result)
 {
+    region->pieces++;
     hook_activate(NULL);
     HookRoom room = hook_begin_own();
     bool done = try_entries(entries, frame, result) || try_new_entry(region, frame, result);

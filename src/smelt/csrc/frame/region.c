@@ -121,13 +121,16 @@ region_enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     PyTupleObject *given = (PyTupleObject *)args[1];
-    Region *outer = hook_activate((Region *)self);
+    Region *region = (Region *)self;
+    long long before = region->pieces;
+    Region *outer = hook_activate(region);
     HookRoom room = hook_begin_program();
     PyObject *result = PyDict_GET_SIZE(args[2])
                            ? PyObject_Call(args[0], args[1], args[2])
                            : PyObject_Vectorcall(args[0], given->ob_item, (size_t)Py_SIZE(given), NULL);
     hook_end(room);
     hook_activate(outer);
+    region->scattered |= region->pieces != before + 1;
     return result;
 }
 
@@ -250,6 +253,8 @@ static PyMethodDef region_methods[] = {
 
 static PyMemberDef region_members[] = {
     {"missed", T_OBJECT, offsetof(Region, missed), READONLY, NULL},
+    {"pieces", T_LONGLONG, offsetof(Region, pieces), 0, NULL},
+    {"scattered", T_BOOL, offsetof(Region, scattered), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
