@@ -1,6 +1,6 @@
 """How many arguments Python's own functions take, and by which names: any other call is Python's to refuse.
 
-abs(x, y)                    takes(1)              →   breaks, and Python raises TypeError from the user's line
+abs(x, y)                    takes(1)              →   raises the TypeError that Python raises
 sorted(x, reverse=True)      takes(1, names=…)     →   answered
 
 The rules of `builtin_calls`, the container methods and the functions of `polyfills` may then rely on what they are
@@ -9,15 +9,18 @@ given.
 
 import bisect
 import functools
+import inspect
 import itertools
+import re
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.values import Constant, Value, python_type
 
 
@@ -46,13 +49,74 @@ def takes(least: int, most: int | None = None, *, names: str | None = "") -> Tak
 ANY = sys.maxsize
 
 
-def fitting(name: str, given: Takes, rule: Callable[..., Any]) -> Callable[..., Any]:
+_MISCOUNTED = re.compile(
+    r"takes (no|exactly|at (most|least)|from \d|\d+ positional)|expected (exactly |at (most|least) )?\d+ argument"
+    r"|missing \d* ?required|unexpected keyword|invalid keyword|takes no keyword|multiple values for|required argument"
+)
+
+
+def refusal(function: Any, count: int, names: Iterable[str], *receiver: Any) -> Unsupported:
+    """What Python raises when a function of C is given so many arguments and keywords: it counts them first, so that
+    any objects will do. An error about anything else is left to Python, and one that a bound method words otherwise."""
+    ways = [functools.partial(function, *receiver), *[getattr(each, function.__name__) for each in receiver]]
+    if isinstance(function, types.ClassMethodDescriptorType):
+        ways, count = [function.__get__(None, function.__objclass__)], count - 1
+    errors = [_raised(way, count, names) for way in ways]
+    if errors[0] is not None and all(str(each) == str(errors[0]) for each in errors):
+        return Raised.of(errors[0])
+    return Unsupported("B019", f"TypeError: arguments of {getattr(function, '__qualname__', function)}")
+
+
+def _raised(function: Any, count: int, names: Iterable[str]) -> TypeError | None:
+    try:
+        function(*[None] * count, **dict.fromkeys(names))
+    except TypeError as error:
+        return error.with_traceback(None) if _MISCOUNTED.search(str(error)) else None
+    except Exception:
+        return None
+    return None
+
+
+class WrongCall(Unsupported):
+    """Arguments that do not fit a function of Python."""
+
+
+_NOTHING = (lambda: None).__code__
+_MADE_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def wrong_call(
+    code: types.CodeType, qualname: str | None, positional: int, names: Iterable[str], *defaults: Any
+) -> Unsupported:
+    """What Python raises when arguments do not fit a function: raised by one that has the same parameters, and does
+    nothing. `defaults` are the number of those of positional parameters, and the names of the others."""
+    if qualname is None:
+        return WrongCall("B019", f"TypeError: arguments do not fit {code.co_qualname}()")
+    same = code.replace(
+        co_code=_NOTHING.co_code,
+        co_consts=_NOTHING.co_consts,
+        co_names=(),
+        co_freevars=(),
+        co_cellvars=(),
+        co_exceptiontable=b"",
+        co_flags=code.co_flags & ~_MADE_LATER,
+        co_qualname=qualname,
+    )
+    stand_in = types.FunctionType(same, {}, None, (None,) * defaults[0])
+    stand_in.__kwdefaults__ = dict.fromkeys(defaults[1])
+    try:
+        stand_in(*[None] * positional, **dict.fromkeys(names))
+    except TypeError as error:
+        return Raised.of(error.with_traceback(None))
+    return WrongCall("B019", f"TypeError: arguments do not fit {code.co_qualname}()")
+
+
+def fitting(function: Any, given: Takes, rule: Callable[..., Any]) -> Callable[..., Any]:
     """A rule for builtins, asked only about calls that Python accepts."""
 
     def checked(interp: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        wrong = given.why_not(args, kwargs)
-        if wrong is not None:
-            raise Unsupported("B019", f"TypeError: {name} with {wrong}")
+        if given.why_not(args, kwargs) is not None:
+            raise refusal(function, len(args), kwargs)
         return rule(interp, args, kwargs)
 
     return checked

@@ -11,6 +11,7 @@ import operator
 import sys
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +70,7 @@ from smelt.capture.interpreter.operators import (
     unary,
 )
 from smelt.capture.interpreter.sets import new_set
-from smelt.capture.interpreter.special_methods import refused, special
+from smelt.capture.interpreter.special_methods import lacking, special
 from smelt.capture.interpreter.str_format import formatted, text_of
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.open_numbers import OpenRange
@@ -244,7 +245,7 @@ def _next(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
     if len(args) == 1 and isinstance(args[0], Instance):
         method = special(interp, args[0], "__next__")
         if method is None:
-            raise refused(args[0], "__next__")
+            raise lacking(args[0], "__next__")
         return interp.call(method, [])  # it words its own StopIteration
     item = advance(interp, args[0])
     if item is not None:
@@ -274,34 +275,47 @@ def unpacked(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -
     return items
 
 
-def unpack_into(interp: Interpreter, items: dict[Any, Any], args: list[Value], kwargs: dict[str, Value]) -> None:
-    """`items.update(*args, **kwargs)`, item by item: who yields them may look at what is there already."""
+def unpack_into(
+    interp: Interpreter, items: dict[Any, Any], args: list[Value], kwargs: dict[str, Value], kind: type = OrderedDict
+) -> None:
+    """`items.update(*args, **kwargs)`, item by item: who yields them may look at what is there already.
+
+    `kind`: of a dict, whose errors are worded; those of an OrderedDict are left to Python."""
     if len(args) > 1:
         raise Unsupported("B019", f"TypeError: a dict of {len(args)} arguments")
     if args and (isinstance(args[0], Mapping | Proxy) or _has_keys(interp, args[0])):
         items.update(mapped(interp, args[0]))
     elif args:
-        source = interp.now(iterator(interp, args[0]))
+        source, number = interp.now(iterator(interp, args[0])), 0
         while (pair := advance(interp, source)) is not None:
-            key, value = _pair(interp, pair)
+            key, value = _pair(interp, pair, None if kind is OrderedDict else number)
             items[hashable(interp, key)] = value
+            number += 1
     items.update(kwargs)
 
 
-def _pair(interp: Interpreter, value: Value) -> list[Value]:
+def _pair(interp: Interpreter, value: Value, number: int | None) -> list[Value]:
+    """A key and a value; `number`: which pair it is, None to leave errors to Python."""
+    element = f"dictionary update sequence element #{number}"
     try:
         pair = drain(interp, value, hinted=True)
     except Raised as raised:
         if not issubclass(interp.failure_kind(raised), TypeError):
             raise
+        if number is not None and isinstance(value, Constant):
+            raise Raised.of(TypeError(f"cannot convert {element} to a sequence")) from None
         raise Unsupported("B019", f"TypeError: {describe(value)} is no pair of a key and a value") from None
+    if len(pair) != 2 and number is not None:
+        raise Raised.of(ValueError(f"{element} has length {len(pair)}; 2 is required"))
     if len(pair) != 2:
         raise Unsupported("B019", f"ValueError: {describe(value)} is no pair of a key and a value")
     return pair
 
 
 def _dict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Mapping(unpacked(interp, args, kwargs))
+    items: dict[Any, Any] = {}
+    unpack_into(interp, items, args, kwargs, dict)
+    return Mapping(items)
 
 
 def _fromkeys(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -680,6 +694,6 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
 }
 
 BUILTIN_CALLS: dict[Any, Builtin] = {
-    function: fitting(getattr(function, "__qualname__", function.__name__), given, rule)
+    function: fitting(function, given, rule)
     for function, (given, rule) in _RULES.items()
 }

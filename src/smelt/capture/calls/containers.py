@@ -5,14 +5,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from smelt.capture.calls.arity import ANY, Takes, takes
+from smelt.capture.calls.arity import ANY, Takes, refusal, takes
 from smelt.capture.calls.builtins import in_order, unpack_into
-from smelt.capture.interpreter.dict_keys import hashable, holds_nan, item_key, key_error, key_value
-from smelt.capture.interpreter.dunder_dispatch import index_of
+from smelt.capture.interpreter.dict_keys import hashable, holds_nan, key_error, key_value, sought_key
+from smelt.capture.interpreter.dunder_dispatch import COMPARISONS, index_of
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.iterators import drain, iterator
+from smelt.capture.interpreter.iterators import drain, iterator, length_hint
 from smelt.capture.interpreter.operators import (
     binary,
+    compare,
     contains,
     delete_subscript,
     is_same,
@@ -20,10 +21,35 @@ from smelt.capture.interpreter.operators import (
     store_subscript,
     subscript,
 )
-from smelt.capture.interpreter.sets import change, change_item, derived, items_of_view, own_set, pop_item
+from smelt.capture.interpreter.sets import (
+    change,
+    change_item,
+    derived,
+    is_disjoint,
+    is_subset,
+    is_superset,
+    items_of_view,
+    own_set,
+    pop_item,
+)
+from smelt.capture.interpreter.special_methods import lacking
+from smelt.capture.interpreter.str_format import text_of
 from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.bytecode import BINARY_METHODS
 from smelt.capture.model.static import is_a
-from smelt.capture.model.values import Constant, DictView, Mapping, Object, Sequence, Set, Value, describe
+from smelt.capture.model.values import (
+    Constant,
+    DictView,
+    Instance,
+    Iterator,
+    Mapping,
+    Object,
+    Sequence,
+    Set,
+    Value,
+    describe,
+    python_type,
+)
 
 Method = Callable[[Interpreter, Any, list[Value]], Value]
 _NONE = Constant(None)
@@ -46,6 +72,8 @@ def container_method(
         handler = SET.get(name)
     elif isinstance(receiver, DictView):
         handler = VIEW.get(name)
+    elif isinstance(receiver, Iterator):
+        handler = ITERATOR.get(name)
     elif isinstance(receiver, Object) and is_a(receiver.value, dict) and name in ("__contains__", "get", "__len__"):
         return None
     else:
@@ -53,7 +81,7 @@ def container_method(
     if handler is not None and handler[0].why_not(args, kwargs) is None:
         return handler[1](interp, receiver, args)
     if handler is not None:
-        raise Unsupported("B019", f"TypeError: {name} with {handler[0].why_not(args, kwargs)}")
+        raise refusal(method, len(args), kwargs, method.__objclass__())
     if name == "sort" and isinstance(receiver, Sequence) and receiver.kind is list:
         if args or not set(kwargs) <= {"key", "reverse"}:
             raise Unsupported("B019", "TypeError: list.sort() with other arguments")
@@ -76,6 +104,8 @@ def container_method(
         real = interp.plain(receiver, in_order=not of_sets)
         return interp.compute(method, real, *[interp.plain(value, in_order=not of_sets) for value in args], **named)
     if name == "join" and isinstance(receiver, Constant) and len(args) == 1:
+        if isinstance(lacking(args[0], "__iter__"), Raised):
+            raise Raised.of(TypeError("can only join an iterable"))
         return interp.compute(method, receiver.value, [interp.plain(item) for item in drain(interp, args[0])])
     return None
 
@@ -147,16 +177,49 @@ def _reverse(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Valu
 
 
 def _refill(interp: Interpreter, receiver: Sequence | Set, args: list[Value]) -> Value:
-    """`list.__init__`, `set.__init__`: of new objects, which are empty."""
-    if receiver.source is not None or receiver.items:
-        raise Unsupported("B002", f"__init__ of {describe(receiver)} that is filled")
+    """`list.__init__`, `set.__init__`, which empty the object first."""
     if isinstance(receiver, Sequence):
+        _clear(interp, receiver, [])
         return _extend(interp, receiver, args) if args else _NONE
+    if receiver.kind is set and (receiver.source is not None or receiver.items):
+        change(interp, "clear", receiver, [])
+        return change(interp, "update", receiver, args) if args else _NONE
     if args and receiver.kind is set:
         interp.before_set_mutation(receiver)
         made = own_set(interp, set, args[0])
         receiver.items, receiver.calls, receiver.ordered = made.items, made.calls, made.ordered
     return _NONE
+
+
+def _count(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    count = place = 0
+    while place < len(receiver.items):  # which a comparison may change
+        count += is_same(interp, interp.externals.force(receiver.items[place]), args[0])
+        place += 1
+    return Constant(count)
+
+
+def _find(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    """`list.index`, `tuple.index`."""
+    start = _bound(interp, receiver, args[1]) if len(args) > 1 else 0
+    stop = _bound(interp, receiver, args[2]) if len(args) > 2 else sys.maxsize
+    place = start
+    while place < min(stop, len(receiver.items)):  # which a comparison may change
+        if is_same(interp, interp.externals.force(receiver.items[place]), args[0]):
+            return Constant(place)
+        place += 1
+    if receiver.kind is not list:
+        raise Raised.of(ValueError("tuple.index(x): x not in tuple"))
+    words = text_of(interp, args[0], "__repr__")
+    raise Raised.of(ValueError(f"{interp.plain(words)} is not in list"))
+
+
+def _bound(interp: Interpreter, receiver: Sequence, value: Value) -> int:
+    position = interp.plain(index_of(interp, value))
+    if type(position) not in (int, bool):
+        text = "slice indices must be integers or have an __index__ method"
+        raise Raised.of(TypeError(text))
+    return max(0, position + len(receiver.items)) if position < 0 else int(position)
 
 
 def _copy_list(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
@@ -225,7 +288,7 @@ def _setdefault(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Va
 
 def _update(interp: Interpreter, receiver: Mapping, args: list[Value], kwargs: dict[str, Value]) -> Value:
     interp.before_mutation(receiver)
-    unpack_into(interp, receiver.items, args, kwargs)
+    unpack_into(interp, receiver.items, args, kwargs, receiver.kind)
     return _NONE
 
 
@@ -245,7 +308,7 @@ def _by_set(does: Callable[..., Value], name: str) -> Method:
 
 
 def _remove_item(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-    if item_key(interp, args[0]) not in receiver.items:
+    if sought_key(interp, args[0]) not in receiver.items:
         raise key_error(interp, args[0])
     return change_item(interp, "remove", receiver, args[0])
 
@@ -263,8 +326,11 @@ def _move_to_end(interp: Interpreter, receiver: Mapping, args: list[Value]) -> V
 
 def _popitem(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     interp.externals.complete(receiver)
-    if not receiver.items or (args and receiver.kind is not OrderedDict):
+    if args and receiver.kind is not OrderedDict:
         raise Unsupported("B002", "dict.popitem")
+    if not receiver.items:
+        of_c = "popitem(): dictionary is empty"
+        raise Raised.of(KeyError("dictionary is empty" if receiver.kind is OrderedDict else of_c))
     last = not args or bool(interp.plain(args[0]))
     if last:
         interp.before_pop(receiver)
@@ -275,16 +341,98 @@ def _popitem(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value
     return Sequence(tuple, [key_value(interp, key), interp.externals.force(item)])
 
 
-def _is_disjoint(interp: Interpreter, receiver: DictView, args: list[Value]) -> Value:
-    ours = items_of_view(interp, receiver)
-    if ours is None:
-        raise Unsupported("B002", "isdisjoint of the values of a dict")
-    return Constant(ours.isdisjoint([item_key(interp, item) for item in drain(interp, args[0])]))
+def _asked(question: Callable[..., bool]) -> Method:
+    """`isdisjoint`, `issubset` and `issuperset` of a set, or of the keys or items of a dict."""
+
+    def answer(interp: Interpreter, receiver: Set | DictView, args: list[Value]) -> Value:
+        ours = items_of_view(interp, receiver)
+        if ours is None:
+            raise Unsupported("B002", "isdisjoint of the values of a dict")
+        return Constant(question(interp, ours, args[0]))
+
+    return answer
+
+
+def _default_factory(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    """`defaultdict.__missing__`."""
+    if receiver.factory is None:
+        raise key_error(interp, args[0])
+    made = interp.now(interp.call(receiver.factory, []))
+    store_subscript(interp, receiver, args[0], made)
+    return made
+
+
+def _text(how: str) -> Method:
+    return lambda interp, receiver, args: text_of(interp, receiver, how)
+
+
+_SAME_KIND = {Set: (set, frozenset), Mapping: (dict,)}
+
+
+def _takes_operand(receiver: Value, other: Value, *, compares: bool) -> bool:
+    """Whether an operator of a builtin's class takes the other operand, and does not decline."""
+    kind = python_type(other)
+    if kind is None:
+        raise Unsupported("B008", f"an operator's method with {describe(other)}")
+    if isinstance(receiver, DictView) and receiver.part == "values":
+        raise Unsupported("B008", "an operator's method of the values of a dict")
+    if isinstance(receiver, DictView) and compares:
+        return isinstance(other, Set) or (isinstance(other, DictView) and other.part != "values")
+    if isinstance(receiver, DictView):
+        return not isinstance(other, Object | Instance)
+    if isinstance(receiver, Sequence):
+        return issubclass(kind, list if receiver.kind is list else tuple)
+    return issubclass(kind, _SAME_KIND[type(receiver)])
+
+
+def _by_operator(operate: Callable[..., Value], symbol: str, *, reflected: bool = False) -> Method:
+    """`set.__or__`, `dict.__eq__`, `list.__lt__` and the like, which decline operands of other classes."""
+
+    def answer(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+        if not _takes_operand(receiver, args[0], compares=operate is compare):
+            return Constant(NotImplemented)
+        left, right = (args[0], receiver) if reflected else (receiver, args[0])
+        return operate(interp, symbol, left, right)
+
+    return answer
+
+
+def _operators(symbols: str, *, in_place: bool = False) -> "_METHOD":
+    """The methods of binary operators, by their names."""
+    found: _METHOD = {}
+    for symbol in symbols.split():
+        name = BINARY_METHODS[symbol]
+        found[f"__{name}__"] = (takes(1), _by_operator(binary, symbol))
+        found[f"__r{name}__"] = (takes(1), _by_operator(binary, symbol, reflected=True))
+        if in_place:
+            found[f"__i{name}__"] = (takes(1), _by_operator(binary, f"{symbol}="))
+    return found
+
+
+def _merge_into(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    return binary(interp, "|=", receiver, args[0])
+
+
+def _comparisons(symbols: str) -> "_METHOD":
+    return {COMPARISONS[symbol]: (takes(1), _by_operator(compare, symbol)) for symbol in symbols.split()}
+
+
+def _plain_operator(symbol: str) -> tuple[Takes, Method]:
+    """`list.__add__`, `list.__iadd__`, `list.__mul__`: they decline nothing, and raise."""
+    return takes(1), lambda interp, receiver, args: binary(interp, symbol, receiver, args[0])
 
 
 _METHOD = dict[str, tuple[Takes, Method]]
 
+_WORDED: _METHOD = {"__repr__": (takes(0), _text("__repr__")), "__str__": (takes(0), _text("__str__"))}
 TUPLE: _METHOD = {
+    **_WORDED,
+    **_comparisons("== != < <= > >="),
+    "__add__": _plain_operator("+"),
+    "__mul__": _plain_operator("*"),
+    "__rmul__": _plain_operator("*"),
+    "count": (takes(1), _count),
+    "index": (takes(1, 3), _find),
     "__getitem__": (takes(1), _getitem),
     "__contains__": (takes(1), _contains),
     "__len__": (takes(0), _length),
@@ -292,6 +440,8 @@ TUPLE: _METHOD = {
     "numel": (takes(0), _elements),
 }
 LIST: _METHOD = TUPLE | {
+    "__iadd__": _plain_operator("+="),
+    "__imul__": _plain_operator("*="),
     "append": (takes(1), _append),
     "extend": (takes(1), _extend),
     "insert": (takes(2), _insert),
@@ -305,6 +455,11 @@ LIST: _METHOD = TUPLE | {
     "__init__": (takes(0, 1), _refill),
 }
 DICT: _METHOD = {
+    **_WORDED,
+    **_comparisons("== !="),
+    **_operators("|"),
+    "__ior__": (takes(1), _merge_into),
+    "__missing__": (takes(1), _default_factory),
     "get": (takes(1, 2), _get),
     "pop": (takes(1, 2), _pop_key),
     "setdefault": (takes(1, 2), _setdefault),
@@ -323,6 +478,12 @@ DICT: _METHOD = {
     "__iter__": (takes(0), _iter),
 }
 SET: _METHOD = {
+    **_WORDED,
+    **_comparisons("== != < <= > >="),
+    **_operators("| & - ^", in_place=True),
+    "isdisjoint": (takes(1), _asked(is_disjoint)),
+    "issubset": (takes(1), _asked(is_subset)),
+    "issuperset": (takes(1), _asked(is_superset)),
     "__init__": (takes(0, 1), _refill),
     "add": (takes(1), lambda interp, receiver, args: change_item(interp, "add", receiver, args[0])),
     "discard": (takes(1), lambda interp, receiver, args: change_item(interp, "discard", receiver, args[0])),
@@ -338,8 +499,14 @@ SET: _METHOD = {
     "__len__": (takes(0), _length),
     "__iter__": (takes(0), _iter),
 }
+ITERATOR: _METHOD = {
+    "__length_hint__": (takes(0), lambda interp, receiver, args: Constant(length_hint(interp, receiver))),
+}
 VIEW: _METHOD = {
-    "isdisjoint": (takes(1), _is_disjoint),
+    **_WORDED,
+    **_comparisons("== != < <= > >="),
+    **_operators("| & - ^"),
+    "isdisjoint": (takes(1), _asked(is_disjoint)),
     "__contains__": (takes(1), _contains),
     "__len__": (takes(0), _length),
     "__iter__": (takes(0), _iter),

@@ -18,7 +18,7 @@ from smelt.base.coexist import is_allowed_in_graph
 from smelt.base.torch_originals import BASE
 from smelt.base.unseen import UNSEEN
 from smelt.capture.calls import nn_module
-from smelt.capture.calls.arity import refuse_arguments
+from smelt.capture.calls.arity import WrongCall, refusal, refuse_arguments, wrong_call
 from smelt.capture.calls.autograd_function import FUNCTION_CALLS, ONCE
 from smelt.capture.calls.builtins import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.calls.class_statements import replace_part
@@ -47,7 +47,7 @@ from smelt.capture.interpreter.iterators import generator_method
 from smelt.capture.interpreter.leaf_state import store_requires_grad
 from smelt.capture.interpreter.operators import contains, is_computed, subscript
 from smelt.capture.interpreter.replaced_methods import rely_on_own_in
-from smelt.capture.interpreter.special_methods import refused, special
+from smelt.capture.interpreter.special_methods import lacking, special
 from smelt.capture.interpreter.symbolic_index import where_true
 from smelt.capture.model.breaks import NotFollowed, Unsupported
 from smelt.capture.model.bytecode import CodeInfo, decode
@@ -79,6 +79,7 @@ from smelt.capture.model.policy import (
     treatment_of_code,
     wrapped_by_torch_compile,
 )
+from smelt.capture.model.reachable_values import reachable
 from smelt.capture.model.static import ABSENT, is_a, static_lookup
 from smelt.capture.model.values import (
     PLACEMENTS,
@@ -99,13 +100,13 @@ from smelt.capture.model.values import (
     Partial,
     Proxy,
     Sequence,
+    Set,
     Tensor,
     Value,
     WeakReference,
     contents_kind,
     describe,
     python_type,
-    reachable,
 )
 from smelt.capture.polyfills.by_name import BY_NAME, WHOLE, hide_backend_settings, index_by_tensors
 from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS, scripted
@@ -143,8 +144,10 @@ def call(interp: Interpreter, function: Value, args: list[Value], kwargs: dict[s
     if isinstance(function, Instance):
         method = special(interp, function, "__call__")
         if method is None:
-            raise refused(function, "__call__")
+            raise lacking(function, "__call__")
         return call(interp, method, args, kwargs)
+    if isinstance(function, Constant | Sequence | Mapping | Set):
+        raise lacking(function, "__call__")
     raise Unsupported("B002", describe(function))
 
 
@@ -226,7 +229,10 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if polyfill is not None:
         interp.externals.guard_identity(function)
         refuse_arguments(real, args, kwargs)
-        return call(interp, interp.externals.fixed(polyfill), args, kwargs)
+        try:
+            return call(interp, interp.externals.fixed(polyfill), args, kwargs)
+        except WrongCall:
+            raise refusal(real, len(args), kwargs) from None
     arrays = call_numpy(interp, function, args, kwargs)
     if arrays is not None:
         return arrays
@@ -533,7 +539,7 @@ def _follow(interp: Interpreter, function: Object, args: list[Value], kwargs: di
         _cell(interp, cell, source.child(("closure", index), info.code.co_freevars[index]))
         for index, cell in enumerate(real.__closure__ or ())
     )
-    slots = bind(interp, info, args, kwargs, defaults, keyword_defaults)
+    slots = bind(interp, info, args, kwargs, defaults, keyword_defaults, function)
     return _enter(interp, info, function, interp.externals.globals_of(function), closure, slots)
 
 
@@ -544,7 +550,7 @@ def _cell(interp: Interpreter, real: types.CellType, source: Any) -> Cell:
 
 
 def _enter_function(interp: Interpreter, function: Function, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    slots = bind(interp, function.info, args, kwargs, function.defaults, function.keyword_defaults)
+    slots = bind(interp, function.info, args, kwargs, function.defaults, function.keyword_defaults, function)
     return _enter(interp, function.info, function, function.globals, function.closure, slots)
 
 
@@ -574,8 +580,36 @@ def bind(
     kwargs: dict[str, Value],
     defaults: Value | None,
     keyword_defaults: Value | None,
+    function: Object | Function,
 ) -> list[Value | None]:
-    """Arguments to slots, as Python binds them; what Python would reject, Python shall reject."""
+    """Arguments to slots, as Python binds them; what Python would reject is rejected in its words."""
+    try:
+        return _bind(interp, info, args, kwargs, defaults, keyword_defaults)
+    except WrongCall:
+        named = keyword_defaults.items if isinstance(keyword_defaults, Mapping) else ()
+        positional = len(defaults.items) if isinstance(defaults, Sequence) else 0
+        raise wrong_call(info.code, _qualname(interp, function), len(args), kwargs, positional, named) from None
+
+
+def _qualname(interp: Interpreter, function: Object | Function) -> str | None:
+    """By which name Python speaks of a function in errors; None of one that stands for another."""
+    if isinstance(function, Function):
+        return str(interp.plain(function.overrides.get("__qualname__", Constant(function.qualname))))
+    if is_polyfill(function.value.__code__):
+        return None
+    assert function.source is not None
+    function.source.attribute("__qualname__").check(("equals", function.value.__qualname__))
+    return str(function.value.__qualname__)
+
+
+def _bind(
+    interp: Interpreter,
+    info: CodeInfo,
+    args: list[Value],
+    kwargs: dict[str, Value],
+    defaults: Value | None,
+    keyword_defaults: Value | None,
+) -> list[Value | None]:
     code = info.code
     positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
     slots: list[Value | None] = [None] * info.slot_count
@@ -625,8 +659,8 @@ def _fill_defaults(
             slots[slot] = interp.externals.force(keyword_defaults.items[name])
 
 
-def _wrong_call(code: types.CodeType) -> Unsupported:
-    return Unsupported("B019", f"TypeError: arguments do not fit {code.co_qualname}()")
+def _wrong_call(code: types.CodeType) -> WrongCall:
+    return WrongCall("B019", f"TypeError: arguments do not fit {code.co_qualname}()")
 
 
 def _target_of(interp: Interpreter, reference: WeakReference) -> Value:

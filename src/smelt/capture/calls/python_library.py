@@ -16,7 +16,7 @@ from smelt.capture.calls.arity import ANY, Takes, takes
 from smelt.capture.interpreter.dict_keys import hash_of
 from smelt.capture.interpreter.dunder_dispatch import index_of
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.iterators import advance, iterator
+from smelt.capture.interpreter.iterators import advance, iterator, length_hint
 from smelt.capture.interpreter.operators import (
     INPLACE,
     binary,
@@ -35,6 +35,7 @@ from smelt.capture.model.values import (
     DictView,
     ExceptionValue,
     Instance,
+    Iterator,
     Mapping,
     Object,
     Sequence,
@@ -100,6 +101,8 @@ def _index(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
 
 
 def _length_hint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if isinstance(args[0], Iterator):
+        return Constant(length_hint(interp, args[0]))
     if not isinstance(args[0], Sequence | Deque | Mapping | DictView | Set):
         raise Unsupported("B002", f"operator.length_hint of {describe(args[0])}")
     return Constant(length(interp, args[0]))

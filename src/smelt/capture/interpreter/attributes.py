@@ -10,7 +10,7 @@ import sys
 import threading
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +19,15 @@ from torch.utils.hooks import RemovableHandle
 
 from smelt.base.torch_originals import METHODS_OF_C, is_own
 from smelt.capture.interpreter.backward import gradient_of, store_gradient
-from smelt.capture.interpreter.exceptions import attribute_of, store_in, traceback_attribute
+from smelt.capture.interpreter.exceptions import Missing, attribute_of, store_in, traceback_attribute
 from smelt.capture.interpreter.externals import REGISTRIES
-from smelt.capture.interpreter.function_attributes import delete_from_function, function_attribute, store_in_function
+from smelt.capture.interpreter.function_attributes import (
+    asks_function,
+    delete_from_function,
+    function_attribute,
+    part_of_callable,
+    store_in_function,
+)
 from smelt.capture.interpreter.interpreter import PUSHED, Interpreter
 from smelt.capture.interpreter.leaf_state import leaf_attribute, read, store_data, store_requires_grad
 from smelt.capture.model.breaks import Raised, Unsupported
@@ -58,6 +64,7 @@ from smelt.capture.model.values import (
 )
 from smelt.capture.tape.program_state import let_library_make, names_operators, setting_of_backend
 
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, *METHODS_OF_C)
 _DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
 # C types whose attributes are looked up, and written, as object's are.
 _PLAIN: tuple[Any, ...] = (object, BaseException, types.SimpleNamespace, threading.local)
@@ -71,39 +78,6 @@ _OF_PARAMETERS = ("name", "kind", "default", "annotation")  # each kept in a slo
 _OF_MEMBERS = tuple(vars(enum.Enum)[name] for name in ("value", "name"))
 _PARTS_OF_DESCRIPTORS = {"fget": 0, "fset": 1, "fdel": 2, "__func__": 0, "__wrapped__": 0}
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
-_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: on classes written in C
-
-
-class _UnknownTypeName(AttributeError):
-    """Stands for the error of a value whose type's name is not known here: only Python can word it."""
-
-
-class Missing(Raised):
-    """The attribute does not exist: AttributeError, which `getattr` and `hasattr` want to know about."""
-
-    def __init__(self, value: Value, name: str) -> None:
-        super().__init__(_missing(value, name), f"AttributeError: {describe(value)} has no attribute {name}")
-        self.details = {"name": Constant(name), "obj": value}
-        real = value.value if isinstance(value, Object) else None
-        self.named_class = real if is_a(real, type) else python_type(value)
-
-
-def _missing(value: Value, name: str) -> AttributeError:
-    kind = python_type(value)
-    real: Any = value.value if isinstance(value, Object) else None
-    if is_a(real, types.ModuleType):
-        return AttributeError(f"module {real.__name__!r} has no attribute {name!r}")
-    if is_a(real, type):
-        short = type.__dict__["__name__"].__get__(real)
-        return AttributeError(f"type object {short!r} has no attribute {name!r}")
-    if isinstance(value, Super):
-        return AttributeError(f"'super' object has no attribute {name!r}")
-    if kind is None:
-        return _UnknownTypeName(name)
-    of_c = kind.__flags__ & _IMMUTABLE_TYPE and kind.__module__ != "builtins"  # those go by their full names
-    short = type.__dict__["__name__"].__get__(kind)
-    full = f"{kind.__module__}.{short}" if of_c else short
-    return AttributeError(f"{full!r} object has no attribute {name!r}")
 
 
 def _is_class(value: Value) -> bool:
@@ -131,12 +105,12 @@ def attribute(interp: Interpreter, value: Value, name: str) -> Value:
         return _of_instance(interp, value, name)
     if isinstance(value, Super):
         return _of_super(interp, value, name)
-    if isinstance(value, Method) and name in ("__self__", "__func__"):
-        return value.receiver if name == "__self__" else value.function
-    if isinstance(value, Partial) and name in ("func", "args", "keywords"):
-        if name == "func":
-            return value.function
-        return Sequence(tuple, value.args) if name == "args" else Mapping(value.keywords)
+    if isinstance(value, Method | Partial):
+        held = part_of_callable(value, name)
+        if held is not None:
+            return held
+        if isinstance(value, Method) and asks_function(value, name):
+            return attribute(interp, value.function, name)
     if isinstance(value, Slice) and name in ("start", "stop", "step"):
         part: Value = getattr(value, name)
         return part
@@ -146,6 +120,8 @@ def attribute(interp: Interpreter, value: Value, name: str) -> Value:
             return field
     if isinstance(value, Deque) and name == "maxlen":
         return Constant(value.maxlen)
+    if isinstance(value, Mapping) and value.kind is defaultdict and name == "default_factory":
+        return value.factory or Constant(None)
     if isinstance(value, Iterator | ZippedIterator) and name in ("__next__", "__iter__"):
         return Method(interp.externals.fixed(next if name == "__next__" else iter), value)
     if isinstance(value, TracebackValue):
@@ -182,6 +158,8 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
         raise Missing(value, name)
     if isinstance(found, (*METHODS_OF_C, types.FunctionType)):
         return Method(interp.externals.fixed(found), value)
+    if isinstance(found, types.ClassMethodDescriptorType):
+        return Method(interp.externals.fixed(found), interp.externals.fixed(kind))
     if name == "__class__":
         return interp.externals.fixed(kind)
     if isinstance(value, Sequence) and not isinstance(found, _DESCRIPTORS_OF_C):
@@ -361,7 +339,7 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
     hook = interp.tree.class_attribute(type(real), "__getattribute__")
     if is_a(hook, types.FunctionType):
         return _by_hook(interp, value, type(real), hook, name)
-    if hook not in _PLAIN_LOOKUP and not is_a(real, types.FunctionType | types.BuiltinFunctionType):
+    if hook not in _PLAIN_LOOKUP and not is_a(real, _FUNCTIONS):
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
     found = _plain_of_object(interp, value, name)
     return _fallback(interp, value, type(real), name) if found is None else found

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from smelt.capture.interpreter.interpreter import TYPES, Interpreter, is_plain_type, make_sequence
+from smelt.capture.interpreter.special_methods import lacking
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.static import is_a, static_lookup
 from smelt.capture.model.values import (
@@ -68,9 +69,16 @@ def item_key(interp: Interpreter, value: Value) -> Any:
     real = interp.plain(value, in_order=not isinstance(value, Set))
     try:
         hash(real)
-    except TypeError:
-        raise Unsupported("B017", f"{describe(value)}, which cannot be hashed, in a set") from None
+    except TypeError as error:
+        raise Raised.of(error) from None
     return real
+
+
+def sought_key(interp: Interpreter, value: Value) -> Any:
+    """What is looked for in a set: a set as well, by the frozenset that is its equal."""
+    if isinstance(value, Set) and value.kind is set and interp.is_plain(value):
+        return frozenset(value.items)
+    return item_key(interp, value)
 
 
 def hashable(interp: Interpreter, key: Value) -> Any:
@@ -93,7 +101,7 @@ def hashable(interp: Interpreter, key: Value) -> Any:
         return ByIdentity(key, key)
     if isinstance(key, Method):
         return ByParts(key, (_identified(interp, key.function), _identified(interp, key.receiver)))
-    raise Unsupported("B017", describe(key))
+    raise lacking(key, "__hash__", Unsupported("B017", describe(key)))
 
 
 def _of_object(interp: Interpreter, key: Object) -> Any:

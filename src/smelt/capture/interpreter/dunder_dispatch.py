@@ -9,8 +9,8 @@ from typing import Any
 
 from smelt.capture.interpreter.externals import BUILTIN_BASES
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.special_methods import checked_index
-from smelt.capture.model.breaks import Unsupported
+from smelt.capture.interpreter.special_methods import checked_index, name_in_errors
+from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.bytecode import BINARY_METHODS
 from smelt.capture.model.static import ABSENT, is_a, static_lookup
 from smelt.capture.model.values import (
@@ -18,8 +18,10 @@ from smelt.capture.model.values import (
     Constant,
     ExceptionValue,
     Instance,
+    Mapping,
     Object,
     Sequence,
+    Set,
     Value,
     contents_kind,
     describe,
@@ -79,13 +81,29 @@ def overloaded_binary(interp: Interpreter, symbol: str, left: Value, right: Valu
         turns.reverse()
     for receiver, its_kind, method, argument in turns:
         if not _is_python(receiver):
-            if not _stands_aside(receiver, plain):
+            if not _stands_aside(receiver, plain, method, argument):
                 raise refused
             continue
         answer = _ask(interp, receiver, its_kind, method, argument, refused)
         if answer is not None:
             return answer
-    raise refused
+    if _puts_it_otherwise(left, plain) or (plain == "*" and _puts_it_otherwise(right, plain)):
+        raise refused
+    sign = "** or pow()" if symbol == "**" else symbol
+    raise declined(interp, f"unsupported operand type(s) for {sign}: {{}} and {{}}", kind, other)
+
+
+def declined(interp: Interpreter, text: str, *kinds: type) -> Raised:
+    """The TypeError of an operator that the classes of its operands all decline."""
+    for kind in kinds:
+        interp.tree.class_name(kind)
+    return Raised.of(TypeError(text.format(*[repr(name_in_errors(kind)) for kind in kinds])))
+
+
+def _puts_it_otherwise(value: Value, symbol: str) -> bool:
+    """Whether `+` or `*` of a sequence words its own error."""
+    of_sequence = isinstance(value, Sequence) or (isinstance(value, Constant) and is_a(value.value, str | bytes))
+    return of_sequence and symbol in ("+", "*", "%")
 
 
 def _comes_first(interp: Interpreter, other: type, kind: type, reflected: str) -> bool:
@@ -126,7 +144,7 @@ def overloaded_compare(interp: Interpreter, symbol: str, left: Value, right: Val
             return answer
     if symbol in ("==", "!="):
         return None
-    raise refused
+    raise declined(interp, f"'{symbol}' not supported between instances of {{}} and {{}}", kind, other)
 
 
 def _of_arrays(interp: Interpreter, function: Any, *values: Value) -> Value:
@@ -150,9 +168,14 @@ def _is_python(value: Value) -> bool:
     return isinstance(value, Instance | Object) and not isinstance(value, ExceptionValue)
 
 
-def _stands_aside(value: Value, symbol: str) -> bool:
+def _stands_aside(value: Value, symbol: str, method: str, argument: Value) -> bool:
     """Whether a builtin's operator leaves operands of other classes alone (`%` of a string does not)."""
     if isinstance(value, Sequence):
+        return True
+    kind, other = python_type(value), python_type(argument)
+    if isinstance(value, Set | Mapping) and other is not None:
+        return not issubclass(other, (set, frozenset) if isinstance(value, Set) else dict)
+    if kind is not None and static_lookup(kind, method) is ABSENT:
         return True
     return isinstance(value, Constant) and not (is_a(value.value, str | bytes) and symbol == "%")
 
@@ -191,6 +214,8 @@ def _ask_comparison(
         return Constant(not answer.value)
     if not _is_python(receiver) or found in _BY_IDENTITY or found is static_object_method(symbol):
         return None  # a builtin, of another class than the argument: it knows nothing of it
+    if kind is types.BuiltinFunctionType and python_type(argument) is not kind:
+        return None
     raise refused
 
 

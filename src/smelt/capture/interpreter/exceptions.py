@@ -7,13 +7,53 @@ import types
 from typing import Any
 
 from smelt.capture.interpreter.interpreter import SIMPLE_ERRORS, Interpreter
-from smelt.capture.interpreter.special_methods import checked_str
+from smelt.capture.interpreter.special_methods import checked_str, name_in_errors
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.static import is_a, is_heap_type, static_lookup
-from smelt.capture.model.values import Constant, ExceptionValue, FrameValue, Sequence, TracebackValue, Value, describe
+from smelt.capture.model.values import (
+    Constant,
+    ExceptionValue,
+    FrameValue,
+    Object,
+    Sequence,
+    Super,
+    TracebackValue,
+    Value,
+    describe,
+    python_type,
+)
 
 _NONE = Constant(None)
 GROUPS: tuple[type, ...] = (ExceptionGroup, BaseExceptionGroup)
+
+
+class _UnknownTypeName(AttributeError):
+    """Stands for the error of a value whose type's name is not known here: only Python can word it."""
+
+
+class Missing(Raised):
+    """The attribute does not exist: AttributeError, which `getattr` and `hasattr` want to know about."""
+
+    def __init__(self, value: Value, name: str) -> None:
+        super().__init__(_missing(value, name), f"AttributeError: {describe(value)} has no attribute {name}")
+        self.details = {"name": Constant(name), "obj": value}
+        real = value.value if isinstance(value, Object) else None
+        self.named_class = real if is_a(real, type) else python_type(value)
+
+
+def _missing(value: Value, name: str) -> AttributeError:
+    kind = python_type(value)
+    real: Any = value.value if isinstance(value, Object) else None
+    if is_a(real, types.ModuleType):
+        return AttributeError(f"module {real.__name__!r} has no attribute {name!r}")
+    if is_a(real, type):
+        short = type.__dict__["__name__"].__get__(real)
+        return AttributeError(f"type object {short!r} has no attribute {name!r}")
+    if isinstance(value, Super):
+        return AttributeError(f"'super' object has no attribute {name!r}")
+    if kind is None:
+        return _UnknownTypeName(name)
+    return AttributeError(f"{name_in_errors(kind)!r} object has no attribute {name!r}")
 
 
 def builtin_base(kind: type) -> Any:

@@ -274,7 +274,7 @@ class Externals:
             if not all(map(_is_item, plain)) or any(is_a(item, _FUNCTIONS) for item in plain):
                 raise Unsupported("B017", f"the items of {source.text}")
             source.check(("predicate", functools.partial(_holds, base, plain)))
-            return Set.given(base, base.__iter__(real), source, plain)
+            return Set.given(base, real, source, plain)
         plain = base.__getnewargs__(real)[0]
         source.check(("predicate", functools.partial(_holds, base, plain)))
         return Constant(plain, source=source)
@@ -689,18 +689,6 @@ def guard_tensor_identity(value: Any) -> bool:
         value.source.check(("is", value.real))
         return True
     return False
-
-
-def has_order(order: tuple[Any, ...]) -> Callable[[Any], bool]:
-    """The guard that a set yields its items in this order."""
-    same = functools.partial(_yields, order)
-    same.__qualname__ = "yielding its items in the order it had"  # type: ignore[attr-defined]
-    return same
-
-
-def _yields(order: tuple[Any, ...], real: Any) -> bool:
-    base: Any = set if is_a(real, set) else frozenset
-    return same_keys(tuple(base.__iter__(real)), order)
 
 
 def _holds(base: Any, plain: Any, real: Any) -> bool:

@@ -8,7 +8,20 @@ from typing import Any
 
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
-from smelt.capture.model.values import Cell, Constant, Function, Mapping, Sequence, Value, describe, python_type
+from smelt.capture.model.static import ABSENT, static_lookup
+from smelt.capture.model.values import (
+    Cell,
+    Constant,
+    Function,
+    Mapping,
+    Method,
+    Object,
+    Partial,
+    Sequence,
+    Value,
+    describe,
+    python_type,
+)
 
 _NONE = Constant(None)
 _ANY = (object,)
@@ -26,6 +39,28 @@ def members_of(function: Function) -> Mapping:
     if function.members is None:
         function.members = Mapping({}, owner=function)
     return function.members
+
+
+def part_of_callable(value: Method | Partial, name: str) -> Value | None:
+    """What a bound method or a `functools.partial` is made of, and the name of a method of C; None for the rest."""
+    if isinstance(value, Partial):
+        if name == "func":
+            return value.function
+        if name == "args":
+            return Sequence(tuple, value.args)
+        return Mapping(value.keywords) if name == "keywords" else None
+    if name == "__self__":
+        return value.receiver
+    if python_type(value) is types.MethodType:
+        return value.function if name == "__func__" else None
+    real = value.function.value if isinstance(value.function, Object) else None
+    return Constant(real.__name__) if name == "__name__" and real is not None else None
+
+
+def asks_function(value: Method, name: str) -> bool:
+    """Whether a bound method of Python has an attribute from its function, as all that its class does not define."""
+    own = name != "__doc__" and static_lookup(types.MethodType, name) is not ABSENT
+    return python_type(value) is types.MethodType and not own
 
 
 def function_attribute(interp: Interpreter, function: Function, name: str) -> Value | None:

@@ -166,6 +166,7 @@ class Interpreter:
         self._undo: list[Callable[[], None]] = []
         self._changes = 0
         self._steps = 0
+        self.worded: list[Value] = []  # the containers whose `repr` is being made
         self._returned: Value | None = None
         self.yielded: Value | None = None
         self.generators = generators  # so many are followed, and none of those made after them
@@ -514,7 +515,10 @@ class Interpreter:
                 raise Unsupported("B005", "a variable that a hook uses")
             contents = value.contents
             self._undo.append(lambda: setattr(value, "contents", contents))
-        elif isinstance(value, Iterator | ZippedIterator):
+        elif isinstance(value, Iterator):
+            state = value.position, value.size, value.done
+            self._undo.append(lambda: value.restore(*state))
+        elif isinstance(value, ZippedIterator):
             position = value.position
             self._undo.append(lambda: setattr(value, "position", position))
         elif isinstance(value, Deque):

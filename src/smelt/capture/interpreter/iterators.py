@@ -3,19 +3,22 @@
 for name, layer in zip(names, self.layers):   Joined(zip) over Iterator(names), Iterator(self.layers)
 """
 
+import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 from smelt.capture.interpreter.dict_keys import key_value
 from smelt.capture.interpreter.enums import is_enum, members_of
 from smelt.capture.interpreter.exceptions import stop_iteration
-from smelt.capture.interpreter.externals import has_order
+from smelt.capture.interpreter.externals import same_keys
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.replaced_methods import rely_on_own
-from smelt.capture.interpreter.special_methods import ask, ask_length_hint, refused, special
+from smelt.capture.interpreter.special_methods import ask, ask_length_hint, lacking, refused, special
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.open_numbers import OpenRange
 from smelt.capture.model.paused_iterators import CHANGED, PausedIterator, PausedZip
+from smelt.capture.model.set_order import GIVEN, Call, made_of_given, remade
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
     Constant,
@@ -68,7 +71,7 @@ def iterator(interp: Interpreter, value: Value) -> Value:
         return _own_iterator(interp, value)
     if isinstance(value, Constant):
         interp.compute(iter, value.value)  # raises as Python would
-    raise Unsupported("B009", describe(value))
+    raise lacking(value, "__iter__", Unsupported("B009", describe(value)))
 
 
 def items_in_order(interp: Interpreter, value: Set) -> list[Any]:
@@ -76,10 +79,40 @@ def items_in_order(interp: Interpreter, value: Set) -> list[Any]:
     interp.tree.rely_on_order(value.items)
     if value.ordered or len(value.items) < 2:
         return list(value.items)
-    if value.source is None or value.calls.before is not None or value.calls.name != "given":
+    if value.source is not None and value.calls.before is None and value.calls.name == "given":
+        value.source.check(("predicate", _has_order(value.order)))
+        return list(value.order)
+    general = made_of_given(value.calls) if value.source is None and interp.is_plain(value) else None
+    if general is None:
         raise Unsupported("B009", describe(value))
-    value.source.check(("predicate", has_order(value.order)))
-    return list(value.order)
+    calls, given = general
+    order = tuple(remade(calls, {GIVEN: given.real}))
+    given.source.check(("predicate", _makes_order(calls, order)))
+    interp.tree.why_not_persist = "the order of a set made of another"
+    return list(order)
+
+
+def _has_order(order: tuple[Any, ...]) -> Callable[[Any], bool]:
+    """The guard that a set yields its items in this order."""
+    same = functools.partial(_yields, order)
+    same.__qualname__ = "yielding its items in the order it had"  # type: ignore[attr-defined]
+    return same
+
+
+def _yields(order: tuple[Any, ...], real: Any) -> bool:
+    base: Any = set if is_a(real, set) else frozenset
+    return same_keys(tuple(base.__iter__(real)), order)
+
+
+def _makes_order(call: Call, order: tuple[Any, ...]) -> Callable[[Any], bool]:
+    """The guard that the set which these calls make of one yields its items in this order."""
+    same = functools.partial(_makes, call, order)
+    same.__qualname__ = "making a set whose items are in the order they had"  # type: ignore[attr-defined]
+    return same
+
+
+def _makes(call: Call, order: tuple[Any, ...], real: Any) -> bool:
+    return same_keys(tuple(remade(call, {GIVEN: real})), order)
 
 
 def _own_iterator(interp: Interpreter, value: Instance | Object) -> Value:
@@ -91,6 +124,8 @@ def _own_iterator(interp: Interpreter, value: Instance | Object) -> Value:
         return value  # an iterator written in C, or `loops.PausedIterator`
     if special(interp, value, "__iter__") is None and special(interp, value, "__getitem__") is not None:
         return interp.now(interp.call(interp.externals.fixed(by_place), [value]))
+    if special(interp, value, "__iter__") is None:
+        raise lacking(value, "__iter__")
     answer = ask(interp, value, "__iter__")
     if isinstance(answer, Iterator | ZippedIterator | Generator):
         return answer
@@ -108,10 +143,11 @@ def _is_python(interp: Interpreter, kind: Any, name: str) -> bool:
 def advance(interp: Interpreter, value: Value) -> Value | None:
     """The next item, or None when there is none left."""
     if isinstance(value, Iterator):
-        item = _item_at(interp, value, value.position)
-        if item is not None:
+        item = None if value.done else _item_at(interp, value, value.position)
+        if not value.done:
             interp.before_mutation(value)
-            value.position += 1
+            value.position += item is not None
+            value.done = item is None and not isinstance(value.over, Deque)
         return item
     if isinstance(value, ZippedIterator):
         return _advance_joined(interp, value)
@@ -158,6 +194,8 @@ def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | Non
         return Constant(over.value[position if value.part == "forward" else len(over.value) - 1 - position])
     assert isinstance(over, Mapping)
     if value.size is not None and value.size != len(over.items):
+        interp.before_mutation(value)
+        value.size = -1  # it stays in that state
         raise Raised.of(RuntimeError(CHANGED.get(over.kind, CHANGED[dict])))
     if position >= len(over.items):
         return None
@@ -168,8 +206,18 @@ def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | Non
     return item if value.part == "values" else Sequence(tuple, [key_value(interp, key), item])
 
 
+def length_hint(interp: Interpreter, value: Iterator) -> int:
+    """How many items an iterator has left, as it says itself."""
+    over = value.over
+    count = len(over.value) if isinstance(over, Constant) else len(over.items)  # type: ignore[attr-defined]
+    changed = value.size not in (None, over.changes if isinstance(over, Deque) else count)
+    return 0 if value.done or changed else max(0, count - value.position)
+
+
 def _item_of_set(interp: Interpreter, value: Iterator, over: Set, position: int) -> Value | None:
     if len(over.items) != value.size:
+        interp.before_mutation(value)
+        value.size = -1  # it stays in that state
         raise Raised.of(RuntimeError("Set changed size during iteration"))
     if over.calls is not value.calls:
         raise Unsupported("B009", "a set that changed since the loop began")

@@ -20,7 +20,7 @@ from smelt.capture.interpreter.deferred_scalars import (
     supposed_truth,
     told,
 )
-from smelt.capture.interpreter.dict_keys import hashable, holds_nan, is_nan, item_key, key_error
+from smelt.capture.interpreter.dict_keys import hashable, holds_nan, is_nan, key_error, sought_key
 from smelt.capture.interpreter.dunder_dispatch import (
     COMPARISONS,
     REFLECTED,
@@ -36,7 +36,7 @@ from smelt.capture.interpreter.interpreter import Interpreter, is_plain_type
 from smelt.capture.interpreter.iterators import advance, drain, iterator
 from smelt.capture.interpreter.replaced_methods import rely_on_own, replaced_binary, replaced_compare
 from smelt.capture.interpreter.sets import change, combined, items_of_view
-from smelt.capture.interpreter.special_methods import ask, checked_bool, checked_length, refused, special
+from smelt.capture.interpreter.special_methods import ask, checked_bool, checked_length, lacking, special
 from smelt.capture.interpreter.speculate import decided, speculate, speculate_truth
 from smelt.capture.interpreter.symbolic_index import item_of, set_item
 from smelt.capture.model.breaks import Raised, Unsupported
@@ -51,6 +51,7 @@ from smelt.capture.model.values import (
     Deque,
     DictView,
     Function,
+    Generator,
     Instance,
     Iterator,
     Mapping,
@@ -140,13 +141,15 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
     if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol == "|":
         return _merge(interp, left, right)
     if isinstance(left, Mapping | Set) and symbol.endswith("="):
-        return _change_in_place(interp, symbol, left, right)
+        changed = _change_in_place(interp, symbol, left, right)
+        if changed is not None:
+            return changed
     if symbol.rstrip("=") in SET_OPERATORS and _are_sets(left, right):
         return combined(interp, symbol.rstrip("="), left, right)
     if isinstance(left, DictView) or isinstance(right, DictView):
         raise Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
     if interp.is_plain(left) and interp.is_plain(right):
-        return interp.compute(BINARY[symbol.rstrip("=")], interp.plain(left), interp.plain(right))
+        return interp.compute(function, *[interp.plain(each, symbol[0] not in SET_OPERATORS) for each in (left, right)])
     held = held_operands(interp, operator_methods(symbol), left, right)
     if held is not None:
         answer = binary(interp, symbol, *held)
@@ -164,19 +167,17 @@ def _merge(interp: Interpreter, left: Mapping, right: Mapping) -> Value:
     return Mapping({**left.items, **right.items}, leading.kind, factory=leading.factory)
 
 
-def _change_in_place(interp: Interpreter, symbol: str, left: Mapping | Set, right: Value) -> Value:
-    """`left |= right` and the like for a dict or set."""
-    if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol == "|=":
-        interp.externals.complete(right)
-        interp.before_mutation(left)
-        left.items.update(right.items)
+def _change_in_place(interp: Interpreter, symbol: str, left: Mapping | Set, right: Value) -> Value | None:
+    """`left |= right` and the like for a dict or set; None if it has no such operator for them."""
+    if isinstance(left, Mapping) and symbol == "|=" and left.kind in (dict, OrderedDict, defaultdict):
+        interp.now(interp.call(interp.externals.fixed(dict.update), [left, right]))
         return left
     if isinstance(left, Set) and symbol[:-1] in SET_OPERATORS and _are_sets(left, right):
         if left.kind is frozenset or not isinstance(right, Set):
             return combined(interp, symbol[:-1], left, right)
         change(interp, _IN_PLACE[symbol], left, [right])
         return left
-    raise Unsupported("B008", symbol)
+    return None
 
 
 def _are_sets(left: Value, right: Value) -> bool:
@@ -185,17 +186,15 @@ def _are_sets(left: Value, right: Value) -> bool:
     if not views:
         return isinstance(left, Set) and isinstance(right, Set)
     of_keys = all(each.part != "values" for each in views)
-    return of_keys and all(isinstance(each, Set | DictView | Sequence) for each in (left, right))
+    return of_keys and not any(isinstance(each, Object | Instance | Tensor) for each in (left, right))
 
 
 def _compare_sets(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """Sets, keys and items of dicts, beside each other and beside anything else."""
-    ours, theirs = items_of_view(interp, left), items_of_view(interp, right)
-    if ours is not None and theirs is not None:
+    if (ours := items_of_view(interp, left)) is not None and (theirs := items_of_view(interp, right)) is not None:
         return interp.compute(COMPARE[symbol], ours, theirs)
-    if symbol in ("==", "!=") and not isinstance(left, Object | Instance) and not isinstance(right, Object | Instance):
-        return Constant((left is right) == (symbol == "=="))
-    raise Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
+    answer = overloaded_compare(interp, symbol, left, right)
+    return Constant((left is right) == (symbol == "==")) if answer is None else answer
 
 
 def _free_number(symbol: str, left: Value, right: Value) -> Number | None:
@@ -456,7 +455,8 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
         return True
     made_later = isinstance(left, DeferredString | DeferredScalar) or isinstance(right, DeferredString | DeferredScalar)
     bools = python_type(left) is bool and python_type(right) is bool
-    if made_later and (bools or not any(_is_singleton(each) for each in (left, right))):
+    singletons = [isinstance(each, Constant) and is_a(each.value, _SINGLETONS) for each in (left, right)]
+    if made_later and (bools or not any(singletons)):
         raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
     if isinstance(left, Constant) or isinstance(right, Constant):
         return False
@@ -492,10 +492,6 @@ def _rely_on_identity(interp: Interpreter, *values: Value) -> None:
     for value in values:
         if value.source is not None:
             value.source.check(("is", value.value))  # type: ignore[attr-defined]
-
-
-def _is_singleton(value: Value) -> bool:
-    return isinstance(value, Constant) and is_a(value.value, _SINGLETONS)
 
 
 def truth(interp: Interpreter, value: Value) -> bool:
@@ -578,11 +574,11 @@ def length(interp: Interpreter, value: Value) -> int:
     if isinstance(value, Object | Instance):
         method = special(interp, value, "__len__")
         if method is None:
-            raise refused(value, "__len__")
+            raise lacking(value, "__len__")
         return checked_length(interp, value, method)
     if isinstance(value, Constant):
         return int(interp.plain(interp.compute(len, value.value)))
-    raise Unsupported("B008", f"len of {describe(value)}")
+    raise lacking(value, "__len__", Unsupported("B008", f"len of {describe(value)}"))
 
 
 _FEW_KEYS = 32
@@ -600,7 +596,7 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
     if isinstance(container, Mapping):
         return interp.externals.present(container, hashable(interp, item))
     if isinstance(container, Set):
-        return item_key(interp, item) in container.items
+        return sought_key(interp, item) in container.items
     if isinstance(container, Constant) and is_a(container.value, str | range | bytes | enum.Flag):
         return bool(interp.plain(interp.compute(operator.contains, container.value, interp.plain(item))))
     if isinstance(container, Sequence | Deque | DictView):
@@ -608,8 +604,11 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
     if isinstance(container, Object | Instance):
         if special(interp, container, "__contains__") is not None:
             return truth(interp, ask(interp, container, "__contains__", item))
+        if any(special(interp, container, name) is not None for name in ("__iter__", "__getitem__")):
+            return _is_found(interp, container, item)
+    if isinstance(container, Iterator | ZippedIterator | Generator):
         return _is_found(interp, container, item)
-    raise Unsupported("B008", f"in {describe(container)}")
+    raise lacking(container, "__contains__", Unsupported("B008", f"in {describe(container)}"))
 
 
 def _is_found(interp: Interpreter, container: Value, item: Value) -> bool:
@@ -687,9 +686,9 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
     if isinstance(container, Object | Instance):
         method = special(interp, container, "__getitem__")
         if method is None:
-            raise refused(container, "__getitem__")
+            raise lacking(container, "__getitem__")
         return interp.call(method, [key])
-    raise Unsupported("B008", f"[] of {describe(container)}")
+    raise lacking(container, "__getitem__", Unsupported("B008", f"[] of {describe(container)}"))
 
 
 def _of_class(interp: Interpreter, container: Object, key: Value) -> Value:
@@ -758,20 +757,22 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
         if isinstance(position, int) and not -len(container.items) <= position < len(container.items):
             raise Raised.of(IndexError("list assignment index out of range"))
         if isinstance(position, slice):
-            _store_slice(interp, container, position, drain(interp, value))
-            return
+            return _store_slice(interp, container, position, value)
         if not isinstance(position, int):
-            raise Unsupported("B008", "[]=")
+            raise Raised.of(TypeError(f"list indices must be integers or slices, not {type(position).__name__}"))
         interp.before_setitem(container, position)
         container.items[position] = value
         return
     if isinstance(container, Object | Instance):
         ask(interp, container, "__setitem__", key, value)
         return
-    raise Unsupported("B005", f"{describe(container)}[…] = …")
+    raise lacking(container, "__setitem__", Unsupported("B005", f"{describe(container)}[…] = …"))
 
 
-def _store_slice(interp: Interpreter, container: Sequence, where: slice, items: list[Value]) -> None:
+def _store_slice(interp: Interpreter, container: Sequence, where: slice, value: Value) -> None:
+    if isinstance(lacking(value, "__iter__"), Raised):
+        raise Unsupported("B019", f"TypeError: a slice of a list = {describe(value)}")
+    items = drain(interp, value)
     interp.before_mutation(container)
     try:
         container.items[where] = items
@@ -798,4 +799,4 @@ def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
     if isinstance(container, Object | Instance):
         ask(interp, container, "__delitem__", key)
         return
-    raise Unsupported("B005", f"del {describe(container)}[…]")
+    raise lacking(container, "__delitem__", Unsupported("B005", f"del {describe(container)}[…]"))

@@ -3,13 +3,16 @@
     s.update(names)     items of `s` changed, `Call("update", …)` put after the calls that made it
 """
 
+from collections.abc import Callable
 from typing import Any
 
-from smelt.capture.interpreter.dict_keys import item_key, key_value
+from smelt.capture.interpreter.dict_keys import item_key, key_value, sought_key
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.iterators import drain
+from smelt.capture.interpreter.iterators import advance, drain, iterator
 from smelt.capture.model.breaks import Raised, Unsupported
-from smelt.capture.model.set_order import ITSELF, NOTHING, Call, Items, changed, formed, made, remade
+from smelt.capture.model.reachable_values import reachable
+from smelt.capture.model.set_order import ITSELF, NOTHING, Call, Items, changed, formed, given_in, made, remade
+from smelt.capture.model.static import is_a
 from smelt.capture.model.values import (
     Constant,
     DictView,
@@ -63,11 +66,71 @@ def derived(interp: Interpreter, name: str, receiver: Set, args: list[Value]) ->
 
 def change(interp: Interpreter, name: str, receiver: Set, args: list[Value]) -> Value:
     """`receiver.update(*args)` and other methods that change a set by others."""
-    if any(isinstance(value, Generator | ZippedIterator | Instance | Object) for value in args):
+    args = [_held_set(interp, value) for value in args]
+    if not any(map(_may_look, args)):
+        itself = (receiver.items, ITSELF, True)
+        _changed(interp, receiver, name, [itself if value is receiver else _argument(interp, value) for value in args])
+    elif name in ("update", "difference_update"):
+        for value in args:
+            if _may_look(value):
+                _change_in_turn(interp, "add" if name == "update" else "discard", receiver, value)
+            else:
+                change(interp, name, receiver, [value])
+    elif len(args) == 1:
+        calls = receiver.calls
+        keys = [item_key(interp, item) for item in drain(interp, args[0])]
+        if receiver.calls is not calls:
+            raise Unsupported("B002", f"set.{name} of what changes the set")
+        _changed(interp, receiver, name, [(keys, Items("tuple", tuple(keys)), True)])
+    else:
         raise Unsupported("B002", f"set.{name} of what may look at the set")
-    itself = (receiver.items, ITSELF, True)
-    _changed(interp, receiver, name, [itself if value is receiver else _argument(interp, value) for value in args])
     return _NONE
+
+
+def _may_look(value: Value) -> bool:
+    """Whether code of the program runs for each item of an iterable: it sees the set as it is by then."""
+    return isinstance(value, Generator | ZippedIterator | Instance | Object)
+
+
+def _held_set(interp: Interpreter, value: Value) -> Value:
+    """An object of a class of sets as C takes it: by what it holds, whatever its methods say."""
+    if isinstance(value, Object) and is_a(value.value, set | frozenset):
+        return interp.externals.contents(value) or value
+    return value.contents if isinstance(value, Instance) and isinstance(value.contents, Set) else value
+
+
+def _change_in_turn(interp: Interpreter, name: str, receiver: Set, value: Value) -> None:
+    source = interp.now(iterator(interp, value))
+    while (item := advance(interp, source)) is not None:
+        change_item(interp, name, receiver, item)
+
+
+def is_disjoint(interp: Interpreter, ours: set[Any], value: Value) -> bool:
+    """`ours.isdisjoint(value)`: asked no further than to the first that both hold."""
+    return not _any_item(interp, value, lambda key: key in ours)
+
+
+def is_superset(interp: Interpreter, ours: set[Any], value: Value) -> bool:
+    """`ours.issuperset(value)`, in the same way."""
+    return not _any_item(interp, value, lambda key: key not in ours)
+
+
+def is_subset(interp: Interpreter, ours: set[Any], value: Value) -> bool:
+    """`ours.issubset(value)`, for which Python makes a set of the value first."""
+    value = _held_set(interp, value)
+    items = value.items if isinstance(value, Set) else {item_key(interp, item) for item in drain(interp, value)}
+    return ours <= items
+
+
+def _any_item(interp: Interpreter, value: Value, holds: Callable[[Any], bool]) -> bool:
+    value = _held_set(interp, value)
+    if isinstance(value, Set):
+        return any(map(holds, value.items))
+    source = interp.now(iterator(interp, value))
+    while (item := advance(interp, source)) is not None:
+        if holds(item_key(interp, item)):
+            return True
+    return False
 
 
 def add_all(interp: Interpreter, receiver: Set, value: Value) -> None:
@@ -77,7 +140,7 @@ def add_all(interp: Interpreter, receiver: Set, value: Value) -> None:
 
 def change_item(interp: Interpreter, name: str, receiver: Set, item: Value) -> Value:
     """`receiver.add(item)`, `discard`, `remove`."""
-    key = item_key(interp, item)
+    key = item_key(interp, item) if name == "add" else sought_key(interp, item)
     if (key in receiver.items) is (name == "add"):
         return _NONE  # there already, or not there: nothing happens to the set
     _changed(interp, receiver, name, [(key, key, True)])
@@ -105,12 +168,19 @@ def items_of_view(interp: Interpreter, value: Value) -> set[Any] | None:
     return None
 
 
+def _is_needed(interp: Interpreter, given: Set) -> bool:
+    """Whether a set is there that was made of the given one: it is made after the graph, when that has changed."""
+    slots = [item for frame in interp.frames for item in (*frame.slots, *frame.stack, *frame.closure)]
+    held = reachable((*slots, *interp.externals.written.values())).values()
+    return any(isinstance(each, Set) and each is not given and given in given_in(each.calls) for each in held)
+
+
 _Taken = tuple[Any, Any, bool]
 """An argument as capture has it, as it is written down, and whether capture has its items in Python's order."""
 
 
 def _changed(interp: Interpreter, receiver: Set, name: str, taken: list[_Taken]) -> None:
-    if receiver.was_read:  # what was made of it is made after the graph, when it would hold something else
+    if receiver.was_read and _is_needed(interp, receiver):
         raise Unsupported("B005", describe(receiver))
     interp.before_set_mutation(receiver)
     try:
@@ -132,9 +202,8 @@ def _new(interp: Interpreter, kind: type, name: str, args: list[Value]) -> Set:
 
 
 def _argument(interp: Interpreter, value: Value) -> _Taken:
+    value = _held_set(interp, value)
     if isinstance(value, Set):
-        if value.source is not None and value.calls.before is not None:
-            raise Unsupported("B005", describe(value))
         value.was_read = value.source is not None
         return value.items, value.calls, value.ordered
     is_dict = isinstance(value, Mapping) and value.kind is dict and value.owner is None

@@ -11,7 +11,7 @@ from typing import Any
 
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Raised, Unsupported
-from smelt.capture.model.static import ABSENT, is_a
+from smelt.capture.model.static import ABSENT, is_a, static_lookup
 from smelt.capture.model.values import Constant, DeferredString, Instance, Method, Object, Value, describe, python_type
 
 _METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -34,12 +34,52 @@ def ask(interp: Interpreter, value: Value, name: str, *args: Value) -> Value:
     """What the special method answers. An object without it is Python's to refuse."""
     method = special(interp, value, name)
     if method is None:
-        raise refused(value, name)
+        raise lacking(value, name)
     return interp.now(interp.call(method, list(args)))
 
 
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: on classes written in C
+_LACKING = {
+    "__len__": "object of type {!r} has no len()",
+    "__iter__": "{!r} object is not iterable",
+    "__next__": "{!r} object is not an iterator",
+    "__call__": "{!r} object is not callable",
+    "__getitem__": "{!r} object is not subscriptable",
+    "__setitem__": "{!r} object does not support item assignment",
+    "__delitem__": "{!r} object doesn't support item deletion",
+    "__contains__": "argument of type {!r} is not iterable",
+    "__hash__": "unhashable type: {!r}",
+}
+
+
+_IN_ITS_PLACE = {"__contains__": ("__iter__", "__getitem__"), "__iter__": ("__getitem__",)}
+
+
+def lacking(value: Value, name: str, otherwise: Unsupported | None = None) -> Unsupported:
+    """The TypeError of an object whose class has no such method; `otherwise` if it has one that is not followed."""
+    kind = python_type(value)
+    names = (name, *_IN_ITS_PLACE.get(name, ()))
+    if kind is None or name not in _LACKING or not all(_is_absent(kind, each) for each in names):
+        return otherwise or refused(value, name)
+    raised = Raised.of(TypeError(_LACKING[name].format(name_in_errors(kind))))
+    raised.named_class = kind
+    return raised
+
+
+def _is_absent(kind: type, name: str) -> bool:
+    found = static_lookup(kind, name)
+    return found is ABSENT or found is None
+
+
+def name_in_errors(kind: type) -> str:
+    """What Python calls a class in errors: one written in C goes by its full name."""
+    name: str = type.__dict__["__name__"].__get__(kind)
+    of_c = kind.__flags__ & _IMMUTABLE_TYPE and kind.__module__ != "builtins"
+    return f"{kind.__module__}.{name}" if of_c else name
+
+
 def refused(value: Value, name: str) -> Unsupported:
-    """For what Python raises TypeError of: no such method, or one that answers what it must not."""
+    """For what Python raises TypeError of: a method that answers what it must not."""
     return Unsupported("B019", f"TypeError: {name} of {describe(value)}")
 
 

@@ -8,11 +8,14 @@ The text of a tensor is made after the graph has run, so that a line that prints
 import enum
 import functools
 import re
+import sys
 import types
+from collections import OrderedDict, defaultdict
 from typing import Any, TypeGuard
 
 import torch
 
+from smelt.capture.interpreter.dict_keys import key_value
 from smelt.capture.interpreter.dunder_dispatch import held_operands
 from smelt.capture.interpreter.exceptions import formatted_exception
 from smelt.capture.interpreter.interpreter import Interpreter
@@ -25,6 +28,7 @@ from smelt.capture.model.values import (
     Constant,
     DeferredScalar,
     DeferredString,
+    DictView,
     ExceptionValue,
     Instance,
     Mapping,
@@ -93,13 +97,79 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     held = held_operands(interp, ("__str__", "__repr__"), value)
     if held is not None and contents_kind(held[0]) in (dict, list, tuple, int, float, str):
         return text_of(interp, held[0], how)
+    if isinstance(value, Sequence | Mapping | Set | DictView) and how != "__ascii__":
+        return _text_of_container(interp, value)
     if isinstance(value, Object | Instance) and kind is not None and how != "__ascii__":
         found = interp.tree.class_attribute(kind, how)
         if how == "__str__" and found is object.__str__:
             return text_of(interp, value, "__repr__")
+        if held is not None and isinstance(held[0], Set) and found is contents_kind(held[0]).__repr__:
+            return _text_of_container(interp, held[0], interp.tree.class_name(kind))
         if isinstance(found, types.FunctionType):
             return checked_str(value, interp.now(interp.call(interp.externals.fixed(found), [value])))
     raise Unsupported("B002", f"{_FUNCTIONS[how].__name__} of {describe(value)}")
+
+
+def _text_of_container(interp: Interpreter, value: Any, name: str = "") -> Value:
+    """`repr` of a container, item by item; `…` for one that holds itself. `name`: of its class, if that is another."""
+    kind = python_type(value)
+    if any(value is each for each in interp.worded):
+        return Constant(_REPEATED.get(contents_kind(value), f"{name or kind.__name__}(...)"))  # type: ignore[union-attr]
+    interp.worded.append(value)
+    try:
+        parts = _worded_parts(interp, value, kind, name)
+    finally:
+        interp.worded.pop()
+    return joined_text(interp, parts)
+
+
+_REPEATED: dict[type | None, str] = {list: "[...]", tuple: "(...)", dict: "{...}"}
+
+
+def _worded_parts(interp: Interpreter, value: Any, kind: type | None, name: str) -> list[Value]:
+    def word(item: Any) -> Value:
+        return text_of(interp, interp.externals.force(item), "__repr__")
+
+    def between(before: str, items: list[list[Value]], after: str) -> list[Value]:
+        listed = [part for number, item in enumerate(items) for part in ([Constant(", ")] * (number > 0) + item)]
+        return [Constant(before), *listed, Constant(after)]
+
+    if isinstance(value, Set):
+        items = [[word(key_value(interp, key))] for key in items_in_order(interp, value)]
+        if value.kind is set and not name:
+            return between("{", items, "}") if items else [Constant("set()")]
+        name = name or value.kind.__name__
+        return between(f"{name}({{", items, "})") if items else [Constant(f"{name}()")]
+    if isinstance(value, Sequence) and kind in (list, tuple):
+        items = [[word(item)] for item in value.items]
+        if kind is list:
+            return between("[", items, "]")
+        return between("(", items, ",)" if len(items) == 1 else ")")
+    mapping = value.mapping if isinstance(value, DictView) else value
+    if isinstance(mapping, Mapping) and mapping.kind in (dict, OrderedDict, defaultdict):
+        interp.externals.complete(mapping)
+        keys, held = [word(key_value(interp, key)) for key in mapping.items], list(mapping.items.values())
+        if isinstance(value, DictView) and value.part == "keys":
+            return between(f"{kind.__name__}([", [[key] for key in keys], "])")  # type: ignore[union-attr]
+        if isinstance(value, DictView) and value.part == "values":
+            return between(f"{kind.__name__}([", [[word(item)] for item in held], "])")  # type: ignore[union-attr]
+        if isinstance(value, DictView) or (mapping.kind is OrderedDict and sys.version_info < (3, 12)):
+            open_, close = Constant("("), Constant(")")
+            pairs = [[open_, key, Constant(", "), word(item), close] for key, item in zip(keys, held, strict=True)]
+            if isinstance(value, Mapping) and not pairs:
+                return [Constant("OrderedDict()")]
+            return between(f"{kind.__name__}([", pairs, "])")  # type: ignore[union-attr]
+        pairs = [[key, Constant(": "), word(item)] for key, item in zip(keys, held, strict=True)]
+        if mapping.kind is dict:
+            return between("{", pairs, "}")
+        if mapping.kind is OrderedDict:
+            return between("OrderedDict({", pairs, "})") if pairs else [Constant("OrderedDict()")]
+        factory = text_of(interp, mapping.factory or Constant(None), "__repr__")
+        return [Constant("defaultdict("), factory, *between(", {", pairs, "})")]
+    found = interp.tree.class_attribute(kind, "__repr__") if kind is not None else None
+    if not isinstance(found, types.FunctionType):
+        raise Unsupported("B002", f"repr of {describe(value)}")
+    return [checked_str(value, interp.now(interp.call(interp.externals.fixed(found), [value])))]
 
 
 def _is_given_set(value: Value, interp: Interpreter) -> TypeGuard[Set]:

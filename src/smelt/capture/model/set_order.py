@@ -73,7 +73,49 @@ def made(name: str, *args: Any) -> Any:
     """A new set: "set" or "frozenset" of an iterable, an operator, or a method of the first argument."""
     if name in ("set", "frozenset"):
         return (set if name == "set" else frozenset)(*args)
-    return OPERATORS[name](*args) if name in OPERATORS else getattr(args[0], name)(*args[1:])
+    if name in OPERATORS:
+        return OPERATORS[name](*args)
+    return getattr(set if isinstance(args[0], set) else frozenset, name)(*args)  # a class of sets may have others
+
+
+GIVEN = Call("given", ())
+"""In the calls of `made_of_given`: the set from outside, whichever it is."""
+
+
+def given_in(call: Call) -> list[Any]:
+    """The sets from outside that a set was made of."""
+    first, changes = construction_of(call)
+    if first.name == "given":
+        return list(first.args)
+    inside = [arg for each in (first, *changes) for arg in each.args if isinstance(arg, Call)]
+    return [given for each in inside for given in given_in(each)]
+
+
+def made_of_given(call: Call) -> "tuple[Call, Any] | None":
+    """The calls that made a set out of a set from outside, with `GIVEN` for that, and the `Set` that it is; None if
+    there are several, or if the calls change the set itself."""
+
+    known: dict[Call, Call] = {ITSELF: ITSELF}
+
+    def general(each: Call) -> Call:
+        if each.name == "given":
+            return GIVEN
+        if each not in known:  # a set that is there twice is one: Python asks for that
+            args = tuple(general(arg) if isinstance(arg, Call) else arg for arg in each.args)
+            known[each] = Call(each.name, args, None if each.before is None else general(each.before))
+        return known[each]
+
+    sets = {id(given): given for given in given_in(call)}
+    if len(sets) != 1 or _changes_given(call):
+        return None
+    return general(call), next(iter(sets.values()))
+
+
+def _changes_given(call: Call) -> bool:
+    first, changes = construction_of(call)
+    if first.name == "given":
+        return bool(changes)
+    return any(_changes_given(arg) for each in (first, *changes) for arg in each.args if isinstance(arg, Call))
 
 
 def changed(name: str, real: set[Any], *args: Any) -> set[Any]:

@@ -12,8 +12,8 @@ import operator
 import sys
 import types
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any, ClassVar
 
@@ -323,12 +323,14 @@ class Set(Value):
     ordered: bool = False
     was_read: bool = False  # it is from outside, and other sets are made of it
     order: tuple[Any, ...] = ()  # in which one from outside yields its items
+    real: Any = None  # the set itself, of one from outside
     owner: "Instance | None" = None  # the new object whose contents it is
 
     @classmethod
-    def given(cls, kind: type, real: Iterable[Any], source: Any, items: frozenset[Any]) -> "Set":
+    def given(cls, kind: type, real: Any, source: Any, items: frozenset[Any]) -> "Set":
         """A set from outside: equal ones may yield their items in another order."""
-        made = cls(set(items), kind, NOTHING, items, source=source, order=tuple(real))
+        order = tuple((set if kind is set else frozenset).__iter__(real))
+        made = cls(set(items), kind, NOTHING, items, source=source, order=order, real=real)
         made.calls = Call("given", (made,))
         return made
 
@@ -381,6 +383,11 @@ class Iterator(Value):
     looped: bool = False  # whether a loop takes its items
     keys: list[Any] = field(default_factory=list)  # of a dict, as they were listed last; of a set, in its order
     calls: Call | None = None  # that had made the set when the loop began
+    done: bool = False  # it has come to its end, where it stays even if what it goes over grows
+
+    def restore(self, position: int, size: int | None, done: bool) -> None:
+        """Put back what was noted before a step."""
+        self.position, self.size, self.done = position, size, done
 
 
 @dataclass(slots=True, eq=False)
@@ -735,6 +742,8 @@ def python_type(value: Value) -> type | None:
         Tensor | DeferredScalar | Sequence | Deque | Mapping | Set | Instance | ZippedIterator | Generator | Descriptor,
     ):
         return value.kind
+    if isinstance(value, Iterator):
+        return _iterator_type(value)
     if isinstance(value, DictView) and value.mapping.kind is types.MappingProxyType:
         return None
     if isinstance(value, DictView):
@@ -745,8 +754,7 @@ def python_type(value: Value) -> type | None:
     fixed: dict[type, type] = {
         Function: types.FunctionType,
         Proxy: types.MappingProxyType,
-        Slice: slice,
-        Cell: types.CellType,
+        **{Slice: slice, Cell: types.CellType},
         TracebackValue: types.TracebackType,
         Partial: functools.partial,
         WeakReference: weakref.ReferenceType,
@@ -754,39 +762,11 @@ def python_type(value: Value) -> type | None:
     return fixed.get(type(value))
 
 
-def reachable(roots: Iterable[Any]) -> dict[int, Any]:
-    """The values that `roots` are or hold, at whatever depth, by id."""
-    found: dict[int, Any] = {}
-    pending = list(roots)
-    while pending:
-        value = pending.pop()
-        if value is None or id(value) in found:
-            continue
-        found[id(value)] = value
-        for name in _PARTS.get(type(value), ()):
-            part = getattr(value, name)
-            if isinstance(part, dict):
-                pending.extend(part.values())
-            else:
-                pending.extend(part if isinstance(part, list | tuple) else (part,))
-    return found
-
-
-_PARTS: dict[type, tuple[str, ...]] = {
-    Sequence: ("raw_items",),
-    Deque: ("raw_items",),
-    Mapping: ("items", "owner"),
-    Instance: ("members", "contents"),
-    ExceptionValue: ("members", "args"),
-    Array: ("tensor",),
-    Cell: ("contents",),
-    Method: ("function", "receiver"),
-    Partial: ("function", "args", "keywords"),
-    Descriptor: ("parts",),
-    Function: ("closure", "defaults", "keyword_defaults", "annotations", "members", "overrides"),
-    Iterator: ("over",),
-    ZippedIterator: ("parts", "function"),
-    DictView: ("mapping",),
-    Proxy: ("mapping",),
-    Super: ("receiver",),
-}
+def _iterator_type(value: Iterator) -> type | None:
+    over = value.over
+    if isinstance(over, Mapping) and over.kind in (dict, OrderedDict, defaultdict):
+        return type(iter(getattr(over.kind(), value.part)()))
+    if isinstance(over, Constant | Deque) or (isinstance(over, Sequence) and over.kind is list):
+        like: Any = over.value if isinstance(over, Constant) else over.kind()
+        return type(iter(like) if value.part == "forward" else reversed(like))
+    return type(iter(set())) if isinstance(over, Set) else None

@@ -27,6 +27,7 @@ from smelt.capture.interpreter.operators import (
     unary,
 )
 from smelt.capture.interpreter.sets import add_all, change_item, set_of
+from smelt.capture.interpreter.special_methods import lacking, name_in_errors
 from smelt.capture.interpreter.str_format import formatted, joined_text, text_of
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.bytecode import CALLABLE_FIRST, VERSION, Instruction, decode, slots_of_pair
@@ -419,7 +420,7 @@ def _list_extend(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 def _refuse_to_spread(value: Value) -> None:
     """`*value` of what is no iterable: Python has words of its own for it."""
-    if isinstance(value, Constant) and not hasattr(type(value.value), "__iter__"):
+    if isinstance(lacking(value, "__iter__"), Raised):
         raise Unsupported("B019", f"TypeError: * of {describe(value)}")
 
 
@@ -442,8 +443,11 @@ def _dict_update(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 
 def _refuse_to_unpack(value: Value) -> None:
-    if isinstance(value, Constant) and not hasattr(type(value.value), "__iter__"):
-        raise Raised.of(TypeError(f"cannot unpack non-iterable {type(value.value).__name__} object"))
+    kind, error = python_type(value), lacking(value, "__iter__")
+    if kind is not None and isinstance(error, Raised):
+        raised = Raised.of(TypeError(f"cannot unpack non-iterable {name_in_errors(kind)} object"))
+        raised.named_class = kind
+        raise raised
 
 
 @handles("UNPACK_SEQUENCE")

@@ -684,6 +684,7 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.chain: chain,
     itertools.chain.__dict__["from_iterable"]: chain_from_iterable,
     dict.__dict__["fromkeys"]: fromkeys,
+    collections.OrderedDict.__dict__["fromkeys"]: fromkeys,
     collections._count_elements: count_elements,  # type: ignore[attr-defined]
     bisect.bisect_left: bisect_left,
     bisect.bisect_right: bisect_right,

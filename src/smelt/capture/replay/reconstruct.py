@@ -431,7 +431,9 @@ def set_operand(build: Rebuilder, call: Call) -> Operand:
     if first.name == "constant":
         made = build.constant(first.args[0])
     elif first.name == "given":
-        made = build.operand(first.args[0])
+        if first.args[0].calls is not call or (changes and build.is_replaying):
+            raise SkipFrame("a set that was made of another, which was changed since, cannot be rebuilt")
+        return build.operand(first.args[0])
     elif first.name in _SETS and all(isinstance(arg, Items) and arg.form == "tuple" for arg in first.args):
         keys = first.args[0].keys if first.args else ()
         made = build.step(functools.partial(_of_items, _SETS[first.name]), *build.items(keys))
@@ -500,15 +502,17 @@ def _iterator(build: Rebuilder, value: Iterator) -> Operand:
         raise SkipFrame("an iterator over a set that has changed cannot be rebuilt")
     if isinstance(value.over, Deque) and value.over.changes != value.size:
         raise SkipFrame("an iterator over a deque that has changed cannot be rebuilt")
-    part, position = value.part, value.position
+    if value.size == -1:
+        raise SkipFrame("an iterator over what changed under it cannot be rebuilt")
+    part, position, done = value.part, value.position, value.done
 
     def make(over: Any) -> Any:
         if part in ("keys", "values", "items"):
             made = iter(getattr(over, part)())
         else:
             made = iter(over) if part in ("forward", "set") else reversed(over)
-        for _ in range(position):
-            next(made)
+        for _ in made if done else range(position):
+            next(made, None)
         return made
 
     return build.step(make, build.operand(value.over))

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.reachable_values import reachable
 from smelt.capture.model.values import (
     Constant,
     Object,
@@ -28,7 +29,6 @@ from smelt.capture.model.values import (
     Value,
     describe,
     is_constant,
-    reachable,
 )
 from smelt.capture.tape.subtape import RegionTape
 from smelt.ir.graph import GraphLevel, Traced
