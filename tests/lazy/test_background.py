@@ -12,7 +12,8 @@ from torch import nn
 import smelt
 from smelt.lazy.paths.programs import Programs
 from smelt.lazy.timeline import LazyRun
-from tests.processes import run
+from smelt.lazy.trials import Trial
+from tests.processes import PLAIN, run
 
 
 @pytest.fixture(autouse=True)
@@ -160,3 +161,76 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         seconds=120,
     )
     assert (done.returncode, done.stdout.strip()) == (0, str([7] * 6)), done.stderr
+
+
+LEFT_TO_EAGER = """
+import time
+from torch import nn
+
+def trained(how):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y, losses = torch.randn(4, 8), torch.tensor([0, 1, 2, 0]), []
+
+    def step():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+
+    for _ in range(400):
+        if how == "entries":
+            with smelt.lazy():
+                step()
+        elif how == "eager":
+            step()
+        else:
+            with smelt.lazy():
+                for _ in range(400):
+                    step()
+                    if len(losses) % 20 == 0 and not smelt.lazy.explain().left_to_eager:
+                        time.sleep(0.3)
+                    if len(losses) == 400:
+                        break
+            break
+        if how == "entries" and len(losses) % 20 == 0 and not smelt.lazy.explain().left_to_eager:
+            time.sleep(0.3)  # until its programs are compiled
+    return torch.stack(losses).detach(), torch.cat([each.detach().flatten() for each in model.parameters()])
+
+import sys
+want, found = trained("eager"), trained(sys.argv[1])
+torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+explained = smelt.lazy.explain()
+(place, reason), = explained.left_to_eager.items()
+assert place.startswith("the block at <script>:") and "in eager PyTorch" in reason, (place, reason)
+assert f"  {place}: {reason}" in str(explained)
+assert explained.run_count < 40, explained
+"""
+
+
+@pytest.mark.parametrize("how", ["entries", "a loop"])
+def test_a_block_that_records_slower_than_eager_runs_is_left_to_eager(how: str) -> None:
+    done = run(LEFT_TO_EAGER, arguments=[how], begin=PLAIN)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_verdict_needs_rounds_of_both_kinds_and_takes_the_faster() -> None:
+    slow, fast, changing = Trial(), Trial(), Trial()
+    for trial, seconds in ((slow, 2.0), (fast, 0.5)):
+        assert trial.records_next(is_compiling=True)
+        trial.add_recorded(9.0, is_cached=False)
+        trial.add_recorded(9.0, is_cached=False)
+        assert not trial.records_next(is_compiling=True) and not trial.records_next(is_compiling=False)
+        for _ in range(3):
+            trial.add_eager(1.0)
+        assert not trial.records_next(is_compiling=True) and trial.records_next(is_compiling=False)
+        for _ in range(3):
+            trial.add_recorded(seconds, is_cached=True)
+    assert (slow.pays, fast.pays) == (False, True) and not slow.records_next(False) and fast.records_next(True)
+    assert slow.reason == "a round takes 2000.00 ms recorded and 1000.00 ms in eager PyTorch"
+    changing.add_eager(1.0)
+    for _ in range(12):
+        changing.add_recorded(0.1, is_cached=False)
+    assert changing.pays is False and "12 rounds were recorded" in changing.reason

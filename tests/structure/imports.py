@@ -97,6 +97,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "memory",
         "describe",
         "timeline",
+        "trials",
         "interruptions",
         "real_device",
         "paths",

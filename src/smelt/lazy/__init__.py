@@ -88,7 +88,9 @@ def tensor(data: Any, **options: Any) -> "torch.Tensor":
 
 def step() -> None:
     """Run what was recorded: the end of a round of a loop that needs no value."""
-    _enabled().settle("smelt.lazy.step()")
+    owner = _enabled()
+    owner.settle("smelt.lazy.step()")
+    owner.end_round()
 
 
 def forget() -> None:
@@ -105,6 +107,8 @@ def explain() -> "LazyExplanation":
 def _owner_of_blocks(on: str | None) -> "LazyOwner":
     """Who records for blocks; on a GPU without the device `"lazy"`, beside which its tensors would have no backward."""
     global _owner
+    if _owner is not None and on is None:
+        return _owner
     from smelt.device.host_library import on_host
     from smelt.dispatch.device import UNNAMED
     from smelt.lazy.enabling import make_owner

@@ -10,6 +10,8 @@ from outside has the tensor's own memory, so that writes land there when they ru
 apart, and copied once somebody looks at memory itself (`numpy()`, `data_ptr()`) or the block ends.
 """
 
+import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,8 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.dispatch import tensors
 from smelt.dispatch.tensors import layout_of, memory_of
+from smelt.lazy import lines
 from smelt.lazy.memory import Memory
 from smelt.lazy.signatures import Signature, signature
+from smelt.lazy.trials import Trial
 
 if TYPE_CHECKING:
     from smelt.lazy.owner import LazyOwner
@@ -94,28 +98,104 @@ class Shadow:
 
 
 class LazyBlock:
-    """The context that `smelt.lazy()` returns. One inside of another is part of it."""
+    """The context that `smelt.lazy()` returns. One inside of another is part of it.
+
+    Its modes are on while a round is recorded. Where recording does not pay (`lazy/trials.py`) they are taken off
+    between two rounds: then the code runs as if there were no block."""
 
     def __init__(self, owner: "LazyOwner") -> None:
         self._owner = owner
-        self._shadows = Shadows(owner)
+        self._shadows: Shadows | None = None
         self._modes: tuple[Any, ...] = ()
+        self._is_open = False
 
     def __enter__(self) -> None:
-        if any(isinstance(mode, _Calls) for mode in _active()):
+        if any(isinstance(mode, _Calls) for mode in _active()) or self._owner.open_block() is not None:
             return
+        self._entries, self._rounds = self._owner.trials_at(lines.here())
+        if (self._entries.pays is False or self._rounds.pays is False) and not self._owner.runs.waits:
+            return  # as if there were no block
+        self._is_open, self._thread, self._steps = True, threading.get_ident(), 0
+        self._owner.open_blocks.append(self)
+        if self._owner.runs.waits or self._entries.records_next(self._owner.is_compiling):
+            self._resume()
+        self._depth = _depth(), bool(self._modes)
+        self._entered = self._began = self._start()
+
+    def __exit__(self, *error: Any) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._owner.open_blocks.remove(self)
+        try:
+            self._pause(error)
+        finally:
+            if self._steps < 2 and error[0] is None:
+                self._end(self._entries, self._entered)
+
+    def is_of_this_thread(self) -> bool:
+        return self._thread == threading.get_ident()
+
+    def end_step(self) -> None:
+        """An optimizer has made its step, or `smelt.lazy.step()` was called: a round of the loop in this block."""
+        self._steps += 1
+        if self._steps > 1:
+            self._end(self._rounds, self._began)
+            self._switch()
+        self._began = self._start()
+
+    def _switch(self) -> None:
+        if not self._can_switch():
+            return
+        records = self._owner.runs.waits or self._rounds.records_next(self._owner.is_compiling)
+        if records and not self._modes:
+            self._resume()
+        elif not records and self._modes:
+            self._pause((None, None, None))
+
+    # Rounds.
+
+    def _start(self) -> tuple[float, int, bool, bool]:
+        return time.perf_counter(), self._owner.timeline.count, bool(self._modes), self._owner.is_compiling
+
+    def _end(self, trial: Trial, start: tuple[float, int, bool, bool]) -> None:
+        started, count, was_recorded, was_compiling = start
+        took = time.perf_counter() - started
+        timeline = self._owner.timeline
+        runs = timeline.count - count
+        if was_recorded and runs:
+            trial.add_recorded(took, all(run.how == "cached" for run in list(timeline.runs)[-runs:]))
+        elif not was_recorded and not was_compiling and not self._owner.is_compiling:
+            trial.add_eager(took)
+
+    # Modes.
+
+    def _can_switch(self) -> bool:
+        """Whether no other mode was entered since: they end in the order of their beginning."""
+        depth, had_modes = self._depth
+        return self.is_of_this_thread() and _depth() == depth + 2 * (bool(self._modes) - had_modes)
+
+    def _resume(self) -> None:
+        if self._shadows is None:
+            self._shadows = Shadows(self._owner)
         self._modes = (_Looks(self._shadows), _Calls(self._shadows))
         self._owner.blocks.append(self._shadows)
         for mode in self._modes:
             mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def __exit__(self, *error: Any) -> None:
+    def _pause(self, error: tuple[Any, ...]) -> None:
         modes, self._modes = self._modes, ()
         for mode in reversed(modes):
             mode.__exit__(*error)
         if modes:
+            assert self._shadows is not None
             self._owner.blocks.remove(self._shadows)
             self._shadows.end()
+
+
+def _depth() -> int:
+    """How many modes are on, of functions and of operators. A block has one of each."""
+    return int(torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack())
 
 
 def _active() -> list[Any]:

@@ -21,11 +21,13 @@ from smelt.dispatch.tensors import layout_of
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy.at_once import AtOnce
 from smelt.lazy.describe import Undescribed
+from smelt.lazy.lines import Line
 from smelt.lazy.real_device import CudaDevice, RealDevice
 from smelt.lazy.recorder import Foreign, Recorder
 from smelt.lazy.runs import Runs
 from smelt.lazy.signatures import recorded_operator, signature
 from smelt.lazy.timeline import LazyExplanation, Timeline
+from smelt.lazy.trials import Trial
 
 aten = torch.ops.aten
 
@@ -48,7 +50,9 @@ class LazyOwner:
         self.recorder.most_bytes = MOST_BYTES
         self.runs = Runs(self.recorder, real, compiler, self.timeline)
         self.at_once = AtOnce(self.recorder, self.runs, self.timeline)
-        self.blocks: list[Any] = []  # the `Shadows` of those that are entered
+        self.blocks: list[Any] = []  # the `Shadows` of those that record
+        self.open_blocks: list[Any] = []  # those that are entered
+        self._trials: dict[Line | None, tuple[Trial, Trial]] = {}  # of a block, and of steps of the loop in it
         self._answers: dict[torch._ops.OpOverload, Answer] = {
             aten.empty.memory_format: self._empty,
             aten.empty_strided.default: self._empty_strided,
@@ -144,6 +148,24 @@ class LazyOwner:
         """An optimizer has made its step."""
         if self.recorder.now.count:
             self.run("an optimizer's step")
+        self.end_round()
+
+    def end_round(self) -> None:
+        """A loop goes on, which may be in a block."""
+        if (block := self.open_block()) is not None:
+            block.end_step()
+
+    def open_block(self) -> Any:
+        """The block that this thread is in."""
+        return next((block for block in self.open_blocks if block.is_of_this_thread()), None)
+
+    def trials_at(self, line: Line | None) -> tuple[Trial, Trial]:
+        """Of a block that begins there, and of a loop in it."""
+        return self._trials.setdefault(line, (Trial(), Trial()))
+
+    @property
+    def is_compiling(self) -> bool:
+        return self.runs.programs.worker.is_busy
 
     def forget(self) -> None:
         """Drop what was compiled, and the numbers that were seen."""
@@ -151,6 +173,7 @@ class LazyOwner:
             self.runs.run("smelt.reset()")
             self.recorder.forget()
             self.runs.forget()
+            self._trials.clear()
 
     def explain(self) -> LazyExplanation:
         with self.recorder.lock:
@@ -158,7 +181,13 @@ class LazyOwner:
             pending = self.recorder.now.count
             kept, programs = tuple(line.runs), self.runs.programs
             counts = (line.count, programs.compiled, dict(line.fallbacks), dict(line.reasons))
-            return LazyExplanation(kept, *counts, pending, dict(programs.not_compiled))
+            left = {
+                f"the block at {line or 'an unknown line'}": trial.reason
+                for line, trials in self._trials.items()
+                for trial in trials
+                if trial.pays is False
+            }
+            return LazyExplanation(kept, *counts, pending, dict(programs.not_compiled), left)
 
     # Memory.
 

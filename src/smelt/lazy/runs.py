@@ -52,7 +52,7 @@ class Runs:
         self.programs.forget()
 
     @property
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
         """Programs and operators may round differently, and which of them runs would be a matter of time."""
         return not self.background or torch.are_deterministic_algorithms_enabled()
 
@@ -72,7 +72,7 @@ class Runs:
             self.programs.forget()
         started, kernels = time.perf_counter(), counters["kernels"]
         program = self.programs.of(now.step, live, now.numbers)
-        variant, is_new = program.variant(now.numbers, self.programs, self._waits) if recurs else (_BY_OPERATORS, False)
+        variant, is_new = program.variant(now.numbers, self.programs, self.waits) if recurs else (_BY_OPERATORS, False)
         if variant is not None:
             self.programs.prepare(program, variant, now.numbers)
         with (

@@ -63,6 +63,7 @@ class LazyExplanation:
     reasons: dict[str, int]
     pending: int  # operators recorded and not run
     not_compiled: dict[str, int]  # graphs that run operator by operator, by the reason
+    left_to_eager: dict[str, str]  # blocks that record no more, by their line, with the reason
 
     def __str__(self) -> str:
         lines = [f"{self.run_count} runs, {self.compile_count} of them compiled; {self.pending} operators wait"]
@@ -73,4 +74,7 @@ class LazyExplanation:
         if self.not_compiled:
             lines.append("graphs that were not compiled:")
             lines += [f"  {reason}: {count}" for reason, count in sorted(self.not_compiled.items())]
+        if self.left_to_eager:
+            lines.append("blocks that run in eager PyTorch:")
+            lines += [f"  {place}: {reason}" for place, reason in sorted(self.left_to_eager.items())]
         return "\n".join(lines)

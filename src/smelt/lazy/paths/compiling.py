@@ -82,6 +82,10 @@ class Worker:
             self._there.notify()
         return job
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._jobs) or self._working.locked()
+
     def wait(self) -> None:
         """Until nothing is left to do."""
         job = self.submit(lambda: None)
