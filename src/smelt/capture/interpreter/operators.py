@@ -473,9 +473,8 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
     if new_and_old and own:
         return False
     if isinstance(left, Tensor) and isinstance(right, Tensor) and left.source is not None and right.source is not None:
-        same = left.real is right.real
-        interp.tree.relations.append((left.source.collect(), right.source.collect(), same))
-        return same
+        interp.tree.relations.append((left.source.collect(), right.source.collect(), left.real is right.real))
+        return left.real is right.real
     raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
 
 
