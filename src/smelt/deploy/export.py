@@ -29,7 +29,17 @@ from smelt.deploy.numbers import leaves_of
 from smelt.deploy.registers import Registers
 from smelt.deploy.variant import HowToLower, VariantBuilder
 from smelt.ir.artifact.check import check_machine
-from smelt.ir.artifact.machine import Binding, Dimension, Machine, NumberCheck, RegisterView, SizeCheck, State, Variant
+from smelt.ir.artifact.machine import (
+    Binding,
+    Dimension,
+    Machine,
+    NumberCheck,
+    RegisterKind,
+    RegisterView,
+    SizeCheck,
+    State,
+    Variant,
+)
 from smelt.symbolic.expressions import LARGEST, RELATIONS, SMALLEST, Expression, SizeGuard, Symbol
 from smelt.symbolic.symnode import Formula
 
@@ -146,7 +156,37 @@ def _of_one_graph(form: CallForm, name: str, how: HowToLower) -> Machine:
         (State("entry", tuple(variants)),), tuple(notes),
     )  # fmt: skip
     check_machine(machine)
+    if (stop := _first_stop(form, machine)) is not None:
+        calls, why = stop
+        hint = "export again before that, or keep the number in a tensor"
+        warn(f"{name}: the artifact stops after {calls} calls, where {why}, for which it has no code; {hint}.")
     return machine
+
+
+def _first_stop(form: CallForm, machine: Machine) -> tuple[int, str] | None:
+    """After how many calls the numbers of state are such that there is no variant for them, and what they are then. The
+    numbers follow from each other as long as nothing but them decides."""
+    variants, names = machine.states[0].variants, {}
+    values: dict[int, Any] = {}
+    for variant in variants:
+        for register, _ in variant.numbers:
+            kept = machine.registers[register]
+            if kept.kind is RegisterKind.STATE and kept.storage is not None:
+                data = machine.storages[kept.storage].data[kept.offset : kept.offset + kept.dtype.itemsize]
+                values[register], names[register] = data.clone().view(kept.dtype).item(), kept.name
+    for calls in range(MOST_STEPS if values else 0):
+        for variant in variants:
+            bound = [each for each in variant.symbols if each.dim is None and each.register in values]
+            known = {each.symbol: values[each.register] for each in bound}
+            if _covers(form, variant, form.example_sizes, known):
+                break
+        else:
+            return calls, ", ".join(f"{names[register]} is {value}" for register, value in values.items())
+        try:
+            values |= {each: _evaluated(new.what, known) for each, new in variant.numbers if each in values}
+        except (KeyError, ArithmeticError, ValueError):  # what else decides is not known here
+            return None
+    return None
 
 
 def _captured(

@@ -109,8 +109,16 @@ class Postfix:
             return symbol(self._symbols[str(what.text)][0])
         if what.function is float:
             return self.floating(what.operands[0])
-        op = FORMULAS.get(what.function)
-        if op is None:
-            name = getattr(what.function, "__name__", what.function)
-            raise ExportError(f"a number is computed by {name}, which needs Python", hint="compute it with tensors")
-        return apply(op, *map(self.floating, what.operands))
+        refuse_unknown(what)
+        return apply(FORMULAS[what.function], *map(self.floating, what.operands))
+
+
+def refuse_unknown(what: Any) -> None:
+    """Raise `ExportError` for a number that is computed by a function that a file has no code for."""
+    if not isinstance(what, Formula) or what.function is None:
+        return
+    if what.function is not float and what.function not in FORMULAS:
+        name = getattr(what.function, "__name__", what.function)
+        raise ExportError(f"a number is computed by {name}, which needs Python", hint="compute it with tensors")
+    for each in what.operands:
+        refuse_unknown(each)

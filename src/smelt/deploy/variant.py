@@ -29,6 +29,7 @@ from smelt.codegen.ahead_of_time import write_for
 from smelt.deploy.effects import SortedEffects
 from smelt.deploy.errors import BreaksGraph, ExportError
 from smelt.deploy.numbers import leaves_of, number_of, origin_of
+from smelt.deploy.postfix import refuse_unknown
 from smelt.deploy.registers import Registers
 from smelt.device import Target
 from smelt.ir.artifact.machine import (
@@ -316,6 +317,7 @@ class VariantBuilder:
         self._checks[NumberCheck(relation, left, right, bool(found))] = None
 
     def _bind_leaves(self, number: NumberOf) -> None:
+        refuse_unknown(number.what)
         for leaf in leaves_of(number):
             self._bind(str(leaf.text), leaf)
 
