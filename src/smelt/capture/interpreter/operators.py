@@ -437,6 +437,7 @@ def _equal_mappings(interp: Interpreter, left: Mapping, right: Mapping) -> bool:
 
 _SINGLETONS = (type(None), bool, type(Ellipsis), type(NotImplemented))
 _REPEATABLE = (int, str, bytes, range, torch.device)  # of these there may be two that are equal
+_FEW_KEYS = 32
 
 
 def identical(interp: Interpreter, left: Value, right: Value) -> bool:
@@ -578,9 +579,6 @@ def length(interp: Interpreter, value: Value) -> int:
     if isinstance(value, Constant):
         return int(interp.plain(interp.compute(len, value.value)))
     raise lacking(value, "__len__", Unsupported("B008", f"len of {describe(value)}"))
-
-
-_FEW_KEYS = 32
 
 
 def contains(interp: Interpreter, container: Value, item: Value) -> bool:
