@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -394,6 +395,22 @@ def test_memory_that_comes_and_goes() -> None:
         p = without_memory()
         torch.testing.assert_close(compiled(p, w), torch.full((8,), 6.0))
         assert p.untyped_storage().nbytes() == 0
+
+
+@pytest.mark.filterwarnings("ignore:SM020")
+def test_an_operator_gives_memory_back_before_a_write() -> None:
+    importlib.import_module("torch._inductor")  # which registers the operator that FSDP's graphs call
+
+    def gathered(p: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+        torch.ops.inductor.resize_storage_bytes_(p, 32)
+        with torch.no_grad():
+            p.copy_(shard)
+        return p * 2 * shard
+
+    p, shard = without_memory(), torch.full((8,), 3.0, requires_grad=True)
+    found = aot_function(gathered, Seen().compiler)(p, shard)
+    torch.testing.assert_close(found, torch.full((8,), 18.0))
+    assert p.tolist() == [3.0] * 8
 
 
 def test_a_write_to_memory_that_is_gone_is_refused() -> None:

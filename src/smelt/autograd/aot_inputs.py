@@ -99,6 +99,7 @@ _OF_STORAGE = frozenset(
     getattr(torch.Tensor, name)
     for name in ("untyped_storage", "storage", "_typed_storage", "storage_offset", "share_memory_", "is_shared")
 )
+_RESIZES_STORAGE = "resize_storage_bytes_"  # an operator of sharded parameters, whose schema says nothing of a write
 _RESIZING = frozenset({torch.Tensor.resize_, torch.Tensor.resize_as_, torch.Tensor.set_})
 
 
@@ -112,6 +113,8 @@ class ProgramCode(WithoutData):
             raise NotPure("inference mode is entered inside of the function")
         if func in _OF_STORAGE and stands_for_data(args[0]):
             raise NotPure(f"Tensor.{func.__name__} depends on the memory of one call")
+        if getattr(func, "__name__", "").partition(".")[0] == _RESIZES_STORAGE:
+            raise NotPure(f"{func} resizes a storage")
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except RuntimeError as error:
