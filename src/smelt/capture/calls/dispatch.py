@@ -23,6 +23,7 @@ from smelt.capture.calls.autograd_function import FUNCTION_CALLS, ONCE
 from smelt.capture.calls.builtins import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.calls.class_statements import replace_part
 from smelt.capture.calls.classes import GETTERS, NEW_CALLS, call_class, make_object
+from smelt.capture.calls.collectives import collect, is_collective
 from smelt.capture.calls.containers import container_method
 from smelt.capture.calls.copy import COPIES
 from smelt.capture.calls.deque import deque_method
@@ -208,6 +209,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return answer
     if name in QUESTIONS:
         return ask(interp, function, args, kwargs)
+    if is_a(real, types.FunctionType) and is_collective(real):
+        return collect(interp, function, args, kwargs)
     if name in CONVERSIONS:
         return convert(interp, function, args, kwargs)
     if name == _CURRENT_GPU and torch.cuda.is_available() and not args and not kwargs:

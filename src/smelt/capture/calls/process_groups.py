@@ -78,15 +78,33 @@ def place(interp: Interpreter, function: Object, args: list[Value], kwargs: dict
 
 
 def _answers(real: Any, given: list[Any], named: dict[str, Any], answer: Any) -> Callable[[Any], bool]:
+    def asked() -> Any:
+        return real(*given, **named)
+
+    asked.__qualname__ = real.__qualname__
+    return answers_as(asked, answer)
+
+
+def answers_as(ask: Callable[[], Any], answer: Any) -> Callable[[Any], bool]:
+    """The guard that a question about groups is answered as it was."""
+
     def answers_the_same(asked: Any) -> bool:
         try:
-            found = real(*given, **named)
+            found = ask()
         except Exception:  # the group is gone, or there is none yet
             return False
         return found is answer or (_is_plain(answer) and found == answer)
 
-    answers_the_same.__qualname__ = f"answering as it did when {real.__qualname__} was asked"
+    answers_the_same.__qualname__ = f"answering as it did when {ask.__qualname__} was asked"
     return answers_the_same
+
+
+def known_group(interp: Interpreter, value: Value) -> Any:
+    """The process group that a value is, or None."""
+    found = _given(interp, value)
+    if found is not None and not is_known_by_identity(found):
+        raise Unsupported("B002", f"a group of processes that is a {type(found).__qualname__}")
+    return found
 
 
 def _given(interp: Interpreter, value: Value) -> Any:

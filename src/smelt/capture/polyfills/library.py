@@ -32,6 +32,25 @@ from smelt.device.host_library import HOST
 _MISSING: Any = object()
 
 
+class CompletedWork:
+    """What a collective with `async_op=True` returns, of one that the graph itself waits for."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+
 def chain(*iterables: Iterable[Any]) -> Iterator[Any]:
     for each in iterables:
         yield from each
