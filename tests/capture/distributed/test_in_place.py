@@ -149,3 +149,70 @@ same_in_place(lambda x: dist.all_reduce(x, group=3), x, fullgraph=False)
 same_in_place(lambda x: dist.all_reduce([x]), x, fullgraph=False)
 """
     )
+
+
+def test_parameters_that_hooks_gather_and_release() -> None:
+    """As ZeRO-3 of DeepSpeed has it."""
+    in_two_processes(
+        BEGIN
+        + """
+def gather(module):
+    for each in module.parameters(recurse=False):
+        whole = torch.empty(2 * each.shard.numel())
+        dist.all_gather_into_tensor(whole, each.shard)
+        each.data = whole[: each.whole_shape.numel()].view(each.whole_shape)
+
+def release(each):
+    each.data = torch.empty(0)
+
+def gathering_in_backward(module, result):
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+        @staticmethod
+        def backward(ctx, gradient):
+            gather(module)
+            return gradient
+    for each in module.parameters(recurse=False):
+        release(each)
+    return Gather.apply(result)
+
+def update(each):
+    gradient = torch.zeros(2 * each.shard.numel())
+    gradient[: each.grad.numel()] = each.grad.flatten()
+    part = torch.empty_like(each.shard)
+    dist.reduce_scatter_tensor(part, gradient)
+    each.shard.sub_(part, alpha=0.05)
+    each.grad = None
+    release(each)
+
+def trained(compiled):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 4))
+    for each in model.parameters():
+        each.whole_shape, size = each.shape, -(-each.numel() // 2)
+        padded = torch.cat([each.detach().flatten(), torch.zeros(2 * size - each.numel())])
+        each.shard = padded[rank * size :][:size].clone()
+        each.register_post_accumulate_grad_hook(update)
+        release(each)
+    for module in (model[0], model[2]):
+        module.register_forward_pre_hook(lambda module, args: gather(module))
+        module.register_forward_hook(lambda module, args, result: gathering_in_backward(module, result))
+        if compiled == "each":
+            module.forward = smelt.compile(module.forward, fullgraph=True)
+    call = smelt.compile(model) if compiled == "whole" else model
+    torch.manual_seed(rank)
+    losses = []
+    for _ in range(4):
+        losses.append(call(torch.randn(3, 6)).square().mean())
+        losses[-1].backward()
+    return [each.detach() for each in losses] + [each.shard for each in model.parameters()]
+
+want = trained(None)
+for compiled in ("each", "whole"):
+    smelt.reset()
+    agree(trained(compiled), want)
+    assert smelt.counters["graphs"] >= 2, smelt.counters
+"""
+    )

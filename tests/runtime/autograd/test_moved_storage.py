@@ -17,6 +17,7 @@ NEW_MEMORY: dict[str, Callable[[torch.Tensor], Any]] = {
     "empty": lambda weight: torch.empty(0),
     "smaller": lambda weight: torch.ones(1),
     "turned": lambda weight: torch.ones(weight.shape[::-1]).t(),
+    "turned, alike": lambda weight: weight.detach().t().contiguous().t(),
 }
 
 
@@ -27,6 +28,29 @@ def test_a_weight_that_is_given_other_memory_before_the_backward_is_an_error(nam
     layer.weight.data = NEW_MEMORY[name](layer.weight)
     with pytest.raises(RuntimeError, match="was given a new storage"):
         loss.backward()
+
+
+def test_a_parameter_may_be_released_and_gathered_again_with_the_same_values() -> None:
+    layer = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    x = torch.randn(4, 8, requires_grad=True)
+    wanted = torch.autograd.grad(layer(x).sin().sum(), (x, *layer.parameters()))
+    shards = [each.detach().clone() for each in layer.parameters()]
+
+    def gather() -> None:  # into parts of one buffer, another each time
+        buffer = torch.cat([torch.ones(7), *[shard.flatten() for shard in shards]])
+        parts = buffer[7:].split([shard.numel() for shard in shards])
+        for parameter, part, shard in zip(layer.parameters(), parts, shards, strict=True):
+            parameter.data = part.view(shard.shape)
+
+    compiled = smelt.compile(layer)
+    for _ in range(2):
+        gather()
+        loss = compiled(x).sin().sum()
+        for parameter in layer.parameters():
+            parameter.data = torch.empty(0)
+        gather()
+        found = torch.autograd.grad(loss, (x, *layer.parameters()))
+        torch.testing.assert_close(found, wanted)
 
 
 def test_data_that_is_given_other_memory_before_the_backward_is_an_error() -> None:

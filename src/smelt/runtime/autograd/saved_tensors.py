@@ -13,6 +13,7 @@ import torch
 
 from smelt import _native
 from smelt.ir.graph import placeholders
+from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.autograd.differentiable import Differentiable
 from smelt.runtime.autograd.layout_fit import fit
 from smelt.runtime.overlap import storages
@@ -27,6 +28,11 @@ def save(ctx: Any, state: Differentiable, tensors: list[torch.Tensor], hooked: b
     writes to them, but not a new storage (`.data = …`), so storages are noted too, unless saved-tensor hooks are on."""
     ctx.save_for_backward(*tensors)
     ctx.memory = None if hooked else storages(tensors)
+    ctx.parameters = [
+        (place, tensor.untyped_storage(), tensor.storage_offset())
+        for place, tensor in enumerate(tensors)
+        if type(tensor) is torch.nn.Parameter
+    ]
     if len(state.tangents) > 1:
         ctx.versions = [version_of(tensor) for tensor in tensors]
 
@@ -68,13 +74,15 @@ def _saved_unless_mutated(ctx: Any, state: Differentiable, arrived: int, needs_a
 
 
 def _check_storages(ctx: Any, state: Differentiable, saved: Saved, memory: bytes) -> Saved:
-    """Saved tensors whose storage changed: a hook on that tensor returned a copy, which is fitted. Otherwise the
-    program gave an input a new storage, and the values that the forward used are lost: an error."""
+    """Saved tensors whose storage changed: a hook on that tensor returned a copy, which is fitted; or a parameter was
+    released and gathered again, with the same values. Otherwise the program gave an input a new storage, and the values
+    that the forward used are lost: an error."""
     found, width = list(saved), len(memory) // len(saved)
     now = storages(found)
+    parameters = {place: before for place, *before in ctx.__dict__.get("parameters", ())}
     for place, (tensor, specs) in enumerate(zip(saved, state.plan.saved, strict=False)):
         at = slice(place * width, (place + 1) * width)
-        if memory[at] == now[at]:
+        if memory[at] == now[at] or (place in parameters and _has_values(tensor, specs.spec, *parameters[place])):
             continue
         if "remaining" in ctx.__dict__ or getattr(ctx._raw_saved_tensors[place], "unpack_hook", None) is None:
             raise RuntimeError(
@@ -84,6 +92,19 @@ def _check_storages(ctx: Any, state: Differentiable, saved: Saved, memory: bytes
             )
         found[place] = fit(tensor, specs.spec)
     return found
+
+
+def _has_values(tensor: torch.Tensor, spec: TensorSpec, storage: torch.UntypedStorage, offset: int) -> bool:
+    """Whether a parameter is laid out as the forward had it, and holds what is in the storage that it had."""
+    layout = tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device
+    if spec.varies or layout != (spec.shape, spec.stride, spec.dtype, spec.device) or not tensor.numel():
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(*layout[:2], strict=True))
+    if last >= storage.nbytes() // tensor.itemsize - offset:
+        return False
+    before = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    before.set_(storage, offset, tensor.shape, tensor.stride())
+    return torch.allclose(before, tensor.detach(), rtol=0, atol=0, equal_nan=True)
 
 
 def _saved_except_mutated(ctx: Any, state: Differentiable, arrived: int, refused: RuntimeError) -> list[torch.Tensor]:
