@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from smelt.base import terminal
-from smelt.base.errors import SmeltError
+from smelt.base.errors import SmeltError, warn
 from smelt.base.fast_dataclass import dataclass
 
 Given = TypeVar("Given")
@@ -185,6 +185,13 @@ def emit(channel: str, words: str | Callable[[], str], subject: object = None) -
 def count(name: str, amount: int = 1) -> None:
     """Add to one of `smelt.counters`."""
     counters[name] += amount
+
+
+def fell_back(what: str, reason: str) -> None:
+    """A graph, or what stands for one, falls back to eager: counted, logged, and said once at the user's line."""
+    count("eager_graphs")
+    emit("graph", f"{what} falls back to eager: {reason}")
+    warn(f"SM020: {what} falls back to eager, operator by operator: {reason}")
 
 
 @contextlib.contextmanager

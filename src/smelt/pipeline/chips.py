@@ -12,6 +12,7 @@ import torch
 
 from smelt.autograd.joint.trace_joint import TraceSource, replaying
 from smelt.base import events
+from smelt.base.errors import SmeltError
 from smelt.base.options import KERNELS_FIRST, Options
 from smelt.device import chip_on, device_of, multiplies
 from smelt.device.host_library import HOST
@@ -40,8 +41,9 @@ def compile_for_chip(traced: Traced, options: Options, name: str) -> Flat:
         parts = divided(traced)
         if isinstance(parts, HostPart) and why_not_hosted(parts.chip, device) is None:
             return run_divided(traced, parts, compile_for_chip(parts.chip, options, name))
-        events.count("eager_graphs")
-        events.emit("graph", f"a graph falls back to eager: {reason}")
+        if not options.fallback:
+            raise SmeltError("SM020", f"a graph cannot be compiled for {name}: {reason}")
+        events.fell_back("a graph", reason)
         forward = traced.plainly()
         return lambda *inputs: _as_tuple(forward(*inputs))
     library = options.library if options.library == "none" else KERNELS_FIRST

@@ -239,8 +239,9 @@ def _trace_static(
             raise  # with their values known, it may still work
         if context.options.library == "none":
             raise LibraryError(context.name, {"all of it": f"falls back to eager: {refused.reason}"}) from refused
-        events.count("eager_graphs")
-        events.emit("graph", f"{context.name} falls back to eager: {refused.reason}")
+        if not context.options.fallback:
+            raise
+        events.fell_back("a graph", refused.reason)
         return None
 
 

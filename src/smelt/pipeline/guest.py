@@ -15,7 +15,7 @@ from torch import fx
 
 from smelt import _native
 from smelt.base import locks
-from smelt.base.events import count, emit
+from smelt.base.events import count, fell_back
 from smelt.base.options import Options
 from smelt.ir.graph import GraphLevel, Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec
@@ -27,11 +27,10 @@ LIMIT = 64
 def backend(
     module: fx.GraphModule, examples: Sequence[Any], *, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The backend. What it cannot take is left to the module itself, with a line in `SMELT_LOGS=graph`."""
+    """The backend. What it cannot take is left to the module itself, with a warning."""
     reason = why_not_taken(module)
     if reason is not None:
-        count("eager_graphs")
-        emit("graph", f"a graph of torch.compile falls back to eager: {reason}")
+        fell_back("a graph of torch.compile", reason)
         return module.forward
     return _Guest(module, Options(**(options or {})))
 
