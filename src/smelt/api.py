@@ -22,7 +22,7 @@ from smelt import _native
 from smelt.base.coexist import opaque
 from smelt.base.errors import SmeltError
 from smelt.base.events import Event, collect, counters
-from smelt.base.options import MODES, Options
+from smelt.base.options import MODES, TUNING_MODES, Options
 from smelt.capture import CompiledRegion, mark_entered
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy import forget as forget_lazy_programs
@@ -63,7 +63,8 @@ def compile(
       `False` compiles a version for each.
     - `backend` is a name of `smelt.list_backends()`, or a callable `(fx.GraphModule, example_inputs) -> callable`.
     - `mode="max-speed"` tries alternatives for each graph by timing them at its first call, and remembers on disk
-      which was fastest; `None` and `"default"` never time anything.
+      which was fastest; `None` and `"default"` never time anything. `torch.compile`'s modes are accepted:
+      `"max-autotune"` means `"max-speed"`, `"reduce-overhead"` means `"default"`.
     - `options` are the fields of `smelt.Options`, by name.
     - `disable=True` returns the model as it is.
     """
@@ -104,6 +105,7 @@ class Compiling:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         options = settings.get("options")
+        settings = {**settings, "mode": settings.get("mode") in TUNING_MODES}  # two names of one mode are alike
         plain = ((name, value) for name, value in settings.items() if name != "options" and value is not None)
         known = frozenset((name, value if isinstance(value, Hashable) else id(value)) for name, value in plain)
         self._key = known, repr(sorted(options.items())) if options else ""
@@ -145,7 +147,7 @@ def settings_of_region(native: object) -> Compiling | None:
 
 def _chosen(options: Mapping[str, Any] | None, mode: str | None) -> Options:
     checked = Options.from_user(options)
-    return replace(checked, tune=True) if mode == "max-speed" else checked
+    return replace(checked, tune=True) if mode in TUNING_MODES else checked
 
 
 def _original(model: Callable[..., Any]) -> Callable[..., Any]:
@@ -243,6 +245,8 @@ def _compiled_class(cls: Any, original: list[Any], region: CompiledRegion, setti
             object.__setattr__(model, "__class__", value.__base__ if "_smelt_model" in vars(value) else value)
             if not hasattr(value, "_smelt_model"):
                 value = _compiled_class(value, original, region, settings)
+        if name == "forward":
+            follow_own_forward()
         cls.__setattr__(self, name, value)
 
     members = {
@@ -258,15 +262,21 @@ def _compiled_class(cls: Any, original: list[Any], region: CompiledRegion, setti
         "_smelt_region": region,
         "_smelt_model": property(model_of),
     }
+    made: Any = type(cls.__name__, (cls,), members)
+
+    def follow_own_forward() -> None:
+        if "__call__" not in vars(made):
+            made.__call__ = _compiled_call(cls.__call__, model_of, region)
+
     if original and "forward" in original[0].__dict__:
-        members["__call__"] = _compiled_call(cls.__call__, model_of, region)
-    made = type(cls.__name__, (cls,), members)
-    return made
+        follow_own_forward()
+    return made  # type: ignore[no-any-return]
 
 
 def _compiled_call(call: Callable[..., Any], model_of: Callable[..., Any], region: CompiledRegion) -> Any:
     """The `__call__` of a compiled model that has a `forward` of its own, as accelerate's mixed precision and placement
-    give it one: that hides any of its class, so the region is entered one step earlier, hooks included."""
+    and TRL's trainers give it one, before or after it is compiled: that hides any of its class, so the region is entered
+    one step earlier, hooks included."""
     enter = region.entering(call)
 
     def compiled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

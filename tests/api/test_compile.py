@@ -163,11 +163,28 @@ def test_disable_true_gives_the_model_back() -> None:
     assert smelt.compile(three_ops, disable=True) is three_ops
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_accepts_the_modes_of_torch_compile(mode: str) -> None:
+    x = torch.randn(5)
+    compiled = smelt.compile(three_ops, mode=mode)
+    torch.testing.assert_close(compiled(x), three_ops(x))
+    assert (smelt.counters["tuned_graphs"] > 0) == mode.startswith("max-autotune")
+
+
+def test_two_names_of_one_mode_are_captured_into_each_other() -> None:
+    inner = smelt.compile(three_ops, mode="reduce-overhead")
+    outer = smelt.compile(lambda x: inner(x) + 1)
+    x = torch.randn(5)
+    torch.testing.assert_close(outer(x), three_ops(x) + 1)
+    assert smelt.counters["graphs"] == 1 and smelt.counters["graph_breaks"] == 0
+
+
 @pytest.mark.parametrize(
     ("call", "code", "names"),
     [
         (lambda: smelt.compile(3), "SM001", "int"),
         (lambda: smelt.compile(three_ops, backend="lvm"), "SM002", "llvm"),
+        (lambda: smelt.compile(three_ops, backend="inductor"), "SM002", "llvm"),
         (lambda: smelt.compile(three_ops, backend=7), "SM002", "aot_eager"),
         (lambda: smelt.compile(three_ops, options={"fule": 1}), "SM003", "fuel"),
         (lambda: smelt.compile(three_ops, options={"fuel": "much"}), "SM003", "int"),

@@ -118,3 +118,29 @@ def test_a_copy_has_its_own_parameters() -> None:
 
 def test_explain_shows_its_graph() -> None:
     assert smelt.explain(made(plain))(torch.randn(3, 4)).graph_count == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forward_that_is_set_after_compiling_is_compiled(way: Callable[[nn.Module], None]) -> None:
+    smelt.reset()
+    x = torch.randn(3, 4)
+    expected = made(way)(x)
+    torch.manual_seed(0)
+    compiled = smelt.compile(Twice())
+    way(compiled)
+    got = [compiled(x) for _ in range(2)]
+    torch.testing.assert_close(got, [expected, expected], rtol=2e-2, atol=2e-2)
+    assert (smelt.counters["graphs"], smelt.counters["graph_breaks"], smelt.counters["calls"]) == (1, 0, 2)
+
+
+def test_a_forward_that_is_set_between_calls_replaces_the_compiled_one() -> None:
+    smelt.reset()
+    x = torch.randn(3, 4)
+    compiled = smelt.compile(Twice())
+    torch.testing.assert_close(compiled(x), torch.tanh(compiled.inner(x)) * 2)
+    old = compiled.forward
+    compiled.forward = lambda x: old(x) + 1
+    torch.testing.assert_close(compiled(x), torch.tanh(compiled.inner(x)) * 2 + 1)
+    assert (smelt.counters["graphs"], smelt.counters["graph_breaks"]) == (2, 0)
+    del compiled.forward
+    torch.testing.assert_close(compiled(x), torch.tanh(compiled.inner(x)) * 2)

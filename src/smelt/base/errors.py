@@ -21,6 +21,7 @@ CODES: dict[str, str] = {
     "SM013": "a size that was marked dynamic is relied on",
     "SM014": "a debugger or coverage tool does not see the lines of a compiled function",
     "SM015": "a compiled function was measured to be slower than eager, and is left to it",
+    "SM016": "a compiled function was called several times, and nothing of it was captured",
     "SM020": "a graph could not be compiled",
     "SM021": "a graph violates the invariants of its level",
     "SM022": "a kernel or program violates the invariants of the kernel IR",

@@ -41,7 +41,12 @@ MODES = {
     "`recompute` (which takes more memory), with one of its `threads`, but for what `options` sets. They are "
     "timed, interleaved, on random inputs; the fastest is used, and stored on disk with the graph. Graphs with dynamic "
     "shapes are compiled as by default",
+    "reduce-overhead": "`torch.compile`'s name; the same as `default`: a call costs a few µs in every mode, "
+    "and no CUDA graphs are recorded",
+    "max-autotune": "`torch.compile`'s name; the same as `max-speed`",
+    "max-autotune-no-cudagraphs": "`torch.compile`'s name; the same as `max-speed`",
 }
+TUNING_MODES = ("max-speed", "max-autotune", "max-autotune-no-cudagraphs")
 CONVOLUTIONS = ("auto", "library", "products", "channels_last")
 PRODUCTS = ("auto", "library", "own")
 LIBRARY = ("torch", "none")

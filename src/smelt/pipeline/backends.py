@@ -33,6 +33,12 @@ BackendFactory = Callable[[Options], GraphCompiler]
 
 ENTRY_POINT_GROUP = "smelt.backends"
 
+TORCH_BACKENDS = {
+    "inductor": "leave backend out, or use 'llvm': smelt generates code itself and never calls Inductor",
+    "cudagraphs": "leave backend out, or use 'llvm', which records no CUDA graphs but starts a whole graph in a few µs",
+}
+"""What to use instead of a backend that only `torch.compile` has."""
+
 
 def _eager(options: Options) -> GraphCompiler:
     def compile_graph(traced: Traced) -> Callable[..., tuple[object, ...]]:
@@ -161,7 +167,8 @@ def resolve_backend(backend: str | CustomBackend, options: Options) -> GraphComp
             return BUILT_IN[backend](options)
         custom = _registered.get(backend) or _from_entry_point(backend)
         if custom is None:
-            raise SmeltError("SM002", f"unknown backend {backend!r}", hint="choose from " + ", ".join(list_backends()))
+            hint = TORCH_BACKENDS.get(backend, "choose from " + ", ".join(list_backends()))
+            raise SmeltError("SM002", f"unknown backend {backend!r}", hint=hint)
         return _custom(custom)
     if callable(backend):
         return _custom(backend)

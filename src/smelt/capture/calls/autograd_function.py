@@ -383,8 +383,11 @@ def _following_later(interp: Interpreter, tape: LaterTape) -> Iterator[None]:
         replace(outer.ambient, grad=outer.ambient.records).impose()
 
 
+APPLY = static_lookup(Function, "apply")
+"""What reading `Square.apply` binds to the class: a class method of Python, or from PyTorch 2.15 one of C."""
+
 FUNCTION_CALLS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {
-    Function.apply.__func__: _apply,  # type: ignore[attr-defined]
+    getattr(APPLY, "__func__", APPLY): _apply,
     torch.Tensor.register_hook: _register_hook,
     RemovableHandle.remove: _remove_hook,
     FunctionCtx.save_for_backward: _noting("to_save"),

@@ -170,7 +170,11 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
             return call(interp, _bound(interp, entered.function), args, kwargs)
         model = entered.function(interp.externals.guard_identity(args[0])) if isinstance(args[0], Object) else args[0]
         if isinstance(args[0], Object) and model is not args[0].value:
-            return call(interp, attribute_now(interp, interp.externals.fixed(model), real.__name__), args[1:], kwargs)
+            other = interp.externals.fixed(model)
+            own = interp.tree.class_attribute(type(model), real.__name__)  # not the object's, which may call this one
+            if is_a(own, types.FunctionType):
+                return call(interp, interp.externals.fixed(own), [other, *args[1:]], kwargs)
+            return call(interp, attribute_now(interp, other, real.__name__), args[1:], kwargs)
     if is_a(real, types.FunctionType) and DISABLED in real.__dict__:
         raise Unsupported("B010", real.__qualname__)
     if is_a(real, types.FunctionType) and not is_library(real.__code__) and is_allowed_in_graph(real):

@@ -44,6 +44,8 @@ from smelt.torch_abi.tensor_layout import install_tensor_layout
 
 _ENOUGH_IDLE = 3
 _COMPILING_CALLS = 2  # times cache_size_limit: in how many calls places behind breaks of a function are compiled
+CALLS_BEFORE_WARNING = 5
+"""After how many calls without a graph a compiled function warns that nothing of it is compiled."""
 MAX_SIZE_VARIANTS = 8
 """How many versions of a graph there are for sizes that only data tell: a run by none of them is Python's."""
 _MODE_HANDLERS = ("__torch_dispatch__", "__torch_function__")  # they run below what graphs take for granted
@@ -86,6 +88,8 @@ class Engine:
         self._out_of_memory = False  # too little memory was left to compile, and that was said
         self._warned_of_stack = False  # a thread had too little stack, and that was said
         self._relaxed_fullgraph = False  # something was given up, and said so: what is called there may break
+        self._calls_without_graph: int | None = 0  # None once there is a graph, or something was said
+        self._why_no_graph = "it has no Python code that smelt could capture"
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` with this region active."""
@@ -110,16 +114,34 @@ class Engine:
                         counters["calls_left_to_eager"] += 1
                         return suspended(function, *args, **kwargs)
                 if dispatch_modes() or (function_modes() and _watched()) or transforms():
-                    return _under_modes(function, args, kwargs)
-                if native.scattered and trials:
+                    result = _under_modes(function, args, kwargs)
+                    self._why_no_graph = _MODES_ACTIVE
+                elif native.scattered and trials:
                     return trials[grad_mode()].call(args, kwargs)
-                return enter(function, args, kwargs)
+                else:
+                    result = enter(function, args, kwargs)
             except BaseException as error:
                 error.__traceback__ = without_smelt(error.__traceback__)
                 raise
+            if self._calls_without_graph is not None:
+                self._count_without_graph(function)
+            return result
 
         mark_entered(compiled, function, self.settings, self.fullgraph)
         return opaque(compiled)
+
+    def _count_without_graph(self, function: Callable[..., Any]) -> None:
+        if self._calls_without_graph is None or _native.Region.held():
+            return
+        self._calls_without_graph += 1
+        if self._calls_without_graph < CALLS_BEFORE_WARNING:
+            return
+        name, calls = getattr(function, "__qualname__", repr(function)), self._calls_without_graph
+        self._calls_without_graph = None
+        warn(
+            f"SM016: {name} was called {calls} times, and nothing of it was captured: it runs in Python. The reason: "
+            f"{self._why_no_graph}."
+        )
 
     def reset(self) -> None:
         """Forget everything compiled."""
@@ -135,6 +157,7 @@ class Engine:
             for trial in self._trials:
                 trial.begin()
             self._relaxed_fullgraph = self._out_of_memory = self._warned_of_stack = False
+            self._calls_without_graph = 0
 
     def why_left(self) -> list[str]:
         """Why functions of this region are left to eager, one reason each."""
@@ -151,6 +174,8 @@ class Engine:
         if frame_runs_alone(code):
             self.native.alone(code)
             return None
+        if self._calls_without_graph is not None:
+            self._why_no_graph = f"{code.co_qualname} ({code.co_filename}) is left to Python"
         if code.co_name in _MODE_HANDLERS or not frame_is_worth_capturing(code) or DISABLED in function.__dict__:
             self.native.never(code)
             return None
@@ -198,6 +223,7 @@ class Engine:
         if found is None:
             return None
         self._histories[code] = history
+        self._calls_without_graph = None
         return Captured(found.guards, found.plan, found.entry_state, True)
 
     def _entry(self, captured: Captured) -> "_native.Entry":
@@ -352,6 +378,7 @@ class Engine:
             self._skipped.add(key)
             count("frames_skipped")
             emit("breaks", f"{name} runs eagerly: {reason}", reason)
+            self._why_no_graph = f"{name} cannot be captured: {reason}"
             return None
         except (GraphBreakError, ChipFailed):
             raise
@@ -387,7 +414,12 @@ class Engine:
         """Whether CPython does better with this state; after a few such answers it is skipped for good."""
         plan = captured.plan
         if plan.computation.run is not None:
+            self._calls_without_graph = None
             return False
+        if isinstance(plan, Stop):
+            self._why_no_graph = str(plan.record)
+        elif captured.saw_tensors:
+            self._calls_without_graph = None  # all of it is captured, and there is nothing to compute
         if isinstance(plan, Return):
             idle, counts = False, True
         elif plan.record.code in EXPECTED_TO_RAISE:
@@ -417,15 +449,18 @@ class Engine:
     def _give_up(self, key: Any, text: str) -> None:
         self._skipped.add(key)
         self._relaxed_fullgraph = True
+        self._calls_without_graph = None
         warn(text)
+
+
+_MODES_ACTIVE = "a torch function or dispatch mode, or a transform of torch.func, is active"
 
 
 def _under_modes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call in plain Python, and say so: `torch.set_default_device` is such a mode, and lasts."""
     count("calls_under_modes")
     name = getattr(function, "__qualname__", repr(function))
-    what = "a torch function or dispatch mode, or a transform of torch.func, is active"
-    emit("breaks", f"{name} runs in Python: {what} (hint: compile outside it)")
+    emit("breaks", f"{name} runs in Python: {_MODES_ACTIVE} (hint: compile outside it)")
     return _native.suspended(function, *args, **kwargs)
 
 

@@ -26,7 +26,7 @@ from smelt.capture.model.marks import Entered
 from smelt.capture.model.open_numbers import OpenNumber
 from smelt.capture.model.paused_iterators import PLACE, PausedIterator, PausedZip
 from smelt.capture.model.source import Source
-from smelt.capture.model.static import is_a, is_heap_type, own_dict, static_lookup
+from smelt.capture.model.static import is_a, is_bound_method, is_heap_type, own_dict, static_lookup
 from smelt.capture.model.values import (
     STRING_METHODS,
     ByIdentity,
@@ -105,15 +105,6 @@ def _filled_slots(real: Any) -> dict[str, Any]:
         with contextlib.suppress(AttributeError):
             filled[name] = static_lookup(type(real), name).__get__(real)
     return filled
-
-
-def _is_bound(real: Any) -> bool:
-    """Whether a builtin is a method bound to an ordinary object, rather than a function of a module."""
-    receiver = real.__self__
-    if receiver is None or isinstance(receiver, types.ModuleType | type):
-        return False
-    found = getattr(type(receiver), real.__name__, None)
-    return isinstance(found, types.MethodDescriptorType)
 
 
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -448,7 +439,7 @@ class Externals:
             return Constant(real, source=source)
         if is_a(real, torch.Tensor):
             return self._tensor(real, source)
-        if kind is types.BuiltinFunctionType and _is_bound(real):
+        if kind is types.BuiltinFunctionType and is_bound_method(real):
             return self._builtin_method(real, source)
         if is_a(real, _IDENTIFIED):
             source.check(("is", real))
@@ -590,7 +581,9 @@ class Externals:
         source.check(("type", type(real)))
         source.attribute("__name__").check(("equals", real.__name__))
         receiver = self.value(real.__self__, source.attribute("__self__"))
-        return Method(self.fixed(getattr(type(real.__self__), real.__name__)), receiver, source=source)
+        of_class = is_a(real.__self__, type)
+        found = static_lookup(real.__self__ if of_class else type(real.__self__), real.__name__)
+        return Method(self.fixed(found), receiver, source=source)
 
     def complete(self, mapping: Mapping) -> None:
         """The whole set of keys is relied on."""

@@ -47,6 +47,18 @@ def own_dict(real: object) -> Any:
     return found.__get__(real) if held else None
 
 
+def is_bound_method(real: Any) -> bool:
+    """Whether a builtin is a method bound to an ordinary object or a class, rather than a function of a module."""
+    receiver = real.__self__
+    if receiver is None or isinstance(receiver, types.ModuleType):
+        return False
+    if is_a(receiver, type):
+        found = static_lookup(receiver, real.__name__)
+        return isinstance(found, types.ClassMethodDescriptorType) and bool(found.__get__(None, receiver) == real)
+    found = getattr(type(receiver), real.__name__, None)
+    return isinstance(found, types.MethodDescriptorType)
+
+
 def is_heap_type(kind: type) -> bool:
     """Whether Python code has made the class, and may change it: those of C stay what they are."""
     return bool(flags_of(kind) & _HEAP_TYPE)
