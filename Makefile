@@ -3,8 +3,6 @@
 #              (ARGS="-k fuse" to choose, ARGS="-n0 --pdb" for one process)
 # make test-long   what make test leaves out: the tests marked slow (ARGS as above)
 # make test-deps   fetch what some tests need beside .venv: a browser, node, the frameworks
-# make test-pythons  tests of capture and of the C part with torch under Python 3.12 and 3.13, told in
-#              docs/python_versions.md (ARGS=3.13 to choose)
 # make test-ops  every operator and sample of PyTorch's database through autograd, bit for bit as eager: half an hour
 #              (ARGS="--only softmax" to choose, ARGS="--dtypes bfloat16,complex64" for others)
 # make test-ops-second  the same for derivatives of second order
@@ -28,7 +26,8 @@
 # make test-faults    200 trainings in which one of several processes raises, dies or is late, against eager
 # make test-interrupts  an exception at every step of the compiler, after which nothing may have stayed behind: days
 #              (ARGS="--stride 5000" for an hour or two, ARGS="--worlds simple --delicate 10" to choose)
-# make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
+# make test-versions  a smoke suite with the oldest and the newest PyTorch, under each Python there is: some gigabytes
+#              are fetched (ARGS="3.13:2.15" to choose)
 # make test-no-layout  a part of the tests without a look into PyTorch's memory (SMELT_NO_LAYOUT=1)
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make wheel   a wheel for each Python there is (3.11, 3.12, 3.13), with a manylinux tag, in dist/
@@ -56,7 +55,7 @@ NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/guards/test_g
 
 ON_GPU := $(addprefix tests/,gpu deploy/gpu ops ops_db nn optim models autograd compiled_autograd pipeline/test_random_tensors.py)
 
-.PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
+.PHONY: demo test test-long test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -77,9 +76,6 @@ test-long: $(VENV)/dev
 
 test-deps: $(VENV)/dev
 	@tools/test_deps.sh $(PY)
-
-test-pythons:
-	@$(PYTHON) tools/test_pythons.py $(ARGS)
 
 test-ops: $(VENV)/dev
 	@$(PY) -m tests.ops_db.sweep --backend aot_eager --samples 0 --dtypes float32,float64 $(ARGS)
@@ -127,7 +123,7 @@ test-interrupts: $(VENV)/dev
 	@SMELT_CACHE=0 $(PY) -m tests.capture.interrupted.campaign $(ARGS)
 
 test-versions:
-	@for version in 3.11 3.12 3.13; do tools/test_version.sh $$version $(ARGS) || exit 1; done
+	@$(PYTHON) tools/test_versions.py $(ARGS)
 
 test-gpu: $(VENV)/dev
 	@$(PY) -m pytest -q $(AT_ONCE) --device cuda -m 'slow or not slow' $(ON_GPU) $(ARGS)

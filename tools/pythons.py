@@ -1,10 +1,13 @@
-"""Where a Python of some version is: this one, one in PATH, or one of pyenv's."""
+"""The versions of Python and PyTorch that smelt is for, and where a Python is: this one, one in PATH, or pyenv's."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
-VERSIONS = ("3.11", "3.12", "3.13")
+_tested = runpy.run_path(str(Path(__file__).parents[1] / "src" / "smelt" / "base" / "version.py"))
+VERSIONS = tuple(f"{major}.{minor}" for major, minor in _tested["PYTHONS"])
+OLDEST, NEWEST = (f"{major}.{minor}" for major, minor in _tested["TORCHES"])
 
 
 def find_python(version: str) -> str | None:

@@ -9,22 +9,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from smelt import _native
-from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
-from smelt.base.version import VERSION
+from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning, warn
+from smelt.base.version import VERSION, why_not_tested
 
 try:
-    import torch  # noqa: F401
+    import torch
 except ImportError as error:
     _no_torch: ImportError | None = error
 else:
     _no_torch = None
+    _not_tested = why_not_tested(torch.__version__)
+    _no_compiler: Exception | None = None
     with _native.PausedGC():
-        import smelt.explain  # noqa: F401  (loaded later, the package would take the place of the function)
-        from smelt.api import compile, disable, explain, record, reset, verify
         from smelt.base.events import counters
         from smelt.base.options import Options, config, when_set
-        from smelt.capture import graph_break, is_compiling, mark_dynamic
-        from smelt.pipeline.backends import list_backends, register_backend
+        from smelt.base.torch_internals import MISSING, require_all
+
+        try:
+            if _not_tested is not None:
+                require_all()
+            import smelt.explain  # noqa: F401  (loaded later, the package would take the place of the function)
+            from smelt.api import compile, disable, explain, record, reset, verify
+            from smelt.capture import graph_break, is_compiling, mark_dynamic
+            from smelt.pipeline.backends import list_backends, register_backend
+        except Exception as error:
+            if _not_tested is None:
+                raise
+            _no_compiler = error
+            from smelt.eager_api import compile, disable, graph_break, is_compiling, mark_dynamic, reset, unavailable
+
+            explain, record, verify = map(unavailable, ("explain", "record", "verify"))
+            list_backends, register_backend = map(unavailable, ("list_backends", "register_backend"))
+    if _no_compiler is not None:
+        warn(
+            f"SM080: {_not_tested}. Nothing is compiled, everything runs in eager: the compiler cannot be imported "
+            f"({type(_no_compiler).__name__}: {_no_compiler})."
+        )
+    elif _not_tested is not None or MISSING:
+        lacks = f" It lacks {', '.join(MISSING)}: calls of these break graphs." if MISSING else ""
+        warn(f"SM080: {_not_tested or f'PyTorch {torch.__version__} is not as smelt expects it'}.{lacks}")
 
 if TYPE_CHECKING:
     from smelt import compiled_autograd
@@ -88,6 +111,8 @@ def __getattr__(name: str) -> Any:
     """What not every program uses is loaded when it is asked for."""
     if _no_torch is not None and name != "load" and name in __all__:
         raise ImportError(f"smelt.{name} needs PyTorch, which cannot be imported ({_no_torch}); smelt.load does not")
+    if name in _LATER and name != "load" and _no_torch is None and _no_compiler is not None:
+        raise SmeltError("SM080", f"smelt.{name} does not work with this PyTorch ({_no_compiler})")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _native.PausedGC():
@@ -96,5 +121,5 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-if _no_torch is None:
+if _no_torch is None and _no_compiler is None:
     when_set("compiled_autograd", lambda before, now: __getattr__("compiled_autograd").switch(before, now))

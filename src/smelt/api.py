@@ -275,8 +275,8 @@ def _compiled_class(cls: Any, original: list[Any], region: CompiledRegion, setti
 
 def _compiled_call(call: Callable[..., Any], model_of: Callable[..., Any], region: CompiledRegion) -> Any:
     """The `__call__` of a compiled model that has a `forward` of its own, as accelerate's mixed precision and placement
-    and TRL's trainers give it one, before or after it is compiled: that hides any of its class, so the region is entered
-    one step earlier, hooks included."""
+    and TRL's trainers give it one, before or after it is compiled: that hides any of its class, so the region is
+    entered one step earlier, hooks included."""
     enter = region.entering(call)
 
     def compiled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -96,7 +96,7 @@ def test_what_differs_between_versions_is_listed() -> None:
     assert set(ONLY_IN) <= handled()
 
 
-@pytest.mark.slow  # compiles it all; make test-versions asks for it
+@pytest.mark.slow  # compiles it all
 def test_the_standard_library_has_nothing_unheard_of() -> None:
     """And in functions that are neither coroutines nor generators of them, little that is left to Python."""
     seen: set[int] = set()

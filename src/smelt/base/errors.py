@@ -38,6 +38,7 @@ CODES: dict[str, str] = {
     "SM070": "a device of smelt's cannot be made",
     "SM071": "a chip failed",
     "SM072": "an operator has no kernel on a chip",
+    "SM080": "this PyTorch is not a version that smelt is tested with, or lacks what smelt uses of it",
 }
 
 

@@ -7,7 +7,6 @@ FAIL  self-check   llvm: gradient of 0.weight: off by …
 
 import os
 import platform
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,12 +14,10 @@ from collections.abc import Callable, Iterator
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.base.version import PYTHONS, why_not_tested
 from smelt.device.host_library import HOST
 from smelt.explain.verify import Compile, Judge, verify
 from smelt.runtime.cache import directory, open_store
-
-PYTHONS = ((3, 11), (3, 12), (3, 13))
-TORCHES = ((2, 10), (2, 13))  # the first and the last that tests were run with
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +64,8 @@ def _python() -> tuple[bool, str]:
 
 def _torch(version: str) -> tuple[bool | None, str]:
     """Whether tests were run with this version of PyTorch. Of another the rest of the checks is what is known."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    first, last = TORCHES
-    if first <= numbers <= last:
-        return True, version
-    how = "newer" if numbers > last else "older"
-    tried = f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
-    return None, f"{version}: {how} than those that smelt was tested with ({tried}); see the self-check below"
+    reason = why_not_tested(version)
+    return (True, version) if reason is None else (None, f"{reason}; see the self-check below")
 
 
 def _llvmlite() -> tuple[bool, str]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from smelt.base.torch_internals import internal
 from smelt.base.torch_originals import BASE
 from smelt.device.host_library import HOST, on_host
 from smelt.ir.tensorspec import TensorSpec
@@ -643,11 +644,11 @@ SPELLED: dict[Any, Spelled] = {
     F.scaled_dot_product_attention: _attention,
     torch.complex: _complex,
     torch.polar: _polar,
-    torch._is_all_true: _is_all_true,
+    internal("_is_all_true"): _is_all_true,
     torch.channel_shuffle: _channel_shuffle,
     torch.pixel_shuffle: _pixel_shuffle,
     torch.pixel_unshuffle: _pixel_unshuffle,
-    torch._C._nn.pad_sequence: _pad_sequence,
+    internal("_C._nn.pad_sequence"): _pad_sequence,
     F.avg_pool2d: _avg_pool2d,
     F.glu: _glu,
     F.prelu: _prelu,

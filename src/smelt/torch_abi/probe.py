@@ -73,6 +73,8 @@ class Experiment(Generic[_Found]):
                 found = self.find()
         except NotFound as missing:
             return str(missing)
+        except AttributeError as missing:  # this PyTorch lacks what the experiment asks it
+            return str(missing)
         self.install(found)
         self.found = found
         return None

@@ -200,8 +200,43 @@ def own_apply(x):
     return OwnApply.apply(x)
 
 
+class OneGradient(Function):
+    """As TRL's losses: what has no gradient is not computed with zeros in its place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        signs, largest = x > 0, x.max()
+        ctx.mark_non_differentiable(largest)
+        return x * 2, signs, largest, None
+
+    @staticmethod
+    def backward(ctx, grad, signs, largest, nothing):
+        assert signs is None and largest is None and nothing is None
+        return None if grad is None else grad * 7
+
+
+def one_gradient(x):
+    doubled, signs, largest, _ = OneGradient.apply(x)
+    return torch.where(signs, doubled, largest)
+
+
+class StopsGradient(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def no_gradient_arrives(x):
+    return StopsGradient.apply(OneGradient.apply(x)[0]) + x
+
+
 FUNCTIONS = [
-    by_another_name, own_apply,
+    by_another_name, own_apply, one_gradient, no_gradient_arrives,
     scaled, saves_output, set_up, several, intermediate, once, written_after, without_gradients, nested_calls,
     uses_another,
 ]  # fmt: skip

@@ -173,16 +173,24 @@ def _tie(
     marks = context.attributes
     if _tensors(marks.get("dirty_tensors")):
         raise Unsupported("B022", f"{kind.__qualname__} marks an argument as written")
-    materializes = marks.get("materialize_grads", Constant(True))
-    if not isinstance(materializes, Constant) or materializes.value is not True:
-        raise Unsupported("B022", f"{kind.__qualname__} sets set_materialize_grads(False)")
     constant = tuple(outputs.index(value) for value in _tensors(marks.get("non_differentiable")) if value in outputs)
+    materializes = marks.get("materialize_grads", Constant(True))
+    differentiable = [
+        number
+        for number, value in enumerate(outputs)
+        if isinstance(value, Tensor) and number not in constant and _may_have_gradient(value)
+    ]
+    if not isinstance(materializes, Constant) or (not materializes.value and len(differentiable) > 1):
+        # Which of them get a gradient, only the backward tells.
+        raise Unsupported("B022", f"{kind.__qualname__} sets set_materialize_grads(False) and has several outputs")
     if "to_save" in marks:
         marks["saved_tensors"] = marks["to_save"]
     tape, wanted = LaterTape(_at_backward(interp)), len(given)
     tape.methods, tape.current_devices = interp.tape.methods, interp.tape.current_devices
     gradients: list[Value] = [
-        tape.argument(f"grad_{number}", TensorSpec.of(value.ghost)) if isinstance(value, Tensor) else Constant(None)
+        tape.argument(f"grad_{number}", TensorSpec.of(value.ghost))
+        if isinstance(value, Tensor) and (materializes.value or number in differentiable)
+        else Constant(None)
         for number, value in enumerate(outputs)
     ]
     returned = _backward(interp, kind, tape, context, gradients, wanted)
@@ -198,7 +206,12 @@ def _tie(
     for value in tape.lifted.values():
         kept.append(_place(value, inputs, outputs, others))
     traced = Traced(tape.graph, GraphLevel.TORCH, {})
-    return interp.tape.tie(Derivative(kind.__name__, traced, tuple(kept), constant, tape.once), outputs, others, inputs)
+    derivative = Derivative(kind.__name__, traced, tuple(kept), constant, tape.once, bool(materializes.value))
+    return interp.tape.tie(derivative, outputs, others, inputs)
+
+
+def _may_have_gradient(value: Tensor) -> bool:
+    return bool(value.ghost.is_floating_point() or value.ghost.is_complex())
 
 
 def _tensors(value: Value | None) -> list[Value]:

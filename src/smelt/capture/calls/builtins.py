@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from smelt.base.torch_internals import internal
 from smelt.capture.calls.arity import ANY, Takes, fitting, takes
 from smelt.capture.calls.class_checks import (
     by_bases,
@@ -680,9 +681,9 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
     object.__delattr__: (takes(2), _changes(plain_delete)),
     vars: (takes(0, 1), _vars),
     torch.is_tensor: (takes(1), _is_tensor),
-    torch._C._has_torch_function: (takes(1), _has_torch_function),
-    torch._C._has_torch_function_unary: (takes(1), _has_torch_function),
-    torch._C._has_torch_function_variadic: (takes(0, ANY), _has_torch_function),
+    internal("_C._has_torch_function"): (takes(1), _has_torch_function),
+    internal("_C._has_torch_function_unary"): (takes(1), _has_torch_function),
+    internal("_C._has_torch_function_variadic"): (takes(0, ANY), _has_torch_function),
     operator.getitem: (takes(2), lambda interp, args, kwargs: subscript(interp, *args)),
     operator.contains: (takes(2), lambda interp, args, kwargs: Constant(contains(interp, *args))),
     operator.is_: (takes(2), lambda interp, args, kwargs: Constant(identical(interp, *args))),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.base.torch_internals import internal
 from smelt.capture.interpreter.attributes import attribute_now, store_attribute
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
@@ -180,7 +181,7 @@ AMBIENT_CALLS: dict[Any, AmbientCall] = {
     **_ATTENTION_CALLS,
     torch.is_autocast_enabled: _is_enabled,
     torch.get_autocast_dtype: _dtype,
-    torch._C._is_any_autocast_enabled: _any_enabled,
+    internal("_C._is_any_autocast_enabled"): _any_enabled,
     torch.is_autocast_cache_enabled: _is_cached,
     torch.set_autocast_enabled: _set_enabled,
     torch.set_autocast_dtype: _set_dtype,

@@ -484,10 +484,8 @@ def _of_every_class(interp: Interpreter, value: Object, name: str) -> Value:
 def _held_by_class(interp: Interpreter, value: Object, found: Any, name: str) -> Value:
     """What an entry of a class means when it is read from the class."""
     kind = value.value
-    if isinstance(found, classmethod):
+    if isinstance(found, classmethod | types.ClassMethodDescriptorType):
         return _of_class_method(interp, found, value, name)
-    if isinstance(found, types.ClassMethodDescriptorType):
-        return Method(interp.externals.fixed(found), value)
     if isinstance(found, staticmethod):
         return interp.externals.value(found.__func__, _class_source(interp, kind, name))
     unbound = (types.FunctionType, property, types.BuiltinFunctionType, *METHODS_OF_C)
@@ -592,7 +590,7 @@ def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: t
         return Method(interp.externals.fixed(found), value)
     if isinstance(found, staticmethod):
         return interp.externals.value(found.__func__, source)
-    if isinstance(found, classmethod):
+    if isinstance(found, classmethod | types.ClassMethodDescriptorType):
         return _of_class_method(interp, found, interp.externals.fixed(kind), "")
     if isinstance(found, property):
         return _run_descriptor(interp, value, found, "")
@@ -608,8 +606,8 @@ def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: t
 
 def _of_class_method(interp: Interpreter, found: Any, kind: Value, name: str) -> Value:
     """What a class method is when it is read: a method, or before 3.13 whatever a descriptor inside of it says."""
-    inner = found.__func__
-    if isinstance(inner, types.FunctionType):
+    inner = found if isinstance(found, types.ClassMethodDescriptorType) else found.__func__
+    if isinstance(inner, types.FunctionType | types.ClassMethodDescriptorType):
         return Method(interp.externals.fixed(inner), kind)
     if type(inner) is property and isinstance(inner.fget, types.FunctionType) and sys.version_info < (3, 13):
         return interp.call(interp.externals.fixed(inner.fget), [kind])

@@ -30,7 +30,10 @@ _WRITTEN: dict[str, tuple[type, ...]] = {  # by name, what it may be set to
     "__qualname__": (str,),
     "__doc__": _ANY,
     "__module__": _ANY,
+    "__type_params__": (tuple,),
 }
+if not hasattr(types.FunctionType, "__type_params__"):  # before 3.12
+    del _WRITTEN["__type_params__"]
 _OTHER = frozenset(vars(types.FunctionType)) - set(_WRITTEN)
 
 

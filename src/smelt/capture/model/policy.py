@@ -139,6 +139,7 @@ EVALUATED: frozenset[str] = frozenset(
         "torch.get_default_dtype",
         "torch.are_deterministic_algorithms_enabled",
         "torch._C._get_tracing_state",
+        "torch._C._is_tracing",
         "torch._C._is_autocast_available",
         "torch._C._get_privateuse1_backend_name",
         "torch.cuda.amp.common.amp_definitely_not_available",

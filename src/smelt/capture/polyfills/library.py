@@ -19,12 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch._higher_order_ops.map import map as torch_map
-from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
-from torch._library.custom_ops import CustomOpDef
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from smelt import _native
+from smelt.base.torch_internals import internal
 from smelt.capture.model.marks import DISABLED, unsupported
 from smelt.capture.polyfills.optimizers import STAND_INS
 from smelt.device.host_library import HOST
@@ -690,14 +688,14 @@ def custom_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 POLYFILLS: dict[Any, Callable[..., Any]] = {
     **STAND_INS,
-    CustomOpDef.__call__: custom_operator,
-    torch._assert: assert_,
+    internal("CustomOpDef.__call__", "torch._library.custom_ops"): custom_operator,
+    internal("_assert"): assert_,
     torch.cond: cond,
-    torch_while_loop: while_loop,
-    torch_map: map_rows,
-    torch._check_with: check_with,
-    torch._check_tensor_all: check_tensor_all,
-    torch._check_tensor_all_with: check_tensor_all_with,
+    internal("while_loop", "torch._higher_order_ops.while_loop"): while_loop,
+    internal("map", "torch._higher_order_ops.map"): map_rows,
+    internal("_check_with"): check_with,
+    internal("_check_tensor_all"): check_tensor_all,
+    internal("_check_tensor_all_with"): check_tensor_all_with,
     torch.overrides.is_tensor_like: is_tensor_like,
     checkpoint_sequential: checkpointed_sequence,
     itertools.chain: chain,

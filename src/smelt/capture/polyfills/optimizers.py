@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch.optim import adagrad, adam
-from torch.optim.optimizer import _use_grad_for_differentiable
 
+from smelt.base.torch_internals import internal
 from smelt.capture.model.marks import defer, nothing_deferred, unsupported
 from smelt.ir.nodes.hook_calls import call_hook
 
@@ -288,23 +288,25 @@ def healthy(optimizer: Any) -> None:
     """What optimizers ask of the recording of CUDA graphs, which nothing compiled is part of."""
 
 
+_USES_GRAD = internal("_use_grad_for_differentiable", "torch.optim.optimizer")
+
 # By the code of what a decorator of torch.optim makes of a function: what it does with it, without asking a compiler
 # that is not there.
 STEPPING: dict[types.CodeType, Callable[..., Any]] = {
-    _use_grad_for_differentiable(lambda optimizer: None).__code__: with_gradients_as_declared,
-    torch._disable_dynamo(lambda: None).__code__: plainly,  # type: ignore[attr-defined]
+    _USES_GRAD(lambda optimizer: None).__code__: with_gradients_as_declared,
+    internal("_disable_dynamo")(lambda: None).__code__: plainly,
 }
 
 STAND_INS: dict[Any, Callable[..., Any]] = {
     torch.autograd.profiler.record_function: unprofiled,
-    torch._C._group_tensors_by_device_and_dtype: grouped_by_kind,
-    torch._fused_adam_: fused_adam,
-    torch._fused_adamw_: fused_adamw,
-    torch._fused_adagrad_: fused_adagrad,
-    torch._fused_sgd_: fused_sgd,
-    torch._amp_foreach_non_finite_check_and_unscale_: unscaled,
-    torch._amp_update_scale_: scale_updated,
-    torch.amp.GradScaler._maybe_opt_step: step_unless_infinite,
+    internal("_C._group_tensors_by_device_and_dtype"): grouped_by_kind,
+    internal("_fused_adam_"): fused_adam,
+    internal("_fused_adamw_"): fused_adamw,
+    internal("_fused_adagrad_"): fused_adagrad,
+    internal("_fused_sgd_"): fused_sgd,
+    internal("_amp_foreach_non_finite_check_and_unscale_"): unscaled,
+    internal("_amp_update_scale_"): scale_updated,
+    internal("amp.GradScaler._maybe_opt_step"): step_unless_infinite,
     torch.optim.lr_scheduler.CyclicLR.get_lr: cyclic_rates,
     **{
         getattr(torch.optim.Optimizer, name): healthy

@@ -44,6 +44,7 @@ class Derivative:
     kept: tuple[tuple[SavedForBackward, int], ...]
     constant: tuple[int, ...] = ()  # outputs without a derivative
     once: bool = False  # the backward itself cannot be differentiated
+    materializes: bool = True  # no gradient is zeros; else there is one output with a gradient, and without it none
     _run: Any = field(default=None, init=False)
     _kind: Any = field(default=None, init=False)
 
@@ -73,6 +74,8 @@ class Derivative:
 
     def gradients(self, given: Sequence[Any], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
         """Run the backward."""
+        if not self.materializes and all(each is None for each in given):
+            return (None,) * len(self.backward.graph.output_node().args[0])
         left = {False: iter(tensors), True: iter(numbers)}
         kept = [next(left[place is SavedForBackward.NUMBER]) for place, _ in self.kept]
         if self._run is None:
@@ -87,6 +90,7 @@ class _Tied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, derivative: Derivative, outputs: Any, others: Any, *inputs: Any) -> tuple[Any, ...]:
         ctx.derivative = derivative
+        ctx.set_materialize_grads(derivative.materializes)
         kept = derivative.keep(outputs, others, inputs)
         ctx.save_for_backward(*(each for each in kept if isinstance(each, torch.Tensor)))
         ctx.numbers = [each for each in kept if not isinstance(each, torch.Tensor)]
