@@ -41,6 +41,7 @@ LAYERS: dict[str, int] = {
     "chips": 7,
     "conform": 7,
     "api": 8,
+    "eager_api": 8,
     "compiled_autograd": 8,
     "cli": 8,
     "__init__": 8,
@@ -53,7 +54,7 @@ ALSO: dict[str, frozenset[str]] = {
     "api": frozenset({"cli", "__init__"}),
     "compiled_autograd": frozenset({"api"}),
     "cli": frozenset({"api", "__init__"}),
-    "__init__": frozenset({"api", "cli", "compiled_autograd"}),
+    "__init__": frozenset({"api", "cli", "compiled_autograd", "eager_api"}),
     "__main__": frozenset({"cli"}),
 }
 

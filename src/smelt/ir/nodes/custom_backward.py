@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from smelt.base.coexist import leave_alone
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.graph import Traced
+from smelt.ir.graph import Traced, outputs
 
 
 class SavedForBackward(Enum):
@@ -75,7 +75,7 @@ class Derivative:
     def gradients(self, given: Sequence[Any], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
         """Run the backward."""
         if not self.materializes and all(each is None for each in given):
-            return (None,) * len(self.backward.graph.output_node().args[0])
+            return (None,) * len(outputs(self.backward.graph))
         left = {False: iter(tensors), True: iter(numbers)}
         kept = [next(left[place is SavedForBackward.NUMBER]) for place, _ in self.kept]
         if self._run is None:
