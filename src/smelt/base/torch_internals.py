@@ -13,6 +13,7 @@ MISSING: list[str] = []
 
 USED_BY_CALLS = (
     "_C.DisableTorchFunctionSubclass",
+    "_C._AutoDispatchBelowAutograd",
     "_C._DisableAutocast",
     "_C._FunctionBase",
     "_C._FunctionBase._register_hook_dict",

@@ -109,6 +109,7 @@ _RENAMED: dict[str, str] = {
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP", "LOAD_CLASSDEREF"), ("3.11",)),
+    "PREP_RERAISE_STAR": ("3.11",),  # later versions have CALL_INTRINSIC_2, which is read as the same
     "FORMAT_VALUE": ("3.11", "3.12"),
     **dict.fromkeys(("RETURN_CONST", "BINARY_SLICE", "STORE_SLICE", "LOAD_SUPER_ATTR"), ("3.12", "3.13")),
     **dict.fromkeys(("END_FOR", "END_SEND", "STOPITERATION_ERROR", "LOAD_FAST_AND_CLEAR"), ("3.12", "3.13")),
