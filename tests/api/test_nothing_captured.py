@@ -1,4 +1,4 @@
-"""A compiled function of which nothing is captured says so, once (SM015)."""
+"""A compiled function of which nothing is captured says so, once (SM016)."""
 
 import warnings
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def test_warns_once_with_the_reason() -> None:
     seen: list[object] = []
     compiled = smelt.compile(lambda x: seen.append(print(end="")))
     (text,) = warnings_of(lambda: compiled(torch.ones(2)))
-    assert text.startswith("SM015: ") and "was called 5 times" in text and "print" in text
+    assert text.startswith("SM016: ") and "was called 5 times" in text and "print" in text
     assert len(seen) == 12
 
 
@@ -35,12 +35,12 @@ def test_warns_of_a_mode_that_is_always_active() -> None:
             compiled(torch.ones(2))
 
     (text,) = warnings_of(call)
-    assert text.startswith("SM015: ") and "mode" in text
+    assert text.startswith("SM016: ") and "mode" in text
 
 
 def test_warns_of_code_that_only_python_runs() -> None:
     (text,) = warnings_of(lambda: smelt_sum([1, 2]))
-    assert text.startswith("SM015: ")
+    assert text.startswith("SM016: ")
 
 
 smelt_sum = smelt.compile(sum)
