@@ -321,7 +321,7 @@ def run_static(
     for tensors in (inputs, outputs):
         places = [memory.add(_bytes(tensor)) for tensor in tensors]
         rows = [
-            struct.pack(f"<qqii{rank}q", at, each.numel() * each.itemsize, 0, 0, *each.shape, *[0] * (rank - each.dim()))
+            struct.pack(f"<qq8x{rank}q", at, each.numel() * each.itemsize, *each.shape, *[0] * (rank - each.dim()))
             for at, each in zip(places, tensors, strict=True)
         ]
         tables.append((memory.add(b"".join(rows)), places))
