@@ -36,7 +36,15 @@ else:
             if _not_tested is None:
                 raise
             _no_compiler = error
-            from smelt.eager_api import compile, disable, graph_break, is_compiling, mark_dynamic, reset, unavailable
+            from smelt.eager_api import (  # type: ignore[no-redef]
+                compile,
+                disable,
+                graph_break,
+                is_compiling,
+                mark_dynamic,
+                reset,
+                unavailable,
+            )
 
             explain, record, verify = map(unavailable, ("explain", "record", "verify"))
             list_backends, register_backend = map(unavailable, ("list_backends", "register_backend"))

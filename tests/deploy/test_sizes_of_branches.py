@@ -45,6 +45,46 @@ def test_branches_on_sizes_behind_branches_on_tensors() -> None:
             same(artifact(given), by_rows(given), 1e-6)
 
 
+def exchanging(x: Tensor, decides: Tensor) -> tuple[Tensor, Tensor]:
+    old, new = x[1:], x[:-1] * 2
+    for i in range(4, 0, -2):
+        if decides[0] > 1 or i < 2:
+            old, new = new, old
+            continue
+        old = old + 1
+        if decides[1] > 1:
+            old = x[1:]
+    return old, new
+
+
+def test_values_of_any_size_that_loops_exchange_and_keep() -> None:
+    rows = {"x": {0: smelt.Dimension("rows", 1, 50)}}
+    artifact = smelt.export(exchanging, (torch.ones(5, 2), torch.ones(2)), dynamic=rows)
+    for count in (1, 2, 3, 50):
+        for decides in ([2.0, 0.0], [0.0, 2.0], [0.0, 0.0]):
+            given = torch.rand(count, 2), torch.tensor(decides)
+            same(artifact(*given), exchanging(*given), 1e-6)
+
+
+def keeping(x: Tensor, decides: Tensor) -> Tensor:
+    for i in range(4, 0, -2):
+        x.mean()
+        if decides[0] > 1 or i < 2:
+            continue
+    return x + decides
+
+
+def test_what_no_way_through_a_loop_changes_is_not_copied() -> None:
+    rows = {"x": {0: smelt.Dimension("rows", 1, 50)}}
+    artifact = smelt.export(keeping, (torch.ones(5, 2), torch.ones(2)), dynamic=rows)
+    for count in (1, 2, 50):
+        for decides in ([2.0, 0.0], [0.0, 2.0]):
+            given = torch.rand(count, 2), torch.tensor(decides)
+            same(artifact(*given), keeping(*given), 1e-6)
+    moving = [state for state in str(artifact).split("  state ") if state.split()[1] == "to"]
+    assert moving and not any("r0[" in state for state in moving)
+
+
 def folded(x: Tensor) -> Tensor:
     if x.sum() > 0:
         return x.mean()

@@ -7,13 +7,15 @@ new value over the old one. Where an edge has to move values, there is a state b
     loop(x): y = graph(x); loop(y)      →   r1 = graph(r1)
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.capture.explore.abstraction import Policy
 from smelt.capture.explore.arguments import Arguments
+from smelt.capture.explore.circles import circles
 from smelt.capture.explore.flow import (
     Held,
     Leaf,
@@ -31,12 +33,14 @@ from smelt.ir.artifact.machine import (
     ArgumentKind,
     Binding,
     Branch,
+    Check,
     Jump,
     Literal,
     Scalar,
+    SizeCheck,
 )
 from smelt.ir.tensorspec import TensorSpec
-from smelt.symbolic.expressions import Expression, ShapeEnv
+from smelt.symbolic.expressions import Expression, ShapeEnv, SizeGuard
 from smelt.symbolic.shapes import contiguous_stride
 from smelt.symbolic.symnode import as_number
 
@@ -69,26 +73,26 @@ def _reached(nodes: list[Node]) -> list[Node]:
 
 def _join_parameters(nodes: list[Node]) -> None:
     """Put the one value in the place of each parameter that is never another."""
+    incoming: dict[SsaValue, list[SsaValue]] = {}
+    for node in nodes:
+        for _, edge in _edges(node):
+            for parameter, given in zip(edge.target.parameters, edge.arguments, strict=True):
+                incoming.setdefault(parameter, []).append(given)
     same: dict[SsaValue, SsaValue] = {}
 
     def found(value: SsaValue) -> SsaValue:
-        while value in same:
-            value = same[value]
-        return value
+        return same.get(value, value)
 
-    changed = True
-    while changed:
-        changed = False
-        incoming: dict[SsaValue, set[SsaValue]] = {}
-        for node in nodes:
-            for _, edge in _edges(node):
-                for parameter, given in zip(edge.target.parameters, edge.arguments, strict=True):
-                    incoming.setdefault(parameter, set()).add(found(given))
-        for parameter, values in incoming.items():
-            others = values - {parameter}
-            if parameter not in same and len(others) == 1:
-                same[parameter] = others.pop()
-                changed = True
+    def join(among: Mapping[SsaValue, None]) -> None:
+        for circle in circles(among, lambda each: (given for given in incoming[each] if given in among)):
+            inside = dict.fromkeys(circle)
+            outside = {found(given) for each in circle for given in incoming[each]} - inside.keys()
+            if len(outside) == 1:
+                same.update(dict.fromkeys(circle, outside.pop()))
+            elif outside:  # each of those that only others of the circle are given to may be one of these
+                join({each: None for each in circle if {found(given) for given in incoming[each]} <= inside.keys()})
+
+    join(dict.fromkeys(incoming))
     for node in nodes:
         for step in node.steps:
             _substitute(step, found)
@@ -117,6 +121,20 @@ class _Register:
     """Values that share a register: a parameter and outputs that become it, or one output."""
 
     values: list[SsaValue]
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A value that an edge gives to a parameter in another register."""
+
+    given: SsaValue
+    parameter: SsaValue
+
+    @property
+    def sizes(self) -> list[int | None]:
+        """Those that are known: where the edge leads to, more may be than of the value itself."""
+        both = zip(self.given.sizes, self.parameter.sizes, strict=True)
+        return [theirs if ours is None else ours for ours, theirs in both]
 
 
 class _Allocation:
@@ -277,30 +295,64 @@ class _Allocation:
     def _target(self, edge: Edge, numbers: dict[int, int]) -> int:
         """The state that an edge leads to: one that moves values first, where some are in other registers."""
         moves = [
-            (given, parameter)
+            _Move(given, parameter)
             for parameter, given in zip(edge.target.parameters, edge.arguments, strict=True)
             if parameter in self.needed and self._number(given) != self._number(parameter)
         ]
         number = numbers[id(edge.target)]
         if not moves:
             return number
-        env, bindings, specs = ShapeEnv(), [], []
-        for place, (given, _) in enumerate(moves):
+        for together in reversed(_one_after_another(moves, self._number)):
+            variants = tuple(self._moving(together, case, number) for case in _cases(together))
+            self.states.append(TracedState(f"to {edge.target.name}", variants))
+            number = len(self.states) - 1
+        return number
+
+    def _moving(self, moves: list[_Move], case: tuple[int | None, ...], target: int) -> TracedVariant:
+        """Copies of values into other registers, where the sizes that are not known are these, or 2 and more."""
+        env, bindings, checks, specs, wanted = ShapeEnv(), [], list[Check](), [], iter(case)
+        for place, move in enumerate(moves):
             sizes = []
-            for dim, size in enumerate(given.sizes):
+            for dim, size in enumerate(move.sizes):
                 if size is None:
-                    symbol = env.symbol(f"given_{place}.shape[{dim}]", 3)
-                    bindings.append(Binding(symbol.text, self._number(given), dim))
-                    sizes.append(as_number(env, Expression.of(symbol)))
-                else:
-                    sizes.append(size)
+                    size, text = next(wanted), f"given_{place}.shape[{dim}]"
+                    symbol = env.symbol(text, 3) if size is None else env.reading(text, size)
+                    bindings.append(Binding(symbol.text, self._number(move.given), dim))
+                    if size is not None:
+                        checks.append(SizeCheck(SizeGuard("==", Expression.of(symbol) - Expression.of(size))))
+                sizes.append(as_number(env, Expression.of(symbol)) if size is None else size)
             shape = tuple(sizes)
-            specs.append(TensorSpec(shape, contiguous_stride(shape), given.dtype, given.device))
-        inputs = tuple(self._number(given) for given, _ in moves)
-        results = tuple(self._number(parameter) for _, parameter in moves)
-        variant = TracedVariant(copying(specs), inputs, results, Jump(number), tuple(bindings))
-        self.states.append(TracedState(f"to {edge.target.name}", (variant,)))
-        return len(self.states) - 1
+            specs.append(TensorSpec(shape, contiguous_stride(shape), move.given.dtype, move.given.device))
+        inputs = tuple(self._number(move.given) for move in moves)
+        results = tuple(self._number(move.parameter) for move in moves)
+        return TracedVariant(copying(specs), inputs, results, Jump(target), tuple(bindings), tuple(checks))
+
+
+_MOST_OPEN_SIZES = 2  # of what one state moves: each is 0, 1 or more in a variant of its own
+
+
+def _one_after_another(moves: list[_Move], number: Callable[[SsaValue], int]) -> list[list[_Move]]:
+    """Moves in groups, of which none overwrites what a later one reads; each has few sizes that are not known."""
+    groups: list[list[_Move]] = []
+    while moves:
+        taken: list[_Move] = []
+        for each in moves:
+            is_read = any(number(other.given) == number(each.parameter) for other in moves if other is not each)
+            if not is_read and (not taken or _open_sizes([*taken, each]) <= _MOST_OPEN_SIZES):
+                taken.append(each)
+        taken = taken or moves  # in a circle: at once
+        groups.append(taken)
+        moves = [each for each in moves if each not in taken]
+    return groups
+
+
+def _cases(moves: list[_Move]) -> Iterator[tuple[int | None, ...]]:
+    """What sizes that are not known may be: 2 and more (None), 1, 0."""
+    return itertools.product((None, 1, 0), repeat=_open_sizes(moves))
+
+
+def _open_sizes(moves: list[_Move]) -> int:
+    return sum(size is None for move in moves for size in move.sizes)
 
 
 def _described(value: SsaValue) -> TracedRegister:

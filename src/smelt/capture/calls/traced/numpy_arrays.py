@@ -126,7 +126,7 @@ def _is_scalar(value: Any) -> bool:
     return issubclass(kind, (_numpy().floating, _numpy().integer)) and kind is not _numpy().longdouble
 
 
-def _is_number(kind: type, known: Any, real: Any) -> bool:
+def _is_number(kind: Any, known: Any, real: Any) -> bool:
     return type(real) is kind and same_keys((real.item(),), (known,))
 
 
