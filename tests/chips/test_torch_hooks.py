@@ -9,7 +9,7 @@ import smelt
 
 def test_torch_compile_is_refused_and_names_what_compiles() -> None:
     model, x = nn.Linear(4, 3).to("sim"), torch.randn(2, 4).to("sim")
-    with pytest.raises(Exception, match=r"SM070: torch.compile generates no code for the chip[\s\S]*smelt.compile"):
+    with pytest.raises(Exception, match=r"SM070: torch.compile generates no code for the device[\s\S]*smelt.compile"):
         torch.compile(model)(x)
     plain = torch.compile(model, backend="eager")(x)
     assert torch.equal(plain.cpu(), model(x).cpu())

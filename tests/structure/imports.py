@@ -88,8 +88,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "memory_peak",
     ),
     "dispatch": (
-        "tensors", "recurrent", "loss_scaling", "device_operators", "operators", "autocast", "streams", "module",
-        "files", "copies", "accelerator", "device",
+        "tensors", "recurrent", "loss_scaling", "fused_optimizers", "device_operators", "operators", "autocast",
+        "streams", "module", "files", "copies", "accelerator", "torch_hooks", "device",
     ),
     "lazy": (
         "lines",
@@ -130,7 +130,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "chips": (
         *("runtime", "lazy_chip", "apart", "launcher", "strided_copies", "host_calls", "kinds"),
         *("fused", "decompose", "complex_numbers", "fourier", "linear_algebra", "decompositions", "calls"),
-        *("own_methods", "owner", "torch_hooks", "registration"),
+        *("own_methods", "owner", "registration"),
     ),
     "conform": ("bench", "check", "programs", "levels", "run_checks", "processes", "scorecard", "page"),
     "codegen": (

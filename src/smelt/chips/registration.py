@@ -23,7 +23,6 @@ from smelt.chips.launcher import ChipLauncher
 from smelt.chips.lazy_chip import LazyChip
 from smelt.chips.owner import ChipOwner
 from smelt.chips.runtime import ChipDevice
-from smelt.chips.torch_hooks import NoCodegen, run_on_one_device
 from smelt.codegen import targets as _targets  # noqa: F401  the host is a target, too
 from smelt.codegen.chip_generator import generator_for
 from smelt.codegen.targets import GROUP_BUFFERS, contraction_cycles_of, grid_contraction_cycles
@@ -36,6 +35,7 @@ from smelt.dispatch.copies import keep_sharing
 from smelt.dispatch.device import claim
 from smelt.dispatch.files import register_files
 from smelt.dispatch.module import DeviceModule
+from smelt.dispatch.torch_hooks import answer_torch
 from smelt.ir.graph import GraphCompiler, Traced
 from smelt.ir.kernel_code import KernelCode
 from smelt.lazy.enabling import follow
@@ -56,9 +56,6 @@ class ChipModule(DeviceModule):
     def __init__(self, device: ChipDevice) -> None:
         super().__init__(torch.default_generator)
         self._device = device
-        # Under these names PyTorch's compiler looks for code generators of a device that is not its own.
-        self.Scheduling = self.PythonWrapperCodegen = NoCodegen(device.name)
-        self.CppWrapperCodegen = self.WrapperFxCodegen = self.Scheduling
 
     def synchronize(self, device: Any = None) -> None:
         self._device.synchronize()
@@ -99,7 +96,7 @@ def register_chip(name: str, chip: Chip | None = None) -> torch.device:
     keep_sharing(name)
     _held.extend(answer_for_accelerator(name, module, HOST))
     _print_copies(name)
-    run_on_one_device(name)
+    answer_torch(name, module)
     _owners[name] = owner
     lazy.offer_chip(name, functools.partial(_recording, owner))
     os.register_at_fork(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from smelt.dispatch import fused_optimizers
 from smelt.dispatch.tensors import Layout, bytes_of, layout_of, memory_of
 from smelt.ir.tensorspec import TensorSpec, UnplacedSpec
 from smelt.lazy.signatures import Signature
@@ -27,6 +28,8 @@ def describe_call(
     """The results, and the form they come in: None for one tensor, else tuple or list."""
     if known.written and _overlaps(known, args, kwargs):
         raise Undescribed(f"{known.operator} writes memory that is an element twice, or another operand's")
+    if known.operator in fused_optimizers.IN_PLACE:  # PyTorch itself describes one of them
+        return (), None
     ghosts = tuple(_as_ghost(value, device) for value in args)
     named = {name: _as_ghost(value, device) for name, value in kwargs.items() if name != "device"}
     if known.takes_device:

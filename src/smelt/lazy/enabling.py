@@ -11,6 +11,7 @@ from smelt.dispatch.copies import keep_sharing
 from smelt.dispatch.device import UNNAMED, claim
 from smelt.dispatch.files import register_files
 from smelt.dispatch.module import DeviceModule
+from smelt.dispatch.torch_hooks import answer_torch
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy.composites import Composites
 from smelt.lazy.moved_modules import keep_parameters
@@ -70,3 +71,4 @@ def _answer_by_name(name: str, owner: LazyOwner, module: LazyModule) -> None:
     keep_parameters(name)
     keep_sharing(name)
     _held.extend(answer_for_accelerator(name, module, owner.real.device))
+    answer_torch(name, module)

@@ -6,17 +6,30 @@
 PyTorch gives a parameter new data where both devices are of its own kinds. Elsewhere it makes new parameters, unless it
 is told to swap (`torch.__future__`). That holds for all modules of a process and refuses some, so it is switched on for
 such moves alone.
+
+A trainer that chooses its device by a list of its own takes a model from our device. That is said in a warning.
 """
 
 import functools
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from smelt.base.errors import warn
+
 _METHODS = ("to", "cpu", "cuda")
+_TRAINERS = ("accelerate.accelerator", "transformers.trainer")
+"""Modules that move models by themselves, to a device that a variable of the environment names."""
+
+_TAKEN = (
+    "{trainer} takes the model from the device {name!r}: it does not choose that device by itself. Set "
+    "ACCELERATE_TORCH_DEVICE={name}:0 in the environment before it is made"
+)
 
 
 def keep_parameters(name: str) -> None:
@@ -28,8 +41,10 @@ def keep_parameters(name: str) -> None:
 def _swapping(move: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(move)
     def moved(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not any(_is_on(name, each) for each in (*args, *kwargs.values())) and not _has(module, name):
-            return move(module, *args, **kwargs)
+        if not any(_is_on(name, each) for each in (*args, *kwargs.values())):
+            if not _has(module, name):
+                return move(module, *args, **kwargs)
+            _warn_of_trainers(name)
         before = torch.__future__.get_swap_module_params_on_conversion()
         waiting = _waiting(module)
         for held, key, kind in waiting:
@@ -43,6 +58,15 @@ def _swapping(move: Callable[..., Any], name: str) -> Callable[..., Any]:
                 held[key].__class__ = kind
 
     return moved
+
+
+def _warn_of_trainers(name: str) -> None:
+    """Where a trainer, and not the program, moves a model from the device."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and (trainer := frame.f_globals.get("__name__", "")) not in _TRAINERS:
+        frame = frame.f_back
+    if frame is not None:
+        warn(_TAKEN.format(trainer=trainer.partition(".")[0], name=name))
 
 
 def _is_on(name: str, given: object) -> bool:

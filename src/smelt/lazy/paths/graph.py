@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.dispatch import loss_scaling
+from smelt.dispatch import fused_optimizers, loss_scaling
 from smelt.ir.graph import GraphLevel, Traced, add_node
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec
 from smelt.lazy.paths.families import SymbolicSizes, size_arguments
@@ -21,6 +21,8 @@ from smelt.symbolic.expressions import Expression, Symbol
 from smelt.symbolic.symnode import Formula, as_number
 
 aten = torch.ops.aten
+
+_IN_PLACE = {**loss_scaling.IN_PLACE, **fused_optimizers.IN_PLACE}
 
 
 def build(
@@ -62,7 +64,7 @@ def build(
         given_args, given_kwargs = known.arguments(step, row)
         args = tuple(map(real, given_args))
         kwargs = {name: real(value) for name, value in given_kwargs.items()}
-        called = loss_scaling.IN_PLACE.get(step.operator, step.operator)
+        called = _IN_PLACE.get(step.operator, step.operator)
         node = add_node(graph, "call_function", called, args, kwargs)
         value = step.first_value
         for place, result in enumerate(step.results):
