@@ -144,3 +144,19 @@ def test_a_forward_that_is_set_between_calls_replaces_the_compiled_one() -> None
     assert (smelt.counters["graphs"], smelt.counters["graph_breaks"]) == (2, 0)
     del compiled.forward
     torch.testing.assert_close(compiled(x), torch.tanh(compiled.inner(x)) * 2)
+
+
+def test_a_forward_that_is_set_on_the_original_runs_in_python() -> None:
+    """Both have one dict, in which nothing tells that it was set: asking at every call would cost every call."""
+    smelt.reset()
+    x = torch.randn(3, 4)
+    model = Twice()
+    compiled = smelt.compile(model)
+    model.forward = lambda x: torch.cos(model.inner(x))  # type: ignore[method-assign]
+    torch.testing.assert_close(compiled(x), torch.cos(model.inner(x)))
+    assert smelt.counters["calls"] == 0
+    compiled.forward = model.forward  # set where it is followed
+    torch.testing.assert_close(compiled(x), torch.cos(model.inner(x)))
+    assert (smelt.counters["graphs"], smelt.counters["calls"]) == (1, 1)
+    del model.forward
+    torch.testing.assert_close(compiled(x), torch.tanh(model.inner(x)) * 2)
