@@ -370,7 +370,8 @@ def _norm_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], dict
         yield aten.native_layer_norm.default, (x, [8], w, w, 1e-5), {}
         _, mean, rstd = aten.native_layer_norm.default(x, [8], w, w, 1e-5)
         yield aten.native_layer_norm_backward.default, (x, x, [8], mean, rstd, w, w, [True, True, False]), {}
-    yield aten.native_layer_norm.default, (_filled((2, 3, 8), dtype), [3, 8], None, None, 1e-5), {}
+    for x in (_filled((2, 3, 8), dtype), _filled((2, 0, 8), dtype), _filled((2, 3, 0), dtype)):
+        yield aten.native_layer_norm.default, (x, list(x.shape[1:]), None, None, 1e-5), {}
     for x in (_filled((3, 2, 8), dtype).transpose(0, 1), *_laid_out((2, 4, 5, 8), dtype), *_laid_out((6, 8), dtype)):
         yield aten._fused_rms_norm.default, (x, [8], _filled((8,), dtype), None), {}
         yield aten._fused_rms_norm.default, (x, list(x.shape[-2:]), None, 1e-5), {}

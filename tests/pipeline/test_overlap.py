@@ -329,3 +329,27 @@ def test_gradients_that_show_one_element_everywhere(name: str, backend: str, ins
             function(x).sum().backward()
             grads.append(x.grad)
     torch.testing.assert_close(grads[:2], grads[2:])
+
+
+def norm_in_its_input(x: torch.Tensor) -> torch.Tensor:
+    return F.batch_norm(x, x[0, :, 0].detach(), torch.ones(3), training=True)
+
+
+def norm_in_repeated_input(x: torch.Tensor) -> torch.Tensor:
+    wide = x.expand(4, 3, 5)
+    return F.batch_norm(wide, wide[0, :, 0].detach(), torch.ones(3), training=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", [norm_in_its_input, norm_in_repeated_input])
+def test_running_statistics_in_the_memory_of_the_input(
+    function: Callable[[torch.Tensor], torch.Tensor], backend: str
+) -> None:
+    """Which no version counts."""
+    given = torch.arange(15.0).view(1, 3, 5) - 7
+    given[0, 1, 2], given[0, 0, 3] = -0.0, torch.inf
+    theirs, ours = given.clone(), given.clone()
+    expected, found = function(theirs), smelt.compile(function, backend=backend)(ours)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    torch.testing.assert_close(ours, theirs)
+    assert torch.equal(ours.signbit(), theirs.signbit())

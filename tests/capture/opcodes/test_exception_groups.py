@@ -76,6 +76,14 @@ def _left(x: torch.Tensor) -> Any:
     return x
 
 
+def _unlike(x: torch.Tensor) -> Any:
+    try:
+        raise BaseExceptionGroup("m", [KeyError("z")])
+    except* ValueError:
+        x = x + 1
+    return x
+
+
 def _raises_anew(x: torch.Tensor) -> Any:
     try:
         raise ExceptionGroup("m", [ValueError("a")])
@@ -83,11 +91,12 @@ def _raises_anew(x: torch.Tensor) -> Any:
         raise KeyError("new") from None
 
 
-@pytest.mark.parametrize("function", [_left, _raises_anew])
+@pytest.mark.parametrize("function", [_left, _unlike, _raises_anew])
 def test_what_is_left_is_raised(function: Callable[..., Any]) -> None:
     seen = []
     for each in (function, smelt.compile(function, backend="eager")):
         with pytest.raises((ExceptionGroup, KeyError)) as caught:
             each(torch.ones(2))
-        seen.append((repr(caught.value), repr(caught.value.__cause__), repr(caught.value.__context__)))
+        found = caught.value
+        seen.append((repr(found), repr(found.__cause__), repr(found.__context__), found.__suppress_context__))
     assert seen[0] == seen[1]

@@ -31,22 +31,26 @@ class WriteWatch:
 
     def before(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> list[tuple[torch.Tensor, int]]:
-        """The tensor arguments of a call, with their versions."""
+    ) -> list[tuple[torch.Tensor, tuple[int, int]]]:
+        """The tensor arguments of a call, with how often they and their memory were written."""
         if _name_of(func) in _COPYING and any(map(self._is_overlapping, _tensors(args[:1]))):
             raise CannotTrace(f"{_name_of(func)} of a tensor with overlapping elements")
         given = {id(each): each for each in (*_tensors(args), *_tensors(tuple(kwargs.values())))}
-        return [(each, each._version) for each in given.values()]
+        return [(each, _writes(each)) for each in given.values()]
 
-    def after(self, func: Any, args: Sequence[Any], given: list[tuple[torch.Tensor, int]], made: Any) -> None:
+    def after(
+        self, func: Any, args: Sequence[Any], given: list[tuple[torch.Tensor, tuple[int, int]]], made: Any
+    ) -> None:
         """Raise if a call mutated overlapping elements, or memory that it was given twice."""
         name = _name_of(func)
-        written = [tensor for tensor, version in given if tensor._version != version]
+        written = [tensor for tensor, (version, _) in given if tensor._version != version]
         if not written and name.endswith("_") and name.startswith("_foreach_"):
             written = list(_tensors(args[:1]))
             if len({id(each) for each in written}) != len(written):
                 raise CannotTrace(f"{name} modifies a tensor more than once")
             torch.autograd.graph.increment_version(written)  # functionalization does not count writes to lists
+        if not written:  # nor do operators whose schemas do not tell, as those of running statistics
+            written = [tensor for tensor, (_, count) in given if _writes(tensor)[1] != count]
         if any(map(self._is_overlapping, written)):
             raise CannotTrace(f"{name} modifies a tensor with overlapping elements in-place")
         if written and len(given) > 1 and not _is_put_back(func, args):
@@ -60,6 +64,10 @@ class WriteWatch:
         """Whether a tensor, or the input that it is a view of, has overlapping elements."""
         beneath = self._inputs.get(storage_id(tensor))
         return id(tensor) in self._overlapping or (beneath is not None and _overlaps_itself(beneath))
+
+
+def _writes(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor._version, torch._functionalize_mutation_counter(tensor)
 
 
 def _name_of(func: Any) -> str:

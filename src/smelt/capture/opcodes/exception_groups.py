@@ -59,7 +59,8 @@ def _derived(interp: Interpreter, group: ExceptionValue, errors: list[Value]) ->
     if group.attributes:
         raise Unsupported("B012", "except* with a group that has notes or attributes")
     made = make_group(interp, group.details["message"], errors)
-    made.places, made.cause, made.context, made.suppresses = group.places, group.cause, group.context, group.suppresses
+    made.places, made.cause, made.context = group.places, group.cause, group.context
+    made.suppresses = True  # Python sets the cause, none included, which says so
     return made
 
 

@@ -92,7 +92,7 @@ def _layer_norm(value: Any, normalized: Sequence[int], weight: Any, bias: Any, e
     for parameter in (weight, bias):
         fits = fits and (parameter is None or tuple(parameter.shape) == inner)
     moments_dtype = _parameter_dtype(value, weight, bias)
-    if not fits or moments_dtype is None or 0 in shape:
+    if not fits or moments_dtype is None:
         return NotImplemented
     moments = row_major(shape[:outer_rank] + (1,) * len(inner), moments_dtype)
     return row_major(shape, value.dtype), moments, moments
