@@ -191,3 +191,17 @@ def test_places_in_sorted_lists() -> None:
     assert follow(f, [(torch.ones(2), number) for number in (4, 5, 4, 5)])[0] == 2
     follow(f, [(torch.ones(2), number) for number in (0, 3, 6, 9, 10, 20, 21)])
     follow(lambda x: x * bisect.bisect([1, 2], 1, lo=-1), [(torch.ones(2),)])
+
+
+_NOTHING = object()
+
+
+def larger(x: torch.Tensor, count: int) -> torch.Tensor:
+    rate = max(0, math.cos(count / 100))
+    return x * rate if rate is not _NOTHING else x
+
+
+def test_comparing_identity_does_not_rely_on_a_number() -> None:
+    """Python's `max` asks whether it has met anything yet, by an object of its own."""
+    graphs, _ = follow(larger, [(torch.ones(3), count) for count in range(5, 20)])
+    assert graphs <= 2

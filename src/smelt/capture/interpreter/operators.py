@@ -456,7 +456,7 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
         return True
     made_later = isinstance(left, DeferredString | DeferredScalar) or isinstance(right, DeferredString | DeferredScalar)
     bools = python_type(left) is bool and python_type(right) is bool
-    singletons = [isinstance(each, Constant) and is_a(each.value, _SINGLETONS) for each in (left, right)]
+    singletons = [isinstance(each, Constant) and python_type(each) in _SINGLETONS for each in (left, right)]
     if made_later and (bools or not any(singletons)):
         raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
     if isinstance(left, Constant) or isinstance(right, Constant):
