@@ -22,6 +22,7 @@ from smelt.meta.rules.promotion import KNOWN
 from smelt.ops.promote import in_range
 from smelt.simplify.aliasing import fits, insert
 from smelt.symbolic.shapes import contiguous_stride
+from smelt.symbolic.symsize import SymScalar, is_symsize
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +118,8 @@ def _computed(node: fx.Node, spec: TensorSpec, known: dict[fx.Node, _Uniform]) -
         or not node.all_input_nodes
     ):
         return None
-    if not on_host(spec.device):
+    numbers = (*node.args, *node.kwargs.values())
+    if not on_host(spec.device) or any(type(each) is SymScalar or is_symsize(each) for each in numbers):
         return None
 
     def sample(source: fx.Node) -> torch.Tensor:
