@@ -108,7 +108,7 @@ console.log(JSON.stringify(losses));
 """
 
 
-@pytest.mark.parametrize("name", list(TRAININGS)[:2])
+@pytest.mark.parametrize("name", [*list(TRAININGS)[:2], "sgd, cycles"])
 def test_training_in_webassembly(name: str, tmp_path: Path) -> None:
     """Begun in Python, with an optimizer and a schedule; parameters and their state are in the session."""
     command = runner("wasm32")

@@ -57,6 +57,10 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "adam, exponential": lambda: Training(
         partial(torch.optim.Adam, lr=1e-2), partial(schedules.ExponentialLR, gamma=0.97)
     ),
+    "sgd, cycles": lambda: Training(
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        partial(schedules.CyclicLR, base_lr=0.01, max_lr=0.1, step_size_up=4),
+    ),
     "rmsprop": lambda: Training(partial(torch.optim.RMSprop, lr=1e-3)),
     "sgd, a function": lambda: Training(
         partial(torch.optim.SGD, lr=0.1), partial(schedules.LambdaLR, lr_lambda=lambda epoch: 1 / (1 + epoch))

@@ -20,7 +20,7 @@ from smelt.capture.explore.graphs import make_own
 from smelt.capture.replay.described import Given
 from smelt.deploy.call_form import CallForm
 from smelt.deploy.errors import ExportError
-from smelt.deploy.registers import Registers
+from smelt.deploy.state.registers import Registers
 from smelt.deploy.variant import HowToLower, rely_on_code, without_constants
 from smelt.ir.artifact.check import check_machine
 from smelt.ir.artifact.machine import (

@@ -12,3 +12,7 @@ class ExportError(SmeltError):
 
 class BreaksGraph(ExportError):
     """The function is not one graph."""
+
+
+class DecidesByState(BreaksGraph):
+    """Which way the function goes depends on a tensor that it changes."""

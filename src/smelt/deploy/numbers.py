@@ -43,6 +43,15 @@ def _number(what: Described, where: str) -> Any:
     raise ExportError(f"{where} is no number that can be computed without Python")
 
 
+def number_type(what: Described) -> type | None:
+    """int or float; None for what is no number that can be computed without Python."""
+    try:
+        found = _number(what, "")
+    except ExportError:
+        return None
+    return float if isinstance(found, float | Formula) else int
+
+
 def leaf_of(given: Given) -> Any:
     """A number from outside as a symbol, or as a float that is given."""
     if type(given.real) is float:

@@ -26,6 +26,7 @@ FORMULAS: dict[Callable[..., Any], Op] = {
     operator.sub: Op.FSUB,
     operator.mul: Op.FMUL,
     operator.truediv: Op.FDIV,
+    operator.mod: Op.FMOD,
     operator.pow: Op.FPOW,
     pow: Op.FPOW,
     math.pow: Op.FPOW,

@@ -26,11 +26,11 @@ from smelt.capture.replay.described import (
     ReadFrom,
 )
 from smelt.codegen.ahead_of_time import write_for
-from smelt.deploy.effects import SortedEffects
-from smelt.deploy.errors import BreaksGraph, ExportError
+from smelt.deploy.errors import DecidesByState, ExportError
 from smelt.deploy.numbers import leaves_of, number_of, origin_of
 from smelt.deploy.postfix import refuse_unknown
-from smelt.deploy.registers import Registers
+from smelt.deploy.state.effects import SortedEffects
+from smelt.deploy.state.registers import Registers
 from smelt.device import Target
 from smelt.ir.artifact.machine import (
     Binding,
@@ -93,6 +93,8 @@ class VariantBuilder:
         want = [*_outputs_in(call.result), *(state.output for state in self._effects.tensors)]
         self._outputs = {number: place for place, number in enumerate(dict.fromkeys(want))}
         numbers = [(self._registers.number(each.given), each) for each in self._effects.numbers]
+        for given, value in self._effects.fixed:
+            self._bindings[given.text] = Binding(given.text, self._registers.number(given), None, value, value)
         program: Program | None = None
         inputs: tuple[RegisterView | NumberOf, ...] = ()
         results: tuple[int | None, ...] = ()
@@ -151,7 +153,8 @@ class VariantBuilder:
         args = [each.real if isinstance(each, Given) else each for each in given.args]
         kwargs = {name: each.real if isinstance(each, Given) else each for name, each in given.kwargs.items()}
         made = given.function(*args, **kwargs)
-        return self._registers.kept(made, Given((("value", made),), f"made by {given.function.__name__}", made))
+        whole = Given((("value", made),), f"made by {given.function.__name__}", made)
+        return self._registers.kept_at(self._effects.made.get(given.number), made, whole)
 
     # Results.
 
@@ -298,12 +301,15 @@ class VariantBuilder:
     def _refuse_relied_data(self) -> None:
         """What the elements of a tensor decided holds for good only if nothing writes it."""
         for given in self._call.relied_data:
-            if self._registers.changes(self._registers.tensor(given)):
-                raise BreaksGraph(
-                    f"what the function does depends on the value of {given.text}, which changes",
-                    hint="outside of training, a branch on a tensor's value is exported both ways",
-                    code="SM060",
-                )
+            if isinstance(given, Given) and not self._registers.changes(self._registers.tensor(given)):
+                continue
+            text = given.text if isinstance(given, Given) else "a tensor that its first call makes"
+            raise DecidesByState(
+                f"what the function does depends on the value of {text}, which changes",
+                hint="outside of training, a branch on a tensor's value is exported both ways; a training step decides "
+                "by Python numbers, or chooses by torch.where",
+                code="SM060",
+            )
 
     def _check_decision(self, function: Any, sides: tuple[Any, ...], found: Any) -> None:
         """What was decided by a float that one number from outside makes."""

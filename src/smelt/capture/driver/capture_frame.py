@@ -61,7 +61,7 @@ from smelt.capture.persist.store import Keep
 from smelt.capture.replay.described import (
     DescribedCall,
     Describer,
-    checks_of_slots,
+    checks_below,
     described_inputs,
     given_of,
     origins_of,
@@ -426,12 +426,13 @@ class _Closing:
         describer = Describer(self.build, externals.sizes.shape_env)
         inputs = described_inputs(placeholders(self.tape.graph), self.tape.inputs, self.preallocated)
         effects = tuple(describer.effects(externals.written.values()))
-        checks = tuple(checks_of_slots(self.interp.tree.slots()))
+        checks = tuple(checks_below(self.interp.tree.roots()))
         deferred = tuple(describe(args[0]) for _, args in externals.deferred_calls if args)
         traced = None if self.compiled is None else self.compiled[0]
         origins = origins_of(self.interp.tree.roots())
         found = describer.described(result), effects, externals.sizes.shape_env, checks, deferred, origins
-        return DescribedCall(traced, inputs, *found, tuple(map(given_of, externals.relied_data)))
+        made = [node for node in self.preallocated if node in self.tape.deciding]
+        return DescribedCall(traced, inputs, *found, (*map(given_of, externals.relied_data), *made))
 
     def _why_not_kept(self, plan: Plan, entry_state: EntryState, facts: Any) -> str | None:
         """Why a capture is none of those that later processes use (`kept`): a graph as it was compiled, no more."""

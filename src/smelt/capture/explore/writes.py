@@ -29,10 +29,18 @@ def rebuilt(plan: Return | Stop, collected: tuple[Any, ...], outputs: tuple[Any,
             if _changes_nothing(function, *arguments):
                 registers.append(None)
                 continue
+            where = plan.record.where if isinstance(plan, Stop) else ""
+            if _changed_keys(function) == ("grad",):
+                raise SmeltError(
+                    "SM060",
+                    "a training step is exported as one graph, and this one goes on by the value of a tensor",
+                    where=where,
+                    hint="leave the branch to the program that calls the artifact, or choose by torch.where",
+                )
             raise SmeltError(
                 "SM060",
                 f"the function cannot be exported: it changes {_described(function, arguments[0])} that is not its own",
-                where=plan.record.where if isinstance(plan, Stop) else "",
+                where=where,
                 hint="return the new value, or keep it in a registered buffer that is written in place",
             )
         registers.append(function(*arguments))
@@ -57,8 +65,12 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other or (is_constant(one) and type(one) is type(other) and bool(one == other))
 
 
+def _changed_keys(function: Any) -> tuple[Any, ...]:
+    changed = function.args[-1] if isinstance(function, functools.partial) and function.args else ()
+    return changed if isinstance(changed, tuple) else ()
+
+
 def _described(function: Any, real: Any) -> str:
     """What is changed, with the names or keys of what."""
-    changed = function.args[-1] if isinstance(function, functools.partial) and function.args else ()
-    names = ", ".join(str(each) for each in changed[:3]) if isinstance(changed, tuple) else ""
+    names = ", ".join(str(each) for each in _changed_keys(function)[:3])
     return f"{names} of an object" if names else f"a {type(real).__qualname__}"

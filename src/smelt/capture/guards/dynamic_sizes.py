@@ -33,7 +33,7 @@ class History:
         self._changing: set[tuple[str, int]] = set()
         self._objects: dict[str, weakref.ref[Any]] = {}  # by place: what was last guarded to be this very object
         self._replaced: Counter[str] = Counter()
-        self.examples: dict[str, int] = {}  # by place: what a number is taken to be, where nothing is run
+        self.suppose: Callable[[float, Source], tuple[float, bool]] | None = None  # see `Sizes.number`
 
     def mark(self, place: str, dim: int = 0) -> None:
         """A size of a tensor, or a number, is known to change, whatever was seen."""
@@ -117,19 +117,27 @@ class Sizes:
             changing |= set(range(len(shape)))
         return {dim for dim in changing if dim < len(shape) and shape[dim] >= SMALLEST}
 
-    def number(self, number: float, source: Source) -> Any:
-        """A number from outside as a symbol if it differs from call to call, else None."""
+    def number(self, number: float, source: Source) -> tuple[float, Any]:
+        """A number from outside, and as a symbol if it differs from call to call, else None.
+
+        Where nothing is run, `History.suppose` may take it for another number of its type, and say that it differs.
+        """
+        differs = False
+        if self.history.suppose is not None:
+            number, differs = self.history.suppose(number, source)
+        return number, self._symbolic(number, source, differs)
+
+    def _symbolic(self, number: float, source: Source, differs: bool) -> Any:
         if self._dynamic is None:
             changes = self.history.number(source.place, number)
         else:
             changes = self._dynamic and type(number) is int and not _belongs_to_module(source)
         if type(number) is float and self._dynamic is not False and _is_learning_rate(source):
             changes = True
-        if not changes or (type(number) is int and not SMALLEST <= number < 2**62):
+        if not (changes or differs) or (type(number) is int and not SMALLEST <= number < 2**62):
             return None
         source.collect()
         origin = (source, "number", 0)
-        number = self.history.examples.get(source.place, number)
         if type(number) is int:
             return self._number(Expression.of(self.shape_env.symbol(source.text, number, origin)))
         return as_number(self.shape_env, Formula(None, (), number, source.text, origin))

@@ -431,7 +431,8 @@ class Externals:
             elif is_native_member(real):
                 source.check(("is", real))
             elif kind is int or kind is float:
-                return Number(real, source=source, symbolic=self.sizes.number(real, source))
+                number, symbolic = self.sizes.number(real, source)
+                return Number(number, source=source, symbolic=symbolic)
             elif kind is str:
                 return Number(real, source=source)
             else:

@@ -68,6 +68,7 @@ def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[di
 
     with _disable_current_modes():
         if not given:
+            interp.tape.deciding.update(steps)
             return answer(None)
         source = interp.tape.inputs[given[0]]
         try:

@@ -66,7 +66,7 @@ class Source:
         return self.instance_dict().child(("key", name), f"{self.text}.{name}")
 
     def key(self, key: object) -> "Source":
-        return self.child(("key", key), f"{self.text}[{_key_text(key)}]")
+        return self.child(("key", key), f"{self.text}[{key_text(key)}]")
 
     def item(self, index: int) -> "Source":
         return self.child(("item", index), f"{self.text}[{index}]")
@@ -120,7 +120,7 @@ def plain_text(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-def _key_text(key: object) -> str:
+def key_text(key: object) -> str:
     """A key as people are shown it: not with all the elements of a tensor, as an optimizer's state has for keys."""
     if isinstance(key, torch.Tensor):
         return f"<{type(key).__name__} of shape {tuple(key.shape)}>"

@@ -66,8 +66,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class MadeBefore:
-    """A tensor that is made before the graph runs, by this call; arguments may be `Given`."""
+    """Tensor number `number` of those that are made before the graph runs, by this call; arguments may be `Given`."""
 
+    number: int
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -148,8 +149,7 @@ Described = OutputOf | FromOutside | FromMade | Known | Computed | Counted | Rea
 class Effect:
     """`key` of a container from outside (an attribute of `owner`, an item) is another after the call.
 
-    `before` is None if it was not there, `after` if it is gone. `was_read`: whether the call depends on what was there;
-    `relied`: on more of it than its type, and what `ShapeEnv.decisions` say.
+    `before` is None if it was not there, `after` if it is gone. `was_read`: whether the call depends on what was there.
     """
 
     owner: Given
@@ -158,7 +158,6 @@ class Effect:
     before: Given | None
     after: Described | None
     was_read: bool
-    relied: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +169,10 @@ class DescribedCall:
     result: Described
     effects: tuple[Effect, ...]
     shape_env: ShapeEnv
-    checks: tuple[tuple[str, Any, tuple[Any, ...]], ...]  # text, path, check: what is relied on of the slots
+    checks: tuple[tuple[str, Any, tuple[Any, ...]], ...]  # text, path, check: what is relied on
     deferred: tuple[str, ...]  # what is called once all else is done, in words
     origins: dict[int, Given]  # by the ids of sources that sizes and numbers are read from
-    relied_data: tuple[Given, ...]  # tensors whose elements decided something
+    relied_data: tuple[Given | fx.Node, ...]  # tensors whose elements decided something; nodes: made before the graph
 
     def origin_of(self, leaf: Symbol | Formula) -> tuple[Given, str, int]:
         """Where a symbol or a float is read from: `size` or `stride` of a dimension, or a `number`."""
@@ -276,14 +275,7 @@ class Describer:
                 continue
             found = None if before is None else _given(before)
             described = None if after is None else self.described(after)
-            yield Effect(owner, value.kind, key, found, described, _was_read(before), self._relied(before))
-
-    def _relied(self, item: Any) -> bool:
-        source: Source | None = getattr(item, "source", None)
-        if source is None:
-            return False
-        checks = [check for check in source.checks.values() if check[0] != "type"]
-        return any(check[0] != "predicate" or check[1] not in self._shape_env.decisions for check in checks)
+            yield Effect(owner, value.kind, key, found, described, _was_read(before))
 
     def _sequence_effects(self, value: Sequence | Deque) -> Iterator[Effect]:
         if value.source is None:
@@ -296,7 +288,7 @@ class Describer:
                 continue
             found = None if before is None else _given(before)
             described = None if after is None else self.described(after)
-            yield Effect(owner, value.kind, place, found, described, _was_read(before), self._relied(before))
+            yield Effect(owner, value.kind, place, found, described, _was_read(before))
 
 
 def _given(item: Any) -> Given | None:
@@ -319,10 +311,10 @@ def described_inputs(
     found: list[Given | MadeBefore] = []
     for node in nodes:
         if node in made:
-            call = made[node]
+            call, number = made[node], list(made).index(node)
             given = [given_of(each) if isinstance(each, Source) else each for each in call.args]
             named = {name: given_of(each) if isinstance(each, Source) else each for name, each in call.kwargs.items()}
-            found.append(MadeBefore(call.function, tuple(given), named))
+            found.append(MadeBefore(number, call.function, tuple(given), named))
         else:
             found.append(given_of(sources[node]))
     return tuple(found)
@@ -339,8 +331,8 @@ def origins_of(roots: Iterable[Source]) -> dict[int, Given]:
     return found
 
 
-def checks_of_slots(roots: Iterable[Source]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """What is relied on of the frame's slots and what is below them: text, path, check."""
+def checks_below(roots: Iterable[Source]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """What is relied on of these sources and of all that is read from them: text, path, check."""
     pending: list[tuple[Source, tuple[Accessor, ...]]] = [(root, (root.accessor,)) for root in roots]
     while pending:
         source, path = pending.pop()

@@ -85,6 +85,7 @@ class Tape:
         self.backed_up: set[fx.Node] = set()  # inputs that are written before such an operator
         self.collectives = (0, 0)  # how many are started, and how often one is waited for
         self.communicating: set[fx.Node] = set()  # the nodes that do so
+        self.deciding: set[fx.Node] = set()  # nodes whose values, which nothing from outside is part of, were relied on
         self.raises_late = ""  # what of this instruction may raise when it is too late to run anything again
         self._untracked_writes: dict[int, Any] = {}  # ghosts that are written without a count
         self._made_leaves: dict[int, tuple[Any, Slots]] = {}  # that require grad, with their `.grad`
@@ -256,6 +257,8 @@ class Tape:
         made[0].replace_all_uses_with(node)
         self.graph.erase_node(made[0])
         self._histories[node] = (value.ghost, value.ghost.grad_fn)
+        if made[0] in self.deciding:
+            self.deciding.add(node)
         return node, *call
 
     def input_aliases(self) -> list[list[tuple[fx.Node, Tensor]]]:

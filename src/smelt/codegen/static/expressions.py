@@ -19,7 +19,10 @@ _COMPARE = {Op.EQ: "eq", Op.NE: "ne", Op.LT: "slt", Op.LE: "sle", Op.GT: "sgt", 
 _FLOAT = {Op.FADD: "fadd", Op.FSUB: "fsub", Op.FMUL: "fmul", Op.FDIV: "fdiv"}
 _FLOAT_COMPARE = {Op.FEQ: "oeq", Op.FLT: "olt", Op.FLE: "ole"}
 # Our own, which `math_text` defines.
-FUNCTIONS = {Op.FPOW: "pow", Op.FEXP: "exp", Op.FLOG: "log", Op.FSIN: "sin", Op.FCOS: "cos", Op.FTANH: "tanh"}
+FUNCTIONS = {
+    Op.FPOW: "pow", Op.FEXP: "exp", Op.FLOG: "log", Op.FSIN: "sin", Op.FCOS: "cos", Op.FTANH: "tanh",
+    Op.FMOD: "remainder",
+}  # fmt: skip
 _ROUNDED = {Op.FSQRT: "sqrt", Op.FFLOOR: "floor", Op.FCEIL: "ceil", Op.FABS: "fabs"}
 
 
@@ -171,7 +174,7 @@ def math_text(names: Sequence[str], target: Target, beside: str) -> str:
     texts = []
     for name in sorted(names):
         b = Builder(target, f"smelt.{name}")
-        args = [LlvmValue(f"%x{place}", "f64") for place in range(2 if name == "pow" else 1)]
+        args = [LlvmValue(f"%x{place}", "f64") for place in range(2 if name in ("pow", "remainder") else 1)]
         found = compute(b, name, args, torch.float64)
         b.emit(f"ret {found}")
         needed = [*sorted(b.declared), *b.helpers.values(), b.pool_text]

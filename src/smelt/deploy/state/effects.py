@@ -2,16 +2,17 @@
 
     self.cache = new            StateTensor: the register of self.cache gets an output of the graph
     self.calls += 1             StateNumber: the register of self.calls gets calls + 1
-    scheduler.last_epoch: 10 → 11, which was relied on as 10: a number to capture again with as a symbol
+    group["betas"] = (m, b)     StateNumber: the register of group["betas"][0] gets m
     seen.append(x)              an error
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.capture.model.source import key_text
 from smelt.capture.replay.described import (
     Computed,
     Container,
@@ -26,6 +27,9 @@ from smelt.capture.replay.described import (
     OutputOf,
 )
 from smelt.deploy.errors import ExportError
+from smelt.deploy.numbers import number_type
+from smelt.deploy.state.homes import Home, Homes
+from smelt.symbolic.expressions import SMALLEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +49,88 @@ class StateNumber:
 
 
 @dataclass(frozen=True, slots=True)
+class Reliance:
+    """What one call reads: homes of all values, and of numbers that it relies on, their values. A number that is relied
+    on in a way that cannot be checked has None."""
+
+    read: frozenset[Home]
+    numbers: dict[Home, tuple[Given, int | float | None]]
+
+    @classmethod
+    def of(cls, call: DescribedCall, homes: Homes) -> "Reliance":
+        read, numbers = set[Home](), dict[Home, tuple[Given, Any]]()
+        for text, path, check in call.checks:
+            read |= {homes.of(path[:length]) for length in range(1, len(path) + 1)}
+            known = check[0] == "type" or (check[0] == "predicate" and check[1] in call.shape_env.decisions)
+            if not known:
+                is_number = check[0] == "equals" and type(check[1]) in (int, float)
+                numbers[homes.of(path)] = Given(path, text, None), check[1] if is_number else None
+        read |= {homes.of(given.path) for given in (*call.inputs, *call.origins.values()) if isinstance(given, Given)}
+        return cls(frozenset(read), numbers)
+
+
+@dataclass(frozen=True, slots=True)
 class SortedEffects:
-    """`relied`: numbers that change and were relied on as they are. `notes`: what is dropped, in words."""
+    """`written`: homes of numbers that the call changes. `dropped`: homes of what else it changes and does not read, by
+    their names. `fixed`: numbers of state that it is for one value of. `made`: homes of tensors that are made before
+    the first call, by their numbers. `notes`: what is dropped, in words."""
 
     tensors: tuple[StateTensor, ...]
     numbers: tuple[StateNumber, ...]
-    relied: tuple[Given, ...]
+    written: frozenset[Home]
+    dropped: dict[Home, str]
+    fixed: tuple[tuple[Given, int], ...]
+    made: dict[int, Home]
     notes: tuple[str, ...]
 
 
 class _Sorting:
-    def __init__(self, call: DescribedCall) -> None:
+    def __init__(self, call: DescribedCall, homes: Homes, reliance: Reliance, state: Set[Home]) -> None:
         self.inputs = {id(given.real) for given in call.inputs if isinstance(given, Given)}
         self.tensors: list[StateTensor] = []
         self.numbers: list[StateNumber] = []
-        self.relied: list[Given] = []
+        self.written: set[Home] = set()
+        self.dropped: dict[Home, str] = {}
+        self.made: dict[int, Home] = {}
         self.notes: dict[str, None] = {}
+        self._homes, self._reliance, self._state = homes, reliance, state
 
     def add(self, effect: Effect) -> None:
         before, after = effect.before, effect.after
+        numbers = None if before is None or after is None else list(_numbers_in(before, after))
         if effect.key == "grad" and isinstance(effect.owner.real, torch.Tensor):
             self._gradient(effect)
+        elif numbers is not None and all(number is not None for _, number in numbers):
+            for given, number in numbers:
+                self._number(given, number)
         elif isinstance(after, Known):
             self._constant(effect, after)
-        elif isinstance(after, Computed | Counted) and before is not None and type(before.real) in (int, float):
-            if effect.relied:
-                self.relied.append(before)
-            self.numbers.append(StateNumber(before, after))
         elif isinstance(after, OutputOf):
             self._tensor(effect, after)
         elif isinstance(after, FromOutside) and before is not None and after.given.real is before.real:
             return
         elif isinstance(after, FromMade | Container) and _is_made(after):
+            self.made |= _made_in(after, self._homes.inside(effect.owner.path, effect.key))
             self.notes[f"{_name(effect)} is made before the first call"] = None
         elif effect.was_read or before is None or after is None:
             raise _refused(effect)
         else:
-            self.notes[f"{_name(effect)} is not kept: nothing reads it"] = None
+            self._drop(effect)
+
+    def _number(self, given: Given, number: Any) -> None:
+        home = self._homes.of(given.path)
+        relied = self._reliance.numbers.get(home)
+        if isinstance(number, Known) and relied is not None and _is_same(relied[1], number.value):
+            return
+        self.written.add(home)
+        if home in self._state:
+            self.numbers.append(StateNumber(given, number))
+        else:
+            self.notes[f"{given.text} is not kept: nothing reads it"] = None
+
+    def _drop(self, effect: Effect) -> None:
+        self.dropped[self._homes.inside(effect.owner.path, effect.key)] = _name(effect)
+        self.notes[f"{_name(effect)} is not kept: nothing reads it"] = None
 
     def _gradient(self, effect: Effect) -> None:
         """A gradient that the call reads is state; else it is what the call leaves behind."""
@@ -97,12 +146,9 @@ class _Sorting:
         before = effect.before
         if before is not None and type(before.real) is type(after.value) and before.real == after.value:
             return
-        if not effect.was_read:
-            self.notes[f"{_name(effect)} is not kept: nothing reads it"] = None
-        elif before is not None and type(before.real) in (int, float) and type(after.value) in (int, float):
-            self.relied.append(before)
-        else:
+        if effect.was_read:
             raise _refused(effect)
+        self._drop(effect)
 
     def _tensor(self, effect: Effect, after: OutputOf) -> None:
         before = effect.before
@@ -111,19 +157,50 @@ class _Sorting:
         elif effect.was_read or before is None:
             raise _refused(effect)
         else:
-            self.notes[f"{_name(effect)} is not kept: nothing reads it"] = None
+            self._drop(effect)
+
+
+def _numbers_in(before: Given, after: Described) -> Iterator[tuple[Given, Described | None]]:
+    """A number, or each of a tuple of numbers, and what it becomes; None for what is no number of the same type."""
+    if type(before.real) is tuple and isinstance(after, Container) and after.kind is tuple:
+        if len(before.real) != len(after.items):
+            yield before, None
+            return
+        for place, (real, item) in enumerate(zip(before.real, after.items, strict=True)):
+            inner = Given((*before.path, ("item", place)), f"{before.text}[{place}]", real)
+            if not isinstance(item, FromOutside) or item.given.identity != inner.identity:
+                yield from _numbers_in(inner, item)
+        return
+    kind = type(before.real)
+    is_number = kind in (int, float) and isinstance(after, Computed | Counted | Known | FromOutside)
+    yield before, after if is_number and number_type(after) is kind else None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and (one == other or one != one != other)
 
 
 def _is_made(what: Described) -> bool:
     """Whether something is made of tensors that are made before the graph runs, as an optimizer's first state is."""
     if isinstance(what, Container):
-        return all(map(_is_made, what.items))
-    return isinstance(what, FromMade | Known)
+        return any(map(_is_made, what.items)) and all(isinstance(each, Known) or _is_made(each) for each in what.items)
+    return isinstance(what, FromMade)
+
+
+def _made_in(what: Described, home: Home) -> dict[int, Home]:
+    """The tensors that are made before the graph runs, by their numbers: where they will be."""
+    if isinstance(what, FromMade):
+        return {what.number: home}
+    found: dict[int, Home] = {}
+    if isinstance(what, Container):
+        for key, item in zip(what.keys or range(len(what.items)), what.items, strict=True):
+            found |= _made_in(item, (*home, key))
+    return found
 
 
 def _name(effect: Effect) -> str:
     text = effect.owner.text.removesuffix(".__dict__")
-    return f"{text}.{effect.key}" if isinstance(effect.key, str) else f"{text}[{effect.key}]"
+    return f"{text}.{effect.key}" if isinstance(effect.key, str) else f"{text}[{key_text(effect.key)}]"
 
 
 def _refused(effect: Effect) -> ExportError:
@@ -139,15 +216,22 @@ def _refused(effect: Effect) -> ExportError:
     )
 
 
-def sorted_effects(call: DescribedCall) -> SortedEffects:
-    """The effects of a call by what becomes of them; `ExportError` for one that nothing can become of."""
-    sorting = _Sorting(call)
+def sorted_effects(call: DescribedCall, homes: Homes, reliance: Reliance, state: Set[Home]) -> SortedEffects:
+    """The effects of a call by what becomes of them; `ExportError` for one that nothing can become of. `state`: homes
+    of numbers that some call writes and some call reads."""
+    sorting = _Sorting(call, homes, reliance, state)
     for effect in call.effects:
         sorting.add(effect)
-    _refuse(call.deferred)
-    return SortedEffects(tuple(sorting.tensors), tuple(sorting.numbers), tuple(sorting.relied), tuple(sorting.notes))
-
-
-def _refuse(deferred: Iterable[str]) -> None:
-    for what in deferred:
+    for what in call.deferred:
         raise ExportError(f"{what} is called after the graph, in Python", hint="move it out of the exported function")
+    fixed = []
+    for home, (given, value) in reliance.numbers.items():
+        if home in state:
+            if type(value) is not int or value >= SMALLEST:
+                text = f"{given.text} changes with each call, and the code relies on what it is"
+                raise ExportError(text, hint="keep it in a tensor")
+            fixed.append((given, value))
+    return SortedEffects(
+        tuple(sorting.tensors), tuple(sorting.numbers), frozenset(sorting.written), sorting.dropped, tuple(fixed),
+        sorting.made, tuple(sorting.notes),
+    )  # fmt: skip

@@ -1,9 +1,10 @@
 """The registers of an artifact as they grow: arguments first, then what variants read and write, each once.
 
-A tensor is known by its identity, a number by the way to it. Tensors that share memory share a storage; once something
+A tensor is known by its identity, a number by its home. Tensors that share memory share a storage; once something
 writes one of them, all of them are state.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.capture.replay.described import Given
 from smelt.deploy.call_form import CallForm
 from smelt.deploy.errors import ExportError
-from smelt.deploy.state_names import StateNames
+from smelt.deploy.state.homes import Home, Homes
+from smelt.deploy.state.names import StateNames
 from smelt.device.host_library import HOST
 from smelt.ir.artifact.machine import Argument, ArgumentKind, Register, RegisterKind, RegisterView, Storage
 from smelt.symbolic.shapes import span
@@ -35,12 +37,13 @@ class _Draft:
 class Registers:
     """Numbers registers, and makes storages of what they hold."""
 
-    def __init__(self, form: CallForm) -> None:
+    def __init__(self, form: CallForm, homes: Homes | None = None) -> None:
+        self._homes = homes or Homes(form.target)
         self._drafts: list[_Draft] = []
         self._names = StateNames(form.target)
         self._by_path: dict[tuple[Any, ...], int] = {}  # arguments
         self._by_tensor: dict[int, int] = {}
-        self._by_place: dict[tuple[Any, ...], int] = {}
+        self._by_home: dict[Home, int] = {}
         self._kept: list[Any] = []  # whose ids are keys
         self._generator: list[tuple[str, torch.Tensor]] | None = None
         self.arguments = tuple(self._argument(leaf) for leaf in form.leaves)
@@ -91,18 +94,39 @@ class Registers:
             self._by_tensor[id(tensor)] = known
         return known
 
+    def kept_at(self, home: Home | None, tensor: torch.Tensor, given: Given) -> int:
+        """The register of a tensor that is made before the first call and kept there: one for all variants."""
+        known = None if home is None else self._by_home.get(home)
+        if known is None:
+            known = self.kept(tensor, given)
+            if home is not None:
+                self._by_home[home] = known
+        return known
+
     def number(self, given: Given) -> int:
         """The register of a Python number from outside."""
         found = self.argument_of(given)
         if found is not None:
             return found
-        known = self._by_place.get(given.identity)
+        home = self._homes.of(given.path)
+        known = self._by_home.get(home)
         if known is None:
-            self._kept.append(given.path)
-            dtype = torch.float64 if type(given.real) is float else torch.int64
-            held = torch.tensor(given.real, dtype=dtype)
-            known = self._by_place[given.identity] = self._added(_Draft(self._names.of(given), dtype, (), held))
+            value = self._homes.value(given.path, given.real)
+            dtype = torch.float64 if type(value) is float else torch.int64
+            held = torch.tensor(value, dtype=dtype)
+            known = self._by_home[home] = self._added(_Draft(self._names.of(given), dtype, (), held))
         return known
+
+    def numbers(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Numbers that are kept: their registers, and what the first call finds."""
+        for register in self._by_home.values():
+            tensor = self._drafts[register].tensor
+            if tensor is not None and tensor.numel() == 1 and tensor.dtype in (torch.int64, torch.float64):
+                yield register, tensor
+
+    def number_at(self, home: Home) -> int | None:
+        """The register of the number that is kept there; None if none is."""
+        return self._by_home.get(home)
 
     def generator(self) -> tuple[RegisterView, RegisterView]:
         """Registers of the seed and of the offset that random numbers follow from. Both are state: a program may begin

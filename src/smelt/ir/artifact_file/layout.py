@@ -144,6 +144,7 @@ class Op(IntEnum):
     FEQ = 38
     FLT = 39
     FLE = 40
+    FMOD = 41  # with the sign of the divisor, as Python does
 
 
 # How many numbers an instruction takes.

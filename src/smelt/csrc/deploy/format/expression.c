@@ -90,6 +90,17 @@ integers(int64_t op, int64_t left, int64_t right, int64_t *result)
     }
 }
 
+/* With the sign of the divisor, as Python does. */
+static double
+float_remainder(double left, double right)
+{
+    const double remainder = fmod(left, right);
+    if (remainder == 0) {
+        return copysign(0.0, right);
+    }
+    return (remainder < 0) != (right < 0) ? remainder + right : remainder;
+}
+
 static bool
 floats(int64_t op, double left, double right, int64_t *result)
 {
@@ -111,6 +122,12 @@ floats(int64_t op, double left, double right, int64_t *result)
             return false; /* an error in Python */
         }
         *result = as_bits(left / right);
+        return true;
+    case OP_FMOD:
+        if (right == 0) {
+            return false;
+        }
+        *result = as_bits(float_remainder(left, right));
         return true;
     case OP_FNEG: *result = as_bits(-left); return true;
     case OP_FABS: *result = as_bits(fabs(left)); return true;

@@ -1,0 +1,1 @@
+"""State of an artifact: what a call changes outside, and the registers that keep it between calls."""
