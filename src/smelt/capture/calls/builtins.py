@@ -95,6 +95,7 @@ from smelt.capture.model.values import (
     Super,
     Tensor,
     Value,
+    Wrapper,
     ZippedIterator,
     describe,
     of_number,
@@ -211,6 +212,8 @@ def _len(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Va
     value = args[0]
     if isinstance(value, Tensor) and value.ghost.dim() > 0:
         return of_number(value.ghost.shape[0])
+    if isinstance(value, Wrapper) and value.outer.dim() > 0:
+        return Constant(value.outer.shape[0])
     return Constant(length(interp, value))
 
 
@@ -225,6 +228,8 @@ def _iter(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
         if not is_callable(interp, args[0]):
             raise Unsupported("B019", "TypeError: iter(v, w): v must be callable")
         return interp.call(interp.externals.fixed(until), args)
+    if isinstance(args[0], Wrapper):
+        raise Unsupported("B009", describe(args[0]))
     return iterator(interp, args[0])
 
 
@@ -335,7 +340,7 @@ def _set(kind: type) -> Builtin:
 
 
 def _abs(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if isinstance(args[0], Tensor):
+    if isinstance(args[0], Tensor | Wrapper):
         return interp.tensor_call("call_function", operator.abs, args)
     if isinstance(args[0], DeferredScalar):
         return arithmetic(interp, abs, args[0])

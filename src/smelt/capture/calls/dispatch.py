@@ -37,6 +37,7 @@ from smelt.capture.calls.regions.checkpoint import CHECKPOINTS
 from smelt.capture.calls.regions.transforms import TRANSFORM_CALLS
 from smelt.capture.calls.traced.marked_functions import call_traced
 from smelt.capture.calls.traced.numpy_arrays import array_of, call_method, call_numpy
+from smelt.capture.calls.traced.wrapper_tensors import WRAPPER_CALLS
 from smelt.capture.guards.name_lookups import rely_on_names
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.backward import BACKWARD_CALLS
@@ -105,6 +106,7 @@ from smelt.capture.model.values import (
     Tensor,
     Value,
     WeakReference,
+    Wrapper,
     contents_kind,
     describe,
     python_type,
@@ -118,7 +120,7 @@ from smelt.capture.tape.subtape import RegionTape
 from smelt.meta.effects import is_pointwise
 
 CONTEXT_CALLS = {**NEW_CALLS, **BLOCKS, **BACKWARD_CALLS, **FUNCTION_CALLS, **CHECKPOINTS, **nn_module.MODULE_CALLS}
-CONTEXT_CALLS |= TRANSFORM_CALLS
+CONTEXT_CALLS |= {**TRANSFORM_CALLS, **WRAPPER_CALLS}
 OTHER_CALLS = {**COPIES, **EXPRESSION_CALLS}
 _CURRENT_GPU = "torch.cuda.current_device"
 _TRANSFORMED = "torch._C._are_functorch_transforms_active"  # compiled code runs under those it captured alone
@@ -412,6 +414,8 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
     real, receiver = function.value, args[0] if args else None
     if any(isinstance(each, Array) for each in (*args, *kwargs.values())) and not isinstance(receiver, Tensor):
         return call_method(interp, real, args, kwargs)
+    if isinstance(receiver, Wrapper) and real.__objclass__ is BASE and real.__name__ not in TENSOR_BREAKS:
+        return interp.tensor_call("call_method", real.__name__, args, kwargs)
     if isinstance(receiver, Tensor):
         if real.__name__ == "numpy" and real.__objclass__ is BASE and len(args) == 1 and not kwargs:
             return array_of(interp, receiver)

@@ -24,6 +24,7 @@ from smelt.base.options import config
 from smelt.base.torch_originals import BASE
 from smelt.capture.calls.dispatch import call
 from smelt.capture.calls.traced.numpy_arrays import array_call, number_of
+from smelt.capture.calls.traced.wrapper_tensors import attribute_of_wrapper, wrapper_call
 from smelt.capture.driver.eager_step import STEPS
 from smelt.capture.guards.dynamic_sizes import History, Sizes
 from smelt.capture.guards.tree import GuardTree, format_guards
@@ -228,6 +229,7 @@ def _capture(
             virtual = [_virtual(externals, frame, base) for frame, base in _with_bases(frames)]
             interp = Interpreter(virtual, externals, HANDLERS, call, generators.most)
             interp.array_call, interp.number_of = array_call, number_of
+            interp.wrapper_call, interp.wrapper_attribute = wrapper_call, attribute_of_wrapper
             interp.prepare_operands = operands_of_tensors if externals.explores else None
             if externals.tape.data_sizes is not None:
                 interp.prepare_operands, interp.tell = told_operands, told

@@ -57,6 +57,7 @@ from smelt.capture.model.values import (
     Tensor,
     TracebackValue,
     Value,
+    Wrapper,
     ZippedIterator,
     describe,
     is_constant,
@@ -291,6 +292,9 @@ def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value
         return value.members
     if isinstance(value, ExceptionValue) and isinstance(found, _DESCRIPTORS_OF_C):
         return attribute_of(value, name)
+    if isinstance(value, Wrapper) and isinstance(found, _DESCRIPTORS_OF_C):
+        assert interp.wrapper_attribute is not None
+        return interp.wrapper_attribute(interp, value, name)
     if isinstance(value, Array) and isinstance(found, _DESCRIPTORS_OF_C) and interp.array_call is not None:
         return interp.array_call(interp, getattr, [value, Constant(name)])
     if isinstance(found, types.MemberDescriptorType) and name in value.attributes:

@@ -23,6 +23,7 @@ from smelt.capture.model.values import (
     Sequence,
     Set,
     Value,
+    Wrapper,
     contents_kind,
     describe,
     python_type,
@@ -65,9 +66,9 @@ def overloaded_binary(interp: Interpreter, symbol: str, left: Value, right: Valu
     kind, other = python_type(left), python_type(right)
     if kind is None or other is None:
         raise refused
-    if isinstance(left, Array) or isinstance(right, Array):
+    if isinstance(left, Array | Wrapper) or isinstance(right, Array | Wrapper):
         methods = operator_methods(symbol)
-        return _of_arrays(interp, getattr(operator, methods[2 if len(methods) > 2 else 0]), left, right)
+        return _by_library(interp, getattr(operator, methods[2 if len(methods) > 2 else 0]), left, right)
     plain = symbol.removesuffix("=")
     name, reflected = f"__{BINARY_METHODS[plain]}__", f"__r{BINARY_METHODS[plain]}__"
     if plain != symbol and _is_python(left):
@@ -118,8 +119,8 @@ def overloaded_unary(interp: Interpreter, name: str, value: Value) -> Value:
     method = {"UNARY_NEGATIVE": "__neg__", "UNARY_POSITIVE": "__pos__", "UNARY_INVERT": "__invert__"}[name]
     refused = Unsupported("B008", f"{method} of {describe(value)}")
     kind = python_type(value)
-    if isinstance(value, Array):
-        return _of_arrays(interp, getattr(operator, method), value)
+    if isinstance(value, Array | Wrapper):
+        return _by_library(interp, getattr(operator, method), value)
     found = ABSENT if kind is None or not _is_python(value) else _lookup(interp, kind, method)
     if not isinstance(found, types.FunctionType):
         raise refused
@@ -132,8 +133,8 @@ def overloaded_compare(interp: Interpreter, symbol: str, left: Value, right: Val
     refused = Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
     if kind is None or other is None:
         raise refused
-    if isinstance(left, Array) or isinstance(right, Array):
-        return _of_arrays(interp, getattr(operator, COMPARISONS[symbol]), left, right)
+    if isinstance(left, Array | Wrapper) or isinstance(right, Array | Wrapper):
+        return _by_library(interp, getattr(operator, COMPARISONS[symbol]), left, right)
     mirrored = REFLECTED[symbol]
     turns = [(left, kind, symbol, right), (right, other, mirrored, left)]
     if kind is not other and interp.tree.has_base(other, kind):
@@ -147,7 +148,10 @@ def overloaded_compare(interp: Interpreter, symbol: str, left: Value, right: Val
     raise declined(interp, f"'{symbol}' not supported between instances of {{}} and {{}}", kind, other)
 
 
-def _of_arrays(interp: Interpreter, function: Any, *values: Value) -> Value:
+def _by_library(interp: Interpreter, function: Any, *values: Value) -> Value:
+    """An operator of NumPy's arrays, or of a class of tensors that the captured code has made."""
+    if any(isinstance(value, Wrapper) for value in values):
+        return interp.tensor_call("call_function", function, list(values))
     assert interp.array_call is not None
     return interp.array_call(interp, function, list(values))
 

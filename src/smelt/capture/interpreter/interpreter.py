@@ -54,6 +54,7 @@ from smelt.capture.model.values import (
     Value,
     ZippedIterator,
     describe,
+    has_wrappers,
     is_constant,
     own_operators,
     python_type,
@@ -174,6 +175,8 @@ class Interpreter:
         self.hooked: dict[int, Hooked] = {}  # tensors of the graph that have hooks, by the ids of their values
         self.entered_inference = False
         self.prepare_operands: Callable[[Interpreter, Any, list[Value]], list[Value]] | None = None
+        self.wrapper_call: Callable[..., Value] | None = None  # of PyTorch, with wrappers of tensors made here
+        self.wrapper_attribute: Callable[..., Value] | None = None
         self.array_call: Callable[[Interpreter, Any, list[Value]], Value] | None = None  # operators of NumPy's arrays
         self.indexes_by_tensors = False  # whether `x[i]` by a tensor without dimensions is an operator, as under vmap
         self.number_of: Callable[[Interpreter, Value], Value] = lambda interp, value: value  # of NumPy's scalars
@@ -632,6 +635,8 @@ class Interpreter:
         self._force_all(list((kwargs or {}).values()))
         self.tape.place = self._place()
         self.tape.callers = self._callers() if wanted("graph") else ()
+        if self.wrapper_call is not None and has_wrappers((*args, *kwargs.values())):
+            return self.wrapper_call(self, method(target) if opcode == "call_method" else target, args, kwargs)
         if has_distributed(args) or (kwargs and has_distributed(kwargs.values())):
             function = method(target) if opcode == "call_method" else target
             found = call_distributed(self.tape, function, tuple(args), kwargs or {})

@@ -67,6 +67,7 @@ from smelt.capture.model.values import (
     Tensor,
     TracebackValue,
     Value,
+    Wrapper,
     ZippedIterator,
     behind,
     describe,
@@ -315,7 +316,7 @@ def _on_tensors(interp: Interpreter, function: Callable[..., Any], left: Value, 
     held = held_operands(interp, (), left, right)
     left, right = (interp.number_of(interp, value) for value in held or (left, right))
     for value in (left, right):
-        if not isinstance(value, Tensor | Constant | OpenScalar):
+        if not isinstance(value, Tensor | Constant | OpenScalar | Wrapper):
             raise Unsupported("B008", f"{function.__name__} of {describe(left)} and {describe(right)}")
     return interp.tensor_call("call_function", function, [left, right])
 

@@ -22,6 +22,7 @@ from smelt.capture.model.values import (
     Proxy,
     Sequence,
     Super,
+    Wrapper,
     ZippedIterator,
 )
 
@@ -51,6 +52,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
     Instance: ("members", "contents"),
     ExceptionValue: ("members", "args"),
     Array: ("tensor",),
+    Wrapper: ("members",),
     Cell: ("contents",),
     Method: ("function", "receiver"),
     Partial: ("function", "args", "keywords"),

@@ -494,6 +494,19 @@ class Array(Instance):
     tensor: Any = None
 
 
+@dataclass(slots=True, eq=False)
+class Wrapper(Instance):
+    """A tensor of a class with `__torch_dispatch__`, made by the captured code; `outer` is what it shows of itself."""
+
+    outer: Any = None
+
+
+def has_wrappers(values: Any) -> bool:
+    return any(
+        isinstance(each, Wrapper) or (isinstance(each, Sequence) and has_wrappers(each.raw_items)) for each in values
+    )
+
+
 Place = tuple[Value, CodeInfo, Instruction]
 """A line of a traceback: the function, its code, and the instruction it was at."""
 
@@ -641,8 +654,8 @@ def of_number(number: Any) -> Constant:
 
 
 # What Python's operators call; what has nothing to do with operators; and what yields text.
-_OPERATORS = frozenset(name for kind in (int, str, set, dict) for name in vars(kind) if name.startswith("__"))
-_OPERATORS -= {"__new__", "__init__", "__doc__", "__getattribute__", "__class_getitem__", "__sizeof__", "__reduce__"}
+OPERATORS = frozenset(name for kind in (int, str, set, dict) for name in vars(kind) if name.startswith("__"))
+OPERATORS -= {"__new__", "__init__", "__doc__", "__getattribute__", "__class_getitem__", "__sizeof__", "__reduce__"}
 STRING_METHODS = frozenset({"__str__", "__repr__", "__format__"})
 
 
@@ -656,7 +669,7 @@ def own_operators(kind: type) -> frozenset[str]:
             name
             for base in mro_of(kind)
             for name, found in class_dict_of(base).items()
-            if name in _OPERATORS and not _is_pythons(found)
+            if name in OPERATORS and not _is_pythons(found)
         )
     return _FOUND_OPERATORS[version] if version else _FOUND_OPERATORS.pop(0)
 

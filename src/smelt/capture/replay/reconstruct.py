@@ -69,6 +69,7 @@ from smelt.capture.model.values import (
     TracebackValue,
     Value,
     WeakReference,
+    Wrapper,
     ZippedIterator,
     contents_kind,
     describe,
@@ -585,6 +586,23 @@ def _array(build: Rebuilder, value: Array) -> Operand:
     return made if value.kind.__name__ == "ndarray" else build.step(_first, made)
 
 
+def _wrapper(build: Rebuilder, value: Wrapper) -> Operand:
+    made = build.early(value, build.step(functools.partial(_rewrapped, value.kind, _layout_of(value.outer))))
+    build.fill(lambda: _fill_instance(build, value, object, made))
+    return made
+
+
+def _rewrapped(kind: type, layout: tuple[Any, ...]) -> Any:
+    shape, stride, offset, dtype, device = layout
+    return torch.Tensor._make_wrapper_subclass(
+        kind, shape, strides=stride, storage_offset=offset, dtype=dtype, device=device
+    )
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device
+
+
 def _first(array: Any) -> Any:
     return array[()]
 
@@ -722,6 +740,7 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Generator: rebuild_generator,
     Instance: _instance,
     Array: _array,
+    Wrapper: _wrapper,
     Super: _super,
     Partial: _partial,
     Descriptor: rebuild_descriptor,

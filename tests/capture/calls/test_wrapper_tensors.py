@@ -1,0 +1,209 @@
+"""Tensors of a class with `__torch_dispatch__` that a compiled function makes: captured whole, with eager's numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import smelt
+
+aten = torch.ops.aten
+
+
+class Scaled(torch.Tensor):
+    """Integers times a scale."""
+
+    values: torch.Tensor
+    scale: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor, scale: torch.Tensor) -> "Scaled":
+        made: Scaled = torch.Tensor._make_wrapper_subclass(
+            cls, values.shape, strides=values.stride(), dtype=scale.dtype, device=values.device, requires_grad=False
+        )
+        return made
+
+    def __init__(self, values: torch.Tensor, scale: torch.Tensor) -> None:
+        self.values, self.scale = values, scale  # type: ignore[method-assign]
+
+    def plain(self) -> torch.Tensor:
+        return self.values.to(self.dtype) * self.scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is aten.t.default:
+            return Scaled(args[0].values.t(), args[0].scale)
+        if func is aten.mul.Tensor and isinstance(args[1], float):
+            return Scaled(args[0].values, args[0].scale * args[1])
+        if func is aten.cumsum.default:
+            raise ValueError(f"no {func.__name__}")
+        return func(*[each.plain() if isinstance(each, Scaled) else each for each in args], **(kwargs or {}))
+
+
+class Added(Scaled):
+    """Has an operator of its own."""
+
+    def __add__(self, other: Any) -> Any:
+        return self.plain() + 1000
+
+
+def scaled(x: torch.Tensor, kind: type = Scaled) -> Any:
+    scale = x.abs().amax() / 127
+    return kind((x / scale).round().to(torch.int8), scale)
+
+
+class Quantized(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return F.linear(x, scaled(w))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return grad @ w, grad.t() @ x
+
+
+def measured(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    q = scaled(w)
+    rows, columns = q.shape
+    assert isinstance(q, torch.Tensor) and type(q) is Scaled and q.dtype is torch.float32 and not q.requires_grad
+    return x.sum() + rows * columns + q.size(0) + q.stride()[0] + q.dim() + len(q) + q.numel()
+
+
+def chosen_by_raising(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    try:
+        return scaled(w).cumsum(0)
+    except ValueError as error:
+        return x + len(str(error))
+
+
+def changed(x: torch.Tensor, w: torch.Tensor) -> Any:
+    q = scaled(w)
+    q.extra, q.scale = x * 2, q.scale * 2
+    return q.extra.sum() + q.plain().sum(), q
+
+
+WHOLE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "linear": lambda x, w: F.linear(x, scaled(w)),
+    "linear with three dimensions": lambda x, w: F.linear(x[None].expand(2, -1, -1), scaled(w)),
+    "product": lambda x, w: x @ scaled(w).t() + x @ scaled(w).T,
+    "addmm": lambda x, w: torch.addmm(torch.ones(5), x, scaled(w).t()),
+    "two of them": lambda x, w: scaled(x) @ scaled(w).t(),
+    "scaled again": lambda x, w: (scaled(w) * 2.0).plain(),
+    "operators": lambda x, w: (1.0 - scaled(w)) + -scaled(w) + (scaled(w) == 1) + scaled(w)[0] + abs(scaled(w)),
+    "list": lambda x, w: sum(F.linear(x, q) for q in [scaled(w), scaled(w * 2)]),
+    "returned": lambda x, w: scaled(w),
+    "measured": measured,
+    "raising": chosen_by_raising,
+    "changed": changed,
+}
+
+
+def _same(found: Any, expected: Any) -> None:
+    if isinstance(expected, tuple):
+        for one, other in zip(found, expected, strict=True):
+            _same(one, other)
+        return
+    assert type(found) is type(expected) and found.requires_grad == expected.requires_grad
+    if isinstance(expected, Scaled):
+        assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+        found, expected = found.plain(), expected.plain()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_captured_without_a_break(name: str) -> None:
+    function = WHOLE[name]
+    smelt.reset()
+    compiled = smelt.compile(function, fullgraph=True)
+    for rows in (3, 3, 6, 7):
+        x, w = torch.randn(rows, 4), torch.randn(5, 4)
+        _same(compiled(x, w), function(x, w))
+    assert smelt.counters["graph_breaks"] == 0 and smelt.counters["kernels"] > 0
+
+
+def test_inside_of_an_autograd_function() -> None:
+    smelt.reset()
+    compiled = smelt.compile(lambda x, w: Quantized.apply(x, w).relu(), fullgraph=True)  # type: ignore[no-untyped-call]
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    compiled(x, w).sum().backward()
+    found = x.grad, w.grad
+    x.grad = w.grad = None
+    Quantized.apply(x, w).relu().sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(found, (x.grad, w.grad))
+
+
+def test_what_autograd_records_is_left_to_python() -> None:
+    def outer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, scaled(w.detach())) * 2
+
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4)
+    compiled = smelt.compile(outer)
+    with pytest.raises(smelt.GraphBreakError, match="autograd records"):
+        smelt.compile(outer, fullgraph=True)(x, w)
+    compiled(x, w).sum().backward()
+    found, x.grad = x.grad, None
+    outer(x, w).sum().backward()
+    torch.testing.assert_close(found, x.grad)
+
+
+def test_below_autograd_nothing_is_recorded() -> None:
+    """The parts of a wrapper may require a gradient; what its class computes of them does not."""
+    x, w = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True)
+
+    def below(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, scaled(w))
+
+    _same(smelt.compile(below, fullgraph=True)(x, w), below(x, w))
+
+
+def test_a_class_with_operators_of_its_own_is_left_to_python() -> None:
+    def added(w: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = scaled(w, Added) + 1
+        return result
+
+    w = torch.randn(5, 4)
+    torch.testing.assert_close(smelt.compile(added)(w), added(w))
+    with pytest.raises(smelt.GraphBreakError, match="operators of its own"):
+        smelt.compile(added, fullgraph=True)(w)
+
+
+def test_an_exception_of_the_class_leaves_the_call() -> None:
+    with pytest.raises(ValueError, match="no cumsum"):
+        smelt.compile(lambda w: scaled(w).cumsum(0))(torch.randn(5, 4))
+
+
+def test_a_class_that_is_given_another_dispatch_is_followed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.randn(5, 4)
+    compiled = smelt.compile(lambda w: scaled(w) + 1)
+    compiled(w)
+
+    def zeros(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> torch.Tensor:
+        return torch.zeros(2)
+
+    monkeypatch.setattr(Scaled, "__torch_dispatch__", classmethod(zeros))
+    assert torch.equal(compiled(w), torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda w: sum(scaled(w)), lambda w: w + len(scaled(w.sum()).shape), lambda w: w + len([*scaled(w)])],
+    ids=["sum", "scalar", "unpacked"],
+)
+def test_iteration_is_left_to_python(function: Callable[[torch.Tensor], Any]) -> None:
+    w = torch.randn(5, 4)
+    torch.testing.assert_close(smelt.compile(function)(w), function(w))
+
+
+def test_a_wrapper_outlives_a_graph_break() -> None:
+    def broken(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        q = scaled(w)
+        first = F.linear(x, q)
+        smelt.graph_break()
+        return F.linear(x, q) + first
+
+    x, w = torch.randn(3, 4), torch.randn(5, 4)
+    torch.testing.assert_close(smelt.compile(broken)(x, w), broken(x, w))
