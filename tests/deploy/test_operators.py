@@ -140,3 +140,115 @@ def test_what_has_no_kernels_is_named_with_its_line() -> None:
     line = determinant.__code__.co_firstlineno + 1
     assert f"aten._linalg_det.default: is left to the library, at {__file__}:{line}" in caught.value.message
     assert "determinant needs libtorch, which an artifact runs without" in caught.value.message
+
+
+# Windows and resizing.
+
+IMAGE, VOLUME, LINE = seeded(2, 3, 7, 9), seeded(2, 3, 5, 7, 6), seeded(2, 3, 11)
+
+POOLS: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    "max, rounded up": (lambda x: F.max_pool2d(x, 2, ceil_mode=True, return_indices=True), IMAGE),
+    "max, padded and rounded up": (lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True), IMAGE),
+    "max, dilated": (lambda x: F.max_pool2d(x, 2, 1, dilation=2, return_indices=True), IMAGE),
+    "max, 1d": (lambda x: F.max_pool1d(x, 4, 3, 1, ceil_mode=True), LINE),
+    "max, 3d": (lambda x: F.max_pool3d(x, 3, 2, 1, return_indices=True), VOLUME),
+    "max, 3d, rounded up": (lambda x: F.max_pool3d(x, 2, ceil_mode=True), VOLUME),
+    "average, rounded up": (lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), IMAGE),
+    "average, without padding": (
+        lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False), IMAGE,
+    ),
+    "average, 1d": (lambda x: F.avg_pool1d(x, 2, ceil_mode=True), LINE),
+    "average, 3d": (lambda x: F.avg_pool3d(x, 2, divisor_override=3), VOLUME),
+    "adaptive max, 1d": (lambda x: F.adaptive_max_pool1d(x, 4, return_indices=True), LINE),
+    "adaptive max": (lambda x: F.adaptive_max_pool2d(x, (3, 2), return_indices=True), IMAGE),
+    "adaptive max, 3d": (lambda x: F.adaptive_max_pool3d(x, (3, 2, 4)), VOLUME),
+    "adaptive average, 3d": (lambda x: F.adaptive_avg_pool3d(x, (3, 2, 4)), VOLUME),
+    "nearest": (lambda x: F.interpolate(x, size=(5, 4)), IMAGE),
+    "nearest, larger": (lambda x: F.interpolate(x, size=(17, 10)), IMAGE),
+    "nearest, exact": (lambda x: F.interpolate(x, size=(5, 10), mode="nearest-exact"), IMAGE),
+    "nearest, by a scale": (lambda x: F.interpolate(x, scale_factor=1.7), IMAGE),
+    "nearest, 3d": (lambda x: F.interpolate(x, size=(3, 4, 9)), VOLUME),
+    "bilinear": (lambda x: F.interpolate(x, size=(12, 4), mode="bilinear"), IMAGE),
+    "trilinear": (lambda x: F.interpolate(x, size=(3, 4, 9), mode="trilinear", align_corners=True), VOLUME),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_windows_and_resizing(name: str) -> None:
+    function, x = POOLS[name]
+    strange = x.clone()
+    strange[:, :, :2] = -INF
+    others = [] if "average" in name or "linear" in name else [(strange,)]
+    same(function, (x,), (x * 3,), *others)
+    if x.dim() == 4:
+        same(function, (x.contiguous(memory_format=torch.channels_last),))
+
+
+@pytest.mark.parametrize(
+    "name", ["max, padded and rounded up", "average, without padding", "adaptive max", "nearest", "bilinear"]
+)
+def test_windows_and_resizing_of_sizes_that_differ(name: str) -> None:
+    function, x = POOLS[name]
+    given = [(seeded(images, 3, height, width),) for images, height, width in ((4, 10, 6), (1, 5, 31), (2, 16, 16))]
+    same(function, (x,), *given, dynamic={"x": {0: ("n", 1, 8), 2: ("h", 3, 64), 3: ("w", 3, 64)}})
+
+
+def test_resizes_to_the_size_of_another() -> None:
+    given = [(IMAGE, seeded(1, height, width)) for height, width in ((5, 6), (9, 20), (2, 2))]
+    dynamic = {"y": {1: ("h", 2, 64), 2: ("w", 2, 64)}}
+    same(lambda x, y: F.interpolate(x, size=y.shape[1:], mode="bilinear"), *given, dynamic=dynamic)
+
+
+def test_looks_for_sizes_without_memory_for_them() -> None:
+    same(lambda x: F.adaptive_max_pool2d(x, 1), (IMAGE,), (seeded(2, 3, 1, 5),), dynamic={"x": {2: "h", 3: "w"}})
+
+
+# Bags of embeddings.
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings(mode: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.EmbeddingBag(10, 4, mode=mode)
+    flat = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9])
+    offsets = [(flat, torch.tensor(each)) for each in ([0, 4], [0, 0], [0, 8])]
+    same(lambda x, offsets: model(x, offsets), *offsets)
+    tables = [(torch.randint(0, 10, (rows, 4), generator=torch.Generator().manual_seed(rows)),) for rows in (3, 1, 6)]
+    same(lambda x: model(x), *tables, dynamic={"x": {0: ("rows", 1, 16)}})
+
+
+def test_bags_of_weighted_embeddings() -> None:
+    table = seeded(10, 4)
+    x = torch.tensor([[1, 2, 4], [5, 9, 0]])
+    same(lambda x, w: F.embedding_bag(x, table, mode="sum", per_sample_weights=w), (x, seeded(2, 3)))
+
+
+# Integers.
+
+LEAST, MOST = -(2**63), 2**63 - 1
+DIVIDED = (0, 1, -1, 7, -7, 2**31, 2**53 + 1, -(2**53) - 1, MOST, LEAST, LEAST + 1, MOST - 1, 2**62 + 12345)
+
+
+def divided(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x // y, x % y, torch.div(x, y, rounding_mode="trunc"), torch.fmod(x, y)
+
+
+def test_division_of_integers_is_exact() -> None:
+    divisors = [each for each in DIVIDED if each not in (0, -1)] + [2, -2, 3, -3, 10]
+    x = torch.tensor([a for a in DIVIDED for _ in divisors])
+    y = torch.tensor(divisors * len(DIVIDED))
+    same(divided, (x, y), (x[:20], y[:20]), dynamic={"x": {0: "n"}, "y": {0: "n"}})
+    same(divided, (x[20:60], torch.tensor(-1)), (x[20:60], torch.tensor(7)))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.uint8])
+def test_division_of_narrow_integers(dtype: torch.dtype) -> None:
+    x, y = torch.arange(100, dtype=dtype), torch.arange(100, dtype=dtype) % 7 + 1
+    same(divided, (x, y), *([(-x, y), (x, -y)] if dtype.is_signed else []))
+
+
+def test_division_by_zero_is_an_error() -> None:
+    artifact = smelt.export(lambda x, y: x // y, (torch.tensor([4, 6]), torch.tensor([2, 4])))
+    assert artifact(torch.tensor([5, 9]), torch.tensor([2, -2])).tolist() == [2, -5]
+    with pytest.raises(smelt.SmeltError, match="out of range"):
+        artifact(torch.tensor([5, 9]), torch.tensor([2, 0]))

@@ -5,10 +5,12 @@
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from smelt.base.fast_dataclass import dataclass
@@ -16,6 +18,7 @@ from smelt.capture.driver.whole_call import ARGS, KWARGS
 from smelt.capture.model.marks import BOUNDS, DYNAMIC
 from smelt.capture.model.source import Source
 from smelt.deploy.errors import ExportError
+from smelt.device.host_library import on_host
 from smelt.ir.artifact.machine import Dimension
 from smelt.ir.artifact.tree import Tree, tree_of
 from smelt.symbolic.expressions import SMALLEST
@@ -90,6 +93,11 @@ class CallForm:
         args, kwargs = self.tree.build(iter([_at(leaf, sizes) for leaf in self.leaves]))
         return args, kwargs
 
+    def elements(self, sizes: Mapping[str, int]) -> int:
+        """How many elements the largest tensor has for these sizes."""
+        tensors = [leaf for leaf in self.leaves if isinstance(leaf.example, torch.Tensor)]
+        return max((math.prod(_shape_at(leaf, sizes)) for leaf in tensors), default=0)
+
     def open_places(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """What a capture for these sizes takes as symbols: where it is, by the guards' names, and which dimension."""
         for leaf in self.leaves:
@@ -161,11 +169,17 @@ def _dimension(usual: str, what: Any) -> Dimension:
 
 
 def _at(leaf: Leaf, sizes: Mapping[str, int]) -> Any:
-    wanted = {dim: sizes[dimension.name] for dim, dimension in leaf.sizes}
-    if not wanted:
+    if not leaf.sizes or (shape := _shape_at(leaf, sizes)) == list(leaf.example.shape):
         return leaf.example
-    shape = [wanted.get(dim, size) for dim, size in enumerate(leaf.example.shape)]
-    return leaf.example if shape == list(leaf.example.shape) else leaf.example.new_zeros(shape)
+    if not on_host(leaf.example.device):
+        return leaf.example.new_zeros(shape)
+    data = np.zeros(math.prod(shape) * leaf.example.itemsize, np.uint8)  # no page of it is touched, however large it is
+    return torch.from_numpy(data).view(leaf.example.dtype).view(shape)
+
+
+def _shape_at(leaf: Leaf, sizes: Mapping[str, int]) -> list[int]:
+    wanted = {dim: sizes[dimension.name] for dim, dimension in leaf.sizes}
+    return [wanted.get(dim, size) for dim, size in enumerate(leaf.example.shape)]
 
 
 def _parameters(target: Callable[..., Any]) -> list[str]:

@@ -51,6 +51,9 @@ from smelt.symbolic.expressions import LARGEST, SMALLEST, Expression, SizeGuard,
 MOST_VARIANTS = 16
 """How many sets of sizes one artifact is compiled for."""
 
+MOST_ELEMENTS = 1 << 31
+"""Of a tensor: larger ones are not looked for."""
+
 _TOO_MANY_STATES = "there would be too many states"
 
 
@@ -174,6 +177,8 @@ class _Variants:
         self._add(form.example_sizes, {})
         now = first_numbers(self._registers)
         for sizes in candidate_sizes(form.dimensions, form.example_sizes, lambda: turning_points(built)):
+            if form.elements(sizes) > MOST_ELEMENTS:
+                continue
             if not any(covers(form, variant, sizes, now) for variant in built):
                 if len(built) == MOST_VARIANTS:
                     shown = ", ".join(f"{key} = {size}" for key, size in sizes.items())

@@ -30,10 +30,12 @@ from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     whole_layers,
     without_library,
 )
+from smelt.ops.decompose.library_free import bags, division, windows  # noqa: F401
 from smelt.ops.decompose.table import DECOMPOSITIONS as _TABLE
 from smelt.ops.special import TABLE as SPECIAL
 
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = _TABLE
+_IN_DOUBLE = {**division.TABLE, **SPECIAL}
 
 
 def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
@@ -46,7 +48,7 @@ def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
     usual = how == "auto" and kernels
     table = DECOMPOSITIONS if usual else {**DECOMPOSITIONS, **convolutions.convolutions_by(how, kernels)}
     if alone:
-        table = {**table, **without_library.TABLE, **(SPECIAL if _has_double(options.target) else {})}
+        table = {**table, **without_library.TABLE, **(_IN_DOUBLE if _has_double(options.target) else {})}
     if alone and options.target and find(options.target).warp_size > 1:
         table = {**table, **without_library.SCORES_IN_MEMORY}
     return {**table, **products.AS_SUMS} if sums else table
