@@ -74,3 +74,14 @@ def test_what_the_tensor_itself_would_say_is_pythons_to_ask(name: str) -> None:
     weight = Scaled(torch.randn(3, 4), 0.5)
     compiled = smelt.compile(lambda x, w: (x + 1, getattr(w, name)), backend="eager")
     assert compiled(torch.ones(2), weight)[1] == getattr(weight, name)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["asked before", "never asked"])
+def test_a_class_that_is_not_asked_for_functions_is_not_followed(first: bool) -> None:
+    """Inside of `DisableTorchFunctionSubclass` its `__torch_dispatch__` is called, as in eager."""
+    compiled = smelt.compile(lambda x, weight: linear(x, weight, None))
+    x, weight = torch.randn(2, 4), Scaled(torch.randn(3, 4), 2.0)
+    if first:
+        torch.testing.assert_close(compiled(x, weight), linear(x, weight, None))
+    with torch._C.DisableTorchFunctionSubclass(), pytest.raises(NotImplementedError, match="aten"):
+        compiled(x, weight)

@@ -49,6 +49,34 @@ class Added(Scaled):
         return self.plain() + 1000
 
 
+class Asked(torch.Tensor):
+    """Is asked for functions, too, as the classes of torchao are."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "Asked":
+        made: Asked = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        return made
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            return F.linear(args[0], args[1].inner) * 2
+        if func is torch.relu:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        unwrapped = [each.inner + 1 if isinstance(each, Asked) else each for each in args]
+        return func(*unwrapped, **(kwargs or {}))
+
+
 def scaled(x: torch.Tensor, kind: type = Scaled) -> Any:
     scale = x.abs().amax() / 127
     return kind((x / scale).round().to(torch.int8), scale)
@@ -63,7 +91,7 @@ class Quantized(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         x, w = ctx.saved_tensors
-        return grad @ w, grad.t() @ x
+        return grad @ scaled(w), grad.t() @ x
 
 
 def measured(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -97,6 +125,8 @@ WHOLE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "list": lambda x, w: sum(F.linear(x, q) for q in [scaled(w), scaled(w * 2)]),
     "returned": lambda x, w: scaled(w),
     "measured": measured,
+    "asked for a function": lambda x, w: F.linear(x, Asked(w)) + Asked(w).ndim + Asked(w).shape[0],
+    "asked for methods": lambda x, w: x @ Asked(w).t() + Asked(w).sum() + x @ Asked(w).T + (1 - Asked(w))[0, 0],
     "raising": chosen_by_raising,
     "changed": changed,
 }
@@ -196,6 +226,65 @@ def test_a_class_that_is_given_another_dispatch_is_followed_anew(monkeypatch: py
 def test_iteration_is_left_to_python(function: Callable[[torch.Tensor], Any]) -> None:
     w = torch.randn(5, 4)
     torch.testing.assert_close(smelt.compile(function)(w), function(w))
+
+
+def test_what_a_class_hands_to_tensors_is_left_to_python() -> None:
+    """`Tensor.__torch_function__` makes an object of the class of the result, which has no parts."""
+    w = torch.randn(5, 4)
+
+    def handed(w: torch.Tensor) -> Any:
+        return torch.relu(Asked(w))
+
+    assert type(smelt.compile(handed)(w)) is type(handed(w)) is Asked
+
+
+def test_a_block_without_functions_of_classes_is_left_to_python() -> None:
+    def blocked(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        q = Asked(w)
+        with torch._C.DisableTorchFunctionSubclass():
+            found = F.linear(x, q)
+        return found + F.linear(x, q)
+
+    x, w = torch.randn(3, 4), torch.randn(5, 4)
+    torch.testing.assert_close(smelt.compile(blocked)(x, w), blocked(x, w))
+
+
+def test_int8_of_torchao_is_one_graph() -> None:
+    quantization: Any = pytest.importorskip("torchao.quantization")
+    smelt.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)).eval()
+    quantization.quantize_(model, quantization.Int8DynamicActivationInt8WeightConfig())
+    compiled, x = smelt.compile(model, fullgraph=True), torch.randn(8, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    assert (smelt.counters["graphs"], smelt.counters["graph_breaks"]) == (1, 0)
+
+
+class Slotted(torch.Tensor):
+    """Keeps a part in a slot, as those of torchao's float8 do."""
+
+    __slots__ = ("inner",)
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "Slotted":
+        made: Slotted = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        made.other = inner * 2  # type: ignore[attr-defined]
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return func(*[each.inner if isinstance(each, Slotted) else each for each in args], **(kwargs or {}))
+
+
+def test_slots_are_filled() -> None:
+    w = torch.randn(5, 4)
+    torch.testing.assert_close(smelt.compile(lambda w: Slotted(w) + 1, fullgraph=True)(w), w + 1)
+    found: Any = smelt.compile(lambda w: Slotted(w), fullgraph=True)(w)
+    assert type(found) is Slotted and found.inner is w and "inner" not in found.__dict__
+    torch.testing.assert_close(found.other, w * 2)
+    names = smelt.compile(lambda w: w + len(vars(Slotted(w))))(w)
+    torch.testing.assert_close(names, w + 1)
 
 
 def test_a_wrapper_outlives_a_graph_break() -> None:

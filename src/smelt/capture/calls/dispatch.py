@@ -37,7 +37,7 @@ from smelt.capture.calls.regions.checkpoint import CHECKPOINTS
 from smelt.capture.calls.regions.transforms import TRANSFORM_CALLS
 from smelt.capture.calls.traced.marked_functions import call_traced
 from smelt.capture.calls.traced.numpy_arrays import array_of, call_method, call_numpy
-from smelt.capture.calls.traced.wrapper_tensors import WRAPPER_CALLS
+from smelt.capture.calls.traced.wrapper_tensors import WRAPPER_CALLS, ask_classes_from_now, attribute_by_getter
 from smelt.capture.guards.name_lookups import rely_on_names
 from smelt.capture.interpreter.attributes import attribute_now
 from smelt.capture.interpreter.backward import BACKWARD_CALLS
@@ -111,7 +111,7 @@ from smelt.capture.model.values import (
     describe,
     python_type,
 )
-from smelt.capture.polyfills.by_name import BY_NAME, WHOLE, hide_backend_settings, index_by_tensors
+from smelt.capture.polyfills.by_name import BY_NAME, WHOLE, ask_classes, hide_backend_settings, index_by_tensors
 from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS, scripted
 from smelt.capture.polyfills.optimizers import STEPPING, averaging_batch_norm
 from smelt.capture.polyfills.transforms import MADE_OUTSIDE, TRANSFORMS
@@ -228,6 +228,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if real is index_by_tensors:
         interp.indexes_by_tensors = bool(interp.plain(args[0]))
         return Constant(None)
+    if real is ask_classes:
+        return ask_classes_from_now(interp, bool(interp.plain(args[0])))
     if real is hide_backend_settings:
         interp.tree.hides_backend_settings = bool(interp.plain(args[0]))
         return Constant(None)
@@ -279,6 +281,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if is_a(real, type):
         make = place if real.__module__ == PLACEMENTS else call_class
         return make(interp, function, args, kwargs)
+    if is_a(real, types.MethodWrapperType) and args and isinstance(args[0], Wrapper):
+        return attribute_by_getter(interp, real, args, kwargs)
     if is_a(real, types.BuiltinFunctionType):
         return _call_builtin(interp, function, args, kwargs)
     return _call_instance(interp, function, args, kwargs)
@@ -366,6 +370,7 @@ def _by_subclass(interp: Interpreter, real: Any, kind: type, args: list[Value], 
     own = isinstance(found, classmethod) and isinstance(found.__func__, types.FunctionType)
     if not own or is_library(found.__func__.__code__) or any(type(each.value) is not kind for each in others):
         raise Unsupported("B006", kind.__qualname__)
+    interp.rely_on_asked_classes(kind)
     fixed = interp.externals.fixed
     given: list[Value] = [fixed(kind), fixed(real), Sequence(tuple, [fixed(kind)]), Sequence(tuple, list(args))]
     return call(interp, fixed(found.__func__), [*given, Mapping(dict(kwargs))], {})

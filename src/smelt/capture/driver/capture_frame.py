@@ -219,6 +219,7 @@ def _capture(
     keep: Keep | None,
     observe: Observe | None,
 ) -> Captured:
+    asks_classes = torch._C._is_torch_function_enabled()
     try:
         with (
             restored(),
@@ -229,6 +230,7 @@ def _capture(
             virtual = [_virtual(externals, frame, base) for frame, base in _with_bases(frames)]
             interp = Interpreter(virtual, externals, HANDLERS, call, generators.most)
             interp.array_call, interp.number_of = array_call, number_of
+            interp.is_asking_classes = asks_classes
             interp.wrapper_call, interp.wrapper_attribute = wrapper_call, attribute_of_wrapper
             interp.prepare_operands = operands_of_tensors if externals.explores else None
             if externals.tape.data_sizes is not None:

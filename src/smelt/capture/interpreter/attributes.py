@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from smelt.base.torch_originals import METHODS_OF_C, is_own
 from smelt.capture.interpreter.backward import gradient_of, store_gradient
 from smelt.capture.interpreter.exceptions import Missing, attribute_of, store_in, traceback_attribute
-from smelt.capture.interpreter.externals import REGISTRIES
+from smelt.capture.interpreter.externals import REGISTRIES, slot_names
 from smelt.capture.interpreter.function_attributes import (
     asks_function,
     delete_from_function,
@@ -289,10 +289,12 @@ def _by_hook(interp: Interpreter, value: Object | Instance, kind: type, hook: ty
 def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value | None:
     found = interp.tree.class_attribute(value.kind, name)
     if name == "__dict__" and isinstance(found, types.GetSetDescriptorType):
+        if isinstance(value, Wrapper) and slot_names(value.kind):  # which are members too, and not in the dict
+            raise Unsupported("B007", f"__dict__ of {describe(value)}")
         return value.members
     if isinstance(value, ExceptionValue) and isinstance(found, _DESCRIPTORS_OF_C):
         return attribute_of(value, name)
-    if isinstance(value, Wrapper) and isinstance(found, _DESCRIPTORS_OF_C):
+    if isinstance(value, Wrapper) and isinstance(found, types.GetSetDescriptorType):
         assert interp.wrapper_attribute is not None
         return interp.wrapper_attribute(interp, value, name)
     if isinstance(value, Array) and isinstance(found, _DESCRIPTORS_OF_C) and interp.array_call is not None:

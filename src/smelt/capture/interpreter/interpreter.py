@@ -176,6 +176,8 @@ class Interpreter:
         self.entered_inference = False
         self.prepare_operands: Callable[[Interpreter, Any, list[Value]], list[Value]] | None = None
         self.wrapper_call: Callable[..., Value] | None = None  # of PyTorch, with wrappers of tensors made here
+        self.is_asking_classes = True  # of tensors for functions of PyTorch, as the code around the captured one has it
+        self.asks_classes: bool | None = None  # the same in a `__torch_function__` that is followed
         self.wrapper_attribute: Callable[..., Value] | None = None
         self.array_call: Callable[[Interpreter, Any, list[Value]], Value] | None = None  # operators of NumPy's arrays
         self.indexes_by_tensors = False  # whether `x[i]` by a tensor without dimensions is an operator, as under vmap
@@ -645,6 +647,12 @@ class Interpreter:
             self.tree.process("cuDNN", torch._C._get_cudnn_enabled, torch._C._get_cudnn_enabled())
         named = {name: self._with_graph_generator(target, value) for name, value in (kwargs or {}).items()}
         return self.tape.call(opcode, target, tuple(self._with_graph_generator(target, value) for value in args), named)
+
+    def rely_on_asked_classes(self, kind: type) -> None:
+        """A class of tensors is asked for a function of PyTorch, which the code around the captured one may forbid."""
+        if not self.is_asking_classes:
+            raise Unsupported("B006", f"{kind.__qualname__}, which is not asked for functions here,")
+        self.tree.process("classes of tensors asked", torch._C._is_torch_function_enabled, True)
 
     def _with_graph_generator(self, target: Any, value: Value) -> Value:
         if not isinstance(value, Object) or type(value.value) is not torch.Generator:

@@ -132,34 +132,7 @@ _FOLLOWED_ONLY = (
     _TORCH + os.path.join("nn", "attention", ""),  # what it sets is put back by who called it
 )
 
-# Functions that answer from the process or the type alone: called at capture, and their answer is a constant that the
-# process-state guards (or the guards of their arguments) keep true.
-EVALUATED: frozenset[str] = frozenset(
-    {
-        "torch.get_default_dtype",
-        "torch.are_deterministic_algorithms_enabled",
-        "torch._C._get_tracing_state",
-        "torch._C._is_tracing",
-        "torch._C._is_autocast_available",
-        "torch._C._get_privateuse1_backend_name",
-        "torch.cuda.amp.common.amp_definitely_not_available",
-        "torch.cuda.is_bf16_supported",
-        "torch._jit_internal.is_scripting",
-        "torch.jit._trace.is_tracing",
-        "torch.cuda.is_available",
-        "torch.cuda.device_count",
-        "torch.finfo",
-        "torch.iinfo",
-        "torch.device",
-        "torch.promote_types",
-        "torch.result_type",
-        "torch.can_cast",
-        "torch.get_num_threads",
-        "torch.typename",
-    }
-)
-
-# Of those, the ones that another machine, or the same with other settings, may answer otherwise.
+# Of those below, the ones that another machine, or the same with other settings, may answer otherwise.
 OF_THE_MACHINE: frozenset[str] = frozenset(
     {
         "torch._C._get_privateuse1_backend_name",
@@ -168,8 +141,29 @@ OF_THE_MACHINE: frozenset[str] = frozenset(
         "torch.cuda.is_available",
         "torch.cuda.device_count",
         "torch.get_num_threads",
+        *("torch.cpu._is_avx2_supported", "torch.cpu._is_avx512_supported", "torch.cpu._is_avx512_bf16_supported"),
+        *("torch.cpu._is_vnni_supported", "torch.cpu._is_amx_tile_supported", "torch.cpu._is_amx_fp16_supported"),
     }
 )
+
+# Functions that answer from the process or the type alone: called at capture, and their answer is a constant that the
+# process-state guards (or the guards of their arguments) keep true.
+EVALUATED: frozenset[str] = OF_THE_MACHINE | {
+    "torch.get_default_dtype",
+    "torch.are_deterministic_algorithms_enabled",
+    "torch._C._get_tracing_state",
+    "torch._C._is_tracing",
+    "torch._C._is_autocast_available",
+    "torch._jit_internal.is_scripting",
+    "torch.jit._trace.is_tracing",
+    "torch.finfo",
+    "torch.iinfo",
+    "torch.device",
+    "torch.promote_types",
+    "torch.result_type",
+    "torch.can_cast",
+    "torch.typename",
+}
 
 # Functions that yield their last argument as it is: notes for a compiler, and for its symbols.
 IDENTITIES: frozenset[str] = frozenset(

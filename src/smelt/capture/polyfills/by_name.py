@@ -134,6 +134,21 @@ class IndexByTensors:
         index_by_tensors(False)
 
 
+def ask_classes(enabled: bool) -> bool:
+    """From here on classes of tensors are asked for functions of PyTorch, or not; returns whether they were before."""
+    raise RuntimeError("capture follows this, and Python never runs it")
+
+
+class ClassesUnasked:
+    """Stands for `torch._C.DisableTorchFunctionSubclass` in a `__torch_function__`."""
+
+    def __enter__(self) -> None:
+        self.before = ask_classes(False)
+
+    def __exit__(self, *failure: object) -> None:
+        ask_classes(self.before)
+
+
 BY_NAME: dict[str, Callable[..., Any]] = {
     "torch._jit_internal.check_args_exist": check_args_exist,
     "torch._jit_internal.check_empty_containers": check_empty_containers,

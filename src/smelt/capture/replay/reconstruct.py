@@ -33,6 +33,7 @@ from smelt.capture.model.set_order import ITSELF, Call, Items, construction_of, 
 from smelt.capture.model.set_order import changed as set_changed
 from smelt.capture.model.set_order import made as set_made
 from smelt.capture.model.source import Source
+from smelt.capture.model.static import static_lookup
 from smelt.capture.model.values import (
     Array,
     ByIdentity,
@@ -588,8 +589,22 @@ def _array(build: Rebuilder, value: Array) -> Operand:
 
 def _wrapper(build: Rebuilder, value: Wrapper) -> Operand:
     made = build.early(value, build.step(functools.partial(_rewrapped, value.kind, _layout_of(value.outer))))
-    build.fill(lambda: _fill_instance(build, value, object, made))
+    fill = functools.partial(_fill_parts, tuple(value.attributes))
+
+    def fill_parts() -> None:
+        build.step(fill, made, *map(build.operand, value.attributes.values()))
+
+    build.fill(fill_parts)
     return made
+
+
+def _fill_parts(names: tuple[str, ...], real: Any, *items: Any) -> None:
+    """Fill the slots of a wrapper, and its dict."""
+    for name, item in zip(names, items, strict=True):
+        if isinstance(static_lookup(type(real), name), types.MemberDescriptorType):
+            object.__setattr__(real, name, item)
+        else:
+            real.__dict__[name] = item
 
 
 def _rewrapped(kind: type, layout: tuple[Any, ...]) -> Any:

@@ -21,6 +21,8 @@ from smelt.base.torch_internals import internal
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.bytecode import BINARY_METHODS
+from smelt.capture.model.policy import is_library
+from smelt.capture.model.reachable_values import reachable
 from smelt.capture.model.static import ABSENT, is_a, static_lookup
 from smelt.capture.model.values import (
     OPERATORS,
@@ -34,6 +36,7 @@ from smelt.capture.model.values import (
     Wrapper,
     describe,
 )
+from smelt.capture.polyfills.by_name import ClassesUnasked
 
 _LAID_OUT = frozenset(
     {"size", "strides", "storage_offset", "memory_format", "dtype", "layout", "device", "pin_memory", "requires_grad"}
@@ -73,8 +76,11 @@ def make_wrapper(interp: Interpreter, args: list[Value], kwargs: dict[str, Value
     """`torch.Tensor._make_wrapper_subclass(kind, size, …)`."""
     if not args or not isinstance(args[0], Object) or not is_a(args[0].value, type) or not kwargs.keys() <= _LAID_OUT:
         raise _REFUSED
+    if interp.externals.explores:
+        raise Unsupported("B006", "a wrapper in an exported function")
     kind = interp.externals.guard_identity(args[0])
     _dispatch_of(interp, kind)
+    _functions_of(interp, kind)
     if interp.tree.class_attribute(kind, "__del__") is not ABSENT:
         raise Unsupported("B006", kind.__qualname__)
     sizes = [interp.plain(value) for value in args[1:]]
@@ -95,13 +101,64 @@ def _wrapper(kind: type, outer: Any) -> Wrapper:
 def _dispatch_of(interp: Interpreter, kind: type) -> types.FunctionType:
     """The class's `__torch_dispatch__`; a class that is asked for functions, too, is left to Python."""
     found = interp.tree.class_attribute(kind, "__torch_dispatch__")
-    functions = interp.tree.class_attribute(kind, "__torch_function__")
-    plain = getattr(functions, "__func__", functions) is internal("_C._disabled_torch_function_impl")
     if interp.tree.of_class(kind, _has_own_operators):
         raise Unsupported("B006", f"{kind.__qualname__}, which has operators of its own,")
-    if not plain or not isinstance(found, classmethod) or not isinstance(found.__func__, types.FunctionType):
+    if not isinstance(found, classmethod) or not isinstance(found.__func__, types.FunctionType):
         raise Unsupported("B006", kind.__qualname__)
     return found.__func__
+
+
+def _functions_of(interp: Interpreter, kind: type) -> types.FunctionType | None:
+    """The class's `__torch_function__`; None if it is not asked."""
+    found = interp.tree.class_attribute(kind, "__torch_function__")
+    function = getattr(found, "__func__", found)
+    if function is internal("_C._disabled_torch_function_impl"):
+        return None
+    is_own = isinstance(found, classmethod) and isinstance(function, types.FunctionType)
+    if not is_own or is_library(function.__code__):
+        raise Unsupported("B006", kind.__qualname__)
+    if interp.asks_classes is None:
+        interp.rely_on_asked_classes(kind)
+    return None if interp.asks_classes is False else function
+
+
+def _asked(interp: Interpreter, kind: type, function: Any, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
+    """What the class's `__torch_function__` makes of a call; None if it is not asked."""
+    own, before = _functions_of(interp, kind), interp.asks_classes
+    if own is None:
+        return None
+    fixed = interp.externals.fixed
+    given: list[Value] = [fixed(kind), fixed(function), Sequence(tuple, [fixed(kind)]), Sequence(tuple, list(args))]
+    interp.asks_classes = True
+    try:
+        answer = interp.now(interp.call(fixed(own), [*given, Mapping(dict(kwargs))]))
+    finally:
+        interp.asks_classes = before
+    if isinstance(answer, Constant) and answer.value is NotImplemented:
+        raise Unsupported("B006", f"{kind.__qualname__}, which declines {function},")
+    return answer
+
+
+def _without_functions(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`torch._C.DisableTorchFunctionSubclass()`, inside of a `__torch_function__` that is followed: where such a call
+    breaks, Python runs all of it, and never a block that was entered here."""
+    if interp.asks_classes is None:
+        raise Unsupported("B002", "torch._C.DisableTorchFunctionSubclass")
+    return interp.call(interp.externals.fixed(ClassesUnasked), args, kwargs)
+
+
+def ask_classes_from_now(interp: Interpreter, enabled: bool) -> Value:
+    before, interp.asks_classes = interp.asks_classes, enabled
+    return Constant(before)
+
+
+def attribute_by_getter(interp: Interpreter, getter: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`torch.Tensor.shape.__get__(tensor)`, as a `__torch_function__` is asked for it."""
+    read: Any = getter.__self__
+    (value, *_) = args
+    if getter.__name__ != "__get__" or not isinstance(value, Wrapper) or not is_a(read, types.GetSetDescriptorType):
+        raise Unsupported("B002", f"{getter.__qualname__}")
+    return attribute_of_wrapper(interp, value, read.__name__)
 
 
 def _has_own_operators(kind: type) -> bool:
@@ -111,6 +168,9 @@ def _has_own_operators(kind: type) -> bool:
 def attribute_of_wrapper(interp: Interpreter, value: Wrapper, name: str) -> Value:
     """An attribute that PyTorch has for tensors."""
     _dispatch_of(interp, value.kind)
+    own = _asked(interp, value.kind, getattr(torch.Tensor, name).__get__, [value], {})
+    if own is not None:
+        return own
     if name in _TRANSPOSED:
         return interp.tensor_call("call_function", getattr, [value, Constant(name)])
     if name not in _METADATA:
@@ -122,6 +182,12 @@ def wrapper_call(
     interp: Interpreter, function: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     """A call of PyTorch with such tensors among its arguments."""
+    kind, *others = {each.kind for each in reachable((*args, *kwargs.values())).values() if isinstance(each, Wrapper)}
+    if others:
+        raise Unsupported("B006", "a call with wrappers of several classes")
+    own = _asked(interp, kind, function, args, kwargs)
+    if own is not None:
+        return own
     if getattr(function, "__name__", "") in _MEASURES and isinstance(args[0], Wrapper) and len(args) < 3:
         _dispatch_of(interp, args[0].kind)
         return interp.wrap_plain(function(args[0].outer, *map(interp.plain, args[1:])))
@@ -235,4 +301,7 @@ def _stand_ins(values: Any) -> Iterator[Any]:
             yield from _stand_ins(value)
 
 
-WRAPPER_CALLS = {torch.Tensor._make_wrapper_subclass: make_wrapper}
+WRAPPER_CALLS = {
+    torch.Tensor._make_wrapper_subclass: make_wrapper,
+    internal("_C.DisableTorchFunctionSubclass"): _without_functions,
+}
