@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 COLUMNS = 4
+LENGTHS = (1, 2, 2, 3, 3, 4, 5, 8)  # of most programs: an export takes some tenth of a second for each state
 
 # Expressions by kind; `{m}` is some variable of kind m, `{i}` a column, `{c}` a small number.
 EXPRESSIONS = {
@@ -289,6 +290,6 @@ def program_of(seed: int) -> Program:
     writer.put(0, "m0 = x * 0.5")
     pool["m"].append("m0")
     writer.own.add("m0")
-    writer.block(0, chance.randint(3, 9), False)
+    writer.block(0, chance.choice(LENGTHS), False)
     writer.put(0, f"return {writer.returned()}")
     return Program(seed, tuple(writer.lines), tuple(arguments), rows, keeps)

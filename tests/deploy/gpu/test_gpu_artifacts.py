@@ -94,7 +94,7 @@ def test_the_best_target_is_chosen_when_a_file_is_opened(tmp_path: Path) -> None
 def test_why_no_target_runs_is_told(tmp_path: Path) -> None:
     artifact = _mlp((CHIP,))
     path = artifact.save(tmp_path / "model.smelt")
-    with pytest.raises(smelt.SmeltError, match=r"runs here.*there is no CUDA driver.*libcuda.so.1"):
+    with pytest.raises(smelt.SmeltError, match=r"does not run here: there is no CUDA driver: libcuda.so.1"):
         smelt.load(path)
     gpu = FakeGpu(artifact, tmp_path)
     done = gpu.attempt(built("examples/deploy/infer.c", tmp_path), path, "o", "i", SMELT_FAKE_CAPABILITY="75")

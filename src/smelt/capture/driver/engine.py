@@ -117,7 +117,7 @@ class Engine:
                     result = _under_modes(function, args, kwargs)
                     self._why_no_graph = _MODES_ACTIVE
                 elif native.scattered and trials:
-                    return trials[grad_mode()].call(args, kwargs)
+                    result = trials[grad_mode()].call(args, kwargs)
                 else:
                     result = enter(function, args, kwargs)
             except BaseException as error:
