@@ -118,3 +118,16 @@ def test_sizes_among_the_results() -> None:
     for size in (2, 5, 40):
         count, made = artifact(torch.zeros(size, 4))
         assert count == 3 * size + 1 and made.shape == (size, 4)
+
+
+def test_a_gru_of_some_lengths_is_exported_for_each_and_one_of_many_is_refused() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.GRU(5, 6).eval()
+    x = torch.randn(4, 3, 5)
+    artifact = smelt.export(model, (x,), dynamic={"input": {0: ("length", 1, 6)}})
+    for length in range(1, 7):
+        given = torch.randn(length, 3, 5)
+        with torch.no_grad():
+            torch.testing.assert_close(artifact(given)[0], model(given)[0])
+    with pytest.raises(smelt.SmeltError, match=r"16 variants do not cover all sizes: none is for length = \d+"):
+        smelt.export(model, (x,), dynamic={"input": {0: ("length", 1, 100)}})

@@ -87,6 +87,8 @@ class LibraryError(SmeltError):
         forbids, hint = 'which library="none" forbids', 'with library="torch" libtorch computes that'
         if exported:
             forbids, hint = "which an artifact runs without", "compute that part before or after, or by other operators"
+        if any("grouped_mm" in name for name in operators):
+            hint = 'of a mixture of experts by model.set_experts_implementation("batched_mm")'
         super().__init__(
             "SM031",
             f"{graph} needs libtorch, {forbids}:{calls}",

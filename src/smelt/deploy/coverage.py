@@ -145,6 +145,18 @@ def candidate_sizes(
         yield {each.name: max(each.least, SMALLEST) for each in dimensions}
 
 
+def every_size(
+    dimensions: Sequence[Dimension], example: Mapping[str, int], variants: Sequence[Variant]
+) -> Iterator[dict[str, int]]:
+    """Each size by itself, if variants are for one size alone: those that were looked at say nothing of others then."""
+    checks = [check for variant in variants for check in variant.checks]
+    if not any(isinstance(check, SizeCheck) and check.guard.relation == "==" for check in checks):
+        return
+    for each in dimensions:
+        for size in range(each.least, min(each.most, each.least + MOST_STEPS) + 1):
+            yield dict(example) | {each.name: size}
+
+
 def _sizes_of(dimension: Dimension, example: Mapping[str, int], turning: set[int]) -> list[int]:
     wanted = {dimension.least, dimension.most, example[dimension.name], *range(9), *turning}
     wanted |= {1 << power for power in range(3, 21)} | {(1 << power) + 1 for power in range(3, 21)}

@@ -9,6 +9,7 @@ within their bounds: for such sizes the call is captured again, and becomes anot
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from smelt.deploy.coverage import (
     argument_dims,
     candidate_sizes,
     covers,
+    every_size,
     first_numbers,
     static_sizes,
     turning_points,
@@ -83,9 +85,16 @@ def exported_machine(
             raise refused from None
         try:
             machine = flow_machine(form, name, how)
-        except SmeltError:
+        except SmeltError as error:
             if isinstance(broken, DecidesByState):
                 raise broken from None
+            if "transformers/generation" in error.where:
+                raise ExportError(
+                    "generate() is a loop in Python round the model, which no artifact holds",
+                    where=error.where,
+                    hint="export one step, the model's forward for the tokens so far or with its cache as state; the "
+                    "program that runs the file has the loop",
+                ) from None
             raise
     else:
         machine = _with_fixed(form, machine, "" if refused is None else refused.message)
@@ -176,7 +185,8 @@ class _Variants:
         form, built = self._form, self._built
         self._add(form.example_sizes, {})
         now = first_numbers(self._registers)
-        for sizes in candidate_sizes(form.dimensions, form.example_sizes, lambda: turning_points(built)):
+        usual = candidate_sizes(form.dimensions, form.example_sizes, lambda: turning_points(built))
+        for sizes in chain(usual, every_size(form.dimensions, form.example_sizes, built)):
             if form.elements(sizes) > MOST_ELEMENTS:
                 continue
             if not any(covers(form, variant, sizes, now) for variant in built):
