@@ -49,10 +49,10 @@ from smelt.capture.interpreter.deferred_scalars import (
     open_truth,
     told,
 )
-from smelt.capture.interpreter.dict_keys import hashable
+from smelt.capture.interpreter.dict_keys import hashable, identical
 from smelt.capture.interpreter.dunder_dispatch import held_operands
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.iterators import advance, drain, ended, iterator
+from smelt.capture.interpreter.iterators import advance, drain, ended, iterator, taken
 from smelt.capture.interpreter.operators import (
     BINARY,
     COMPARE,
@@ -62,7 +62,6 @@ from smelt.capture.interpreter.operators import (
     contains,
     float_of,
     holds_symbols,
-    identical,
     is_computed,
     length,
     mapped,
@@ -97,6 +96,7 @@ from smelt.capture.model.values import (
     Value,
     Wrapper,
     ZippedIterator,
+    behind,
     describe,
     of_number,
     python_type,
@@ -274,19 +274,19 @@ def _has_keys(interp: Interpreter, value: Value) -> bool:
     return isinstance(value, Object | Instance) and attribute_or_none(interp, value, "keys") is not None
 
 
-def unpacked(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> dict[Any, Any]:
-    """What `dict(*args, **kwargs)` holds."""
+def unpacked(interp: Interpreter, args: list[Value], kwargs: dict[str, Value], kind: type = dict) -> dict[Any, Any]:
+    """What `kind(*args, **kwargs)` holds."""
     items: dict[Any, Any] = {}
-    unpack_into(interp, items, args, kwargs)
+    unpack_into(interp, items, args, kwargs, kind)
     return items
 
 
 def unpack_into(
-    interp: Interpreter, items: dict[Any, Any], args: list[Value], kwargs: dict[str, Value], kind: type = OrderedDict
+    interp: Interpreter, items: dict[Any, Any], args: list[Value], kwargs: dict[str, Value], kind: type
 ) -> None:
     """`items.update(*args, **kwargs)`, item by item: who yields them may look at what is there already.
 
-    `kind`: of a dict, whose errors are worded; those of an OrderedDict are left to Python."""
+    `kind`: of a dict, by which errors are worded."""
     if len(args) > 1:
         raise Unsupported("B019", f"TypeError: a dict of {len(args)} arguments")
     if args and (isinstance(args[0], Mapping | Proxy) or _has_keys(interp, args[0])):
@@ -294,34 +294,40 @@ def unpack_into(
     elif args:
         source, number = interp.now(iterator(interp, args[0])), 0
         while (pair := advance(interp, source)) is not None:
-            key, value = _pair(interp, pair, None if kind is OrderedDict else number)
+            key, value = _ordered_pair(interp, pair) if kind is OrderedDict else _pair(interp, pair, number)
             items[hashable(interp, key)] = value
             number += 1
     items.update(kwargs)
 
 
-def _pair(interp: Interpreter, value: Value, number: int | None) -> list[Value]:
-    """A key and a value; `number`: which pair it is, None to leave errors to Python."""
+def _ordered_pair(interp: Interpreter, value: Value) -> list[Value]:
+    """A key and a value, for an OrderedDict."""
+    pair = taken(interp, value, 3)
+    if len(pair) < 2:
+        raise Raised.of(ValueError(f"need more than {len(pair)} value{'s' * (len(pair) != 1)} to unpack"))
+    if len(pair) > 2:
+        raise Raised.of(ValueError("too many values to unpack (expected 2)"))
+    return pair
+
+
+def _pair(interp: Interpreter, value: Value, number: int) -> list[Value]:
+    """A key and a value; `number`: which pair it is."""
     element = f"dictionary update sequence element #{number}"
     try:
         pair = drain(interp, value, hinted=True)
     except Raised as raised:
         if not issubclass(interp.failure_kind(raised), TypeError):
             raise
-        if number is not None and isinstance(value, Constant):
+        if isinstance(value, Constant):
             raise Raised.of(TypeError(f"cannot convert {element} to a sequence")) from None
         raise Unsupported("B019", f"TypeError: {describe(value)} is no pair of a key and a value") from None
-    if len(pair) != 2 and number is not None:
-        raise Raised.of(ValueError(f"{element} has length {len(pair)}; 2 is required"))
     if len(pair) != 2:
-        raise Unsupported("B019", f"ValueError: {describe(value)} is no pair of a key and a value")
+        raise Raised.of(ValueError(f"{element} has length {len(pair)}; 2 is required"))
     return pair
 
 
 def _dict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    items: dict[Any, Any] = {}
-    unpack_into(interp, items, args, kwargs, dict)
-    return Mapping(items)
+    return Mapping(unpacked(interp, args, kwargs))
 
 
 def _fromkeys(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -381,8 +387,14 @@ def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
         return Iterator(value, "reversed")
     if isinstance(value, Deque):
         return Iterator(value, "reversed", size=value.changes)
-    if isinstance(value, Mapping | DictView | Proxy):
-        return Iterator(Sequence(tuple, drain(interp, value)), "reversed")
+    value = behind(value)
+    if isinstance(value, Mapping | DictView):
+        mapping = value if isinstance(value, Mapping) else value.mapping
+        items, removals = Sequence(tuple, drain(interp, value)), mapping.removals
+        return Iterator(items, "reversed", size=len(items.items), removals=removals, watched=mapping)
+    held = held_operands(interp, ("__reversed__", "__iter__"), value)
+    if held is not None and isinstance(held[0], Mapping | Sequence):
+        return _reversed(interp, held, kwargs)
     kind = python_type(value)
     if not isinstance(value, Instance | Object) or kind is None:
         raise Unsupported("B009", f"reversed of {describe(value)}")
@@ -390,6 +402,10 @@ def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
     if isinstance(found, types.FunctionType):
         return interp.call(interp.externals.fixed(found), [value])
     by_place = [interp.tree.class_attribute(kind, name) for name in ("__len__", "__getitem__")]
+    if found is None or (found is ABSENT and by_place[1] is ABSENT):
+        raise lacking(value, "__reversed__")
+    if found is ABSENT and by_place[0] is ABSENT:
+        raise lacking(value, "__len__")
     if found is not ABSENT or not all(isinstance(each, types.FunctionType) for each in by_place):
         raise Unsupported("B009", f"reversed of {describe(value)}")
     return interp.call(interp.externals.fixed(reversed_), [value])

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.calls.arity import refusal
 from smelt.capture.calls.builtins import PURE, Builtin, unpacked
 from smelt.capture.calls.class_statements import make_descriptor
 from smelt.capture.calls.deque import make_deque
@@ -109,7 +110,9 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
     if kind is object and not args and not kwargs:
         return Instance(object)
     if kind is OrderedDict:
-        return Mapping(unpacked(interp, args, kwargs), OrderedDict)
+        if len(args) > 1:
+            raise refusal(kind, len(args), kwargs)
+        return Mapping(unpacked(interp, args, kwargs, OrderedDict), OrderedDict)
     if issubclass(kind, tuple) and is_heap_type(kind) and _is_named(interp, kind):
         return _make_namedtuple(interp, kind, args, kwargs)
     if issubclass(kind, BaseException):
@@ -211,6 +214,8 @@ def _check_callable(interp: Interpreter, value: Value) -> None:
 def _make_defaultdict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     factory = args[0] if args else Constant(None)
     none = isinstance(factory, Constant) and factory.value is None
+    if not none and isinstance(factory, Constant | Sequence | Mapping | Set):
+        raise Raised.of(TypeError("first argument must be callable or None"))
     if not none:
         _check_callable(interp, factory)
     return Mapping(unpacked(interp, args[1:], kwargs), defaultdict, factory=None if none else factory)
@@ -270,7 +275,7 @@ def _initialise(interp: Interpreter, made: Instance, base: type, args: list[Valu
     if isinstance(made.contents, Mapping) and (fills_plainly or (of_base and not args)):
         if kwargs and not fills_plainly:
             raise Unsupported("B002", f"class {kind.__qualname__}")
-        made.contents.items.update(unpacked(interp, args, kwargs))
+        made.contents.items.update(unpacked(interp, args, kwargs, made.contents.kind))
         return made
     if not isinstance(initialise, types.FunctionType):
         raise Unsupported("B002", f"class {kind.__qualname__}")

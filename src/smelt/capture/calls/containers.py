@@ -33,13 +33,14 @@ from smelt.capture.interpreter.sets import (
     pop_item,
 )
 from smelt.capture.interpreter.special_methods import lacking
-from smelt.capture.interpreter.str_format import text_of
+from smelt.capture.interpreter.str_format import joined_text, text_of
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.bytecode import BINARY_METHODS
 from smelt.capture.model.static import is_a
 from smelt.capture.model.values import (
     Constant,
     DictView,
+    ExceptionValue,
     Instance,
     Iterator,
     Mapping,
@@ -67,6 +68,8 @@ def container_method(
         if name in ("popitem", "move_to_end") and set(kwargs) == {"last"}:
             args, kwargs = [*args, kwargs["last"]], {}
         if name == "update" or (name == "__init__" and not (receiver.items and args)):
+            if len(args) > 1:
+                raise refusal(method, len(args), kwargs, method.__objclass__())
             return _update(interp, receiver, args, kwargs)
     elif isinstance(receiver, Set):
         handler = SET.get(name)
@@ -165,7 +168,9 @@ def _remove(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value
 def _clear(interp: Interpreter, receiver: Any, args: list[Value]) -> Value:
     if isinstance(receiver, Mapping):
         interp.externals.complete(receiver)
-    interp.before_mutation(receiver)
+        interp.before_removal(receiver)
+    else:
+        interp.before_mutation(receiver)
     receiver.items.clear()
     return _NONE
 
@@ -210,8 +215,8 @@ def _find(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
         place += 1
     if receiver.kind is not list:
         raise Raised.of(ValueError("tuple.index(x): x not in tuple"))
-    words = text_of(interp, args[0], "__repr__")
-    raise Raised.of(ValueError(f"{interp.plain(words)} is not in list"))
+    words = joined_text(interp, [text_of(interp, args[0], "__repr__"), Constant(" is not in list")])
+    raise Raised(ExceptionValue(ValueError, args=Sequence(tuple, [words])), "ValueError: an item is not in list")
 
 
 def _bound(interp: Interpreter, receiver: Sequence, value: Value) -> int:
@@ -273,7 +278,7 @@ def _pop_key(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value
         if len(args) > 1:
             return args[1]
         raise key_error(interp, args[0])
-    interp.before_mutation(receiver)
+    interp.before_removal(receiver)
     return interp.externals.force(receiver.items.pop(key))
 
 
@@ -315,10 +320,12 @@ def _remove_item(interp: Interpreter, receiver: Set, args: list[Value]) -> Value
 
 def _move_to_end(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     key = hashable(interp, args[0])
-    if receiver.kind is not OrderedDict or not interp.externals.removable(receiver, key):
+    if receiver.kind is not OrderedDict:
         raise Unsupported("B002", "OrderedDict.move_to_end")
+    if not interp.externals.removable(receiver, key):
+        raise key_error(interp, args[0])
     last = len(args) < 2 or bool(interp.plain(args[1]))
-    interp.before_mutation(receiver)
+    interp.before_removal(receiver)
     item = receiver.items.pop(key)
     receiver.items = {**receiver.items, key: item} if last else {key: item, **receiver.items}
     return _NONE
@@ -327,7 +334,7 @@ def _move_to_end(interp: Interpreter, receiver: Mapping, args: list[Value]) -> V
 def _popitem(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     interp.externals.complete(receiver)
     if args and receiver.kind is not OrderedDict:
-        raise Unsupported("B002", "dict.popitem")
+        raise Raised.of(TypeError(f"dict.popitem() takes no arguments ({len(args)} given)"))
     if not receiver.items:
         of_c = "popitem(): dictionary is empty"
         raise Raised.of(KeyError("dictionary is empty" if receiver.kind is OrderedDict else of_c))
@@ -335,7 +342,7 @@ def _popitem(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value
     if last:
         interp.before_pop(receiver)
     else:
-        interp.before_mutation(receiver)
+        interp.before_removal(receiver)
     key = next(reversed(receiver.items) if last else iter(receiver.items))
     item = receiver.items.pop(key)
     return Sequence(tuple, [key_value(interp, key), interp.externals.force(item)])

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt.capture.calls.arity import ANY, Takes, takes
-from smelt.capture.interpreter.dict_keys import hash_of
+from smelt.capture.interpreter.dict_keys import hash_of, identical
 from smelt.capture.interpreter.dunder_dispatch import index_of
+from smelt.capture.interpreter.exceptions import known_handled
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.iterators import advance, iterator, length_hint
 from smelt.capture.interpreter.operators import (
     INPLACE,
     binary,
     delete_subscript,
-    identical,
     is_same,
     length,
     store_subscript,
@@ -29,7 +29,6 @@ from smelt.capture.interpreter.operators import (
 )
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.values import (
-    HANDLED_OUTSIDE,
     Constant,
     Deque,
     DictView,
@@ -116,34 +115,19 @@ def _hash(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
     return Constant(hash_of(interp, args[0]))
 
 
-def _handles_nothing() -> bool:
-    return sys.exc_info()[1] is None
-
-
-def _handled(interp: Interpreter) -> Value | None:
-    """The exception that is being handled; None if there is none, relied on where the program began."""
-    error = interp.handled()
-    if error is not HANDLED_OUTSIDE:
-        return error
-    if not _handles_nothing():
-        raise Unsupported("B002", "sys.exc_info, of an exception from outside")
-    interp.tree.process("no exception is being handled", _handles_nothing, True)
-    return None
-
-
 def _exc_info(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    error = _handled(interp)
+    error = known_handled(interp, interp.handled())
     if error is None:
         return Sequence(tuple, [_NONE] * 3)
     kind = python_type(error)
     if kind is None or not isinstance(error, ExceptionValue):
         raise Unsupported("B002", f"sys.exc_info of {describe(error)}")
-    trace: Value = TracebackValue(error, error.places) if error.places else _NONE
+    trace: Value = TracebackValue(error.places) if error.places else _NONE
     return Sequence(tuple, [interp.externals.fixed(kind), error, trace])
 
 
 def _exception(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return _handled(interp) or _NONE
+    return known_handled(interp, interp.handled()) or _NONE
 
 
 def _equal_objects(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:

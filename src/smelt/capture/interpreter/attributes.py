@@ -293,7 +293,7 @@ def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value
             raise Unsupported("B007", f"__dict__ of {describe(value)}")
         return value.members
     if isinstance(value, ExceptionValue) and isinstance(found, _DESCRIPTORS_OF_C):
-        return attribute_of(value, name)
+        return attribute_of(interp, value, name)
     if isinstance(value, Wrapper) and isinstance(found, types.GetSetDescriptorType):
         assert interp.wrapper_attribute is not None
         return interp.wrapper_attribute(interp, value, name)
@@ -697,6 +697,9 @@ def store_attribute(interp: Interpreter, target: Value, name: str, value: Value)
     if isinstance(target, Function):
         store_in_function(interp, target, name, value)
         return
+    if isinstance(target, Mapping) and target.kind is defaultdict and target.source is None:
+        _store_factory(interp, target, name, value)
+        return
     hook = interp.tree.class_attribute(_written_kind(target, name), "__setattr__")
     if is_a(hook, types.FunctionType):
         interp.now(interp.call(interp.externals.fixed(hook), [target, Constant(name), value]))
@@ -737,6 +740,15 @@ def plain_store(interp: Interpreter, target: Value, name: str, value: Value) -> 
     members.items[name] = value
 
 
+def _store_factory(interp: Interpreter, target: Mapping, name: str, value: Value) -> None:
+    """`target.default_factory = value`, of a defaultdict that the captured code made."""
+    if name != "default_factory":
+        raise Missing(target, name)
+    before = target.factory
+    interp.on_rollback(lambda: setattr(target, "factory", before))
+    target.factory = None if isinstance(value, Constant) and value.value is None else value
+
+
 def delete_attribute(interp: Interpreter, target: Value, name: str) -> None:
     """`del target.name`, a class's own `__delattr__` included."""
     if isinstance(target, Function):
@@ -766,7 +778,7 @@ def plain_delete(interp: Interpreter, target: Value, name: str) -> None:
         raise Unsupported("B005", f"del {describe(target)}.{name}, which is empty")
     if not interp.externals.removable(members, name):
         raise Missing(target, name)
-    interp.before_mutation(members)
+    interp.before_removal(members)
     del members.items[name]
 
 

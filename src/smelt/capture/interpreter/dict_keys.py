@@ -1,4 +1,5 @@
-"""Keys of dicts and items of sets: the real objects behind values, or what they are known by."""
+"""Keys of dicts and items of sets: the real objects behind values, or what they are known by; which values are one
+object."""
 
 import operator
 import types
@@ -6,6 +7,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.guards.identity import same_object
 from smelt.capture.interpreter.interpreter import TYPES, Interpreter, is_plain_type, make_sequence
 from smelt.capture.interpreter.special_methods import lacking
 from smelt.capture.model.breaks import Raised, Unsupported
@@ -15,6 +17,8 @@ from smelt.capture.model.values import (
     ByParts,
     ByRule,
     Constant,
+    DeferredScalar,
+    DeferredString,
     Deque,
     ExceptionValue,
     Function,
@@ -27,6 +31,7 @@ from smelt.capture.model.values import (
     Sequence,
     Set,
     Tensor,
+    TracebackValue,
     Value,
     contents_kind,
     describe,
@@ -71,14 +76,25 @@ def item_key(interp: Interpreter, value: Value) -> Any:
         hash(real)
     except TypeError as error:
         raise Raised.of(error) from None
-    return real
+    return _known_as(interp, value, real) if isinstance(value, Sequence | Set) else real
+
+
+def _known_as(interp: Interpreter, value: Value, real: Any) -> Any:
+    """A key that stands for a tuple or frozenset: who takes it out again has that very object."""
+    return interp.key_objects.setdefault(id(real), (real, value))[0]
 
 
 def sought_key(interp: Interpreter, value: Value) -> Any:
     """What is looked for in a set: a set as well, by the frozenset that is its equal."""
-    if isinstance(value, Set) and value.kind is set and interp.is_plain(value):
-        return frozenset(value.items)
+    held = value.contents if isinstance(value, Instance) else value
+    if isinstance(held, Set) and held.kind is set and interp.is_plain(held) and _is_unhashable(interp, value):
+        return frozenset(held.items)
     return item_key(interp, value)
+
+
+def _is_unhashable(interp: Interpreter, value: Value) -> bool:
+    kind = python_type(value)
+    return kind is not None and interp.tree.class_attribute(kind, "__hash__") is None
 
 
 def hashable(interp: Interpreter, key: Value) -> Any:
@@ -88,13 +104,14 @@ def hashable(interp: Interpreter, key: Value) -> Any:
     if isinstance(key, Tensor):
         return _of_tensor(interp, key)
     if isinstance(key, Sequence) and key.kind is not list:
-        return make_sequence(key.kind, [hashable(interp, interp.externals.force(item)) for item in key.items])
+        items = [hashable(interp, interp.externals.force(item)) for item in key.items]
+        return _known_as(interp, key, make_sequence(key.kind, items))
     if is_nan(key):
         raise Unsupported("B017", "a NaN as a key")
     if isinstance(key, Constant) and is_constant(key.value):
         return interp.plain(key)
     if isinstance(key, Set) and key.kind is frozenset and interp.is_plain(key):
-        return interp.plain(key, in_order=False)
+        return _known_as(interp, key, interp.plain(key, in_order=False))
     if isinstance(key, Instance):
         return _by_class(interp, key, key.kind)
     if isinstance(key, Function | Partial) and key.source is None:
@@ -140,15 +157,43 @@ def _by_class(interp: Interpreter, key: Object | Instance, kind: type) -> ByIden
             raise Unsupported("B017", describe(key))
         return ByIdentity(key, key)
     found = hash_of(interp, key)
+    interp.key_answers[id(key), None, found] = key, lambda: hash_of(interp, key) == found
 
     def is_equal(value: Value, other: Any) -> bool:
         right = other.value if isinstance(other, ByIdentity) else key_value(interp, other)
-        answer = interp.now(interp.call(interp.externals.fixed(operator.eq), [value, right]))
-        if not isinstance(answer, Constant):
-            raise Unsupported("B017", f"{describe(value)}, whose __eq__ answers {describe(answer)}")
-        return bool(answer.value)
+        if _are_equal(interp, value, right):
+            return True
+        if isinstance(other, ByIdentity):
+            both = value, right
+            interp.key_answers[id(value), id(right), None] = both, lambda: not _are_equal(interp, *both)
+        return False
 
     return ByRule(key, found, is_equal)
+
+
+def _are_equal(interp: Interpreter, left: Value, right: Value) -> bool:
+    answer = interp.now(interp.call(interp.externals.fixed(operator.eq), [left, right]))
+    if not isinstance(answer, Constant):
+        raise Unsupported("B017", f"{describe(left)}, whose __eq__ answers {describe(answer)}")
+    return bool(answer.value)
+
+
+def keys_hold(interp: Interpreter) -> bool:
+    """Whether `__hash__` and `__eq__` of the program still answer what they did when keys were put into dicts and sets.
+
+    They run again when those are rebuilt: before what the program wrote is written, or after."""
+    if not interp.key_answers:
+        return True
+    with interp.externals.without_writes():
+        before = _answers_hold(interp)
+    return before and _answers_hold(interp)
+
+
+def _answers_hold(interp: Interpreter) -> bool:
+    answers: list[bool] = []
+    checks = [check for _, check in interp.key_answers.values()]
+    plain = interp.has_no_side_effects(lambda: answers.append(all(check() for check in checks)))
+    return plain and answers == [True]
 
 
 def hash_of(interp: Interpreter, value: Value) -> int:
@@ -162,6 +207,8 @@ def hash_of(interp: Interpreter, value: Value) -> int:
             if type(answer) not in (int, bool):
                 raise Unsupported("B019", f"TypeError: __hash__ of {describe(value)}")
             return hash(answer)
+        if found is None:
+            raise lacking(value, "__hash__")
         held = interp.externals.contents(value) if isinstance(value, Object) else value.contents
         if held is not None and found is static_lookup(contents_kind(held) or object, "__hash__"):
             return hash_of(interp, held)
@@ -179,13 +226,73 @@ def key_value(interp: Interpreter, key: object) -> Value:
     """The value of a dict key."""
     if isinstance(key, ByIdentity):
         return key.value
-    if is_a(key, tuple):
-        return Sequence(type(key), [key_value(interp, item) for item in key])  # type: ignore[attr-defined]
-    if type(key) is frozenset:
-        return interp.wrap_plain(key)
-    return interp.externals.fixed(key)
+    if not is_a(key, tuple | frozenset):
+        return interp.externals.fixed(key)
+    if id(key) not in interp.key_objects:
+        items = [key_value(interp, item) for item in key] if is_a(key, tuple) else []  # type: ignore[attr-defined]
+        value = Sequence(type(key), items) if is_a(key, tuple) else interp.wrap_plain(key)
+        interp.key_objects[id(key)] = key, value
+    return interp.key_objects[id(key)][1]
 
 
 def key_error(interp: Interpreter, key: Value) -> Raised:
     """What Python raises for a key that is not there."""
     return Raised(ExceptionValue(KeyError, args=Sequence(tuple, [key])), f"KeyError: {describe(key)}")
+
+
+_SINGLETONS = (type(None), bool, type(Ellipsis), type(NotImplemented))
+_REPEATABLE = (int, str, bytes, range, torch.device)  # of these there may be two that are equal
+
+
+def identical(interp: Interpreter, left: Value, right: Value) -> bool:
+    """`left is right`."""
+    if left is right:
+        return True
+    if isinstance(left, Constant) and isinstance(right, Constant):
+        if is_nan(left) and is_nan(right):
+            return one_nan(left, right)
+        if python_type(left) is not python_type(right) or left.value != right.value:
+            return False
+        if left.value is not right.value or is_a(left.value, float | complex):
+            raise Unsupported("B014", f"{left.value!r} is {right.value!r}")
+        if is_a(left.value, _REPEATABLE) and type(left.value) is not bool:
+            _rely_on_identity(interp, left, right)
+        return True
+    made_later = isinstance(left, DeferredString | DeferredScalar) or isinstance(right, DeferredString | DeferredScalar)
+    bools = python_type(left) is bool and python_type(right) is bool
+    singletons = [isinstance(each, Constant) and python_type(each) in _SINGLETONS for each in (left, right)]
+    if made_later and (bools or not any(singletons)):
+        raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
+    if isinstance(left, Constant) or isinstance(right, Constant):
+        return False
+    if isinstance(left, Object) and isinstance(right, Object):
+        return same_object(interp.externals, left, right)
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, TracebackValue) and isinstance(right, TracebackValue):
+        return left.places[0] is right.places[0]
+    if left.source is None and right.source is None and not isinstance(left, Method | Function | Partial):
+        return False
+    new_and_old = (left.source is None) != (right.source is None)
+    own = isinstance(left, Tensor | Deque | Mapping) or (isinstance(left, Sequence) and left.kind is list)
+    if new_and_old and own:
+        return False
+    if isinstance(left, Tensor) and isinstance(right, Tensor) and left.source is not None and right.source is not None:
+        interp.tree.relations.append((left.source.collect(), right.source.collect(), left.real is right.real))
+        return left.real is right.real
+    raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
+
+
+def one_nan(left: Constant, right: Constant) -> bool:
+    """Whether two NaNs are one object, which is known of those that the captured code made."""
+    if left.source is not None or right.source is not None or Number in (type(left), type(right)):
+        raise Unsupported("B014", "one NaN is another")
+    return left.value is right.value
+
+
+def _rely_on_identity(interp: Interpreter, *values: Value) -> None:
+    """That equal values are one object, here and at each call; another process may have two."""
+    interp.tree.why_not_persist = "two equal values being one object"
+    for value in values:
+        if value.source is not None:
+            value.source.check(("is", value.value))  # type: ignore[attr-defined]

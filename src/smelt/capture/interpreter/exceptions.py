@@ -6,14 +6,16 @@ ValueError("no", 3)     →   Failure(ValueError, args=("no", 3))        str(e) 
 import types
 from typing import Any
 
-from smelt.capture.interpreter.interpreter import SIMPLE_ERRORS, Interpreter
+from smelt.capture.interpreter.interpreter import SIMPLE_ERRORS, Interpreter, handles_nothing, set_by_init
 from smelt.capture.interpreter.special_methods import checked_str, name_in_errors
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.static import is_a, is_heap_type, static_lookup
 from smelt.capture.model.values import (
+    HANDLED_OUTSIDE,
     Constant,
     ExceptionValue,
     FrameValue,
+    Mapping,
     Object,
     Sequence,
     Super,
@@ -71,9 +73,12 @@ def make_failure(interp: Interpreter, kind: type, args: list[Value], kwargs: dic
         raise Unsupported("B002", f"class {kind.__qualname__}")
     made = ExceptionValue(kind, args=Sequence(tuple, list(args)))
     initialise = tree.class_attribute(kind, "__init__")
+    if issubclass(base, OSError) and (len(args) > 1 or isinstance(initialise, types.FunctionType)):
+        raise Unsupported("B002", f"class {kind.__qualname__}")  # which chooses a class and attributes by its arguments
     if not isinstance(initialise, types.FunctionType):
         if kwargs or not isinstance(initialise, types.WrapperDescriptorType):
             raise Unsupported("B002", f"class {kind.__qualname__}")
+        made.details = set_by_init(kind, args)
         return made
     return interp.push_init(made, initialise, args, kwargs)
 
@@ -104,25 +109,46 @@ def stop_iteration(result: Value | None) -> Raised:
     """What `next` raises at the end; `result` is what a generator returned."""
     none = result is None or (isinstance(result, Constant) and result.value is None)
     args: list[Value] = [] if none or result is None else [result]
-    return Raised(ExceptionValue(StopIteration, args=Sequence(tuple, args)), "StopIteration")
+    details = set_by_init(StopIteration, args)
+    return Raised(ExceptionValue(StopIteration, args=Sequence(tuple, args), details=details), "StopIteration")
 
 
-def attribute_of(failure: ExceptionValue, name: str) -> Value:
+def known_handled(interp: Interpreter, error: Value | None) -> Value | None:
+    """An exception that was being handled; None if there was none, which is relied on where the program began."""
+    if error is not HANDLED_OUTSIDE:
+        return error
+    if not interp.handles_nothing:
+        raise Unsupported("B002", "sys.exc_info, of an exception from outside")
+    interp.tree.process("no exception is being handled", handles_nothing, True)
+    return None
+
+
+_NONE_AT_FIRST: dict[type, tuple[str, ...]] = {
+    StopIteration: ("value",),
+    SystemExit: ("code",),
+    NameError: ("name",),
+    UnboundLocalError: ("name",),
+    AttributeError: ("name", "obj"),
+    **{kind: ("errno", "strerror", "filename", "filename2") for kind in SIMPLE_ERRORS if issubclass(kind, OSError)},
+}
+
+
+def attribute_of(interp: Interpreter, failure: ExceptionValue, name: str) -> Value:
     """An attribute that the C part of an exception holds."""
+    if name == "__class__":
+        return interp.externals.fixed(failure.kind)
     if name == "args":
         found: Value = failure.args
         return found
     if name == "__cause__":
         return failure.cause or _NONE
-    if name == "__context__" and (failure.context is None or isinstance(failure.context, ExceptionValue)):
-        return failure.context or _NONE
+    if name == "__context__":
+        return known_handled(interp, failure.context) or _NONE
     if name == "__suppress_context__":
         return Constant(failure.suppresses)
     if name == "__traceback__":
-        return TracebackValue(failure, failure.places) if failure.places else _NONE
-    if name == "value" and issubclass(failure.kind, StopIteration):
-        return failure.args.items[0] if failure.args.items else _NONE
-    if name in failure.details or (name in ("name", "obj") and issubclass(failure.kind, NameError | AttributeError)):
+        return TracebackValue(failure.places) if failure.places else _NONE
+    if name in failure.details or name in _NONE_AT_FIRST.get(builtin_base(failure.kind), ()):
         return failure.details.get(name, _NONE)
     raise Unsupported("B007", f"{name} of {describe(failure)}")
 
@@ -135,10 +161,17 @@ def traceback_attribute(trace: TracebackValue, name: str) -> Value:
     if name == "tb_lasti":
         return Constant(instruction.offset)
     if name == "tb_next":
-        return TracebackValue(trace.failure, trace.places[1:]) if trace.places[1:] else _NONE
+        return TracebackValue(trace.places[1:]) if trace.places[1:] else _NONE
     if name == "tb_frame":
         return FrameValue(info)
     raise Unsupported("B007", f"{name} of a traceback")
+
+
+_REFUSALS = {
+    "__traceback__": "__traceback__ must be a traceback or None",
+    "__cause__": "exception cause must be None or derive from BaseException",
+    "__context__": "exception context must be None or derive from BaseException",
+}
 
 
 def store_in(interp: Interpreter, failure: ExceptionValue, name: str, value: Value) -> None:
@@ -157,6 +190,8 @@ def store_in(interp: Interpreter, failure: ExceptionValue, name: str, value: Val
     elif name == "args" and isinstance(value, Sequence) and value.kind is tuple:
         interp.before_mutation(failure)
         failure.args = value
+    elif name in _REFUSALS and isinstance(value, Constant | Sequence | Mapping):
+        raise Raised.of(TypeError(_REFUSALS[name]))
     else:
         raise Unsupported("B005", f"{describe(failure)}.{name} = …")
 
@@ -171,6 +206,7 @@ def method_of(
     if name == "__init__":
         interp.before_mutation(failure)
         failure.args = Sequence(tuple, list(args))
+        failure.details = {**failure.details, **set_by_init(failure.kind, args)}
         return _NONE
     if name in ("__str__", "__repr__") and not args:
         return _by_class(interp, failure, method)
@@ -191,7 +227,7 @@ def formatted_exception(interp: Interpreter, failure: ExceptionValue, how: str) 
     """`str(failure)` or `repr(failure)`: `how` is `__str__` or `__repr__`."""
     found = interp.tree.class_attribute(failure.kind, how)
     if isinstance(found, types.FunctionType):
-        return checked_str(failure, interp.now(interp.call(interp.externals.fixed(found), [failure])))
+        return checked_str(failure, how, interp.now(interp.call(interp.externals.fixed(found), [failure])))
     if how == "__str__" and found is object.__str__:
         return formatted_exception(interp, failure, "__repr__")
     return _by_class(interp, failure, found)
@@ -199,6 +235,9 @@ def formatted_exception(interp: Interpreter, failure: ExceptionValue, how: str) 
 
 def _by_class(interp: Interpreter, failure: ExceptionValue, method: Any) -> Value:
     """What a builtin exception's own wording makes of the arguments; it also names the class."""
+    if method in (BaseException.__str__, KeyError.__str__) and len(failure.args.items) == 1:
+        how = repr if method is KeyError.__str__ else str
+        return interp.now(interp.call(interp.externals.fixed(how), [interp.externals.force(failure.args.items[0])]))
     args = interp.plain(failure.args)
     stand_in: Any = type(failure.kind.__name__, (builtin_base(failure.kind),), {})
     real = stand_in.__new__(stand_in)

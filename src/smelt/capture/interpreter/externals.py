@@ -13,6 +13,7 @@ import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable
+from collections.abc import Iterator as IteratorABC
 from collections.abc import Sequence as SequenceABC
 from typing import Any
 
@@ -303,6 +304,20 @@ class Externals:
     def has_pending_writes(self) -> bool:
         """Whether captured writes, those of gradients aside, are still to be made to the real objects."""
         return any(_changed(value) for value in self.written.values() if not _holds_gradient(value))
+
+    @contextlib.contextmanager
+    def without_writes(self) -> IteratorABC[None]:
+        """Inside, names, attributes and dicts from outside are what they were before the captured code wrote to
+        them."""
+        written = [value for value in self.written.values() if isinstance(value, Mapping)]
+        final = [value.items for value in written]
+        for value in written:
+            value.items = dict(value.items if value.original is None else value.original)
+        try:
+            yield
+        finally:
+            for value, items in zip(written, final, strict=True):
+                value.items = items
 
     def stale_objects(self) -> set[int]:
         """The ids of the real objects that such writes are still to be made to, and of those whose attributes they

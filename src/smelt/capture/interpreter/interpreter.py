@@ -91,9 +91,26 @@ SIMPLE_ERRORS: frozenset[type] = frozenset(
     for kind in vars(builtins).values()
     if isinstance(kind, type)
     and issubclass(kind, BaseException)
-    and not issubclass(kind, OSError | ImportError | SyntaxError | SystemExit | UnicodeError | BaseExceptionGroup)
+    and not issubclass(kind, ImportError | SyntaxError | UnicodeError | BaseExceptionGroup)
 )
-"""Builtin exceptions that are made of their `args` and nothing else (but for `ExceptionValue.details`)."""
+"""Builtin exceptions that are made of their `args` and nothing else (but for `ExceptionValue.details`); an OSError if
+those are one at most."""
+
+
+def handles_nothing() -> bool:
+    """Whether no exception is being handled."""
+    return sys.exc_info()[1] is None
+
+
+def set_by_init(kind: type, args: list[Value]) -> dict[str, Value]:
+    """The attributes beside `args` that `__init__` of an exception written in C sets."""
+    first = args[0] if args else Constant(None)
+    if issubclass(kind, StopIteration):
+        return {"value": first}
+    if issubclass(kind, SystemExit):
+        return {"code": first if len(args) < 2 else Sequence(tuple, list(args))}
+    return {}
+
 
 _WITHOUT_GENERATORS = ("exponential_", "geometric_", "log_normal_", "cauchy_")
 _MAX_INSTRUCTIONS = 400_000
@@ -173,7 +190,10 @@ class Interpreter:
         self.generators = generators  # so many are followed, and none of those made after them
         self.made_generators: list[Generator] = []
         self.hooked: dict[int, Hooked] = {}  # tensors of the graph that have hooks, by the ids of their values
+        self.key_objects: dict[int, tuple[Any, Value]] = {}  # the tuples and frozensets among keys, by their ids
+        self.key_answers: dict[Any, tuple[Any, Callable[[], bool]]] = {}  # see `keys_hold`
         self.entered_inference = False
+        self.handles_nothing = handles_nothing()  # the program, where it begins
         self.prepare_operands: Callable[[Interpreter, Any, list[Value]], list[Value]] | None = None
         self.wrapper_call: Callable[..., Value] | None = None  # of PyTorch, with wrappers of tensors made here
         self.is_asking_classes = True  # of tensors for functions of PyTorch, as the code around the captured one has it
@@ -251,6 +271,15 @@ class Interpreter:
                 return frame.handled
         return HANDLED_OUTSIDE
 
+    def handled_here(self) -> Value:
+        """The exception being handled in the innermost frame's own right: a generator begins with none."""
+        for frame in reversed(self.frames):
+            if frame.handled is not None:
+                return frame.handled
+            if frame.generator is not None:
+                return Constant(None)
+        return HANDLED_OUTSIDE
+
     def _handling_level(self, depth: int) -> int:
         for level in range(len(self.frames) - 1, depth - 1, -1):
             frame = self.frames[level]
@@ -306,23 +335,26 @@ class Interpreter:
         return error
 
     def _cut_cycle(self, error: ExceptionValue) -> None:
-        link = error.context
-        while isinstance(link, ExceptionValue):
+        link, seen = error.context, set[int]()  # the program may have made a circle of its own
+        while isinstance(link, ExceptionValue) and id(link) not in seen:
             if link.context is error:
                 self.before_mutation(link)
                 link.context = None
+                return
+            seen.add(id(link))
             link = link.context
 
     def failure(self, raised: Raised) -> Value:
         """The value of the exception that is raised, made now if there is none yet."""
         if isinstance(raised.error, BaseException):
             kind = type(raised.error)
-            if kind not in SIMPLE_ERRORS:
+            if kind not in SIMPLE_ERRORS or (issubclass(kind, OSError) and len(raised.error.args) > 1):
                 raise Unsupported("B019", raised.detail)
             if raised.named_class is not None:
                 self.tree.class_name(raised.named_class)
             args = Sequence(tuple, [self.wrap_plain(item) for item in raised.error.args])
-            raised.error = ExceptionValue(kind, args=args, details=raised.details)
+            details = raised.details or set_by_init(kind, args.items)
+            raised.error = ExceptionValue(kind, args=args, details=details)
         found: Value = raised.error
         return found
 
@@ -390,7 +422,8 @@ class Interpreter:
         return item
 
     def _throw_in(self, thrown: Raised, depth: int) -> None:
-        thrown.handled = self.handled()
+        thrown.handled = self.handled_here()
+        thrown.chained = isinstance(thrown.handled, Constant)  # a generator that handles nothing adds no context
         if self._handling_level(depth) < 0:
             self._leave_by(thrown, depth)
             raise thrown
@@ -401,6 +434,10 @@ class Interpreter:
         kind = type(raised.error) if isinstance(raised.error, BaseException) else python_type(raised.error)
         assert kind is not None
         return kind
+
+    def passed_on(self, raised: Raised) -> Raised:
+        """What one generator raised, to be raised in another."""
+        return Raised(self._as_value(raised), raised.detail)
 
     def stopped_early(self, raised: Raised) -> Raised:
         """StopIteration may not leave a generator: what Python raises instead."""
@@ -460,6 +497,17 @@ class Interpreter:
         key = next(reversed(value.items))
         item = value.items[key]
         self._undo.append(lambda: value.items.update({key: item}))
+        self._count_removal(value)
+
+    def before_removal(self, value: Mapping) -> None:
+        """`before_mutation`, for keys of a dict being removed or moved: who iterates over it must not go on."""
+        self.before_mutation(value)
+        self._count_removal(value)
+
+    def _count_removal(self, value: Mapping) -> None:
+        removals = value.removals
+        self._undo.append(lambda: setattr(value, "removals", removals))
+        value.removals += 1
 
     def before_setitem(self, value: Sequence | Mapping, key: Any) -> None:
         """`before_mutation`, for one item of a list or dict being replaced, or added to a dict as its last."""
@@ -507,7 +555,8 @@ class Interpreter:
 
             self._undo.append(restore)
         elif isinstance(value, ExceptionValue):
-            before = {name: getattr(value, name) for name in ("args", "cause", "context", "suppresses", "places")}
+            names = ("args", "cause", "context", "suppresses", "places", "details")
+            before = {name: getattr(value, name) for name in names}
             self._undo.append(lambda: value.restore(before))
             self.before_mutation(value.members)
         elif isinstance(value, Instance):
@@ -586,15 +635,19 @@ class Interpreter:
             return self.plain(known, in_order)
         raise Unsupported("B004" if isinstance(value, DeferredScalar) else "B017", describe(value))
 
-    def is_plain(self, value: Any) -> bool:
-        """Whether `plain` would succeed, without guarding anything new."""
+    def is_plain(self, value: Any, inside: tuple[Value, ...] = ()) -> bool:
+        """Whether `plain` would succeed, without guarding anything new. `inside`: the containers that it is part of."""
+        if any(value is each for each in inside):
+            return False
         if isinstance(value, LazyItem):
             return is_constant(value.value)
         if isinstance(value, Sequence):
-            return not own_operators(value.kind) and all(self.is_plain(item) for item in value.items)
+            inside = (*inside, value)
+            return not own_operators(value.kind) and all(self.is_plain(item, inside) for item in value.items)
         if isinstance(value, Mapping):
             plain = value.kind in (dict, OrderedDict) and not any(map(stands_for_key, value.items))
-            return plain and all(self.is_plain(item) for item in value.items.values())
+            inside = (*inside, value)
+            return plain and all(self.is_plain(item, inside) for item in value.items.values())
         if isinstance(value, Slice):
             return all(self.is_plain(part) for part in (value.start, value.stop, value.step))
         if isinstance(value, Set):

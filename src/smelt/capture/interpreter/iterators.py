@@ -5,6 +5,7 @@ for name, layer in zip(names, self.layers):   Joined(zip) over Iterator(names), 
 
 import functools
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.replaced_methods import rely_on_own
 from smelt.capture.interpreter.special_methods import ask, ask_length_hint, lacking, refused, special
 from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.bytecode import VERSION
 from smelt.capture.model.open_numbers import OpenRange
 from smelt.capture.model.paused_iterators import CHANGED, PausedIterator, PausedZip
 from smelt.capture.model.set_order import GIVEN, Call, made_of_given, remade
@@ -53,10 +55,11 @@ def iterator(interp: Interpreter, value: Value) -> Value:
         return Iterator(value, "forward", size=value.changes)
     if isinstance(value, Mapping):
         interp.externals.complete(value)
-        return Iterator(value, "keys", size=len(value.items))
+        return Iterator(value, "keys", size=len(value.items), removals=value.removals)
     if isinstance(value, DictView):
-        interp.externals.complete(value.mapping)
-        return Iterator(value.mapping, value.part, size=len(value.mapping.items))
+        mapping = value.mapping
+        interp.externals.complete(mapping)
+        return Iterator(mapping, value.part, size=len(mapping.items), removals=mapping.removals)
     if isinstance(value, Constant) and is_a(value.value, range | str | bytes):
         return Iterator(value, "forward")
     if isinstance(value, Set):
@@ -131,7 +134,7 @@ def _own_iterator(interp: Interpreter, value: Instance | Object) -> Value:
         return answer
     kind = python_type(answer)
     if kind is None or interp.tree.class_attribute(kind, "__next__") is ABSENT:
-        raise refused(value, "__iter__")
+        raise refused(value, "__iter__", answer)
     return answer
 
 
@@ -183,6 +186,8 @@ def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | Non
         return _item_of_set(interp, value, over, position)
     if isinstance(over, Deque) and over.changes != value.size:
         raise Raised.of(RuntimeError("deque mutated during iteration"))
+    if value.watched is not None:
+        _check_unchanged(interp, value, value.watched)
     if isinstance(over, Sequence | Deque):
         if position >= len(over.items):
             return None
@@ -193,10 +198,7 @@ def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | Non
             return None
         return Constant(over.value[position if value.part == "forward" else len(over.value) - 1 - position])
     assert isinstance(over, Mapping)
-    if value.size is not None and value.size != len(over.items):
-        interp.before_mutation(value)
-        value.size = -1  # it stays in that state
-        raise Raised.of(RuntimeError(CHANGED.get(over.kind, CHANGED[dict])))
+    _check_unchanged(interp, value, over)
     if position >= len(over.items):
         return None
     key = _key_at(value, over, position)
@@ -204,6 +206,18 @@ def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | Non
         return key_value(interp, key)
     item = interp.externals.force(over.items[key])
     return item if value.part == "values" else Sequence(tuple, [key_value(interp, key), item])
+
+
+def _check_unchanged(interp: Interpreter, value: Iterator, over: Mapping) -> None:
+    """Raise what Python raises where the keys of a dict have changed since the loop began."""
+    ordered = over.kind is OrderedDict
+    if value.size in (None, len(over.items)) and value.removals == over.removals:
+        return
+    if value.size == len(over.items) and not ordered:  # by where in its memory the keys are
+        raise Unsupported("B009", "a dict whose keys changed since the loop began")
+    interp.before_mutation(value)
+    value.size = -1  # it stays in that state
+    raise Raised.of(RuntimeError(CHANGED[OrderedDict if ordered else dict]))
 
 
 def length_hint(interp: Interpreter, value: Iterator) -> int:
@@ -233,6 +247,8 @@ def _key_at(value: Iterator, over: Mapping, position: int) -> Any:
 
 
 def _advance_joined(interp: Interpreter, value: ZippedIterator) -> Value | None:
+    if not value.parts:
+        return None  # `zip()`
     items: list[Value] = []
     for number, part in enumerate(value.parts):
         item = advance(interp, part)
@@ -298,7 +314,7 @@ def generator_method(interp: Interpreter, name: str, value: Generator, args: lis
         raise Unsupported("B002", f"generator.{name}")
     fresh = value.frame.index == 0
     if args and fresh and not (isinstance(args[0], Constant) and args[0].value is None):
-        raise Unsupported("B019", "TypeError: can't send non-None value to a just-started generator")
+        raise Raised.of(TypeError("can't send non-None value to a just-started generator"))
     return _result(_advance_generator(interp, value, args[0] if args else None), value)
 
 
@@ -329,11 +345,53 @@ def _thrown(interp: Interpreter, args: list[Value]) -> Raised:
 
 
 def _throw(interp: Interpreter, value: Generator, thrown: Raised) -> Value | None:
+    frame = value.frame
+    thrown.chained = value.done or frame.index == 0  # nothing is handled there
     if value.done:
         raise thrown
-    if value.frame.index == 0 or is_delegating(value):
-        raise Unsupported("B002", "generator.throw before its first yield or inside yield from")
+    if frame.index == 0:
+        interp.before_mutation(value)
+        value.done = True
+        thrown.places.append((frame.function, frame.info, frame.info.instructions[0]))
+        raise thrown
+    if not is_delegating(value):
+        return _throw_here(interp, value, thrown)
+    inner = frame.stack[-1]
+    if issubclass(interp.failure_kind(thrown), GeneratorExit):
+        _close_inner(interp, inner)
+    elif isinstance(inner, Generator):
+        try:
+            item = _throw(interp, inner, thrown)
+        except Raised as raised:
+            return _after_inner(interp, value, interp.passed_on(raised))
+        return item if item is not None else _after_inner(interp, value, ended(inner))
+    elif not isinstance(inner, Iterator | ZippedIterator):
+        raise Unsupported("B002", "generator.throw inside yield from")
     return _throw_here(interp, value, thrown)
+
+
+def _after_inner(interp: Interpreter, value: Generator, raised: Raised) -> Value | None:
+    """Go on behind a `yield from` whose iterator raised when something was thrown into it: StopIteration is its end."""
+    if VERSION >= (3, 12):  # where an instruction does so
+        return _throw_here(interp, value, raised)
+    interp.before_mutation(value)
+    frame = value.frame
+    frame.stack.pop()
+    frame.jump(frame.info.instructions[frame.index - 2].target)
+    if interp.failure_kind(raised) is not StopIteration:
+        return _throw_here(interp, value, raised)
+    error = interp.failure(raised)
+    assert isinstance(error, ExceptionValue)
+    frame.stack.append(error.details["value"])
+    return interp.step_to_yield(frame)
+
+
+def _close_inner(interp: Interpreter, inner: Value) -> None:
+    """Before a generator ends inside `yield from`, what it takes its items from is closed."""
+    if isinstance(inner, Generator):
+        _close(interp, inner)
+    elif not isinstance(inner, Iterator | ZippedIterator):
+        raise Unsupported("B002", "generator.close inside yield from")
 
 
 def is_delegating(value: Generator) -> bool:
@@ -360,12 +418,8 @@ def _close(interp: Interpreter, value: Generator) -> Value:
         value.done = True
     if value.done:
         return Constant(None)
-    if is_delegating(value):  # what it takes its items from is closed first
-        inner = value.frame.stack[-1]
-        if not isinstance(inner, Generator | Iterator | ZippedIterator):
-            raise Unsupported("B002", "generator.close inside yield from")
-        if isinstance(inner, Generator):
-            _close(interp, inner)
+    if is_delegating(value):
+        _close_inner(interp, value.frame.stack[-1])
     try:
         item = _throw_here(interp, value, Raised.of(GeneratorExit()))
     except Raised as raised:

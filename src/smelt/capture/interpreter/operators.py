@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from smelt.capture.guards.identity import same_object
 from smelt.capture.interpreter.attributes import attribute_now, attribute_or_none
 from smelt.capture.interpreter.deferred_scalars import (
     arithmetic,
@@ -20,7 +19,7 @@ from smelt.capture.interpreter.deferred_scalars import (
     supposed_truth,
     told,
 )
-from smelt.capture.interpreter.dict_keys import hashable, holds_nan, is_nan, key_error, sought_key
+from smelt.capture.interpreter.dict_keys import hashable, holds_nan, identical, is_nan, key_error, one_nan, sought_key
 from smelt.capture.interpreter.dunder_dispatch import (
     COMPARISONS,
     REFLECTED,
@@ -36,7 +35,14 @@ from smelt.capture.interpreter.interpreter import Interpreter, is_plain_type
 from smelt.capture.interpreter.iterators import advance, drain, iterator
 from smelt.capture.interpreter.replaced_methods import rely_on_own, replaced_binary, replaced_compare
 from smelt.capture.interpreter.sets import change, combined, items_of_view
-from smelt.capture.interpreter.special_methods import ask, checked_bool, checked_length, lacking, special
+from smelt.capture.interpreter.special_methods import (
+    ask,
+    checked_bool,
+    checked_length,
+    lacking,
+    not_iterable,
+    special,
+)
 from smelt.capture.interpreter.speculate import decided, speculate, speculate_truth
 from smelt.capture.interpreter.symbolic_index import item_of, set_item
 from smelt.capture.model.breaks import Raised, Unsupported
@@ -47,7 +53,6 @@ from smelt.capture.model.values import (
     Array,
     Constant,
     DeferredScalar,
-    DeferredString,
     Deque,
     DictView,
     Function,
@@ -65,7 +70,6 @@ from smelt.capture.model.values import (
     Set,
     Slice,
     Tensor,
-    TracebackValue,
     Value,
     Wrapper,
     ZippedIterator,
@@ -436,63 +440,7 @@ def _equal_mappings(interp: Interpreter, left: Mapping, right: Mapping) -> bool:
     return all(is_same(interp, force(item), force(right.items[key])) for key, item in left.items.items())
 
 
-_SINGLETONS = (type(None), bool, type(Ellipsis), type(NotImplemented))
-_REPEATABLE = (int, str, bytes, range, torch.device)  # of these there may be two that are equal
 _FEW_KEYS = 32
-
-
-def identical(interp: Interpreter, left: Value, right: Value) -> bool:
-    """`left is right`."""
-    if left is right:
-        return True
-    if isinstance(left, Constant) and isinstance(right, Constant):
-        if is_nan(left) and is_nan(right):
-            return _one_nan(left, right)
-        if python_type(left) is not python_type(right) or left.value != right.value:
-            return False
-        if left.value is not right.value or is_a(left.value, float | complex):
-            raise Unsupported("B014", f"{left.value!r} is {right.value!r}")
-        if is_a(left.value, _REPEATABLE) and type(left.value) is not bool:
-            _rely_on_identity(interp, left, right)
-        return True
-    made_later = isinstance(left, DeferredString | DeferredScalar) or isinstance(right, DeferredString | DeferredScalar)
-    bools = python_type(left) is bool and python_type(right) is bool
-    singletons = [isinstance(each, Constant) and python_type(each) in _SINGLETONS for each in (left, right)]
-    if made_later and (bools or not any(singletons)):
-        raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
-    if isinstance(left, Constant) or isinstance(right, Constant):
-        return False
-    if isinstance(left, Object) and isinstance(right, Object):
-        return same_object(interp.externals, left, right)
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, TracebackValue) and isinstance(right, TracebackValue):
-        return left.failure is right.failure and left.places == right.places
-    if left.source is None and right.source is None and not isinstance(left, Method | Function | Partial):
-        return False
-    new_and_old = (left.source is None) != (right.source is None)
-    own = isinstance(left, Tensor | Deque | Mapping) or (isinstance(left, Sequence) and left.kind is list)
-    if new_and_old and own:
-        return False
-    if isinstance(left, Tensor) and isinstance(right, Tensor) and left.source is not None and right.source is not None:
-        interp.tree.relations.append((left.source.collect(), right.source.collect(), left.real is right.real))
-        return left.real is right.real
-    raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
-
-
-def _one_nan(left: Constant, right: Constant) -> bool:
-    """Whether two NaNs are one object, which is known of those that the captured code made."""
-    if left.source is not None or right.source is not None or Number in (type(left), type(right)):
-        raise Unsupported("B014", "one NaN is another")
-    return left.value is right.value
-
-
-def _rely_on_identity(interp: Interpreter, *values: Value) -> None:
-    """That equal values are one object, here and at each call; another process may have two."""
-    interp.tree.why_not_persist = "two equal values being one object"
-    for value in values:
-        if value.source is not None:
-            value.source.check(("is", value.value))  # type: ignore[attr-defined]
 
 
 def truth(interp: Interpreter, value: Value) -> bool:
@@ -611,7 +559,12 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
 
 def _is_found(interp: Interpreter, container: Value, item: Value) -> bool:
     """Whether an iterable yields the item; it is asked no further than that."""
-    source = interp.now(iterator(interp, container))
+    try:
+        source = interp.now(iterator(interp, container))
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), TypeError):
+            raise
+        raise not_iterable(container) from None
     while (candidate := advance(interp, source)) is not None:
         if is_same(interp, candidate, item):
             return True
@@ -628,7 +581,7 @@ def is_same(interp: Interpreter, left: Value, right: Value) -> bool:
     if left is right:
         return True
     if is_nan(left) and is_nan(right):
-        return _one_nan(left, right)  # type: ignore[arg-type]
+        return one_nan(left, right)  # type: ignore[arg-type]
     return truth(interp, compare(interp, "==", left, right))
 
 
@@ -769,7 +722,8 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
 
 def _store_slice(interp: Interpreter, container: Sequence, where: slice, value: Value) -> None:
     if isinstance(lacking(value, "__iter__"), Raised):
-        raise Unsupported("B019", f"TypeError: a slice of a list = {describe(value)}")
+        whole = where.step in (None, 1)
+        raise Raised.of(TypeError("can only assign an iterable" if whole else "must assign iterable to extended slice"))
     items = drain(interp, value)
     interp.before_mutation(container)
     try:
@@ -783,7 +737,7 @@ def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
     if isinstance(container, Mapping):
         real = hashable(interp, key)
         if interp.externals.removable(container, real):
-            interp.before_mutation(container)
+            interp.before_removal(container)
             del container.items[real]
             return
         raise key_error(interp, key)

@@ -25,6 +25,8 @@ def special(interp: Interpreter, value: Value, name: str) -> Method | None:
     found = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
     if found is ABSENT:
         return None
+    if found is None and name in _REFUSED_BY_NONE:
+        raise _of_class(TypeError, _REFUSED_BY_NONE[name], kind)  # type: ignore[arg-type]
     if not isinstance(found, _METHODS):
         raise Unsupported("B007", f"{name} of {describe(value)}")
     return Method(interp.externals.fixed(found), value)
@@ -43,6 +45,7 @@ _LACKING = {
     "__len__": "object of type {!r} has no len()",
     "__iter__": "{!r} object is not iterable",
     "__next__": "{!r} object is not an iterator",
+    "__reversed__": "{!r} object is not reversible",
     "__call__": "{!r} object is not callable",
     "__getitem__": "{!r} object is not subscriptable",
     "__setitem__": "{!r} object does not support item assignment",
@@ -52,6 +55,18 @@ _LACKING = {
 }
 
 
+_REFUSED_BY_NONE = {  # what `__iter__ = None` means
+    "__iter__": "{!r} object is not iterable",
+    "__contains__": "{!r} object is not a container",
+}
+_REFUSED_ANSWERS = {
+    "__iter__": "iter() returned non-iterator of type {!r}",
+    "__bool__": "__bool__ should return bool, returned {}",
+    "__len__": "{!r} object cannot be interpreted as an integer",
+    "__str__": "__str__ returned non-string (type {})",
+    "__repr__": "__repr__ returned non-string (type {})",
+    "__index__": "__index__ returned non-int (type {})",
+}
 _IN_ITS_PLACE = {"__contains__": ("__iter__", "__getitem__"), "__iter__": ("__getitem__",)}
 
 
@@ -61,7 +76,18 @@ def lacking(value: Value, name: str, otherwise: Unsupported | None = None) -> Un
     names = (name, *_IN_ITS_PLACE.get(name, ()))
     if kind is None or name not in _LACKING or not all(_is_absent(kind, each) for each in names):
         return otherwise or refused(value, name)
-    raised = Raised.of(TypeError(_LACKING[name].format(name_in_errors(kind))))
+    return _of_class(TypeError, _LACKING[name], kind)
+
+
+def not_iterable(container: Value) -> Unsupported:
+    """What `item in container` raises, whatever TypeError its iterator was."""
+    kind = python_type(container)
+    return refused(container, "in") if kind is None else _of_class(TypeError, _LACKING["__contains__"], kind)
+
+
+def _of_class(error: type[Exception], text: str, kind: type) -> Raised:
+    """An error that names a class."""
+    raised = Raised.of(error(text.format(name_in_errors(kind))))
     raised.named_class = kind
     return raised
 
@@ -78,38 +104,48 @@ def name_in_errors(kind: type) -> str:
     return f"{kind.__module__}.{name}" if of_c else name
 
 
-def refused(value: Value, name: str) -> Unsupported:
+def refused(value: Value, name: str, answer: Value | None = None) -> Unsupported:
     """For what Python raises TypeError of: a method that answers what it must not."""
+    kind = None if answer is None else python_type(answer)
+    if kind is not None and name in _REFUSED_ANSWERS and (name != "__len__" or _is_absent(kind, "__index__")):
+        return _of_class(TypeError, _REFUSED_ANSWERS[name], kind)
     return Unsupported("B019", f"TypeError: {name} of {describe(value)}")
 
 
 def checked_bool(interp: Interpreter, value: Value, method: Value) -> bool:
     """What `__bool__` answers, which must be a bool."""
-    answer = interp.plain(interp.now(interp.call(method, [])))
-    if type(answer) is not bool:
-        raise refused(value, "__bool__")
-    return answer
+    answer = interp.now(interp.call(method, []))
+    if python_type(answer) is not bool:
+        raise refused(value, "__bool__", answer)
+    return bool(interp.plain(answer))
 
 
 def checked_length(interp: Interpreter, value: Value, method: Value) -> int:
-    """What `__len__` or `__length_hint__` answers, which must be an int that a list could have as its length."""
-    answer = interp.plain(interp.now(interp.call(method, [])))
-    if type(answer) not in (int, bool) or not 0 <= answer <= sys.maxsize:
-        raise refused(value, "__len__")
-    return int(answer)
+    """What `__len__` answers, which must be an int that a list could have as its length."""
+    answer = interp.now(interp.call(method, []))
+    if python_type(answer) not in (int, bool):
+        raise refused(value, "__len__", answer)
+    length = int(interp.plain(answer))
+    if length < 0:
+        raise Raised.of(ValueError("__len__() should return >= 0"))
+    if length > sys.maxsize:
+        raise Raised.of(OverflowError("cannot fit 'int' into an index-sized integer"))
+    return length
 
 
-def checked_str(value: Value, answer: Value) -> Value:
+def checked_str(value: Value, name: str, answer: Value) -> Value:
     """What `__str__`, `__repr__` or `__format__` answered, which must be a string."""
     if not isinstance(answer, DeferredString) and python_type(answer) is not str:
-        raise refused(value, "__str__")
+        kind = python_type(answer)
+        raise refused(value, name, None if kind is None or issubclass(kind, str) else answer)
     return answer
 
 
 def checked_index(value: Value, answer: Value) -> Value:
     """What `__index__` answered, which must be an int: a bool warns, and one too large is worded by its owner."""
-    if python_type(answer) is not int:
-        raise refused(value, "__index__")
+    kind = python_type(answer)
+    if kind is not int:
+        raise refused(value, "__index__", None if kind is None or issubclass(kind, int) else answer)
     if isinstance(answer, Constant) and not -sys.maxsize <= answer.value <= sys.maxsize:
         raise refused(value, "__index__")
     return answer

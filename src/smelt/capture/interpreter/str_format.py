@@ -70,13 +70,13 @@ def _rely_on_names(interp: Interpreter, value: Any) -> None:
                 _rely_on_names(interp, interp.externals.fixed(item))
 
 
-def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
-    """`str(value)`, or `repr` or `ascii` by `how`."""
+def text_of(interp: Interpreter, value: Value, how: str = "__str__", asked: str | None = None) -> Value:
+    """`str(value)`, or `repr` or `ascii` by `how`; `asked`: the method that errors name, if it is another."""
     if isinstance(value, ExceptionValue) and how != "__ascii__":
         return formatted_exception(interp, value, how)
     if how in _own_wording(value):
         found = interp.tree.class_attribute(python_type(value), how)  # type: ignore[arg-type]
-        return checked_str(value, interp.now(interp.call(interp.externals.fixed(found), [value])))
+        return checked_str(value, how, interp.now(interp.call(interp.externals.fixed(found), [value])))
     if _is_given_set(value, interp):
         return _text_of_set(interp, value, how)
     if interp.is_plain(value):
@@ -102,11 +102,14 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     if isinstance(value, Object | Instance) and kind is not None and how != "__ascii__":
         found = interp.tree.class_attribute(kind, how)
         if how == "__str__" and found is object.__str__:
-            return text_of(interp, value, "__repr__")
-        if held is not None and isinstance(held[0], Set) and found is contents_kind(held[0]).__repr__:
+            return text_of(interp, value, "__repr__", how)
+        of_base = held is not None and found is contents_kind(held[0]).__repr__
+        if held is not None and of_base and contents_kind(held[0]) in (set, frozenset, OrderedDict):
             return _text_of_container(interp, held[0], interp.tree.class_name(kind))
         if isinstance(found, types.FunctionType):
-            return checked_str(value, interp.now(interp.call(interp.externals.fixed(found), [value])))
+            return checked_str(value, asked or how, interp.now(interp.call(interp.externals.fixed(found), [value])))
+        if found is object.__repr__ and not interp.externals.explores:
+            return DeferredString(object.__repr__, [value])  # it tells where the real object is
     raise Unsupported("B002", f"{_FUNCTIONS[how].__name__} of {describe(value)}")
 
 
@@ -114,7 +117,7 @@ def _text_of_container(interp: Interpreter, value: Any, name: str = "") -> Value
     """`repr` of a container, item by item; `…` for one that holds itself. `name`: of its class, if that is another."""
     kind = python_type(value)
     if any(value is each for each in interp.worded):
-        return Constant(_REPEATED.get(contents_kind(value), f"{name or kind.__name__}(...)"))  # type: ignore[union-attr]
+        return _repeated(interp, value, f"{name or kind.__name__}(...)")  # type: ignore[union-attr]
     interp.worded.append(value)
     try:
         parts = _worded_parts(interp, value, kind, name)
@@ -123,7 +126,15 @@ def _text_of_container(interp: Interpreter, value: Any, name: str = "") -> Value
     return joined_text(interp, parts)
 
 
-_REPEATED: dict[type | None, str] = {list: "[...]", tuple: "(...)", dict: "{...}"}
+_REPEATED: dict[type | None, str] = {list: "[...]", tuple: "(...)", dict: "{...}", OrderedDict: "..."}
+
+
+def _repeated(interp: Interpreter, value: Any, otherwise: str) -> Value:
+    """What stands for a container inside itself."""
+    if isinstance(value, Mapping) and value.kind is defaultdict:
+        factory = text_of(interp, value.factory or Constant(None), "__repr__")
+        return joined_text(interp, [Constant("defaultdict("), factory, Constant(", {...})")])
+    return Constant("..." if isinstance(value, DictView) else _REPEATED.get(contents_kind(value), otherwise))
 
 
 def _worded_parts(interp: Interpreter, value: Any, kind: type | None, name: str) -> list[Value]:
@@ -157,19 +168,20 @@ def _worded_parts(interp: Interpreter, value: Any, kind: type | None, name: str)
             open_, close = Constant("("), Constant(")")
             pairs = [[open_, key, Constant(", "), word(item), close] for key, item in zip(keys, held, strict=True)]
             if isinstance(value, Mapping) and not pairs:
-                return [Constant("OrderedDict()")]
-            return between(f"{kind.__name__}([", pairs, "])")  # type: ignore[union-attr]
+                return [Constant(f"{name or 'OrderedDict'}()")]
+            return between(f"{name or kind.__name__}([", pairs, "])")  # type: ignore[union-attr]
         pairs = [[key, Constant(": "), word(item)] for key, item in zip(keys, held, strict=True)]
         if mapping.kind is dict:
             return between("{", pairs, "}")
         if mapping.kind is OrderedDict:
-            return between("OrderedDict({", pairs, "})") if pairs else [Constant("OrderedDict()")]
+            name = name or "OrderedDict"
+            return between(f"{name}({{", pairs, "})") if pairs else [Constant(f"{name}()")]
         factory = text_of(interp, mapping.factory or Constant(None), "__repr__")
         return [Constant("defaultdict("), factory, *between(", {", pairs, "})")]
     found = interp.tree.class_attribute(kind, "__repr__") if kind is not None else None
     if not isinstance(found, types.FunctionType):
         raise Unsupported("B002", f"repr of {describe(value)}")
-    return [checked_str(value, interp.now(interp.call(interp.externals.fixed(found), [value])))]
+    return [checked_str(value, "__repr__", interp.now(interp.call(interp.externals.fixed(found), [value])))]
 
 
 def _is_given_set(value: Value, interp: Interpreter) -> TypeGuard[Set]:
@@ -212,11 +224,14 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
         return DeferredString(functools.partial(_format_by, spec), [value])
     if isinstance(value, Tensor) and _words_itself(interp, value) and (not spec or _is_real(value, spec)):
         return _later(interp, functools.partial(_format_by, spec), value)
+    if isinstance(value, Sequence | Mapping | Set | DictView) and not spec:
+        return text_of(interp, value)
     kind = python_type(value)
     if isinstance(value, Object | Instance) and kind is not None:
         found = interp.tree.class_attribute(kind, "__format__")
         if isinstance(found, types.FunctionType):
-            return checked_str(value, interp.now(interp.call(interp.externals.fixed(found), [value, Constant(spec)])))
+            answer = interp.now(interp.call(interp.externals.fixed(found), [value, Constant(spec)]))
+            return checked_str(value, "__format__", answer)
         if found is object.__format__ and not spec:
             return text_of(interp, value)
     raise Unsupported("B002", f"formatting of {describe(value)}")

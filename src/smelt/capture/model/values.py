@@ -221,6 +221,7 @@ class Mapping(Value):
     factory: Value | None = None  # of a defaultdict
     proxy: Any = None  # the mappingproxy that it is, which nobody can write
     taken: set[Any] = field(default_factory=set)  # keys of the original that were taken out on the way
+    removals: int = 0  # how often keys were taken out of it, or moved to another place
 
 
 @dataclass(slots=True, eq=False)
@@ -384,6 +385,8 @@ class Iterator(Value):
     keys: list[Any] = field(default_factory=list)  # of a dict, as they were listed last; of a set, in its order
     calls: Call | None = None  # that had made the set when the loop began
     done: bool = False  # it has come to its end, where it stays even if what it goes over grows
+    removals: int = 0  # of a dict, when the loop began
+    watched: "Mapping | None" = None  # the dict whose items, listed backwards, it goes over
 
     def restore(self, position: int, size: int | None, done: bool) -> None:
         """Put back what was noted before a step."""
@@ -534,9 +537,8 @@ class ExceptionValue(Instance):
 
 @dataclass(slots=True, eq=False)
 class TracebackValue(Value):
-    """The traceback that a `ExceptionValue` had at some moment."""
+    """The traceback that a `ExceptionValue` had at some moment. Two are one if they begin with the same place."""
 
-    failure: ExceptionValue
     places: tuple[Place, ...]
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from smelt.capture.interpreter.attributes import attribute
+from smelt.capture.interpreter.exceptions import known_handled
 from smelt.capture.interpreter.interpreter import Frame, Interpreter
 from smelt.capture.interpreter.special_methods import special
 from smelt.capture.model.breaks import Raised, Unsupported
@@ -36,22 +37,27 @@ from smelt.capture.opcodes.opcode_table import handles, push, take
 @handles("RAISE_VARARGS")
 def _raise_varargs(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     if instruction.arg == 0:
-        raise _reraised(interp.handled())
+        handled = known_handled(interp, interp.handled())
+        if handled is None:
+            raise Raised.of(RuntimeError("No active exception to reraise"))
+        raise _reraised(handled)
     values = take(frame, instruction.arg)
-    raised = Raised(_exception(interp, values[0]), describe(values[0]))
+    raised = Raised(_exception(interp, values[0], "exceptions must derive from BaseException"), describe(values[0]))
     if instruction.arg == 2:
         none = isinstance(values[1], Constant) and values[1].value is None
-        raised.cause = values[1] if none else _exception(interp, values[1])
+        refusal = "exception causes must derive from BaseException"
+        raised.cause = values[1] if none else _exception(interp, values[1], refusal)
     raise raised
 
 
-def _exception(interp: Interpreter, value: Value) -> Value:
+def _exception(interp: Interpreter, value: Value, refusal: str) -> Value:
     """What `raise value` raises: a class is called for an instance."""
     if isinstance(value, Object) and is_a(value.value, type) and issubclass(value.value, BaseException):
         value = interp.now(interp.call(value, []))
-    kind = python_type(value)
-    if kind is None or not issubclass(kind, BaseException):
-        raise Unsupported("B019", f"TypeError: {describe(value)} is not an exception")
+        if not issubclass(python_type(value) or object, BaseException):
+            raise Unsupported("B019", f"TypeError: {describe(value)} is not an exception")  # in words of its own
+    if not issubclass(python_type(value) or object, BaseException):
+        raise Raised.of(TypeError(refusal))
     return value
 
 
@@ -70,7 +76,7 @@ def _reraise(interp: Interpreter, frame: Frame, instruction: Instruction) -> Non
 @handles("PUSH_EXC_INFO")
 def _push_exc_info(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     error = frame.stack.pop()
-    frame.stack += [interp.handled(), error]
+    frame.stack += [interp.handled_here(), error]
     frame.handled = error
 
 
@@ -91,11 +97,11 @@ def _check_exc_match(interp: Interpreter, frame: Frame, instruction: Instruction
 
 def classes_of(interp: Interpreter, value: Value) -> list[type]:
     """The classes that a clause names."""
-    if isinstance(value, Sequence) and value.kind is tuple:
-        return [kind for item in interp.externals.items(value) for kind in classes_of(interp, item)]
-    if isinstance(value, Object) and is_a(value.value, type) and issubclass(value.value, BaseException):
-        return [interp.externals.guard_identity(value)]
-    raise Unsupported("B019", f"TypeError: except {describe(value)}")
+    named = interp.externals.items(value) if isinstance(value, Sequence) and value.kind is tuple else [value]
+    classes = [each for each in named if isinstance(each, Object) and is_a(each.value, type)]
+    if len(classes) < len(named) or not all(issubclass(each.value, BaseException) for each in classes):
+        raise Raised.of(TypeError("catching classes that do not inherit from BaseException is not allowed"))
+    return [interp.externals.guard_identity(each) for each in classes]
 
 
 @handles("STOPITERATION_ERROR")
@@ -112,9 +118,11 @@ def _stop_iteration_error(interp: Interpreter, frame: Frame, instruction: Instru
 @handles("CLEANUP_THROW")
 def _cleanup_throw(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
     """What was thrown into a generator inside `yield from`, after it was thrown into what that takes its items from."""
-    if python_type(frame.stack[-1]) is StopIteration:
-        raise Unsupported("B002", "generator.throw inside yield from")
-    raise _reraised(frame.stack[-1])
+    error = frame.stack[-1]
+    if isinstance(error, ExceptionValue) and error.kind is StopIteration:
+        frame.stack[-3:] = [Constant(None), error.details["value"]]
+        return
+    raise _reraised(error)
 
 
 # with
@@ -153,7 +161,7 @@ def _with_except_start(interp: Interpreter, frame: Frame, instruction: Instructi
     if kind is None:
         raise Unsupported("B012", "with")
     if isinstance(error, ExceptionValue):
-        trace: Value = TracebackValue(error, error.places)
+        trace: Value = TracebackValue(error.places)
     else:
         trace = attribute(interp, error, "__traceback__")
     push(frame, interp.call(leave, [interp.externals.fixed(kind), error, trace]))

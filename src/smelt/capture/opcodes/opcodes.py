@@ -10,7 +10,7 @@ from typing import Any
 
 from smelt.capture.interpreter.attributes import attribute, attribute_now, delete_attribute, store_attribute
 from smelt.capture.interpreter.deferred_scalars import is_open, negated, open_truth
-from smelt.capture.interpreter.dict_keys import hashable
+from smelt.capture.interpreter.dict_keys import hashable, identical
 from smelt.capture.interpreter.interpreter import Frame, Interpreter
 from smelt.capture.interpreter.iterators import advance, drain, iterator, send, taken
 from smelt.capture.interpreter.operators import (
@@ -19,7 +19,6 @@ from smelt.capture.interpreter.operators import (
     compare,
     contains,
     delete_subscript,
-    identical,
     mapped,
     store_subscript,
     subscript,

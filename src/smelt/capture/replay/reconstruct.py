@@ -504,8 +504,7 @@ def _iterator(build: Rebuilder, value: Iterator) -> Operand:
         raise SkipFrame("an iterator over a set that has changed cannot be rebuilt")
     if isinstance(value.over, Deque) and value.over.changes != value.size:
         raise SkipFrame("an iterator over a deque that has changed cannot be rebuilt")
-    if value.size == -1:
-        raise SkipFrame("an iterator over what changed under it cannot be rebuilt")
+    _refuse_changed(value)
     part, position, done = value.part, value.position, value.done
 
     def make(over: Any) -> Any:
@@ -531,6 +530,12 @@ def _joined(build: Rebuilder, value: ZippedIterator) -> Operand:
     return build.step(map, build.operand(value.function), *parts)
 
 
+def _refuse_changed(value: Iterator) -> None:
+    over = value.watched or value.over
+    if value.size == -1 or (isinstance(over, Mapping) and over.removals != value.removals):
+        raise SkipFrame("an iterator over what changed under it cannot be rebuilt")
+
+
 def _can_pause(over: Value) -> bool:
     """Whether the items of a container can be counted off: no order of its own, no class of its own."""
     if isinstance(over, Mapping):
@@ -539,6 +544,7 @@ def _can_pause(over: Value) -> bool:
 
 
 def _paused(build: Rebuilder, value: Iterator) -> Operand:
+    _refuse_changed(value)
     part, position = value.part, value.position
     size = value.size
     return build.step(lambda over: PausedIterator(over, part, position, size), build.operand(value.over))
