@@ -131,3 +131,9 @@ def test_a_gru_of_some_lengths_is_exported_for_each_and_one_of_many_is_refused()
             torch.testing.assert_close(artifact(given)[0], model(given)[0])
     with pytest.raises(smelt.SmeltError, match=r"16 variants do not cover all sizes: none is for length = \d+"):
         smelt.export(model, (x,), dynamic={"input": {0: ("length", 1, 100)}})
+
+
+def test_an_lstm_of_a_dynamic_length_is_refused_by_what_it_is() -> None:
+    model, x = torch.nn.LSTM(5, 6).eval(), torch.randn(4, 3, 5)
+    with pytest.raises(smelt.SmeltError, match="the steps of an LSTM whose length is dynamic"):
+        smelt.export(model, (x,), dynamic={"input": {0: ("length", 1, 6)}})

@@ -684,6 +684,8 @@ class Tape:
             raise Unsupported("B004", _name_of(target)) from unknowable
         except Exception as error:
             text = str(error).split("\nException raised from ")[0]  # where in C++ is nobody's concern
+            if any(phrase in text for phrase in _NEEDS_DATA) and target is torch.lstm:  # left whole for many lengths
+                raise Unsupported("B009", "the steps of an LSTM whose length is dynamic") from error
             if any(phrase in text for phrase in _NEEDS_DATA):
                 raise Unsupported("B004", _name_of(target)) from error
             raise Unsupported("B011", f"{_name_of(target)}: {type(error).__name__}: {text}") from error
