@@ -257,8 +257,7 @@ class Tape:
         made[0].replace_all_uses_with(node)
         self.graph.erase_node(made[0])
         self._histories[node] = (value.ghost, value.ghost.grad_fn)
-        if made[0] in self.deciding:
-            self.deciding.add(node)
+        self.deciding |= {node} if made[0] in self.deciding else set()
         return node, *call
 
     def input_aliases(self) -> list[list[tuple[fx.Node, Tensor]]]:
@@ -684,9 +683,9 @@ class Tape:
             raise Unsupported("B004", _name_of(target)) from unknowable
         except Exception as error:
             text = str(error).split("\nException raised from ")[0]  # where in C++ is nobody's concern
-            if any(phrase in text for phrase in _NEEDS_DATA) and target is torch.lstm:  # left whole for many lengths
-                raise Unsupported("B009", "the steps of an LSTM whose length is dynamic") from error
             if any(phrase in text for phrase in _NEEDS_DATA):
+                if target is torch.lstm and ghosts[0].dim() == 3 and any(map(is_symbolic, ghosts[0].shape)):  # not packed
+                    raise Unsupported("B009", "the steps of an LSTM whose length is dynamic") from error
                 raise Unsupported("B004", _name_of(target)) from error
             raise Unsupported("B011", f"{_name_of(target)}: {type(error).__name__}: {text}") from error
 
