@@ -684,7 +684,7 @@ class Tape:
         except Exception as error:
             text = str(error).split("\nException raised from ")[0]  # where in C++ is nobody's concern
             if any(phrase in text for phrase in _NEEDS_DATA):
-                if target is torch.lstm and ghosts[0].dim() == 3 and any(map(is_symbolic, ghosts[0].shape)):  # not packed
+                if target is torch.lstm and ghosts[0].dim() == 3 and any(map(is_symbolic, ghosts[0].shape)):  # unpacked
                     raise Unsupported("B009", "the steps of an LSTM whose length is dynamic") from error
                 raise Unsupported("B004", _name_of(target)) from error
             raise Unsupported("B011", f"{_name_of(target)}: {type(error).__name__}: {text}") from error
