@@ -124,3 +124,39 @@ def test_arrays_share_memory_with_tensors() -> None:
 def test_a_tensor_with_a_gradient_is_refused_as_by_pytorch() -> None:
     with pytest.raises(RuntimeError, match="requires grad"):
         smelt.compile(lambda x: (x * 2).numpy(), backend="eager")(torch.ones(2, requires_grad=True))
+
+
+@pytest.mark.parametrize("name", ["angle", "cbrt", "fix", "heaviside", "sign", "trunc", "round", "sqrt", "isnan"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_functions_of_special_and_negative_numbers_are_numpys(name: str, dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor) -> Any:
+        a = x.numpy()
+        return getattr(np, name)(*((a, 2) if name == "heaviside" else (a,))), x + 1
+
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 2.5, -2.5, 0.5, -1.5], dtype=dtype)
+    with np.errstate(all="ignore"):
+        ours, theirs = smelt.compile(program, backend="eager")(x), program(x)
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    assert ours[0].dtype == theirs[0].dtype
+
+
+def test_a_ufunc_writes_to_the_array_given_after_its_operands() -> None:
+    def program(x: torch.Tensor) -> Any:
+        a = x.numpy()
+        b = a * 0
+        np.negative(a, b)
+        np.add(a, 1.0, a)
+        return a, b, x + 1
+
+    ours, theirs = (run(torch.arange(4.0)) for run in (smelt.compile(program, backend="eager"), program))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("transform", [np.fft.ifft, np.fft.ihfft, np.fft.fft])
+def test_a_transform_yields_an_array_of_its_own(transform: Callable[..., Any]) -> None:
+    def program(x: torch.Tensor) -> Any:
+        return transform(x.numpy()), x + 1
+
+    x = torch.arange(6.0, dtype=torch.float64)
+    np.testing.assert_allclose(smelt.compile(program, backend="eager")(x)[0], program(x)[0], rtol=1e-12, atol=1e-12)

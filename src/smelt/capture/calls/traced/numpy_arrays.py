@@ -28,6 +28,8 @@ from smelt.device.host_library import HOST, on_host
 
 _MAX_CONSTANT = 4096
 _MAX_ELEMENTS = 1 << 22
+# What `torch._numpy` computes otherwise: cbrt of negative numbers, fix of fractions, signs of NaN and of -0.0.
+_COMPUTED_OTHERWISE = ("angle", "cbrt", "fix", "heaviside", "sign")
 _FROM_ARRAYS = (torch.from_numpy, torch.as_tensor, torch.tensor, torch.asarray)
 Values = list[Value]
 Named = dict[str, Value]
@@ -43,7 +45,8 @@ def _functions() -> dict[int, Any]:
     for module, ours in ((numpy, traced), (numpy.linalg, traced.linalg), (numpy.fft, traced.fft)):
         for name in dir(ours):
             theirs = getattr(module, name, None)
-            if callable(theirs) and callable(getattr(ours, name)) and not name.startswith("_"):
+            left_out = name.startswith("_") or name in _COMPUTED_OTHERWISE
+            if callable(theirs) and callable(getattr(ours, name)) and not left_out:
                 found[id(theirs)] = getattr(ours, name)
     return found
 
@@ -67,7 +70,7 @@ def call_numpy(interp: Interpreter, function: Object, args: Values, kwargs: Name
         return None
     interp.externals.guard_identity(function)
     ours = _functions().get(id(real))
-    if ours is None or "out" in kwargs:
+    if ours is None or "out" in kwargs or len(args) > getattr(real, "nin", len(args)):  # those of a ufunc; then `out`
         raise Unsupported("B002", f"numpy.{getattr(real, '__name__', real)}")
     if _has_array((*args, *kwargs.values())):
         return on_arrays(interp, real, ours, args, kwargs)
@@ -219,16 +222,21 @@ class _Given:
         raise Unsupported("B002", f"NumPy's {name}, which yields something else than torch._numpy's")
 
     def _in_own_memory(self, made: Tensor, expected: Any, name: str) -> Tensor:
-        tape = self._interp.tape
+        tape, shares = self._interp.tape, False
         for value, _, ones in self._arrays.values():
             shared = is_a(expected, _numpy().ndarray) and _numpy().may_share_memory(expected, ones)
+            shares |= shared
             if shared and not tape.share_memory(made, value.tensor):
                 raise Unsupported("B002", f"NumPy's {name}, which yields a view where torch._numpy's copies")
             if not shared and tape.share_memory(made, value.tensor):
-                copied = self._interp.tensor_call("call_method", "clone", [made])
-                assert isinstance(copied, Tensor)
-                return copied
-        return made
+                return self._copied(made)
+        # An inverse transform may yield a conjugate that is still to be computed.
+        return self._copied(made) if made.ghost.dtype.is_complex and not shares else made
+
+    def _copied(self, made: Tensor) -> Tensor:
+        copied = self._interp.tensor_call("call_method", "clone", [made])
+        assert isinstance(copied, Tensor)
+        return copied
 
 
 def _constant(interp: Interpreter, real: Any, args: Values, kwargs: Named) -> Value:
