@@ -468,6 +468,19 @@ def test_a_key_that_changed_after_it_was_put_in_stays_where_it_was() -> None:
         assert point not in points and point not in table and len(points) == len(table) == 1
 
 
+def test_a_changed_key_of_a_dict_that_is_dropped_breaks_nothing() -> None:
+    def program(x: torch.Tensor) -> Any:
+        point = Point(1)
+        points = {point: 1}
+        point.value = 2
+        return x + 1, point in points, points.pop(Point(1), None)
+
+    runner = Captured()
+    for _ in range(2):
+        assert repr(runner(program, X)) == repr(program(X))
+    assert not runner.breaks and len(runner.graphs) == 1
+
+
 STRICT = False
 
 

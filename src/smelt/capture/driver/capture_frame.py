@@ -368,6 +368,8 @@ class _Closing:
                 raise _Unfinished(number, record)
         try:
             operands = self._operands()
+            if not keys_hold(self.interp, self.build.rebuilt_keys):
+                raise SkipFrame("keys of a dict or set whose __hash__ or __eq__ answers otherwise by now")
         except SkipFrame:
             if self.interp.entered_inference:
                 raise _Unfinished from None
@@ -531,8 +533,6 @@ class _Closing:
 
     def _operands(self) -> Any:
         """What must be rebuilt, as operands still to be numbered; writes come first."""
-        if not keys_hold(self.interp):
-            raise SkipFrame("keys of a dict or set whose __hash__ or __eq__ answers otherwise by now")
         self.interp.externals.guard_distinct()
         replay(self.build, self.interp.externals.written.values(), self.interp.externals.deferred_calls)
         if isinstance(self.ending, Returned):

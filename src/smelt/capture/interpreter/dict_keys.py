@@ -3,6 +3,7 @@ object."""
 
 import operator
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -178,20 +179,25 @@ def _are_equal(interp: Interpreter, left: Value, right: Value) -> bool:
     return bool(answer.value)
 
 
-def keys_hold(interp: Interpreter) -> bool:
+def keys_hold(interp: Interpreter, rebuilt: set[int]) -> bool:
     """Whether `__hash__` and `__eq__` of the program still answer what they did when keys were put into dicts and sets.
 
-    They run again when those are rebuilt: before what the program wrote is written, or after."""
-    if not interp.key_answers:
+    They run again when those are rebuilt: before what the program wrote is written, or after. `rebuilt`: the ids of
+    the keys that are put into such a dict or set."""
+    checks = [
+        check
+        for (key, other, _), (_, check) in interp.key_answers.items()
+        if key in rebuilt and (other is None or other in rebuilt)
+    ]
+    if not checks:
         return True
     with interp.externals.without_writes():
-        before = _answers_hold(interp)
-    return before and _answers_hold(interp)
+        before = _answers_hold(interp, checks)
+    return before and _answers_hold(interp, checks)
 
 
-def _answers_hold(interp: Interpreter) -> bool:
+def _answers_hold(interp: Interpreter, checks: list[Callable[[], bool]]) -> bool:
     answers: list[bool] = []
-    checks = [check for _, check in interp.key_answers.values()]
     plain = interp.has_no_side_effects(lambda: answers.append(all(check() for check in checks)))
     return plain and answers == [True]
 

@@ -129,6 +129,7 @@ class Rebuilder:
         self.preallocated = preallocated
         self.number = number  # a number in symbols as another value, where inputs do not tell it
         self.made_classes: dict[int, Any] = {}  # see `GuardTree`
+        self.rebuilt_keys: set[int] = set()  # the ids of the values that are keys of dicts, or items of sets
         self.is_whole = False  # whether the graph ends with the function: a suspended generator would only come back
         self.outputs: list[fx.Node] = []
         self._constants: list[Any] = []
@@ -217,6 +218,7 @@ class Rebuilder:
     def key(self, key: Any) -> Operand:
         """A key of a dict."""
         if isinstance(key, ByIdentity):
+            self.rebuilt_keys.add(id(key.value))
             return self.operand(key.value)
         if not stands_for_key(key):
             return self.constant(key)
