@@ -231,7 +231,7 @@ class Writer:
     def _while(self, depth: int, in_loop: bool) -> None:
         name, self.counts = f"w{self.counts + 1}", self.counts + 1
         self.put(depth, f"{name} = 0")
-        self.put(depth, f"while {name} < {self.chance.randint(1, 6)} and {self.drawn(CONDITIONS)}:")
+        self.put(depth, f"while {name} < {self.chance.randint(1, 6)} and ({self.drawn(CONDITIONS)}):")
         self.put(depth + 1, f"{name} += 1")
         before = {kind: list(names) for kind, names in self.pool.items()}
         self.pool["k"].append(name)
