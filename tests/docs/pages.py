@@ -4,8 +4,8 @@
     ```text                   right behind Python: what it prints
     ```python title="a.py"    a file, for the commands of the page
     ```console                `$ SMELT_LOGS=guards python a.py` or `$ smelt explain a.py:example`, and what it prints
-    ```sh, ```toml            what is typed or written elsewhere; only looked at
-    ```c                      a program, which tests/native/deploy/test_library.py compiles
+    ```sh, ```toml, ```js     what is typed or written elsewhere; only looked at
+    ```c                      a program, which tests/native/deploy/test_library.py compiles; with a title, a part of one
 
 In what is printed `…` stands for anything. A comment `# SM003: …` behind a statement says that it raises, or warns of,
 that code. `<!-- run first: … -->` before a block is code that a reader need not see. `<!-- needs: accelerate -->`
@@ -44,7 +44,7 @@ from tests import golden
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = frozenset({"python", "console", "text", "sh", "toml", "c"})
+LANGUAGES = frozenset({"python", "console", "text", "sh", "toml", "c", "js"})
 
 FENCE = re.compile(
     r"(?:<!-- needs: (?P<needs>[\w, ]+) -->\n+)?"

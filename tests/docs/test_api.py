@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,19 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Looking": ("explain", "record", "verify", "counters"),
     "Deploying": ("export", "Artifact", "Dimension", "load"),
     "Backends": ("register_backend", "list_backends", "register_chip"),
+    "Lazy tensors": ("lazy",),
+    "Chips": ("chips",),
     "Autograd by hand": ("aot_function", "aot_module", "aot_module_simplified", "partition", "compiled_autograd"),
     "Settings": ("Options", "config"),
     "Errors and warnings": ("SmeltError", "GraphBreakError", "SmeltWarning"),
 }
-MODULES = {"partition": ("default", "min_cut"), "compiled_autograd": ("enable", "disable")}
+MODULES = {
+    "partition": ("default", "min_cut"),
+    "compiled_autograd": ("enable", "disable"),
+    "lazy": ("enable", "tensor", "step", "explain"),
+    "chips": ("list_chips", "device_named", "fallbacks", "host_target"),
+}
+PUBLIC = (*smelt.__all__, "chips", "lazy")
 GIVEN_BACK: dict[str, tuple[type, ...]] = {
     "explain": (Explanation, GraphStory, BreakRecord),
     "verify": (Verification, Verdict, Found),
@@ -37,10 +46,14 @@ GIVEN_BACK: dict[str, tuple[type, ...]] = {
 }
 
 
+def of_name(name: str) -> Any:
+    return import_module("smelt.chips") if name == "chips" else getattr(smelt, name)
+
+
 def functions() -> Iterator[tuple[str, Any]]:
     """Every public function by its name."""
-    for name in smelt.__all__:
-        value = getattr(smelt, name)
+    for name in PUBLIC:
+        value = of_name(name)
         for part in MODULES.get(name, ()):
             yield f"{name}.{part}", getattr(value, part)
         if inspect.isfunction(value):
@@ -58,7 +71,7 @@ FUNCTIONS = dict(functions())
 
 
 def test_the_page_has_every_public_name() -> None:
-    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(smelt.__all__)
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(PUBLIC)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -127,16 +140,21 @@ def of_function(title: str, name: str, function: Any) -> list[str]:
 
 
 def settings(value: Any) -> list[str]:
-    fields = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-    names = ", ".join(f"`{field}`" for field in fields)
-    return ["", f"{names}: [Settings and logs](settings.md)."] if names else []
+    names = fields_of(value)
+    described = ": [Settings and logs](settings.md)" if value in (smelt.Options, smelt.config) else ""
+    return ["", f"Fields: {names}{described}."] if names else []
+
+
+def fields_of(value: Any) -> str:
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return ", ".join(f"`{field.name}`" for field in fields)
 
 
 def of_class(kind: type) -> list[str]:
     """A class of what is given back: its fields and members."""
-    lines = [f"#### `{kind.__name__}`", "", inspect.getdoc(kind) or "", ""]
-    fields = [f"`{field.name}`" for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
-    lines += [f"Fields: {', '.join(fields)}."]
+    lines = [f"#### `{kind.__name__}`", "", inspect.getdoc(kind) or ""]
+    names = fields_of(kind)
+    lines += ["", f"Fields: {names}."] if names else []
     found = list(members(kind))
     lines += ["", "| member | what it is |", "|---|---|"] if found else []
     for name, member in found:
@@ -151,7 +169,7 @@ def page() -> str:
     for title, names in SECTIONS.items():
         lines += ["", f"## {title}"]
         for name in names:
-            lines += ["", *entry(name, getattr(smelt, name))]
+            lines += ["", *entry(name, of_name(name))]
     return "\n".join(lines)
 
 

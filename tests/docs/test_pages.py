@@ -147,4 +147,4 @@ def test_an_example_of_a_break_breaks_and_its_mended_form_does_not(
 def test_the_site_has_every_page_once() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = re.findall(r"(\w+\.md)$", nav, re.MULTILINE)
-    assert sorted(listed) == sorted(page.name for page in PAGES if page.parent.name == "docs")
+    assert sorted(listed) == sorted(page.name for page in PAGES if page.parent == ROOT / "docs")

@@ -26,17 +26,17 @@ __all__ = [
 
 
 def host_target(name: str, **changes: Any) -> Target:
-    """The processor that this runs on as the target of a chip: kernels are LLVM's text, a function each."""
+    """The `Target` of a chip called `name` that runs LLVM IR for this processor; `changes` replace fields of it."""
     from smelt.codegen.cpu.target import describe_host
 
     return replace(describe_host(), name=name, form="llvm", **changes)
 
 
 def device_named(name: str) -> ChipDevice:
-    """A registered chip as smelt sees it: how much memory is in use, and by how many allocations."""
+    """The memory in use on the chip `name`, and its number of allocations."""
     return owner_of(name).device
 
 
 def fallbacks(name: str) -> dict[str, int]:
-    """The operators that the host computed for a chip, and how often."""
+    """The operators that the host computed for the chip `name`, with their number of calls."""
     return dict(owner_of(name).host.fallbacks)
