@@ -22,7 +22,7 @@ from smelt import _native
 from smelt.base.coexist import opaque
 from smelt.base.errors import SmeltError
 from smelt.base.events import Event, collect, counters
-from smelt.base.options import MODES, TUNING_MODES, Options
+from smelt.base.options import MODES, TUNING_MODES, Options, is_disabled
 from smelt.capture import CompiledRegion, mark_entered
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy import forget as forget_lazy_programs
@@ -66,7 +66,7 @@ def compile(
       which was fastest; `None` and `"default"` never time anything. `torch.compile`'s modes are accepted:
       `"max-autotune"` means `"max-speed"`, `"reduce-overhead"` means `"default"`.
     - `options` are the fields of `smelt.Options`, by name.
-    - `disable=True` returns the model as it is.
+    - `disable=True` returns the model as it is. So does every call if the environment has `SMELT_DISABLE=1`.
     """
     settings: dict[str, Any] = {
         "fullgraph": fullgraph,
@@ -87,7 +87,7 @@ def compile(
     _check_flags(fullgraph, dynamic, mode, disable)
     checked = _chosen(options, mode)
     compiler = resolve_backend(backend, checked)
-    if disable:
+    if disable or is_disabled():
         return model
     alike = Compiling(**{**settings, "fullgraph": False})
     region = CompiledRegion(compiler, fullgraph=fullgraph, dynamic=dynamic, fallback=checked.fallback, settings=alike)

@@ -17,7 +17,7 @@ import torch
 from smelt import _native
 from smelt.api import Compiling, backward_compilers, settings_of_region
 from smelt.base import locks
-from smelt.base.options import config
+from smelt.base.options import config, is_disabled
 from smelt.pipeline.backward.compiled_backward import CompiledBackwards
 
 __all__ = ["disable", "enable"]
@@ -82,6 +82,8 @@ def _switched_on() -> CompiledBackwards:
 
 
 def _compiler_here() -> CompiledBackwards | None:
+    if is_disabled():
+        return None
     compilers = _enabled.compilers
     if compilers:
         return compilers[-1]

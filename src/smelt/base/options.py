@@ -6,6 +6,7 @@ and wrong types are errors at once.
 """
 
 import dataclasses
+import os
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import field
@@ -197,6 +198,10 @@ config = Config()
 ENVIRONMENT: dict[str, str] = {
     "SMELT_CACHE": "`0`: keep nothing on disk, whatever `smelt.config.disk_cache` is",
     "SMELT_CACHE_DIR": "where the disk cache is, unless `smelt.config.disk_cache_dir` says",
+    "SMELT_DISABLE": (
+        "`1`: compile nothing. `smelt.compile` returns its argument, `torch.compile(…, backend=\"smelt\")` runs graphs in "
+        "eager, compiled autograd is off. Exports and `smelt.lazy` still work"
+    ),
     "SMELT_LIBCUDA": "the path of the CUDA driver's library, if `libcuda.so.1` is not to be looked for as usual",
     "SMELT_LOGS": "what to print while compiling; the channels are listed below",
     "SMELT_NO_LAYOUT": (
@@ -205,6 +210,11 @@ ENVIRONMENT: dict[str, str] = {
         "slower: guards ask tensors, library calls go through Python, and compiled autograd falls back to the engine"
     ),
 }
+
+
+def is_disabled() -> bool:
+    """Whether the environment says to compile nothing."""
+    return os.environ.get("SMELT_DISABLE", "") not in ("", "0")
 
 
 def describe(kind: type) -> list[tuple[str, object, str]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.base.options import is_disabled
 from smelt.base.version import PYTHONS, why_not_tested
 from smelt.device.host_library import HOST
 from smelt.explain.verify import Compile, Judge, verify
@@ -148,7 +149,9 @@ def _uses_gpu() -> bool:
         return False
 
 
-def _self_check(compile: Compile, device: torch.device) -> tuple[bool, str]:
+def _self_check(compile: Compile, device: torch.device) -> tuple[bool | None, str]:
+    if is_disabled():
+        return None, "not run: SMELT_DISABLE is set, so nothing is compiled"
     torch.manual_seed(0)
     nn = torch.nn
     model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4), nn.Softmax(-1))
