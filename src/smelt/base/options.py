@@ -199,8 +199,8 @@ ENVIRONMENT: dict[str, str] = {
     "SMELT_CACHE": "`0`: keep nothing on disk, whatever `smelt.config.disk_cache` is",
     "SMELT_CACHE_DIR": "where the disk cache is, unless `smelt.config.disk_cache_dir` says",
     "SMELT_DISABLE": (
-        "`1`: compile nothing. `smelt.compile` returns its argument, `torch.compile(…, backend=\"smelt\")` runs graphs in "
-        "eager, compiled autograd is off. Exports and `smelt.lazy` still work"
+        "`1`: compile nothing. `smelt.compile` returns its argument, `torch.compile(…, backend=\"smelt\")` runs graphs "
+        "in eager, compiled autograd is off. Exports and `smelt.lazy` still work"
     ),
     "SMELT_LIBCUDA": "the path of the CUDA driver's library, if `libcuda.so.1` is not to be looked for as usual",
     "SMELT_LOGS": "what to print while compiling; the channels are listed below",
