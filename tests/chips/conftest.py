@@ -11,6 +11,7 @@ import pytest
 import smelt
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "plugins" / "sim"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "plugins" / "conform"))
 
 from smelt_sim import Sim
 

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "plugins" / "sim"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "plugins" / "conform"))
 
 import torch
-from smelt_sim import Sim
 
 from smelt.chips import KernelModule, Launch, Target
-from smelt.conform.check import FAILED
+from smelt_conform.check import FAILED
+from smelt_sim import Sim
 
 MEMORY = 256 << 20
 SECONDS = 300.0  # for each check
@@ -547,7 +548,7 @@ class Raises(Small):
 def main(names: list[str]) -> None:
     """What each mutant's check says of it, and what it says of the healthy chip."""
     import smelt
-    from smelt.conform.processes import conform
+    from smelt_conform.processes import conform
 
     found = {}
     for name in names or CAUGHT_BY:

@@ -4,20 +4,21 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
-from smelt.conform.check import FAILED, MISSING, ON_HOST, PASSED, Outcome, Speed
-from smelt.conform.levels import CHECKS, LEVELS
-from smelt.conform.page import page
-from smelt.conform.processes import Report
-from smelt.conform.scorecard import as_json, passed, scorecard, times_a_copy
+from smelt_conform.check import FAILED, MISSING, ON_HOST, PASSED, Outcome, Speed
+from smelt_conform.levels import CHECKS, LEVELS
+from smelt_conform.page import page
+from smelt_conform.processes import Report
+from smelt_conform.scorecard import as_json, passed, scorecard, times_a_copy
 from tests.chips.mutants import CAUGHT_BY
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(ROOT / "plugins" / "sim"), str(ROOT / "src"), str(ROOT)]),
+    "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("plugins/sim", "plugins/conform", "src", "")),
 }
 TARGET = {"form": "llvm", "warp_size": 1, "dtypes": (), "memory_bytes": 1 << 30}
 
@@ -194,3 +195,11 @@ def test_every_check_says_what_it_proves_and_where_to_look() -> None:
     assert len(CHECKS) == sum(len(level.checks) for level in LEVELS)
     silent = [name for name, check in CHECKS.items() if len(check.proves) < 10 or len(check.look_at) < 5]
     assert silent == []
+
+
+def test_the_package_is_for_this_version_of_smelt() -> None:
+    compiler, plugin = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder in ("", "plugins/conform")
+    )
+    assert plugin["version"] == compiler["version"]
+    assert plugin["dependencies"] == [f"smelt=={compiler['version']}"]

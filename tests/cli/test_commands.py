@@ -176,6 +176,14 @@ def test_a_bad_target_is_explained(target: str, program: str, capsys: pytest.Cap
     assert "smelt verify:" in capsys.readouterr().err
 
 
+def test_conform_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "smelt_conform", None)
+    assert main(["conform", "sim"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("smelt conform: ")
+    assert "pip install smelt-conform" in line and "pip install ./plugins/conform" in line
+
+
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     (commands,) = (action.choices for action in parser()._actions if action.dest == "command")
     assert commands is not None and {"run", "explain", "verify", "bisect", "bench", "doctor", "cache"} <= set(commands)

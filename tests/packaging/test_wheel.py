@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 NO_TOOLS = 3  # what tools/wheel.py ends with where setuptools or auditwheel cannot be fetched
 
 pytestmark = pytest.mark.slow
@@ -33,8 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("gcc") is None and shutil.which("cc") is None:
         pytest.skip("there is no C compiler here")
     folder = tmp_path_factory.mktemp("dist")
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    build = [sys.executable, str(ROOT / "tools" / "wheel.py"), version, "--to", str(folder)]
+    build = [sys.executable, str(ROOT / "tools" / "wheel.py"), VERSION, "--to", str(folder)]
     done = subprocess.run(build, capture_output=True, text=True, timeout=600)
     if done.returncode == NO_TOOLS:
         pytest.skip("setuptools or auditwheel cannot be fetched here")
@@ -61,17 +60,44 @@ def test_it_has_what_runs_and_nothing_else(wheel: Path) -> None:
     assert {name.split("/")[0].split("-")[0] for name in names} == {"smelt"}
 
 
-def test_the_demo_runs_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
-    if importlib.util.find_spec("torch") is None:
+def environment_with(wheel: Path, home: Path) -> Path:
+    """A new environment with nothing but the wheel; its Python."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
         pytest.skip("there is no torch here")
-    home = tmp_path / "empty"
     run([sys.executable, "-m", "venv", home])
-    python = home / "bin" / "python"
-    run([python, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps", "--no-index", wheel])
+    install(home / "bin" / "python", wheel)
     # What smelt needs (torch, llvmlite, …) is lent by the environment that runs the tests: gigabytes are not copied.
     # A path file read from there would bring this checkout along; those of a folder that is lent are not read.
     (lent,) = home.glob("lib/python*/site-packages")
-    (lent / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (lent / "lent.pth").write_text(f"{Path(torch.origin).parents[1]}\n")
+    return home / "bin" / "python"
+
+
+def install(python: Path, wheel: Path) -> None:
+    run([python, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps", "--no-index", wheel])
+
+
+def test_conform_is_installed_as_a_package_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    python = environment_with(wheel, tmp_path / "empty")
+    command = [python, "-m", "smelt", "conform", "sim", "--list"]
+    settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    missing = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=600)
+    assert missing.returncode == 2 and "pip install smelt-conform" in missing.stderr
+    shutil.copytree(ROOT / "plugins" / "conform", tmp_path / "sources")
+    builder = ROOT / "build" / f"wheel-{VERSION}" / "bin" / "python"  # has setuptools, by tools/wheel.py
+    build = [builder, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation"]
+    run([*build, "-w", tmp_path, tmp_path / "sources"])
+    (plugin,) = tmp_path.glob("smelt_conform-*.whl")
+    install(python, plugin)
+    assert "training.gpt2_compiled" in run(command, cwd=tmp_path, env=settings)
+    (page,) = tmp_path.glob("empty/lib/python*/site-packages/smelt_conform/assets/conform.html")
+    assert "{{levels}}" in page.read_text(encoding="utf-8")
+
+
+def test_the_demo_runs_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
+    home = tmp_path / "empty"
+    python = environment_with(wheel, home)
     for folder in ("examples", "benchmarks"):
         shutil.copytree(ROOT / folder, tmp_path / "work" / folder)
     nothing = tmp_path / "nothing"

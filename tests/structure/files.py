@@ -17,8 +17,9 @@ _COMMENT = re.compile(r"\A\s*/\*+(.*?)\*/", re.DOTALL)
 
 def python_files() -> list[Path]:
     """Every Python file of the repository that is ours."""
-    found = [path for top in ("src", "tests", "benchmarks", "examples") for path in (ROOT / top).rglob("*.py*")]
-    return sorted(path for path in found if path.suffix in (".py", ".pyi") and not _is_marker(path))
+    folders = [ROOT / name for name in ("src", "plugins", "tests", "benchmarks", "examples")]
+    paths = [path for folder in folders for path in folder.rglob("*.py*")]
+    return sorted(path for path in paths if path.suffix in (".py", ".pyi") and not _is_marker(path))
 
 
 def _is_marker(path: Path) -> bool:

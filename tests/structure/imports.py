@@ -39,7 +39,6 @@ LAYERS: dict[str, int] = {
     "deploy": 7,
     "explain": 7,
     "chips": 7,
-    "conform": 7,
     "api": 8,
     "eager_api": 8,
     "compiled_autograd": 8,
@@ -50,7 +49,6 @@ LAYERS: dict[str, int] = {
 
 # A unit imports itself and the layers below it. What else it may import, of its own layer:
 ALSO: dict[str, frozenset[str]] = {
-    "conform": frozenset({"chips"}),  # which it tries
     "api": frozenset({"cli", "__init__"}),
     "compiled_autograd": frozenset({"api"}),
     "cli": frozenset({"api", "__init__"}),
@@ -132,7 +130,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("fused", "decompose", "complex_numbers", "fourier", "linear_algebra", "decompositions", "calls"),
         *("own_methods", "owner", "registration"),
     ),
-    "conform": ("bench", "check", "programs", "levels", "run_checks", "processes", "scorecard", "page"),
     "codegen": (
         "llvm",
         "generator",

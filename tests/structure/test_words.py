@@ -85,7 +85,8 @@ def _pages() -> list[Path]:
 
 
 def _sources() -> list[Path]:
-    return [path for path in files.SOURCE.rglob("*") if path.suffix in (".py", ".pyi", ".c", ".h")]
+    found = [path for top in (files.SOURCE, files.ROOT / "plugins") for path in top.rglob("*")]
+    return [path for path in found if path.suffix in (".py", ".pyi", ".c", ".h")]
 
 
 def _pattern(word: str) -> re.Pattern[str]:

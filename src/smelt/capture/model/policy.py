@@ -31,7 +31,6 @@ _POLYFILLS = tuple(
         ("ir", "nodes", "hook_calls.py"),
     )
 )
-_PROGRAMS = os.path.join(PACKAGE, "conform", "programs", "")  # by which chips are tried: as a user's
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
@@ -275,7 +274,7 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         return Treatment.INLINE if followed else Treatment.BREAK
     if file == "<frozen _collections_abc>":
         return Treatment.INLINE
-    if file in _POLYFILLS or file.startswith(_PROGRAMS):
+    if file in _POLYFILLS:
         return Treatment.INLINE
     if file == "<frozen os>":
         file = _STDLIB + "os.py"
@@ -342,8 +341,6 @@ def _is_without_tensors(file: str) -> bool:
 def is_library(code: types.CodeType) -> bool:
     """Whether the code is of PyTorch, of Python's library, or smelt's own: none of the program's."""
     file = code.co_filename
-    if file.startswith(_PROGRAMS):
-        return False
     if file.startswith((_TORCH, PACKAGE, "<frozen ")) or file.endswith(os.sep + "typing_extensions.py"):
         return True
     return file.startswith(_STDLIB) and "-packages" + os.sep not in file

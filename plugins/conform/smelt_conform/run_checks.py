@@ -16,10 +16,10 @@ import torch
 from smelt.base import events
 from smelt.base.errors import SmeltError, SmeltWarning
 from smelt.chips import device_named, fallbacks, list_chips, register_chip
-from smelt.conform.bench import Bench, CheckFailed, NotOffered
-from smelt.conform.check import FAILED, MISSING, ON_HOST, PASSED, Check, Measurement, Outcome, Speed
 from smelt.device import ChipLost
 from smelt.device.chip import offers
+from smelt_conform.bench import Bench, CheckFailed, NotOffered
+from smelt_conform.check import FAILED, MISSING, ON_HOST, PASSED, Check, Measurement, Outcome, Speed
 
 _SECONDS = 0.15  # for which a part is timed
 _LONGEST = 600  # characters of a reason

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.conform.bench import Bench
+from smelt_conform.bench import Bench
 
 PASSED = "passed"
 ON_HOST = "host"

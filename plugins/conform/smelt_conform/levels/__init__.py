@@ -1,7 +1,7 @@
 """The levels of the conformance kit, in the order in which a new chip meets them."""
 
-from smelt.conform.check import Check, Level
-from smelt.conform.levels import (
+from smelt_conform.check import Check, Level
+from smelt_conform.levels import (
     copies,
     elementwise,
     faults,

@@ -2,8 +2,8 @@
 
 import torch
 
-from smelt.conform.bench import Bench, expect
-from smelt.conform.check import Check, Level
+from smelt_conform.bench import Bench, expect
+from smelt_conform.check import Check, Level
 
 _ODD_SIZES = (1, 3, 63, 64, 65, 1000, 4095, 4096, 4097, 100_003)
 _FORMS = ("llvm", "spirv")

@@ -6,9 +6,9 @@ import torch
 
 from smelt.base.errors import SmeltError
 from smelt.chips import KernelModule, Launch
-from smelt.conform.bench import Bench, NotOffered, expect, numbers, same
-from smelt.conform.check import Check, Level
 from smelt.device.host_library import HOST
+from smelt_conform.bench import Bench, NotOffered, expect, numbers, same
+from smelt_conform.check import Check, Level
 
 
 def _must_raise(call: Callable[[], object], otherwise: str) -> str:

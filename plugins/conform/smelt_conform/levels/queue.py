@@ -4,9 +4,9 @@ import time
 
 import torch
 
-from smelt.conform.bench import Bench, expect, numbers, same
-from smelt.conform.check import Check, Level
 from smelt.device.host_library import HOST
+from smelt_conform.bench import Bench, expect, numbers, same
+from smelt_conform.check import Check, Level
 
 _PENDING = 3000
 

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from smelt.conform.bench import Bench, compared, numbers
-from smelt.conform.check import Check, Level
-from smelt.conform.programs.functions import normed_product
 from smelt.device.host_library import HOST
+from smelt_conform.bench import Bench, compared, numbers
+from smelt_conform.check import Check, Level
+from smelt_conform.programs.functions import normed_product
 
 Function = Callable[..., torch.Tensor]
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from smelt.conform.bench import Bench, compared, numbers
-from smelt.conform.check import Check, Level, Measurement
-from smelt.conform.programs.functions import product
+from smelt_conform.bench import Bench, compared, numbers
+from smelt_conform.check import Check, Level, Measurement
+from smelt_conform.programs.functions import product
 
 _SHAPES = ((1, 1, 1), (3, 5, 2), (16, 16, 16), (17, 33, 65), (64, 1, 9), (1, 300, 7), (129, 40, 31))
 

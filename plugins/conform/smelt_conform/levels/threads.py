@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from smelt.conform.bench import Bench, expect, numbers, same
-from smelt.conform.check import Check, Level
 from smelt.device.host_library import HOST
+from smelt_conform.bench import Bench, expect, numbers, same
+from smelt_conform.check import Check, Level
 
 _THREADS = 4
 

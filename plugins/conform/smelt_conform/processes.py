@@ -15,10 +15,10 @@ import torch
 
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
-from smelt.conform.check import FAILED, NOT_RUN, Measurement, Outcome, Speed
-from smelt.conform.levels import CHECKS, LEVELS
-from smelt.conform.run_checks import COPY, bench_for, measure, run_check
 from smelt.device import ChipLost
+from smelt_conform.check import FAILED, NOT_RUN, Measurement, Outcome, Speed
+from smelt_conform.levels import CHECKS, LEVELS
+from smelt_conform.run_checks import COPY, bench_for, measure, run_check
 
 START_SECONDS = 300.0  # until a chip is registered
 MOST_PROCESSES = 6

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from smelt.conform.bench import Bench, compared, numbers
-from smelt.conform.check import Check, Level, Measurement
-from smelt.conform.programs.functions import pointwise
+from smelt_conform.bench import Bench, compared, numbers
+from smelt_conform.check import Check, Level, Measurement
+from smelt_conform.programs.functions import pointwise
 
 _SIZES = (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 255, 257, 1000, 4099, 65_537)
 _SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 1e-40, 3e38, 0.5, -2.5]

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from smelt.conform.bench import Bench, compared, expect, numbers
-from smelt.conform.check import Check, Level, Measurement
 from smelt.device.host_library import HOST
+from smelt_conform.bench import Bench, compared, expect, numbers
+from smelt_conform.check import Check, Level, Measurement
 
 
 def _indices(device: str, *values: int) -> torch.Tensor:

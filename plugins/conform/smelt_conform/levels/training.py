@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from smelt.conform.bench import Bench, expect, same
-from smelt.conform.check import Check, Level
-from smelt.conform.programs.models import MODELS
 from smelt.device.host_library import HOST
+from smelt_conform.bench import Bench, expect, same
+from smelt_conform.check import Check, Level
+from smelt_conform.programs.models import MODELS
 
 _STEPS = 4
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from smelt.conform.bench import Bench, compared, expect, numbers
-from smelt.conform.check import Check, Level, Measurement
+from smelt_conform.bench import Bench, compared, expect, numbers
+from smelt_conform.check import Check, Level, Measurement
 
 
 def _copy_in_keeps_nothing(bench: Bench) -> None:

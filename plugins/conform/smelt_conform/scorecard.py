@@ -7,9 +7,9 @@ Memory                  8      .         .        .
 from collections import Counter
 from typing import Any
 
-from smelt.conform.check import FAILED, MISSING, NOT_RUN, ON_HOST, PASSED, Level, Outcome, Speed
-from smelt.conform.levels import CHECKS, LEVELS
-from smelt.conform.processes import Report
+from smelt_conform.check import FAILED, MISSING, NOT_RUN, ON_HOST, PASSED, Level, Outcome, Speed
+from smelt_conform.levels import CHECKS, LEVELS
+from smelt_conform.processes import Report
 
 _COLUMNS = (PASSED, ON_HOST, MISSING, FAILED)
 

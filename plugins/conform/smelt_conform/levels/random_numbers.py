@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from smelt.conform.bench import Bench, expect
-from smelt.conform.check import Check, Level
+from smelt_conform.bench import Bench, expect
+from smelt_conform.check import Check, Level
 
 _COUNT = 20_000
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from smelt.conform.bench import Bench, NotOffered, expect, numbers, same
-from smelt.conform.check import Check, Level
 from smelt.device.host_library import HOST
+from smelt_conform.bench import Bench, NotOffered, expect, numbers, same
+from smelt_conform.check import Check, Level
 
 
 def _out_of_memory(bench: Bench) -> None:

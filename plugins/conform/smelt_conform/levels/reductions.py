@@ -6,9 +6,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from smelt.conform.bench import Bench, compared, numbers
-from smelt.conform.check import Check, Level, Measurement
-from smelt.conform.programs.functions import centered
+from smelt_conform.bench import Bench, compared, numbers
+from smelt_conform.check import Check, Level, Measurement
+from smelt_conform.programs.functions import centered
 
 _LENGTHS = (1, 3, 16, 17, 64, 65, 1000, 4097, 100_003)
 

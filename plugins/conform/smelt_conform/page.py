@@ -6,10 +6,10 @@ from collections import Counter
 from html import escape
 from importlib.resources import files
 
-from smelt.conform.check import FAILED, MISSING, NOT_RUN, ON_HOST, PASSED, STATUSES, Level, Outcome
-from smelt.conform.levels import CHECKS
-from smelt.conform.processes import Report
-from smelt.conform.scorecard import (
+from smelt_conform.check import FAILED, MISSING, NOT_RUN, ON_HOST, PASSED, STATUSES, Level, Outcome
+from smelt_conform.levels import CHECKS
+from smelt_conform.processes import Report
+from smelt_conform.scorecard import (
     copy_bandwidth,
     look_at,
     next_steps,
@@ -31,7 +31,7 @@ def write(path: str | os.PathLike[str], report: Report, strict: bool = False) ->
 
 def page(report: Report, strict: bool = False) -> str:
     """The whole file as text."""
-    template = files("smelt.conform").joinpath("assets", "conform.html").read_text(encoding="utf-8")
+    template = files("smelt_conform").joinpath("assets", "conform.html").read_text(encoding="utf-8")
     counts = Counter(each.status for each in report.outcomes)
     parts = {
         "title": escape(f"smelt conform {report.chip}"),

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from smelt.conform.bench import compared, numbers
-from smelt.conform.check import Check, Level
+from smelt_conform.bench import compared, numbers
+from smelt_conform.check import Check, Level
 
 _OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "sgd": partial(optim.SGD, lr=0.1),
