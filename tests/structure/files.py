@@ -1,7 +1,4 @@
-"""Reads the source tree for the rules on files: each says what it is, none is long, the architecture page lists all.
-
-    src/smelt/device/fusion_limits.py  →  - `device/fusion_limits.py`: when two groups may not become one kernel
-"""
+"""Reads the source tree for the rules on files: each says what it is, and none is long."""
 
 import ast
 import re
@@ -10,7 +7,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "smelt"
 LONGEST = 800
-BEGIN, END = "<!-- files: begin (rewritten by pytest --update-golden) -->", "<!-- files: end -->"
 
 _COMMENT = re.compile(r"\A\s*/\*+(.*?)\*/", re.DOTALL)
 
@@ -38,37 +34,3 @@ def opening(path: Path) -> str:
         match = _COMMENT.match(text)
         return re.sub(r"^[ *]+", "", match[1], flags=re.MULTILINE).strip() if match else ""
     return (ast.get_docstring(ast.parse(text)) or "").strip()
-
-
-def summary(path: Path) -> str:
-    """The first sentence of the opening, on one line."""
-    paragraph = " ".join(opening(path).split("\n\n")[0].split())
-    sentence = re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph)[0]
-    return sentence.rstrip(".:")
-
-
-def file_list() -> str:
-    """A line per file of the package, folder by folder; a header is told with its C file."""
-    lines: list[str] = []
-    folder = None
-    for path in sorted((p for p in SOURCE.rglob("*") if p.suffix in (".py", ".pyi", ".c", ".h")), key=_order):
-        if path.suffix == ".h" and path.with_suffix(".c").exists():
-            continue
-        if path.name == "__init__.py" and not opening(path):
-            continue
-        if path.parent != folder:
-            folder = path.parent
-            lines += ["", f"### `{folder.relative_to(SOURCE.parent).as_posix()}/`", ""]
-        lines.append(f"- `{path.relative_to(SOURCE).as_posix()}`: {summary(path)}")
-    return "\n".join(lines).strip()
-
-
-def _order(path: Path) -> tuple[str, bool, str]:
-    return (path.parent.as_posix(), path.name != "__init__.py", path.name)
-
-
-def replaced(page: str, listing: str) -> str:
-    """`page` with the part between the markers replaced."""
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{listing}\n\n{END}{after}"

@@ -17,8 +17,8 @@ _ELSEWHERE = ("dist/", "build/", "Python.h")  # made by a build, or not ours
 
 
 def prose(page: Path) -> str:
-    """The page without its fenced blocks and without the list of files, which is written from the tree."""
-    text = page.read_text(encoding="utf-8").split(files.BEGIN)[0]
+    """The page without its fenced blocks."""
+    text = page.read_text(encoding="utf-8")
     return re.sub(r"(?ms)^```.*?^```$", "", text)
 
 
