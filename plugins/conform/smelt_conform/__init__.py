@@ -1,6 +1,6 @@
-"""`smelt conform NAME`: does a chip do what `smelt.device.Chip` says, and what does it lack?
+"""`smelt conform NAME`: check whether a chip implements `smelt.device.Chip`, and list what is missing.
 
-    chip's name ── processes: a process that registers it ──► run_checks ──► outcomes ──► scorecard, page, JSON
+    command ──► processes: registers the chip in a new process ──► run_checks ──► outcomes ──► scorecard, page, JSON
 
-The checks are data: `levels` lists them in the order in which a new chip meets them. A check that hangs or
-ends the process fails alone; the next one is run by a new process."""
+The checks are data: `levels` lists them in the order in which a new chip needs them. A check that hangs or
+ends the process fails alone; a new process runs the next one."""

@@ -1,4 +1,4 @@
-"""`Bench`: what a check works with: the chip, the device made of it, the compiler, and comparisons with the host."""
+"""`Bench`: the context of a check: the chip, its device, the compiler, and comparisons with the host."""
 
 import contextlib
 import functools
@@ -13,18 +13,18 @@ from smelt.device import Chip, KernelModule, Target
 from smelt.device.host_library import HOST
 
 Program = Callable[[str], Any]
-"""Computes tensors on the device that it is given by name."""
+"""Device name → tensors computed on that device."""
 
 _BUSY_SECONDS = 0.1
 _BUSY_BYTES = 64 << 20
 
 
 class CheckFailed(Exception):
-    """The chip is not as it should be."""
+    """The chip does not have the property that the check tests."""
 
 
 class NotOffered(Exception):
-    """The chip says itself that it does not do this."""
+    """The chip declares that it does not support this."""
 
 
 class Bench:
@@ -34,7 +34,7 @@ class Bench:
         self.name = device.name
         self.device = device
         self.compile = compile
-        self.handle: Any = None  # what the chip has compiled last
+        self.handle: Any = None  # returned by the last call of `chip.compile`
         self._held: list[int] = []
         self._watch_compile()
 
@@ -45,7 +45,7 @@ class Bench:
             self.handle = compile(module)
             return self.handle
 
-        with contextlib.suppress(AttributeError):  # where objects of its class take no attributes
+        with contextlib.suppress(AttributeError):  # a class with __slots__
             setattr(self.chip, "compile", functools.wraps(compile)(watched))  # noqa: B010  a method, to mypy
 
     @property
@@ -72,7 +72,7 @@ class Bench:
         self.ask(self.chip.free, address)
 
     def put(self, data: bytes, address: int | None = None) -> int:
-        """Bytes at an address, or in new memory."""
+        """Copy bytes to an address, or to a new allocation; return the address."""
         address = self.allocate(len(data)) if address is None else address
         self.ask(self.chip.copy_in, address, memoryview(bytearray(data)))
         return address
@@ -84,17 +84,17 @@ class Bench:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """While a check runs: what it leaves allocated is freed."""
+        """Free what the check leaves allocated."""
         try:
             yield
         finally:
             held, self._held = self._held, []
             for address in held:
-                with contextlib.suppress(Exception):  # the check's own error says more
+                with contextlib.suppress(Exception):  # the check's own error is the one to report
                     self.ask(self.chip.free, address)
 
     def keep_busy(self, seconds: float = _BUSY_SECONDS) -> float:
-        """Ask for copies that take a while; return how many seconds, roughly."""
+        """Queue copies that take about `seconds`; return the estimated time."""
         size = min(_BUSY_BYTES, (self.target.memory_bytes or _BUSY_BYTES * 8) // 8)
         one, other = self.allocate(size), self.allocate(size)
         times = []
@@ -111,43 +111,44 @@ class Bench:
     # Tensors.
 
     def needs(self, *dtypes: torch.dtype) -> None:
-        """Raise where the chip does not have a dtype."""
+        """Raise `NotOffered` if the chip lacks one of the dtypes."""
         has = self.target.dtypes
-        missing = [name for name in (str(each).removeprefix("torch.") for each in dtypes) if has and name not in has]
+        names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+        missing = [name for name in names if has and name not in has]
         if missing:
             raise NotOffered(f"the chip has no {', '.join(missing)}")
 
     def compiled_on(self, device: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function itself for the host, compiled for the chip."""
+        """The function, compiled if the device is the chip."""
         called: Callable[..., Any] = self.compile(function, fullgraph=True) if device == self.name else function
         return called
 
     def agrees(self, program: Program, rtol: float | None = None, atol: float | None = None) -> None:
-        """A program gives on the chip what it gives on the host."""
-        found, wanted = tensors_of(program(self.name)), tensors_of(program(HOST.type))
-        expect(len(found) == len(wanted), f"{len(found)} results, and the host has {len(wanted)}")
-        for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
-            same(one, other, f"result {number}" if len(found) > 1 else "the result", rtol, atol)
+        """Check that a program returns the same results on the chip and on the host."""
+        results, host_results = tensors_of(program(self.name)), tensors_of(program(HOST.type))
+        expect(len(results) == len(host_results), f"{len(results)} results, but {len(host_results)} on the host")
+        for number, (actual, expected) in enumerate(zip(results, host_results, strict=True)):
+            same(actual, expected, f"result {number}" if len(results) > 1 else "the result", rtol, atol)
 
 
-def expect(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise CheckFailed(otherwise)
+def expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise CheckFailed(message)
 
 
 def same(
-    found: torch.Tensor, wanted: torch.Tensor, what: str, rtol: float | None = None, atol: float | None = None
+    actual: torch.Tensor, expected: torch.Tensor, what: str, rtol: float | None = None, atol: float | None = None
 ) -> None:
-    """Within what the dtype allows, or what is given. NaN equals NaN."""
-    if found.is_floating_point() and wanted.is_floating_point() and rtol is None:
-        rtol, atol = _TOLERANCES.get(found.dtype, (None, None))
-    host = found.detach().to(HOST)
+    """Check that two tensors are equal within the tolerance of their dtype, or `rtol` and `atol`. NaN equals NaN."""
+    if actual.is_floating_point() and expected.is_floating_point() and rtol is None:
+        rtol, atol = _TOLERANCES.get(actual.dtype, (None, None))
+    on_host = actual.detach().to(HOST)
 
-    def text(said: str) -> str:
-        return f"{what} is not the host's: {' '.join(said.split())}"
+    def text(message: str) -> str:
+        return f"{what} differs from the host's: {' '.join(message.split())}"
 
     try:
-        torch.testing.assert_close(host, wanted.detach(), rtol=rtol, atol=atol, equal_nan=True, msg=text)
+        torch.testing.assert_close(on_host, expected.detach(), rtol=rtol, atol=atol, equal_nan=True, msg=text)
     except AssertionError as error:
         raise CheckFailed(str(error)) from None
 
@@ -156,7 +157,7 @@ _TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.float16: (2e-3, 2e-3), torch.b
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """All tensors in the results of a program; numbers become tensors."""
+    """Flatten the results of a program; numbers become tensors."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
@@ -167,7 +168,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def numbers(device: str, *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """Normal random numbers, drawn by the host, on a device."""
+    """Normal random numbers on a device, generated on the host."""
     generator = torch.Generator().manual_seed(seed + 1)
     drawn = torch.randn(shape, generator=generator, device=HOST)
     if dtype is torch.bool:
@@ -178,7 +179,7 @@ def numbers(device: str, *shape: int, dtype: torch.dtype = torch.float32, seed: 
 
 
 def compared(program: Program, *dtypes: torch.dtype, rtol: float | None = None, atol: float | None = None) -> Any:
-    """A check's `run`: the program on the chip against the host."""
+    """A check's `run` that compares a program on the chip with the host."""
 
     def run(bench: Bench) -> None:
         bench.needs(torch.float32, *dtypes)

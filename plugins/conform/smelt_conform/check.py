@@ -1,4 +1,4 @@
-"""Records of the conformance kit: a `Check`, its `Outcome`, a `Measurement` and the `Speed` that it found."""
+"""Records: a `Check` and its `Outcome`, a `Measurement` and its `Speed`, and the `Level` that groups them."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,27 +14,27 @@ FAILED = "failed"
 NOT_RUN = "not run"
 
 STATUSES: dict[str, str] = {
-    PASSED: "the chip does it",
-    ON_HOST: "right, but the host computed a part of it (a fallback)",
-    MISSING: "the chip does not offer it",
-    FAILED: "wrong, an error, no answer in time, or the end of the process",
-    NOT_RUN: "the chip failed too often before it",
+    PASSED: "the chip does this",
+    ON_HOST: "correct, but the host computed a part of it (a fallback)",
+    MISSING: "the chip does not support this",
+    FAILED: "a wrong result, an error, a timeout, or a crash",
+    NOT_RUN: "skipped after too many crashes or timeouts",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One property of a chip. `run` raises where the chip does not have it."""
+    """One property of a chip. `run` raises if the chip does not have it."""
 
     name: str
     proves: str
-    look_at: str  # what to implement or to look at where it fails
+    look_at: str  # what to implement or inspect if it fails
     run: Callable[[Bench], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How fast a part is. `prepare` returns what is timed, and the bytes that it reads and writes at least."""
+    """The speed of one operation. `prepare` returns the function to time and the bytes it must read and write."""
 
     name: str
     prepare: Callable[[Bench], tuple[Callable[[], object], int]]
@@ -42,7 +42,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Checks of one subject. `name` is what `--level` takes."""
+    """Checks of one subject. `--level` takes `name`."""
 
     name: str
     title: str
@@ -52,15 +52,15 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a check."""
+    """The result of a check."""
 
     check: str  # "memory.addresses"
     status: str
     reason: str = ""
     seconds: float = 0.0
     launches: int = 0
-    fallbacks: tuple[tuple[str, int], ...] = ()  # operators that the host computed, and how often
-    raised_at: str = ""  # the line of the chip's own that raised
+    fallbacks: tuple[tuple[str, int], ...] = ()  # operators that the host computed, with counts
+    raised_at: str = ""  # the line of the chip's code that raised
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"fallbacks": dict(self.fallbacks)}
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a measurement found: the seconds of one run, and its bytes."""
+    """The result of a measurement: the seconds of one run, and its bytes."""
 
     name: str
     seconds: float

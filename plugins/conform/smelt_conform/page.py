@@ -20,7 +20,7 @@ from smelt_conform.scorecard import (
     times_a_copy,
 )
 
-_PLACE = re.compile(r"\{\{(\w+)\}\}")
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _CLASSES = {PASSED: "passed", ON_HOST: "host", MISSING: "missing", FAILED: "failed", NOT_RUN: "failed"}
 
 
@@ -30,9 +30,9 @@ def write(path: str | os.PathLike[str], report: Report, strict: bool = False) ->
 
 
 def page(report: Report, strict: bool = False) -> str:
-    """The whole file as text."""
+    """The HTML text."""
     template = files("smelt_conform").joinpath("assets", "conform.html").read_text(encoding="utf-8")
-    counts = Counter(each.status for each in report.outcomes)
+    counts = Counter(outcome.status for outcome in report.outcomes)
     parts = {
         "title": escape(f"smelt conform {report.chip}"),
         "chip": escape(report.chip),
@@ -44,7 +44,7 @@ def page(report: Report, strict: bool = False) -> str:
         "levels": "".join(_level(level, outcomes_of(level, report)) for level in run_levels(report)),
         "speeds": _speeds(report),
     }
-    return _PLACE.sub(lambda found: parts[found[1]], template)
+    return _PLACEHOLDER.sub(lambda match: parts[match[1]], template)
 
 
 def _mark(status: str) -> str:
@@ -52,22 +52,23 @@ def _mark(status: str) -> str:
 
 
 def _level(level: Level, outcomes: list[Outcome]) -> str:
-    good = sum(each.status in (PASSED, ON_HOST) for each in outcomes)
-    is_open = " open" if any(each.status != PASSED for each in outcomes) else ""
+    good = sum(outcome.status in (PASSED, ON_HOST) for outcome in outcomes)
+    is_open = " open" if any(outcome.status != PASSED for outcome in outcomes) else ""
     rows = "".join(map(_row, outcomes))
-    heads = "<tr><th>check</th><th></th><th>what it proves</th><th>what was found</th><th>ms</th><th>launches</th></tr>"
+    heads = "<tr><th>check</th><th></th><th>what it proves</th><th>result</th><th>ms</th><th>launches</th></tr>"
     title = f"{escape(level.title)} <small>{good} of {len(outcomes)}</small>"
     return f'<details id="{level.name}"{is_open}><summary>{title}</summary><table>{heads}{rows}</table></details>'
 
 
 def _row(outcome: Outcome) -> str:
     check = CHECKS[outcome.check]
-    found = escape(outcome.reason)
+    reason = escape(outcome.reason)
     if outcome.status == FAILED:
-        found += f"<br><b>look at:</b> {escape(look_at(outcome))}"
+        reason += f"<br><b>look at:</b> {escape(look_at(outcome))}"
     cells = (
         f"<td><code>{escape(outcome.check)}</code></td><td>{_mark(outcome.status)}</td><td>{escape(check.proves)}</td>"
-        f'<td>{found}</td><td class="amount">{outcome.seconds * 1e3:.0f}</td><td class="amount">{outcome.launches}</td>'
+        f'<td>{reason}</td><td class="amount">{outcome.seconds * 1e3:.0f}</td>'
+        f'<td class="amount">{outcome.launches}</td>'
     )
     return f"<tr>{cells}</tr>"
 
@@ -76,15 +77,15 @@ def _speeds(report: Report) -> str:
     if not report.speeds:
         return "<p>No speeds were measured.</p>"
     rows = []
-    for each in report.speeds[1:]:
-        times = times_a_copy(each, report)
+    for speed in report.speeds[1:]:
+        times = times_a_copy(speed, report)
         if times is None:
-            rows.append(f'<tr><td>{escape(each.name)}</td><td colspan="4">{escape(each.reason)}</td></tr>')
+            rows.append(f'<tr><td>{escape(speed.name)}</td><td colspan="4">{escape(speed.reason)}</td></tr>')
             continue
         width = min(100.0, 100.0 / times)
         bar = f'<div class="track"><i style="width:{width:.1f}%"></i></div>'
-        cells = f'<td class="amount">{each.seconds * 1e3:.2f}</td><td class="amount">{each.bandwidth / 1e9:.2f}</td>'
-        rows.append(f'<tr><td>{escape(each.name)}</td>{cells}<td class="amount">{times:.1f}</td><td>{bar}</td></tr>')
-    heads = "<tr><th>part</th><th>ms</th><th>GB/s</th><th>× a copy's time</th><th>of the copy bandwidth</th></tr>"
+        cells = f'<td class="amount">{speed.seconds * 1e3:.2f}</td><td class="amount">{speed.bandwidth / 1e9:.2f}</td>'
+        rows.append(f'<tr><td>{escape(speed.name)}</td>{cells}<td class="amount">{times:.1f}</td><td>{bar}</td></tr>')
+    heads = "<tr><th>operation</th><th>ms</th><th>GB/s</th><th>× a copy's time</th><th>of the copy bandwidth</th></tr>"
     own = f"<p>The chip's own copies read and write {copy_bandwidth(report) / 1e9:.1f} GB/s.</p>"
     return f"{own}<table>{heads}{''.join(rows)}</table>"

@@ -1,4 +1,4 @@
-"""Checks in a process of their own: one that hangs or ends the process fails alone, and a new process goes on after it.
+"""Runs checks in a separate process: one that hangs or ends the process fails alone, and a new process continues.
 
 conform("sim")  →  Report: an Outcome for each check, a Speed for each measurement
 """
@@ -20,16 +20,16 @@ from smelt_conform.check import FAILED, NOT_RUN, Measurement, Outcome, Speed
 from smelt_conform.levels import CHECKS, LEVELS
 from smelt_conform.run_checks import COPY, bench_for, measure, run_check
 
-START_SECONDS = 300.0  # until a chip is registered
-MOST_PROCESSES = 6
-"""After so many ended early the rest is not run: the chip does not answer at all."""
+START_SECONDS = 300.0  # limit for registering a chip
+MAX_EARLY_ENDS = 6
+"""The remaining checks are not run after this many processes ended early."""
 
-_SPEEDS: dict[str, Measurement] = {COPY.name: COPY} | {each.name: each for level in LEVELS for each in level.speeds}
+_SPEEDS: dict[str, Measurement] = {COPY.name: COPY} | {speed.name: speed for level in LEVELS for speed in level.speeds}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found of a chip. `target`: what it says of itself."""
+    """The results of a chip. `target` has fields of its `Target`."""
 
     chip: str
     target: dict[str, Any]
@@ -55,17 +55,17 @@ def conform(
     with_speeds: bool = True,
     report: Callable[[Outcome], None] = lambda _: None,
 ) -> Report:
-    """Run `checks` of the chip `name`, each within `seconds`. `report` is told of each outcome as it comes."""
+    """Run `checks` of the chip `name`, each within `seconds`. Call `report` with each outcome when it is known."""
     speeds = [COPY.name] if with_speeds else []
     levels = {check.partition(".")[0] for check in checks}
-    speeds += [each.name for level in LEVELS if with_speeds and level.name in levels for each in level.speeds]
+    speeds += [speed.name for level in LEVELS if with_speeds and level.name in levels for speed in level.speeds]
     left = [*checks, *speeds]
     outcomes: list[Outcome] = []
-    found: dict[str, Speed] = {}
+    measured: dict[str, Speed] = {}
     target: dict[str, Any] = {}
     ended_early = 0
-    while left and ended_early < MOST_PROCESSES:
-        pending = tuple(each for each in left if each in CHECKS)
+    while left and ended_early < MAX_EARLY_ENDS:
+        pending = tuple(name for name in left if name in CHECKS)
         job = _Job(name, importing, compile, pending, tuple(left[len(pending) :]))
         for item in _one_process(job, seconds):
             if isinstance(item, dict):
@@ -77,12 +77,12 @@ def conform(
                 left.remove(item.check)
                 ended_early += item.status == FAILED and item.reason.startswith(_ENDINGS)
             else:
-                found[item.name] = item
+                measured[item.name] = item
                 left.remove(item.name)
-    for check in (each for each in left if each in CHECKS):
+    for check in (name for name in left if name in CHECKS):
         outcomes.append(Outcome(check, NOT_RUN, f"the chip was lost, or its process ended, {ended_early} times before"))
         report(outcomes[-1])
-    return Report(name, target, tuple(outcomes), tuple(found[each] for each in speeds if each in found))
+    return Report(name, target, tuple(outcomes), tuple(measured[name] for name in speeds if name in measured))
 
 
 _NO_ANSWER, _ENDED = "no answer", "the process ended"
@@ -90,31 +90,31 @@ _ENDINGS = (_NO_ANSWER, _ENDED, ChipLost.__name__)
 
 
 def _one_process(job: _Job, seconds: float) -> Any:
-    """Outcomes and speeds, until the process is done or has ended early: then the last is what it was at."""
-    how = "fork" if sys.platform == "linux" else "spawn"  # a fork has torch already
-    context: Any = multiprocessing.get_context(how)
+    """Yield outcomes and speeds. If the process ends early, the last one is the failure of what it was running."""
+    method = "fork" if sys.platform == "linux" else "spawn"  # a fork has torch imported already
+    context: Any = multiprocessing.get_context(method)
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(theirs, job), daemon=True)
     process.start()
     theirs.close()
-    at, limit, start = "", START_SECONDS, time.perf_counter()
+    current, limit, start = "", START_SECONDS, time.perf_counter()
     try:
         while True:
             if not ours.poll(limit):
-                yield _ending(at, f"{_NO_ANSWER} within {limit:g} s", start)
+                yield _ending(current, f"{_NO_ANSWER} within {limit:g} s", start)
                 return
             try:
                 kind, value = ours.recv()
             except EOFError:
                 process.join(5)
-                yield _ending(at, f"{_ENDED} ({_how(process.exitcode)})", start)
+                yield _ending(current, f"{_ENDED} ({_exit_text(process.exitcode)})", start)
                 return
             if kind == "refused":
                 raise SmeltError("SM070", value)
             if kind == "done":
                 return
             if kind == "begin":
-                at, limit, start = value, seconds, time.perf_counter()
+                current, limit, start = value, seconds, time.perf_counter()
             else:
                 yield value
     finally:
@@ -123,34 +123,35 @@ def _one_process(job: _Job, seconds: float) -> Any:
         process.join()
 
 
-def _ending(at: str, reason: str, start: float) -> Outcome | Speed:
-    if not at:
+def _ending(current: str, reason: str, start: float) -> Outcome | Speed:
+    if not current:
         raise SmeltError("SM070", f"{reason} while the chip was registered")
-    if at in _SPEEDS:
-        return Speed(at, 0.0, 0, reason)
-    return Outcome(at, FAILED, reason, time.perf_counter() - start)
+    if current in _SPEEDS:
+        return Speed(current, 0.0, 0, reason)
+    return Outcome(current, FAILED, reason, time.perf_counter() - start)
 
 
-def _how(code: int | None) -> str:
+def _exit_text(code: int | None) -> str:
     return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
 def _serve(connection: "Connection", job: _Job) -> None:
-    """In the process of the chip."""
-    torch.set_num_threads(1)  # the host's part is small, and its threads would be in the way
+    """Run a job in the process of the chip and send its results."""
+    torch.set_num_threads(1)  # the host computes little; its threads would slow the chip's
     try:
         bench = bench_for(job.name, job.importing, job.compile)
     except BaseException as error:
         connection.send(("refused", getattr(error, "message", "") or f"{type(error).__name__}: {error}"))
         return
-    gc.freeze()  # what was imported stays: collecting after each check is quick
-    told = bench.target
+    gc.freeze()  # skip imported modules, so that collecting after each check is fast
+    target = bench.target
     names = ("name", "form", "triple", "warp_size", "vector_bits", "dtypes", "memory_bytes")
-    connection.send(("target", {name: getattr(told, name) for name in names} | {"dtypes": [*map(str, told.dtypes)]}))
+    fields = {name: getattr(target, name) for name in names} | {"dtypes": [*map(str, target.dtypes)]}
+    connection.send(("target", fields))
     for name in job.checks:
         connection.send(("begin", name))
         connection.send(("outcome", run_check(name, CHECKS[name], bench)))
-        if bench.device.lost is not None:  # a new process has a new device for the rest
+        if bench.device.lost is not None:  # the remaining checks need a new device, in a new process
             connection.send(("done", None))
             return
     for name in job.speeds:

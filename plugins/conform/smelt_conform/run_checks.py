@@ -21,97 +21,98 @@ from smelt.device.chip import offers
 from smelt_conform.bench import Bench, CheckFailed, NotOffered
 from smelt_conform.check import FAILED, MISSING, ON_HOST, PASSED, Check, Measurement, Outcome, Speed
 
-_SECONDS = 0.15  # for which a part is timed
-_LONGEST = 600  # characters of a reason
+_MEASURE_SECONDS = 0.15
+_MAX_REASON_CHARACTERS = 600
 
 
 def bench_for(name: str, importing: str | None, compile: Callable[..., Any]) -> Bench:
-    """Register a chip and return what checks work with.
+    """Register a chip and return its `Bench`.
 
-    `importing`: "module:Class" makes the chip; "module" alone registers it, or has the installed one's classes known.
+    `importing`: "module:Class" names the class to instantiate; a "module" alone may register the chip itself.
     """
     if importing is None:
         register_chip(name)
         return Bench(device_named(name), compile)
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # as for python -m
-    module_name, _, maker = importing.partition(":")
+    module_name, _, class_name = importing.partition(":")
     try:
         module = importlib.import_module(module_name)
-        made = getattr(module, maker)() if maker else None
+        chip = getattr(module, class_name)() if class_name else None
     except (ImportError, AttributeError) as error:
         raise SmeltError("SM070", f"--import {importing} failed: {error}") from error
-    if maker or name not in list_chips():
-        register_chip(name, made)
+    if class_name or name not in list_chips():
+        register_chip(name, chip)
     else:
         register_chip(name)
     return Bench(device_named(name), compile)
 
 
 def run_check(name: str, check: Check, bench: Bench) -> Outcome:
-    """`name` is the check's full name. Whatever it raises is its outcome."""
+    """Run a check; `name` is its full name. An exception becomes its outcome."""
     before, launches, start = fallbacks(bench.name), events.counters["chip_launches"], time.perf_counter()
     status, reason, raised_at = PASSED, "", ""
-    unraised: list[str] = []  # errors in destructors, which Python only prints: of `free`, mostly
-    hook, sys.unraisablehook = sys.unraisablehook, lambda seen: unraised.append(_words(seen.exc_value or Exception()))
+    unraised: list[str] = []  # errors in destructors, mostly of `free`, which Python only prints
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda raised: unraised.append(_text_of(raised.exc_value or Exception()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmeltWarning)  # fallbacks are counted
         try:
             with bench.checking():
                 check.run(bench)
-                if offers(bench.chip, "synchronize"):  # it may not be written yet
-                    bench.device.synchronize()  # errors that are told late belong to this check
+                if offers(bench.chip, "synchronize"):  # it may not be implemented yet
+                    bench.device.synchronize()  # late errors belong to this check
         except (NotOffered, NotImplementedError) as error:
-            status, reason = MISSING, _words(error)
+            status, reason = MISSING, _text_of(error)
         except CheckFailed as error:
-            status, reason = FAILED, _words(error)
+            status, reason = FAILED, _text_of(error)
         except Exception as error:
-            status, reason = FAILED, f"{type(error).__name__}: {_words(error)}"
-            if not isinstance(error, ChipLost):  # what finds a loss is not its cause
+            status, reason = FAILED, f"{type(error).__name__}: {_text_of(error)}"
+            if not isinstance(error, ChipLost):  # the line that notices the loss is not its cause
                 raised_at = _line_of(bench.chip, error)
     gc.collect()
     sys.unraisablehook = hook
     if status == PASSED and unraised:
-        status, reason = FAILED, f"{len(unraised)} errors while memory was given back, as: {unraised[0]}"
-    taken = time.perf_counter() - start
+        status, reason = FAILED, f"{len(unraised)} errors while memory was freed, for example: {unraised[0]}"
+    seconds = time.perf_counter() - start
     after = fallbacks(bench.name)
-    more = {each: count - before.get(each, 0) for each, count in after.items()}
-    by_host = tuple((each, count) for each, count in more.items() if count)
+    new_counts = {operator: count - before.get(operator, 0) for operator, count in after.items()}
+    by_host = tuple((operator, count) for operator, count in new_counts.items() if count)
     if status == PASSED and by_host:
-        status, reason = ON_HOST, "computed by the host: " + ", ".join(each for each, _ in by_host)
-    return Outcome(name, status, reason, taken, events.counters["chip_launches"] - launches, by_host, raised_at)
+        status, reason = ON_HOST, "computed by the host: " + ", ".join(operator for operator, _ in by_host)
+    return Outcome(name, status, reason, seconds, events.counters["chip_launches"] - launches, by_host, raised_at)
 
 
 def _line_of(chip: object, error: BaseException | None) -> str:
     """The innermost line of the chip's own package that an error passed through."""
-    packages = {each.__module__.partition(".")[0] for each in type(chip).__mro__} - {"smelt", "typing", "builtins"}
-    found = ""
+    packages = {base.__module__.partition(".")[0] for base in type(chip).__mro__} - {"smelt", "typing", "builtins"}
+    place = ""
     while error is not None:
         for frame, line in traceback.walk_tb(error.__traceback__):
             if str(frame.f_globals.get("__name__")).partition(".")[0] in packages:
                 path = Path(frame.f_code.co_filename)
-                found = f"{path.parent.name}/{path.name}:{line}, in {frame.f_code.co_name}()"
-        if isinstance(error, NotImplementedError) and not found:
-            return f"what is missing: {error}"  # a method of the contract that is not written yet
+                place = f"{path.parent.name}/{path.name}:{line}, in {frame.f_code.co_name}()"
+        if isinstance(error, NotImplementedError) and not place:
+            return f"what is missing: {error}"  # a method that is not implemented yet
         error = error.__cause__
-    return found
+    return place
 
 
-def _words(error: BaseException) -> str:
-    said = f"{error.code}: {error.message}" if isinstance(error, SmeltError) else str(error)
-    text = " ".join(said.split()) or type(error).__name__
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + " …"
+def _text_of(error: BaseException) -> str:
+    message = f"{error.code}: {error.message}" if isinstance(error, SmeltError) else str(error)
+    text = " ".join(message.split()) or type(error).__name__
+    return text if len(text) <= _MAX_REASON_CHARACTERS else text[:_MAX_REASON_CHARACTERS] + " …"
 
 
 def measure(measurement: Measurement, bench: Bench) -> Speed:
-    """The best of several runs, each of which is waited for."""
+    """The fastest of several runs, each followed by a synchronization."""
     try:
         with bench.checking(), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", SmeltWarning)
             run, nbytes = measurement.prepare(bench)
             run()
             bench.device.synchronize()
-            best, end = float("inf"), time.perf_counter() + _SECONDS
+            best, end = float("inf"), time.perf_counter() + _MEASURE_SECONDS
             while time.perf_counter() < end or best == float("inf"):
                 start = time.perf_counter()
                 run()
@@ -119,7 +120,7 @@ def measure(measurement: Measurement, bench: Bench) -> Speed:
                 best = min(best, time.perf_counter() - start)
         return Speed(measurement.name, best, nbytes)
     except Exception as error:
-        return Speed(measurement.name, 0.0, 0, _words(error))
+        return Speed(measurement.name, 0.0, 0, _text_of(error))
 
 
 def _copies(bench: Bench) -> tuple[Callable[[], object], int]:
@@ -129,4 +130,4 @@ def _copies(bench: Bench) -> tuple[Callable[[], object], int]:
 
 
 COPY = Measurement("copy within", _copies)
-"""What all others are held against: bytes read and written by `copy_within`."""
+"""The baseline of the other measurements."""

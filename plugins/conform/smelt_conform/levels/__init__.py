@@ -1,4 +1,4 @@
-"""The levels of the conformance kit, in the order in which a new chip meets them."""
+"""All levels, in the order in which a new chip needs them."""
 
 from smelt_conform.check import Check, Level
 from smelt_conform.levels import (
@@ -20,19 +20,19 @@ from smelt_conform.levels import (
 
 LEVELS: tuple[Level, ...] = (
     memory.LEVEL,
-    copies.LEVEL,  # by allocations
-    queue.LEVEL,  # copies that are pending
-    elementwise.LEVEL,  # from here on kernels
+    copies.LEVEL,  # between allocations
+    queue.LEVEL,  # uses copies
+    elementwise.LEVEL,  # the first level with kernels
     reductions.LEVEL,
     indexing.LEVEL,
     products.LEVEL,
-    gradients.LEVEL,  # kernels of the levels before, in the other direction
+    gradients.LEVEL,  # of what the levels before compute
     optimizers.LEVEL,
-    training.LEVEL,  # all of it together
+    training.LEVEL,  # combines the levels before
     random_numbers.LEVEL,
     threads.LEVEL,
     faults.LEVEL,
-    pressure.LEVEL,  # last: what a chip leaks shows here
+    pressure.LEVEL,  # last: leaks of all levels show here
 )
 
 CHECKS: dict[str, Check] = {f"{level.name}.{check.name}": check for level in LEVELS for check in level.checks}

@@ -16,8 +16,8 @@ def _copy_in_keeps_nothing(bench: Bench) -> None:
     data = bytearray(b"\x05" * size)
     bench.ask(bench.chip.copy_in, address, memoryview(data))
     data[:] = b"\x09" * size
-    found = bench.get(address, size)
-    expect(found == b"\x05" * size, "copy_in took bytes that were written into its argument after it had returned")
+    actual = bench.get(address, size)
+    expect(actual == b"\x05" * size, "copy_in read its argument after it had returned")
 
 
 def _copy_out_is_done(bench: Bench) -> None:
@@ -25,8 +25,8 @@ def _copy_out_is_done(bench: Bench) -> None:
     source, address = bench.put(b"\x11" * size), bench.put(b"\x22" * size)
     bench.keep_busy()
     bench.ask(bench.chip.copy_within, address, source, size)
-    found = bench.get(address, size)
-    expect(found == b"\x11" * size, "copy_out returned before what was asked for earlier was done")
+    actual = bench.get(address, size)
+    expect(actual == b"\x11" * size, "copy_out returned before earlier work was done")
 
 
 def _copy_within(bench: Bench) -> None:
@@ -34,40 +34,41 @@ def _copy_within(bench: Bench) -> None:
     for at, start, count in ((0, 0, 1), (5, 3, 7), (100, 31, 65), (300, 1, 500), (1000, 1000, 24)):
         before = bench.get(target, 1024)
         bench.ask(bench.chip.copy_within, target + at, source + start, count)
-        wanted = before[:at] + (bytes(range(256)) * 4)[start : start + count] + before[at + count :]
-        found = bench.get(target, 1024)
-        expect(found[at : at + count] == wanted[at : at + count], f"{count} bytes from +{start} to +{at} arrived wrong")
-        expect(found == wanted, f"copying {count} bytes to +{at} changed bytes beside them")
+        expected = before[:at] + (bytes(range(256)) * 4)[start : start + count] + before[at + count :]
+        actual = bench.get(target, 1024)
+        copied = actual[at : at + count]
+        expect(copied == expected[at : at + count], f"{count} bytes copied from +{start} to +{at} have wrong values")
+        expect(actual == expected, f"copying {count} bytes to +{at} changed bytes beside them")
 
 
 def _within_one(bench: Bench) -> None:
     """From one half of an allocation to the other."""
     address = bench.put(b"a" * 500 + b"b" * 500)
     bench.ask(bench.chip.copy_within, address + 500, address, 500)
-    expect(bench.get(address, 1000) == b"a" * 1000, "a copy inside of one allocation arrived wrong")
+    expect(bench.get(address, 1000) == b"a" * 1000, "a copy within one allocation has wrong bytes")
 
 
 def _neighbours(bench: Bench) -> None:
     for at, count in ((0, 1), (7, 9), (64, 64), (99, 1)):
         address = bench.put(b"\x33" * 128)
         bench.put(b"\x44" * count, address + at)
-        wanted = b"\x33" * at + b"\x44" * count + b"\x33" * (128 - at - count)
-        expect(bench.get(address, 128) == wanted, f"copy_in of {count} bytes at +{at} wrote other bytes than those")
+        expected = b"\x33" * at + b"\x44" * count + b"\x33" * (128 - at - count)
+        expect(bench.get(address, 128) == expected, f"copy_in of {count} bytes at +{at} wrote other bytes")
 
 
 def _copy_out_length(bench: Bench) -> None:
     address = bench.put(bytes(range(100)))
     data = bytearray(b"\xee" * 60)
     bench.ask(bench.chip.copy_out, address + 10, memoryview(data)[20:40])
-    wanted = b"\xee" * 20 + bytes(range(10, 30)) + b"\xee" * 20
-    expect(bytes(data) == wanted, "copy_out of 20 bytes filled other bytes of the host than those it was given")
+    expected = b"\xee" * 20 + bytes(range(10, 30)) + b"\xee" * 20
+    expect(bytes(data) == expected, "copy_out of 20 bytes wrote to other bytes of the host than its argument")
 
 
 def _strided(device: str) -> Any:
     x = numbers(device, 6, 8, 5)
-    turned = x.permute(2, 0, 1)
-    every = x[::2, 1::3]
-    return turned.contiguous(), every.contiguous(), x.expand(3, 6, 8, 5).clone(), x[:, 2], turned[1].t(), x.flip(1)
+    permuted = x.permute(2, 0, 1)
+    sliced = x[::2, 1::3]
+    return permuted.contiguous(), sliced.contiguous(), x.expand(3, 6, 8, 5).clone(), x[:, 2], permuted[1].t(), x.flip(1)
 
 
 def _writes(device: str) -> Any:
@@ -100,9 +101,9 @@ def _empty(device: str) -> Any:
 def _round_trip(bench: Bench) -> None:
     for shape in ((), (1,), (3, 1, 5), (1000, 33)):
         x = numbers(bench.name, *shape)
-        expect(torch.equal(x.cpu().to(bench.name).cpu(), x.cpu()), f"a tensor of shape {shape} came back otherwise")
-    files = numbers(bench.name, 3, 4)
-    expect("device='" + bench.name in repr(files), "a tensor does not print its device")
+        expect(torch.equal(x.cpu().to(bench.name).cpu(), x.cpu()), f"a tensor of shape {shape} came back changed")
+    x = numbers(bench.name, 3, 4)
+    expect("device='" + bench.name in repr(x), "a tensor does not print its device")
 
 
 def _copy_of(direction: str) -> Any:
@@ -137,27 +138,27 @@ LEVEL = Level(
         Check("copy_out", "copy_out fills those bytes and no others", f"copy_out(): {_LENGTHS}", _copy_out_length),
         Check(
             "copy_out_is_done",
-            "copy_out returns when its bytes are there, after all that was asked for before",
+            "copy_out returns when its bytes are there, after all earlier work",
             "copy_out(): wait for the queue",
             _copy_out_is_done,
         ),
-        Check("copy_within", "copies inside of the chip at any byte", f"copy_within(): {_LENGTHS}", _copy_within),
-        Check("within_one", "copies inside of one allocation", f"copy_within(): {_LENGTHS}", _within_one),
-        Check("round_trip", "tensors come back as they were sent", "copy_in(), copy_out()", _round_trip),
+        Check("copy_within", "copies within the chip at any byte", f"copy_within(): {_LENGTHS}", _copy_within),
+        Check("within_one", "copies within one allocation", f"copy_within(): {_LENGTHS}", _within_one),
+        Check("round_trip", "tensors survive a round trip", "copy_in(), copy_out()", _round_trip),
         Check(
             "strided",
             "views are read by their strides",
-            "launch(): addresses inside of allocations",
+            "launch(): addresses inside allocations",
             compared(_strided),
         ),
-        Check("writes", "parts of tensors are written", "launch(): addresses inside of allocations", compared(_writes)),
+        Check("writes", "parts of tensors are written", "launch(): addresses inside allocations", compared(_writes)),
         Check(
             "views",
             "views share memory, of other dtypes too",
-            "launch(): the same buffer given twice",
+            "launch(): the same buffer passed twice",
             compared(_views),
         ),
-        Check("conversions", "one dtype becomes another", "compile(): conversions of numbers", compared(_conversions)),
+        Check("conversions", "conversions between dtypes", "compile(): conversions of numbers", compared(_conversions)),
         Check("empty", "tensors without elements", "launch(): an address of 0", compared(_empty)),
     ),
     (

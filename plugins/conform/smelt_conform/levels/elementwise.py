@@ -1,4 +1,4 @@
-"""Level `elementwise`: kernels that compute each element by itself, of every dtype and of sizes that fill no vector."""
+"""Level `elementwise`: element-wise kernels of every dtype, with sizes that are not multiples of a vector."""
 
 import math
 from typing import Any
@@ -42,7 +42,7 @@ def _broadcast(device: str) -> Any:
 
 
 def _scalars(device: str) -> Any:
-    """Numbers are operands of a kernel: the second call has the first one's kernel."""
+    """Python numbers are arguments of a kernel: the second call reuses the kernel of the first."""
     x = numbers(device, 100)
     return x * 0.25, x * 0.75, x + 3, x + 4, torch.add(x, x, alpha=2.5), x.clamp(-0.5, 0.25), 1.5 - x, x.pow(3)
 
@@ -104,9 +104,9 @@ def _of_dtype(dtype: torch.dtype) -> Any:
 def _in_place(device: str) -> Any:
     x = numbers(device, 50)
     x.mul_(2).add_(numbers(device, 50, seed=1)).relu_()
-    made = torch.empty(0, device=device)
-    torch.exp(x, out=made)
-    return x, made
+    result = torch.empty(0, device=device)
+    torch.exp(x, out=result)
+    return x, result
 
 
 def _timed(bench: Bench) -> tuple[Any, int]:
@@ -119,7 +119,7 @@ def _timed_math(bench: Bench) -> tuple[Any, int]:
     return lambda: torch.nn.functional.gelu(x), 2 * x.nbytes
 
 
-_COMPILE = "compile(): is the module's code run as it is?"
+_COMPILE = "compile(): does it run the module's code unchanged?"
 
 LEVEL = Level(
     "elementwise",
@@ -127,12 +127,12 @@ LEVEL = Level(
     (
         Check("sizes", "tensors of any size", "launch(): sizes, and the last block of a grid", compared(_sizes)),
         Check("matrices", "tensors of two dimensions", "launch(): the order of sizes", compared(_matrices)),
-        Check("broadcast", "operands of other shapes", "launch(): the order of buffers", compared(_broadcast)),
-        Check("scalars", "numbers of the program", "launch(): Launch.numbers", compared(_scalars)),
+        Check("broadcast", "broadcast operands", "launch(): the order of buffers", compared(_broadcast)),
+        Check("scalars", "Python numbers as operands", "launch(): Launch.numbers", compared(_scalars)),
         Check(
             "in_place",
-            "results that are written over operands",
-            "launch(): one buffer given twice",
+            "results written in place",
+            "launch(): the same buffer passed twice",
             compared(_in_place),
         ),
         Check("special", "NaN, infinities and zeros", f"{_COMPILE} No fast-math", compared(_special)),

@@ -1,4 +1,4 @@
-"""Level `faults`: what is asked for wrongly is an error, told in time, and the chip goes on working."""
+"""Level `faults`: invalid requests raise errors, and the chip keeps working."""
 
 from collections.abc import Callable
 
@@ -11,12 +11,12 @@ from smelt_conform.bench import Bench, NotOffered, expect, numbers, same
 from smelt_conform.check import Check, Level
 
 
-def _must_raise(call: Callable[[], object], otherwise: str) -> str:
+def _must_raise(call: Callable[[], object], complaint: str) -> str:
     try:
         call()
     except (SmeltError, torch.OutOfMemoryError, MemoryError) as error:
         return str(error)
-    expect(False, otherwise)
+    expect(False, complaint)
     raise AssertionError
 
 
@@ -27,16 +27,16 @@ def _still_works(bench: Bench) -> None:
 def _bad_code(bench: Bench) -> None:
     code: object = "this is no code" if bench.target.form == "llvm" else {"k0": b"this is no code."}
     module = KernelModule(bench.target.form, code, ("k0",), "conform")
-    said = _must_raise(lambda: bench.ask(bench.chip.compile, module), "compile() took code that is none")
-    expect(len(said) > 20, f"the error of compile() says only {said!r}")
+    message = _must_raise(lambda: bench.ask(bench.chip.compile, module), "compile() accepted invalid code")
+    expect(len(message) > 20, f"the error of compile() says only {message!r}")
     _still_works(bench)
 
 
 def _bad_symbol(bench: Bench) -> None:
-    """Of a module that is right."""
+    """Launch a missing function of a valid module."""
     (numbers(bench.name, 3) * 0.5).sum().item()
     if bench.handle is None:
-        raise NotOffered("the chip's class has __slots__, and what it compiles cannot be seen")
+        raise NotOffered("the chip's class has __slots__, so its compiled modules cannot be observed")
 
     def launch() -> None:
         bench.ask(bench.chip.launch, bench.handle, Launch("no_such_function", ()))
@@ -64,7 +64,7 @@ def _too_much(bench: Bench) -> None:
     except MemoryError:
         return _still_works(bench)
     except SmeltError as error:
-        expect(False, f"allocate() of a petabyte raised no MemoryError, but {error}")
+        expect(False, f"allocate() of a petabyte raised {error} instead of MemoryError")
     expect(False, f"allocate() of a petabyte returned {address!r}; it must raise MemoryError")
 
 
@@ -83,23 +83,23 @@ LEVEL = Level(
         Check(
             "bad_code",
             "code that cannot be compiled is an error",
-            "compile(): raise, with the compiler's words",
+            "compile(): raise, with the message of the compiler",
             _bad_code,
         ),
         Check(
             "lost_error",
-            "an error of a launch is told, now or when somebody waits",
+            "an error of a launch is raised, immediately or by a later call",
             "launch() and the queue: keep the error, and raise it from the next method that can",
             _bad_symbol,
         ),
-        Check("index_error", "an index out of range is an IndexError, and no end", "copy_out()", _bad_index),
+        Check("index_error", "an index out of range is an IndexError, not a crash", "copy_out()", _bad_index),
         Check(
             "no_room", "an allocation that does not fit is a MemoryError", "allocate(): raise MemoryError", _too_much
         ),
         Check(
             "other_devices",
-            "tensors of two devices are not mixed in silence",
-            "nothing: this is smelt's",
+            "mixing tensors of two devices is an error",
+            "nothing: smelt raises this error",
             _other_devices,
         ),
     ),

@@ -1,4 +1,4 @@
-"""Level `autograd`: gradients of what the levels before compute, of second order, through views and writes."""
+"""Level `autograd`: gradients of the levels before, of second order, and through views and in-place writes."""
 
 from collections.abc import Callable
 from typing import Any

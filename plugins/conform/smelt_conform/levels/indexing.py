@@ -1,4 +1,4 @@
-"""Level `indexing`: elements chosen by numbers: gathers, scatters, masks, sorting, and indices out of range."""
+"""Level `indexing`: gathers, scatters, masks, sorting, and indices out of range."""
 
 from typing import Any
 
@@ -39,11 +39,11 @@ def _writes(device: str) -> Any:
 
 
 def _accumulates(device: str) -> Any:
-    """Several numbers to one place: none may be lost."""
+    """Several additions to one element: none may be lost."""
     x, rows = torch.zeros(5, 3, device=device), _indices(device, *([0, 2, 2, 4] * 50))
-    given = numbers(device, 200, 3)
-    put = torch.zeros(5, 3, device=device).index_put((rows,), given, accumulate=True)
-    return x.index_add(0, rows, given), put, x.scatter_add(0, rows.unsqueeze(1).expand(200, 3), given)
+    values = numbers(device, 200, 3)
+    put = torch.zeros(5, 3, device=device).index_put((rows,), values, accumulate=True)
+    return x.index_add(0, rows, values), put, x.scatter_add(0, rows.unsqueeze(1).expand(200, 3), values)
 
 
 def _masks(device: str) -> Any:

@@ -1,4 +1,4 @@
-"""Level `memory`: what the chip says of itself, allocations, and giving them back. Only its own methods are used."""
+"""Level `memory`: the target, allocating and freeing. Calls only methods of the chip."""
 
 import torch
 
@@ -16,24 +16,23 @@ def _describe(bench: Bench) -> None:
     expect((target.form == "llvm") == (target.warp_size == 1), "Target.warp_size is 1 for llvm, and above 1 for spirv")
     bits = target.vector_bits
     expect(target.form != "llvm" or (bits >= 64 and bits.bit_count() == 1), f"Target.vector_bits is {bits}")
-    unknown = [str(each) for each in target.dtypes if str(getattr(torch, str(each), None)) != f"torch.{each}"]
-    expect(not unknown, f"Target.dtypes has {', '.join(unknown)}: no name of a dtype, as 'float32' is one")
-    expect(not target.dtypes or "float32" in target.dtypes, "Target.dtypes has no float32, which all else builds on")
+    unknown = [str(name) for name in target.dtypes if str(getattr(torch, str(name), None)) != f"torch.{name}"]
+    expect(not unknown, f"Target.dtypes has {', '.join(unknown)}, which are not names of dtypes such as 'float32'")
+    expect(not target.dtypes or "float32" in target.dtypes, "Target.dtypes has no float32, which every level needs")
     expect(target.memory_bytes >= 0, f"Target.memory_bytes is {target.memory_bytes}")
 
 
 def _alignment(bench: Bench) -> None:
     for size in _ODD_SIZES:
         address = bench.allocate(size)
-        expect(address % 64 == 0, f"allocate({size}) returned {address:#x}, which is no multiple of 64")
+        expect(address % 64 == 0, f"allocate({size}) returned {address:#x}, which is not a multiple of 64")
 
 
 def _whole(bench: Bench) -> None:
     for size in _ODD_SIZES:
         data = _pattern(size, size)
-        found = bench.get(bench.put(data), size)
-        wrong = _first_difference(found, data)
-        expect(wrong is None, f"byte {wrong} of an allocation of {size} bytes reads otherwise than it was written")
+        wrong = _first_difference(bench.get(bench.put(data), size), data)
+        expect(wrong is None, f"byte {wrong} of an allocation of {size} bytes differs from what was written")
 
 
 def _apart(bench: Bench) -> None:
@@ -53,25 +52,25 @@ def _inside(bench: Bench) -> None:
     bench.put(b"abc", address + 101)
     expected = bytes(101) + b"abc" + bytes(196)
     wrong = _first_difference(bench.get(address, 300), expected)
-    expect(wrong is None, f"3 bytes written at address + 101 show at another place: byte {wrong} is wrong")
-    expect(bench.get(address + 102, 2) == b"bc", "2 bytes read at address + 102 are others than were written there")
+    expect(wrong is None, f"3 bytes written at address + 101 went elsewhere: byte {wrong} is wrong")
+    expect(bench.get(address + 102, 2) == b"bc", "2 bytes read at address + 102 differ from what was written there")
 
 
 def _free(bench: Bench) -> None:
-    """More is allocated and freed, in all, than the chip has."""
+    """Allocate and free more than the chip has, in total."""
     total = bench.target.memory_bytes or 1 << 30
     piece = max(1 << 20, total // 8)
     for number in range(10):
         try:
             address = bench.allocate(piece)
         except MemoryError as error:
-            reason = f"allocation {number + 1} of {piece} bytes found no room, though each was freed before the next"
+            reason = f"allocation {number + 1} of {piece} bytes failed, though each was freed before the next"
             expect(False, f"{reason}: {error}")
         bench.free(address)
 
 
 def _kept(bench: Bench) -> None:
-    """Freeing one leaves the others alone, and what comes into its place too."""
+    """Freeing an allocation and reusing its place leave the others unchanged."""
     addresses = [bench.put(_pattern(number, 5000)) for number in range(12)]
     for number in range(0, 12, 2):
         bench.free(addresses[number])
@@ -83,7 +82,7 @@ def _kept(bench: Bench) -> None:
 
 
 def _freed_late(bench: Bench) -> None:
-    """What was asked for before may still use memory that is freed now."""
+    """Queued work may still use memory that is freed."""
     size = 1 << 20
     source, target = bench.put(_pattern(1, size)), bench.allocate(size)
     bench.keep_busy()
@@ -92,7 +91,7 @@ def _freed_late(bench: Bench) -> None:
     for number in range(3):
         bench.put(_pattern(number + 2, size))
     wrong = _first_difference(bench.get(target, size), _pattern(1, size))
-    expect(wrong is None, f"a copy that was asked for before its source was freed has byte {wrong} of other data")
+    expect(wrong is None, f"a copy queued before its source was freed has the wrong data at byte {wrong}")
 
 
 def _pattern(seed: int, size: int) -> bytes:
@@ -101,10 +100,10 @@ def _pattern(seed: int, size: int) -> bytes:
     return (period * (size // 251 + 1))[:size]
 
 
-def _first_difference(found: bytes, wanted: bytes) -> int | None:
-    if found == wanted:
+def _first_difference(actual: bytes, expected: bytes) -> int | None:
+    if actual == expected:
         return None
-    return next(index for index, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
+    return next(index for index, (one, other) in enumerate(zip(actual, expected, strict=True)) if one != other)
 
 
 LEVEL = Level(
@@ -113,24 +112,24 @@ LEVEL = Level(
     (
         Check(
             "describe",
-            "the Target is one that kernels can be made for",
+            "kernels can be generated for the Target",
             "describe(): form, warp_size, dtypes",
             _describe,
         ),
         Check("alignment", "allocations begin at multiples of 64", "allocate(): round addresses up", _alignment),
         Check(
             "whole",
-            "every byte of an allocation is kept, the last one too",
+            "every byte of an allocation can be written and read",
             "copy_in() and copy_out(): the length",
             _whole,
         ),
         Check("apart", "allocations do not overlap", "allocate(): advance by the size, rounded up", _apart),
         Check("inside", "an address plus bytes is an address", "the translation of addresses in copies", _inside),
-        Check("free", "memory that was freed can be allocated again", "free(): give the memory back", _free),
-        Check("kept", "freeing one allocation leaves the others alone", "free(): which block it gives back", _kept),
+        Check("free", "memory that was freed can be allocated again", "free(): return the memory", _free),
+        Check("kept", "freeing one allocation leaves the others alone", "free(): which block it returns", _kept),
         Check(
             "freed_late",
-            "work that was asked for before a free still sees the memory",
+            "queued work may still use memory that is freed",
             "free(): put it on the queue, or wait for the queue",
             _freed_late,
         ),

@@ -1,4 +1,4 @@
-"""Level `optimizers`: three steps of each on a small model give the parameters that they give on the host."""
+"""Level `optimizers`: three steps on a small model give the same parameters as on the host."""
 
 from collections.abc import Callable
 from functools import partial
@@ -37,11 +37,11 @@ def _clipped(device: str) -> Any:
     model = nn.Linear(6, 5).to(device)
     (model(numbers(device, 7, 6)) * 100).square().sum().backward()
     total = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return total / 1000, *[each.grad for each in model.parameters()]
+    return total / 1000, *[parameter.grad for parameter in model.parameters()]
 
 
 def _stored(device: str) -> Any:
-    """State that goes through `state_dict` to another optimizer."""
+    """Move state through `state_dict` to another optimizer."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3).to(device)
     first = optim.AdamW(model.parameters(), lr=0.01)

@@ -84,7 +84,7 @@ def _timed(bench: Bench) -> tuple[Any, int]:
 
 
 _KERNELS = "compile(): long kernels; or matmul() of the chip's own, if it has one"
-_CONVOLUTION = "compile(): long kernels; Target.warp_size above 1 leaves these to the host"
+_CONVOLUTION = "compile(): long kernels; Target.warp_size above 1 computes these on the host"
 
 LEVEL = Level(
     "products",
@@ -95,7 +95,7 @@ LEVEL = Level(
         Check("batches", "products of batches of matrices", _KERNELS, compared(_batches)),
         Check("vectors", "products with vectors", _KERNELS, compared(_vectors)),
         Check("linear", "linear layers, with and without bias", _KERNELS, compared(_linear)),
-        Check("fused", "a product in one graph with what follows it", _KERNELS, _fused),
+        Check("fused", "a product fused with element-wise operators", _KERNELS, _fused),
         Check("bfloat16", "products of bfloat16", _KERNELS, compared(_bfloat16, torch.bfloat16, rtol=2e-2, atol=2e-2)),
         Check("convolutions", "convolutions with strides, padding, dilation", _CONVOLUTION, compared(_convolutions)),
         Check("grouped", "grouped, depthwise and one-dimensional convolutions", _CONVOLUTION, compared(_grouped)),

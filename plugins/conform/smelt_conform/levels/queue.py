@@ -1,4 +1,4 @@
-"""Level `queue`: what is asked for happens in order, and who waits waits long enough."""
+"""Level `queue`: work runs in order, and waiting waits long enough."""
 
 import time
 
@@ -27,7 +27,7 @@ def _wait_event(bench: Bench) -> None:
 
 
 def _event_waits(bench: Bench) -> None:
-    """An event that is said to have happened while work from before it goes on: three times, as times are not exact."""
+    """An event must not be reported before earlier work is done. Three attempts, because times are not exact."""
     left = []
     for _ in range(3):
         expected = bench.keep_busy()
@@ -35,20 +35,20 @@ def _event_waits(bench: Bench) -> None:
         happened = bench.ask(bench.chip.query_event, event)
         start = time.perf_counter()
         bench.ask(bench.chip.synchronize)
-        taken = time.perf_counter() - start
-        if not happened or taken < 0.4 * expected:
+        seconds = time.perf_counter() - start
+        if not happened or seconds < 0.4 * expected:
             return
-        left.append(taken)
-    text = f"{min(left) * 1e3:.0f} ms of work from before an event was not done when query_event() said it had happened"
+        left.append(seconds)
+    text = f"{min(left) * 1e3:.0f} ms of earlier work were left when query_event() reported the event"
     expect(False, text)
 
 
 def _events_happen(bench: Bench) -> None:
-    """By themselves: nobody waits."""
+    """Without a call that waits."""
     event = bench.ask(bench.chip.record_event)
     end = time.perf_counter() + 10
     while not bench.ask(bench.chip.query_event, event):
-        expect(time.perf_counter() < end, "an event has not happened after ten seconds in which nobody waited for it")
+        expect(time.perf_counter() < end, "an event that nobody waits for has not happened after ten seconds")
         time.sleep(0.001)
 
 
@@ -60,19 +60,19 @@ def _order_of_copies(bench: Bench) -> None:
         bench.put(bytes([number]) * size, one)
         bench.ask(bench.chip.copy_within, other, one, size)
     bench.put(bytes(size), one)
-    expect(bench.get(other, size) == bytes([199]) * size, "copies that were asked for one by one were mixed up")
+    expect(bench.get(other, size) == bytes([199]) * size, "copies ran out of order")
 
 
 def _order_of_launches(bench: Bench) -> None:
     x, one, half = numbers(bench.name, 1000), torch.ones(1000).to(bench.name), torch.full((1000,), 0.5).to(bench.name)
-    wanted = numbers(HOST.type, 1000)
+    expected = numbers(HOST.type, 1000)
     x.add_(one).mul_(half)  # compiled
-    wanted.add_(1).mul_(0.5)
+    expected.add_(1).mul_(0.5)
     bench.keep_busy()
     for _ in range(40):
         x.add_(one).mul_(half)
-        wanted.add_(1).mul_(0.5)
-    same(x, wanted, "a chain of launches, each on the result of the last,")
+        expected.add_(1).mul_(0.5)
+    same(x, expected, "a chain of launches, each on the result of the previous one,")
 
 
 def _mixed(bench: Bench) -> None:
@@ -94,7 +94,7 @@ def _pending(bench: Bench) -> None:
     for _ in range(100):
         x.add_(one)
     asking = (time.perf_counter() - start) / 100 * _PENDING
-    bench.keep_busy(min(10.0, 1.5 * asking))  # for longer than it takes to ask for all of them
+    bench.keep_busy(min(10.0, 1.5 * asking))  # longer than it takes to queue all of them
     for _ in range(_PENDING):
         x.add_(one)
     same(x, torch.full((16,), _PENDING + 101.0), f"a sum of {_PENDING} launches that nobody waited for")
@@ -108,13 +108,13 @@ LEVEL = Level(
         Check("wait_event", "waiting for an event waits until it has happened", "wait_event()", _wait_event),
         Check(
             "event_waits",
-            "an event happens after what was asked for before it",
+            "an event happens after earlier work",
             "record_event(), query_event()",
             _event_waits,
         ),
         Check(
             "events_happen",
-            "events happen though nobody waits",
+            "events happen without a call that waits",
             "query_event(): submit what is pending",
             _events_happen,
         ),

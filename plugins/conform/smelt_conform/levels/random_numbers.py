@@ -1,4 +1,4 @@
-"""Level `random`: numbers are random, follow the seed, and have the distribution that they should have."""
+"""Level `random`: numbers are random, depend on the seed, and have the right distribution."""
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,8 @@ _COUNT = 20_000
 def _seeded(bench: Bench) -> None:
     def draw(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)
-        made = [torch.randn(100, device=bench.name), torch.rand(100, device=bench.name)]
-        return [each.cpu() for each in (*made, F.dropout(torch.ones(100, device=bench.name)))]
+        drawn = [torch.randn(100, device=bench.name), torch.rand(100, device=bench.name)]
+        return [tensor.cpu() for tensor in (*drawn, F.dropout(torch.ones(100, device=bench.name)))]
 
     first, again, other = draw(1), draw(1), draw(2)
     for one, same, different in zip(first, again, other, strict=True):
@@ -35,7 +35,7 @@ def _normal(bench: Bench) -> None:
     share = (x.abs() < 1).float().mean().item()
     expect(abs(share - 0.683) < 0.03, f"{share:.1%} of normal numbers are within one deviation, not 68.3 %")
     y = torch.empty(_COUNT, device=bench.name).normal_(5, 0.5).cpu()
-    expect(abs(y.mean().item() - 5) < 0.05 and abs(y.std().item() - 0.5) < 0.05, "normal_(5, 0.5) drew from another")
+    expect(abs(y.mean().item() - 5) < 0.05 and abs(y.std().item() - 0.5) < 0.05, "normal_(5, 0.5) has wrong moments")
 
 
 def _uniform(bench: Bench) -> None:
@@ -65,7 +65,7 @@ def _integers(bench: Bench) -> None:
     drawn = torch.randint(0, 7, (_COUNT,), device=bench.name).cpu()
     expect(torch.unique(drawn).tolist() == list(range(7)), "randint(0, 7) has other values than 0 to 6")
     shuffled = torch.randperm(100, device=bench.name).cpu()
-    expect(shuffled.sort().values.equal(torch.arange(100)), "randperm(100) is no permutation")
+    expect(shuffled.sort().values.equal(torch.arange(100)), "randperm(100) is not a permutation")
     expect(not shuffled.equal(torch.arange(100)), "randperm(100) is in order")
 
 
@@ -82,12 +82,12 @@ LEVEL = Level(
     "random",
     "Random numbers",
     (
-        Check("seeded", "numbers follow the seed", _FILL, _seeded),
+        Check("seeded", "numbers depend on the seed", _FILL, _seeded),
         Check("fresh", "each draw has new numbers", _FILL, _fresh),
         Check("normal", "normal numbers are normal", _FILL, _normal),
         Check("uniform", "uniform numbers are uniform in [0, 1)", _FILL, _uniform),
         Check("dropout", "dropout and its gradient have one mask", _FILL, _dropout),
         Check("integers", "random integers and permutations", "copy_in()", _integers),
-        Check("state", "the generator's state can be put back", _FILL, _state),
+        Check("state", "the generator's state can be restored", _FILL, _state),
     ),
 )

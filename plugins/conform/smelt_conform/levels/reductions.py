@@ -1,4 +1,4 @@
-"""Level `reductions`: sums, extremes, norms and scans along each direction, of lengths that fill no vector."""
+"""Level `reductions`: sums, extremes, norms and scans along each dimension, with lengths of incomplete vectors."""
 
 import math
 from typing import Any
@@ -31,7 +31,7 @@ def _middle(device: str) -> Any:
 
 
 def _many(device: str) -> Any:
-    """Sums of many like numbers: who adds one by one in float32 is off."""
+    """Sums of many equal numbers: sequential addition in float32 is inaccurate."""
     return torch.full((1 << 20,), 0.1).to(device).sum(), torch.ones(1 << 18).to(device).cumsum(0)[-1]
 
 
@@ -78,7 +78,7 @@ def _scans(device: str) -> Any:
 
 
 def _fused(bench: Bench) -> None:
-    """Reductions in one kernel with what comes before and after them."""
+    """Reductions in one kernel with the operators before and after them."""
 
     def program(device: str) -> Any:
         called = bench.compiled_on(device, centered)
@@ -97,7 +97,7 @@ def _timed_softmax(bench: Bench) -> tuple[Any, int]:
     return lambda: x.softmax(-1), 2 * x.nbytes
 
 
-_WITHIN = "what threads of a block share: barriers, shared memory, Target.warp_size"
+_WITHIN = "cooperation of the threads of a block: barriers, shared memory, Target.warp_size"
 _WORKSPACE = "launch(): the workspace, and memory between launches"
 
 LEVEL = Level(
@@ -110,13 +110,13 @@ LEVEL = Level(
         Check("middle", "sums along other dimensions", "launch(): the order of sizes", compared(_middle)),
         Check(
             "many",
-            "sums of a million numbers stay exact enough",
+            "sums of a million numbers are accurate",
             "compile(): additions may not be reordered",
             compared(_many),
         ),
         Check("extremes", "maxima and minima", _WITHIN, compared(_extremes)),
         Check("ties", "the first of several equal maxima", _WITHIN, compared(_ties)),
-        Check("nan", "NaN is the maximum of what it is in", "compile(): no fast-math", compared(_nan)),
+        Check("nan", "NaN propagates through maxima and minima", "compile(): no fast-math", compared(_nan)),
         Check(
             "integers",
             "sums of integers and counts",
@@ -127,7 +127,7 @@ LEVEL = Level(
         Check("softmax", "softmax of large numbers", _WITHIN, compared(_softmax)),
         Check("norms", "layer, group and batch norm", _WITHIN, compared(_norms)),
         Check("scans", "running sums and products", _WITHIN, compared(_scans)),
-        Check("fused", "reductions fused with what is around them", _WITHIN, _fused),
+        Check("fused", "reductions fused with element-wise operators", _WITHIN, _fused),
     ),
     (Measurement("row sums", _timed), Measurement("softmax", _timed_softmax)),
 )

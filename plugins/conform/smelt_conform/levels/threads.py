@@ -1,4 +1,4 @@
-"""Level `threads`: several threads use the chip at a time. smelt calls one method at a time, from whichever thread."""
+"""Level `threads`: several threads use the chip. smelt calls one method at a time, from any thread."""
 
 import threading
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from smelt_conform.check import Check, Level
 _THREADS = 4
 
 
-def _at_once(work: Callable[[int], Any]) -> list[Any]:
-    """Run `work` in threads; the first error is raised."""
+def _in_threads(work: Callable[[int], Any]) -> list[Any]:
+    """Run `work` in threads; raise the first error."""
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
 
@@ -35,20 +35,20 @@ def _at_once(work: Callable[[int], Any]) -> list[Any]:
 
 
 def _another(bench: Bench) -> None:
-    """Every method from a thread that did not make the chip."""
-    kept = bench.put(b"abcd" * 100)
+    """Call every method from a thread that did not create the chip."""
+    source = bench.put(b"abcd" * 100)
 
     def work(number: int) -> bytes:
         with bench.device.lock:
             address = bench.put(bytes([number]) * 400)
-            bench.ask(bench.chip.copy_within, address, kept, 200)
+            bench.ask(bench.chip.copy_within, address, source, 200)
             bench.ask(bench.chip.wait_event, bench.ask(bench.chip.record_event))
-            found = bench.get(address, 400)
+            data = bench.get(address, 400)
             bench.free(address)
-        return found
+        return data
 
-    for number, found in enumerate(_at_once(work)):
-        expect(found == b"abcd" * 50 + bytes([number]) * 200, f"thread {number} read other bytes than it wrote")
+    for number, data in enumerate(_in_threads(work)):
+        expect(data == b"abcd" * 50 + bytes([number]) * 200, f"thread {number} read other bytes than it wrote")
 
 
 def _computing(bench: Bench) -> None:
@@ -61,8 +61,8 @@ def _computing(bench: Bench) -> None:
 
         return run
 
-    for number, found in enumerate(_at_once(work(bench.name))):
-        same(found, work(HOST.type)(number), f"what thread {number} computed")
+    for number, result in enumerate(_in_threads(work(bench.name))):
+        same(result, work(HOST.type)(number), f"the result of thread {number}")
 
 
 def _training(bench: Bench) -> None:
@@ -75,23 +75,23 @@ def _training(bench: Bench) -> None:
             loss.backward()
         return w.grad
 
-    for number, found in enumerate(_at_once(work)):
+    for number, total in enumerate(_in_threads(work)):
         w = numbers(HOST.type, 12, 12, seed=number).requires_grad_()
         (grad,) = torch.autograd.grad((w.tanh() @ w).square().mean(), [w])
-        same(found / 10, grad, f"the gradient of thread {number}")
+        same(total / 10, grad, f"the gradient of thread {number}")
 
 
 def _handed_over(bench: Bench) -> None:
     """Memory that one thread allocates and another frees."""
     before = bench.device.allocations
     held = [[torch.ones(1000, device=bench.name) for _ in range(20)] for _ in range(_THREADS)]
-    sums = _at_once(lambda number: sum(each.sum().item() for each in held[number]))
-    _at_once(lambda number: held[number].clear())
+    sums = _in_threads(lambda number: sum(tensor.sum().item() for tensor in held[number]))
+    _in_threads(lambda number: held[number].clear())
     expect(sums == [20_000.0] * _THREADS, f"sums of ones are {sums}")
     expect(bench.device.allocations <= before + 1, "memory that other threads have freed is still in use")
 
 
-_AFFINITY = "state that belongs to a thread, as the current context of a driver: set it in each method"
+_AFFINITY = "per-thread state, such as the current context of a driver: set it in each method"
 
 LEVEL = Level(
     "threads",
@@ -100,6 +100,6 @@ LEVEL = Level(
         Check("another", "every method may be called by any thread", _AFFINITY, _another),
         Check("computing", "threads that compute at the same time", _AFFINITY, _computing),
         Check("training", "backward passes at the same time", _AFFINITY, _training),
-        Check("handed_over", "memory that another thread frees", "free(): in whichever thread", _handed_over),
+        Check("handed_over", "memory that another thread frees", "free(): call it from any thread", _handed_over),
     ),
 )

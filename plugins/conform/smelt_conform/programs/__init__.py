@@ -1,1 +1,1 @@
-"""Programs by which a chip is tried, as users write them: capture goes through these files as through theirs."""
+"""Functions and models that the checks compile, written as users write them."""

@@ -1,4 +1,4 @@
-"""Functions that checks compile: each becomes a kernel or a few."""
+"""Functions that checks compile: each becomes one kernel or a few."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ def pointwise(x: Tensor, y: Tensor) -> Any:
 
 
 def centered(x: Tensor) -> Any:
-    """Means, and the largest of each column."""
-    apart = x - x.mean(-1, keepdim=True)
-    return apart / (apart.square().mean(-1, keepdim=True) + 1e-5).sqrt(), (x * 2).amax(0)
+    """Normalized rows, and the maximum of each column."""
+    centered_rows = x - x.mean(-1, keepdim=True)
+    return centered_rows / (centered_rows.square().mean(-1, keepdim=True) + 1e-5).sqrt(), (x * 2).amax(0)
 
 
 def product(x: Tensor, w: Tensor) -> Tensor:

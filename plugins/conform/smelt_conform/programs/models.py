@@ -1,4 +1,4 @@
-"""Four small models in plain torch.nn, by which a chip shows that it trains: MLP, GPT-2, ResNet, ViT.
+"""Four small models in plain torch.nn, for the level `training`: MLP, GPT-2, ResNet, ViT.
 
 make, batch = MODELS["gpt2"];  loss = make()(*batch(step))
 """
@@ -14,7 +14,7 @@ CLASSES = 10
 
 
 class Classifier(nn.Module):
-    """A model with its loss: inputs and classes → a number."""
+    """A model with its loss: inputs and classes → loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ def mlp() -> nn.Module:
 
 
 class Block(nn.Module):
-    """A layer of a transformer, with the norms first."""
+    """A pre-norm transformer layer."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        made = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        x = x + self.out(made.transpose(1, 2).reshape(batch, length, width))
-        found: Tensor = x + self.mlp(self.norm2(x))
-        return found
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        result: Tensor = x + self.mlp(self.norm2(x))
+        return result
 
 
 class GPT2(nn.Module):
-    """Tokens → scores of the next ones; the table of tokens serves at both ends."""
+    """Tokens → logits of the next tokens; the embedding and the output layer share weights."""
 
     def __init__(self, vocabulary: int = 50, length: int = 12, width: int = 16, layers: int = 2) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def gpt2() -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Two convolutions and a way around them."""
+    """Two convolutions with a skip connection."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def resnet() -> nn.Module:
 
 
 class ViT(nn.Module):
-    """Patches of an image and a token for its class."""
+    """Image patches and a class token."""
 
     def __init__(self, image: int = 16, patch: int = 4, width: int = 16, layers: int = 2) -> None:
         super().__init__()
@@ -100,8 +100,8 @@ class ViT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.places
-        found: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
-        return found
+        scores: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
+        return scores
 
 
 def vit() -> nn.Module:
