@@ -129,7 +129,7 @@ def _same(mine: object, plain: object) -> None:
 
 
 @pytest.mark.parametrize("code", SECTIONS)
-def test_an_example_of_a_break_breaks_and_its_mended_form_does_not(
+def test_an_example_of_a_break_breaks_and_its_fixed_form_does_not(
     code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code in REASONS
@@ -139,9 +139,9 @@ def test_an_example_of_a_break_breaks_and_its_mended_form_does_not(
     codes, result = _codes(namespace["breaks"])
     assert code in codes, f"{code} is not among {codes}"
     _same(result, _plain(namespace["breaks"]))
-    codes, result = _codes(namespace["mended"])
+    codes, result = _codes(namespace["fixed"])
     assert codes == [] and isinstance(result, torch.Tensor)
-    _same(result, _plain(namespace["mended"]))
+    _same(result, _plain(namespace["fixed"]))
 
 
 def test_the_site_has_every_page_once() -> None:
