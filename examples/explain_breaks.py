@@ -1,8 +1,8 @@
-"""Find a graph break and mend it: what `smelt.explain` says of a training step that prints, and of one that returns.
+"""Find and fix a graph break: `smelt.explain` for a training step that prints, and for one that returns its values.
 
     python examples/explain_breaks.py
 
-Each break comes with its line and a hint; the mended model takes both hints and is one graph.
+Each break comes with its line and a hint; the fixed model applies both hints and is one graph.
 """
 
 import torch
@@ -27,7 +27,7 @@ class Clipped(nn.Module):
         return torch.relu(y)
 
 
-class Mended(Clipped):
+class Fixed(Clipped):
     """The same, with the decision as tensor work and the number returned for the caller to print."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
@@ -47,14 +47,14 @@ def report(title: str, explanation: Explanation) -> None:
 def main() -> None:
     torch.manual_seed(0)
     model = Clipped()
-    mended = Mended()
-    mended.load_state_dict(model.state_dict())
+    fixed = Fixed()
+    fixed.load_state_dict(model.state_dict())
     x = torch.randn(8, 16)
 
     report("before", smelt.explain(model)(x))
-    report("after", smelt.explain(mended)(x))
+    report("after", smelt.explain(fixed)(x))
 
-    compiled = smelt.compile(mended, fullgraph=True)  # from now on a break would be an error
+    compiled = smelt.compile(fixed, fullgraph=True)  # from now on a break would be an error
     output, largest = compiled(x)
     print(f"largest {largest:.2f}")
     torch.testing.assert_close(output, model(x))

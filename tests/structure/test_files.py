@@ -75,3 +75,26 @@ def test_links_between_pages_lead_somewhere() -> None:
     local = [(page, link) for page, link in links if "://" not in link]
     assert local
     assert [f"{page.name}: {link}" for page, link in local if not (page.parent / link).exists()] == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as the site makes them."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+    bare = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in re.findall(r"(?m)^#+ (.*)$", text))
+    return {re.sub(r"[-\s]+", "-", heading) for heading in bare}
+
+
+def test_links_to_headings_lead_somewhere() -> None:
+    pages = [*DOCS.glob("*.md"), *files.ROOT.glob("*.md")]
+    links = [
+        (page, *link)
+        for page in pages
+        for link in re.findall(r"\]\(([\w./]*)#([\w-]+)\)", page.read_text(encoding="utf-8"))
+        if not link[0].endswith(".svg")
+    ]
+    assert links
+    assert [
+        f"{page.name}: {target}#{anchor}"
+        for page, target, anchor in links
+        if anchor not in anchors_of(page.parent / target if target else page)
+    ] == []
