@@ -46,14 +46,14 @@ def test_branches_on_sizes_behind_branches_on_tensors() -> None:
 
 
 def exchanging(x: Tensor, decides: Tensor) -> tuple[Tensor, Tensor]:
-    old, new = x[1:], x[:-1] * 2
+    old, new = x[1:] * 3, x[:-1] * 2
     for i in range(4, 0, -2):
         if decides[0] > 1 or i < 2:
             old, new = new, old
             continue
         old = old + 1
         if decides[1] > 1:
-            old = x[1:]
+            old = x[1:] * 4
     return old, new
 
 
@@ -129,3 +129,24 @@ def test_warns_of_a_number_that_is_fixed() -> None:
 def test_refuses_to_fix_a_number_that_was_declared_to_differ() -> None:
     with pytest.raises(SmeltError, match="n is fixed at 3"):
         smelt.export(stacked, (torch.ones(2), 3), dynamic={"n": True})
+
+
+def with_a_diagonal(x: Tensor, scale: float) -> Tensor:
+    y = x * scale
+    y.fill_diagonal_(0.5)
+    return y
+
+
+def test_warns_where_code_is_for_some_sizes_only() -> None:
+    rows = {"x": {0: smelt.Dimension("rows", 1, 4096)}}
+    with pytest.warns(SmeltWarning, match=r"code for some sizes only: a call with .*shape\[0\] = \d+ stops"):
+        artifact = smelt.export(with_a_diagonal, (torch.ones(3, 4), 2.0), dynamic=rows)
+    same(artifact(torch.ones(3, 4), 2.0), with_a_diagonal(torch.ones(3, 4), 2.0), 1e-6)
+
+
+def test_sizes_that_no_code_reads_may_be_any() -> None:
+    rows = {"x": {0: smelt.Dimension("rows", 0, 4096)}}
+    artifact = smelt.export(lambda x: (x, 2), (torch.ones(3, 4),), dynamic=rows)
+    for count in (0, 1, 2, 70):
+        given = torch.rand(count, 4)
+        assert torch.equal(artifact(given)[0], given)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.base.errors import SmeltError
 from tests.capture.explore.comparing import same
 
 Tensor = torch.Tensor
@@ -142,3 +143,41 @@ def test_heads_that_share_keys_with_a_cache_that_grows() -> None:
     artifact = smelt.export(grouped, (*given, 3))
     for n in (0, 1, 3, 9):
         same(artifact(*given, n), grouped(*given, n), 1e-5)
+
+
+def writes_under_a_view(x: Tensor) -> Tensor:
+    y = x * 0.5
+    first = y[0]
+    if first.sum() < 0:
+        y.fill_(1.5)
+    return first + 1
+
+
+def writes_a_view(x: Tensor) -> Tensor:
+    y = x * 0.5
+    first = y[0]
+    if first.sum() < 0:
+        first.fill_(1.5)
+    return y + 1
+
+
+class ReadsWhatItWrites(torch.nn.Module):
+    def __init__(self, by_view: bool) -> None:
+        super().__init__()
+        self.by_view = by_view
+        self.register_buffer("kept", torch.arange(4.0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first = self.kept[:2]
+        if x.sum() < 0:
+            x = x + 1
+        (first if self.by_view else self.kept).add_(1)
+        return first * x[0, :2], self.kept * 2
+
+
+@pytest.mark.parametrize(
+    "function", [writes_under_a_view, writes_a_view, ReadsWhatItWrites(False), ReadsWhatItWrites(True)]
+)
+def test_memory_that_is_seen_twice_over_a_branch_is_refused(function: Any) -> None:
+    with pytest.raises(SmeltError, match="made a view before a branch"):
+        smelt.export(function, (torch.ones(3, 4),))

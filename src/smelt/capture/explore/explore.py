@@ -16,6 +16,7 @@ stays as it was, and the loop is unrolled, as long as there are not more than `m
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
@@ -41,7 +42,7 @@ from smelt.capture.explore.graphs import (
     stand_in_for,
 )
 from smelt.capture.explore.registers import with_registers
-from smelt.capture.explore.sizes import Case, covers, other_examples, sizes_of, small_cases
+from smelt.capture.explore.sizes import Case, SizeGroup, covers, other_examples, sizes_of, small_cases
 from smelt.capture.explore.ssa import Edge, Ends, Goes, Node, SsaValue, Step
 from smelt.capture.explore.successors import NeedsNumber, Raises, Splits, what_follows
 from smelt.capture.explore.writes import rebuilt
@@ -64,6 +65,9 @@ _MAX_STARTS = 64
 _EXAMPLES = (3, 2, 4, 5, 8, 16, 33, 100, 1000)
 _MOST_VARIANTS = 7
 _OF_POSITIVE = (math.sqrt, math.log, math.log2, math.log10)
+
+
+SOME_SIZES = "it has code for some sizes only"
 
 
 def explore(
@@ -177,6 +181,8 @@ class _Explorer:
         self.given: dict[int, SsaValue] = {}
         self.constants: dict[tuple[type, Any], SsaValue] = {}
         self.groups: dict[int, int] = {}  # tensors that share memory, by their ids
+        self.notes: dict[str, None] = {}  # what a call may stop at
+        self.groups_of_state: set[int] = set()  # those whose memory is that of a tensor of the program
         self.alive: list[Any] = []
         self.tentative = self.extra = self.is_small = False
         self.ambient = Ambient.now()
@@ -209,7 +215,7 @@ class _Explorer:
                 node.steps = [Step(None, [], [], end, [], [], [])]
         self._return_alike()
         made = with_registers(self.name, self.arguments, self.policy, self.inputs, self.nodes)
-        return replace(made, smallest=self.smallest)
+        return replace(made, smallest=self.smallest, notes=(*made.notes, *self.notes))
 
     def _return_alike(self) -> None:
         """Where the function returns a number that is known on one way and not on another, it is in a register."""
@@ -273,7 +279,19 @@ class _Explorer:
                 known = {path: Known(size, always=False) for group, size in case for path, _, _ in group.places}
                 with self._tentatively() if node.frames else contextlib.nullcontext(), contextlib.suppress(SmeltError):
                     steps += self._steps(node, frames, checks, [], known)
+        if not self.tentative:
+            self._note_sizes_left_out(node, groups, steps)
         return steps
+
+    def _note_sizes_left_out(self, node: Node, groups: list[SizeGroup], steps: list[Step]) -> None:
+        """Say for which sizes there is no step: there were too many, or eager raises for them."""
+        for case in other_examples(groups, steps):
+            if not any(covers(step, groups, case) for step in steps):
+                places = ((*group.places[0], size) for group, size in case)
+                sizes = ", ".join(f"{value.name}.shape[{dim}] = {size}" for _, value, dim, size in places)
+                where = f" at {node.name}" if node.frames else ""
+                self.notes[f"{SOME_SIZES}: a call with {sizes} stops{where}"] = None
+                return
 
     def _equal(self, case: Case) -> tuple[list[Check], list[tuple[str, SsaValue, int | None]]]:
         """Checks that sizes are what they are in a case, and the symbols of those."""
@@ -373,6 +391,7 @@ class _Explorer:
         walk = Abstraction(frames, Policy(), self.groups, known)
         self.alive.append(walk)
         values = {id(leaf.stand_in): node.values[id(leaf.given)] for leaf in walk.leaves}
+        self._keep_groups(walk)
         recorder = GraphRecorder()
         with _entered(node.ambient):
             captured, collected = self._captured(walk.frames, recorder)
@@ -437,11 +456,11 @@ class _Explorer:
         after = dict(values)
         for place in facts.written:
             value, tensor = step.inputs[place], collected[arguments[place]]
+            self._refuse_shared_write(tensor, values)
             if value.tensor is not None:
                 value.kind = RegisterKind.STATE
                 step.written.append(value)
                 continue
-            self._refuse_shared_write(tensor, values)
             if value.kind is RegisterKind.INPUT:
                 raise SmeltError(
                     "SM060",
@@ -459,7 +478,8 @@ class _Explorer:
         group = self.groups.get(id(tensor))
         if group is None:
             return
-        if any(self.groups.get(other) == group for other in values if other != id(tensor)):
+        is_of_state = group in self.groups_of_state and STAND_IN in tensor.__dict__
+        if is_of_state or any(self.groups.get(other) == group for other in values if other != id(tensor)):
             raise SmeltError(
                 "SM060",
                 f"{self.name} cannot be exported: it writes to a tensor, of which it made a view before a branch",
@@ -481,6 +501,8 @@ class _Explorer:
         other = collected[arguments[place]] if kind == "input" else made[place]
         group = self.groups.setdefault(id(other), len(self.groups) + 1)
         self.alive.append(other)
+        if STAND_IN not in other.__dict__ and kind == "input":
+            self.groups_of_state.add(group)
         self.groups[id(tensor)] = group
 
     def _bind_symbols(
@@ -590,6 +612,8 @@ class _Explorer:
         for frame in frames:
             frame.clear_dead()
         walk = Abstraction(frames, self.policy, self.groups)
+        if self._part_alone(walk):
+            walk = Abstraction(frames, self.policy, self.groups)
         self.alive.append(walk)
         key = (walk.key, ambient)
         target = self.by_key.get(key)
@@ -633,10 +657,24 @@ class _Explorer:
         self.by_key[key] = node
         self.nodes.append(node)
         self.waiting.append(node)
+        self._keep_groups(walk)
+        return node
+
+    def _part_alone(self, walk: Abstraction) -> bool:
+        """Forget that a tensor shares memory, where no other that does is left. Returns whether there is such a one."""
+        leaves = [leaf.given for leaf in walk.leaves if id(leaf.given) in self.groups]
+        members = Counter(self.groups[id(given)] for given in leaves)
+        alone = {group for group, count in members.items() if count == 1} - self.groups_of_state
+        for given in leaves:
+            if self.groups[id(given)] in alone:
+                del self.groups[id(given)]
+        return bool(alone)
+
+    def _keep_groups(self, walk: Abstraction) -> None:
+        """What stands for tensors that share memory shares it."""
         for leaf in walk.leaves:
             if isinstance(leaf.given, torch.Tensor) and id(leaf.given) in self.groups:
                 self.groups[id(leaf.stand_in)] = self.groups[id(leaf.given)]
-        return node
 
     def _learn(self, walk: Abstraction, ambient: Ambient) -> None:
         """Compare a new state with the last one of its form: what differs from round to round is opened."""
