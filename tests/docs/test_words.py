@@ -19,6 +19,16 @@ INSTEAD = {
     r"comput(es?|ed) again": "recompute",
     r"in the world|the world is": "in the process",
     r"\b(tossed|coins)\b": "sampled, random bits",
+    r"\bghosts?\b": "fake tensor",
+    r"\btaken? apart\b": "decomposed",
+    r"\bmend(s|ed)?\b": "fix",
+    r"\bround (the|a|an|it|each|which)\b": "around",
+    r"\btheirs\b": "name the thing",
+    r"\b(is|are) told\b": "gets",
+    r"\bpure graphs?\b": "functional graph, ATen graph",
+    # planning
+    r"\b[Tt]he bar (is|of|holds)\b|\bMissed\b|is the aim\b|was aimed at": "state the figure",
+    r"\b(is|are) promised\b": "guaranteed",
 }
 # Written from the code, whose words these are; and the map of the code.
 ELSEWHERE = {"api.md", "architecture.md", "operators.md", "settings.md"}
