@@ -24,7 +24,7 @@ WISHES: dict[str, tuple[str, str]] = {
     "Reset": ("smelt.reset()", "0"),
     "Warm up": ("model(torch.zeros(32, 100)).sum().backward()", "compiled after the warm-up: 0"),
     "Check results": ("smelt verify job.py:example", "right"),
-    "See an error whole": ("wrong(torch.ones(2, 3))", "cannot be multiplied"),
+    "Show full tracebacks": ("wrong(torch.ones(2, 3))", "cannot be multiplied"),
 }
 
 
