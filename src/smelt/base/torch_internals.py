@@ -12,6 +12,7 @@ MISSING: list[str] = []
 """Full names that this PyTorch lacks."""
 
 USED_BY_CALLS = (
+    "Tensor._make_wrapper_subclass",
     "_C.DisableTorchFunctionSubclass",
     "_C._AutoDispatchBelowAutograd",
     "_C._DisableAutocast",
@@ -38,6 +39,7 @@ USED_BY_CALLS = (
     "_C._is_any_autocast_enabled",
     "_C._is_fwd_grad_enabled",
     "_C._is_multithreading_enabled",
+    "_C._is_torch_function_enabled",
     "_C._is_tracing",
     "_C._len_torch_dispatch_stack",
     "_C._len_torch_function_stack",
