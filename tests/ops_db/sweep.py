@@ -61,11 +61,6 @@ ROUNDING = {
 }
 
 
-# Operators whose vectors are determined but for their signs: on a chip they are compared as PyTorch's own tests compare
-# devices, by what its database makes of results (`output_process_fn_grad`): products in which signs cancel, or sizes.
-UP_TO_SIGN = frozenset({"linalg.eigh", "linalg.svd", "pca_lowrank", "svd", "svd_lowrank"})
-
-
 @dataclass(frozen=True)
 class Case:
     """One operator at one dtype."""
@@ -157,9 +152,8 @@ def check(case: Case, task: Task) -> Answer:
             tried.append(("strided", sample.noncontiguous()))
     for name, sample in tried:
         args = (sample.input, *sample.args)
-        is_free = task.backend in CHIPS and case.operator in UP_TO_SIGN
         found = compare(
-            _then(as_users_write_it(info.op), sample.output_process_fn_grad) if is_free else as_users_write_it(info.op),
+            as_users_write_it(info.op),
             args,
             sample.kwargs,
             backend=task.backend,
@@ -181,10 +175,6 @@ def check(case: Case, task: Task) -> Answer:
         return answer
     answer.unlisted.extend(text for text in answer.fallbacks if not is_listed(case.operator, text))
     return answer
-
-
-def _then(op: Any, process: Any) -> Any:
-    return lambda *args, **kwargs: process(op(*args, **kwargs))
 
 
 def as_users_write_it(op: Any) -> Any:

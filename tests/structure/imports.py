@@ -127,8 +127,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
     "chips": (
         *("runtime", "lazy_chip", "apart", "launcher", "strided_copies", "host_calls", "kinds"),
-        *("fused", "decompose", "complex_numbers", "fourier", "linear_algebra", "decompositions", "calls"),
-        *("own_methods", "owner", "registration"),
+        *("decompose", "decompositions", "calls", "own_methods", "owner", "registration"),
     ),
     "codegen": (
         "llvm",

@@ -17,7 +17,6 @@ from smelt.base.errors import LibraryError, SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.chips.apart import calls_under_way, run_apart, run_here
 from smelt.chips.decompositions import Circular, Refused, decomposed, decomposition_of, writes_itself
-from smelt.chips.fused import FusedFunctions
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.kinds import Given, graph_of, pattern_of, read
 from smelt.chips.runtime import ChipDevice
@@ -65,14 +64,12 @@ class OperatorCalls:
         self._host = host
         self._known: dict[Any, Known] = {}
         self._kinds: dict[Any, Run | str] = {}
-        self._fused = FusedFunctions(compiler, device.target.dtypes)
         self._lock = threading.RLock()
 
     def forget(self) -> None:
         with self._lock:
             self._known.clear()
             self._kinds.clear()
-            self._fused.forget()
 
     def call(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         given, call = read(known, args, kwargs)
@@ -111,8 +108,7 @@ class OperatorCalls:
         if rule is not None:
             before = _written_before(known, args, kwargs) if writes_itself(known.operator) else []
             try:
-                with self._fused.in_use():
-                    made = _unshared(known, decomposed(known.operator, rule, args, kwargs), args, kwargs)
+                made = _unshared(known, decomposed(known.operator, rule, args, kwargs), args, kwargs)
                 return _returned(found, made, args, kwargs) if is_described else _as_returned(known.operator, made)
             except Circular as error:
                 if str(error) != str(known.operator):

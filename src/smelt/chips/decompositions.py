@@ -17,11 +17,10 @@ import torch
 from torch._decomp import decomposition_table
 
 from smelt.base.errors import SmeltError
-from smelt.chips import complex_numbers, fourier
 from smelt.chips.decompose import OURS
 from smelt.chips.decompose.table import computes
-from smelt.chips.linear_algebra import orthogonal, solving, spectra
 from smelt.dispatch import tensors
+from smelt.meta.devices import tensors_in
 
 aten = torch.ops.aten
 
@@ -62,10 +61,6 @@ def _padded(tensor: torch.Tensor, pad: Sequence[int], value: Any = 0) -> torch.T
 _OURS: dict[torch._ops.OpOverload, Decomposition] = {
     **OURS,
     aten.fill.Scalar: torch.full_like,
-    **fourier.TABLE,
-    **solving.TABLE,
-    **orthogonal.TABLE,
-    **spectra.TABLE,
 }
 
 IN_DOUBLE = (aten.grid_sampler_2d.default, aten.upsample_bicubic2d.default, aten.upsample_bicubic2d.vec)
@@ -75,17 +70,23 @@ IN_DOUBLE = (aten.grid_sampler_2d.default, aten.upsample_bicubic2d.default, aten
 def decomposition_of(
     operator: torch._ops.OpOverload, args: Any, dtypes: Iterable[torch.dtype], is_described: bool
 ) -> Decomposition | None:
-    """A function that computes an operator on such arguments, with results of these dtypes, by others; None if there is
-    none. What PyTorch's return is held against what the operator does: not without a description of that."""
-    of_pairs = complex_numbers.TABLE if complex_numbers.is_complex(args, dtypes) else {}
-    if operator in _OURS or operator in of_pairs:
-        ours = of_pairs.get(operator) or _OURS[operator]
+    """A function that computes an operator on these arguments, with results of these dtypes, by others; None where the
+    host computes it. PyTorch's decompositions are checked against a description of the results, and need one."""
+    if _is_complex(args, dtypes):
+        return None
+    if operator in _OURS:
+        ours = _OURS[operator]
         known = decomposition_table.get(operator) if is_described and not operator._schema.is_mutable else None
         return ours if known is None else _either(ours, known)
     if operator._schema.is_mutable:
         found = _functional(operator)
-        return None if found is None else _writing(of_pairs.get(found[0], found[0]), found[1])
+        return None if found is None else _writing(*found)
     return decomposition_table.get(operator) if is_described else None
+
+
+def _is_complex(args: Any, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether an argument or a result is complex: no kernel computes with complex numbers, so the host does."""
+    return any(dtype.is_complex for dtype in dtypes) or any(each.is_complex() for each in tensors_in(args))
 
 
 def _either(ours: Decomposition, known: Decomposition) -> Decomposition:

@@ -58,7 +58,6 @@ class ChipOwner:
             aten.resize_.default: self._resize,
             aten.resize_as_.default: self._resize_as,
             aten.equal.default: self._equal,
-            aten._linalg_check_errors.default: self._check_errors,
             aten.allclose.default: self._allclose,
             aten.zero_.default: lambda tensor: self.compute(aten.fill_.Scalar, (tensor, 0), {}),
             aten.native_batch_norm.default: self._batch_norm,
@@ -215,10 +214,6 @@ class ChipOwner:
             return False
         same = self.compute(aten.eq.Tensor, (one, other), {})
         return bool(self._item(self.compute(aten.all.default, (same,), {})))
-
-    def _check_errors(self, info: torch.Tensor, name: str, *, is_matrix: bool) -> None:
-        """Raises what PyTorch does: the host reads for that how each factorization went."""
-        torch._linalg_check_errors(self.device.to_host(info), name, is_matrix=is_matrix)
 
     def _allclose(self, one: torch.Tensor, other: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
         close = torch.isclose(one, other, *args, **kwargs)
