@@ -79,8 +79,6 @@ def test_counting() -> None:
     x = torch.tensor([1, 5, 2, 2, 0])
     agree(torch.bincount, x)
     agree(lambda x: torch.bincount(x, minlength=9), x)
-    agree(lambda x: torch.histc(x, 4, -1, 1), torch.tensor([-1.0, -0.5, 0.3, 1.0, 2.0, NAN]))
-    agree(lambda x: torch.histogram(x, 5)[0], torch.linspace(0, 1, 23) ** 2)
     agree(lambda x: torch.repeat_interleave(x, x), x)
 
 
@@ -100,27 +98,6 @@ def test_what_is_infinite_stays_in_its_windows() -> None:
     agree(backward, grad)
 
 
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
-@pytest.mark.parametrize("size", [(5, 11), (3, 4), (1, 20)])
-def test_gradients_of_images_at_other_sizes(mode: str, size: tuple[int, int]) -> None:
-    x = torch.randn(2, 3, 6, 7, generator=torch.Generator().manual_seed(0))
-    agree(gradients(lambda x: F.interpolate(x, size, mode=mode)), x, atol=1e-5)
-    if mode.startswith("bi"):
-        agree(gradients(lambda x: F.interpolate(x, size, mode=mode, antialias=True)), x, atol=1e-5)
-
-
-@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
-@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-@pytest.mark.parametrize("corners", [True, False])
-def test_gradients_of_images_read_at_any_places(mode: str, padding: str, corners: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, grid = torch.randn(2, 3, 5, 4, generator=generator), torch.randn(2, 6, 3, 2, generator=generator) * 1.5
-    agree(
-        gradients(lambda x, grid: F.grid_sample(x, grid, mode=mode, padding_mode=padding, align_corners=corners)),
-        x, grid, rtol=1e-4, atol=2e-5,
-    )  # fmt: skip
-
-
 def test_the_greatest_of_windows() -> None:
     x = torch.randn(2, 2, 7, 9, generator=torch.Generator().manual_seed(0))
     x[0, 0, 0, 0], x[1, 1, 3, 3] = NAN, -INF
@@ -129,37 +106,50 @@ def test_the_greatest_of_windows() -> None:
     agree(lambda x: F.max_pool3d(torch.full_like(x, -INF), 3, 2, 1, return_indices=True), x)
 
 
-# Special functions.
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "avg_pool2d": lambda x: F.avg_pool2d(x[:, :, 0], 3, 2, 1, True, False),
+    "avg_pool2d by a divisor": lambda x: F.avg_pool2d(x[:, :, 0], 3, 2, 1, divisor_override=4),
+    "avg_pool2d without batch": lambda x: F.avg_pool2d(x[0, :, 0], 3, 2, 1),
+    "avg_pool3d": lambda x: F.avg_pool3d(x, 3, 2, 1, True),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x[:, :, 0], (4, 3)),
+    "adaptive_avg_pool3d": lambda x: F.adaptive_avg_pool3d(x, (2, 4, 3)),
+    "max_pool2d": lambda x: F.max_pool2d(x[:, :, 0], 3, 2, 1, 2, True),
+    "max_pool2d without batch": lambda x: F.max_pool2d(x[0, :, 0], 3, 2, 1),
+    "max_pool3d": lambda x: F.max_pool3d(x, 3, 2, 1),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x[:, :, 0], (4, 3)),
+    "adaptive_max_pool3d": lambda x: F.adaptive_max_pool3d(x, (2, 4, 3)),
+}
 
 
-def test_zeta_and_what_stands_on_it() -> None:
-    q = torch.tensor([0.3, 1.0, 7.5, -1.5, -2.0, 40.0, 0.0, NAN])
-    agree(lambda q: torch.special.zeta(torch.full_like(q, 3.0), q), q)
-    agree(lambda q: torch.special.zeta(torch.full_like(q, 2.5), q), q)
-    agree(lambda x: torch.polygamma(2, x), q[:4])
-    agree(lambda x: torch.polygamma(5, x), q[:4])
-    agree(lambda s: torch.special.zeta(s, 1.0), torch.tensor([1.0, 0.5, 1.01, 30.0]))
+@pytest.mark.parametrize("name", POOLS)
+def test_gradients_of_pooling(name: str) -> None:
+    x = torch.randn(2, 2, 5, 7, 6, generator=torch.Generator().manual_seed(0))
+    agree(gradients(POOLS[name]), x, atol=1e-6)
 
 
-def test_incomplete_gamma_functions() -> None:
-    a = torch.tensor([0.1, 1.0, 3.0, 30.0, 300.0, 2000.0, 0.0, 1.0, -1.0, 2.0, INF, 2.0, NAN])
-    x = torch.tensor([0.2, 3.0, 2.9, 33.0, 290.0, 2000.0, 1.0, 0.0, 1.0, -1.0, 1.0, INF, 1.0])
-    wide = a.double(), x.double()
-    for function in (torch.igamma, torch.igammac):
-        mine = function(a.to("sim"), x.to("sim")).cpu()
-        torch.testing.assert_close(mine, function(*wide).float(), rtol=5e-7, atol=0, equal_nan=True)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 4])
+def test_embedding_bags_and_their_gradients(mode: str, padding: int | None) -> None:
+    table = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    indices, offsets = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9]), torch.tensor([0, 3, 3, 6])
+
+    def bags(table: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+        return F.embedding_bag(indices, table, offsets, mode=mode, padding_idx=padding)
+
+    agree(bags, table, indices, offsets)
+    agree(gradients(bags), table, indices, offsets, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name.removeprefix("special_") for name in (
-    "special_chebyshev_polynomial_t", "special_shifted_chebyshev_polynomial_w", "special_hermite_polynomial_h",
-    "special_hermite_polynomial_he", "special_laguerre_polynomial_l", "special_legendre_polynomial_p",
-)])  # fmt: skip
-def test_polynomials_of_any_degree(name: str) -> None:
-    x = torch.tensor([-1.0, -0.3, 0.0, 0.5, 1.0, 1.5]).unsqueeze(1)
-    n = torch.tensor([-2.0, 0.0, 1.0, 2.0, 5.0, 9.0, 12.0])
-    function = getattr(torch.special, name)
-    mine = function(x.to("sim"), n.to("sim")).cpu()
-    torch.testing.assert_close(mine, function(x.double(), n.double()).float(), rtol=1e-6, atol=1e-6)
+def test_batch_norm_in_evaluation() -> None:
+    generator = torch.Generator().manual_seed(0)
+    statistics = [torch.rand(3, generator=generator) + 0.5 for _ in range(4)]
+    agree(F.batch_norm, torch.randn(2, 3, 4, 5, generator=generator), *statistics, atol=1e-6)
+
+
+def test_an_index_without_elements_writes_nothing() -> None:
+    x, index = torch.arange(6.0).view(3, 2), torch.zeros(0, dtype=torch.int64)
+    agree(lambda x, index: x.index_add(0, index, x[:0]), x, index)
+    agree(lambda x, index: torch.cat([x[:0], x]), x, index)
 
 
 # What is said when something is wrong.
@@ -175,15 +165,7 @@ def test_errors_are_pytorchs_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_rule_is_for_an_operator_that_returns_something() -> None:
-    assert len(OURS) > 150
     assert [str(op) for op in OURS if not op._schema.returns] == []
-
-
-def test_bits_of_floats() -> None:
-    x = torch.tensor([0.0, 1.0, -3.5, 1e-42, INF, NAN, 3e38, -0.0])
-    agree(torch.frexp, x)
-    agree(torch.nextafter, x, x.flip(0), rtol=0, atol=0)
-    agree(torch.hypot, x, x.flip(0))
 
 
 def test_a_result_shares_no_memory_with_what_it_is_made_of() -> None:
@@ -211,9 +193,11 @@ def test_a_narrow_batch_norm_is_rounded_once() -> None:
 
     def normed(device: str, dtype: torch.dtype) -> Tensor:
         given = [each.to(device, dtype) for each in (x, mean, variance, weight, bias)]
-        return F.batch_norm(given[0], given[1], given[2], given[3], given[4], eps=0.5).cpu().bfloat16()
+        return F.batch_norm(given[0], given[1], given[2], given[3], given[4], eps=0.5).cpu().double()
 
-    assert torch.equal(normed("sim", torch.bfloat16), normed("cpu", torch.float32))
+    exact = normed("cpu", torch.float64)
+    last_bit = 2.0 ** (exact.abs().log2().floor() - 7)
+    assert ((normed("sim", torch.bfloat16) - exact).abs() / last_bit).max() < 0.501
 
 
 def test_a_rule_for_no_elements_leaves_the_others_to_pytorchs() -> None:

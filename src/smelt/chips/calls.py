@@ -16,7 +16,7 @@ from smelt.base import events
 from smelt.base.errors import LibraryError, SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.chips.apart import calls_under_way, run_apart, run_here
-from smelt.chips.decompositions import Circular, Refused, decomposed, decomposition_of, writes_itself
+from smelt.chips.decompositions import Circular, Refused, decomposed, decomposition_of
 from smelt.chips.host_calls import HostCalls
 from smelt.chips.kinds import Given, graph_of, pattern_of, read
 from smelt.chips.runtime import ChipDevice
@@ -106,7 +106,6 @@ class OperatorCalls:
             dtypes = [each.layout[3] for each in found.results if isinstance(each, Fresh)]
             rule = decomposition_of(known.operator, (*args, *kwargs.values()), dtypes, is_described)
         if rule is not None:
-            before = _written_before(known, args, kwargs) if writes_itself(known.operator) else []
             try:
                 made = _unshared(known, decomposed(known.operator, rule, args, kwargs), args, kwargs)
                 return _returned(found, made, args, kwargs) if is_described else _as_returned(known.operator, made)
@@ -118,9 +117,6 @@ class OperatorCalls:
                 why = f"{why}; by other operators: {error}"
             except (NotImplementedError, _Unlike):
                 self._known[key] = replace(found, is_circular=True)
-            for each, had in before:  # or the host would write a second time
-                if each.shape == had.shape and not torch.equal(each, had):
-                    each.copy_(had)
         return self._host.fall_back(known, args, kwargs, why)
 
     def _described(
@@ -191,15 +187,6 @@ def _is_nothing(
     if not is_pointwise_op(known.operator) and any(each.dtype in _INDICES and each.numel() for each in read):
         return False
     return all(isinstance(each, torch.Tensor) and not each.numel() for each in written)
-
-
-def _written_before(
-    known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Copies of what an operator reads and writes."""
-    named = dict((*zip(known.names, args, strict=False), *kwargs.items()))
-    values = [named[name] for name in known.written if isinstance(named.get(name), torch.Tensor)]
-    return [(each, each.clone()) for each in values]
 
 
 def _unshared(

@@ -8,7 +8,7 @@ computes that.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -19,7 +19,6 @@ from torch._decomp import decomposition_table
 from smelt.base.errors import SmeltError
 from smelt.chips.decompose import OURS
 from smelt.chips.decompose.table import computes
-from smelt.dispatch import tensors
 from smelt.meta.devices import tensors_in
 
 aten = torch.ops.aten
@@ -44,25 +43,6 @@ def _soft_margin_loss_backward(
     return found / tensor.numel() if reduction == 1 else found
 
 
-@computes(aten.constant_pad_nd.default)
-def _padded(tensor: torch.Tensor, pad: Sequence[int], value: Any = 0) -> torch.Tensor:
-    """The tensor without what is cut off, in a larger one that is filled."""
-    shape = torch.nn.functional.pad(tensors.on_meta(tensor), list(pad), value=value).shape
-    made = torch.full(shape, value, dtype=tensor.dtype, device=tensor.device)
-    inner, kept = made, tensor
-    for place in range(len(pad) // 2):
-        dim, before, after = tensor.dim() - 1 - place, pad[2 * place], pad[2 * place + 1]
-        kept = kept.narrow(dim, max(-before, 0), kept.shape[dim] - max(-before, 0) - max(-after, 0))
-        inner = inner.narrow(dim, max(before, 0), kept.shape[dim])
-    inner.copy_(kept)
-    return made
-
-
-_OURS: dict[torch._ops.OpOverload, Decomposition] = {
-    **OURS,
-    aten.fill.Scalar: torch.full_like,
-}
-
 IN_DOUBLE = (aten.grid_sampler_2d.default, aten.upsample_bicubic2d.default, aten.upsample_bicubic2d.vec)
 """Whose weights lose too much in float32: computed in float64 where a chip has it."""
 
@@ -74,9 +54,9 @@ def decomposition_of(
     host computes it. PyTorch's decompositions are checked against a description of the results, and need one."""
     if _is_complex(args, dtypes):
         return None
-    if operator in _OURS:
-        ours = _OURS[operator]
-        known = decomposition_table.get(operator) if is_described and not operator._schema.is_mutable else None
+    if operator in OURS:
+        ours = OURS[operator]
+        known = decomposition_table.get(operator) if is_described else None
         return ours if known is None else _either(ours, known)
     if operator._schema.is_mutable:
         found = _functional(operator)
@@ -99,11 +79,6 @@ def _either(ours: Decomposition, known: Decomposition) -> Decomposition:
             return known(*args, **kwargs)
 
     return compute
-
-
-def writes_itself(operator: torch._ops.OpOverload) -> bool:
-    """Whether a decomposition of ours writes into what it is given, before it is known to end well."""
-    return operator in _OURS and operator._schema.is_mutable
 
 
 def _writing(pure: Decomposition, named: tuple[str, ...]) -> Decomposition:

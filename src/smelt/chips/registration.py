@@ -18,7 +18,6 @@ from smelt import device as registry
 from smelt import lazy
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
-from smelt.chips.decompose.table import WITHOUT_DOUBLE
 from smelt.chips.launcher import ChipLauncher
 from smelt.chips.lazy_chip import LazyChip
 from smelt.chips.owner import ChipOwner
@@ -85,8 +84,6 @@ def register_chip(name: str, chip: Chip | None = None) -> torch.device:
     if not isinstance(device.target, Target):
         what = f"describe() returned a {type(device.target).__name__}, not a smelt.chips.Target"
         raise SmeltError("SM070", f"the device {name!r} cannot be made: {what}", hint="host_target makes one")
-    if device.target.dtypes and "float64" not in device.target.dtypes:
-        WITHOUT_DOUBLE.add(name)
     owner = ChipOwner(device, _compiler())
     module = ChipModule(device)
     claim(name, owner, module)

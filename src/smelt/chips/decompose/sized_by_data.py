@@ -209,23 +209,6 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
     return torch.zeros([length], dtype=dtype, device=x.device).scatter_add(0, x.to(torch.int64), each)
 
 
-@computes(aten.histc.default)
-def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    if not x.numel() or not x.is_floating_point():
-        raise DoesNotApply("no elements, or no floats")
-    low, high = float(min), float(max)
-    if low == high:
-        low, high = float(x.min().item()), float(x.max().item())
-    if low == high:
-        low, high = low - 1, high + 1
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError("the range is not finite")
-    flat = x.reshape(-1)
-    place = ((flat - low) * bins / (high - low)).to(torch.int64).clamp(0, bins - 1)
-    inside = ((flat >= low) & (flat <= high)).to(x.dtype)
-    return torch.zeros([bins], dtype=x.dtype, device=x.device).scatter_add(0, place, inside)
-
-
 @computes(aten.repeat_interleave.Tensor)
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Each number as often as it is said: at its first place 1 more than before, summed up."""

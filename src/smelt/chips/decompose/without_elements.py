@@ -138,6 +138,6 @@ def _of_one(op: Any) -> None:
 
 for _op in (
     aten.max.dim, aten.min.dim, aten.sort.default, aten.sort.stable, aten.kthvalue.default, aten.median.dim,
-    aten.cummax.default, aten.cummin.default,
+    aten.cummax.default, aten.cummin.default, aten.topk.default,
 ):  # fmt: skip
     _of_one(_op)

@@ -240,7 +240,7 @@ def _batch_norm_evaluation(
     shift = None if bias is None else _per_channel(x, bias)
     result = _affine(normal, scale, shift).to(x.dtype)
     if on_host(x.device):
-        nothing = torch.empty([0], dtype=x.dtype, device=x.device)
+        nothing = torch.zeros([0], dtype=x.dtype, device=x.device)
         return result, nothing, nothing
     return result, widen(mean).clone(), rstd.view(x.shape[1])  # elsewhere what it computed with comes out
 

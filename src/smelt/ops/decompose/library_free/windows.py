@@ -2,6 +2,7 @@
 
     max_pool3d(x, 3, 2, 1, ceil)   →  x[…, places] as [n, c, windows, elements], the greatest of each; -inf outside
     adaptive_max_pool2d(x, 3)      →  the same with windows from n·size/3 to (n + 1)·size/3
+    avg_pool3d_backward(g, x, 3)   →  g, divided, added to each place of its window along one dimension after the other
     upsample_nearest2d(x, [5, 4])  →  x[…, ⌊n · size / 5⌋, …]
 
 Sizes may be dynamic. What `images` and `resampling` do with plain reads is left to them.
@@ -22,21 +23,21 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-def _where_no_other_does(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Use the function where the usual decomposition does not apply. Results are laid out as images are."""
+def _where_no_other_does(*ops: Any, like: int = 0) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Use the function where the usual decomposition does not apply. Results are laid out as argument `like` is."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:
             usual = DECOMPOSITIONS.get(op) or TABLE.get(op)
 
-            def decomposition(x: Tensor, *args: Any, usual: Any = usual, **kwargs: Any) -> Any:
-                found = NotImplemented if usual is None else usual(x, *args, **kwargs)
+            def decomposition(*args: Any, usual: Any = usual, **kwargs: Any) -> Any:
+                found, x = NotImplemented if usual is None else usual(*args, **kwargs), args[like]
                 if found is not NotImplemented or 0 in x.shape or not x.dtype.is_floating_point:
                     return found
                 pixels_first = x.dim() == 4 and not x.is_contiguous()
                 pixels_first = pixels_first and x.is_contiguous(memory_format=torch.channels_last)
                 layout = torch.channels_last if pixels_first else torch.contiguous_format
-                made = function(x, *args, **kwargs)
+                made = function(*args, **kwargs)
                 alone = isinstance(made, Tensor)
                 laid_out = [aten.clone.default(each, memory_format=layout) for each in ([made] if alone else made)]
                 return laid_out[0] if alone else tuple(laid_out)
@@ -115,62 +116,101 @@ def _greatest(x: Tensor, windows: Sequence[_Windows], dilation: Sequence[int]) -
     return values, number
 
 
-def _averaged(x: Tensor, windows: Sequence[_Windows], override: int | None = None) -> Tensor:
-    wide = widen(x)
-    total = _gathered(wide, windows, 0.0).sum(-1)
+def _divided(total: Tensor, windows: Sequence[_Windows], override: int | None) -> Tensor:
     if override is not None:
-        return (total / override).to(x.dtype)
+        return total / override
     for place, each in enumerate(windows):
         after = len(windows) - 1 - place
-        total = total / aten.view.default(each.divisor, [each.divisor.shape[0]] + [1] * after).to(wide.dtype)
-    return total.to(x.dtype)
+        total = total / aten.view.default(each.divisor, [each.divisor.shape[0]] + [1] * after).to(total.dtype)
+    return total
+
+
+def _averaged(x: Tensor, windows: Sequence[_Windows], override: int | None = None) -> Tensor:
+    return _divided(_gathered(widen(x), windows, 0.0).sum(-1), windows, override).to(x.dtype)
+
+
+def _averaged_backward(grad: Tensor, x: Tensor, windows: Sequence[_Windows], override: int | None = None) -> Tensor:
+    """The gradient of each window, divided as its sum is, added to its elements along one dimension after the other."""
+    grad = _divided(widen(grad), windows, override)
+    for dim, each in enumerate(windows, x.dim() - len(windows)):
+        count, kernel = each.places.shape
+        before, after = list(grad.shape[:dim]), list(grad.shape[dim + 1 :])
+        inside = aten.view.default(each.inside, [count, kernel] + [1] * len(after))
+        shares = aten.expand.default(aten.unsqueeze.default(grad, dim + 1), [*before, count, kernel, *after])
+        shares = choose(inside, shares, 0.0).reshape([*before, count * kernel, *after])
+        zeros = torch.zeros([*before, x.shape[dim], *after], dtype=grad.dtype, device=x.device)
+        grad = zeros.index_add(dim, each.places.reshape([count * kernel]), shares)
+    return grad.to(x.dtype)
+
+
+def _greatest_backward(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
+    """The gradient of each window, added to the element that it chose."""
+    first = x.dim() - rank
+    outer, count = list(x.shape[:first]), math.prod(grad.shape[first:])
+    zeros = torch.zeros([*outer, math.prod(x.shape[first:])], dtype=grad.dtype, device=x.device)
+    return zeros.scatter_add(first, indices.reshape([*outer, count]), grad.reshape([*outer, count])).reshape(x.shape)
 
 
 def _each(sizes: Sequence[int], rank: int) -> list[int]:
     return list(sizes) if len(sizes) == rank else [sizes[0]] * rank
 
 
-def _pools(rank: int, greatest: Any, average: Any, adaptive: Sequence[Any]) -> None:
-    @_where_no_other_does(greatest)
+def _pools(rank: int) -> None:
+    greatest, average = f"max_pool{rank}d_with_indices", f"avg_pool{rank}d"
+    adaptive_greatest, adaptive_average = f"adaptive_max_pool{rank}d", f"_adaptive_avg_pool{rank}d"
+    dims = range(-rank, 0)
+
+    def gradient(name: str) -> Any:
+        return getattr(aten, f"{name}_backward").default
+
+    def regular(x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool, with_pad: bool) -> list[_Windows]:
+        sizes = [_each(each, rank) for each in (kernel, stride or kernel, padding)]
+        return [_regular(x, d, k, s, p, 1, ceil, with_pad) for d, k, s, p in zip(dims, *sizes, strict=True)]
+
+    def adaptive(x: Tensor, size: Sequence[int]) -> list[_Windows]:
+        return [_adaptive(x, dim, count) for dim, count in zip(dims, _each(size, rank), strict=True)]
+
+    @_where_no_other_does(getattr(aten, greatest).default)
     def max_pool(
         x: Tensor, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
     ) -> Any:
         sizes = [_each(each, rank) for each in (kernel, stride or kernel, padding, dilation)]
-        windows = [
-            _regular(x, d, k, s, p, by, ceil) for d, k, s, p, by in zip(range(-rank, 0), *sizes, strict=True)
-        ]
+        windows = [_regular(x, d, k, s, p, by, ceil) for d, k, s, p, by in zip(dims, *sizes, strict=True)]
         return _greatest(x, windows, sizes[3])
 
-    @_where_no_other_does(average)
+    @_where_no_other_does(getattr(aten, average).default)
     def average_pool(
         x: Tensor, kernel: Any, stride: Any = (), padding: Any = (0,), ceil: bool = False, with_pad: bool = True,
         override: int | None = None,
     ) -> Any:  # fmt: skip
-        sizes = [_each(each, rank) for each in (kernel, stride or kernel, padding)]
-        windows = [
-            _regular(x, d, k, s, p, 1, ceil, with_pad) for d, k, s, p in zip(range(-rank, 0), *sizes, strict=True)
-        ]
-        return _averaged(x, windows, override)
+        return _averaged(x, regular(x, kernel, stride, padding, ceil, with_pad), override)
 
-    @_where_no_other_does(adaptive[0])
+    @_where_no_other_does(getattr(aten, adaptive_greatest).default)
     def adaptive_max_pool(x: Tensor, size: Sequence[int]) -> Any:
-        windows = [_adaptive(x, dim, count) for dim, count in zip(range(-rank, 0), _each(size, rank), strict=True)]
-        return _greatest(x, windows, [1] * rank)
+        return _greatest(x, adaptive(x, size), [1] * rank)
 
-    @_where_no_other_does(adaptive[1])
+    @_where_no_other_does(getattr(aten, adaptive_average).default)
     def adaptive_average_pool(x: Tensor, size: Sequence[int]) -> Any:
-        sizes = zip(range(-rank, 0), _each(size, rank), strict=True)
-        return _averaged(x, [_adaptive(x, dim, count) for dim, count in sizes])
+        return _averaged(x, adaptive(x, size))
+
+    @_where_no_other_does(gradient(average), like=1)
+    def average_pool_backward(
+        grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool, with_pad: bool,
+        override: int | None,
+    ) -> Any:  # fmt: skip
+        return _averaged_backward(grad, x, regular(x, kernel, stride, padding, ceil, with_pad), override)
+
+    @_where_no_other_does(gradient(adaptive_average), like=1)
+    def adaptive_average_pool_backward(grad: Tensor, x: Tensor) -> Any:
+        return _averaged_backward(grad, x, adaptive(x, grad.shape[-rank:]))
+
+    @_where_no_other_does(gradient(greatest), gradient(adaptive_greatest), like=1)
+    def max_pool_backward(grad: Tensor, x: Tensor, *others: Any) -> Any:
+        return _greatest_backward(grad, x, others[-1], rank)
 
 
-_pools(
-    2, aten.max_pool2d_with_indices.default, aten.avg_pool2d.default,
-    (aten.adaptive_max_pool2d.default, aten._adaptive_avg_pool2d.default),
-)  # fmt: skip
-_pools(
-    3, aten.max_pool3d_with_indices.default, aten.avg_pool3d.default,
-    (aten.adaptive_max_pool3d.default, aten._adaptive_avg_pool3d.default),
-)  # fmt: skip
+_pools(2)
+_pools(3)
 
 
 # Resizing. Places are computed in float32, as PyTorch does.
