@@ -14,8 +14,9 @@ Make = Callable[[], d.Distribution]
 
 
 @pytest.fixture(autouse=True)
-def count_from_zero() -> None:
+def count_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     smelt.counters.clear()
+    monkeypatch.setattr(d.Distribution, "_validate_args", True)  # some libraries switch it off when they are imported
 
 
 def _positive(*shape: int) -> torch.Tensor:
