@@ -9,8 +9,8 @@ time. Said through the interface that the hook itself has; nothing of the compil
 """
 
 import sys
-from collections.abc import Callable
-from types import FunctionType
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -21,19 +21,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 def leave_alone(function: F) -> F:
     """Frames of this function, or of a class's methods, and of all that they call, are not for `torch.compile`.
 
-    The mark is on the code, so functions made by the same `def` share it.
+    The mark is on the code, so functions made by the same `def` share it; functions written inside are marked too.
     """
     interface: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     actions = getattr(interface, "_FrameAction", None)
     if actions is None or not hasattr(interface, "set_code_exec_strategy"):
         return function
     members = vars(function).values() if isinstance(function, type) else [function]
+    strategy = interface._FrameExecStrategy(actions.SKIP, actions.SKIP)
     for member in members:
-        member = member.__func__ if isinstance(member, staticmethod) else member
+        member = getattr(member, "fget", None) or getattr(member, "__func__", member)
         if isinstance(member, FunctionType):
-            strategy = interface._FrameExecStrategy(actions.SKIP, actions.SKIP)
-            interface.set_code_exec_strategy(member.__code__, strategy)
+            for code in _codes_in(member.__code__):
+                interface.set_code_exec_strategy(code, strategy)
     return function
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes_in(constant)
 
 
 def opaque(function: F) -> F:

@@ -137,6 +137,7 @@ class Model:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._address = ctypes.c_void_p()
+        self._close = library().smelt_model_close  # kept here: at exit, Python clears modules before objects
         _checked("smelt_model_open", os.fsencode(path), None, ctypes.byref(self._address))
         self.inputs = self._infos("input")
         self.outputs = self._infos("output")
@@ -175,7 +176,7 @@ class Model:
 
     def __del__(self) -> None:
         if self._address:
-            library().smelt_model_close(self._address)
+            self._close(self._address)
 
 
 def _info(found: Any) -> RegisterInfo:
@@ -195,6 +196,7 @@ class Session:
     def __init__(self, model: Model, threads: int = 0) -> None:
         self.model = model
         self._address = ctypes.c_void_p()
+        self._free = library().smelt_session_free
         options = _SessionOptions(ctypes.sizeof(_SessionOptions), threads, 0, None, None)
         _checked("smelt_session_new", model.address, ctypes.byref(options), ctypes.byref(self._address))
 
@@ -245,4 +247,4 @@ class Session:
 
     def __del__(self) -> None:
         if self._address:
-            library().smelt_session_free(self._address)
+            self._free(self._address)

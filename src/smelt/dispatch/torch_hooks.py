@@ -7,8 +7,6 @@
 
 import functools
 import sys
-from collections.abc import Iterator
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch._dispatch.python import suspend_functionalization
 from torch._subclasses.meta_utils import MetaConverter
 from torch.utils._pytree import tree_map
 
+from smelt.base.coexist import leave_alone
 from smelt.base.errors import SmeltError
 from smelt.dispatch.module import DeviceModule
 
@@ -74,34 +73,12 @@ def _run_on_one_device(name: str) -> None:
 
 
 def _leave_untraced() -> None:
-    """Have `torch.compile` not trace what answers operators: where it breaks a graph, its frame hook sees our frames.
-    Functions that they call are not traced either."""
-    hook: Any = torch._C._dynamo.eval_frame
-    if not hasattr(hook, "set_code_exec_strategy"):
-        return
-    skip = hook._FrameExecStrategy(hook._FrameAction.SKIP, hook._FrameAction.SKIP)
+    """Have `torch.compile` not trace the code that answers operators, which its frame hook sees between two graphs."""
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith(("smelt.dispatch.", "smelt.lazy.", "smelt.chips.")):
-            for code in _codes(module):
-                hook.set_code_exec_strategy(code, skip)
-
-
-def _codes(module: Any) -> Iterator[CodeType]:
-    """Of the functions and methods that are written in a module, those inside of others too."""
-    for value in vars(module).values():
-        if getattr(value, "__module__", None) != module.__name__:
-            continue
-        for each in vars(value).values() if isinstance(value, type) else (value,):
-            function = getattr(each, "fget", None) or getattr(each, "__func__", each)
-            if isinstance(function, FunctionType):
-                yield from _nested(function.__code__)
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _nested(each)
+            for value in vars(module).values():
+                if getattr(value, "__module__", None) == module_name:
+                    leave_alone(value)
 
 
 def _allow_fake_tensors(name: str) -> None:

@@ -129,6 +129,18 @@ def test_what_fails_is_told_and_nothing_is_left(failing: str, message: str, tmp_
     assert not gpu.report()["left"]
 
 
+def test_frees_a_model_that_lives_until_python_has_cleared_its_modules(tmp_path: Path) -> None:
+    artifact = _mlp((CHIP,))
+    path = artifact.save(tmp_path / "model.smelt")
+    gpu = FakeGpu(artifact, tmp_path)
+    code = (
+        "import smelt.deploy.loaded as l, numpy, builtins\n"
+        f"builtins.model = l.load({str(path)!r})\nbuiltins.model(numpy.zeros((3, 16), numpy.float32))\n"
+    )
+    gpu.python(code)
+    assert gpu.nothing_left()
+
+
 def test_a_training_goes_on_on_a_gpu(kind: Gpu, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
