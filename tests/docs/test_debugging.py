@@ -14,16 +14,18 @@ PAGE = (ROOT / "docs" / "debugging.md").read_text(encoding="utf-8")
 
 # The section, the command in it, and what of its output is the answer.
 WISHES: dict[str, tuple[str, str]] = {
+    "Explain a program": ("smelt explain train.py:example", "Graph Break Count: 1"),
+    "Write a report": ("smelt report --out report.html train.py", "written to report.html"),
     "See guards": ("SMELT_LOGS=guards python job.py", "x: Tensor float32[4, 8]"),
     "See breaks": ("SMELT_LOGS=breaks python noisy.py", "at noisy.py:6"),
     "See the captured graph": ("SMELT_LOGS=graph python job.py", "softmax: f32[4, 8]"),
     "See generated code": ("SMELT_LOGS=kernels python job.py", "program backward0"),
     "See saved values": ("SMELT_LOGS=forward python job.py", "saved for backward: 160 bytes"),
     "Compare timings": ("smelt bench job.py:example --backward --seconds 0.2", "times eager's speed"),
+    "Check results": ("smelt verify job.py:example", "right"),
     "Disable": ("@smelt.disable", "marked smelt.disable"),
     "Reset": ("smelt.reset()", "0"),
     "Warm up": ("model(torch.zeros(32, 100)).sum().backward()", "compiled after the warm-up: 0"),
-    "Check results": ("smelt verify job.py:example", "right"),
     "Show full tracebacks": ("wrong(torch.ones(2, 3))", "cannot be multiplied"),
 }
 
