@@ -1,4 +1,4 @@
-"""Fit the polynomials of `smelt.ops.special`: writes src/smelt/ops/special/coefficients.py.
+"""Fit the polynomials of `smelt.ops.decompose.library_free.special`: writes special_coefficients.py beside it.
 
     python tools/fit_special.py
 
@@ -16,7 +16,6 @@ import mpmath as mp  # type: ignore[import-untyped]
 mp.mp.dps = 45
 Function = Callable[[Any], Any]
 _NODES = 64
-_TINY = mp.mpf(10) ** -20
 
 
 def chebyshev(f: Function, low: Any, high: Any) -> list[Any]:
@@ -86,88 +85,12 @@ def inverse_erf(root: Any) -> Any:
     return halley(lambda y: mp.erfc(y) - rest, density, 1, root * mp.mpf("0.97")) / x
 
 
-def normal_quantile(s: Any) -> Any:
-    share = mp.exp(-s * s / 2)
-    density: Function = lambda y: -mp.exp(-y * y / 2) / mp.sqrt(2 * mp.pi)  # noqa: E731
-    return halley(lambda y: mp.erfc(y / mp.sqrt(2)) / 2 - share, density, 0.5, s - mp.log(s) / s)
-
-
-def modified(bessel: Function, sign: int, start: float) -> Function:
-    def scaled(w: Any) -> Any:
-        x = start / max(w, _TINY)
-        return mp.sqrt(x) * mp.exp(sign * x) * bessel(x)
-
-    return scaled
-
-
-def phase(order: int, second: bool) -> Function:
-    """P or Q of Hankel's expansion, in 25/x²."""
-
-    def part(w: Any) -> Any:
-        x = 5 / mp.sqrt(max(w, _TINY))
-        chi = x - (order / mp.mpf(2) + mp.mpf(1) / 4) * mp.pi
-        j, y, scale = mp.besselj(order, x), mp.bessely(order, x), mp.sqrt(mp.pi * x / 2)
-        turned = x * (y * mp.cos(chi) - j * mp.sin(chi)) if second else j * mp.cos(chi) + y * mp.sin(chi)
-        return scale * turned
-
-    return part
-
-
-def regular_y(order: int) -> Function:
-    """What Y has beside its logarithm and pole, in x²."""
-
-    def rest(z: Any) -> Any:
-        x = mp.sqrt(max(z, _TINY))
-        if order == 0:
-            return mp.bessely(0, x) - 2 / mp.pi * mp.log(x) * mp.besselj(0, x)
-        return (mp.bessely(1, x) - 2 / mp.pi * (mp.log(x) * mp.besselj(1, x) - 1 / x)) / x
-
-    return rest
-
-
-def airy_right(w: Any) -> Any:
-    zeta = mp.mpf(2) / 3 * mp.mpf(2) ** 1.5 / max(w, mp.mpf(10) ** -6)
-    x = (1.5 * zeta) ** (mp.mpf(2) / 3)
-    return mp.airyai(x) * mp.exp(zeta) * x ** mp.mpf(0.25)
-
-
-def airy_phase(second: bool) -> Function:
-    def part(w: Any) -> Any:
-        zeta = mp.mpf(2) / 3 * mp.mpf(5) ** 1.5 / mp.sqrt(max(w, mp.mpf(10) ** -12))
-        x = (1.5 * zeta) ** (mp.mpf(2) / 3)
-        angle = zeta - mp.pi / 4
-        ai, bi, scale = mp.airyai(-x), mp.airybi(-x), mp.sqrt(mp.pi) * x ** mp.mpf(0.25)
-        turned = zeta * (ai * mp.sin(angle) + bi * mp.cos(angle)) if second else ai * mp.cos(angle) - bi * mp.sin(angle)
-        return scale * turned
-
-    return part
-
-
 FITS: dict[str, tuple[Function, Any, Any]] = {
     "LGAMMA": (lambda t: mp.loggamma(1 + t) / t if t else -mp.euler, -0.5, 0.5),
     "ERFCX": (scaled_erfc, -1, 1),
     "ERFINV_MID": (lambda w: inverse_erf(mp.sqrt(w)), 0, 5),
     "ERFINV_FAR": (inverse_erf, math.sqrt(5), 4),
     "ERFINV_END": (inverse_erf, 4, 6.2),
-    "NDTRI_NEAR": (normal_quantile, 2, 4),
-    "NDTRI_MID": (normal_quantile, 4, 10),
-    "NDTRI_FAR": (lambda z: normal_quantile(1 / z) * z, 0.025, 0.1),
-    "I0_FAR": (modified(lambda x: mp.besseli(0, x), -1, 8), 0, 1),
-    "I1_FAR": (modified(lambda x: mp.besseli(1, x), -1, 8), 0, 1),
-    "K0_FAR": (modified(lambda x: mp.besselk(0, x), 1, 2), 0, 1),
-    "K1_FAR": (modified(lambda x: mp.besselk(1, x), 1, 2), 0, 1),
-    "J0_NEAR": (lambda z: mp.besselj(0, mp.sqrt(z)), 0, 25),
-    "J1_NEAR": (lambda z: mp.besselj(1, mp.sqrt(z)) / mp.sqrt(z), 0, 25),
-    "Y0_NEAR": (regular_y(0), 0, 25),
-    "Y1_NEAR": (regular_y(1), 0, 25),
-    "P0": (phase(0, second=False), 0, 1),
-    "Q0": (phase(0, second=True), 0, 1),
-    "P1": (phase(1, second=False), 0, 1),
-    "Q1": (phase(1, second=True), 0, 1),
-    "AIRY_LEFT": (lambda x: mp.airyai(x), -5, -2),
-    "AIRY_RIGHT": (airy_right, 0, 1),
-    "AIRY_P": (airy_phase(second=False), 0, 1),
-    "AIRY_Q": (airy_phase(second=True), 0, 1),
 }
 
 _HEAD = '''"""Polynomials of the special functions, lowest power first: written by tools/fit_special.py."""
@@ -186,7 +109,7 @@ def main() -> None:
                 line = "   "
             line += f" {each!r},"
         text += f"\n{name} = (\n" + "\n".join([*lines, line]) + "\n)\n"
-    (Path(__file__).parent.parent / "src/smelt/ops/special/coefficients.py").write_text(text)
+    (Path(__file__).parent.parent / "src/smelt/ops/decompose/library_free/special_coefficients.py").write_text(text)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 
 from smelt.fuse.lowering.matrix_products import FORMS
+from smelt.ops.decompose.library_free.special import TABLE as SPECIAL
 from smelt.ops.decompose.without_library import TABLE
 from smelt.ops.decompositions import DECOMPOSITIONS
 from smelt.ops.record import LibraryCall, Lookup, OpRecord, Pieces, Pointwise, Reduce, Scan, Scatter, View
 from smelt.ops.registry import all_records, record_of
-from smelt.ops.special import TABLE as SPECIAL
 from tests.golden import golden
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -15,7 +15,6 @@ from tests.targets import chosen
 
 pytestmark = pytest.mark.skipif(chosen != ("cpu", "cpu"), reason="it is the table of programs without a library")
 
-S = torch.special
 INF, NAN = math.inf, math.nan
 _ROUND_ZERO = torch.linspace(-12, 12, 2001)
 _FAR = torch.logspace(-8, 4, 300)
@@ -26,27 +25,6 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "lgamma": (torch.lgamma, WIDE),
     "digamma": (torch.digamma, WIDE),
     "erfc": (torch.erfc, WIDE),
-    "erfcx": (S.erfcx, WIDE),
-    "ndtri": (S.ndtri, SHARES.abs()),
-    "log_ndtr": (S.log_ndtr, WIDE),
-    "i0": (torch.i0, WIDE),
-    "i0e": (S.i0e, WIDE),
-    "i1": (S.i1, WIDE),
-    "i1e": (S.i1e, WIDE),
-    "k0": (S.modified_bessel_k0, WIDE),
-    "k1": (S.modified_bessel_k1, WIDE),
-    "k0e": (S.scaled_modified_bessel_k0, WIDE),
-    "k1e": (S.scaled_modified_bessel_k1, WIDE),
-    "spherical_j0": (S.spherical_bessel_j0, WIDE),
-}
-
-# Near their zeros eager's float64 is wrong in the fourth digit: these are held against many digits.
-SWINGING: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[float], float]]] = {
-    "j0": (S.bessel_j0, lambda x: mpmath.besselj(0, x)),
-    "j1": (S.bessel_j1, lambda x: mpmath.besselj(1, x)),
-    "y0": (S.bessel_y0, lambda x: mpmath.bessely(0, x)),
-    "y1": (S.bessel_y1, lambda x: mpmath.bessely(1, x)),
-    "airy_ai": (S.airy_ai, mpmath.airyai),
 }
 
 
@@ -74,15 +52,6 @@ def test_a_kernel_is_right_to_a_rounding(name: str) -> None:
     assert torch.equal(found.isnan(), truth.isnan())
 
 
-@pytest.mark.parametrize("name", SWINGING)
-def test_a_kernel_is_right_near_zeros(name: str) -> None:
-    function, true = SWINGING[name]
-    x = torch.cat([torch.linspace(0.01, 30, 400), torch.logspace(1.5, 4, 40)])
-    x = torch.cat([-x, x[x < 20]]) if name == "airy_ai" else x
-    truth = torch.tensor([float(true(mpmath.mpf(each))) for each in x.tolist()], dtype=torch.float64)
-    assert errors(without_library(function)(x), truth).max() <= 0.51
-
-
 def test_inverses_are_right_where_eager_is_not() -> None:
     """Near 1 eager's float64 is wrong in the tenth digit."""
     x = torch.cat([SHARES, torch.tensor([1 - 2**-24])])
@@ -102,34 +71,20 @@ EDGES: dict[str, list[tuple[float, float]]] = {
     "lgamma": [(0.0, INF), (-3.0, INF), (INF, INF), (-INF, INF), (1.0, 0.0), (2.0, 0.0), (NAN, NAN)],
     "digamma": [(0.0, -INF), (-0.0, INF), (-2.0, NAN), (INF, INF), (NAN, NAN)],
     "erfc": [(INF, 0.0), (-INF, 2.0), (0.0, 1.0), (NAN, NAN)],
-    "erfcx": [(INF, 0.0), (-INF, INF), (-30.0, INF), (NAN, NAN)],
-    "ndtri": [(0.0, -INF), (1.0, INF), (-0.1, NAN), (1.1, NAN), (0.5, 0.0)],
-    "i0": [(0.0, 1.0), (INF, INF), (200.0, INF), (NAN, NAN)],
-    "i1": [(0.0, 0.0), (-INF, -INF), (NAN, NAN)],
-    "i0e": [(INF, 0.0), (0.0, 1.0)],
-    "k0": [(0.0, INF), (-1.0, NAN), (INF, 0.0), (NAN, NAN)],
-    "k1": [(0.0, INF), (-1.0, NAN), (INF, 0.0)],
-    "j0": [(0.0, 1.0), (INF, 0.0), (NAN, NAN)],
-    "j1": [(0.0, 0.0), (-INF, 0.0)],
-    "y0": [(0.0, -INF), (-1.0, NAN), (NAN, NAN)],
-    "airy_ai": [(INF, 0.0), (NAN, NAN)],
-    "spherical_j0": [(0.0, 1.0), (INF, 0.0), (NAN, NAN)],
 }
 
 
 @pytest.mark.parametrize("name", EDGES)
 def test_what_stands_at_the_edges(name: str) -> None:
     points = EDGES[name]
-    function = (FUNCTIONS.get(name) or SWINGING[name])[0]
+    function = FUNCTIONS[name][0]
     found = without_library(function)(torch.tensor([at for at, _ in points]))
     assert torch.allclose(found, torch.tensor([value for _, value in points]), rtol=0, atol=0, equal_nan=True)
 
 
 def test_doubles_are_right_to_a_few_roundings() -> None:
-    for name in ("i0e", "i1e", "k0e", "k1e", "erfcx", "erfc", "log_ndtr", "ndtri"):
-        function, x = FUNCTIONS[name]
-        wide = x.double()
-        assert errors(without_library(function)(wide), function(wide)).max() <= 8, name
+    wide = WIDE.double()
+    assert errors(without_library(torch.erfc)(wide), torch.erfc(wide)).max() <= 8
 
 
 def test_whole_numbers_give_floats() -> None:

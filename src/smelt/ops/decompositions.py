@@ -30,12 +30,11 @@ from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     whole_layers,
     without_library,
 )
-from smelt.ops.decompose.library_free import bags, division, windows  # noqa: F401
+from smelt.ops.decompose.library_free import bags, division, special, windows  # noqa: F401
 from smelt.ops.decompose.table import DECOMPOSITIONS as _TABLE
-from smelt.ops.special import TABLE as SPECIAL
 
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = _TABLE
-_IN_DOUBLE = {**division.TABLE, **SPECIAL}
+_IN_DOUBLE = {**division.TABLE, **special.TABLE}
 
 
 def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
