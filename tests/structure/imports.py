@@ -127,7 +127,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
     "chips": (
         *("runtime", "lazy_chip", "apart", "launcher", "strided_copies", "host_calls", "kinds"),
-        *("decompose", "decompositions", "calls", "own_methods", "owner", "registration"),
+        *("sized_by_data", "decompositions", "calls", "own_methods", "owner", "registration"),
     ),
     "codegen": (
         "llvm",

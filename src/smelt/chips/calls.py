@@ -26,6 +26,7 @@ from smelt.ir.graph import GraphCompiler
 from smelt.lazy.describe import Undescribed, describe_call
 from smelt.lazy.signatures import Signature
 from smelt.lazy.steps import Fresh, Result, View, at
+from smelt.meta.devices import tensors_in
 from smelt.meta.effects import is_pointwise_op
 
 aten = torch.ops.aten
@@ -97,8 +98,10 @@ class OperatorCalls:
     def _without_kernel(
         self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any, found: Known
     ) -> Any:
-        """By other operators, or by the host."""
+        """By other operators, or by the host, which is not counted where there is hardly anything to compute."""
         assert isinstance(found.run, str)
+        if _is_tiny(tensors_in((*args, *kwargs.values()))):
+            return self._host.call(known, args, kwargs)
         why = found.run
         is_described = bool(found.results)
         rule = None
@@ -187,6 +190,12 @@ def _is_nothing(
     if not is_pointwise_op(known.operator) and any(each.dtype in _INDICES and each.numel() for each in read):
         return False
     return all(isinstance(each, torch.Tensor) and not each.numel() for each in written)
+
+
+def _is_tiny(tensors: list[torch.Tensor]) -> bool:
+    """Whether all are numbers, or one has no elements. Kernels are not made for these; the host has little to copy."""
+    counts = [each.numel() for each in tensors]
+    return bool(counts) and (0 in counts or max(counts) == 1)
 
 
 def _unshared(

@@ -1,4 +1,4 @@
-"""Operators without a kernel, as calls of others that have some: ours (`decompose/`), or PyTorch's decompositions.
+"""Operators without a kernel, as calls of others that have some: those of results that data size, or PyTorch's.
 
     mvlgamma(x, p)        →   arange, add, lgamma, sum: each a kernel          (PyTorch's, `torch._decomp`)
     tril_(x), sort.out    →   tril(x), sort(x), and a copy of what they return
@@ -17,8 +17,7 @@ import torch
 from torch._decomp import decomposition_table
 
 from smelt.base.errors import SmeltError
-from smelt.chips.decompose import OURS
-from smelt.chips.decompose.table import computes
+from smelt.chips.sized_by_data import RULES
 from smelt.meta.devices import tensors_in
 
 aten = torch.ops.aten
@@ -34,15 +33,6 @@ class Refused(Exception):
     """A decomposition does not do this call, or it is wrong: the host computes it, or says what is wrong."""
 
 
-@computes(aten.soft_margin_loss_backward.default)
-def _soft_margin_loss_backward(
-    grad: torch.Tensor, tensor: torch.Tensor, target: torch.Tensor, reduction: int
-) -> torch.Tensor:
-    """As PyTorch computes it on the CPU. Its decomposition takes 1 from what is nearly 1."""
-    found = -target * grad * torch.sigmoid(-target * tensor)
-    return found / tensor.numel() if reduction == 1 else found
-
-
 IN_DOUBLE = (aten.grid_sampler_2d.default, aten.upsample_bicubic2d.default, aten.upsample_bicubic2d.vec)
 """Whose weights lose too much in float32: computed in float64 where a chip has it."""
 
@@ -54,8 +44,8 @@ def decomposition_of(
     host computes it. PyTorch's decompositions are checked against a description of the results, and need one."""
     if _is_complex(args, dtypes):
         return None
-    if operator in OURS:
-        ours = OURS[operator]
+    if operator in RULES:
+        ours = RULES[operator]
         known = decomposition_table.get(operator) if is_described else None
         return ours if known is None else _either(ours, known)
     if operator._schema.is_mutable:
@@ -70,7 +60,7 @@ def _is_complex(args: Any, dtypes: Iterable[torch.dtype]) -> bool:
 
 
 def _either(ours: Decomposition, known: Decomposition) -> Decomposition:
-    """A rule of ours, some of which are for a few arguments alone, such as tensors without elements; else PyTorch's."""
+    """A rule of ours, some of which are for a few arguments alone, such as masks; else PyTorch's."""
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -145,7 +135,7 @@ def decomposed(
         except (SmeltError, Circular, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if operator not in OURS and isinstance(error, NotImplementedError):
+            if operator not in RULES and isinstance(error, NotImplementedError):
                 raise
             raise Refused(f"{type(error).__name__}: {error}") from error
     if found is NotImplemented:

@@ -180,3 +180,10 @@ def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
 @_row_by_row(aten.median.default)
 def median_of_all(x: Tensor) -> Any:
     return median(x.reshape([-1]), 0)[0]
+
+
+@_row_by_row(aten.soft_margin_loss_backward.default)
+def soft_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Any:
+    """As PyTorch computes it on the CPU. Its decomposition takes 1 from what is nearly 1."""
+    slope = -target * grad * torch.sigmoid(-target * x)
+    return slope / x.numel() if reduction == 1 else slope

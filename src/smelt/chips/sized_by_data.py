@@ -3,18 +3,35 @@
     nonzero(x)              →   a running count of x ≠ 0 says where each goes; positions are scattered there
     x[mask], masked_select  →   index by nonzero(mask)
     unique(x)               →   sort, compare neighbours, nonzero
+
+These run on the chip's tensors, an operator at a time, and read numbers out. A rule that raises leaves the call to the
+host, which computes it or raises in PyTorch's words.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
-from smelt.chips.decompose.table import DoesNotApply, computes
-
 Tensor = torch.Tensor
 aten = torch.ops.aten
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+RULES: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+
+
+class DoesNotApply(NotImplementedError):
+    """A rule is for other arguments than these: PyTorch's own is asked, or the host."""
+
+
+def _computes(*ops: torch._ops.OpOverload) -> Callable[[Function], Function]:
+    def enter(function: Function) -> Function:
+        for op in ops:
+            RULES[op] = function
+        return function
+
+    return enter
 
 
 def _positions(mask: Tensor) -> Tensor:
@@ -38,7 +55,7 @@ def _unravelled(numbers: Tensor, shape: Sequence[int]) -> list[Tensor]:
     return found
 
 
-@computes(aten.nonzero.default)
+@_computes(aten.nonzero.default)
 def nonzero(x: Tensor) -> Tensor:
     numbers = _positions((x != 0).reshape(-1))
     if x.dim() == 0:
@@ -46,7 +63,7 @@ def nonzero(x: Tensor) -> Tensor:
     return torch.stack(_unravelled(numbers, x.shape)).t()  # as PyTorch lays it out
 
 
-@computes(aten.masked_select.default)
+@_computes(aten.masked_select.default)
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype is not torch.bool:
         raise TypeError("the mask has no bools")
@@ -71,26 +88,26 @@ def _without_masks(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor |
     return found
 
 
-@computes(aten.index.Tensor, aten._unsafe_index.Tensor)
+@_computes(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     made: Tensor = aten.index.Tensor(x, _without_masks(x, indices))
     return made
 
 
-@computes(aten.index_put.default)
+@_computes(aten.index_put.default)
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
     made: Tensor = aten.index_put.default(x, _without_masks(x, indices), values, accumulate)
     return made
 
 
-@computes(aten._index_put_impl.default)
+@_computes(aten._index_put_impl.default)
 def index_put_impl(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, unsafe: bool = False
 ) -> Tensor:
     return index_put(x, indices, values, accumulate)
 
 
-@computes(aten.masked_scatter.default)
+@_computes(aten.masked_scatter.default)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     if mask.dtype is not torch.bool or x.dtype != source.dtype:
         raise TypeError("the mask has no bools, or the source another dtype")
@@ -104,7 +121,7 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return x.expand(shape).reshape(-1).scatter(0, numbers, taken).view(shape)
 
 
-@computes(aten.masked_scatter_backward.default)
+@_computes(aten.masked_scatter_backward.default)
 def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
     taken = masked_select(grad, mask)
     made = torch.zeros([math.prod(sizes)], dtype=grad.dtype, device=grad.device)
@@ -128,7 +145,7 @@ def _nothing(x: Tensor) -> Tensor:
     return torch.zeros([0], dtype=torch.int64, device=x.device)
 
 
-@computes(aten._unique2.default)
+@_computes(aten._unique2.default)
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     if not x.numel():
         raise DoesNotApply("no elements")
@@ -141,12 +158,12 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
     return ordered[starts], inverse, counts if return_counts else _nothing(x)
 
 
-@computes(aten._unique.default)
+@_computes(aten._unique.default)
 def unique_without_counts(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> Any:
     return unique(x, sorted, return_inverse)[:2]
 
 
-@computes(aten.unique_consecutive.default)
+@_computes(aten.unique_consecutive.default)
 def unique_consecutive(
     x: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
@@ -172,7 +189,7 @@ def _from_rows(rows: Tensor, x: Tensor, dim: int) -> Tensor:
     return rows.view(-1, *rest).movedim(0, dim)
 
 
-@computes(aten.unique_dim.default)
+@_computes(aten.unique_dim.default)
 def unique_dim(
     x: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
@@ -187,7 +204,7 @@ def unique_dim(
     return _from_rows(ordered[starts], x, dim), inverse, counts
 
 
-@computes(aten.unique_dim_consecutive.default)
+@_computes(aten.unique_dim_consecutive.default)
 def unique_dim_consecutive(
     x: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
@@ -199,7 +216,7 @@ def unique_dim_consecutive(
 # Counting.
 
 
-@computes(aten.bincount.default)
+@_computes(aten.bincount.default)
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     if x.dim() != 1 or not x.numel() or x.is_floating_point() or int(x.min().item()) < 0:
         raise DoesNotApply("no elements, or some that count nothing")
@@ -209,7 +226,7 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
     return torch.zeros([length], dtype=dtype, device=x.device).scatter_add(0, x.to(torch.int64), each)
 
 
-@computes(aten.repeat_interleave.Tensor)
+@_computes(aten.repeat_interleave.Tensor)
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Each number as often as it is said: at its first place 1 more than before, summed up."""
     if not repeats.numel() or int(repeats.min().item()) < 0:
