@@ -1,7 +1,9 @@
 # make demo    train a small transformer eagerly and through smelt, side by side (TORCH_COMPILE=1 adds torch.compile)
-# make test    the test suite, as many tests at a time as there are processors
-#              (ARGS="-k fuse" to choose, ARGS="-n0 --pdb" for one process)
-# make test-long   what make test leaves out: the tests marked slow (ARGS as above)
+# make test    the quick tier of the tests (tests/tiers.py), one process per core
+#              (ARGS="tests/fuse -k softmax" for all tests of that choice, ARGS="-n0 --pdb" for one process)
+# make test-all    all tests but those marked slow
+# make test-long   the tests marked slow (ARGS as above)
+# make test-times  measure all tests and write tests/slow_tests.txt, which the quick tier leaves out
 # make test-deps   fetch what some tests need beside .venv: a browser, node, the frameworks
 # make test-ops  every operator and sample of PyTorch's database through autograd, bit for bit as eager: half an hour
 #              (ARGS="--only softmax" to choose, ARGS="--dtypes bfloat16,complex64" for others)
@@ -55,7 +57,10 @@ NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/guards/test_g
 
 ON_GPU := $(addprefix tests/,gpu deploy/gpu ops ops_db nn optim models autograd compiled_autograd pipeline/test_random_tensors.py)
 
-.PHONY: demo test test-long test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
+# Several processes read the same files: without bytecode, each would compile the package and rewrite every assert anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test test-all test-long test-times test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -68,11 +73,21 @@ AT_ONCE = $(if $(findstring --update-golden,$(ARGS)),,$(shell \
 
 # Tests of chips have processes of their own: one has one device that is not PyTorch's, and lazy tensors are such.
 test: $(VENV)/dev
+	@$(PY) -m pytest -q $(AT_ONCE) $(or $(ARGS),--tier quick)
+	@$(if $(ARGS),,$(PY) -m pytest -q $(AT_ONCE) --tier quick tests/chips)
+
+test-all: $(VENV)/dev
 	@$(PY) -m pytest -q $(AT_ONCE) $(ARGS)
 	@$(if $(ARGS),,$(PY) -m pytest -q $(AT_ONCE) tests/chips)
 
 test-long: $(VENV)/dev
 	@$(PY) -m pytest -q $(AT_ONCE) -m slow $(ARGS)
+
+test-times: $(VENV)/dev
+	@mkdir -p build && rm -f build/times.txt
+	@$(PY) -m pytest -q $(AT_ONCE) -p no:cacheprovider --cpu-times build/times.txt
+	@$(PY) -m pytest -q $(AT_ONCE) -p no:cacheprovider --cpu-times build/times.txt tests/chips
+	@$(PY) tools/test_times.py build/times.txt
 
 test-deps: $(VENV)/dev
 	@tools/test_deps.sh $(PY)

@@ -14,8 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.golden import golden` works everywhere
 
+from tests import cpu_times, shared_kernels, skips, targets, tiers
 from tests import golden as golden_module
-from tests import shared_kernels, skips, targets
 
 os.environ["SMELT_CACHE"] = "0"
 for _name in ("SMELT_CACHE_DIR", "SMELT_LOGS", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
@@ -36,7 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ from what is printed now")
     parser.addoption("--device", help="where tensors are that tests make without saying where: cuda")
     parser.addoption("--target", help="what kernels on the host's tensors are made for: simt-host, for GPU schedules")
+    parser.addoption("--tier", choices=("quick", "all"), default="all", help="quick: what make test runs")
     parser.addoption("--part", default="1/1", help="2/5: of the tests every fifth, from the second on")
+    parser.addoption("--cpu-times", help="a file that gets the processor time of each test")
     parser.addoption("--sharing", type=int, help="so many processes run tests on the same GPU at once")
 
 
@@ -44,8 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
     golden_module.updating = bool(config.getoption("--update-golden"))
     processes = config.getoption("--sharing") or int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     targets.use(config.getoption("--device"), config.getoption("--target"), processes)
+    if times := config.getoption("--cpu-times"):
+        config.pluginmanager.register(cpu_times.CpuTimes(times))
     if "PYTEST_XDIST_WORKER" not in os.environ:
         os.environ[shared_kernels.FOLDER] = str(shared_kernels.begin(getattr(config, "cache", None)))
+        if config.getoption("--tier") == "quick":
+            os.environ[tiers.UNITS] = " ".join(sorted(tiers.changed_units(tiers.ROOT)))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -68,12 +74,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)  # after `-m 'not slow'`: what that leaves out must not stand for its file
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     number, parts = map(int, str(config.getoption("--part")).split("/"))
-    if parts > 1:
-        chosen = set(items[number - 1 :: parts])
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = [item for item in items if item in chosen]
+    chosen = items[number - 1 :: parts]
+    if config.getoption("--tier") == "quick":
+        chosen = tiers.choose(chosen, set(os.environ[tiers.UNITS].split()))
+    if len(chosen) < len(items):
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = chosen
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -97,3 +107,5 @@ class _NoStack:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skips.tell(terminalreporter)
+    if terminalreporter.config.getoption("--tier") == "quick":
+        terminalreporter.write_line("This was the quick tier; `make test-all` runs every test.")
