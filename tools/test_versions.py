@@ -1,6 +1,6 @@
 """Runs a smoke suite with the oldest and the newest PyTorch, under each Python: `make test-versions`, or
 
-    python tools/test_versions.py [3.11:2.11 3.13:2.15]
+    python tools/test_versions.py [3.11:2.11 3.13:2.15] [--processes 2] [--fetch]
 
 Each pair of versions gets an environment under build/versions, which uv fills while the pair before it is tested: PyPI
 has CUDA builds, some gigabytes, of which two Pythons share most. A pair whose Python is missing or whose packages
@@ -8,6 +8,7 @@ cannot be fetched is skipped, and the last lines say so. The exit code is 1 if a
 """
 
 import argparse
+import fcntl
 import os
 import shutil
 import subprocess
@@ -92,30 +93,38 @@ def environment(python: str, torch: str) -> Path:
         raise Skipped("there is no interpreter")
     home = HOME / f"python-{python}-torch-{torch}"
     inside = home / "bin" / "python"
-    if not (home / "ready").exists():
-        began = time.monotonic()
-        shutil.rmtree(home, ignore_errors=True)
-        uv = HOME / "uv" / "bin" / "uv"
-        if not uv.exists():
-            run(INSTALL_SECONDS, sys.executable, "-m", "pip", "install", "-qq", "--target", HOME / "uv", "uv")
-        run(60, uv, "venv", "-q", "--python", found, home)
-        without = home / "without.txt"
-        without.write_text("".join(f"{name}; python_version < '3'\n" for name in UNUSED))
-        install = (uv, "pip", "install", "-q", "--python", inside, "--overrides", without)
-        run(INSTALL_SECONDS, *install, f"torch=={torch}.*", *PACKAGES, UV_CACHE_DIR=str(HOME / "cache"))
-        (home / "ready").touch()
-        say(f"installed torch {torch} for Python {python} in {time.monotonic() - began:.0f} s")
+    with (HOME / "lock").open("w") as lock:  # one of several runs makes it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make_environment(found, torch, home, inside)
     run(300, inside, "setup.py", "-q", "build_ext", "--inplace", "--build-temp", home / "objects")
     return inside
 
 
-def tested(python: str, torch: str, interpreter: Path) -> Outcome:
+def make_environment(python: str, torch: str, home: Path, inside: Path) -> None:
+    """Fetch what the environment `home` needs, unless that is done."""
+    if (home / "ready").exists():
+        return
+    began = time.monotonic()
+    shutil.rmtree(home, ignore_errors=True)
+    uv = HOME / "uv" / "bin" / "uv"
+    if not uv.exists():
+        run(INSTALL_SECONDS, sys.executable, "-m", "pip", "install", "-qq", "--target", HOME / "uv", "uv")
+    run(60, uv, "venv", "-q", "--python", python, home)
+    without = home / "without.txt"
+    without.write_text("".join(f"{name}; python_version < '3'\n" for name in UNUSED))
+    install = (uv, "pip", "install", "-q", "--python", inside, "--overrides", without)
+    run(INSTALL_SECONDS, *install, f"torch=={torch}.*", *PACKAGES, UV_CACHE_DIR=str(HOME / "cache"))
+    (home / "ready").touch()
+    say(f"installed torch {torch} in {home.name} in {time.monotonic() - began:.0f} s")
+
+
+def tested(python: str, torch: str, interpreter: Path, processes: int) -> Outcome:
     """Run the smoke suite; its outcome is read from the file that pytest writes."""
     outcome = Outcome(python, torch, {part: Counter() for part in PARTS})
     report = HOME / f"{python}-{torch}.xml"
     report.unlink(missing_ok=True)
     files = [file for part in PARTS.values() for file in part]
-    command = (interpreter, "-m", "pytest", "-q", "-n2", f"--junitxml={report}", *files)
+    command = (interpreter, "-m", "pytest", "-q", f"-n{processes}", f"--junitxml={report}", *files)
     settings = {"PYTHONPATH": "src:.", "SMELT_CACHE_DIR": str(HOME / f"cache-{python}-{torch}")}
     try:
         subprocess.run(
@@ -141,6 +150,8 @@ def tested(python: str, torch: str, interpreter: Path) -> Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tools/test_versions.py", description="a smoke suite with other versions")
     parser.add_argument("pairs", nargs="*", default=[":".join(pair) for pair in PAIRS], help="3.13:2.15 and the like")
+    parser.add_argument("--processes", type=int, default=2, help="how many run tests at a time (2)")
+    parser.add_argument("--fetch", action="store_true", help="make the environments, and run no test")
     chosen = parser.parse_args()
     HOME.mkdir(parents=True, exist_ok=True)
     pairs = [tuple(pair.split(":")) for pair in chosen.pairs]
@@ -153,8 +164,10 @@ def main() -> int:
             except Skipped as reason:
                 outcomes.append(Outcome(python, torch, skipped=str(reason)))
                 continue
+            if chosen.fetch:
+                continue
             say(f"Python {python}, torch {torch}")
-            outcomes.append(tested(python, torch, interpreter))
+            outcomes.append(tested(python, torch, interpreter, chosen.processes))
     for outcome in outcomes:
         say(str(outcome))
         for name in outcome.failed:
