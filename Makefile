@@ -4,6 +4,7 @@
 # make test-all    all tests but those marked slow
 # make test-long   the tests marked slow (ARGS as above)
 # make test-times  measure all tests and write tests/slow_tests.txt, which the quick tier leaves out
+# make test-mutations  break each package in one place and see the quick tier fail
 # make test-deps   fetch what some tests need beside .venv: a browser, node, the frameworks
 # make test-ops  every operator and sample of PyTorch's database through autograd, bit for bit as eager: half an hour
 #              (ARGS="--only softmax" to choose, ARGS="--dtypes bfloat16,complex64" for others)
@@ -60,7 +61,7 @@ ON_GPU := $(addprefix tests/,gpu deploy/gpu ops ops_db nn optim models autograd 
 # Several processes read the same files: without bytecode, each would compile the package and rewrite every assert anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-long test-times test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
+.PHONY: demo test test-all test-long test-times test-mutations test-deps test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-products test-files test-gpu test-worlds test-faults test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -88,6 +89,9 @@ test-times: $(VENV)/dev
 	@$(PY) -m pytest -q $(AT_ONCE) -p no:cacheprovider --cpu-times build/times.txt
 	@$(PY) -m pytest -q $(AT_ONCE) -p no:cacheprovider --cpu-times build/times.txt tests/chips
 	@$(PY) tools/test_times.py build/times.txt
+
+test-mutations: $(VENV)/dev
+	@$(PY) tools/mutations.py $(ARGS)
 
 test-deps: $(VENV)/dev
 	@tools/test_deps.sh $(PY)
