@@ -79,14 +79,27 @@ def test_tables_are_whole(page: Path) -> None:
         assert {row.count("|") for row in rows} == {rows[0].count("|")}, f"{page.name}: {rows[0]}"
 
 
-def test_what_is_typed_is_there() -> None:
-    """Targets of make that pages speak of."""
+def _commands_named() -> list[tuple[Path, str]]:
+    """Commands of make and of modules of the repository, in the text and in what is typed."""
+    pages = [*PAGES, ROOT / "CHANGELOG.md"]
+    pattern = r"(?:^|`|\$ )((?:make|python -m (?:benchmarks|tests)\.)[^`\n#]*)"
+    texts = [(page, page.read_text(encoding="utf-8")) for page in pages]
+    return [(page, command) for page, text in texts for command in re.findall(pattern, text, re.MULTILINE)]
+
+
+def test_commands_that_pages_name_exist() -> None:
+    """Targets of make, modules, and the arguments that modules have."""
     targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"))
-    for page in PAGES:
-        fences = FENCE.finditer(page.read_text(encoding="utf-8"))
-        typed = "\n".join(fence["body"] for fence in fences if fence["language"] == "sh")
-        for target in re.findall(r"(?m)^make ([a-z-]+)", typed):
-            assert target in targets, f"{page.name}: make {target}"
+    missing = []
+    for page, command in _commands_named():
+        if make := re.match(r"make ([a-z-]+)", command):
+            missing += [] if make[1] in targets else [(page.name, command)]
+        elif module := re.match(r"python -m ([\w.]+)(.*)", command):
+            source = ROOT / f"{module[1].replace('.', '/')}.py"
+            text = source.read_text(encoding="utf-8") if source.exists() else ""
+            known = text and all(argument in text for argument in re.findall(r"--[\w-]+", module[2]))
+            missing += [] if known else [(page.name, command)]
+    assert missing == []
 
 
 def _sections() -> dict[str, list[Block]]:
