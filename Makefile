@@ -72,9 +72,12 @@ demo: $(VENV)/smelt
 AT_ONCE = $(if $(findstring --update-golden,$(ARGS)),,$(shell \
 	$(PY) -c 'import xdist' 2>/dev/null && echo "--numprocesses auto --dist worksteal"))
 
+# The quick tier, unless tests are chosen or golden texts rewritten.
+QUICK = $(if $(strip $(foreach choice,tests/ -k --update-golden,$(findstring $(choice),$(ARGS)))),,--tier quick)
+
 # Tests of chips have processes of their own: one has one device that is not PyTorch's, and lazy tensors are such.
 test: $(VENV)/dev
-	@$(PY) -m pytest -q $(AT_ONCE) $(or $(ARGS),--tier quick)
+	@$(PY) -m pytest -q $(AT_ONCE) $(QUICK) $(ARGS)
 	@$(if $(ARGS),,$(PY) -m pytest -q $(AT_ONCE) --tier quick tests/chips)
 
 test-all: $(VENV)/dev

@@ -85,11 +85,12 @@ def shards() -> list[Shard]:
         for name, group in {**FOLDERS, REST: rest}.items()
     ]
     return [
-        *tests,
+        *tests[:2],
+        Shard("versions", "test-versions", "--processes 0"),  # not first: its environments take minutes to fetch
+        *tests[2:],
         Shard("no-layout", "test-no-layout", "-n0"),
         Shard("wheel", "test-wheel", "-n0"),
         Shard("lint", "lint"),
-        Shard("versions", "test-versions", "--processes 1"),  # last: its environments take time to fetch
     ]
 
 

@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation("simplify", "value.hex() if isinstance(value, float) else value", "value"),
     Mutation("fuse", "if block[2] >= step", "if block[2] > step"),
     Mutation("codegen", "(self.along.size + self.width - 1) // self.width", "self.along.size // self.width"),
-    Mutation("pipeline", "at + (at >= place)", "at + (at > place)"),
+    Mutation("pipeline", "better = now < before", "better = now > before"),
     Mutation("deploy", "last < lives[each.name][0]", "last <= lives[each.name][0]"),
     Mutation("explain", "(reads(step), writes(step))", "(reads(step),)"),
     Mutation("chips", "of * scale) for", "of) for"),
