@@ -28,7 +28,8 @@ else:
         try:
             if _not_tested is not None:
                 require_all()
-            import smelt.explain  # noqa: F401  (loaded later, the package would take the place of the function)
+            import smelt.explain  # (loaded later, the package would take the place of the function)
+            import smelt.ops  # noqa: F401  (names the families of operators)
             from smelt.api import compile, disable, explain, record, reset, verify
             from smelt.capture import graph_break, is_compiling, mark_dynamic
             from smelt.pipeline.backends import list_backends, register_backend

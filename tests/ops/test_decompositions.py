@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import smelt
-from smelt.ops.decompose import images, norms
+from smelt.ops.decompose import images, norms, table
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import traced
 from tests.ops_db.accuracy import Change, Mode, eager_errors
@@ -400,12 +400,19 @@ def _off(made: Tensor | None, eager: Tensor | None, true: Tensor | None, error: 
     return [] if made is None or eager is None or not eager.numel() else difference(made, eager, true, error)
 
 
+def _samples(op: Any, dtype: torch.dtype) -> Iterator[Any]:
+    """Those here, and those of the record."""
+    yield from SAMPLES[op](dtype) if op in SAMPLES else ()
+    for args in table.SAMPLES[op](dtype) if op in table.SAMPLES else ():
+        yield args, {}
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("op", SAMPLES, ids=str)
+@pytest.mark.parametrize("op", dict.fromkeys([*SAMPLES, *table.SAMPLES]), ids=str)
 def test_agrees_with_the_operator(op: Any, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     taken_apart = 0
-    for args, kwargs in SAMPLES[op](dtype):
+    for args, kwargs in _samples(op, dtype):
         with _RoundedOnce():
             made = DECOMPOSITIONS[op](*args, **kwargs)
         if made is NotImplemented:

@@ -72,6 +72,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "node_streams",
     ),
     "meta": (
+        "facts",
         "rules",
         "effects",
         "devices",

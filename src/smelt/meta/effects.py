@@ -14,6 +14,7 @@ from torch import fx
 
 from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import TensorSpec, spec_of
+from smelt.meta.facts import facts_of
 
 aten = torch.ops.aten
 
@@ -50,11 +51,6 @@ _RAISING = frozenset(
         "embedding",
         "_embedding_bag",
         "_embedding_bag_forward_only",
-        "nll_loss_forward",
-        "nll_loss2d_forward",
-        "multi_margin_loss",
-        "multilabel_margin_loss_forward",
-        "binary_cross_entropy",
         "masked_scatter",
         "bincount",
         "repeat_interleave",
@@ -93,7 +89,7 @@ def raises(target: object, args: Sequence[Any]) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
     name = _name_or_check(target)
-    if name in _RAISING or name is CHECK:
+    if name in _RAISING or name is CHECK or facts_of(target.__name__).raises:
         return True
     if name in _OF_FLOATS:
         return any(map(_is_integer_elsewhere, args))

@@ -396,7 +396,7 @@ def _tokens_first(value: Any) -> UnplacedSpec:
     return UnplacedSpec(tuple(value.shape), (tokens * heads * width, width, heads * width, 1), value.dtype)
 
 
-# lookup and loss
+# lookup
 
 
 def _embedding(table: Any, indices: Any, *rest: Any) -> Any:
@@ -409,48 +409,6 @@ def _embedding_backward(grad: Any, indices: Any, rows: int, padding: int, by_fre
     if grad.dtype not in FLOATS or indices.dtype not in (torch.int64, torch.int32) or grad.shape[:-1] != indices.shape:
         return NotImplemented
     return row_major((rows, grad.shape[-1]), grad.dtype)
-
-
-def _nll_loss(value: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
-    if not _nll_fits(value, target, weight):
-        return NotImplemented
-    scalar = row_major((), value.dtype)
-    return (row_major(tuple(target.shape), value.dtype) if reduction == 0 and value.dim() == 2 else scalar), scalar
-
-
-def _nll_fits(value: Any, target: Any, weight: Any) -> bool:
-    fits = value.dim() in (1, 2) and value.dtype in FLOATS and target.dtype is torch.int64
-    fits = fits and tuple(target.shape) == tuple(value.shape[:-1]) and 0 not in value.shape
-    return fits and (weight is None or (weight.dtype is value.dtype and tuple(weight.shape) == (value.shape[-1],)))
-
-
-def _nll_loss2d(value: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
-    fits = value.dim() == 4 and value.dtype in FLOATS and target.dtype is torch.int64 and target.dim() == 3
-    if not fits or weight is not None or 0 in value.shape:
-        return NotImplemented
-    if any(a != b for a, b in zip(target.shape, (value.shape[0], *value.shape[2:]), strict=True)):
-        return NotImplemented
-    scalar = row_major((), value.dtype)
-    return (row_major(tuple(target.shape), value.dtype) if reduction == 0 else scalar), scalar
-
-
-def _nll_loss_backward(
-    grad: Any, value: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
-) -> Any:
-    if not _nll_fits(value, target, weight) or grad.dtype is not value.dtype or not value.is_contiguous():
-        return NotImplemented
-    wanted = tuple(target.shape) if reduction == 0 else ()
-    return row_major(tuple(value.shape), value.dtype) if tuple(grad.shape) in (wanted, ()) else NotImplemented
-
-
-def _nll_loss2d_backward(
-    grad: Any, value: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
-) -> Any:
-    if _nll_loss2d(value, target, weight, reduction, ignore_index) is NotImplemented or not value.is_contiguous():
-        return NotImplemented
-    wanted = tuple(target.shape) if reduction == 0 else ()
-    fits = grad.dtype is value.dtype and tuple(grad.shape) == wanted
-    return row_major(tuple(value.shape), value.dtype) if fits else NotImplemented
 
 
 def _dropout(value: Any, probability: float, train: bool | None) -> Any:
@@ -541,10 +499,6 @@ RULES: dict[str, Any] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
     "embedding.default": _embedding,
     "embedding_dense_backward.default": _embedding_backward,
-    "nll_loss_forward.default": _nll_loss,
-    "nll_loss2d_forward.default": _nll_loss2d,
-    "nll_loss_backward.default": _nll_loss_backward,
-    "nll_loss2d_backward.default": _nll_loss2d_backward,
     "native_dropout.default": _dropout,
     "native_dropout_backward.default": _dropout_backward,
     "gather.default": _gather,

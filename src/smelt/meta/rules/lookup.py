@@ -2,6 +2,7 @@
 
 The families of `EVERYWHERE` hold on every device, the libraries' on the CPU, those of `OFF_HOST` everywhere else. No
 operator has rules for one device in two of them.
+Rules of operators whose records are elsewhere are looked up last (`smelt.meta.facts`); they hold on the CPU.
 Rules go by the names of operators, "sum.dim_IntList": looking up each that has one took longer than capturing an MLP.
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import UnplacedSpec
+from smelt.meta.facts import facts_of
 from smelt.meta.rules import accelerators, pointwise
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ else:
     from smelt.base.torch_originals import pristine as torch
 
 EVERYWHERE = ("pointwise", "reduction", "creation", "views", "whole_layers")
-ON_CPU = ("linalg_nn", "images", "data_movement", "indexing", "losses", "fourier", "corrections")
+ON_CPU = ("linalg_nn", "images", "data_movement", "indexing", "fourier", "corrections")
 OFF_HOST = ("accelerators",)
 
 Rule = Callable[..., Any]
@@ -52,7 +54,14 @@ def _find(func: Any) -> _Known:
         rule = rules_of(family).get(func.__name__)
         if rule is not None:
             return _Known(rule, on_cpu=family in ON_CPU and not _holds_everywhere(func), off_host=off_host)
-    return _Known(off_host=off_host)
+    rule = facts_of(func.__name__).shape
+    return _Known(rule, on_cpu=rule is not None and not _holds_everywhere(func), off_host=off_host)
+
+
+def has_rule(func: Any) -> bool:
+    """Whether a rule describes some calls of an operator."""
+    known = _find(func)
+    return known.rule is not None or known.functional is not None
 
 
 def _holds_everywhere(func: Any) -> bool:

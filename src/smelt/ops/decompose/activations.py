@@ -9,6 +9,10 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from smelt.device.host_library import on_host
+from smelt.ir.tensorspec import UnplacedSpec
+from smelt.meta.rules.promotion import FLOATS
+from smelt.meta.rules.reduction import row_major
+from smelt.meta.rules.strides import like_stride
 from smelt.ops.decompose.table import choose, constant, decomposes, widen
 
 if TYPE_CHECKING:
@@ -120,7 +124,13 @@ def mish_backward(grad: Tensor, x: Tensor) -> Tensor:
     return (widen(grad) * (curve + wide * gate * _less_square(curve))).to(x.dtype)
 
 
-@decomposes(aten.log_sigmoid_forward.default)
+def _log_sigmoid_shape(value: Any) -> Any:
+    """Contiguous, whatever the layout of the value."""
+    spec = row_major(tuple(value.shape), value.dtype)
+    return (spec, spec) if value.dtype in FLOATS else NotImplemented
+
+
+@decomposes(aten.log_sigmoid_forward.default, shape=_log_sigmoid_shape)
 def log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
     """The second result is the kernel's own memory of exp(-|x|), which the gradient reads."""
     wide = widen(x)
@@ -129,7 +139,13 @@ def log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
     return result.to(x.dtype), decay.to(x.dtype)
 
 
-@decomposes(aten.log_sigmoid_backward.default)
+def _log_sigmoid_backward_shape(grad: Any, value: Any, buffer: Any) -> Any:
+    shape = tuple(grad.shape)
+    fits = grad.dtype in FLOATS and value.dtype is grad.dtype and tuple(value.shape) == shape
+    return UnplacedSpec(shape, like_stride(shape, grad.stride()), grad.dtype) if fits else NotImplemented
+
+
+@decomposes(aten.log_sigmoid_backward.default, shape=_log_sigmoid_backward_shape)
 def log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     wide = widen(x)
     decay = torch.exp(-torch.abs(wide))

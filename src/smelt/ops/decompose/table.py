@@ -4,11 +4,14 @@ A decomposition is a function of an operator's own arguments that does the same 
 adds one together with a check: what comes out must have the shape, strides and dtype the operator itself would give, or
 the call is left whole.
 
-    @decomposes(aten.silu_backward.default)
-    def silu_backward(grad, x): ...
+    @decomposes(aten.mse_loss.default, shape=_loss_shape, samples=_pairs)
+    def mse_loss(x, target, reduction=1): ...
+
+All else that is to be said of the operator is said there, too: the specs of its results, if PyTorch's meta kernel is
+slow or wrong (`shape`), whether it raises for some values (`raises`), and calls to test it with (`samples`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -17,28 +20,47 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import UnplacedSpec
+from smelt.meta import facts
 from smelt.meta.devices import result_device
 from smelt.meta.ghost import described
 from smelt.meta.rules import describe
+from smelt.meta.rules.lookup import has_rule
 from smelt.meta.rules.strides import channels_last_stride
 from smelt.symbolic.shapes import Shape, contiguous_stride
 
 Table = dict[Any, Callable[..., Any]]
 DECOMPOSITIONS: Table = {}
+Samples = Callable[[torch.dtype], Iterable[tuple[Any, ...]]]  # arguments of calls with tensors of a dtype
+SAMPLES: dict[Any, Samples] = {}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _NARROW = frozenset({torch.bfloat16, torch.float16})
 
 
-def decomposes(*ops: Any, table: Table = DECOMPOSITIONS) -> Callable[[Function], Function]:
+def decomposes(
+    *ops: Any,
+    table: Table = DECOMPOSITIONS,
+    shape: Callable[..., Any] | None = None,
+    raises: bool = False,
+    samples: Samples | None = None,
+) -> Callable[[Function], Function]:
     """Use the function for `ops`, wherever the result can be given the operator's own layout."""
 
     def enter(function: Function) -> Function:
         for op in ops:
             table[op] = checked(op, function)
+        describes(*ops, shape=shape, raises=raises)
+        if samples is not None:
+            SAMPLES.update(dict.fromkeys(ops, samples))
         return function
 
     return enter
+
+
+def describes(*ops: Any, shape: Callable[..., Any] | None = None, raises: bool = False) -> None:
+    """Say what there is to say of operators that are not decomposed."""
+    for op in ops:
+        facts.add(op, shape, raises)
 
 
 def rewrites(*ops: Any) -> Callable[[Function], Function]:
@@ -97,10 +119,10 @@ def checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def expected_of(op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
     """What the operator itself returns, or `NotImplemented`. Rules of libraries are those of the CPU; PyTorch's meta
-    kernels are asked about other devices, for which they are written."""
+    kernels are asked about other devices, for which they are written, and about operators without a rule."""
     device = result_device(op, args, kwargs)
     found = describe(op, args, kwargs, device)
-    if found is not NotImplemented or on_host(device):
+    if found is not NotImplemented or (on_host(device) and has_rule(op)):
         return found
     with _disable_current_modes():  # the graph that is recorded is none of its business
         return described(op, args, kwargs, device)
