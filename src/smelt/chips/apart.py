@@ -18,10 +18,10 @@ _thread = threading.local()
 
 def calls_under_way() -> list[Any]:
     """The calls that this thread is in the middle of, and those for which it was started."""
-    found: list[Any] | None = getattr(_thread, "calls", None)
-    if found is None:
-        found = _thread.calls = []
-    return found
+    calls: list[Any] | None = getattr(_thread, "calls", None)
+    if calls is None:
+        calls = _thread.calls = []
+    return calls
 
 
 def run_here(run: Callable[..., Any], inputs: list[Any]) -> Any:
@@ -31,14 +31,14 @@ def run_here(run: Callable[..., Any], inputs: list[Any]) -> Any:
 
 def run_apart(run: Callable[..., Any], inputs: list[Any]) -> Any:
     """In a thread of its own: the caller may be inside of PyTorch's dispatcher, with modes of the program's on."""
-    found: list[Any] = []
+    results: list[Any] = []
     errors: list[BaseException] = []
     stack = list(calls_under_way())
 
     def work() -> None:
         _thread.calls = stack
         try:
-            found.append(run_here(run, inputs))
+            results.append(run_here(run, inputs))
         except BaseException as error:
             errors.append(error)
 
@@ -47,4 +47,4 @@ def run_apart(run: Callable[..., Any], inputs: list[Any]) -> Any:
     thread.join()
     if errors:
         raise errors[0]
-    return found[0]
+    return results[0]

@@ -49,8 +49,8 @@ def decomposition_of(
         known = decomposition_table.get(operator) if is_described else None
         return ours if known is None else _either(ours, known)
     if operator._schema.is_mutable:
-        found = _functional(operator)
-        return None if found is None else _writing(*found)
+        functional = _functional(operator)
+        return None if functional is None else _writing(*functional)
     return decomposition_table.get(operator) if is_described else None
 
 
@@ -76,8 +76,8 @@ def _writing(pure: Decomposition, named: tuple[str, ...]) -> Decomposition:
 
     def write(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs[name] for name in named] if named else [args[0]]
-        made = pure(*args, **{name: value for name, value in kwargs.items() if name not in named})
-        pairs = list(zip(outs, made if isinstance(made, tuple | list) else [made], strict=True))
+        results = pure(*args, **{name: value for name, value in kwargs.items() if name not in named})
+        pairs = list(zip(outs, results if isinstance(results, tuple | list) else [results], strict=True))
         for out, value in pairs:  # all of them before anything is written
             if not torch.can_cast(value.dtype, out.dtype):
                 raise RuntimeError(f"{value.dtype} is not written into {out.dtype}")
@@ -103,10 +103,10 @@ def _functional(operator: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload,
     packet = getattr(aten, name if named else name[:-1], None)
     wanted = [(each.name, str(each.type)) for each in arguments if not each.is_out]
     for overload in packet.overloads() if packet is not None else ():
-        found: torch._ops.OpOverload = getattr(packet, overload)
-        same = [(each.name, str(each.type)) for each in found._schema.arguments] == wanted
-        if same and not found._schema.is_mutable:
-            return found, named
+        candidate: torch._ops.OpOverload = getattr(packet, overload)
+        same = [(each.name, str(each.type)) for each in candidate._schema.arguments] == wanted
+        if same and not candidate._schema.is_mutable:
+            return candidate, named
     return None
 
 
@@ -131,13 +131,13 @@ def decomposed(
     """The results of an operator, computed by its decomposition. Errors of ours are for the host to say."""
     with _entered(operator), torch.no_grad():
         try:
-            found = rule(*args, **kwargs)
+            results = rule(*args, **kwargs)
         except (SmeltError, Circular, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if operator not in RULES and isinstance(error, NotImplementedError):
                 raise
             raise Refused(f"{type(error).__name__}: {error}") from error
-    if found is NotImplemented:
+    if results is NotImplemented:
         raise Circular(str(operator))
-    return tuple(found) if isinstance(found, tuple | list) else (found,)
+    return tuple(results) if isinstance(results, tuple | list) else (results,)

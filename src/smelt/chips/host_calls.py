@@ -36,14 +36,14 @@ class HostCalls:
         name = str(known.operator)
         if not config.chip_fallback:
             raise SmeltError("SM072", f"{name} has no kernel on {self._device.name!r}: {reason}")
-        found, copied = self._call(known, args, kwargs)
+        results, copied = self._call(known, args, kwargs)
         events.count("chip_fallbacks")
         self.fallbacks[name] = self.fallbacks.get(name, 0) + 1
         text = f"{name} on {self._device.name!r} is computed by the host, which copies {copied} bytes: {reason}"
         events.emit("fallback", text)
         if self.fallbacks[name] == 1:
             warn(f"SM072: {text}. smelt.counters['chip_fallbacks'] counts such calls")
-        return found
+        return results
 
     def call(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self._call(known, args, kwargs)[0]
@@ -53,12 +53,12 @@ class HostCalls:
         fills = known.operator.overloadpacket in _FILLING
         host_args = tuple(call.host(each, fills and not place) for place, each in enumerate(args))
         host_kwargs = {name: call.host(each) for name, each in kwargs.items()}
-        if known.takes_device and (kwargs.get("device") is not None or not call.given):
+        if known.takes_device and (kwargs.get("device") is not None or not call.copies):
             host_kwargs["device"] = HOST
         with torch._C._InferenceMode(False), torch._C.DisableTorchFunction(), torch.no_grad():
-            found = known.operator(*host_args, **host_kwargs)
+            results = known.operator(*host_args, **host_kwargs)
             call.write_back(set(known.written), known.names, args, kwargs)
-            returned = call.brought(found)
+            returned = call.brought(results)
         return returned, call.copied
 
 
@@ -67,7 +67,7 @@ class _Call:
 
     def __init__(self, device: ChipDevice) -> None:
         self._device = device
-        self.given: list[tuple[torch.Tensor, torch.Tensor, Any]] = []  # the chip's, the host's, the layout that had
+        self.copies: list[tuple[torch.Tensor, torch.Tensor, Any]] = []  # the chip's, the host's, the layout that had
         self.copied = 0
 
     def host(self, value: Any, is_filled: bool = False) -> Any:
@@ -76,16 +76,16 @@ class _Call:
             return type(value)([self.host(item) for item in value])
         if not self._device.is_ours(value):
             return value
-        for known, copy, _ in self.given:
+        for known, copy, _ in self.copies:
             if known is value:
                 return copy
         if is_filled and is_dense(value.shape, value.stride()):
-            found = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=HOST)
+            copy_on_host = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=HOST)
         else:
-            found = self._device.to_host(value)
-            self.copied += found.numel() * found.element_size()
-        self.given.append((value, found, layout_of(found)))
-        return found
+            copy_on_host = self._device.to_host(value)
+            self.copied += copy_on_host.numel() * copy_on_host.element_size()
+        self.copies.append((value, copy_on_host, layout_of(copy_on_host)))
+        return copy_on_host
 
     def write_back(
         self, written: set[str], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -95,7 +95,7 @@ class _Call:
             if name not in written:
                 continue
             for each in value if isinstance(value, tuple | list) else (value,):
-                for ours, host, had in self.given:
+                for ours, host, had in self.copies:
                     if ours is each:
                         self._write(ours, host, had)
 
@@ -116,17 +116,17 @@ class _Call:
             return value
         if value.layout is not torch.strided:
             raise NotImplementedError(f"the device {self._device.name!r} has no tensors of layout {value.layout}")
-        for ours, host, _ in self.given:
+        for ours, host, _ in self.copies:
             if host is value:
                 return ours
-        for ours, host, _ in self.given:
+        for ours, host, _ in self.copies:
             if value.numel() and host.untyped_storage()._cdata == value.untyped_storage()._cdata:
                 size = value.element_size()
                 first = int(ours.storage_offset()) * ours.element_size() + int(value.storage_offset()) * size
                 return tensors.view_as(ours, value.dtype, value.shape, value.stride(), first // size)
-        made = self._device.to_chip(_dense(value.resolve_conj().resolve_neg()))
+        on_chip = self._device.to_chip(_dense(value.resolve_conj().resolve_neg()))
         self.copied += value.numel() * value.element_size()
-        return made
+        return on_chip
 
 
 def _dense(host: torch.Tensor) -> torch.Tensor:

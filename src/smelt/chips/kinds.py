@@ -25,7 +25,7 @@ from smelt.symbolic.symnode import Formula, as_number
 Pattern = tuple[Any, ...]
 
 
-class Given:
+class Operands:
     """The arguments of one call: its tensors, each once, its floats, and the places of both."""
 
     def __init__(self) -> None:
@@ -43,22 +43,22 @@ class Given:
         return [*self.tensors, *self.numbers]
 
 
-def read(known: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Given, tuple[Any, ...]]:
+def read(known: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Operands, tuple[Any, ...]]:
     """The arguments of a call, and the call without them, as something that can be compared."""
-    given = Given()
-    positional = tuple(_encoded(kind, each, given) for kind, each in zip(known.kinds, args, strict=False))
-    named = tuple((name, _encoded(known.by_name[name], each, given)) for name, each in sorted(kwargs.items()))
-    return given, (known.operator, positional, named)
+    operands = Operands()
+    positional = tuple(_encoded(kind, each, operands) for kind, each in zip(known.kinds, args, strict=False))
+    named = tuple((name, _encoded(known.by_name[name], each, operands)) for name, each in sorted(kwargs.items()))
+    return operands, (known.operator, positional, named)
 
 
-def _encoded(kind: Kind, value: Any, given: Given) -> Any:
+def _encoded(kind: Kind, value: Any, operands: Operands) -> Any:
     if isinstance(value, torch.Tensor):
-        return ("tensor", given.place(value))
+        return ("tensor", operands.place(value))
     if isinstance(value, tuple | list):
-        return ("list", tuple(_encoded(kind, item, given) for item in value))
+        return ("list", tuple(_encoded(kind, item, operands) for item in value))
     if type(value) is float and kind in (Kind.NUMBER, Kind.TENSOR):
-        given.numbers.append(value)
-        return ("number", len(given.numbers) - 1)
+        operands.numbers.append(value)
+        return ("number", len(operands.numbers) - 1)
     return ("value", type(value).__name__, repr(value) if isinstance(value, float | complex) else value)
 
 
@@ -91,7 +91,7 @@ def graph_of(
     known: Signature,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    given: Given,
+    operands: Operands,
     results: Sequence[bool],
     is_one: bool,
     static: bool,
@@ -99,12 +99,12 @@ def graph_of(
     """The graph of a call. `results`: which of those it returns are new; `static`: for the sizes of the call alone."""
     graph, shape_env = fx.Graph(), ShapeEnv()
     tensors = []
-    for number, tensor in enumerate(given.tensors):
+    for number, tensor in enumerate(operands.tensors):
         node = graph.placeholder(f"input_{number}")
         set_spec(node, spec_of_input(tensor, number, shape_env, static))
         tensors.append(node)
     numbers = []
-    for number, value in enumerate(given.numbers):
+    for number, value in enumerate(operands.numbers):
         node = graph.placeholder(f"number_{number}")
         set_spec(node, NumberSpec(Formula(None, (), value, f"number_{number}")))
         numbers.append(node)
@@ -112,7 +112,7 @@ def graph_of(
 
     def node_of(kind: Kind, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return tensors[given.place(value)]
+            return tensors[operands.place(value)]
         if isinstance(value, tuple | list):
             return [node_of(kind, item) for item in value]
         return next(floats) if type(value) is float and kind in (Kind.NUMBER, Kind.TENSOR) else value
@@ -122,8 +122,8 @@ def graph_of(
     named = {name: by_name[name] for name in kwargs}
     call = add_node(graph, "call_function", known.operator, positional, named)
     fresh = [place for place, is_new in enumerate(results) if is_new]
-    made = [call] if is_one else [add_node(graph, "call_function", operator.getitem, (call, p), {}) for p in fresh]
-    graph.output(tuple(made[: len(fresh)]))
+    returned = [call] if is_one else [add_node(graph, "call_function", operator.getitem, (call, p), {}) for p in fresh]
+    graph.output(tuple(returned[: len(fresh)]))
     return Traced(graph, GraphLevel.TORCH)
 
 

@@ -15,7 +15,7 @@ ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Operands:
     """What one launch is given: addresses, numbers by their places, and sizes."""
 
     buffers: tuple[int, ...]
@@ -49,13 +49,13 @@ class ChipLauncher:
                 buffers.append(0)
             else:
                 buffers.append(self._device.address_of(tensor) if ours else self._staged(tensor, staged))
-        given = _Given(tuple(buffers), tuple(numbers), sizes)
+        operands = _Operands(tuple(buffers), tuple(numbers), sizes)
         if self._unaligned is not None and any(each % ALIGNMENT for each in buffers):
             if self._other is None:
                 self._other = ChipLauncher(self._device, self._unaligned(), None)
-            self._other._launch(given)
+            self._other._launch(operands)
         else:
-            self._launch(given)
+            self._launch(operands)
 
     def _takes_number(self, place: int) -> bool:
         return place < len(self._numbers) and self._numbers[place] > 0
@@ -64,20 +64,20 @@ class ChipLauncher:
         staged.append(self._device.stage(tensor))
         return staged[-1].address
 
-    def _launch(self, given: _Given) -> None:
+    def _launch(self, operands: _Operands) -> None:
         device, code = self._device, self._code
         # Code for the sizes at hand has a buffer where other code has sizes, and does not read it.
-        unread = code.buffers - bool(code.size_count) - len(given.buffers)
-        buffers, sizes = (*given.buffers, *[0] * unread), given.sizes if code.size_count else ()
+        unread = code.buffers - bool(code.size_count) - len(operands.buffers)
+        buffers, sizes = (*operands.buffers, *[0] * unread), operands.sizes if code.size_count else ()
         if not code.phases:
             needed: Any = code.per_thread_workspace
             workspace = device.scratch(int(needed)) if needed else 0
-            device.launch(code.loaded, Launch(code.symbol, buffers, sizes, workspace, numbers=given.numbers))
+            device.launch(code.loaded, Launch(code.symbol, buffers, sizes, workspace, numbers=operands.numbers))
             return
         workspace = device.scratch(int(code.workspace)) if code.workspace else 0
         for phase in code.phases:
             grid = Grid(int(phase.blocks), phase.threads, phase.shared_bytes)
-            device.launch(code.loaded, Launch(phase.symbol, buffers, sizes, workspace, grid, given.numbers))
+            device.launch(code.loaded, Launch(phase.symbol, buffers, sizes, workspace, grid, operands.numbers))
 
 
 def _bits(tensor: torch.Tensor) -> int:

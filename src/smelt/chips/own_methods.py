@@ -32,7 +32,7 @@ class OwnMethods:
 
     def answers(self) -> dict[torch._ops.OpOverload, Answer]:
         """For the operators that the chip's methods serve."""
-        found: dict[torch._ops.OpOverload, Answer] = {}
+        answer_of: dict[torch._ops.OpOverload, Answer] = {}
         if offers(self._device.chip, "matmul"):
             for operator, answer in (
                 (aten.mm.default, self._mm),
@@ -42,43 +42,43 @@ class OwnMethods:
                 (aten.bmm.out, self._into(aten.bmm.default, self._bmm)),
                 (aten.addmm.out, self._into(aten.addmm.default, self._addmm)),
             ):
-                found[operator] = answer
+                answer_of[operator] = answer
         if offers(self._device.chip, "random_fill"):
-            found[aten.uniform_.default] = self._uniform
-            found[aten.normal_.default] = self._normal
+            answer_of[aten.uniform_.default] = self._uniform
+            answer_of[aten.normal_.default] = self._normal
             for packet, fill in ((aten.rand, self._uniform), (aten.randn, self._normal)):
-                found[packet.default] = found[packet.generator] = self._new(fill)
-        return found
+                answer_of[packet.default] = answer_of[packet.generator] = self._new(fill)
+        return answer_of
 
     # Products.
 
     def _mm(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        made = self._product(a, b) if a.dim() == b.dim() == 2 else None
-        found: torch.Tensor = self._compute(aten.mm.default, (a, b), {}) if made is None else made
-        return found
+        product = self._product(a, b) if a.dim() == b.dim() == 2 else None
+        result: torch.Tensor = self._compute(aten.mm.default, (a, b), {}) if product is None else product
+        return result
 
     def _bmm(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        made = self._product(a, b) if a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0] else None
-        found: torch.Tensor = self._compute(aten.bmm.default, (a, b), {}) if made is None else made
-        return found
+        product = self._product(a, b) if a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0] else None
+        result: torch.Tensor = self._compute(aten.bmm.default, (a, b), {}) if product is None else product
+        return result
 
     def _addmm(self, bias: Any, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
-        made = self._product(a, b) if beta == alpha == 1 and a.dim() == b.dim() == 2 else None
-        found: torch.Tensor
-        if made is None:
-            found = self._compute(aten.addmm.default, (bias, a, b), {"beta": beta, "alpha": alpha})
+        product = self._product(a, b) if beta == alpha == 1 and a.dim() == b.dim() == 2 else None
+        result: torch.Tensor
+        if product is None:
+            result = self._compute(aten.addmm.default, (bias, a, b), {"beta": beta, "alpha": alpha})
         else:
-            found = self._compute(aten.add.Tensor, (made, bias), {})
-        return found
+            result = self._compute(aten.add.Tensor, (product, bias), {})
+        return result
 
     def _into(self, operator: torch._ops.OpOverload, answer: Answer) -> Answer:
         """An operator that is given where its result goes, as by programs."""
 
         def write(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-            made = answer(*args, **kwargs)
-            if out.shape != made.shape:
-                out.resize_(made.shape)
-            return out.copy_(made)
+            result = answer(*args, **kwargs)
+            if out.shape != result.shape:
+                out.resize_(result.shape)
+            return out.copy_(result)
 
         return write
 
@@ -91,14 +91,14 @@ class OwnMethods:
         one, other = a.contiguous(), b.contiguous()
         batch = a.shape[0] if a.dim() == 3 else 1
         shape = (*a.shape[:-1], b.shape[-1])
-        made = device.new(shape, torch.empty(shape, device="meta").stride(), a.dtype)
-        addresses = [device.address_of(each) for each in (made, one, other)]
+        product = device.new(shape, torch.empty(shape, device="meta").stride(), a.dtype)
+        addresses = [device.address_of(each) for each in (product, one, other)]
         sizes = (batch, a.shape[-2], a.shape[-1], b.shape[-1])
         dtype = str(a.dtype).removeprefix("torch.")
         if device.ask(device.chip.matmul, *addresses, *sizes, dtype) is NotImplemented:
             return None
         events.count("chip_matmuls")
-        return made
+        return product
 
     # Random numbers.
 
@@ -116,8 +116,8 @@ class OwnMethods:
         """A factory: new memory, filled."""
 
         def make(size: Any, *, generator: Any = None, **options: Any) -> torch.Tensor:
-            made = torch.empty(size, dtype=options.get("dtype"), device=self._device.name)
-            filled: torch.Tensor = fill(made, generator=generator)
+            empty = torch.empty(size, dtype=options.get("dtype"), device=self._device.name)
+            filled: torch.Tensor = fill(empty, generator=generator)
             return filled
 
         return make

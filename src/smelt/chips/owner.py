@@ -106,7 +106,7 @@ class ChipOwner:
                 return type(value)([swapped(item, to) for item in value])
             return next((pair[to] for pair in parts if pair[1 - to] is value), value)
 
-        found = self.calls.call(
+        results = self.calls.call(
             known, swapped(args, 1), {name: swapped(value, 1) for name, value in kwargs.items()}
         )
         for part, dense in parts:
@@ -114,7 +114,7 @@ class ChipOwner:
                 tensors.set_layout(part, dense.untyped_storage(), 0, dense.shape, dense.stride())
             else:
                 self.copies.copy(part, dense)
-        return swapped(found, 0)
+        return swapped(results, 0)
 
     def forget(self) -> None:
         self.calls.forget()
@@ -145,10 +145,10 @@ class ChipOwner:
 
         if known.written and not known.is_view and any(map(_has_bits, args[:1])):
             raise NotImplementedError(f"{known.operator} writes a conjugated or negated view")
-        found = tuple(map(taken, args)), {name: taken(value) for name, value in kwargs.items()}
+        arguments = tuple(map(taken, args)), {name: taken(value) for name, value in kwargs.items()}
         if foreign:
             result_device(known.operator, args, {name: each for name, each in kwargs.items() if name != "device"})
-        return found
+        return arguments
 
     def _resolved(self, tensor: torch.Tensor) -> torch.Tensor:
         plain = tensor
@@ -235,14 +235,14 @@ class ChipOwner:
                 return self._clone(tensor, memory_format=options.get("memory_format"))
             copied: torch.Tensor = self.compute(aten._to_copy.default, (tensor,), options)
             return copied
-        found: torch.Tensor = aten._to_copy.default(self.device.to_host(tensor), device=device, **options)
-        return found
+        copy: torch.Tensor = aten._to_copy.default(self.device.to_host(tensor), device=device, **options)
+        return copy
 
     def _clone(self, tensor: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
         chosen = memory_format or torch.preserve_format
         like = torch.empty_like(tensors.on_meta(tensor), memory_format=chosen)
-        made = self.device.new(like.shape, like.stride(), like.dtype)
-        return self._copy(made, tensor)
+        clone = self.device.new(like.shape, like.stride(), like.dtype)
+        return self._copy(clone, tensor)
 
     def _copy(self, tensor: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
         if not self.device.is_ours(tensor):  # to the host

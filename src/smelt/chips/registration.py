@@ -76,11 +76,11 @@ def register_chip(name: str, chip: Chip | None = None) -> torch.device:
             return torch.device(name, 0)
         raise SmeltError("SM070", f"the device {name!r} exists, and has another chip")
     _check_name(name)
-    found = _installed(name) if chip is None else chip
-    reason = why_not_chip(found)
+    plugin = _installed(name) if chip is None else chip
+    reason = why_not_chip(plugin)
     if reason is not None:
         raise SmeltError("SM070", f"the device {name!r} cannot be made: {reason}")
-    device = ChipDevice(name, found)
+    device = ChipDevice(name, plugin)
     if not isinstance(device.target, Target):
         what = f"describe() returned a {type(device.target).__name__}, not a smelt.chips.Target"
         raise SmeltError("SM070", f"the device {name!r} cannot be made: {what}", hint="host_target makes one")
@@ -115,8 +115,8 @@ def _print_copies(name: str) -> None:
 
     @functools.wraps(text_of)
     def text(tensor: torch.Tensor, indent: int) -> str:
-        found: str = text_of(tensor.cpu() if tensor.device.type == name else tensor, indent)
-        return found
+        text_of_copy: str = text_of(tensor.cpu() if tensor.device.type == name else tensor, indent)
+        return text_of_copy
 
     _tensor_str._tensor_str = text
 

@@ -192,15 +192,15 @@ class ChipDevice:
         if size:
             events.count("chip_copies_out")
             self.ask(self.chip.copy_out, self.address_of(tensor), _bytes(whole, size))
-        found = whole.view(dtype).as_strided(shape, stride)
-        found = found.conj() if tensor.is_conj() else found
-        return found._neg_view() if tensor.is_neg() else found
+        copy = whole.view(dtype).as_strided(shape, stride)
+        copy = copy.conj() if tensor.is_conj() else copy
+        return copy._neg_view() if tensor.is_neg() else copy
 
     def to_chip(self, host: torch.Tensor) -> torch.Tensor:
         """A tensor of the chip with the numbers of one of the host's, whose memory has no gaps."""
-        made = self.new(host.shape, host.stride(), host.dtype)
-        self.write(made, host)
-        return made
+        on_chip = self.new(host.shape, host.stride(), host.dtype)
+        self.write(on_chip, host)
+        return on_chip
 
     def write(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
         """All that a tensor of the host's reaches over, into the memory of one that is laid out the same."""
@@ -214,12 +214,12 @@ class ChipDevice:
 
     def stage(self, host: torch.Tensor) -> ChipMemory:
         """A number of the host's, or a few, for one launch."""
-        found = host.contiguous()
-        size = found.numel() * found.element_size()
+        dense = host.contiguous()
+        size = dense.numel() * dense.element_size()
         memory = ChipMemory(self, size)
         if size:
             events.count("chip_copies_in")
-            self.ask(self.chip.copy_in, memory.address, _bytes(found, size))
+            self.ask(self.chip.copy_in, memory.address, _bytes(dense, size))
         return memory
 
     # Kernels.

@@ -40,19 +40,19 @@ def _positions(mask: Tensor) -> Tensor:
     if not count:
         return torch.zeros([0], dtype=torch.int64, device=mask.device)
     running = mask.to(torch.int64).cumsum(0)
-    found = int(running[-1].item())
-    places = torch.where(mask, running - 1, found)
-    made = torch.zeros([found + 1], dtype=torch.int64, device=mask.device)
-    return made.scatter(0, places, torch.arange(count, device=mask.device))[:found].clone()
+    set_count = int(running[-1].item())
+    places = torch.where(mask, running - 1, set_count)
+    positions = torch.zeros([set_count + 1], dtype=torch.int64, device=mask.device)
+    return positions.scatter(0, places, torch.arange(count, device=mask.device))[:set_count].clone()
 
 
 def _unravelled(numbers: Tensor, shape: Sequence[int]) -> list[Tensor]:
     """The index in each dimension of elements that are counted in rows."""
-    found, step = [], math.prod(shape)
+    index_of_dim, step = [], math.prod(shape)
     for size in shape:
         step //= max(size, 1)
-        found.append((numbers // max(step, 1)) % max(size, 1))
-    return found
+        index_of_dim.append((numbers // max(step, 1)) % max(size, 1))
+    return index_of_dim
 
 
 @_computes(aten.nonzero.default)
@@ -74,30 +74,30 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 
 def _without_masks(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Indices with each mask as the indices of where it is set."""
-    found: list[Tensor | None] = []
+    unmasked: list[Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
-            found.append(index)
+            unmasked.append(index)
             continue
-        if tuple(index.shape) != tuple(x.shape[len(found) : len(found) + index.dim()]):
+        if tuple(index.shape) != tuple(x.shape[len(unmasked) : len(unmasked) + index.dim()]):
             raise IndexError("a mask has another shape than what it is for")
         numbers = _positions((index != 0).reshape(-1))
-        found += _unravelled(numbers, index.shape) if index.dim() else [numbers]
-    if len(found) == len(indices) and all(a is b for a, b in zip(found, indices, strict=True)):
+        unmasked += _unravelled(numbers, index.shape) if index.dim() else [numbers]
+    if len(unmasked) == len(indices) and all(a is b for a, b in zip(unmasked, indices, strict=True)):
         raise DoesNotApply("there are no masks")
-    return found
+    return unmasked
 
 
 @_computes(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    made: Tensor = aten.index.Tensor(x, _without_masks(x, indices))
-    return made
+    elements: Tensor = aten.index.Tensor(x, _without_masks(x, indices))
+    return elements
 
 
 @_computes(aten.index_put.default)
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    made: Tensor = aten.index_put.default(x, _without_masks(x, indices), values, accumulate)
-    return made
+    written: Tensor = aten.index_put.default(x, _without_masks(x, indices), values, accumulate)
+    return written
 
 
 @_computes(aten._index_put_impl.default)
@@ -124,9 +124,9 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 @_computes(aten.masked_scatter_backward.default)
 def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
     taken = masked_select(grad, mask)
-    made = torch.zeros([math.prod(sizes)], dtype=grad.dtype, device=grad.device)
+    zeros = torch.zeros([math.prod(sizes)], dtype=grad.dtype, device=grad.device)
     count = taken.numel()
-    return torch.cat([taken, made[count:]]).view(sizes) if count else made.view(sizes)
+    return torch.cat([taken, zeros[count:]]).view(sizes) if count else zeros.view(sizes)
 
 
 # Those without their likes.
@@ -238,5 +238,5 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     if not length:
         return torch.zeros([0], dtype=repeats.dtype, device=repeats.device)
     places = torch.arange(length, device=repeats.device)
-    found: Tensor = aten.searchsorted.Tensor(ends, places, right=True)
-    return found.to(repeats.dtype)
+    numbers: Tensor = aten.searchsorted.Tensor(ends, places, right=True)
+    return numbers.to(repeats.dtype)

@@ -87,9 +87,9 @@ class StridedCopies:
     def dense(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy without gaps, laid out as PyTorch lays out copies."""
         like = torch.empty_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
-        made = self._device.new(tensor.shape, like.stride(), tensor.dtype)
-        self.copy(made, tensor)
-        return made
+        copy = self._device.new(tensor.shape, like.stride(), tensor.dtype)
+        self.copy(copy, tensor)
+        return copy
 
     def _carrier(self, size: int) -> torch.dtype | None:
         """The widest dtype of the chip's by which elements of so many bytes are copied; None if there is none."""
@@ -173,13 +173,13 @@ def _loops(target: torch.Tensor, source: torch.Tensor) -> list[Loop]:
         if size != 1
     ]
     dims.sort(key=lambda dim: -dim[1])
-    found: list[Loop] = []
+    loops: list[Loop] = []
     for size, to, of in reversed(dims):
-        if found and (to, of) == (found[-1][0] * found[-1][1], found[-1][0] * found[-1][2]):
-            found[-1] = (size * found[-1][0], *found[-1][1:])
+        if loops and (to, of) == (loops[-1][0] * loops[-1][1], loops[-1][0] * loops[-1][2]):
+            loops[-1] = (size * loops[-1][0], *loops[-1][1:])
         else:
-            found.append((size, to, of))
-    return found[::-1]
+            loops.append((size, to, of))
+    return loops[::-1]
 
 
 def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -39,8 +39,8 @@ def _made(like: torch.Tensor, shape: tuple[Any, ...], dtype: torch.dtype, stride
 
 
 def _nonzero(new_size: NewSize, x: torch.Tensor) -> Any:
-    found = new_size(x.numel())
-    return _made(x, (found, x.dim()), torch.int64, (1, found))  # one column after the other
+    count = new_size(x.numel())
+    return _made(x, (count, x.dim()), torch.int64, (1, count))  # one column after the other
 
 
 def _masked_select(new_size: NewSize, x: torch.Tensor, mask: torch.Tensor) -> Any:
@@ -57,11 +57,11 @@ def _unique(new_size: NewSize, x: torch.Tensor, *flags: Any, **named: Any) -> An
     """`_unique2(x, sorted, return_inverse, return_counts)`, and `_unique` without counts."""
     inverse = named.get("return_inverse", flags[1] if len(flags) > 1 else False)
     counts = named.get("return_counts", flags[2] if len(flags) > 2 else False)
-    found = new_size(_FEW)
+    unique_count = new_size(_FEW)
     return (
-        _made(x, (found,), x.dtype),
+        _made(x, (unique_count,), x.dtype),
         _made(x, tuple(x.shape) if inverse or counts else (0,), torch.int64),
-        _made(x, (found,) if counts else (0,), torch.int64),
+        _made(x, (unique_count,) if counts else (0,), torch.int64),
     )
 
 
@@ -70,11 +70,11 @@ def _unique_consecutive(
 ) -> Any:
     if dim is not None:
         return NotImplemented
-    found = new_size(_FEW)
+    unique_count = new_size(_FEW)
     return (
-        _made(x, (found,), x.dtype),
+        _made(x, (unique_count,), x.dtype),
         _made(x, tuple(x.shape) if return_inverse else (0,), torch.int64),
-        _made(x, (found,) if return_counts else (0,), torch.int64),
+        _made(x, (unique_count,) if return_counts else (0,), torch.int64),
     )
 
 
@@ -89,15 +89,15 @@ def _unique_dim(
     if not x.dim():
         return NotImplemented
     dim %= x.dim()
-    found = new_size(_FEW)
-    shape = (*x.shape[:dim], found, *x.shape[dim + 1 :])
+    unique_count = new_size(_FEW)
+    shape = (*x.shape[:dim], unique_count, *x.shape[dim + 1 :])
     moved = (shape[dim], *shape[:dim], *shape[dim + 1 :])  # rows are joined along the first dimension, which moves back
     order = contiguous_stride(moved)
     stride = (*order[1 : dim + 1], order[0], *order[dim + 1 :])
     return (
         _made(x, shape, x.dtype, stride),
         _made(x, (x.shape[dim],), torch.int64),
-        _made(x, (found,), torch.int64),
+        _made(x, (unique_count,), torch.int64),
     )
 
 

@@ -80,13 +80,13 @@ def result_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     explicit = kwargs.get("device")
     if explicit is not None:
         return with_index(torch.device(explicit))
-    found: torch.device | None = None
+    device: torch.device | None = None
     for tensor in tensors_in((*args, *kwargs.values())):
-        if found is None:
-            found = tensor.device
-        elif tensor.device != found:
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
             return _common_device(func, args, kwargs)
-    return found or HOST
+    return device or HOST
 
 
 def result_devices(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[torch.device]:
@@ -130,13 +130,13 @@ def current_devices() -> tuple[torch.device, ...]:
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     """Every tensor among arguments, lists included."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, tuple | list):
-            found.extend(tensors_in(value))
-    return found
+            tensors.extend(tensors_in(value))
+    return tensors
 
 
 def _is_tensor(value: Any) -> bool:
@@ -214,8 +214,8 @@ def _check_written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
-        given = args[position] if position < len(args) else kwargs.get(argument.name)
-        for tensor in tensors_in((given,)):
+        written = args[position] if position < len(args) else kwargs.get(argument.name)
+        for tensor in tensors_in((written,)):
             if tensor.device != device:
                 raise RuntimeError(
                     "Expected all tensors to be on the same device, but found at least two devices, "

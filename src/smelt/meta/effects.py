@@ -197,8 +197,8 @@ def uses_default_generator(node: fx.Node) -> bool:
 
 def devices_of(node: fx.Node) -> set[torch.device]:
     """The devices that a call's results are on."""
-    found = spec_of(node)
-    return {spec.device for spec in (found if isinstance(found, tuple) else (found,)) if isinstance(spec, TensorSpec)}
+    specs = spec_of(node)
+    return {spec.device for spec in (specs if isinstance(specs, tuple) else (specs,)) if isinstance(spec, TensorSpec)}
 
 
 @cache  # reading an operator's tags is slow

@@ -186,13 +186,13 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
         return written[0] if written and written[0] is not None else _ghost(template, device)
     if isinstance(template, tuple | list):
         devices = result_devices(func, args, kwargs, len(template)) if type(template) is list else ()
-        made = [
+        results = [
             _ghost(item, devices[place] if devices else device) if isinstance(item, _SPECS) else item
             for place, item in enumerate(template)
         ]
         if written:
-            made = [old if old is not None else new for old, new in zip(written, made, strict=True)]
-        return type(template)(made)
+            results = [old if old is not None else new for old, new in zip(written, results, strict=True)]
+        return type(template)(results)
     return template
 
 
@@ -269,8 +269,8 @@ def _as_on_host(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         ours, known = ((said,), (theirs,)) if one else (said, theirs)
         if len(ours) != len(known) or not all(map(_same_at_example, ours, known)):
             return NotImplemented
-        made = [spec and replace(spec, dtype=other.dtype) for spec, other in zip(ours, known, strict=True)]
-        return made[0] if one else type(said)(made)
+        specs = [spec and replace(spec, dtype=other.dtype) for spec, other in zip(ours, known, strict=True)]
+        return specs[0] if one else type(said)(specs)
     return NotImplemented
 
 
@@ -395,11 +395,11 @@ def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
             for name in argument.alias_info.before_set:
                 alias_of[name] = by_name.get(argument.name)
             _count_list_written(by_name.get(argument.name))
-    found: list[Any] = []
+    written: list[Any] = []
     for result in schema.returns:
         names = result.alias_info.before_set if result.alias_info is not None else ()
-        found.append(next((alias_of[name] for name in names if name in alias_of), None))
-    return found
+        written.append(next((alias_of[name] for name in names if name in alias_of), None))
+    return written
 
 
 def _count_list_written(value: Any) -> None:
@@ -529,8 +529,8 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
             return decomposition(*args, **kwargs)
 
     def _decomposition_of(self, func: Any) -> Callable[..., Any] | None:
-        found = self._decompositions.get(func) or self._decompositions.get(func._schema.name)
-        return func.decompose if found is None and _is_composite(func) else found
+        decomposition = self._decompositions.get(func) or self._decompositions.get(func._schema.name)
+        return func.decompose if decomposition is None and _is_composite(func) else decomposition
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Write one call, its arguments as nodes, into the graph and tie the ghosts in `result` to it."""

@@ -48,10 +48,10 @@ def tried(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], said: Any
     real = _run(func, args, kwargs)
     if real is None or len(real) != len(specs):
         return said
-    made = [_laid_out(spec, tensor) for spec, tensor in zip(specs, real, strict=True)]
-    if any(each is NotImplemented for each in made):
+    laid_out = [_laid_out(spec, tensor) for spec, tensor in zip(specs, real, strict=True)]
+    if any(each is NotImplemented for each in laid_out):
         return NotImplemented
-    return type(said)(made) if isinstance(said, tuple | list) else made[0]
+    return type(said)(laid_out) if isinstance(said, tuple | list) else laid_out[0]
 
 
 def _may_try(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -106,12 +106,12 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[An
     for number in (0, 1):
         try:
             with no_dispatch(), torch._C._DisableAutocast():
-                given = _made(dict(zip(names, args, strict=False)) | dict(kwargs), number)
+                arguments = _made(dict(zip(names, args, strict=False)) | dict(kwargs), number)
                 if is_random(func):
-                    given["generator"] = torch.Generator()
-                if given.get("output_mask"):  # PyTorch's group norm of channels-last ends the process without the first
-                    given["output_mask"] = [True, *given["output_mask"][1:]]
-                result = func(**given)
+                    arguments["generator"] = torch.Generator()
+                if arguments.get("output_mask"):  # without the first, PyTorch's channels-last group norm crashes
+                    arguments["output_mask"] = [True, *arguments["output_mask"][1:]]
+                result = func(**arguments)
         except _FAILURES:
             continue
         return list(result) if isinstance(result, tuple | list) else [result]

@@ -94,8 +94,8 @@ class MemoryUsage:
 def graph_peak(forward: Traced, backward: Traced | None, plan: JointPlan, scratch: CallScratch | None = None) -> Peak:
     """The peak of graphs that PyTorch runs operator by operator, letting go of values after their last use."""
     ahead = graph_usage(forward.graph, (), scratch)
-    given = handed_over(ahead, plan, len(placeholders(backward.graph)) if backward is not None else 0)
-    return _peak(ahead, None if backward is None else graph_usage(backward.graph, given, scratch), given, plan)
+    sizes = handed_over(ahead, plan, len(placeholders(backward.graph)) if backward is not None else 0)
+    return _peak(ahead, None if backward is None else graph_usage(backward.graph, sizes, scratch), sizes, plan)
 
 
 def program_peak(
@@ -104,8 +104,8 @@ def program_peak(
     """The peak of planned programs, their arena included, which both share and which is kept from step to step."""
     arena = max(int(forward.arena_bytes), int(backward.arena_bytes) if backward is not None else 0)
     ahead = program_usage(forward, (), scratch)
-    given = handed_over(ahead, plan, len(backward.inputs) if backward is not None else 0)
-    return _peak(ahead, None if backward is None else program_usage(backward, given, scratch), given, plan, arena)
+    sizes = handed_over(ahead, plan, len(backward.inputs) if backward is not None else 0)
+    return _peak(ahead, None if backward is None else program_usage(backward, sizes, scratch), sizes, plan, arena)
 
 
 def handed_over(forward: MemoryUsage, plan: JointPlan, inputs: int) -> list[int]:
@@ -123,21 +123,21 @@ def handed_over(forward: MemoryUsage, plan: JointPlan, inputs: int) -> list[int]
 
 
 def _peak(
-    forward: MemoryUsage, backward: MemoryUsage | None, given: list[int], plan: JointPlan, always: int = 0
+    forward: MemoryUsage, backward: MemoryUsage | None, input_bytes: list[int], plan: JointPlan, always: int = 0
 ) -> Peak:
     results = forward.bytes_of(forward.returned[: plan.results])
     scalars = [spec for spec in plan.tangents if not spec.shape]
     held = sum(int(spec.nbytes) for spec in scalars or plan.tangents)
     later = always + results + held + (backward.peak() if backward is not None else 0)
-    return Peak(always + forward.peak(), later, sum(given[: len(plan.saved)]))
+    return Peak(always + forward.peak(), later, sum(input_bytes[: len(plan.saved)]))
 
 
-def graph_usage(graph: fx.Graph, given: Sequence[int] = (), scratch: CallScratch | None = None) -> MemoryUsage:
-    """A block per value that is no view; a view uses the block of what it shows. `given` are the sizes of inputs that
-    go when they have been read."""
+def graph_usage(graph: fx.Graph, input_bytes: Sequence[int] = (), scratch: CallScratch | None = None) -> MemoryUsage:
+    """A block per value that is no view; a view uses the block of its base. `input_bytes`: of inputs, which are freed
+    when they have been read."""
     usage = MemoryUsage()
     key_of: dict[fx.Node, Key | None] = {}
-    inputs = iter(given)
+    inputs = iter(input_bytes)
     for step, node in enumerate(graph.nodes):
         for used in node.all_input_nodes:
             usage.use(key_of[used], step)
@@ -175,10 +175,10 @@ def _made(node: fx.Node, usage: MemoryUsage, step: int) -> Key | None:
     return node
 
 
-def program_usage(program: Program, given: Sequence[int] = (), scratch: StepScratch | None = None) -> MemoryUsage:
-    """A block per buffer that is allocated at each call; the arena is not in it. `given` as in `graph_usage`."""
+def program_usage(program: Program, input_bytes: Sequence[int] = (), scratch: StepScratch | None = None) -> MemoryUsage:
+    """A block per buffer that is allocated at each call; the arena is not in it. `input_bytes` as in `graph_usage`."""
     usage = MemoryUsage()
-    for name, size in zip(program.inputs, given, strict=False):
+    for name, size in zip(program.inputs, input_bytes, strict=False):
         usage.hold(name, size)
     sizes = {
         buffer.name: int(buffer.spec.nbytes)
@@ -193,6 +193,6 @@ def program_usage(program: Program, given: Sequence[int] = (), scratch: StepScra
         if scratch is not None and isinstance(step, Library):
             usage.scratch[number] = scratch(program, step)
     for output in program.outputs:
-        found = [operand.buffer for operand in operands_in((output,))]
-        usage.returned.append(found[0] if found else None)
+        buffers = [operand.buffer for operand in operands_in((output,))]
+        usage.returned.append(buffers[0] if buffers else None)
     return usage

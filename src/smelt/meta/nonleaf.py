@@ -33,5 +33,5 @@ _apply: Callable[..., Any] = super(torch.autograd.Function, _Computed).apply
 def computed(leaf: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
     """The tensor that `make` returns, its gradient handed on to `leaf`."""
     with torch.enable_grad():
-        made: torch.Tensor = _apply(leaf, make)
-    return made
+        tensor: torch.Tensor = _apply(leaf, make)
+    return tensor

@@ -50,8 +50,8 @@ def _layers(mode: int) -> Callable[..., Any]:
         if isinstance(hx, torch.Tensor) and isinstance(has_biases, tuple | list):  # in its place weights: it is packed
             raise GhostError("the sizes of a packed sequence's batches are read from a tensor")
         states = [hx] if isinstance(hx, torch.Tensor) else list(hx)
-        given, flatten = _cast([input, *states, *params])
-        input, states, params = given[0], given[1 : 1 + len(states)], given[1 + len(states) :]
+        operands, flatten = _cast([input, *states, *params])
+        input, states, params = operands[0], operands[1 : 1 + len(states)], operands[1 + len(states) :]
         layers = mode, has_biases, num_layers, dropout, train, bidirectional, batch_first, flatten
         return _operator()(input, states, params, *layers)[: 1 + len(states)]
 

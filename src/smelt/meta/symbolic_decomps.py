@@ -43,9 +43,9 @@ def spell_out(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
     spelled = FOR_TENSORS.get(function)
     if spelled is not None:
         return spelled(*args, **kwargs)
-    made = by_cudnn(function, args, kwargs)
-    if made is not NotImplemented:
-        return made
+    result = by_cudnn(function, args, kwargs)
+    if result is not NotImplemented:
+        return result
     spelled = SPELLED.get(function) or (IN_PLACE.get(function) if in_place else None)
     if spelled is None or torch._C._is_any_autocast_enabled() or not _vary((*args, *kwargs.values())):
         return NotImplemented
@@ -64,9 +64,9 @@ def _vary(values: Sequence[Any]) -> bool:
 
 def _made_with(options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Options of a factory of floats; None where one is given that is rare."""
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
-    dtype = given.setdefault("dtype", torch.get_default_dtype())
-    return given if given.keys() <= {"dtype", "device"} and dtype in _PRECISE else None
+    factory_options = {name: value for name, value in options.items() if value is not None and value is not False}
+    dtype = factory_options.setdefault("dtype", torch.get_default_dtype())
+    return factory_options if factory_options.keys() <= {"dtype", "device"} and dtype in _PRECISE else None
 
 
 # Tensors made of numbers.
@@ -74,10 +74,10 @@ def _made_with(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> Any:
     """From both ends to the middle, as PyTorch does."""
-    given = _made_with(options)
-    if given is None or not all(type(each) in (int, float) for each in (start, end)) or steps < 2:
+    factory_options = _made_with(options)
+    if factory_options is None or not all(type(each) in (int, float) for each in (start, end)) or steps < 2:
         return NotImplemented
-    place = torch.arange(steps, **given)
+    place = torch.arange(steps, **factory_options)
     step = (float(end) - float(start)) / (steps - 1)
     return torch.where(place < steps // 2, start + place * step, end - (steps - 1 - place) * step)
 
@@ -88,25 +88,25 @@ def _logspace(start: Any, end: Any, steps: Any, base: float = 10.0, **options: A
 
 
 def _frequencies(n: Any, d: float = 1.0, **options: Any) -> Any:
-    given = _made_with(options)
-    if given is None:
+    factory_options = _made_with(options)
+    if factory_options is None:
         return NotImplemented
-    places = (torch.arange((n + 1) // 2, **given), torch.arange(-(n // 2), 0, **given))
+    places = (torch.arange((n + 1) // 2, **factory_options), torch.arange(-(n // 2), 0, **factory_options))
     return torch.cat(places) * (1.0 / (n * d))
 
 
 def _real_frequencies(n: Any, d: float = 1.0, **options: Any) -> Any:
-    given = _made_with(options)
-    return NotImplemented if given is None else torch.arange(n // 2 + 1, **given) * (1.0 / (n * d))
+    factory_options = _made_with(options)
+    return NotImplemented if factory_options is None else torch.arange(n // 2 + 1, **factory_options) * (1.0 / (n * d))
 
 
 def _window(mean: float) -> Spelled:
     def spelled(length: Any, periodic: bool = True, **options: Any) -> Any:
-        given = _made_with(options)
-        if given is None or type(periodic) is not bool or length < 2:
+        factory_options = _made_with(options)
+        if factory_options is None or type(periodic) is not bool or length < 2:
             return NotImplemented
         turns = length if periodic else length - 1
-        return mean - (1 - mean) * torch.cos(torch.arange(length, **given) * (2 * math.pi / turns))
+        return mean - (1 - mean) * torch.cos(torch.arange(length, **factory_options) * (2 * math.pi / turns))
 
     return spelled
 
@@ -153,8 +153,8 @@ def _derives_the_diagonal() -> bool:
     """Whether PyTorch's derivative of `trace` is on the diagonal alone: of matrices with more rows than columns that
     depends on its version."""
     with no_dispatch(), torch._C.DisableTorchFunction():
-        made = torch.ops.aten.trace_backward.default(torch.ones(()), [3, 1])
-        return float(made.sum()) == 1.0
+        gradient = torch.ops.aten.trace_backward.default(torch.ones(()), [3, 1])
+        return float(gradient.sum()) == 1.0
 
 
 def _block_diag(*blocks: Any) -> Any:
@@ -290,12 +290,12 @@ def _prelu(value: Any, weight: Any) -> Any:
     return torch.where(value > 0, value, weight * value)
 
 
-def _written(value: Any, made: Any) -> Any:
-    """`made` becomes what `value` holds. The gradient of what it held before is zero, for which PyTorch asks sizes in
+def _written(value: Any, result: Any) -> Any:
+    """`result` becomes what `value` holds. The gradient of what it held before is zero, for which PyTorch asks sizes in
     integers; so that is let go of first."""
     if torch.is_grad_enabled() and value.requires_grad:
         value.detach_()
-    return value.copy_(made)
+    return value.copy_(result)
 
 
 def _may_be_written(value: Any) -> bool:
@@ -333,10 +333,10 @@ def _loss(each: Spelled, options: int) -> Spelled:
 
     def spelled(*args: Any, **kwargs: Any) -> Any:
         names = ("size_average", "reduce", "reduction")
-        given = dict(zip(names, args[options:], strict=False))
-        given |= {name: kwargs.pop(name) for name in names if name in kwargs}
-        reduction = given.pop("reduction", "mean")
-        if any(value is not None for value in given.values()) or reduction not in ("none", "mean", "sum"):
+        reduction_options = dict(zip(names, args[options:], strict=False))
+        reduction_options |= {name: kwargs.pop(name) for name in names if name in kwargs}
+        reduction = reduction_options.pop("reduction", "mean")
+        if any(value is not None for value in reduction_options.values()) or reduction not in ("none", "mean", "sum"):
             return NotImplemented
         terms = each(*args[:options], **kwargs)
         return terms if terms is NotImplemented else _reduced(terms, reduction)
@@ -399,8 +399,8 @@ def _cross_entropy_with_logits(
 def _bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     # Two at a time: of three, opt_einsum (where it is installed) chooses the order by the sizes.
     halfway = torch.einsum("...i,oij->...oj", input1, weight)
-    made = torch.einsum("...oj,...j->...o", halfway, input2)
-    return made if bias is None else made + bias
+    products = torch.einsum("...oj,...j->...o", halfway, input2)
+    return products if bias is None else products + bias
 
 
 # Products of matrices. PyTorch before 2.13 reads the sizes of a batch of them as integers.
@@ -437,21 +437,21 @@ def _folds(left: Any, right: Any) -> bool:
 def _folded(left: Any, right: Any) -> Any:
     larger, smaller = (left, right) if left.dim() >= right.dim() else (right.mT, left)
     rows = larger.reshape(-1, larger.shape[-1])
-    made = torch.mm(rows, smaller) if smaller.dim() == 2 else torch.mv(rows, smaller)
-    return torch.ops.aten._unsafe_view.default(made, [*larger.shape[:-1], *smaller.shape[1:]])
+    products = torch.mm(rows, smaller) if smaller.dim() == 2 else torch.mv(rows, smaller)
+    return torch.ops.aten._unsafe_view.default(products, [*larger.shape[:-1], *smaller.shape[1:]])
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
     if weight.dim() != 2 or (bias is not None and input.is_contiguous()):  # which PyTorch does by symbols
         return NotImplemented
-    made = _matmul(input, weight.t())
-    return made if bias is None or made is NotImplemented else made + bias
+    products = _matmul(input, weight.t())
+    return products if bias is None or products is NotImplemented else products + bias
 
 
 def _applied(input: Any, weight: Any, bias: Any = None) -> Any:
     """`F.linear` within what is spelled out, which nobody spells out again."""
-    made = _linear(input, weight, bias)
-    return F.linear(input, weight, bias) if made is NotImplemented else made
+    result = _linear(input, weight, bias)
+    return F.linear(input, weight, bias) if result is NotImplemented else result
 
 
 def _multi_head_attention(*args: Any, **kwargs: Any) -> Any:
@@ -471,9 +471,9 @@ def _attending() -> Callable[..., Any]:
 
 def _among(function: Any, names: dict[str, Any]) -> Callable[..., Any]:
     """A function of PyTorch's with other functions that it calls by name."""
-    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def _attention(
@@ -511,8 +511,8 @@ def _is_written_out(query: Any, dropout_p: float) -> bool:
 
 
 def _multiplied(left: Any, right: Any) -> Any:
-    made = _matmul(left, right)
-    return torch.matmul(left, right) if made is NotImplemented else made
+    products = _matmul(left, right)
+    return torch.matmul(left, right) if products is NotImplemented else products
 
 
 @functools.cache
@@ -552,9 +552,9 @@ def _gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh:
     return _gru_step(_applied(input, w_ih, b_ih), hx, w_hh, b_hh)
 
 
-def _gru_step(given: Any, hidden: Any, weight: Any, bias: Any) -> Any:
+def _gru_step(input_gates: Any, hidden: Any, weight: Any, bias: Any) -> Any:
     kept = _applied(hidden, weight, bias)
-    (i_reset, i_update, i_new), (h_reset, h_update, h_new) = given.chunk(3, -1), kept.chunk(3, -1)
+    (i_reset, i_update, i_new), (h_reset, h_update, h_new) = input_gates.chunk(3, -1), kept.chunk(3, -1)
     reset, update = torch.sigmoid(h_reset + i_reset), torch.sigmoid(h_update + i_update)
     new = torch.tanh(i_new + h_new * reset)
     return (hidden - new) * update + new
@@ -564,9 +564,9 @@ def _lstm_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh
     return _lstm_step(_applied(input, w_ih, b_ih), tuple(hx), w_hh, b_hh)
 
 
-def _lstm_step(given: Any, state: Any, weight: Any, bias: Any) -> Any:
+def _lstm_step(input_gates: Any, state: Any, weight: Any, bias: Any) -> Any:
     hidden, cell = state
-    take, forget, new, show = (_applied(hidden, weight, bias) + given).chunk(4, -1)
+    take, forget, new, show = (_applied(hidden, weight, bias) + input_gates).chunk(4, -1)
     cell = torch.sigmoid(forget) * cell + torch.sigmoid(take) * torch.tanh(new)
     return torch.sigmoid(show) * torch.tanh(cell), cell
 
@@ -614,9 +614,9 @@ def _recurrent(step: Spelled, states: int) -> Spelled:
 
 def _passed(step: Spelled, gates: Sequence[Any], state: Any, weights: Any, *, backwards: bool) -> tuple[list[Any], Any]:
     shown = []
-    for given in reversed(gates) if backwards else gates:
-        made = step(given, state if len(state) > 1 else state[0], *weights)
-        state = made if isinstance(made, tuple) else (made,)
+    for input_gates in reversed(gates) if backwards else gates:
+        new_state = step(input_gates, state if len(state) > 1 else state[0], *weights)
+        state = new_state if isinstance(new_state, tuple) else (new_state,)
         shown.append(state[0])
     return shown[::-1] if backwards else shown, state
 

@@ -18,8 +18,8 @@ aten = torch.ops.aten
 
 
 def _relu(e: Emitter, x: Scalar) -> Scalar:
-    found = value(e, x, e.result)
-    return e.op("maximum", found, e.const(0, e.result))
+    operand = value(e, x, e.result)
+    return e.op("maximum", operand, e.const(0, e.result))
 
 
 def _leaky_relu(e: Emitter, x: Scalar, negative_slope: Number = 0.01) -> Scalar:

@@ -26,12 +26,12 @@ def truth(e: Emitter, operand: Scalar) -> Scalar:
 
 def _numbers(node: fx.Node) -> list[Any]:
     """The call's operands for promotion: specs of tensors, and numbers."""
-    found: list[Any] = []
+    operands: list[Any] = []
     for argument in node.args:
         spec = spec_of(argument) if isinstance(argument, fx.Node) else argument
         if isinstance(spec, TensorSpec | bool | int | float):
-            found.append(spec)
-    return found
+            operands.append(spec)
+    return operands
 
 
 # Comparisons and choice.
@@ -95,22 +95,22 @@ declare(aten.masked_fill.Tensor, emit=_masked_fill)
 def _clamp(e: Emitter, x: Scalar, min: Operand | None = None, max: Operand | None = None) -> Scalar:
     """Between numbers as the tensor's dtype has them: what is too small for that is a zero. They come first: which of
     two zeros is taken is the processor's choice, on x86 the second operand, and there eager keeps the element."""
-    found = value(e, x, e.result)
+    bounded = value(e, x, e.result)
     if min is not None:
-        found = e.op("maximum", rounded(e, min, e.dtype), found)
+        bounded = e.op("maximum", rounded(e, min, e.dtype), bounded)
     if max is not None:
-        found = e.op("minimum", rounded(e, max, e.dtype), found)
-    return found
+        bounded = e.op("minimum", rounded(e, max, e.dtype), bounded)
+    return bounded
 
 
 def _clamp_to_tensors(e: Emitter, x: Scalar, min: Scalar | None = None, max: Scalar | None = None) -> Scalar:
     """Between elements of tensors, which come second: of two zeros eager takes the limit's on x86."""
-    found = value(e, x, e.result)
+    bounded = value(e, x, e.result)
     if min is not None:
-        found = e.op("maximum", found, value(e, min, e.result))
+        bounded = e.op("maximum", bounded, value(e, min, e.result))
     if max is not None:
-        found = e.op("minimum", found, value(e, max, e.result))
-    return found
+        bounded = e.op("minimum", bounded, value(e, max, e.result))
+    return bounded
 
 
 def _why_not_clamp(node: fx.Node) -> str | None:
@@ -140,8 +140,8 @@ def _is_negative(e: Emitter, x: Scalar) -> Scalar:
     """By its sign, which a zero has too."""
     if x.dtype in (torch.bool, torch.uint8):
         return e.const(False, torch.bool)
-    found = rounded(e, x, e.common)
-    return e.op("signbit", found) if found.dtype.is_floating_point else e.op("lt", found, e.const(0, found.dtype))
+    number = rounded(e, x, e.common)
+    return e.op("signbit", number) if number.dtype.is_floating_point else e.op("lt", number, e.const(0, number.dtype))
 
 
 declare(aten.isnan.default, emit=_is_nan)

@@ -65,9 +65,9 @@ def why_not_read_in_kernels(node: fx.Node) -> str | None:
 
 def _cat(node: fx.Node) -> PieceCall | str:
     tensors: Sequence[Any] = node.args[0]  # type: ignore[assignment]
-    given = argument(node, 1, "dim", 0)
-    assert isinstance(given, int)
-    dim = given % len(tensor_spec(node).shape)
+    signed_dim = argument(node, 1, "dim", 0)
+    assert isinstance(signed_dim, int)
+    dim = signed_dim % len(tensor_spec(node).shape)
     shapes = [tensor_spec(tensor).shape for tensor in tensors]
     if len(tensors) > _MOST:
         return f"joins more than {_MOST} tensors"
@@ -99,8 +99,8 @@ def _slice_backward(node: fx.Node) -> PieceCall | str:
 def _slice_scatter(node: fx.Node) -> PieceCall | str:
     names = ("input", "src", "dim", "start", "end", "step")
     said = dict(zip(names, node.args, strict=False))
-    given = {"dim": 0, "start": None, "end": None, "step": 1, **said, **node.kwargs}
-    base, src, dim, start, end, step = (given[name] for name in names)
+    arguments = {"dim": 0, "start": None, "end": None, "step": 1, **said, **node.kwargs}
+    base, src, dim, start, end, step = (arguments[name] for name in names)
     assert isinstance(dim, int)
     return _sliced(node, base, src, dim, start, end, step)
 

@@ -64,12 +64,12 @@ declare(aten.zero.default, template=True, emit=_filled(0))
 def _arange(e: Emitter, start: Number, step: Number) -> Scalar:
     """As PyTorch: integers in int64, floats in double, converted once at the end."""
     inner = torch.float64 if e.result.is_floating_point else torch.int64
-    found = e.cast(e.position(0), inner)
+    number = e.cast(e.position(0), inner)
     if step != 1:
-        found = e.op("mul", found, e.const(step, inner))
+        number = e.op("mul", number, e.const(step, inner))
     if start != 0:
-        found = e.op("add", found, e.const(start, inner))
-    return e.cast(found, e.result)
+        number = e.op("add", number, e.const(start, inner))
+    return e.cast(number, e.result)
 
 
 def _why_not_arange(node: fx.Node) -> str | None:

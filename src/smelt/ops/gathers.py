@@ -79,29 +79,29 @@ def along_all_but(rank: int, dim: int) -> tuple[int | None, ...]:
 
 
 def _gather(node: fx.Node) -> LookupCall | str:
-    source, given, index = node.args[:3]
+    source, signed_dim, index = node.args[:3]
     if (why := why_not_index(index)) is not None:
         return why
-    assert isinstance(source, fx.Node) and isinstance(given, int) and isinstance(index, fx.Node)
+    assert isinstance(source, fx.Node) and isinstance(signed_dim, int) and isinstance(index, fx.Node)
     shape = tensor_spec(source).shape
     if not shape or len(tensor_spec(index).shape) != len(shape):
         return "gathers from a tensor without dimensions"
-    dim = given % len(shape)
-    found, demands = (LookupIndex(index, 0),), (Demand(index, shape[dim]),)
-    return LookupCall(source, along_all_but(len(shape), dim), as_given, found, demands)
+    dim = signed_dim % len(shape)
+    lookups, demands = (LookupIndex(index, 0),), (Demand(index, shape[dim]),)
+    return LookupCall(source, along_all_but(len(shape), dim), as_given, lookups, demands)
 
 
 def _index_select(node: fx.Node) -> LookupCall | str:
-    source, given, index = node.args
+    source, signed_dim, index = node.args
     if (why := why_not_index(index)) is not None:
         return why
-    assert isinstance(source, fx.Node) and isinstance(given, int) and isinstance(index, fx.Node)
+    assert isinstance(source, fx.Node) and isinstance(signed_dim, int) and isinstance(index, fx.Node)
     shape = tensor_spec(source).shape
     if not shape or len(tensor_spec(index).shape) != 1:
         return "selects from a tensor without dimensions"
-    dim = given % len(shape)
-    found, demands = (LookupIndex(index, dim),), (Demand(index, shape[dim]),)
-    return LookupCall(source, along_all_but(len(shape), dim), as_given, found, demands)
+    dim = signed_dim % len(shape)
+    lookups, demands = (LookupIndex(index, dim),), (Demand(index, shape[dim]),)
+    return LookupCall(source, along_all_but(len(shape), dim), as_given, lookups, demands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ class Indexed:
         return from_either_end([size for size, dim in zip(self.shape, self.along, strict=True) if dim is None])
 
 
-def read_indices(shape: Shape, given: Sequence[Any]) -> Indexed | str:
+def read_indices(shape: Shape, leading_indices: Sequence[Any]) -> Indexed | str:
     """Indices as PyTorch takes them, or why they are none that say one place each."""
-    indices: list[Any] = [*given, *([None] * (len(shape) - len(given)))]
+    indices: list[Any] = [*leading_indices, *([None] * (len(shape) - len(leading_indices)))]
     indexed = [dim for dim, index in enumerate(indices) if index is not None]
     if (why := why_not_index(*(indices[dim] for dim in indexed))) is not None:
         return why
@@ -137,20 +137,20 @@ def read_indices(shape: Shape, given: Sequence[Any]) -> Indexed | str:
     points = (*kept[:first], *common, *kept[first:])
     plain = iter([dim for dim in range(len(points)) if not first <= dim < first + rank])
     along = tuple(None if dim in indexed else next(plain) for dim in range(len(shape)))
-    found = tuple(LookupIndex(indices[dim], first + rank - len(tensor_spec(indices[dim]).shape)) for dim in indexed)
+    lookups = tuple(LookupIndex(indices[dim], first + rank - len(tensor_spec(indices[dim]).shape)) for dim in indexed)
     demands = tuple(Demand(indices[dim], shape[dim], from_end=True) for dim in indexed)
-    return Indexed(shape, points, along, found, demands)
+    return Indexed(shape, points, along, lookups, demands)
 
 
 def _index(node: fx.Node) -> LookupCall | str:
-    source, given = node.args
-    assert isinstance(source, fx.Node) and isinstance(given, Sequence)
-    found = read_indices(tensor_spec(source).shape, given)
-    if isinstance(found, str):
-        return found
+    source, indices = node.args
+    assert isinstance(source, fx.Node) and isinstance(indices, Sequence)
+    indexed = read_indices(tensor_spec(source).shape, indices)
+    if isinstance(indexed, str):
+        return indexed
     if node.target is aten._unsafe_index.Tensor:
-        return LookupCall(source, found.along, as_given, found.indices)
-    return LookupCall(source, found.along, found.from_either_end, found.indices, found.demands)
+        return LookupCall(source, indexed.along, as_given, indexed.indices)
+    return LookupCall(source, indexed.along, indexed.from_either_end, indexed.indices, indexed.demands)
 
 
 register(OpRecord(aten.embedding.default, Lookup(_embedding), ROOT))

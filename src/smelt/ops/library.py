@@ -76,8 +76,8 @@ _DEMANDS = {
 
 def _operator(name: str) -> torch._ops.OpOverload:
     base, _, overload = name.partition(".")
-    found: torch._ops.OpOverload = getattr(getattr(aten, base), overload or "default")
-    return found
+    operator: torch._ops.OpOverload = getattr(getattr(aten, base), overload or "default")
+    return operator
 
 
 for _why, _names in _WHY.items():

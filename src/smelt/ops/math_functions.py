@@ -64,8 +64,8 @@ class _Writer:
     def __init__(self, e: Emitter) -> None:
         self.e = e
 
-    def __call__(self, name: str, *given: Scalar | float) -> Scalar:
-        return self.e.op(name, *(value(self.e, each, self.e.result) for each in given))
+    def __call__(self, name: str, *operands: Scalar | float) -> Scalar:
+        return self.e.op(name, *(value(self.e, each, self.e.result) for each in operands))
 
     def chosen(self, condition: Scalar, yes: Scalar | float, no: Scalar | float) -> Scalar:
         return self.e.op("where", condition, *(value(self.e, each, self.e.result) for each in (yes, no)))
@@ -87,8 +87,8 @@ class _Writer:
         total: Scalar | float = first
         for coefficient in rest:
             total = self("fma", total, square, coefficient)
-        found = self("fma", self("mul", t, square), total, t)
-        return self.chosen(self("eq", t, 0.0), t, found)  # minus zero would have lost its sign
+        arc = self("fma", self("mul", t, square), total, t)
+        return self.chosen(self("eq", t, 0.0), t, arc)  # minus zero would have lost its sign
 
     def quarter_less(self, arc: Scalar, sign: Scalar | None = None) -> Scalar:
         """π/2 minus an arc; -π/2 minus it where `sign`."""
@@ -168,8 +168,8 @@ class _Writer:
 
 
 def _emit(write: Callable[..., Scalar]) -> Callable[..., Scalar]:
-    def emit(e: Emitter, *given: Scalar) -> Scalar:
-        return write(_Writer(e), *(value(e, each, e.result) for each in given))
+    def emit(e: Emitter, *operands: Scalar) -> Scalar:
+        return write(_Writer(e), *(value(e, each, e.result) for each in operands))
 
     return emit
 

@@ -251,16 +251,16 @@ def _pow_number(e: Emitter, x: Scalar, exponent: Number) -> Scalar:
 def _multiplied(e: Emitter, base: Scalar, times: int) -> Scalar:
     if times == 0:
         return e.const(1, e.result)
-    found: Scalar | None = None
+    power: Scalar | None = None
     square = base
     while times:
         if times & 1:
-            found = square if found is None else e.op("mul", found, square)
+            power = square if power is None else e.op("mul", power, square)
         times >>= 1
         if times:
             square = e.op("mul", square, square)
-    assert found is not None
-    return found
+    assert power is not None
+    return power
 
 
 def _why_not_pow(node: fx.Node) -> str | None:

@@ -19,10 +19,10 @@ from smelt.ops.registry import argument, register, source_of
 aten = torch.ops.aten
 
 
-def _dims(rank: int, given: Any) -> tuple[int, ...]:
-    if given is None or given == []:
+def _dims(rank: int, dims: Any) -> tuple[int, ...]:
+    if dims is None or dims == []:
         return tuple(range(rank))
-    listed = given if isinstance(given, tuple | list) else [given]
+    listed = dims if isinstance(dims, tuple | list) else [dims]
     return tuple(sorted({dim % rank for dim in listed})) if rank else ()
 
 
@@ -30,15 +30,15 @@ def _reader(fold: Reduction, dim_name: str | None, *, divide: bool = False) -> A
     """How to read a call whose second argument is `dim_name` (None: folds everything) and third is `keepdim`."""
 
     def read(node: fx.Node) -> FoldCall:
-        given = None if dim_name is None else argument(node, 1, dim_name, None)
+        dims = None if dim_name is None else argument(node, 1, dim_name, None)
         keepdim = dim_name is not None and bool(argument(node, 2, "keepdim", False))
         rank = len(tensor_spec(source_of(node)).shape)
         dtype = widened(tensor_spec(node).dtype)
         if fold in ("any", "all"):
             dtype = torch.bool
         elif dtype is torch.bool and fold in ("max", "min"):
-            return FoldCall("any" if fold == "max" else "all", _dims(rank, given), keepdim, torch.bool)
-        return FoldCall(fold, _dims(rank, given), keepdim, dtype, divide)
+            return FoldCall("any" if fold == "max" else "all", _dims(rank, dims), keepdim, torch.bool)
+        return FoldCall(fold, _dims(rank, dims), keepdim, dtype, divide)
 
     return read
 

@@ -64,15 +64,15 @@ def _load(wanted: object = None) -> None:
 
 def record_of(op: object) -> OpRecord:
     """The record of an operator; one that nobody wrote down is a plain library call."""
-    found = _records.get(op)  # type: ignore[call-overload]
-    if found is None:
+    record = _records.get(op)  # type: ignore[call-overload]
+    if record is None:
         _load(op)
-        found = _records.get(op)  # type: ignore[call-overload]
-    if found is None:
+        record = _records.get(op)  # type: ignore[call-overload]
+    if record is None:
         if not isinstance(op, torch._ops.OpOverload):
             raise TypeError(f"{op} is not an ATen operator")
-        found = _records[op] = OpRecord(op, LibraryCall(), LIBRARY_COST)
-    return found  # type: ignore[no-any-return]
+        record = _records[op] = OpRecord(op, LibraryCall(), LIBRARY_COST)
+    return record  # type: ignore[no-any-return]
 
 
 def all_records() -> list[OpRecord]:
@@ -138,6 +138,6 @@ def why_not_lower(node: fx.Node) -> str | None:
     if result.numel != 0 and not is_dense(result.shape, result.stride):
         return "returns a tensor with gaps"
     if isinstance(record.lowering, Pieces | Lookup | Scan | Scatter):
-        found = record.lowering.read(node)
-        return found if isinstance(found, str) else None
+        call = record.lowering.read(node)
+        return call if isinstance(call, str) else None
     return record.why_not(node) if record.why_not else None

@@ -29,8 +29,8 @@ _FOLDS: dict[Any, Running] = {
 
 def read_scan(node: fx.Node) -> ScanCall | str:
     """What is folded up to each element."""
-    source, given = node.args[:2]
-    assert isinstance(source, fx.Node) and isinstance(given, int)
+    source, signed_dim = node.args[:2]
+    assert isinstance(source, fx.Node) and isinstance(signed_dim, int)
     result = only_result(node)
     assert result is not None
     before, after = tensor_spec(source).dtype, result.dtype
@@ -39,7 +39,7 @@ def read_scan(node: fx.Node) -> ScanCall | str:
         return "folds a single element"
     if after is torch.bool or (before.is_floating_point and not after.is_floating_point):
         return "folds into what it would have to be rounded to"
-    return ScanCall(source, _FOLDS[node.target], given % rank, widened(after))
+    return ScanCall(source, _FOLDS[node.target], signed_dim % rank, widened(after))
 
 
 def from_the_end(node: fx.Node) -> ScanCall | None:
@@ -47,16 +47,16 @@ def from_the_end(node: fx.Node) -> ScanCall | None:
     inner, dims = node.args[:2]
     if not isinstance(inner, fx.Node) or inner.target not in _FOLDS or len(dims) != 1:  # type: ignore[arg-type]
         return None
-    found = read_scan(inner)
-    if isinstance(found, str) or found.source.target is not aten.flip.default:
+    scan = read_scan(inner)
+    if isinstance(scan, str) or scan.source.target is not aten.flip.default:
         return None
     rank = len(tensor_spec(node).shape)
-    given = [list(each.args[1]) for each in (node, found.source)]  # type: ignore[arg-type]
-    if any([dim % rank for dim in each] != [found.dim] for each in given):
+    flipped_dims = [list(each.args[1]) for each in (node, scan.source)]  # type: ignore[arg-type]
+    if any([dim % rank for dim in each] != [scan.dim] for each in flipped_dims):
         return None
-    source = found.source.args[0]
+    source = scan.source.args[0]
     assert isinstance(source, fx.Node)
-    return ScanCall(source, found.fold, found.dim, found.dtype, backwards=True)
+    return ScanCall(source, scan.fold, scan.dim, scan.dtype, backwards=True)
 
 
 for _op in _FOLDS:

@@ -54,13 +54,13 @@ def _by_rows(put: Reduction | str | None, *, from_end: bool = False) -> Read:
     """`index_…`: whole slices along a dim, which one index of one dimension counts."""
 
     def read(node: fx.Node) -> ScatterCall | str:
-        x, given, index, source = node.args[:4]
-        assert isinstance(x, fx.Node) and isinstance(given, int)
+        x, signed_dim, index, source = node.args[:4]
+        assert isinstance(x, fx.Node) and isinstance(signed_dim, int)
         if (why := _why_not(x, index, source)) is not None:
             return why
         assert isinstance(index, fx.Node)
         spec = tensor_spec(x)
-        dim, count = given % len(spec.shape), tensor_spec(index).shape
+        dim, count = signed_dim % len(spec.shape), tensor_spec(index).shape
         points = (*spec.shape[:dim], *count, *spec.shape[dim + 1 :])
         if len(count) != 1 or (isinstance(source, fx.Node) and tensor_spec(source).shape != points):
             return "has an index without dimensions"
@@ -98,8 +98,8 @@ def _one_by_one(put: Reduction | None = None) -> Read:
     """`scatter…`: each element along a dim by an index of its own."""
 
     def read(node: fx.Node) -> ScatterCall | str:
-        x, given, index, source = node.args[:4]
-        assert isinstance(x, fx.Node) and isinstance(given, int)
+        x, signed_dim, index, source = node.args[:4]
+        assert isinstance(x, fx.Node) and isinstance(signed_dim, int)
         if (why := _why_not(x, index, source)) is not None:
             return why
         assert isinstance(index, fx.Node)
@@ -113,7 +113,7 @@ def _one_by_one(put: Reduction | None = None) -> Read:
             fold = _FOLDS[str(node.args[4])]
             if spec.dtype is torch.bool:
                 return "folds bools"
-        dim = given % len(points)
+        dim = signed_dim % len(points)
         return ScatterCall(
             x,
             points,
@@ -131,17 +131,17 @@ def _one_by_one(put: Reduction | None = None) -> Read:
 
 
 def _index_put(node: fx.Node) -> ScatterCall | str:
-    x, given, source = node.args[:3]
-    assert isinstance(x, fx.Node) and isinstance(given, Sequence) and isinstance(source, fx.Node)
+    x, indices, source = node.args[:3]
+    assert isinstance(x, fx.Node) and isinstance(indices, Sequence) and isinstance(source, fx.Node)
     spec = tensor_spec(x)
     if tensor_spec(source).dtype is not spec.dtype:
         return "converts what it writes"
-    found = read_indices(spec.shape, given)
-    if isinstance(found, str):
-        return found
+    indexed = read_indices(spec.shape, indices)
+    if isinstance(indexed, str):
+        return indexed
     fold = _adds(spec.dtype) if argument(node, 3, "accumulate", False) else None
     return ScatterCall(
-        x, found.points, source, found.along, found.from_either_end, found.indices, found.demands, fold
+        x, indexed.points, source, indexed.along, indexed.from_either_end, indexed.indices, indexed.demands, fold
     )
 
 

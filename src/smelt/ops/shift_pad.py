@@ -78,9 +78,9 @@ def _why_not_copied(node: fx.Node) -> str | None:
 def _flip(node: fx.Node) -> CopyCall | ScanCall | str:
     if (scan := from_the_end(node)) is not None:
         return scan
-    source, given = source_of(node), _listed(node.args[1])
+    source, signed_dims = source_of(node), _listed(node.args[1])
     rank = len(tensor_spec(source).shape)
-    flipped = {dim % rank for dim in given} if rank else set()
+    flipped = {dim % rank for dim in signed_dims} if rank else set()
 
     if (why := _why_not_copied(node)) is not None:
         return why
@@ -115,25 +115,25 @@ def _chosen(node: fx.Node, ways: dict[int, Ways]) -> LookupCall:
     dims = sorted(ways)
 
     def emit(e: Emitter, fetch: Fetch) -> Scalar:
-        found = {dim: ways[dim](e, e.position(dim)) for dim in dims}
-        places = {dim: _first(e, each) for dim, each in found.items() if dim != apart}
-        reads = [(fetch(*({**places, apart: place}[dim] for dim in dims)), holds) for place, holds in found[apart]]
+        choices = {dim: ways[dim](e, e.position(dim)) for dim in dims}
+        places = {dim: _first(e, each) for dim, each in choices.items() if dim != apart}
+        reads = [(fetch(*({**places, apart: place}[dim] for dim in dims)), holds) for place, holds in choices[apart]]
         return _first(e, reads)
 
     return LookupCall(source, tuple(None if dim in ways else dim for dim in range(len(spec.shape))), emit)
 
 
 def _first(e: Emitter, ways: Sequence[Way]) -> Scalar:
-    *others, (found, _) = ways
+    *others, (first_place, _) = ways
     for value, holds in reversed(others):
         assert holds is not None
-        found = e.op("where", holds, value, found)
-    return found
+        first_place = e.op("where", holds, value, first_place)
+    return first_place
 
 
-def _pads(given: Any, rank: int) -> list[tuple[Size, Size]]:
+def _pads(pads: Any, rank: int) -> list[tuple[Size, Size]]:
     """How many elements come before and after each dim: given from the last dim on."""
-    pairs = [(given[number], given[number + 1]) for number in range(0, len(given), 2)]
+    pairs = [(pads[number], pads[number + 1]) for number in range(0, len(pads), 2)]
     return [(0, 0)] * (rank - len(pairs)) + pairs[::-1]
 
 
@@ -180,8 +180,8 @@ def _roll(node: fx.Node) -> LookupCall | CopyCall | str:
     return _chosen(node, ways) if ways else _cropped(source, [(0, 0)] * len(shape))
 
 
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, Sequence) else [given]
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, Sequence) else [values]
 
 
 def _rolled(shift: Size, size: Size) -> Ways:
@@ -208,24 +208,24 @@ def _padded(reader: Callable[[Size, Size, Size], Ways]) -> Callable[[fx.Node], L
 
 def _reflected(size: Size, low: Size, high: Size) -> Ways:
     def ways(e: Emitter, here: Scalar) -> list[Way]:
-        found: list[Way] = [(_add(e, here, -low), None)]
+        choices: list[Way] = [(_add(e, here, -low), None)]
         if low > 0:
-            found.insert(0, (_back_from(e, low, here), _below(e, here, low)))
+            choices.insert(0, (_back_from(e, low, here), _below(e, here, low)))
         if high > 0:
-            found.insert(0, (_back_from(e, 2 * (size - 1) + low, here), _from(e, here, size + low)))
-        return found
+            choices.insert(0, (_back_from(e, 2 * (size - 1) + low, here), _from(e, here, size + low)))
+        return choices
 
     return ways
 
 
 def _replicated(size: Size, low: Size, high: Size) -> Ways:
     def ways(e: Emitter, here: Scalar) -> list[Way]:
-        found: list[Way] = [(_add(e, here, -low), None)]
+        choices: list[Way] = [(_add(e, here, -low), None)]
         if low > 0:
-            found.insert(0, (e.const(0, _I64), _below(e, here, low)))
+            choices.insert(0, (e.const(0, _I64), _below(e, here, low)))
         if high > 0:
-            found.insert(0, (e.const(size - 1, _I64), _from(e, here, size + low)))
-        return found
+            choices.insert(0, (e.const(size - 1, _I64), _from(e, here, size + low)))
+        return choices
 
     return ways
 
@@ -262,10 +262,10 @@ def _reflected_backward(node: fx.Node) -> LookupCall | CopyCall | str:
     def emit(e: Emitter, fetch: Fetch) -> Scalar:
         total: Scalar | None = None
         for each in combinations(*(ways(e, dim) for dim in moved)):
-            found = fetch(*(place for place, _ in each))
+            element = fetch(*(place for place, _ in each))
             for _, holds in each:
-                found = e.op("where", holds, found, e.const(0, found.dtype)) if holds is not None else found
-            total = found if total is None else e.op("add", total, found)
+                element = e.op("where", holds, element, e.const(0, element.dtype)) if holds is not None else element
+            total = element if total is None else e.op("add", total, element)
         assert total is not None
         return total
 

@@ -115,11 +115,11 @@ def cut(
     return OperandLayout(shape, stride, layout.offset + first * layout.stride[dim])
 
 
-def bound(given: int | None, default: Size, extent: Size) -> Size:
+def bound(signed_bound: int | None, default: Size, extent: Size) -> Size:
     """A bound of a slice as a position between the ends."""
-    if given is None:
+    if signed_bound is None:
         return default
-    at = given + extent if given < 0 else given
+    at = signed_bound + extent if signed_bound < 0 else signed_bound
     return 0 if at < 0 else extent if at > extent else at
 
 

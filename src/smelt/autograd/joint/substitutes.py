@@ -65,8 +65,8 @@ def _without_version_bump(norm: Callable[..., Any]) -> Callable[..., Any]:
     after two forwards would fail."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(_NORM_ARGUMENTS, args, strict=False)), **kwargs}
-        written = [given[name] for name in ("running_mean", "running_var")]
+        arguments = {**dict(zip(_NORM_ARGUMENTS, args, strict=False)), **kwargs}
+        written = [arguments[name] for name in ("running_mean", "running_var")]
         with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(written)):
             return norm(*args, **kwargs)
 
@@ -121,8 +121,8 @@ def _instance_norm(
     if use_input_stats:
         F._verify_spatial_size(input.size())  # type: ignore[attr-defined]
     if not use_input_stats or running_mean is None or running_var is None:
-        given = (input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps)
-        return torch.instance_norm(*given, False)  # without cuDNN, as above
+        arguments = (input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps)
+        return torch.instance_norm(*arguments, False)  # without cuDNN, as above
     count, channels, *spatial = input.shape
     mean, var = running_mean.repeat(count), running_var.repeat(count)
     weight, bias = (None if each is None else each.repeat(count) for each in (weight, bias))
@@ -186,12 +186,12 @@ def _writing(name: str) -> Callable[..., Any]:
     method, compute = getattr(BASE, f"{name}_"), getattr(torch, name)
 
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        given = [each for each in (self, *args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-        if self.dim() or torch._C._is_any_autocast_enabled() or any(each.requires_grad for each in given):
+        tensors = [each for each in (self, *args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        if self.dim() or torch._C._is_any_autocast_enabled() or any(each.requires_grad for each in tensors):
             return method(self, *args, **kwargs)
-        made = compute(self, *args, **kwargs)
-        fits = made.shape == self.shape and torch.can_cast(made.dtype, self.dtype)
-        return self.copy_(made) if fits else method(self, *args, **kwargs)  # which says why not
+        result = compute(self, *args, **kwargs)
+        fits = result.shape == self.shape and torch.can_cast(result.dtype, self.dtype)
+        return self.copy_(result) if fits else method(self, *args, **kwargs)  # which says why not
 
     return call
 
@@ -231,9 +231,9 @@ class Substituting(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         func, kwargs = meant(func), kwargs or {}
-        given = self._watch.before(func, args, kwargs)
-        made = spell_out(func, args, kwargs, in_place=True)
-        if made is NotImplemented:
-            made = self._substitutes.get(func, func)(*args, **kwargs)
-        self._watch.after(func, args, given, made)
-        return made
+        state_before = self._watch.before(func, args, kwargs)
+        result = spell_out(func, args, kwargs, in_place=True)
+        if result is NotImplemented:
+            result = self._substitutes.get(func, func)(*args, **kwargs)
+        self._watch.after(func, args, state_before, result)
+        return result

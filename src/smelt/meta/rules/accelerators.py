@@ -61,8 +61,8 @@ def _tokens_first(shape: Shape, dtype: torch.dtype) -> UnplacedSpec:
 
 
 def _one_float_dtype(*values: Any) -> bool:
-    found = {value.dtype for value in values if value is not None}
-    return len(found) == 1 and found <= set(FLOATS)
+    dtypes = {value.dtype for value in values if value is not None}
+    return len(dtypes) == 1 and dtypes <= set(FLOATS)
 
 
 def _layer_norm(value: Any, normalized: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -147,10 +147,10 @@ def _efficient_attention(
     if not _attends(query, key, value):
         return NotImplemented
     batch, heads, tokens, _ = query.shape
-    made = _tokens_first((batch, heads, tokens, value.shape[3]), query.dtype)
+    attended = _tokens_first((batch, heads, tokens, value.shape[3]), query.dtype)
     sums = row_major((batch, heads, -(-tokens // 32) * 32 if with_sums else 0), torch.float32)
     drawn = row_major((), torch.int64)
-    return made, sums, drawn, drawn
+    return attended, sums, drawn, drawn
 
 
 def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
@@ -174,8 +174,8 @@ def _batch_norm(
     if not training or value.dim() < 2 or running_mean is None or running_var is None or 0 in value.shape:
         return NotImplemented
     channels = (value.shape[1],)
-    given = [each for each in (weight, bias, running_mean, running_var) if each is not None]
-    if any(tuple(each.shape) != channels for each in given) or running_mean.dtype is not running_var.dtype:
+    parameters = [each for each in (weight, bias, running_mean, running_var) if each is not None]
+    if any(tuple(each.shape) != channels for each in parameters) or running_mean.dtype is not running_var.dtype:
         return NotImplemented
     of_batch = row_major(channels, _WIDE.get(value.dtype, value.dtype))
     running = row_major(channels, running_mean.dtype)
@@ -184,8 +184,8 @@ def _batch_norm(
 
 def _batch_norm_no_stats(value: Any, weight: Any, bias: Any, training: bool, *rest: Any) -> Any:
     channels = (value.shape[1],) if value.dim() > 1 else ()
-    given = [each for each in (weight, bias) if each is not None]
-    if not training or not channels or 0 in value.shape or any(tuple(each.shape) != channels for each in given):
+    parameters = [each for each in (weight, bias) if each is not None]
+    if not training or not channels or 0 in value.shape or any(tuple(each.shape) != channels for each in parameters):
         return NotImplemented
     moments = row_major(channels, _WIDE.get(value.dtype, value.dtype))
     return _like(value), moments, moments
@@ -197,8 +197,8 @@ def _batch_norm_writing(
     """The running statistics are written, and are no results."""
     if running_mean is None and running_var is None:
         return _batch_norm_no_stats(value, weight, bias, training)
-    found = _batch_norm(value, weight, bias, running_mean, running_var, training)
-    return NotImplemented if found is NotImplemented else found[:3]
+    specs = _batch_norm(value, weight, bias, running_mean, running_var, training)
+    return NotImplemented if specs is NotImplemented else specs[:3]
 
 
 def _cudnn_batch_norm(

@@ -141,10 +141,10 @@ def _triangle(value: Any, *diagonal: Any) -> Any:
 def _copy(value: Any, source: Any, *rest: Any) -> Any:
     """`source`, a number or a tensor, written over all of `value`, as a new tensor laid out like `value`."""
     shape = tuple(value.shape)
-    given = tuple(source.shape) if isinstance(source, torch.Tensor | TensorSpec) else ()
-    if len(given) > len(shape) or value.dtype not in KNOWN or getattr(source, "dtype", value.dtype) not in KNOWN:
+    source_shape = tuple(source.shape) if isinstance(source, torch.Tensor | TensorSpec) else ()
+    if len(source_shape) > len(shape) or value.dtype not in KNOWN or getattr(source, "dtype", value.dtype) not in KNOWN:
         return NotImplemented
-    for size, have in zip(reversed(shape), reversed(given), strict=False):
+    for size, have in zip(reversed(shape), reversed(source_shape), strict=False):
         if have not in (1, size):
             return NotImplemented
     if not is_dense(shape, value.stride()):

@@ -79,9 +79,9 @@ def _put(
     known = values.dtype is value.dtype and value.dtype in KNOWN and len(indices) <= value.dim()
     if not known or 0 in value.shape:
         return NotImplemented
-    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    if len(given) == 1 and given[0][1].dtype is torch.bool:
-        dim, mask = given[0]
+    indexed = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(indexed) == 1 and indexed[0][1].dtype is torch.bool:
+        dim, mask = indexed[0]
         fits = mask.dim() > 0 and tuple(value.shape[dim : dim + mask.dim()]) == tuple(mask.shape)
         return _like(value) if fits and values.numel() == 1 and values.dim() <= value.dim() else NotImplemented
     points = index_of(value, indices)

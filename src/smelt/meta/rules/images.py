@@ -21,8 +21,8 @@ def _is_image(value: Any, rank: int) -> bool:
     return value.dim() == rank + 2 and value.dtype in FLOATS and 0 not in value.shape
 
 
-def _both(given: Sequence[int]) -> tuple[int, int]:
-    return given[0], given[-1]
+def _both(sizes: Sequence[int]) -> tuple[int, int]:
+    return sizes[0], sizes[-1]
 
 
 def pooled(size: int, kernel: int, stride: int, padding: int, dilation: int = 1, up: bool = False) -> int:
@@ -57,8 +57,8 @@ def _adaptive_avg_pool2d(value: Any, size: Sequence[int]) -> Any:
 
 
 def _adaptive_max_pool2d(value: Any, size: Sequence[int]) -> Any:
-    found = _adaptive_avg_pool2d(value, size)
-    return NotImplemented if found is NotImplemented else (found, suggested(found.shape, value, torch.int64))
+    values = _adaptive_avg_pool2d(value, size)
+    return NotImplemented if values is NotImplemented else (values, suggested(values.shape, value, torch.int64))
 
 
 def _resized(rank: int) -> Any:

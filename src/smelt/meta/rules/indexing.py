@@ -17,10 +17,10 @@ from smelt.symbolic.shapes import contiguous_stride
 def index_of(value: Any, indices: Sequence[Any]) -> Any:
     """By integers; masks need data. The result is computed like an element-wise operator's, repeated where indexed."""
     rank = value.dim()
-    given = [*indices, *[None] * (rank - len(indices))]
-    places = [dim for dim, index in enumerate(given) if index is not None]
-    chosen = [given[dim] for dim in places]
-    if len(given) != rank or not chosen or any(each.dtype not in (torch.int64, torch.int32) for each in chosen):
+    index_of_dim = [*indices, *[None] * (rank - len(indices))]
+    places = [dim for dim, index in enumerate(index_of_dim) if index is not None]
+    chosen = [index_of_dim[dim] for dim in places]
+    if len(index_of_dim) != rank or not chosen or any(each.dtype not in (torch.int64, torch.int32) for each in chosen):
         return NotImplemented
     if 0 in value.shape or any(0 in each.shape or each.device != value.device for each in chosen):
         return NotImplemented

@@ -68,17 +68,17 @@ def _mv(a: Any, b: Any) -> Any:
 
 
 def _addmm(bias: Any, a: Any, b: Any, **scales: Any) -> Any:
-    found = _mm(a, b)
-    if found is NotImplemented or bias.dtype is not a.dtype or broadcast((found.shape, bias.shape)) != found.shape:
+    spec = _mm(a, b)
+    if spec is NotImplemented or bias.dtype is not a.dtype or broadcast((spec.shape, bias.shape)) != spec.shape:
         return NotImplemented
-    return found
+    return spec
 
 
 def _baddbmm(bias: Any, a: Any, b: Any, **scales: Any) -> Any:
-    found = _bmm(a, b)
-    if found is NotImplemented or bias.dtype is not a.dtype or broadcast((found.shape, bias.shape)) != found.shape:
+    spec = _bmm(a, b)
+    if spec is NotImplemented or bias.dtype is not a.dtype or broadcast((spec.shape, bias.shape)) != spec.shape:
         return NotImplemented
-    return found
+    return spec
 
 
 # normalization
@@ -100,10 +100,10 @@ def _layer_norm(value: Any, normalized: Sequence[int], weight: Any, bias: Any, e
 
 def _parameter_dtype(value: Any, *parameters: Any) -> torch.dtype | None:
     """The dtype of moments and parameters: the input's, or float32 where 16-bit inputs meet float32 parameters."""
-    found = {parameter.dtype for parameter in parameters if parameter is not None} or {value.dtype}
-    dtype = found.pop()
+    dtypes = {parameter.dtype for parameter in parameters if parameter is not None} or {value.dtype}
+    dtype = dtypes.pop()
     mixed = value.dtype in (torch.bfloat16, torch.float16) and dtype is torch.float32
-    return dtype if not found and value.dtype in FLOATS and (dtype is value.dtype or mixed) else None
+    return dtype if not dtypes and value.dtype in FLOATS and (dtype is value.dtype or mixed) else None
 
 
 def _layer_norm_backward(
@@ -177,8 +177,8 @@ def _batch_norm(value: Any, weight: Any, bias: Any, mean: Any, var: Any, trainin
 
 
 def _batch_norm_functional(value: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Any:
-    found = _batch_norm(value, weight, bias, mean, var, training, *rest)
-    return NotImplemented if found is NotImplemented else (*found, _like(mean), _like(var))
+    specs = _batch_norm(value, weight, bias, mean, var, training, *rest)
+    return NotImplemented if specs is NotImplemented else (*specs, _like(mean), _like(var))
 
 
 def _batch_norm_no_stats(value: Any, weight: Any, bias: Any, training: bool, *rest: Any) -> Any:
@@ -254,8 +254,8 @@ def _convolution(
         return NotImplemented
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         return NotImplemented
-    steps = [tuple(given) * rank if len(given) == 1 else tuple(given) for given in (stride, padding, dilation)]
-    if any(len(given) != rank for given in steps) or any(step < 1 for step in (*steps[0], *steps[2])):
+    steps = [tuple(step) * rank if len(step) == 1 else tuple(step) for step in (stride, padding, dilation)]
+    if any(len(step) != rank for step in steps) or any(step < 1 for step in (*steps[0], *steps[2])):
         return NotImplemented
     sizes = tuple(
         _spatial(value.shape[2 + dim], weight.shape[2 + dim], steps[0][dim], steps[1][dim], steps[2][dim])
@@ -336,8 +336,8 @@ def _max_pool2d(
     return row_major(shape, value.dtype), row_major(shape, torch.int64)
 
 
-def _pair(given: Any) -> tuple[int, int]:
-    values = (given,) if isinstance(given, int | torch.SymInt) else tuple(given)
+def _pair(sizes: Any) -> tuple[int, int]:
+    values = (sizes,) if isinstance(sizes, int | torch.SymInt) else tuple(sizes)
     return (values[0], values[-1])
 
 

@@ -89,12 +89,12 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: 
 def _written(functional: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
     """`x.add_(y)` returns `x`, if `x + y` has the shape of `x` and a dtype that may be stored in it."""
     value = args[0]
-    made = answer(functional, args, kwargs, device)
-    if not isinstance(made, UnplacedSpec) or made.shape != tuple(value.shape):
+    spec = answer(functional, args, kwargs, device)
+    if not isinstance(spec, UnplacedSpec) or spec.shape != tuple(value.shape):
         return NotImplemented
-    if not torch.can_cast(made.dtype, value.dtype):
-        raise RuntimeError(f"result type {made.dtype} can't be cast to the desired output type {value.dtype}")
-    return UnplacedSpec(made.shape, value.stride(), value.dtype, value.storage_offset())
+    if not torch.can_cast(spec.dtype, value.dtype):
+        raise RuntimeError(f"result type {spec.dtype} can't be cast to the desired output type {value.dtype}")
+    return UnplacedSpec(spec.shape, value.stride(), value.dtype, value.storage_offset())
 
 
 _SAME_BY_ANOTHER_NAME = {

@@ -159,19 +159,19 @@ def _elu_backward(grad: Any, *rest: Any) -> Any:
 
 
 def _clamp_numbers(value: Any, *bounds: Any, **named: Any) -> Any:
-    given = [bound for bound in (*bounds, *named.values()) if bound is not None]
-    common = result_dtype((value, *given))
-    if common is None or common is torch.bool or not given:
+    limits = [bound for bound in (*bounds, *named.values()) if bound is not None]
+    common = result_dtype((value, *limits))
+    if common is None or common is torch.bool or not limits:
         return NotImplemented
     return elementwise((value,), common, common)
 
 
 def _clamp_tensors(value: Any, *bounds: Any, **named: Any) -> Any:
-    given = [bound for bound in (*bounds, *named.values()) if bound is not None]
-    common = result_dtype((value, *given))
-    if common is None or common is torch.bool or not given:
+    limits = [bound for bound in (*bounds, *named.values()) if bound is not None]
+    common = result_dtype((value, *limits))
+    if common is None or common is torch.bool or not limits:
         return NotImplemented
-    return elementwise((value, *given), common, common)
+    return elementwise((value, *limits), common, common)
 
 
 def _pow_number(base: Any, exponent: Any) -> Any:

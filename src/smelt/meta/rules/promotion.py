@@ -48,10 +48,10 @@ def result_dtype(operands: Iterable[Any]) -> torch.dtype | None:
             else:
                 without_dims = dtype if without_dims is None else _promote(without_dims, dtype)
         else:
-            found = number_dtype(value)
-            if found is None:
+            own_dtype = number_dtype(value)
+            if own_dtype is None:
                 return None
-            number = found if number is None else _promote(number, found)
+            number = own_dtype if number is None else _promote(number, own_dtype)
     result = _combine(with_dims, _combine(without_dims, number))
     return result if result in KNOWN else None
 

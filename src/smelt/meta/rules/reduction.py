@@ -60,11 +60,11 @@ def _reduction(dtype_rule: DtypeRule, *, needs_elements: bool = False) -> Any:
     """`op(x, dim=None, keepdim=False, *, dtype=None)`; `needs_elements`: nothing comes of an empty reduction."""
 
     def rule(value: Any, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-        found = dtype_rule(dtype or value.dtype) if dtype is None else (dtype if dtype_rule(dtype) is dtype else None)
-        if found is None or (needs_elements and 0 in value.shape):
+        summed = dtype_rule(dtype or value.dtype) if dtype is None else (dtype if dtype_rule(dtype) is dtype else None)
+        if summed is None or (needs_elements and 0 in value.shape):
             return NotImplemented
         shape = reduced_shape(value.shape, dim, keepdim)
-        return NotImplemented if shape is None else row_major(shape, found)
+        return NotImplemented if shape is None else row_major(shape, summed)
 
     return rule
 
@@ -87,8 +87,8 @@ def _variance(value: Any, dim: Any = None, *, correction: Any = None, keepdim: b
 
 
 def _variance_mean(value: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    found = _variance(value, dim, correction=correction, keepdim=keepdim)
-    return NotImplemented if found is NotImplemented else (found, found)
+    spec = _variance(value, dim, correction=correction, keepdim=keepdim)
+    return NotImplemented if spec is NotImplemented else (spec, spec)
 
 
 def _count(value: Any, dim: int | None = None) -> Any:
@@ -132,10 +132,10 @@ def _vector_norm(
 
 def _running(value: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """`cumsum`, `cumprod`."""
-    found = dtype or _sum_dtype(value.dtype)
-    if found not in KNOWN or reduced_shape(value.shape, dim, True) is None:
+    result_dtype = dtype or _sum_dtype(value.dtype)
+    if result_dtype not in KNOWN or reduced_shape(value.shape, dim, True) is None:
         return NotImplemented
-    return row_major(tuple(value.shape), found)
+    return row_major(tuple(value.shape), result_dtype)
 
 
 def _running_extreme(value: Any, dim: int) -> Any:

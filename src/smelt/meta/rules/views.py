@@ -171,9 +171,9 @@ def _view(value: Any, size: Sequence[int]) -> Any:
 
 def strides_of_view(old: Sequence[int], stride: Sequence[int], new: Sequence[int]) -> list[int] | None:
     """Dimensions that are contiguous with each other form a block; each block is split anew on its own."""
-    found: list[int] = [1] * len(new)
+    strides: list[int] = [1] * len(new)
     if not old:
-        return found
+        return strides
     place = len(new) - 1
     step, elements, covered = stride[-1], 1, 1
     for dim in range(len(old) - 1, -1, -1):
@@ -181,14 +181,14 @@ def strides_of_view(old: Sequence[int], stride: Sequence[int], new: Sequence[int
         if dim > 0 and (old[dim - 1] == 1 or stride[dim - 1] == elements * step):
             continue
         while place >= 0 and (covered < elements or new[place] == 1):
-            found[place] = covered * step
+            strides[place] = covered * step
             covered = covered * new[place]
             place -= 1
         if covered != elements:
             return None
         if dim > 0:
             step, elements, covered = stride[dim - 1], 1, 1
-    return found if place < 0 else None
+    return strides if place < 0 else None
 
 
 def _reshape_alias(value: Any, size: Sequence[int], stride: Sequence[int]) -> Any:

@@ -66,8 +66,8 @@ def convolution(
     if kernels and how == "auto" and plane and _by_kernel(x, weight, stride, groups, windows=True):
         if x.is_contiguous() and weight.is_contiguous():
             return NotImplemented
-        given = (x.contiguous(), weight.contiguous(), bias)
-        return aten.convolution.default(*given, *steps, transposed, output_padding, groups)
+        operands = (x.contiguous(), weight.contiguous(), bias)
+        return aten.convolution.default(*operands, *steps, transposed, output_padding, groups)
     if _as_products(how) and plane:
         result = _convolved(widen(x).contiguous(), widen(weight).contiguous(), steps, groups)
     if result is not NotImplemented:
@@ -99,8 +99,8 @@ def convolution_backward(
 ) -> Any:
     products, steps = _as_products(how), (stride, padding, dilation)
     if how == "own":
-        given = (bias_sizes, *steps, transposed, output_padding, groups)
-        return _own_backward(grad, x, weight, steps, given, mask)
+        arguments = (bias_sizes, *steps, transposed, output_padding, groups)
+        return _own_backward(grad, x, weight, steps, arguments, mask)
     if not on_host(x.device) or not (products or slow_narrow_convolutions(x.dtype)):
         return NotImplemented
     plane = x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps)
@@ -109,8 +109,9 @@ def convolution_backward(
     if not products or not plane:
         if wide[0] is grad:
             return NotImplemented
-        made = aten.convolution_backward.default(*wide, bias_sizes, *steps, transposed, output_padding, groups, mask)
-        return tuple(one if one is None else one.to(x.dtype) for one in made)
+        arguments = (bias_sizes, *steps, transposed, output_padding, groups)
+        gradients = aten.convolution_backward.default(*wide, *arguments, mask)
+        return tuple(one if one is None else one.to(x.dtype) for one in gradients)
     wide = (wide[0].contiguous(), wide[1].contiguous(), wide[2].contiguous())
     if mask[1]:
         to_weight = _to_weight(*wide, steps, groups)
@@ -135,22 +136,22 @@ def _own_backward(
     """Gradients of which some are made of other convolutions, or of sums; `rest`: what the operator has before its
     mask."""
     transposed, groups = rest[4], rest[6]
-    made: list[Any] = [None, None, None]
+    gradients: list[Any] = [None, None, None]
     by_channel = x.dim() == 4 and not transposed and own_convolutions.is_by_channel(x, weight, groups)
     if mask[0] and not transposed:
-        found = own_convolutions.to_image(grad, weight, x.shape[2:], steps, groups)
-        made[0] = None if found is NotImplemented else found
+        own = own_convolutions.to_image(grad, weight, x.shape[2:], steps, groups)
+        gradients[0] = None if own is NotImplemented else own
     if mask[1] and by_channel and product(weight.shape[2:]) <= own_convolutions.TAPS:
-        made[1] = _sums_by_channel(widen(grad).contiguous(), widen(x).contiguous(), weight, steps).to(x.dtype)
-    if mask[0] and made[0] is None and by_channel and not (grad.is_contiguous() and weight.is_contiguous()):
+        gradients[1] = _sums_by_channel(widen(grad).contiguous(), widen(x).contiguous(), weight, steps).to(x.dtype)
+    if mask[0] and gradients[0] is None and by_channel and not (grad.is_contiguous() and weight.is_contiguous()):
         grad, x, weight = (each.contiguous() for each in (grad, x, weight))
-    elif made[0] is None and made[1] is None:
+    elif gradients[0] is None and gradients[1] is None:
         return NotImplemented
-    left = [wanted and found is None for wanted, found in zip(mask, made, strict=True)]
+    left = [wanted and own is None for wanted, own in zip(mask, gradients, strict=True)]
     if any(left):
         others = aten.convolution_backward.default(grad, x, weight, *rest, left)
-        made = [other if wanted else found for wanted, other, found in zip(left, others, made, strict=True)]
-    return tuple(made)
+        gradients = [other if wanted else own for wanted, other, own in zip(left, others, gradients, strict=True)]
+    return tuple(gradients)
 
 
 def _with_bias(result: Tensor, bias: Tensor) -> Tensor:
@@ -161,8 +162,8 @@ def _with_bias(result: Tensor, bias: Tensor) -> Tensor:
 def _sums_by_channel(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps) -> Tensor:
     """The gradient to the kernel where each channel has its own: for each element the sum of what it met."""
     sums = [torch.sum(grad * points, [0, 2, 3]) for points in _met(x, grad.shape[2:], weight.shape[2:], steps)]
-    found: Tensor = aten.view.default(torch.stack(sums, 1), list(weight.shape))
-    return found
+    gradient: Tensor = aten.view.default(torch.stack(sums, 1), list(weight.shape))
+    return gradient
 
 
 @cache
@@ -205,22 +206,22 @@ def _windows(x: Tensor, size: Sequence[int], kernel: Sequence[int], steps: Steps
     image, channel, row, column = x.stride()
     shape = [x.shape[1], *kernel, x.shape[0], *size]
     strides = [channel, row * low, column * wide, image, row * down, column * right]
-    found: Tensor = aten.as_strided.default(x, shape, strides)
-    return found
+    windows: Tensor = aten.as_strided.default(x, shape, strides)
+    return windows
 
 
 def _met(x: Tensor, size: Sequence[int], kernel: Sequence[int], steps: Steps) -> list[Tensor]:
     """For each element of the kernel the points that it meets, a view of the padded image each."""
     stride, padding, dilation = steps
     x = _padded(x, padding)
-    found = []
+    views = []
     for place in range(product(kernel)):
         view = x
         for dim, index in enumerate((place // kernel[1], place % kernel[1])):
             first = index * dilation[dim]
             view = aten.slice.Tensor(view, 2 + dim, first, first + (size[dim] - 1) * stride[dim] + 1, stride[dim])
-        found.append(view)
-    return found
+        views.append(view)
+    return views
 
 
 def _convolved(x: Tensor, weight: Tensor, steps: Steps, groups: int) -> Any:
@@ -235,8 +236,8 @@ def _convolved(x: Tensor, weight: Tensor, steps: Steps, groups: int) -> Any:
     if groups != 1 or outputs < _OUTPUTS or elements * points * x.dtype.itemsize > _ROOM:
         return NotImplemented
     columns = _matrix(_windows(x, size, kernel, steps), [elements, points])
-    found = aten.mm.default(aten.view.default(weight, [outputs, elements]), columns)
-    return aten.permute.default(aten.view.default(found, [outputs, images, *size]), [1, 0, 2, 3])
+    products = aten.mm.default(aten.view.default(weight, [outputs, elements]), columns)
+    return aten.permute.default(aten.view.default(products, [outputs, images, *size]), [1, 0, 2, 3])
 
 
 def _convolved_by_channel(x: Tensor, weight: Tensor, size: Sequence[int], steps: Steps) -> Tensor:
@@ -262,8 +263,8 @@ def _to_weight(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, groups: in
         return NotImplemented
     columns = _matrix(_windows(x, size, kernel, steps), [elements, points])
     across = _matrix(aten.permute.default(grad, [1, 0, 2, 3]), [outputs, points])
-    found = aten.mm.default(across, aten.permute.default(columns, [1, 0]))
-    return aten.view.default(found, list(weight.shape))
+    products = aten.mm.default(across, aten.permute.default(columns, [1, 0]))
+    return aten.view.default(products, list(weight.shape))
 
 
 def _to_image(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, groups: int, whole: bool) -> Any:
@@ -300,5 +301,5 @@ def _to_image_by_channel(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, 
 
 def _matrix(value: Tensor, shape: list[Any]) -> Tensor:
     dense = aten.clone.default(value, memory_format=torch.contiguous_format)
-    found: Tensor = aten.view.default(dense, shape)
-    return found
+    matrix: Tensor = aten.view.default(dense, shape)
+    return matrix

@@ -51,8 +51,8 @@ def _each(function: Callable[..., Any]) -> Callable[..., Any]:
     def decomposition(*args: Any, **kwargs: Any) -> Any:
         count = max(len(each) for each in args if isinstance(each, list | tuple))
         rows = zip(*[each if isinstance(each, list | tuple) else [each] * count for each in args], strict=True)
-        made = [function(*row, **kwargs) for row in rows]
-        return NotImplemented if any(each is NotImplemented for each in made) else made
+        results = [function(*row, **kwargs) for row in rows]
+        return NotImplemented if any(each is NotImplemented for each in results) else results
 
     return decomposition
 

@@ -59,11 +59,11 @@ def avg_pool2d(
         if not count_pad and divisor is None:
             return NotImplemented
         x = aten.constant_pad_nd.default(x, [before, before, above, above], 0.0)
-    found = _windows(x, kernel, stride, (), ceil)
-    if found is None or not x.dtype.is_floating_point:
+    windows = _windows(x, kernel, stride, (), ceil)
+    if windows is None or not x.dtype.is_floating_point:
         return NotImplemented
-    parts = [widen(part) for _, _, part in _parts(x, *found)]
-    return (sum(parts[1:], parts[0]) / (divisor or product(found[0]))).to(x.dtype)
+    parts = [widen(part) for _, _, part in _parts(x, *windows)]
+    return (sum(parts[1:], parts[0]) / (divisor or product(windows[0]))).to(x.dtype)
 
 
 @decomposes(aten.avg_pool2d_backward.default)
@@ -77,10 +77,10 @@ def avg_pool2d_backward(
     count_pad: bool,
     divisor: int | None,
 ) -> Any:
-    found = _windows(x, kernel, stride, padding, ceil)
-    if found is None or found[0] != found[1] or any(e % k for e, k in zip(x.shape[2:], found[0], strict=True)):
+    windows = _windows(x, kernel, stride, padding, ceil)
+    if windows is None or windows[0] != windows[1] or any(e % k for e, k in zip(x.shape[2:], windows[0], strict=True)):
         return NotImplemented
-    return _spread(widen(grad) / (divisor or product(found[0])), found[0]).to(x.dtype)
+    return _spread(widen(grad) / (divisor or product(windows[0])), windows[0]).to(x.dtype)
 
 
 def _spread(x: Tensor, times: tuple[int, int]) -> Tensor:
@@ -130,25 +130,25 @@ def max_pool2d_with_indices(
     """The greatest of each window, the first of equals, and where in the image it stands. NaN is greater than all."""
     above, before = _pair(padding)
     padded = aten.constant_pad_nd.default(x, [before, before, above, above], -math.inf) if above or before else x
-    found = _windows(padded, kernel, stride, (), ceil)
-    if found is None or any(number != 1 for number in dilation) or not x.dtype.is_floating_point:
+    windows = _windows(padded, kernel, stride, (), ceil)
+    if windows is None or any(number != 1 for number in dilation) or not x.dtype.is_floating_point:
         return NotImplemented
     best: Any = None
     down: Any = None  # from the window's first row
     along: Any = None
-    for i, j, part in _parts(padded, *found):
+    for i, j, part in _parts(padded, *windows):
         i, j = (aten.full.default([], number, dtype=torch.int32, device=x.device) for number in (i, j))
         better = (part > best) | (part != part) if best is not None else None
         best, down, along = (
             new if better is None else torch.where(better, new, old)
             for new, old in ((part, best), (i, down), (j, along))
         )
-    starts = zip(best.shape[2:], found[1], (above, before), strict=True)
+    starts = zip(best.shape[2:], windows[1], (above, before), strict=True)
     rows, cols = (_ramp(count, step, x) - edge for count, step, edge in starts)
     # Where all is -inf, what stands beyond the edge is first: PyTorch begins with the first element within.
     places = ((rows[:, None] + down, above), (cols + along, before))
     row, col = (place.clamp_min(0) if edge else place for place, edge in places)
-    return best.clone() if product(found[0]) == 1 else best, (row * x.shape[3] + col).expand(best.shape).clone()
+    return best.clone() if product(windows[0]) == 1 else best, (row * x.shape[3] + col).expand(best.shape).clone()
 
 
 def _parts(x: Tensor, size: tuple[int, int], step: tuple[int, int]) -> Iterator[tuple[int, int, Tensor]]:
@@ -160,8 +160,8 @@ def _parts(x: Tensor, size: tuple[int, int], step: tuple[int, int]) -> Iterator[
 
 
 def _ramp(count: int, step: int, like: Tensor) -> Tensor:
-    made: Tensor = aten.arange.start_step(0, count * step, step, dtype=torch.int64, device=like.device)
-    return made
+    ramp: Tensor = aten.arange.start_step(0, count * step, step, dtype=torch.int64, device=like.device)
+    return ramp
 
 
 @decomposes(aten.max_pool2d_with_indices_backward.default)
@@ -177,13 +177,13 @@ def max_pool2d_with_indices_backward(
 ) -> Any:
     """Where every element belongs to one window, it gets its gradient if it is the one that was chosen there. Otherwise
     each window adds its gradient to the one it chose."""
-    found = _windows(x, kernel, stride, padding, ceil)
-    if found is None or found[0] != found[1] or any(number != 1 for number in dilation):
+    windows = _windows(x, kernel, stride, padding, ceil)
+    if windows is None or windows[0] != windows[1] or any(number != 1 for number in dilation):
         return _to_chosen(grad, x, indices)
-    if any(e % k for e, k in zip(x.shape[2:], found[0], strict=True)):
+    if any(e % k for e, k in zip(x.shape[2:], windows[0], strict=True)):
         return _to_chosen(grad, x, indices)
     here = _ramp(x.shape[2], x.shape[3], x).unsqueeze(1) + _ramp(x.shape[3], 1, x)
-    return choose(_spread(indices, found[0]) == here, _spread(grad, found[0]), 0.0)
+    return choose(_spread(indices, windows[0]) == here, _spread(grad, windows[0]), 0.0)
 
 
 def _to_chosen(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
@@ -201,5 +201,5 @@ def _to_chosen(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
 
 
 def _zeros(shape: list[int], like: Tensor) -> Tensor:
-    made: Tensor = aten.full.default(shape, 0, dtype=like.dtype, device=like.device)
-    return made
+    zeros: Tensor = aten.full.default(shape, 0, dtype=like.dtype, device=like.device)
+    return zeros

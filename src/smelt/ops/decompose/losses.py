@@ -219,8 +219,8 @@ def _at_class(x: Tensor, index: Tensor) -> Tensor:
         ramp = aten.arange.default(size, dtype=torch.int64, device=x.device)
         places.append(ramp.view([-1 if each == dim else 1 for each in range(index.dim())]))
     places.insert(min(1, index.dim()), index)
-    found: Tensor = aten._unsafe_index.Tensor(x, places)
-    return found
+    elements: Tensor = aten._unsafe_index.Tensor(x, places)
+    return elements
 
 
 @decomposes(aten.nll_loss_forward.default, shape=_nll_loss_shape, raises=True)

@@ -37,14 +37,14 @@ def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Te
     return mean, centered, variance, torch.rsqrt(variance + eps)
 
 
-def _exact_moments(given: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _exact_moments(operand: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """(mean, x - mean, 1 / √(variance + eps)) with what is left beside the mean added to it: of equal numbers the mean
     is that number then, as eager's is, and not one a little beside it, of which `1 / √eps` would make a result.
 
     What is left of float32 is rounding itself, more than in the one mean that eager moves from element to element on
     GPUs. There float64 is added up as fast as memory comes, and its mean needs no second look."""
-    x = widen(given)
-    if given.dtype is torch.float32 and not on_host(given.device):
+    x = widen(operand)
+    if operand.dtype is torch.float32 and not on_host(operand.device):
         mean = torch.mean(x.to(torch.float64), dims, True).to(torch.float32)
         centered = x - mean
         return mean, centered, torch.rsqrt(torch.mean(centered * centered, dims, True) + eps)

@@ -41,7 +41,7 @@ def convolution(
             x.contiguous(), weight.contiguous(), None, stride, padding, dilation, False, beyond, groups
         )
     rank = x.dim() - 2
-    stride, padding, dilation, beyond = (_each(given, rank) for given in (stride, padding, dilation, beyond))
+    stride, padding, dilation, beyond = (_each(sizes, rank) for sizes in (stride, padding, dilation, beyond))
     extent = [
         (size - 1) * step - 2 * pad + apart * (taps - 1) + more + 1
         for size, step, pad, apart, taps, more in zip(
@@ -55,7 +55,7 @@ def to_image(
     grad: Tensor, weight: Tensor, extent: Sequence[int], steps: tuple[Sequence[int], ...], groups: int
 ) -> Any:
     """The image of so many points that a convolution at a stride has this gradient, or image, of."""
-    stride, padding, dilation = (_each(given, len(extent)) for given in steps)
+    stride, padding, dilation = (_each(numbers, len(extent)) for numbers in steps)
     sizes = (*grad.shape, *weight.shape, *extent)
     if set(stride) == {1} or set(dilation) != {1} or any(not isinstance(size, int) for size in sizes):
         return NotImplemented
@@ -69,29 +69,29 @@ def to_image(
         for dim, (r, step, pad, length) in enumerate(zip(residues, stride, padding, points, strict=True)):
             first, before = (r + pad) % step, (r + pad) // step
             taken = aten.slice.Tensor(taken, 2 + dim, first, weight.shape[2 + dim], step)
-            made = grad.shape[2 + dim] + taken.shape[2 + dim] - 1
-            crop += [(-before, before + length - made)]
+            points_out = grad.shape[2 + dim] + taken.shape[2 + dim] - 1
+            crop += [(-before, before + length - points_out)]
         if 0 in taken.shape:
             kept = weight.shape[1] * groups
             zeros: Tensor = aten.full.default([len(grad), kept, *points], 0.0, dtype=grad.dtype, device=grad.device)
             return zeros
         one, none = [1] * len(points), [0] * len(points)
-        given = aten.clone.default(taken, memory_format=torch.contiguous_format)
-        found = aten.convolution.default(grad.contiguous(), given, None, one, none, one, True, none, groups)
-        return _cropped(found, crop)
+        filters = aten.clone.default(taken, memory_format=torch.contiguous_format)
+        image = aten.convolution.default(grad.contiguous(), filters, None, one, none, one, True, none, groups)
+        return _cropped(image, crop)
 
-    found = _interleaved(part, stride, points)
+    whole = _interleaved(part, stride, points)
     for dim, size in enumerate(extent):
-        found = aten.slice.Tensor(found, 2 + dim, 0, size)
-    return found
+        whole = aten.slice.Tensor(whole, 2 + dim, 0, size)
+    return whole
 
 
-def _cropped(found: Tensor, crop: Sequence[tuple[int, int]]) -> Tensor:
+def _cropped(image: Tensor, crop: Sequence[tuple[int, int]]) -> Tensor:
     """Points taken away at the beginning and the end of each dim, or zeros put there."""
     for dim, (before, after) in enumerate(crop, 2):
-        found = aten.slice.Tensor(found, dim, max(-before, 0), found.shape[dim] + min(after, 0))
+        image = aten.slice.Tensor(image, dim, max(-before, 0), image.shape[dim] + min(after, 0))
     pads = [max(each, 0) for pair in reversed(crop) for each in pair]
-    return aten.constant_pad_nd.default(found, pads, 0.0) if any(pads) else found
+    return aten.constant_pad_nd.default(image, pads, 0.0) if any(pads) else image
 
 
 def _interleaved(part: Callable[[tuple[int, ...]], Tensor], stride: Sequence[int], points: Sequence[int]) -> Tensor:
@@ -108,6 +108,6 @@ def _interleaved(part: Callable[[tuple[int, ...]], Tensor], stride: Sequence[int
     return parts[0]
 
 
-def _each(given: Sequence[int], rank: int) -> list[int]:
+def _each(sizes: Sequence[int], rank: int) -> list[int]:
     """One number may stand for all dims."""
-    return [*given] * rank if len(given) == 1 else [*given]
+    return [*sizes] * rank if len(sizes) == 1 else [*sizes]

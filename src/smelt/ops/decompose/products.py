@@ -82,8 +82,8 @@ def attention_backward(
         return NotImplemented
     mask = widen(attn_mask) if attn_mask is not None else None
     op = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    made = widened(op, grad, query, key, value, out, sums, dropout, causal, attn_mask=mask, scale=scale)
-    return tuple(each.to(query.dtype) for each in made)
+    gradients = widened(op, grad, query, key, value, out, sums, dropout, causal, attn_mask=mask, scale=scale)
+    return tuple(each.to(query.dtype) for each in gradients)
 
 
 # As sums of products, for targets whose kernels hold no contractions, where no library may be called. Nothing as large
@@ -100,11 +100,11 @@ def summed_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def summed_product_and_bias(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    made = _summed(a, b)
-    made = made if alpha == 1 else made * alpha
+    total = _summed(a, b)
+    total = total if alpha == 1 else total * alpha
     if beta != 0:
-        made = made + (widen(bias) if beta == 1 else widen(bias) * beta)
-    return made.to(a.dtype)
+        total = total + (widen(bias) if beta == 1 else widen(bias) * beta)
+    return total.to(a.dtype)
 
 
 AS_SUMS: dict[Any, Any] = {

@@ -31,8 +31,8 @@ _BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 def _words(shape: Sequence[Any], device: Any) -> Tensor:
     count = math.prod(shape)
-    found: Tensor = aten.view.default(RANDOM_WORDS(count, device=torch.device(device or HOST)), list(shape))
-    return found
+    words: Tensor = aten.view.default(RANDOM_WORDS(count, device=torch.device(device or HOST)), list(shape))
+    return words
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
@@ -70,8 +70,8 @@ def _exponential(shape: Sequence[Any], dtype: torch.dtype, device: Any) -> Tenso
 def _integers(shape: Sequence[Any], low: int, high: int, dtype: torch.dtype | None, device: Any) -> Any:
     if high - low > 1 << 31:
         return NotImplemented
-    found = _shifted(_words(shape, device) * (high - low), 32) + low
-    return found.to(torch.int64 if dtype is None else dtype)
+    numbers = _shifted(_words(shape, device) * (high - low), 32) + low
+    return numbers.to(torch.int64 if dtype is None else dtype)
 
 
 @_takes_apart(aten.bernoulli.p)

@@ -57,8 +57,8 @@ def unsafe_view(x: Tensor, size: Sequence[int]) -> Any:
 @rewrites(aten._reshape_alias.default)
 def reshape_alias(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Any:
     """As a call it would read by strides that eager has; a value inside of a graph may be laid out otherwise."""
-    made = aten.view.default(x, list(size))
-    return made if made.stride() == tuple(stride) else aten.as_strided.default(x, list(size), list(stride))
+    view = aten.view.default(x, list(size))
+    return view if view.stride() == tuple(stride) else aten.as_strided.default(x, list(size), list(stride))
 
 
 @rewrites(aten.split.Tensor, aten.unsafe_split.Tensor)

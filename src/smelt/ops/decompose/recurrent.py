@@ -25,17 +25,17 @@ def _one_direction(
     of_input, of_state, *rest = weights
     biases = rest[:2] if has_biases else [None, None]
     projection = rest[-1] if len(rest) % 2 else None
-    given = linear(x, of_input, biases[0])
-    made = []
+    input_gates = linear(x, of_input, biases[0])
+    outputs = []
     for step in reversed(range(x.shape[0])) if reverse else range(x.shape[0]):
-        gates = given[step] + linear(h, of_state, biases[1])
+        gates = input_gates[step] + linear(h, of_state, biases[1])
         i, f, g, o = gates.chunk(4, 1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         if projection is not None:
             h = linear(h, projection)
-        made.append(h)
-    return torch.stack(made[::-1] if reverse else made), h, c
+        outputs.append(h)
+    return torch.stack(outputs[::-1] if reverse else outputs), h, c
 
 
 def lstm(*args: Any) -> Any:
@@ -50,15 +50,15 @@ def lstm(*args: Any) -> Any:
     each = len(weights) // (layers * directions)
     last_h, last_c = [], []
     for layer in range(layers):
-        found = []
+        outputs = []
         for direction in range(directions):
             place = layer * directions + direction
             own = weights[place * each : (place + 1) * each]
-            made, h, c = _one_direction(x, state[0][place], state[1][place], own, has_biases, bool(direction))
-            found.append(made)
+            output, h, c = _one_direction(x, state[0][place], state[1][place], own, has_biases, bool(direction))
+            outputs.append(output)
             last_h.append(h)
             last_c.append(c)
-        x = found[0] if len(found) == 1 else torch.cat(found, -1)
+        x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         if dropout and train and layer < layers - 1:
             x = torch.dropout(x, dropout, True)
     return x.transpose(0, 1) if batch_first else x, torch.stack(last_h), torch.stack(last_c)

@@ -73,8 +73,8 @@ def _dims(x: Tensor, dim: Any) -> list[int]:
     rank = x.dim()
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(rank))
-    given = [dim] if isinstance(dim, int) else list(dim)
-    return [one % rank for one in given] if rank else []
+    signed_dims = [dim] if isinstance(dim, int) else list(dim)
+    return [one % rank for one in signed_dims] if rank else []
 
 
 def _dropped(value: Tensor, dims: list[int]) -> Tensor:
@@ -147,26 +147,26 @@ def vector_norm(
 def _extreme(x: Tensor, dim: int, fold: Any) -> tuple[Tensor, Tensor]:
     """(the extreme along `dim`, where it stands first), keeping the dim. A NaN is the most extreme of all."""
     size = x.shape[dim]
-    found = fold(x, [dim], True)
-    return found, torch.amin(_places(x, found, dim, torch.int64, size), [dim], True)
+    extreme = fold(x, [dim], True)
+    return extreme, torch.amin(_places(x, extreme, dim, torch.int64, size), [dim], True)
 
 
-def _first_zero(x: Tensor, found: Tensor, dim: int) -> Tensor:
+def _first_zero(x: Tensor, extreme: Tensor, dim: int) -> Tensor:
     """The extremes, each zero with the sign of the zero that stands first: a fold of values takes any of them. So the
     places of zeros are folded beside, each with the sign of the zero there; that needs no second pass."""
     if not x.is_floating_point():
-        return found
+        return extreme
     size = x.shape[dim]
     number = torch.int32 if size < 2**30 else torch.int64
     places = _along(x, dim, number) * 2 + torch.signbit(x).to(number)
     first = torch.amin(choose(x == 0.0, places, 2 * size), [dim], True)
-    zero = choose(torch.bitwise_and(first, 1) == 1, constant(-0.0, found), 0.0)
-    return choose(found == 0.0, zero, found)
+    zero = choose(torch.bitwise_and(first, 1) == 1, constant(-0.0, extreme), 0.0)
+    return choose(extreme == 0.0, zero, extreme)
 
 
-def _places(x: Tensor, found: Tensor, dim: int, number: torch.dtype, nowhere: int) -> Tensor:
+def _places(x: Tensor, extreme: Tensor, dim: int, number: torch.dtype, nowhere: int) -> Tensor:
     """Each element's place along `dim` where it is the one found, or NaN; `nowhere` elsewhere."""
-    here = x == found
+    here = x == extreme
     if x.is_floating_point():
         here = torch.logical_or(here, torch.isnan(x))
     return choose(here, _along(x, dim, number), nowhere)
@@ -183,9 +183,9 @@ def _extreme_of(x: Tensor, dim: int, keepdim: bool, fold: Any) -> Any:
         return NotImplemented
     along = dim % x.dim()
     dims = [along]
-    found, place = _extreme(x, along, fold)
-    found = _first_zero(x, found, along)
-    return (found, place) if keepdim else (_dropped(found, dims), _dropped(place, dims))
+    extreme, place = _extreme(x, along, fold)
+    extreme = _first_zero(x, extreme, along)
+    return (extreme, place) if keepdim else (_dropped(extreme, dims), _dropped(place, dims))
 
 
 @decomposes(aten.max.dim)
@@ -200,8 +200,8 @@ def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
 
 def _place_of_extreme(x: Tensor, dim: int | None, keepdim: bool, fold: Any) -> Any:
     if dim is not None:
-        found = _extreme_of(x, dim, keepdim, fold)
-        return NotImplemented if found is NotImplemented else found[1]
+        extreme_and_place = _extreme_of(x, dim, keepdim, fold)
+        return NotImplemented if extreme_and_place is NotImplemented else extreme_and_place[1]
     if keepdim or not x.is_contiguous() or x.dim() == 0:
         return NotImplemented
     return _extreme_of(x.view([-1]), 0, False, fold)[1] if x.dtype is not torch.bool else NotImplemented
@@ -222,10 +222,10 @@ def _running_extreme(op: Any) -> Any:
         """Up to each element, and where the last of equals stands: the furthest place so far that was one."""
         if x.dim() == 0 or x.dtype is torch.bool:
             return NotImplemented
-        found = left_whole(op, x, dim)[0]
+        extremes = left_whole(op, x, dim)[0]
         number = torch.int32 if x.shape[dim] < 2**31 else torch.int64
-        places = _places(x, found, dim % x.dim(), number, 0)
-        return found, left_whole(aten.cummax.default, places, dim)[0].to(torch.int64)
+        places = _places(x, extremes, dim % x.dim(), number, 0)
+        return extremes, left_whole(aten.cummax.default, places, dim)[0].to(torch.int64)
 
     return running
 

@@ -112,8 +112,8 @@ def _outer(t: Any) -> Any:
 
 
 def _ramp(count: int, like: Tensor) -> Tensor:
-    made: Tensor = aten.arange.default(count, dtype=torch.float64, device=like.device)
-    return made
+    ramp: Tensor = aten.arange.default(count, dtype=torch.float64, device=like.device)
+    return ramp
 
 
 def _read(x: Tensor, dim: int, places: Tensor, weights: Tensor) -> Tensor:
@@ -158,8 +158,8 @@ def _dims(small: Sequence[int], large: Sequence[int], corners: bool, cubic: bool
     if not all(type(each) is int for each in (*small, *large)):
         return None
     ways = zip(small, large, scales, strict=True)
-    found = [_Resized.of(a, b, corners, cubic, scale) for a, b, scale in ways]
-    return {dim: by for dim, by in enumerate(found, 2) if not by.is_same}
+    resized = [_Resized.of(a, b, corners, cubic, scale) for a, b, scale in ways]
+    return {dim: by for dim, by in enumerate(resized, 2) if not by.is_same}
 
 
 def _resizes(op: Any, backward: Any, rank: int, cubic: bool = False) -> None:
@@ -167,11 +167,11 @@ def _resizes(op: Any, backward: Any, rank: int, cubic: bool = False) -> None:
         dims = _dims(x.shape[2:], size, corners, cubic, scales or [None] * rank)
         if not dims or x.dtype not in _FLOATS:
             return NotImplemented
-        made = x
+        resized = x
         # What shrinks goes first; of what grows, the dimension whose elements are contiguous: they are fewer then.
         for dim in sorted(dims, key=lambda dim: (dims[dim].large > dims[dim].small, -dim)):
-            made = _enlarged(made, dim, dims[dim])
-        return made.to(x.dtype)
+            resized = _enlarged(resized, dim, dims[dim])
+        return resized.to(x.dtype)
 
     def back(grad: Tensor, size: Sequence[int], whole: Sequence[int], corners: bool, *scales: float | None) -> Any:
         dims = _dims(whole[2:], size, corners, cubic, scales or [None] * rank)
@@ -180,10 +180,10 @@ def _resizes(op: Any, backward: Any, rank: int, cubic: bool = False) -> None:
         windows = {dim: by.window for dim, by in dims.items()}
         if None in windows.values():
             return NotImplemented
-        made = grad
+        gradient = grad
         for dim in sorted(dims, key=lambda dim: (dims[dim].small > dims[dim].large, dim)):
-            made = _gathered(made, dim, dims[dim], windows[dim])
-        return made.to(grad.dtype)
+            gradient = _gathered(gradient, dim, dims[dim], windows[dim])
+        return gradient.to(grad.dtype)
 
     decomposes(op)(forward)
     decomposes(backward)(back)

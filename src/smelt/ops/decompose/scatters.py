@@ -50,13 +50,13 @@ def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, unsafe: bool = False
 ) -> Any:
     """By one mask, if one element goes everywhere: how many places there are does not matter then."""
-    given = [dim for dim, index in enumerate(indices) if index is not None]
-    mask = indices[given[0]] if len(given) == 1 else None
+    indexed_dims = [dim for dim, index in enumerate(indices) if index is not None]
+    mask = indices[indexed_dims[0]] if len(indexed_dims) == 1 else None
     if mask is None or mask.dtype is not torch.bool or values.numel() != 1 or values.dtype is not x.dtype:
         return NotImplemented
-    if mask.dim() == 0 or tuple(x.shape[given[0] : given[0] + mask.dim()]) != tuple(mask.shape):
+    if mask.dim() == 0 or tuple(x.shape[indexed_dims[0] : indexed_dims[0] + mask.dim()]) != tuple(mask.shape):
         return NotImplemented
-    after = x.dim() - given[0] - mask.dim()
+    after = x.dim() - indexed_dims[0] - mask.dim()
     element = values.reshape(())
     return torch.where(mask.reshape(*mask.shape, *([1] * after)), x + element if accumulate else element, x)
 

@@ -52,8 +52,8 @@ def _order(x: Tensor, descending: bool) -> Tensor:
     earlier = places < aten.unsqueeze.default(places, -1)
     rank = (before | (same & earlier)).to(torch.int64).sum(-1)
     numbers = aten.expand.default(places, list(x.shape))
-    found: Tensor = aten.scatter.src(torch.zeros_like(rank), -1, rank, numbers)
-    return found
+    order: Tensor = aten.scatter.src(torch.zeros_like(rank), -1, rank, numbers)
+    return order
 
 
 def _sorted(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
@@ -63,8 +63,8 @@ def _sorted(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     return aten.gather.default(moved, -1, order), order
 
 
-def _moved_back(found: tuple[Tensor, Tensor], dim: int) -> tuple[Tensor, Tensor]:
-    values, numbers = (aten.transpose.int(each, dim, -1) for each in found)
+def _moved_back(values_and_numbers: tuple[Tensor, Tensor], dim: int) -> tuple[Tensor, Tensor]:
+    values, numbers = (aten.transpose.int(each, dim, -1) for each in values_and_numbers)
     return values, numbers
 
 

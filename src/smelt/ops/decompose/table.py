@@ -102,16 +102,16 @@ def checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
             return NotImplemented
         alone = isinstance(expected, UnplacedSpec)
         specs: tuple[UnplacedSpec | None, ...] = (expected,) if alone else tuple(expected)
-        given = next((value for value in args if isinstance(value, torch.Tensor)), None)
-        if any(each is not None and 0 in each.shape for each in (specs if given is None else (given,))):
+        first_tensor = next((value for value in args if isinstance(value, torch.Tensor)), None)
+        if any(each is not None and 0 in each.shape for each in (specs if first_tensor is None else (first_tensor,))):
             return NotImplemented
         result = function(*args, **kwargs)
         if result is NotImplemented:
             return NotImplemented
         if alone:
             return _conformed(result, expected)
-        made = tuple(_conformed(value, spec) for value, spec in zip(result, specs, strict=True))
-        return NotImplemented if any(value is NotImplemented for value in made) else made
+        results = tuple(_conformed(value, spec) for value, spec in zip(result, specs, strict=True))
+        return NotImplemented if any(value is NotImplemented for value in results) else results
 
     decomposition.__name__ = getattr(function, "__name__", str(op))
     return _by_layout(decomposition)
@@ -121,9 +121,9 @@ def expected_of(op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
     """What the operator itself returns, or `NotImplemented`. Rules of libraries are those of the CPU; PyTorch's meta
     kernels are asked about other devices, for which they are written, and about operators without a rule."""
     device = result_device(op, args, kwargs)
-    found = describe(op, args, kwargs, device)
-    if found is not NotImplemented or (on_host(device) and has_rule(op)):
-        return found
+    specs = describe(op, args, kwargs, device)
+    if specs is not NotImplemented or (on_host(device) and has_rule(op)):
+        return specs
     with _disable_current_modes():  # the graph that is recorded is none of its business
         return described(op, args, kwargs, device)
 
@@ -180,8 +180,8 @@ def widen(value: torch.Tensor) -> torch.Tensor:
 
 def constant(value: float, like: torch.Tensor) -> torch.Tensor:
     """A number as a tensor without dimensions, for operators that take no numbers."""
-    made: torch.Tensor = torch.ops.aten.full.default([], value, dtype=like.dtype, device=like.device)
-    return made
+    number: torch.Tensor = torch.ops.aten.full.default([], value, dtype=like.dtype, device=like.device)
+    return number
 
 
 def choose(condition: torch.Tensor, yes: torch.Tensor | float, no: torch.Tensor | float) -> torch.Tensor:

@@ -67,10 +67,10 @@ def _row_by_row(op: Any) -> Callable[[Function], Function]:
         def decomposition(*args: Any, **kwargs: Any) -> Any:
             if any(isinstance(each, Tensor) and (0 in each.shape or each.is_complex()) for each in args):
                 return NotImplemented
-            found = function(*args, **kwargs)
-            if found is NotImplemented or isinstance(found, Tensor):
-                return found if found is NotImplemented else found.contiguous()
-            return tuple(each.contiguous() for each in found)
+            results = function(*args, **kwargs)
+            if results is NotImplemented or isinstance(results, Tensor):
+                return results if results is NotImplemented else results.contiguous()
+            return tuple(each.contiguous() for each in results)
 
         TABLE[op] = decomposition
         return function
@@ -158,8 +158,8 @@ def bucketize(x: Tensor, borders: Tensor, *, out_int32: bool = False, right: boo
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     if x.dim() == 0 or not isinstance(k, int):
         return NotImplemented
-    found = [aten.slice.Tensor(each, dim, k - 1, k) for each in sort(x, dim)]
-    return tuple(found) if keepdim else tuple(aten.squeeze.dim(each, dim) for each in found)
+    value_and_number = [aten.slice.Tensor(each, dim, k - 1, k) for each in sort(x, dim)]
+    return tuple(value_and_number) if keepdim else tuple(aten.squeeze.dim(each, dim) for each in value_and_number)
 
 
 @_row_by_row(aten.median.dim)
@@ -173,8 +173,8 @@ def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     if x.is_floating_point():
         strange = (values != values).to(torch.int64).sum(-1, keepdim=True)
         place = choose(strange > 0, length - strange, place)
-    found = [aten.transpose.int(aten.gather.default(each, -1, place), dim, -1) for each in (values, numbers)]
-    return tuple(found) if keepdim else tuple(aten.squeeze.dim(each, dim) for each in found)
+    value_and_number = [aten.transpose.int(aten.gather.default(each, -1, place), dim, -1) for each in (values, numbers)]
+    return tuple(value_and_number) if keepdim else tuple(aten.squeeze.dim(each, dim) for each in value_and_number)
 
 
 @_row_by_row(aten.median.default)

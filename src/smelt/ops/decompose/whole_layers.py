@@ -23,27 +23,27 @@ _BY_PAIRS, _BY_KEYS, _WHOLE = 0, 1, 2  # what a mask is of: queries and keys, ke
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     rows = x.reshape([-1, x.shape[-1]])
-    found: Tensor = aten.addmm.default(bias, rows, aten.t.default(weight))
-    return aten.view.default(found, [*x.shape[:-1], weight.shape[0]])  # type: ignore[no-any-return]
+    products: Tensor = aten.addmm.default(bias, rows, aten.t.default(weight))
+    return aten.view.default(products, [*x.shape[:-1], weight.shape[0]])  # type: ignore[no-any-return]
 
 
 def _projected(x: Tensor, weight: Tensor, bias: Tensor, heads: int) -> list[Tensor]:
     """What rows of a weight make of an input, `x.shape[-1]` rows each: by sample, head, place and channel."""
     samples, length, width = x.shape
-    made = weight.shape[0] // width
-    found = aten.view.default(_linear(x, weight, bias), [samples, length, made, heads, width // heads])
-    return [aten.permute.default(aten.select.int(found, 2, number), [0, 2, 1, 3]) for number in range(made)]
+    part_count = weight.shape[0] // width
+    by_part = aten.view.default(_linear(x, weight, bias), [samples, length, part_count, heads, width // heads])
+    return [aten.permute.default(aten.select.int(by_part, 2, number), [0, 2, 1, 3]) for number in range(part_count)]
 
 
 def _heads_of(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor, heads: int) -> list[Tensor]:
     if query is key is value:
         return _projected(query, weight, bias, heads)
-    width, found = query.shape[-1], []
+    width, projections = query.shape[-1], []
     for number, x in enumerate((query, key, value)):
         first, last = number * width, (number + 1) * width
         rows = aten.slice.Tensor(weight, 0, first, last), aten.slice.Tensor(bias, 0, first, last)
-        found += _projected(x, *rows, heads)
-    return found
+        projections += _projected(x, *rows, heads)
+    return projections
 
 
 def _mask_of(mask: Tensor, kind: int | None, scores: tuple[int, ...]) -> Any:
@@ -98,10 +98,10 @@ def multi_head_attention(
     if need_weights or not taken or key.shape[1] != value.shape[1] or qkv_weight.shape[0] != 3 * width:
         return NotImplemented
     by_heads = _heads_of(query, key, value, qkv_weight, qkv_bias, heads)
-    found = _attention(by_heads[0], by_heads[1], by_heads[2], mask, mask_type)
-    if found is NotImplemented:
+    attended = _attention(by_heads[0], by_heads[1], by_heads[2], mask, mask_type)
+    if attended is NotImplemented:
         return NotImplemented
-    together = aten.permute.default(found, [0, 2, 1, 3]).reshape([*query.shape[:2], width])
+    together = aten.permute.default(attended, [0, 2, 1, 3]).reshape([*query.shape[:2], width])
     return _linear(together, weight, bias), None
 
 
@@ -137,9 +137,9 @@ def encoder_layer(
             return value
         return aten.native_layer_norm.default(value, [width], *norms[which], eps)[0]  # type: ignore[no-any-return]
 
-    given = normed(x, 0, norm_first)
+    seen = normed(x, 0, norm_first)
     attended = multi_head_attention(
-        given, given, given, width, heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type
+        seen, seen, seen, width, heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type
     )
     if attended is NotImplemented:
         return NotImplemented

@@ -31,13 +31,13 @@ def _multiplied(a: Tensor, b: Tensor) -> Tensor:
     """The products of matrices, for each image and head."""
     images, heads, rows, inner = a.shape
     left, right = a.reshape([images * heads, rows, inner]), b.reshape([images * heads, inner, b.shape[3]])
-    found: Tensor = aten.view.default(aten.bmm.default(left, right), [images, heads, rows, b.shape[3]])
-    return found
+    products: Tensor = aten.view.default(aten.bmm.default(left, right), [images, heads, rows, b.shape[3]])
+    return products
 
 
 def _turned(x: Tensor) -> Tensor:
-    found: Tensor = aten.permute.default(x, [0, 1, 3, 2])
-    return found
+    transposed: Tensor = aten.permute.default(x, [0, 1, 3, 2])
+    return transposed
 
 
 def _scores(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> tuple[Tensor, float]:
@@ -60,15 +60,15 @@ def _repeated(x: Tensor, times: int) -> Tensor:
     """Each head so many times."""
     images, heads, tokens, width = x.shape
     several = aten.expand.default(aten.unsqueeze.default(x, 2), [images, heads, times, tokens, width])
-    found: Tensor = several.reshape([images, heads * times, tokens, width])
-    return found
+    repeated: Tensor = several.reshape([images, heads * times, tokens, width])
+    return repeated
 
 
 def _summed(x: Tensor, times: int) -> Tensor:
     """The sum of what belongs to one head, of `_repeated`."""
     images, heads, tokens, width = x.shape
-    found: Tensor = aten.view.default(x, [images, heads // times, times, tokens, width]).sum(2)
-    return found
+    sums: Tensor = aten.view.default(x, [images, heads // times, times, tokens, width]).sum(2)
+    return sums
 
 
 def _is_kernel(*tensors: Tensor) -> bool:
@@ -101,9 +101,9 @@ def attention(
     total = shares.sum(-1, keepdim=True)
     nothing = total == 0
     safe = choose(nothing, 1.0, total)
-    found = _multiplied(shares, widen(value)) / safe
+    attended = _multiplied(shares, widen(value)) / safe
     sums = choose(nothing, 0.0, top + safe.log())
-    return found, aten.squeeze.dim(sums, 3)
+    return attended, aten.squeeze.dim(sums, 3)
 
 
 @_takes_apart(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
@@ -124,9 +124,9 @@ def attention_backward(
     if dropout or query.dim() != 4 or (times := _sharing(query, key)) is None:
         return NotImplemented
     if times != 1:
-        given = grad, query, _repeated(key, times), _repeated(value, times), out, sums, dropout, causal
+        arguments = grad, query, _repeated(key, times), _repeated(value, times), out, sums, dropout, causal
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-        of_query, *of_others = backward(*given, attn_mask=attn_mask, scale=scale)
+        of_query, *of_others = backward(*arguments, attn_mask=attn_mask, scale=scale)
         return of_query, *(_summed(each, times) for each in of_others)
     if not in_memory and _is_kernel(query, key):
         return NotImplemented
@@ -166,14 +166,14 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
         return aten.clone.default(parts[0].to(dtype), memory_format=torch.contiguous_format)
     whole = sum(part.shape[dim] for part in parts)
     place = aten.view.default(torch.arange(whole, device=parts[0].device), [whole] + [1] * after)
-    start, found = 0, None
+    start, joined = 0, None
     for part in parts:
         length = part.shape[dim]
         pads = [0, 0] * after + [start, whole - start - length]
         among = aten.constant_pad_nd.default(part.to(dtype), pads, False if dtype is torch.bool else 0)
-        found = among if found is None else aten.where.self(place >= start, among, found)
+        joined = among if joined is None else aten.where.self(place >= start, among, joined)
         start += length
-    return found
+    return joined
 
 
 def _among_zeros(part: Tensor, size: int, dim: int, start: int, step: int) -> tuple[Tensor, Tensor]:
@@ -185,8 +185,8 @@ def _among_zeros(part: Tensor, size: int, dim: int, start: int, step: int) -> tu
     if step == 1:
         nothing = False if part.dtype is torch.bool else 0
         return aten.constant_pad_nd.default(part, [0, 0] * after + [start, size - start - length], nothing), taken
-    found = aten.index_select.default(part, dim, aten.clamp.default(place // step, 0, length - 1))
-    return aten.where.self(taken, found, aten.zeros_like.default(found)), taken
+    spread = aten.index_select.default(part, dim, aten.clamp.default(place // step, 0, length - 1))
+    return aten.where.self(taken, spread, aten.zeros_like.default(spread)), taken
 
 
 def _first(size: int, start: int | None) -> int:
@@ -214,8 +214,8 @@ def slice_scatter(
     dim %= base.dim()
     if 0 in part.shape:
         return aten.clone.default(base)
-    found, taken = _among_zeros(part.to(base.dtype), base.shape[dim], dim, _first(base.shape[dim], start), step)
-    return aten.where.self(taken, found, base)
+    spread, taken = _among_zeros(part.to(base.dtype), base.shape[dim], dim, _first(base.shape[dim], start), step)
+    return aten.where.self(taken, spread, base)
 
 
 @_takes_apart(aten.select_scatter.default)
@@ -224,8 +224,8 @@ def select_scatter(base: Tensor, part: Tensor, dim: int, index: int) -> Any:
     if 0 in part.shape:
         return aten.clone.default(base)
     whole = aten.unsqueeze.default(part.to(base.dtype), dim)
-    found, taken = _among_zeros(whole, base.shape[dim], dim, index % base.shape[dim], 1)
-    return aten.where.self(taken, found, base)
+    spread, taken = _among_zeros(whole, base.shape[dim], dim, index % base.shape[dim], 1)
+    return aten.where.self(taken, spread, base)
 
 
 # Memory.
@@ -271,8 +271,8 @@ def diagonal_scatter(base: Tensor, part: Tensor, offset: int = 0, dim1: int = 0,
     along, last = (cols, -2) if offset < 0 else (rows, -1)
     taken = aten.index_select.default(part.to(base.dtype), part.dim() - 1, along.clamp(0, part.shape[-1] - 1))
     on_it = cols - aten.unsqueeze.default(rows, 1) == offset
-    found = aten.where.self(on_it, aten.unsqueeze.default(taken, last), moved)
-    return aten.permute.default(found, [order.index(dim) for dim in range(base.dim())])
+    scattered = aten.where.self(on_it, aten.unsqueeze.default(taken, last), moved)
+    return aten.permute.default(scattered, [order.index(dim) for dim in range(base.dim())])
 
 
 def _with_any_layout(table: Table, op: Any, function: Callable[..., Any]) -> None:
@@ -280,8 +280,8 @@ def _with_any_layout(table: Table, op: Any, function: Callable[..., Any]) -> Non
     alike = table.get(op)
 
     def written(*args: Any, **kwargs: Any) -> Any:
-        found = NotImplemented if alike is None else alike(*args, **kwargs)
-        return function(*args, **kwargs) if found is NotImplemented else found
+        result = NotImplemented if alike is None else alike(*args, **kwargs)
+        return function(*args, **kwargs) if result is NotImplemented else result
 
     table[op] = written
 

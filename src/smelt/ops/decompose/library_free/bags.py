@@ -128,5 +128,5 @@ def weights_backward(
         return NotImplemented
     bag = _bag_of_each(offsets, indices.shape[0], grad.shape[0]) if 0 in bag.shape else bag
     products = aten.index_select.default(widen(grad), 0, bag) * widen(aten.embedding.default(table, indices))
-    found, counted = products.sum(1), _is_counted(indices, padding, table.shape[0])
-    return (found if counted is None else choose(counted, found, 0.0)).to(grad.dtype)
+    sums, counted = products.sum(1), _is_counted(indices, padding, table.shape[0])
+    return (sums if counted is None else choose(counted, sums, 0.0)).to(grad.dtype)

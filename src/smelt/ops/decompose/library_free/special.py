@@ -79,10 +79,10 @@ def _at_least_half(x: Tensor) -> Tensor:
     near = x - steps  # 0.5 to 2.5
     upper = near > 1.5
     t = near - where(upper, 2.0, torch.ones_like(near))
-    found = t * _polynomial(coefficients.LGAMMA, _on(-0.5, 0.5, t)) + where(upper, t, 0.0).log1p() + factors.log()
+    near_one = t * _polynomial(coefficients.LGAMMA, _on(-0.5, 0.5, t)) + where(upper, t, 0.0).log1p() + factors.log()
     terms = [b / (2 * k * (2 * k - 1)) for k, b in enumerate(BERNOULLI, 1)]
     correction = _series(terms, x) / x + (0.5 * math.log(2 * math.pi) - 0.5)
-    return where(x < 8.5, found, (x - 0.5) * (x.log() - 1.0) + correction)
+    return where(x < 8.5, near_one, (x - 0.5) * (x.log() - 1.0) + correction)
 
 
 @_special(aten.lgamma.default)
@@ -104,11 +104,11 @@ def digamma(x: Tensor) -> Tensor:
         steps = steps + (turned + float(k)).reciprocal()
     far = where(low, turned + float(_FAR), turned)
     terms = [b / (2 * k) for k, b in enumerate(BERNOULLI, 1)]
-    found = far.log() - far.reciprocal() * 0.5 - _series(terms, far) / (far * far) - where(low, steps, 0.0)
+    value = far.log() - far.reciprocal() * 0.5 - _series(terms, far) / (far * far) - where(low, steps, 0.0)
     angle = (x - x.round()) * math.pi
-    found = where(x < 0.5, found - angle.cos() / angle.sin() * math.pi, found)
+    value = where(x < 0.5, value - angle.cos() / angle.sin() * math.pi, value)
     pole = where(x == 0.0, where(x.signbit(), torch.full_like(x, math.inf), -math.inf), math.nan)
-    return where((x <= 0.0) & (x == x.floor()), pole, found)
+    return where((x <= 0.0) & (x == x.floor()), pole, value)
 
 
 def _trigamma(x: Tensor) -> Tensor:
@@ -120,9 +120,9 @@ def _trigamma(x: Tensor) -> Tensor:
         steps = steps + (next_one * next_one).reciprocal()
     far = where(low, turned + float(_FAR), turned)
     once = far.reciprocal()
-    found = once + once * once * 0.5 + _series(list(BERNOULLI), far) * once * once * once + where(low, steps, 0.0)
+    value = once + once * once * 0.5 + _series(list(BERNOULLI), far) * once * once * once + where(low, steps, 0.0)
     sine = _sin_pi(x) * (1 / math.pi)
-    return where(x < 0.5, (sine * sine).reciprocal() - found, found)
+    return where(x < 0.5, (sine * sine).reciprocal() - value, value)
 
 
 @decomposes(aten.polygamma.default, table=TABLE)

@@ -31,15 +31,15 @@ def _where_no_other_does(*ops: Any, like: int = 0) -> Callable[[Callable[..., An
             usual = DECOMPOSITIONS.get(op) or TABLE.get(op)
 
             def decomposition(*args: Any, usual: Any = usual, **kwargs: Any) -> Any:
-                found, x = NotImplemented if usual is None else usual(*args, **kwargs), args[like]
-                if found is not NotImplemented or 0 in x.shape or not x.dtype.is_floating_point:
-                    return found
+                usual_result, x = NotImplemented if usual is None else usual(*args, **kwargs), args[like]
+                if usual_result is not NotImplemented or 0 in x.shape or not x.dtype.is_floating_point:
+                    return usual_result
                 pixels_first = x.dim() == 4 and not x.is_contiguous()
                 pixels_first = pixels_first and x.is_contiguous(memory_format=torch.channels_last)
                 layout = torch.channels_last if pixels_first else torch.contiguous_format
-                made = function(*args, **kwargs)
-                alone = isinstance(made, Tensor)
-                laid_out = [aten.clone.default(each, memory_format=layout) for each in ([made] if alone else made)]
+                result = function(*args, **kwargs)
+                alone = isinstance(result, Tensor)
+                laid_out = [aten.clone.default(each, memory_format=layout) for each in ([result] if alone else result)]
                 return laid_out[0] if alone else tuple(laid_out)
 
             TABLE[op] = decomposition
@@ -225,8 +225,8 @@ def _ratio(small: int, large: int, scale: float | None, like: Tensor) -> Tensor:
 
 def _nearest(offset: float) -> Callable[..., Any]:
     def resize(x: Tensor, size: Sequence[int], *scales: Any, **named: Any) -> Any:
-        given = [*scales, *named.values()] or [None] * len(size)
-        for dim, (large, scale) in enumerate(zip(size, given, strict=True), 2):
+        scale_of_each = [*scales, *named.values()] or [None] * len(size)
+        for dim, (large, scale) in enumerate(zip(size, scale_of_each, strict=True), 2):
             number = torch.arange(large, device=x.device).to(torch.float32) + offset
             places = (number * _ratio(x.shape[dim], large, scale, x)).to(torch.int64)
             x = aten.index_select.default(x, dim, places.clamp_max(x.shape[dim] - 1))
@@ -236,8 +236,8 @@ def _nearest(offset: float) -> Callable[..., Any]:
 
 
 def _linear(x: Tensor, size: Sequence[int], corners: bool, *scales: Any, **named: Any) -> Any:
-    given, made = [*scales, *named.values()] or [None] * len(size), widen(x)
-    for dim, (large, scale) in enumerate(zip(size, given, strict=True), 2):
+    scale_of_each, resized = [*scales, *named.values()] or [None] * len(size), widen(x)
+    for dim, (large, scale) in enumerate(zip(size, scale_of_each, strict=True), 2):
         small = x.shape[dim]
         number = torch.arange(large, device=x.device).to(torch.float32)
         if corners:
@@ -247,12 +247,12 @@ def _linear(x: Tensor, size: Sequence[int], corners: bool, *scales: Any, **named
         low = real.to(torch.int64).clamp_max(small - 1)
         high = (low + 1).clamp_max(small - 1)
         after = [1] * (x.dim() - 1 - dim)
-        share = aten.view.default((real - low.to(torch.float32)).clamp(0, 1), [large, *after]).to(made.dtype)
-        made = (
-            aten.index_select.default(made, dim, low) * (1 - share)
-            + aten.index_select.default(made, dim, high) * share
+        share = aten.view.default((real - low.to(torch.float32)).clamp(0, 1), [large, *after]).to(resized.dtype)
+        resized = (
+            aten.index_select.default(resized, dim, low) * (1 - share)
+            + aten.index_select.default(resized, dim, high) * share
         )
-    return made.to(x.dtype)
+    return resized.to(x.dtype)
 
 
 for _rank, _name in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
