@@ -77,16 +77,16 @@ def _alike(first: TensorSpec, second: TensorSpec) -> bool:
 
 def spec_of_call(target: object, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
     """What a call that is not in the graph would return, where a rule can tell."""
-    given = tuple(_ghosts(value) for value in args)
+    fake_args = tuple(_ghosts(value) for value in args)
     named = {name: _ghosts(value) for name, value in kwargs.items()}
     try:
-        device = result_device(target, given, named)
-        found = describe(target, given, named, device)
+        device = result_device(target, fake_args, named)
+        result = describe(target, fake_args, named, device)
     except (RuntimeError, IndexError):  # a call that PyTorch would refuse
         return None
-    if not isinstance(found, UnplacedSpec):
+    if not isinstance(result, UnplacedSpec):
         return None
-    spec = found.on(device)
+    spec = result.on(device)
     return resized(spec, from_symbolic, is_symbolic_size) if spec.varies else spec
 
 
@@ -104,8 +104,8 @@ def fits(node: fx.Node, target: object, args: tuple[object, ...], kwargs: dict[s
     spec = spec_of(node)
     if not isinstance(spec, TensorSpec):
         return False
-    made = spec_of_call(target, args, kwargs or {})
-    return made is not None and _alike(made, spec) and made.device == spec.device
+    result = spec_of_call(target, args, kwargs or {})
+    return result is not None and _alike(result, spec) and result.device == spec.device
 
 
 def insert(
@@ -113,7 +113,7 @@ def insert(
 ) -> fx.Node:
     """A new call just before `node`, with its spec and the rest of its metadata."""
     with node.graph.inserting_before(node):
-        made = node.graph.create_node("call_function", target, args, kwargs or {}, target.overloadpacket.__name__)  # type: ignore[arg-type]
-    made.meta.update(node.meta)
-    set_spec(made, spec_of(node))
-    return made
+        call = node.graph.create_node("call_function", target, args, kwargs or {}, target.overloadpacket.__name__)  # type: ignore[arg-type]
+    call.meta.update(node.meta)
+    set_spec(call, spec_of(node))
+    return call

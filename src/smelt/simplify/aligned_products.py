@@ -46,9 +46,9 @@ def _is_worth_it(specs: list[TensorSpec]) -> bool:
     return narrow and sizes[0] * sizes[1] * sizes[2] >= _LEAST_WORK
 
 
-def _lacks(made: TensorSpec, left: TensorSpec, right: TensorSpec) -> tuple[int, int, int]:
+def _lacks(result: TensorSpec, left: TensorSpec, right: TensorSpec) -> tuple[int, int, int]:
     """What rows, columns and sums lack of multiples of eight, where numbers lie side by side along them."""
-    rows, columns = made.shape
+    rows, columns = result.shape
     sums = left.shape[1]
     by_rows, by_sums = left.stride[0] == 1 and left.stride[1] != 1, left.stride[1] == 1 or right.stride[0] == 1
     return -rows % _ALIGNED if by_rows else 0, -columns % _ALIGNED, -sums % _ALIGNED if by_sums else 0
@@ -58,12 +58,12 @@ def _pad(node: fx.Node, lacks: tuple[int, int, int]) -> None:
     *bias, left, right = node.args
     rows, columns, sums = lacks
     wide = [_padded(node, left, (rows, sums)), _padded(node, right, (sums, columns))]
-    given = tuple(_padded(node, each, (columns,)) for each in bias)
-    product = _call(node, node.target, (*given, *wide))
-    found = tensor_spec(node).shape
+    padded_bias = tuple(_padded(node, each, (columns,)) for each in bias)
+    product = _call(node, node.target, (*padded_bias, *wide))
+    shape = tensor_spec(node).shape
     for dim, lack in enumerate((rows, columns)):
         if lack:
-            product = _call(node, aten.slice.Tensor, (product, dim, 0, found[dim]))
+            product = _call(node, aten.slice.Tensor, (product, dim, 0, shape[dim]))
     if tensor_spec(product).stride == tensor_spec(node).stride:
         node.replace_all_uses_with(product)
         return
@@ -98,6 +98,6 @@ def _call(node: fx.Node, target: object, args: tuple[object, ...]) -> fx.Node:
     """A new call before `node`, of which it is known what it returns."""
     spec = spec_of_call(target, args, {})
     assert spec is not None, f"{target} is known to the rules"
-    made = insert(node, target, args)  # type: ignore[arg-type]
-    set_spec(made, spec)
-    return made
+    call = insert(node, target, args)  # type: ignore[arg-type]
+    set_spec(call, spec)
+    return call

@@ -42,7 +42,7 @@ def _draw_bools(node: fx.Node) -> None:
     options = {"dtype": torch.bool, "memory_format": torch.contiguous_format}
     template = insert(node, aten.empty_like.default, (like,), options)
     coins = insert(node, aten.bernoulli.p, (template, *node.args[1:]), dict(node.kwargs))
-    for made in (template, coins):
-        set_spec(made, TensorSpec(spec.shape, spec.stride, torch.bool, spec.device))
+    for call in (template, coins):
+        set_spec(call, TensorSpec(spec.shape, spec.stride, torch.bool, spec.device))
     node.replace_all_uses_with(insert(node, aten._to_copy.default, (coins,), {"dtype": spec.dtype}))
     node.graph.erase_node(node)

@@ -75,12 +75,12 @@ class _Images:
         x, *rest = node.args
         if not self._takes_last(node, x, transposed=node.args[6]) or not self.fuel.take(node):
             return
-        made = insert(node, aten.convolution.default, (self._laid(x, node), *rest))
-        set_spec(made, _last(tensor_spec(node)))
-        self._stands_for(made, node)
+        call = insert(node, aten.convolution.default, (self._laid(x, node), *rest))
+        set_spec(call, _last(tensor_spec(node)))
+        self._stands_for(call, node)
 
-    def _stands_for(self, made: fx.Node, node: fx.Node) -> None:
-        self.last[node] = made
+    def _stands_for(self, call: fx.Node, node: fx.Node) -> None:
+        self.last[node] = call
         self.old.append(node)
 
     def _gradients(self, node: fx.Node) -> None:
@@ -89,15 +89,15 @@ class _Images:
             return
         specs = spec_of(node)
         assert isinstance(specs, tuple)
-        made = insert(node, aten.convolution_backward.default, (self._laid(gradient, node), self._laid(x, node), *rest))
+        call = insert(node, aten.convolution_backward.default, (self._laid(gradient, node), self._laid(x, node), *rest))
         images = tuple(None if spec is None else _last(spec) for spec in specs[:2])
-        set_spec(made, (*images, *specs[2:]))
+        set_spec(call, (*images, *specs[2:]))
         self.old.append(node)
         for part in list(node.users):
             number = part.args[1]
             assert isinstance(number, int)
             with self.graph.inserting_before(part):
-                twin = self.graph.call_function(operator.getitem, (made, number))
+                twin = self.graph.call_function(operator.getitem, (call, number))
             twin.meta.update(part.meta)
             if number < len(images) and images[number] != specs[number]:
                 set_spec(twin, images[number])
@@ -134,9 +134,9 @@ class _Images:
         made_spec = spec_of_call(node.target, args, dict(node.kwargs))
         if made_spec is None or made_spec.shape != spec.shape or not is_channels_last(spec.shape, made_spec.stride):
             return
-        made = insert(node, node.target, args, dict(node.kwargs))
-        set_spec(made, made_spec)
-        self._stands_for(made, node)
+        call = insert(node, node.target, args, dict(node.kwargs))
+        set_spec(call, made_spec)
+        self._stands_for(call, node)
 
     def _cut(self, node: fx.Node) -> None:
         """A part of an image, as a view. Whoever reads it otherwise keeps the view there was."""
@@ -145,9 +145,9 @@ class _Images:
         args = (self.last[x], *node.args[1:])
         spec = spec_of_call(aten.slice.Tensor, args, dict(node.kwargs))
         if spec is not None:
-            made = insert(node, aten.slice.Tensor, args, dict(node.kwargs))
-            set_spec(made, spec)
-            self._stands_for(made, node)
+            view = insert(node, aten.slice.Tensor, args, dict(node.kwargs))
+            set_spec(view, spec)
+            self._stands_for(view, node)
 
     def _reduce(self, node: fx.Node, spec: TensorSpec) -> None:
         """Where a sum is read does not show in it, but for the strides of dims without extent."""
@@ -155,8 +155,8 @@ class _Images:
         if not isinstance(x, fx.Node) or x not in self.last or not isinstance(node.target, torch._ops.OpOverload):
             return
         args = (self.last[x], *node.args[1:])
-        found = spec_of_call(node.target, args, dict(node.kwargs))
-        if found is not None and _same(found, spec):
+        result = spec_of_call(node.target, args, dict(node.kwargs))
+        if result is not None and _same(result, spec):
             node.args = args
 
     def _operand(self, argument: Any, spec: TensorSpec, node: fx.Node) -> Any:
@@ -164,10 +164,10 @@ class _Images:
             return argument
         if argument in self.last:
             return self.last[argument]
-        given = spec_of(argument)
-        if not isinstance(given, TensorSpec) or given.shape != spec.shape:
+        argument_spec = spec_of(argument)
+        if not isinstance(argument_spec, TensorSpec) or argument_spec.shape != spec.shape:
             return argument
-        return self._laid(argument, node) if is_contiguous(given.shape, given.stride) else argument
+        return self._laid(argument, node) if is_contiguous(argument_spec.shape, argument_spec.stride) else argument
 
     def _laid(self, value: Any, node: fx.Node) -> fx.Node:
         """A value channels-last, for `node` and those behind it."""
@@ -178,9 +178,9 @@ class _Images:
         if is_channels_last(spec.shape, spec.stride):
             assert isinstance(value, fx.Node)
             return value
-        made = self.copies[value] = insert(node, aten.clone.default, (value,), {"memory_format": torch.channels_last})
-        set_spec(made, _last(spec))
-        return made
+        copy = self.copies[value] = insert(node, aten.clone.default, (value,), {"memory_format": torch.channels_last})
+        set_spec(copy, _last(spec))
+        return copy
 
     def _replace_old(self) -> None:
         """Copies for those who read what was there before, which goes."""

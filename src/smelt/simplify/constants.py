@@ -73,11 +73,11 @@ def fold_constants(traced: Traced, fuel: Fuel) -> Traced:
     for node in list(traced.graph.nodes):
         if node.op != "call_function":
             continue
-        found = _uniform(node, known)
-        if found is not None:
-            known[node] = found
+        uniform = _uniform(node, known)
+        if uniform is not None:
+            known[node] = uniform
             if node.target not in (aten.full.default, *_CARRIERS):
-                _as_full(node, found, known, fuel)
+                _as_full(node, uniform, known, fuel)
         elif node.target in _RIGHT:
             _take_number(node, known, fuel)
     return traced
@@ -130,21 +130,21 @@ def _computed(node: fx.Node, spec: TensorSpec, known: dict[fx.Node, _Uniform]) -
     args = fx.node.map_arg(node.args, sample)
     kwargs = fx.node.map_arg(node.kwargs, sample)
     assert isinstance(node.target, torch._ops.OpOverload)
-    made = node.target(*args, **kwargs)
-    return _Uniform(BASE.item(made), spec.dtype) if made.dtype is spec.dtype else None
+    element = node.target(*args, **kwargs)
+    return _Uniform(BASE.item(element), spec.dtype) if element.dtype is spec.dtype else None
 
 
-def _as_full(node: fx.Node, found: _Uniform, known: dict[fx.Node, _Uniform], fuel: Fuel) -> None:
+def _as_full(node: fx.Node, uniform: _Uniform, known: dict[fx.Node, _Uniform], fuel: Fuel) -> None:
     """Spell a constant as `full`, which depends on nothing."""
     spec = spec_of(node)
     assert isinstance(spec, TensorSpec)
     if spec.stride != contiguous_stride(spec.shape) or spec.offset != 0 or not fuel.take(node):
         return
-    made = insert(
-        node, aten.full.default, (list(spec.shape), found.value), {"dtype": spec.dtype, "device": spec.device}
+    full = insert(
+        node, aten.full.default, (list(spec.shape), uniform.value), {"dtype": spec.dtype, "device": spec.device}
     )
-    known[made] = found
-    node.replace_all_uses_with(made)
+    known[full] = uniform
+    node.replace_all_uses_with(full)
 
 
 def _take_number(node: fx.Node, known: dict[fx.Node, _Uniform], fuel: Fuel) -> None:

@@ -1,7 +1,7 @@
-"""What dropout made is computed from its mask, where the backward reads it: the mask is kept anyway, and is smaller.
+"""The backward recomputes the result of dropout from its mask, which is saved anyway and is smaller.
 
-    made, kept = native_dropout(x, 0.1, True); … forward … | mm(grad, made), native_dropout_backward(grad, kept, …)
-    →  mm(grad, mul(mul(x, kept), 1.1111112))          `x` may be recomputed in turn; `made` is not saved
+    dropped, kept = native_dropout(x, 0.1, True); … | mm(grad, dropped), native_dropout_backward(grad, kept, …)
+    →  mm(grad, mul(mul(x, kept), 1.1111112))          `x` may be recomputed in turn; `dropped` is not saved
 
 This is for dropout that is one operator with random numbers of its own, as on a GPU: it can be neither taken apart nor
 recomputed. The product is rounded as the operator rounds it. What a checkpoint recomputes reads the product in the
@@ -29,14 +29,14 @@ def keep_masks(traced: Traced, fuel: Fuel) -> Traced:
         if node.target is not aten.native_dropout.default or node.args[2] is False or not 0.0 < node.args[1] < 1.0:
             continue
         parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-        made, kept = parts.get(0), parts.get(1)
-        if made is None or kept is None or not any(map(_is_of_backward, kept.users)):
+        dropped, kept = parts.get(0), parts.get(1)
+        if dropped is None or kept is None or not any(map(_is_of_backward, kept.users)):
             continue
-        readers = [user for user in made.users if user.op == "call_function" and _is_late(user)]
+        readers = [user for user in dropped.users if user.op == "call_function" and _is_late(user)]
         if readers and fuel.take(node):
-            product = _product(node, made, kept)
+            product = _product(node, dropped, kept)
             for user in readers:
-                user.replace_input_with(made, product)
+                user.replace_input_with(dropped, product)
     return traced
 
 
@@ -48,18 +48,18 @@ def _is_late(node: fx.Node) -> bool:
     return _is_of_backward(node) or recompute_policy_of(node) is RecomputePolicy.RECOMPUTE
 
 
-def _product(node: fx.Node, made: fx.Node, kept: fx.Node) -> fx.Node:
+def _product(node: fx.Node, dropped: fx.Node, kept: fx.Node) -> fx.Node:
     """Before whatever comes after both results."""
     x, probability = node.args[:2]
-    wide = torch.float64 if tensor_spec(made).dtype is torch.float64 else torch.float32
+    wide = torch.float64 if tensor_spec(dropped).dtype is torch.float64 else torch.float32
     scale = (1 / torch.tensor(1 - probability, dtype=wide)).item()  # type: ignore[operator]
-    last = max(made, kept)
+    last = max(dropped, kept)
     before = last.next
     masked = insert(before, aten.mul.Tensor, (x, kept))
     product = insert(before, aten.mul.Tensor, (masked, scale))
     for each in (masked, product):
         each.meta.clear()
-        each.meta.update(made.meta)
+        each.meta.update(dropped.meta)
     set_spec(masked, spec_of_call(aten.mul.Tensor, (x, kept), {}))
-    set_spec(product, tensor_spec(made))
+    set_spec(product, tensor_spec(dropped))
     return product

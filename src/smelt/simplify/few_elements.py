@@ -1,7 +1,7 @@
 """A few elements of something computed are computed of those elements: it need not be in memory for them.
 
-    shifted = sub(x, most); out = sub(shifted, lse); found = gather(out, 1, target)
-    →  found = sub(sub(gather(x, 1, target), gather(expand(most, …), 1, target)), gather(expand(lse, …), 1, target))
+    shifted = sub(x, most); out = sub(shifted, lse); picked = gather(out, 1, target)
+    →  picked = sub(sub(gather(x, 1, target), gather(expand(most, …), 1, target)), gather(expand(lse, …), 1, target))
 
 So the probabilities of all classes are not written out where a loss looks at one of them. What comes out is the same to
 the last bit.
@@ -74,8 +74,8 @@ def _looked_up_first(node: fx.Node) -> list[fx.Node]:
     source = node.args[0]
     assert isinstance(source, fx.Node)
     shape = _spec(source).shape
-    made: list[fx.Node] = []
-    found: dict[fx.Node, fx.Node] = {}
+    inserted: list[fx.Node] = []
+    gathered: dict[fx.Node, fx.Node] = {}
     for operand in source.all_input_nodes:
         if not _spec(operand).shape:
             continue  # the same for all elements
@@ -83,22 +83,22 @@ def _looked_up_first(node: fx.Node) -> list[fx.Node]:
         if not same_sizes(_spec(operand).shape, shape):
             whole = insert(node, aten.expand.default, (operand, list(shape)))
             set_spec(whole, spec_of_call(whole.target, whole.args, {}))
-            made.append(whole)
+            inserted.append(whole)
         each = insert(node, node.target, (whole, *node.args[1:]), dict(node.kwargs))  # type: ignore[arg-type]
         set_spec(each, replace(_spec(node), dtype=_spec(operand).dtype))
-        made.append(each)
-        found[operand] = each
-    args = fx.node.map_arg(source.args, lambda each: found.get(each, each))
-    kwargs = dict[str, object](fx.node.map_arg(source.kwargs, lambda each: found.get(each, each)))
-    known = found and all(isinstance(spec_of(each), TensorSpec) for each in made)
-    if not known or any(map(why_not_lower, found.values())) or not fits(node, source.target, args, kwargs):
-        for each in reversed(made):
+        inserted.append(each)
+        gathered[operand] = each
+    args = fx.node.map_arg(source.args, lambda each: gathered.get(each, each))
+    kwargs = dict[str, object](fx.node.map_arg(source.kwargs, lambda each: gathered.get(each, each)))
+    has_specs = gathered and all(isinstance(spec_of(each), TensorSpec) for each in inserted)
+    if not has_specs or any(map(why_not_lower, gathered.values())) or not fits(node, source.target, args, kwargs):
+        for each in reversed(inserted):
             node.graph.erase_node(each)
         return []
     last = insert(node, source.target, args, kwargs)  # type: ignore[arg-type]
     node.replace_all_uses_with(last)
     node.graph.erase_node(node)
-    return list(found.values())
+    return list(gathered.values())
 
 
 def _spec(node: fx.Node) -> TensorSpec:

@@ -39,10 +39,10 @@ def _repeated(value: object) -> fx.Node | None:
     source = copy.args[0] if isinstance(copy, fx.Node) and copy.target is aten.clone.default else None
     if not isinstance(source, fx.Node):
         return None
-    found, laid = tensor_spec(source), tensor_spec(value)  # type: ignore[arg-type]
-    if len(found.shape) != 5 or found.stride[2] != 0 or found.stride[4] != 1 or not on_host(found.device):
+    expanded, laid = tensor_spec(source), tensor_spec(value)  # type: ignore[arg-type]
+    if len(expanded.shape) != 5 or expanded.stride[2] != 0 or expanded.stride[4] != 1 or not on_host(expanded.device):
         return None
-    batch, heads, times, length, width = found.shape
+    batch, heads, times, length, width = expanded.shape
     return source if same_sizes(laid.shape, (batch, heads * times, length, width)) else None
 
 
@@ -53,6 +53,6 @@ def _alike(keys: fx.Node, values: fx.Node) -> bool:
 
 def _once(node: fx.Node, repeated: fx.Node | None) -> fx.Node:
     assert repeated is not None
-    made = insert(node, aten.select.int, (repeated, 2, 0))
-    set_spec(made, spec_of_call(aten.select.int, (repeated, 2, 0), {}))
-    return made
+    heads = insert(node, aten.select.int, (repeated, 2, 0))
+    set_spec(heads, spec_of_call(aten.select.int, (repeated, 2, 0), {}))
+    return heads

@@ -45,8 +45,8 @@ def _is_to_host(node: fx.Node) -> bool:
     spec = spec_of(node)
     if node.target not in _COPIES or not isinstance(spec, TensorSpec) or not on_host(spec.device):
         return False
-    given = map(spec_of, node.all_input_nodes)
-    return any(isinstance(each, TensorSpec) and not on_host(each.device) for each in given)
+    operands = map(spec_of, node.all_input_nodes)
+    return any(isinstance(each, TensorSpec) and not on_host(each.device) for each in operands)
 
 
 def _is_asynchronous(node: fx.Node) -> bool:

@@ -1,7 +1,7 @@
 """CPU tensors without dimensions that another device computes with are copied there, where PyTorch asks for that.
 
-    made = clamp(x on cuda:0, bound on cpu)   →   own = clone(bound); moved = _to_copy(own, device=cuda:0, …)
-                                                  made = clamp(x, moved)
+    out  = clamp(x on cuda:0, bound on cpu)   →   own = clone(bound); moved = _to_copy(own, device=cuda:0, …)
+                                                  out = clamp(x, moved)
 
 Most element-wise operators take such a tensor for a number: whoever launches them reads it on the host and passes it
 along (`ops.registry.why_not_lower`). Some do not, and numbers of the program have become tensors of the host by now
@@ -44,12 +44,12 @@ def _refused(node: fx.Node) -> list[fx.Node]:
     """The operands of a call that are on the host, where PyTorch does not take them for numbers."""
     assert isinstance(node.target, torch._ops.OpOverload)
     named = dict(zip((each.name for each in node.target._schema.arguments), node.args, strict=False)) | node.kwargs
-    found = [
+    operands = [
         value
         for name, value in named.items()
         if isinstance(value, fx.Node) and _is_host_scalar(value) and not takes_number(node.target, name)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(operands))
 
 
 def _is_host_scalar(node: fx.Node) -> bool:
@@ -70,10 +70,10 @@ def _insert(user: fx.Node, target: Any, spec: NodeSpec, *args: Any, **kwargs: An
     """A call just before a node."""
     name = getattr(target, "overloadpacket", target).__name__
     with user.graph.inserting_before(user):
-        made = user.graph.create_node("call_function", target, args, kwargs, name)
-    made.meta.update(user.meta)
-    set_spec(made, spec)
-    return made
+        call = user.graph.create_node("call_function", target, args, kwargs, name)
+    call.meta.update(user.meta)
+    set_spec(call, spec)
+    return call
 
 
 def _is_computed(node: fx.Node) -> bool:

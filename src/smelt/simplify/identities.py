@@ -49,15 +49,15 @@ def fold_identities(traced: Traced, fuel: Fuel) -> Traced:
             continue
         if node.target is aten._to_copy.default:
             _join_casts(node, fuel)
-        found = rule(node)
-        if found is None or not same_layout(node, found):
+        equal = rule(node)
+        if equal is None or not same_layout(node, equal):
             continue
         if node.target in _ALIASES:
             if fuel.take(node):
-                memory.took_over(node, found)
-                node.replace_all_uses_with(found)
-        elif memory.may_share(node, found) and fuel.take(node):
-            node.replace_all_uses_with(found)
+                memory.took_over(node, equal)
+                node.replace_all_uses_with(equal)
+        elif memory.may_share(node, equal) and fuel.take(node):
+            node.replace_all_uses_with(equal)
     return traced
 
 

@@ -53,10 +53,10 @@ def _transpose_copy(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
     readers = list(_ends(node, _is_view))
     if not _lies_in_columns(tensor_spec(source)) or not all(_multiplies(end, by) for end, by in readers):
         return
-    made: list[fx.Node] = []
-    straight = _transposed(node, source, made)
-    copy = _insert(node, aten.clone.default, (straight,), _CONTIGUOUS, made) if straight is not None else None
-    _put_in_place(node, copy, readers, made, fuel, copied=False)
+    inserted: list[fx.Node] = []
+    straight = _transposed(node, source, inserted)
+    copy = _insert(node, aten.clone.default, (straight,), _CONTIGUOUS, inserted) if straight is not None else None
+    _put_in_place(node, copy, readers, inserted, fuel, copied=False)
 
 
 def _transpose_product(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
@@ -70,53 +70,53 @@ def _transpose_product(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None
     )
     if not readers or not columns:
         return
-    made: list[fx.Node] = []
-    left, right = (_transposed(node, operand, made) for operand in node.args)
+    inserted: list[fx.Node] = []
+    left, right = (_transposed(node, operand, inserted) for operand in node.args)
     product = None
     if left is not None and right is not None and isinstance(node.target, torch._ops.OpOverload):
-        product = _insert(node, node.target, (right, left), {}, made)
-    _put_in_place(node, product, readers, made, fuel, copied=True)
+        product = _insert(node, node.target, (right, left), {}, inserted)
+    _put_in_place(node, product, readers, inserted, fuel, copied=True)
 
 
 def _put_in_place(
     node: fx.Node,
     transposed: fx.Node | None,
     readers: list[tuple[fx.Node, fx.Node]],
-    made: list[fx.Node],
+    inserted: list[fx.Node],
     fuel: Fuel,
     *,
     copied: bool,
 ) -> None:
     """`transposed` has the rows of `node` for columns: whatever was made of the one is made of the other. If it
     is `copied` in the end, it may be so before a view that could not be had otherwise."""
-    rebuilt = _transposed(node, transposed, made) if transposed is not None else None
+    rebuilt = _transposed(node, transposed, inserted) if transposed is not None else None
     same = {node: rebuilt}
     for _, by in readers:
-        _rebuilt(by, same, made, copied)
+        _rebuilt(by, same, inserted, copied)
     if any(same[by] is None for _, by in readers) or not fuel.take(node):
-        for extra in reversed(made):
+        for extra in reversed(inserted):
             extra.graph.erase_node(extra)
         return
     for end, by in readers:
-        found = same[by]
-        assert found is not None
-        end.replace_input_with(by, found)
+        replacement = same[by]
+        assert replacement is not None
+        end.replace_input_with(by, replacement)
 
 
 def _rebuilt(
-    node: fx.Node, same: dict[fx.Node, fx.Node | None], made: list[fx.Node], copied: bool
+    node: fx.Node, same: dict[fx.Node, fx.Node | None], inserted: list[fx.Node], copied: bool
 ) -> fx.Node | None:
     """The same call on what stands for its argument; None where that cannot be."""
     if node not in same:
         source, *rest = node.args
         assert isinstance(source, fx.Node) and isinstance(node.target, torch._ops.OpOverload)
-        found = _rebuilt(source, same, made, copied)
+        argument = _rebuilt(source, same, inserted, copied)
         same[node] = None
-        if found is not None:
-            same[node] = _insert(node, node.target, (found, *rest), dict(node.kwargs), made)
-        if found is not None and same[node] is None and copied and node.target is aten.view.default:
-            copy = _insert(node, aten.clone.default, (found,), _CONTIGUOUS, made)
-            same[node] = _insert(node, aten.view.default, (copy, *rest), {}, made) if copy is not None else None
+        if argument is not None:
+            same[node] = _insert(node, node.target, (argument, *rest), dict(node.kwargs), inserted)
+        if argument is not None and same[node] is None and copied and node.target is aten.view.default:
+            copy = _insert(node, aten.clone.default, (argument,), _CONTIGUOUS, inserted)
+            same[node] = _insert(node, aten.view.default, (copy, *rest), {}, inserted) if copy is not None else None
     return same[node]
 
 
@@ -125,22 +125,22 @@ def _insert(
     target: torch._ops.OpOverload,
     args: tuple[object, ...],
     kwargs: dict[str, object],
-    made: list[fx.Node],
+    inserted: list[fx.Node],
 ) -> fx.Node | None:
     spec = spec_of_call(target, args, kwargs)
     if spec is None:
         return None
-    found = insert(node, target, args, kwargs)
-    set_spec(found, spec)
-    made.append(found)
-    return found
+    call = insert(node, target, args, kwargs)
+    set_spec(call, spec)
+    inserted.append(call)
+    return call
 
 
-def _transposed(node: fx.Node, value: object, made: list[fx.Node]) -> fx.Node | None:
+def _transposed(node: fx.Node, value: object, inserted: list[fx.Node]) -> fx.Node | None:
     """A matrix, or several, with rows for columns; a new node before `node`."""
     assert isinstance(value, fx.Node)
     rank = len(tensor_spec(value).shape)
-    return _insert(node, aten.permute.default, (value, [*range(rank - 2), rank - 1, rank - 2]), {}, made)
+    return _insert(node, aten.permute.default, (value, [*range(rank - 2), rank - 1, rank - 2]), {}, inserted)
 
 
 def _ends(node: fx.Node, through: Callable[[fx.Node], bool]) -> Iterator[tuple[fx.Node, fx.Node]]:

@@ -1,8 +1,8 @@
 """Dropout that PyTorch computes by a kernel of its own is taken apart, where its random numbers follow from a formula.
 
-    made, kept = native_dropout(x, 0.1, True)
+    dropped, kept = native_dropout(x, 0.1, True)
     →  seed, offset = philox_state([], device, words, …); kept = view(dropout_mask(seed, offset, …), shape)
-       made = mul(mul(x, kept), 1.1111112)
+       dropped = mul(mul(x, kept), 1.1111112)
 
 So it is fused with what is round it, and the backward computes the mask again from two numbers. Masks that follow each
 other are drawn by one `philox_state`, unless something else draws between them. What PyTorch's kernel does depends on
@@ -103,25 +103,25 @@ def _rewritten(node: fx.Node, plan: _Plan, state: _Open | None) -> _Open:
     key = spec.device, plan.most
     if state is None or state.key != key:
         state = _new_state(node, key)
-    given, device, _, most, alignment = state.node.args
-    given = [*given, *([] if plan.outside is None or plan.outside in given else [plan.outside])]  # type: ignore[misc, operator]
+    generators, device, _, most, alignment = state.node.args
+    generators = [*generators, *([] if plan.outside is None or plan.outside in generators else [plan.outside])]  # type: ignore[misc, operator]
     alignment = max(alignment, plan.alignment)  # type: ignore[type-var]
     words = state.words + drawn.words
-    state.node.args = (given, device, words, most, alignment)
+    state.node.args = (generators, device, words, most, alignment)
     below = threshold(1.0 - probability, spec.dtype)
     how = (drawn.count, drawn.threads, drawn.at_once, below, state.words)
     line = TensorSpec((drawn.count,), (1,), torch.bool, spec.device)
     kept_spec = TensorSpec(spec.shape, spec.stride, torch.bool, spec.device)
     flat = _insert(node, DROPOUT_MASK, line, state.seed, state.offset, *how, device=spec.device)
     kept = _insert(node, aten.view.default, kept_spec, flat, list(spec.shape))
-    made_spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
+    dropped_spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
     wide = torch.float64 if spec.dtype is torch.float64 else torch.float32
     scale = (1 / torch.tensor(1.0 - probability, dtype=torch.float64, device=HOST).to(wide)).item()
-    masked = _insert(node, aten.mul.Tensor, made_spec, x, kept)
-    made = _insert(node, aten.mul.Tensor, made_spec, masked, scale)
+    masked = _insert(node, aten.mul.Tensor, dropped_spec, x, kept)
+    product = _insert(node, aten.mul.Tensor, dropped_spec, masked, scale)
     for user in list(node.users):
         assert user.target is operator.getitem
-        user.replace_all_uses_with(made if user.args[1] == 0 else kept)
+        user.replace_all_uses_with(product if user.args[1] == 0 else kept)
         node.graph.erase_node(user)
     node.graph.erase_node(node)
     state.words = words
@@ -131,17 +131,17 @@ def _rewritten(node: fx.Node, plan: _Plan, state: _Open | None) -> _Open:
 def _new_state(node: fx.Node, key: tuple[torch.device, int]) -> _Open:
     device, most = key
     number = TensorSpec((), (), torch.int64, HOST)
-    made = _insert(node, PHILOX_STATE, (number, number), [], device, 0, most, 1)
-    parts = [_insert(node, operator.getitem, number, made, place) for place in range(2)]
-    for each in (made, *parts):
+    state = _insert(node, PHILOX_STATE, (number, number), [], device, 0, most, 1)
+    parts = [_insert(node, operator.getitem, number, state, place) for place in range(2)]
+    for each in (state, *parts):
         set_recompute_policy(each, None)  # what is drawn is drawn once
-    return _Open(made, parts[0], parts[1], 0, key)
+    return _Open(state, parts[0], parts[1], 0, key)
 
 
 def _insert(user: fx.Node, target: object, spec: NodeSpec, *args: object, **kwargs: object) -> fx.Node:
     name = getattr(target, "overloadpacket", target).__name__  # type: ignore[attr-defined]
     with user.graph.inserting_before(user):
-        made = user.graph.create_node("call_function", target, args, kwargs, name)  # type: ignore[arg-type]
-    made.meta.update(user.meta)
-    set_spec(made, spec)
-    return made
+        call = user.graph.create_node("call_function", target, args, kwargs, name)  # type: ignore[arg-type]
+    call.meta.update(user.meta)
+    set_spec(call, spec)
+    return call

@@ -81,13 +81,13 @@ def _holder(node: fx.Node, holders: Holders) -> fx.Node | float:
     spec = spec_of(node)
     assert isinstance(spec, NumberSpec)
     if node.target is aten._local_scalar_dense.default:
-        given = node.args[0]
-        assert isinstance(given, fx.Node)
-        whole = tensor_spec(given)
+        holder = node.args[0]
+        assert isinstance(holder, fx.Node)
+        whole = tensor_spec(holder)
         if whole.shape:
-            given = _insert(node, aten.view.default, given, [])
+            holder = _insert(node, aten.view.default, holder, [])
         wide = not isinstance(spec.what, Formula) or whole.dtype is torch.float64
-        return given if wide else _insert(node, aten._to_copy.default, given, dtype=torch.float64)
+        return holder if wide else _insert(node, aten._to_copy.default, holder, dtype=torch.float64)
     if node.target is float and not node.all_input_nodes:
         return float(node.args[0])  # type: ignore[arg-type]
     held = [holders[each] if isinstance(each, fx.Node) else each for each in node.args]
@@ -119,9 +119,9 @@ def _insert(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A call before `node`, with the spec it has."""
     spec = spec_of_call(target, args, kwargs)
     assert spec is not None, target
-    made = insert(node, target, args, kwargs)
-    set_spec(made, spec)
-    return made
+    call = insert(node, target, args, kwargs)
+    set_spec(call, spec)
+    return call
 
 
 def _rewrite(node: fx.Node, holders: Holders) -> None:
@@ -143,8 +143,8 @@ def _rewrite(node: fx.Node, holders: Holders) -> None:
 
 def _converted(node: fx.Node, holder: fx.Node) -> fx.Node:
     """The tensor that holds a number, of a dtype that lets the result be what the number made it."""
-    given = [spec_of(each) for each in node.all_input_nodes]
-    tensors = [spec for spec in given if isinstance(spec, TensorSpec) and spec is not spec_of(holder)]
+    specs = [spec_of(each) for each in node.all_input_nodes]
+    tensors = [spec for spec in specs if isinstance(spec, TensorSpec) and spec is not spec_of(holder)]
     if not tensors:
         return holder  # `scalar_tensor`, which says the dtype: a float of Python's has 53 bits until then
     held = tensor_spec(holder)
@@ -178,9 +178,9 @@ def _scale_first(node: fx.Node, operand: Operand) -> None:
 
 
 def _as_tensor(node: fx.Node, operand: Operand) -> None:
-    holder, made = operand(node.args[0]), tensor_spec(node)
-    moved = {} if tensor_spec(holder).device == made.device else {"device": made.device}
-    node.args, node.kwargs = (holder,), {"dtype": made.dtype, **moved}
+    holder, spec = operand(node.args[0]), tensor_spec(node)
+    moved = {} if tensor_spec(holder).device == spec.device else {"device": spec.device}
+    node.args, node.kwargs = (holder,), {"dtype": spec.dtype, **moved}
     node.target = aten._to_copy.default
 
 

@@ -53,14 +53,14 @@ def _compose(node: fx.Node, inner: fx.Node, memory: AliasedMemory, fuel: Fuel) -
     if call is None or not fits(node, call[0], (source, call[1])) or not fuel.take(node):
         return
     if same_layout(node, source):
-        made = source
+        composed = source
     elif node.target is call[0]:
         node.args = (source, call[1])
         return
     else:
-        made = insert(node, call[0], (source, call[1]))
-    memory.took_over(node, made)
-    node.replace_all_uses_with(made)
+        composed = insert(node, call[0], (source, call[1]))
+    memory.took_over(node, composed)
+    node.replace_all_uses_with(composed)
 
 
 def _as_one(node: fx.Node, inner: fx.Node) -> tuple[torch._ops.OpOverload, Any] | None:
