@@ -60,7 +60,7 @@ class _Overwrite:
         self.outputs = list(program.outputs)
         self.buffers = {buffer.name: buffer for buffer in program.buffers}
         self.used = {name: last for name, (_, last) in lifetimes(program).items()}
-        self.made = {name: number for number, step in enumerate(self.steps) for name in writes(step)}
+        self.writer = {name: number for number, step in enumerate(self.steps) for name in writes(step)}
         self.returned = Counter(operand.buffer for operand in operands_in(program.outputs))
         self.viewed = {name for step in self.steps if aliases(step) for name in reads(step)}
         calls = [number for number, step in enumerate(self.steps) if isinstance(step, Library) and may_fail(step.op)]
@@ -85,7 +85,7 @@ class _Overwrite:
         if output == Operand(mine, spec.shape, spec.stride):  # a scatter has put it there, or nothing has
             self.outputs[place] = None
             return
-        number = self.made.get(theirs, -1)
+        number = self.writer.get(theirs, -1)
         if self.buffers[theirs].place is not Place.FRESH or output != Operand(theirs, spec.shape, spec.stride):
             return
         if self.returned[theirs] != 1 or self.returned[mine] or mine in self.viewed or number <= self.last_call:
@@ -136,11 +136,11 @@ class _Reuse:
             return step
         kernel, args = step.kernel, step.args
         for source in [parameter for parameter in kernel.parameters if parameter.role is Role.INPUT]:
-            given = dict(zip((p.name for p in kernel.parameters), args, strict=True))
-            target = self._taker(number, kernel, source, given)
-            if target is None or not self.fuel.take(given[target.name], given[source.name]):
+            arguments = dict(zip((p.name for p in kernel.parameters), args, strict=True))
+            target = self._taker(number, kernel, source, arguments)
+            if target is None or not self.fuel.take(arguments[target.name], arguments[source.name]):
                 continue
-            mine, taken = given[source.name], given[target.name]
+            mine, taken = arguments[source.name], arguments[target.name]
             self.now[taken] = mine
             if self.buffers[taken].place is Place.FRESH:
                 self.leaving.add(mine)
@@ -152,15 +152,15 @@ class _Reuse:
             kernel = self._merged[key][1]
         return Launch(kernel, args)
 
-    def _taker(self, number: int, kernel: Kernel, source: Buffer, given: dict[str, str]) -> Buffer | None:
+    def _taker(self, number: int, kernel: Kernel, source: Buffer, arguments: dict[str, str]) -> Buffer | None:
         """The output of this launch that may take over the buffer given for `source`."""
-        mine = self.buffers[given[source.name]]
+        mine = self.buffers[arguments[source.name]]
         if mine.place is not Place.ARENA or mine.name in self.leaving or self.lives[mine.name][1] != number:
             return None
-        if list(given.values()).count(mine.name) != 1 or mine.name in self.viewed:
+        if list(arguments.values()).count(mine.name) != 1 or mine.name in self.viewed:
             return None
         for target in kernel.parameters:
-            theirs = self.buffers[given[target.name]]
+            theirs = self.buffers[arguments[target.name]]
             if target.role is Role.OUTPUT and _alike(mine, theirs) and self._may_overwrite(kernel, source, target):
                 return target
         return None

@@ -128,12 +128,12 @@ class _Builder:
         if like is None:
             return self._made(group, stored)
         key, values = like
-        found = self.alike.get(key)
-        if found is None:
+        similar = self.alike.get(key)
+        if similar is None:
             assembled, numbers = self._made(group, stored), {value: number for number, value in enumerate(values)}
             self.alike[key] = assembled.kernel, tuple(numbers[value] for value in assembled.values)
             return assembled
-        kernel, places = found
+        kernel, places = similar
         return Assembled(kernel, tuple(values[place] for place in places))
 
     def _made(self, group: Group, stored: set[FusionValue]) -> Assembled:
@@ -170,9 +170,9 @@ class _Builder:
 
     def _target(self, device: torch.device) -> str:
         """What the kernels of a device run on."""
-        found = self.targets.name_of(device)
-        assert found is not None, f"no target makes kernels for {device}"  # such graphs are not fused
-        return found
+        name = self.targets.name_of(device)
+        assert name is not None, f"no target makes kernels for {device}"  # such graphs are not fused
+        return name
 
     def _library(self, call: Call) -> Library:
         args = tuple(_operands(argument) for argument in call.args)
@@ -247,8 +247,8 @@ def _zeros(kernel: Kernel) -> tuple[str, ...]:
 
 
 def _inlined_in(groups: Groups, value: FusionValue) -> set[FusionValue]:
-    found = {reading.value for reading in value.readings if reading.value in groups.inlined}
-    return found | {deeper for value in found for deeper in _inlined_in(groups, value)}
+    producers = {reading.value for reading in value.readings if reading.value in groups.inlined}
+    return producers | {deeper for value in producers for deeper in _inlined_in(groups, value)}
 
 
 def _operands(argument: Any) -> Any:
@@ -278,8 +278,8 @@ def _numbers_marked(assembled: Assembled, device: torch.device, passes_numbers: 
     kernel = assembled.kernel
     apart = {place for place, value in enumerate(assembled.values) if value.spec.device != device}
     if passes_numbers:
-        given = {place for place, value in enumerate(assembled.values) if value.spec.is_number}
-        apart |= {place for place in given if _is_only_loaded(kernel, kernel.buffers[place])}
+        numbers = {place for place, value in enumerate(assembled.values) if value.spec.is_number}
+        apart |= {place for place in numbers if _is_only_loaded(kernel, kernel.buffers[place])}
     if not apart:
         return kernel
     marked = tuple(replace(each, on_host=place in apart) for place, each in enumerate(kernel.buffers))

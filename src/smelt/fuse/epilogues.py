@@ -29,27 +29,27 @@ def waiting(product: FusionValue) -> frozenset[FusionValue]:
 
 def _following(product: FusionValue) -> list[FusionValue]:
     """Values that read the product, or what follows from it, at their own points, in order."""
-    found, open_ends = {product}, set(product.users)
+    followers, open_ends = {product}, set(product.users)
     following: list[FusionValue] = []
     while open_ends and len(following) < _MOST:
         value = min(open_ends, key=lambda user: user.id)
         open_ends.remove(value)
-        if value.kind is not FusionKind.POINTWISE or _has_to_wait(value, product, found):
+        if value.kind is not FusionKind.POINTWISE or _has_to_wait(value, product, followers):
             continue
-        if all(reading.identity_read for reading in value.readings if reading.value in found):
+        if all(reading.identity_read for reading in value.readings if reading.value in followers):
             following.append(value)
-            found.add(value)
+            followers.add(value)
             open_ends.update(value.users)
     return following
 
 
-def _has_to_wait(value: FusionValue, product: FusionValue, found: set[FusionValue]) -> bool:
-    """Whether something else that it reads is computed from what is `found`, in another kernel."""
-    behind = [reading.value for reading in value.readings if reading.value not in found]
+def _has_to_wait(value: FusionValue, product: FusionValue, followers: set[FusionValue]) -> bool:
+    """Whether something else that it reads is computed from `followers`, in another kernel."""
+    behind = [reading.value for reading in value.readings if reading.value not in followers]
     seen: set[FusionValue] = set()
     while behind:
         source = behind.pop()
-        if source in found or len(seen) > _FAR:
+        if source in followers or len(seen) > _FAR:
             return True
         if source.id > product.id and source not in seen:  # what comes before the product does not read it
             seen.add(source)

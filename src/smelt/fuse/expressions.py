@@ -102,18 +102,18 @@ class Space:
     def split(self, place: Place, shape: Shape, stride: Shape) -> list[Place]:
         """The index along each dim of a dense value, from a position in its memory."""
         rest = list(place)
-        found: list[Place] = [(0,) * len(place)] * len(shape)
+        indices: list[Place] = [(0,) * len(place)] * len(shape)
         dims = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: -stride[d])
         for dim in dims:
             step = stride[dim]
-            found[dim] = tuple(-(-part // step) if part < 0 else part // step for part in rest)
-            rest = [part - whole * step for part, whole in zip(rest, found[dim], strict=True)]
+            indices[dim] = tuple(-(-part // step) if part < 0 else part // step for part in rest)
+            rest = [part - whole * step for part, whole in zip(rest, indices[dim], strict=True)]
             reaches = [part * (size - 1) for part, size in zip(rest[1:], self.sizes, strict=True)]
             highest = rest[0] + sum(reach for reach in reaches if reach > 0)
             lowest = rest[0] + sum(reach for reach in reaches if reach < 0)
             if highest >= step or lowest < 0:
                 raise self._finer(rest, step)
-        return found
+        return indices
 
     def _finer(self, rest: list[Size], step: Size) -> Exception:
         for part, size, own in zip(rest[1:], self.sizes, self.steps, strict=True):
@@ -187,11 +187,11 @@ class Expressions:
         self._known: dict[Any, Expr] = {}
 
     def _intern(self, key: Any, **fields: Any) -> Expr:
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = Expr(len(self.list), **fields)
-            self.list.append(found)
-        return found
+        expr = self._known.get(key)
+        if expr is None:
+            expr = self._known[key] = Expr(len(self.list), **fields)
+            self.list.append(expr)
+        return expr
 
     def const(self, number: Number, dtype: torch.dtype) -> Expr:
         number = _fitted(number, dtype)
@@ -210,7 +210,7 @@ class Expressions:
         self, source: FusionValue, place: Place, args: tuple[Expr, ...], reach: tuple[tuple[Size, Size], ...]
     ) -> Expr:
         """The element that lies at other places than the affine one, widened for computing."""
-        found = self._intern(
+        element = self._intern(
             ("gather", source.id, place, tuple(arg.id for arg in args), reach),
             op="gather",
             args=args,
@@ -222,7 +222,7 @@ class Expressions:
             ready=max((arg.ready for arg in args), default=0),
             cost=_COSTS["gather"],
         )
-        return self.cast(found, widened(source.spec.dtype))
+        return self.cast(element, widened(source.spec.dtype))
 
     def position(self, place: Place) -> Expr:
         if not any(place[1:]):
@@ -265,10 +265,10 @@ class Expressions:
         )
         if op == "mul":
             factor, place = (first[0], second) if left.op == "const" else (second[0], first)
-            found = tuple(factor * part for part in place)
+            position = tuple(factor * part for part in place)
         else:
-            found = tuple(a + b if op == "add" else a - b for a, b in zip(first, second, strict=True))
-        return found if all(abs(hint(part)) < _FAR for part in found) else None
+            position = tuple(a + b if op == "add" else a - b for a, b in zip(first, second, strict=True))
+        return position if all(abs(hint(part)) < _FAR for part in position) else None
 
     def reduce(self, fold: Reduction, value: Expr) -> Expr:
         """The fold of a value over the cols of its row."""

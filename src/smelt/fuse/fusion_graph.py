@@ -187,8 +187,8 @@ class _Lowerer:
         """`as_strided` counts its offset from the start of the storage; a layout from the value's first element. None
         where the view reaches outside the value, as it may for a caller's slice of something larger."""
         assert layout is not None
-        given = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
-        if given is not None:
+        storage_offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+        if storage_offset is not None:
             layout = OperandLayout(layout.shape, layout.stride, layout.offset - base.value.spec.offset)
         room = span(base.value.spec.shape, base.value.spec.stride)
         fits = layout.offset >= 0 and layout.offset + span(layout.shape, layout.stride) <= room
@@ -473,10 +473,10 @@ class _Lowerer:
         """A kernel for an attention, or why it is a library call."""
         read = {user.args[1] for user in node.users if user in self.live}
         used = [each for each in _results(node) if each[0] in read]
-        found = self.products.attend(node, lambda each: self.refs[each], [(number, spec) for number, _, spec in used])
-        if isinstance(found, str):
-            return found
-        call, why = found
+        choice = self.products.attend(node, lambda each: self.refs[each], [(number, spec) for number, _, spec in used])
+        if isinstance(choice, str):
+            return choice
+        call, why = choice
         for source in call.sources:
             source.needed = True
         assert isinstance(node.target, torch._ops.OpOverload)
@@ -484,11 +484,11 @@ class _Lowerer:
         item = Call(len(self.lowered.items), node.name, node.target, LibraryCall(), args, {}, [], why)
         item.kernel = call.kernel
         self.lowered.items.append(item)
-        made = {number: self._new(name, FusionKind.LIBRARY, spec, call=item) for number, name, spec in used}
-        item.results = [*made.values()]
+        results = {number: self._new(name, FusionKind.LIBRARY, spec, call=item) for number, name, spec in used}
+        item.results = [*results.values()]
         specs = spec_of(node)
         count = len(specs) if isinstance(specs, tuple) else 1
-        self.refs[node] = [whole(made[number]) if number in made else None for number in range(count)]
+        self.refs[node] = [whole(results[number]) if number in results else None for number in range(count)]
         return None
 
     def _products(self, node: fx.Node) -> str | None:
@@ -512,14 +512,14 @@ class _Lowerer:
             if not decision.own:
                 return decision.why
             plans[number] = (call, sources, sums, decision.why)
-        found: dict[int, Ref] = {}
+        refs: dict[int, Ref] = {}
         for number, name, spec in results:
             if number in plans:
-                found[number] = self._product(name, spec, *plans[number])
+                refs[number] = self._product(name, spec, *plans[number])
             else:
-                found[number] = self._sum_of_channels(name, spec, self.refs[node.all_input_nodes[0]])
+                refs[number] = self._sum_of_channels(name, spec, self.refs[node.all_input_nodes[0]])
         specs = spec_of(node)
-        self.refs[node] = [found.get(each) for each in range(len(specs))] if isinstance(specs, tuple) else found[0]
+        self.refs[node] = [refs.get(each) for each in range(len(specs))] if isinstance(specs, tuple) else refs[0]
         return None
 
     def _product(
@@ -638,16 +638,16 @@ class _Lowerer:
 
     def _several(self, node: fx.Node, call: Call, specs: tuple[TensorSpec | None, ...]) -> list[Ref | None]:
         used = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-        found: list[Ref | None] = []
+        refs: list[Ref | None] = []
         for position, spec in enumerate(specs):
             if spec is None or position not in used:
                 call.results.append(None)
-                found.append(None)
+                refs.append(None)
                 continue
             value = self._new(used[position].name, FusionKind.LIBRARY, spec, call=call)
             call.results.append(value)
-            found.append(whole(value))
-        return found
+            refs.append(whole(value))
+        return refs
 
 
 def _results(node: fx.Node) -> list[tuple[int, str, TensorSpec]]:
@@ -655,8 +655,8 @@ def _results(node: fx.Node) -> list[tuple[int, str, TensorSpec]]:
     specs = spec_of(node)
     if not isinstance(specs, tuple):
         return [(0, node.name, tensor_spec(node))]
-    found = {user.args[1]: (user.name, tensor_spec(user)) for user in node.users if user.target is operator.getitem}
-    return [(number, *found[number]) for number in range(len(specs)) if number in found]
+    used = {user.args[1]: (user.name, tensor_spec(user)) for user in node.users if user.target is operator.getitem}
+    return [(number, *used[number]) for number in range(len(specs)) if number in used]
 
 
 def _is_followed(node: fx.Node) -> bool:

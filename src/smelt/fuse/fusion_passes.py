@@ -182,9 +182,9 @@ def build_program(
     check = FusionCheck() if options.check_specs or config.check_specs else None
     stage = f"{name}: fuse"
     lowered: Lowered = run_rows(traced, READ, context, fuel, stage, check)
-    given = fuel.left
+    limit = fuel.left
     while True:
-        fuel.left = given
+        fuel.left = limit
         try:
             grouped: Program = run_rows(lowered, GROUP, context, fuel, stage, check)
         except CannotBuild as first:

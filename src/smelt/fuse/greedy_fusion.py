@@ -147,10 +147,10 @@ def _readers(groups: Groups, value: FusionValue) -> set[FusionValue]:
     two kernels that each run in one pass take less time than one that does not."""
     if not groups.targets.limits_of(value.spec.device).recomputes:
         return set(value.users)
-    found: set[FusionValue] = set()
+    readers: set[FusionValue] = set()
     for user in set(value.users):
-        found |= _readers(groups, user) if user in groups.inlined else {user}
-    return found
+        readers |= _readers(groups, user) if user in groups.inlined else {user}
+    return readers
 
 
 def recompute(groups: Groups, fuel: Fuel, alone: frozenset[int] = frozenset()) -> None:
@@ -165,32 +165,32 @@ def recompute(groups: Groups, fuel: Fuel, alone: frozenset[int] = frozenset()) -
             continue
         if any(member.id in alone for member in group.members):
             continue
-        for given in _given(groups, group):
-            found = _behind(groups, group, given)
-            if found is not None and fuel.take(group):
-                group.recomputed |= found
+        for sources in _given(groups, group):
+            recomputed = _behind(groups, group, sources)
+            if recomputed is not None and fuel.take(group):
+                group.recomputed |= recomputed
                 if events.wanted("fusion"):
-                    names = ", ".join(value.name for value in given)
+                    names = ", ".join(value.name for value in sources)
                     events.emit("fusion", f"{group} computes {names} itself, which moves fewer bytes")
 
 
 def _given(groups: Groups, group: Group) -> list[list[FusionValue]]:
     """What a group reads of others, by the group that computes it."""
-    found: dict[int, dict[FusionValue, None]] = {}
+    by_producer: dict[int, dict[FusionValue, None]] = {}
     for member in group.members:
         for source in groups.sources(member):
             giver = groups.by_value.get(source)
             if giver is not None and giver is not group:
-                found.setdefault(giver.id, {})[source] = None
-    return [list(values) for values in found.values()]
+                by_producer.setdefault(giver.id, {})[source] = None
+    return [list(values) for values in by_producer.values()]
 
 
-def _behind(groups: Groups, group: Group, given: list[FusionValue]) -> set[FusionValue] | None:
-    """What the group would compute instead of reading the values `given`; None where that is not worth it."""
-    giver = groups.by_value[given[0]]
+def _behind(groups: Groups, group: Group, sources: list[FusionValue]) -> set[FusionValue] | None:
+    """What the group would compute instead of reading `sources`; None where that is not worth it."""
+    giver = groups.by_value[sources[0]]
     if giver.device != group.device:
         return None
-    wanted = [value for value in given if _is_big(group, value) and not value.needed and _is_recomputable(value)]
+    wanted = [value for value in sources if _is_big(group, value) and not value.needed and _is_recomputable(value)]
     read = {source for member in group.members for source in groups.sources(member)}
     chain: set[FusionValue] = set()
     new: set[FusionValue] = set()

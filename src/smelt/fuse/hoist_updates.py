@@ -68,16 +68,16 @@ class _Updates:
 
     def _move(self, group: Group) -> Size:
         """Let a group come as soon as all has come that it needs, or that reads what it overwrites."""
-        found: Size = self.least
+        rank: Size = self.least
         for needed in before(self.groups, group):
-            found = max(found, self._move(needed) if _is_small(needed) else self.rank[needed.id])
+            rank = max(rank, self._move(needed) if _is_small(needed) else self.rank[needed.id])
         for value in group.members:
             if value in self.old:
                 readers = self.readers.get(self.old[value], set()) - {group.id}
-                found = max([found, *(self.rank[reader] for reader in readers)])
+                rank = max([rank, *(self.rank[reader] for reader in readers)])
                 # Of equal ranks the older group comes first, as the kernel of a gradient is that has the update in it.
-                found += any(self.rank[reader] == found and reader > group.id for reader in readers)
-        self.rank[group.id] = min(found, self.rank[group.id])
+                rank += any(self.rank[reader] == rank and reader > group.id for reader in readers)
+        self.rank[group.id] = min(rank, self.rank[group.id])
         return self.rank[group.id]
 
 

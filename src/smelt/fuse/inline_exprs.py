@@ -121,13 +121,13 @@ class _Puller:
 
     def element(self, value: FusionValue, place: Place) -> Expr:
         """The element of `value` at a position in its memory."""
-        found = self._memo.get((value, place))
-        if found is None:
-            found = self._element(value, place)
+        element = self._memo.get((value, place))
+        if element is None:
+            element = self._element(value, place)
             if value in self.stored:  # rounded for all that read it, as others find it in memory
-                found = self.exprs.cast(self.exprs.cast(found, value.spec.dtype), widened(value.spec.dtype))
-            self._memo[(value, place)] = found
-        return found
+                element = self.exprs.cast(self.exprs.cast(element, value.spec.dtype), widened(value.spec.dtype))
+            self._memo[(value, place)] = element
+        return element
 
     def _element(self, value: FusionValue, place: Place) -> Expr:
         if value not in self.members and value not in self.groups.inlined:
@@ -148,21 +148,21 @@ class _Puller:
     def _folded(self, value: FusionValue, rule: FoldRule) -> Expr:
         """What a fold folds, at each point."""
         reading = value.readings[0]
-        found = self.element(reading.value, self.moved(value, reading, self.space.point))
-        return self.exprs.cast(found, rule.call.dtype)
+        element = self.element(reading.value, self.moved(value, reading, self.space.point))
+        return self.exprs.cast(element, rule.call.dtype)
 
     def _scanned(self, value: FusionValue, rule: ScanRule, place: Place) -> Expr:
         """What a scan comes to at its own point, along the axis that its dim is."""
         if place != self.space.point:
             raise Unbuildable(f"{value.name} is read at other points than its own")
         axes = zip(self.space.steps, self.space.sizes, strict=True)
-        found = [n for n, axis in enumerate(axes) if axis == (rule.step, rule.size) and n >= self.space.row_axes]
-        if not found:
+        scan_axes = [n for n, axis in enumerate(axes) if axis == (rule.step, rule.size) and n >= self.space.row_axes]
+        if not scan_axes:
             raise Unbuildable(f"the dimension that {value.name} runs along is split in parts")
         reading = value.readings[0]
-        given = self.element(reading.value, self.moved(value, reading, place))
+        element = self.element(reading.value, self.moved(value, reading, place))
         return self.exprs.scan(
-            rule.call.fold, self.exprs.cast(given, rule.call.dtype), found[0], rule.call.backwards
+            rule.call.fold, self.exprs.cast(element, rule.call.dtype), scan_axes[0], rule.call.backwards
         )
 
     def _contracted(self, value: FusionValue, rule: ContractRule, place: Place) -> Expr:
@@ -212,10 +212,10 @@ class _Puller:
 
     def split(self, place: Place, shape: Shape, stride: Shape) -> list[Place]:
         key = (place, shape, stride)
-        found = self._splits.get(key)
-        if found is None:
-            found = self._splits[key] = self.space.split(place, shape, stride)
-        return found
+        indices = self._splits.get(key)
+        if indices is None:
+            indices = self._splits[key] = self.space.split(place, shape, stride)
+        return indices
 
     def moved(self, value: FusionValue, reading: FusionRead, place: Place) -> Place:
         """Where `reading` finds what `value` needs for its element at `place`."""
@@ -244,8 +244,8 @@ class _Emitter:
         elements = [self._read(number, reading) for number, reading in enumerate(self.value.readings)]
         args = [_filled(argument, elements) for argument in rule.args]
         kwargs = {name: _filled(argument, elements) for name, argument in rule.kwargs.items()}
-        made = rule.lowering.emit(self, *args, **kwargs)
-        return self.exprs.cast(self.exprs.list[made.id], self.result)
+        scalar = rule.lowering.emit(self, *args, **kwargs)
+        return self.exprs.cast(self.exprs.list[scalar.id], self.result)
 
     def scattered(self, rule: ScatterRule) -> tuple[Expr, tuple[Expr, ...]]:
         """What a scatter puts at a point, and the places it goes to."""
@@ -262,16 +262,16 @@ class _Emitter:
     def _read(self, number: int, reading: FusionRead) -> Scalar | OperandMemory:
         if reading.indirect:
             return OperandMemory(number)
-        found = self.puller.element(reading.value, self.puller.moved(self.value, reading, self.place))
-        return Scalar(found.id, found.dtype)
+        element = self.puller.element(reading.value, self.puller.moved(self.value, reading, self.place))
+        return Scalar(element.id, element.dtype)
 
     def const(self, value: Number, dtype: torch.dtype) -> Scalar:
         return self.exprs.scalar(self.exprs.const(value, dtype))
 
     def op(self, name: str, *args: Scalar) -> Scalar:
-        given = tuple(self.exprs.list[arg.id] for arg in args)
-        dtype = torch.bool if SCALAR_OPS[name].result == "bool" else given[-1].dtype
-        return self.exprs.scalar(self.exprs.compute(name, given, dtype))
+        operands = tuple(self.exprs.list[arg.id] for arg in args)
+        dtype = torch.bool if SCALAR_OPS[name].result == "bool" else operands[-1].dtype
+        return self.exprs.scalar(self.exprs.compute(name, operands, dtype))
 
     def cast(self, value: Scalar, dtype: torch.dtype) -> Scalar:
         return self.exprs.scalar(self.exprs.cast(self.exprs.list[value.id], dtype))

@@ -88,24 +88,24 @@ def overwriting(traced: Traced, live: set[fx.Node], targets: TargetChoice) -> Ov
 def _chains(traced: Traced, live: set[fx.Node], targets: TargetChoice) -> Iterator[_Chain]:
     inputs, returned = placeholders(traced.graph), outputs(traced.graph)
     for place, number in traced.writes:
-        given, node = inputs[number], returned[place]
+        written, node = inputs[number], returned[place]
         if not isinstance(node, fx.Node) or returned.count(node) != 1 or _shows(node, returned):
             continue
-        if "scatter" in targets.limits_of(tensor_spec(given).device).unsupported:
+        if "scatter" in targets.limits_of(tensor_spec(written).device).unsupported:
             continue
         nodes: list[fx.Node] = []
         puts: dict[fx.Node, InplaceUpdate] = {}
-        while node is not given:
+        while node is not written:
             put = _put(node)
             base = _changed(node, targets) if put is None else put.base
             reads = {node} if put is None else {node, *put.between}
-            if base is None or not _lies_as(node, given) or any(user in live - reads for user in base.users):
+            if base is None or not _lies_as(node, written) or any(user in live - reads for user in base.users):
                 break
             if put is not None:
                 puts[node] = put
             nodes.insert(0, node)
             node = base
-        if nodes and node is given:
+        if nodes and node is written:
             yield _Chain(tuple(nodes), puts)
 
 
@@ -115,10 +115,10 @@ def _shows(node: fx.Node, returned: list[object]) -> bool:
     return any(view in returned or _shows(view, returned) for view in views)
 
 
-def _lies_as(node: fx.Node, given: fx.Node) -> bool:
+def _lies_as(node: fx.Node, written: fx.Node) -> bool:
     """Whether a new value lies as what it is written to."""
-    made, spec = tensor_spec(node), tensor_spec(given)
-    alike = (made.shape, made.stride, made.dtype, made.device) == (spec.shape, spec.stride, spec.dtype, spec.device)
+    value, spec = tensor_spec(node), tensor_spec(written)
+    alike = (value.shape, value.stride, value.dtype, value.device) == (spec.shape, spec.stride, spec.dtype, spec.device)
     return alike and not spec.varies
 
 
@@ -272,9 +272,9 @@ class _WriteOrder:
         """Inputs of the same dtypes in the place of what a call is given besides the index; None if there are none."""
         others = [each for each in node.all_input_nodes if each.op != "placeholder" and each is not demand.index]
         specs = [tensor_spec(each) for each in others]
-        found = [self.others.get((spec.dtype, spec.device)) for spec in specs]
-        pairs = zip(others, found, strict=True)
-        return None if None in found else {each: other for each, other in pairs if other is not None}
+        stand_ins = [self.others.get((spec.dtype, spec.device)) for spec in specs]
+        pairs = zip(others, stand_ins, strict=True)
+        return None if None in stand_ins else {each: other for each, other in pairs if other is not None}
 
 
 def _is_free(node: fx.Node, targets: TargetChoice) -> bool:

@@ -111,13 +111,13 @@ def _best_gap(taken: list[tuple[Size, Size, int]], size: Size) -> Size:
 
 def lifetimes(program: Program) -> Lives:
     """First and last step at which each buffer's memory is in use, views that library calls made of it included."""
-    found = touches(program)
+    lives = touches(program)
     for step in reversed(program.steps):
         for view in aliases(step):
             for base in reads(step):
-                if view in found and base in found:
-                    found[base] = (found[base][0], max(found[base][1], found[view][1]))
-    return found
+                if view in lives and base in lives:
+                    lives[base] = (lives[base][0], max(lives[base][1], lives[view][1]))
+    return lives
 
 
 def aliases(step: Step) -> tuple[str, ...]:

@@ -41,11 +41,11 @@ class Ordered:
 
 def rank(grouped: Grouped) -> Ranked:
     """By the last member, so that values are made when they are needed; calls as the graph has them."""
-    found: dict[int, Size] = {}
+    ranks: dict[int, Size] = {}
     for group in grouped.groups.all():
-        found[group.id] = group.id if group.call is not None else max(value.id for value in group.members)
-    _let_waits_wait(grouped.groups, found)
-    return Ranked(grouped, found)
+        ranks[group.id] = group.id if group.call is not None else max(value.id for value in group.members)
+    _let_waits_wait(grouped.groups, ranks)
+    return Ranked(grouped, ranks)
 
 
 def _let_waits_wait(groups: Groups, rank: dict[int, Size]) -> None:
@@ -73,28 +73,28 @@ def sort(ranked: Ranked) -> Ordered:
             after.setdefault(number, []).append(group)
     ready = [(rank[group.id], group.id) for group in everything if missing[group.id] == 0]
     heapq.heapify(ready)
-    found: list[Group] = []
+    ordered: list[Group] = []
     while ready:
         _, number = heapq.heappop(ready)
         group = groups.by_id[number]
-        found.append(group)
+        ordered.append(group)
         for later in after.get(group.id, ()):
             missing[later.id] -= 1
             if missing[later.id] == 0:
                 heapq.heappush(ready, (rank[later.id], later.id))
-    if len(found) != len(everything):
+    if len(ordered) != len(everything):
         raise AssertionError("groups depend on each other in a circle")
-    return Ordered(ranked.grouped, tuple(found))
+    return Ordered(ranked.grouped, tuple(ordered))
 
 
 def before(groups: Groups, group: Group) -> set[Group]:
     """What a group or call needs to have run."""
     if group.call is not None:
-        found = {groups.group_of(ref.value) for ref in references((group.call.args, group.call.kwargs))}
-        found |= {groups.by_id[call.id] for call in group.call.after}
+        needed = {groups.group_of(ref.value) for ref in references((group.call.args, group.call.kwargs))}
+        needed |= {groups.by_id[call.id] for call in group.call.after}
         if group.call.unless is not None:
-            found.add(groups.group_of(group.call.unless))
+            needed.add(groups.group_of(group.call.unless))
     else:
-        found = {groups.group_of(source) for value in group.members for source in groups.sources(value)}
-        found |= {groups.by_id[call.id] for value in group.members for call in value.after}
-    return {each for each in found if each is not None and each is not group}
+        needed = {groups.group_of(source) for value in group.members for source in groups.sources(value)}
+        needed |= {groups.by_id[call.id] for value in group.members for call in value.after}
+    return {each for each in needed if each is not None and each is not group}

@@ -35,12 +35,12 @@ def rematerialize(lowered: Lowered, graph: fx.Graph, fuel: Fuel) -> Lowered:
 def _beginnings(lowered: Lowered, graph: fx.Graph) -> list[str]:
     """The first item of each backward."""
     known = {item.name for item in lowered.items}
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for node in graph.nodes:
         number = backward_of(node)
         if number is not None and node.name in known:
-            found.setdefault(number, node.name)
-    return list(found.values())
+            names.setdefault(number, node.name)
+    return list(names.values())
 
 
 class _Rematerializer:
@@ -104,28 +104,28 @@ class _Rematerializer:
             from_forward.add(item)
             alone = {source for source in sources if source in self.kept and self._backward_readers(source) == [item]}
             if sum(map(_bytes, alone - self.recomputed - self.returned)) <= _bytes(item):
-                given = self._given(item)
-                last = self._call_before(item.id) if given is None else self._last_reader(given, item.id)
+                inputs = self._given(item)
+                last = self._call_before(item.id) if inputs is None else self._last_reader(inputs, item.id)
                 item.after = () if last is None else (last,)
 
     def _given(self, item: FusionValue) -> set[FusionValue] | None:
         """The inputs that a value is computed from, if it is from nothing else: part of an update, most often."""
-        found: set[FusionValue] = set()
+        inputs: set[FusionValue] = set()
         waiting = [reading.value for reading in item.readings]
         while waiting:
             source = waiting.pop()
             if source.kind is FusionKind.LEAF:
-                found.add(source)
+                inputs.add(source)
             elif self._is_forward(source) or not _is_idempotent(source):
                 return None
             else:
                 waiting += [reading.value for reading in source.readings]
-        return found
+        return inputs
 
-    def _last_reader(self, given: set[FusionValue], position: int) -> FusionValue | Call | None:
+    def _last_reader(self, inputs: set[FusionValue], position: int) -> FusionValue | Call | None:
         """The last step of the backward that reads one of these inputs: from there on they may have new values."""
         readers: list[FusionValue | Call] = []
-        for value in given:
+        for value in inputs:
             readers += [*self.calls.get(value, ()), *filter(_is_heavy, value.users)]
         late = [each for each in readers if self.start <= each.id < position]
         if late:

@@ -52,7 +52,7 @@ class _Grouping:
         self.waiting: list[_Waiting] = []
         self.writer: dict[str, _Waiting] = {}  # of a buffer, of those that waited
         self.users: dict[str, list[_Waiting]] = {}
-        self.made: list[tuple[Step, tuple[int, ...]]] = []
+        self.ordered: list[tuple[Step, tuple[int, ...]]] = []
         self.groups = 0
 
     def run(self) -> Program:
@@ -63,7 +63,7 @@ class _Grouping:
             kind = self._kind(step) if isinstance(step, Launch) else None
             if kind is None:
                 self._settle(number)
-                self.made.append((step, (number,)))
+                self.ordered.append((step, (number,)))
             else:
                 self._wait(number, kind)
         self._launch(self.waiting)
@@ -71,8 +71,8 @@ class _Grouping:
             return self.program
         if events.wanted("fusion"):
             text = f"{self.groups} launches run several kernels each"
-            events.emit("fusion", text, Together(tuple(numbers for _, numbers in self.made)))
-        return replace(self.program, steps=tuple(step for step, _ in self.made))
+            events.emit("fusion", text, Together(tuple(numbers for _, numbers in self.ordered)))
+        return replace(self.program, steps=tuple(step for step, _ in self.ordered))
 
     # --- who waits ------------------------------------------------------------------------------------
 
@@ -94,42 +94,42 @@ class _Grouping:
         kind = (text, step.kernel.col_count == 1, held > _LARGE)
         needed = self._needed(number)
         before = self._behind(needed)
-        found = next((each for each in self.waiting if each.kind == kind and id(each) not in before), None)
-        if found is None:
-            found = _Waiting(kind)
-            self.waiting.append(found)
-        found.numbers.append(number)
-        found.held += held
-        found.after |= {id(each) for each in needed}
-        self.writer.update(dict.fromkeys(writes(step), found))
+        waiting = next((each for each in self.waiting if each.kind == kind and id(each) not in before), None)
+        if waiting is None:
+            waiting = _Waiting(kind)
+            self.waiting.append(waiting)
+        waiting.numbers.append(number)
+        waiting.held += held
+        waiting.after |= {id(each) for each in needed}
+        self.writer.update(dict.fromkeys(writes(step), waiting))
         for name in touched(step):
-            self.users.setdefault(name, []).append(found)
+            self.users.setdefault(name, []).append(waiting)
 
     def _held(self, number: int) -> int:
         """Bytes that could be let go once a launch has run, or as soon as nobody else reads them."""
         names = dict.fromkeys(reads(self.program.steps[number]))
-        found = [self.buffers[name] for name in names]
+        buffers = [self.buffers[name] for name in names]
         temporary = (Place.ARENA, Place.FRESH, Place.LIBRARY)
-        return sum(int(arena_bytes(each)) for each in found if each.place in temporary and not each.spec.varies)
+        return sum(int(arena_bytes(each)) for each in buffers if each.place in temporary and not each.spec.varies)
 
     def _needed(self, number: int) -> list[_Waiting]:
         """Those waiting that must come before a step: they write what it uses, or use what it writes."""
         step = self.program.steps[number]
-        found = [self.writer[name] for name in touched(step) if name in self.writer]
-        found += [each for name in writes(step) for each in self.users.get(name, ())]
-        return list({id(each): each for each in found if each.waits}.values())
+        waiting = [self.writer[name] for name in touched(step) if name in self.writer]
+        waiting += [each for name in writes(step) for each in self.users.get(name, ())]
+        return list({id(each): each for each in waiting if each.waits}.values())
 
     def _behind(self, some: Iterable[_Waiting]) -> set[int]:
         """Some of those waiting and all that come before them, by identity."""
         by_id = {id(each): each for each in self.waiting}
-        found: set[int] = set()
+        before: set[int] = set()
         left = [id(each) for each in some]
         while left:
             at = left.pop()
-            if at not in found and at in by_id:
-                found.add(at)
+            if at not in before and at in by_id:
+                before.add(at)
                 left += by_id[at].after
-        return found
+        return before
 
     # --- who is launched ------------------------------------------------------------------------------
 
@@ -162,12 +162,12 @@ class _Grouping:
     def _launch_together(self, launches: Sequence[Launch], numbers: tuple[int, ...]) -> None:
         kernels = tuple(step.kernel for step in launches if isinstance(step.kernel, Kernel))
         if len(launches) == 1 or not self.fuel.take(*(kernel.name for kernel in kernels)):
-            self.made += [(step, (number,)) for step, number in zip(launches, numbers, strict=True)]
+            self.ordered += [(step, (number,)) for step, number in zip(launches, numbers, strict=True)]
             return
         name = f"g{self.groups}_{kernels[0].name}_and_{len(kernels) - 1}_more"
         self.groups += 1
         args = tuple(each for step in launches for each in step.args)
-        self.made.append((Launch(KernelGroup(name, kernels), args), numbers))
+        self.ordered.append((Launch(KernelGroup(name, kernels), args), numbers))
 
 
 def family(kernel: Kernel) -> str | None:

@@ -89,8 +89,8 @@ def read_attention(node: fx.Node, ref_of: RefOf, results: Sequence[tuple[int, Te
     scale, causal = asked.get("scale"), bool(asked.get("is_causal"))
     width = specs["q"].shape[3]
     scores = _Scores(refs, specs, 1 / math.sqrt(width) if scale is None else float(scale), causal)
-    made = scores.forward(dict(results)) if node.target is FORWARD else scores.backward(dict(results))
-    return scores.call(*made, gradients=node.target is BACKWARD)
+    stages_and_outputs = scores.forward(dict(results)) if node.target is FORWARD else scores.backward(dict(results))
+    return scores.call(*stages_and_outputs, gradients=node.target is BACKWARD)
 
 
 def _why_not(specs: dict[str, TensorSpec]) -> str | None:
@@ -135,9 +135,9 @@ class _Scores:
 
     def forward(self, results: dict[int, TensorSpec]) -> tuple[tuple[Stage, ...], list[Buffer]]:
         """The weighted sum, and what is stored of each query's weights."""
-        body, found = self._body()
+        body, score = self._body()
         sums = "sums" if 1 in results else ""
-        body.append(Softmax("p", found, sums))
+        body.append(Softmax("p", score, sums))
         stages: tuple[Stage, ...] = ()
         if 0 in results:
             body.append(self._weigh("y", results[0], "p", ("v", "j", "d")))
@@ -148,12 +148,12 @@ class _Scores:
 
     def backward(self, results: dict[int, TensorSpec]) -> tuple[tuple[Stage, ...], list[Buffer]]:
         """The scores again, what the gradients make of them, and sums over queries and over keys."""
-        body, found = self._body()
+        body, score = self._body()
         dtype, grad = self.dtype, self._factor("g", "i", "d")
         sums = self.refs["l"]
         body += [
             Load("l_i", self.names[sums.value], self._row_index(sums.layout.stride, sums.layout.offset)),
-            Compute("below", "sub", (found, "l_i"), dtype),
+            Compute("below", "sub", (score, "l_i"), dtype),
             Compute("p", "exp", ("below",), dtype),
             Contract("of_p", self.along["d"], grad, self._factor("v", "j", "d"), dtype),
             Contract("kept", self.along["d"], grad, self._factor("y", "i", "d"), dtype),
@@ -207,22 +207,22 @@ class _Scores:
             Const("scale", self.scale, dtype),
             Compute("scaled", "mul", ("s", "scale"), dtype),
         ]
-        found = "scaled"
+        score = "scaled"
         if self.causal:
             body += [
                 Const("never", -math.inf, dtype),
                 Position("at_j", Index((("j", 1),))),
                 Position("at_i", Index((("i", 1),))),
                 Compute("later", "gt", ("at_j", "at_i"), torch.bool),
-                Compute("causal", "where", ("later", "never", found), dtype),
+                Compute("causal", "where", ("later", "never", score), dtype),
             ]
-            found = "causal"
+            score = "causal"
         if "m" in self.refs:
-            body += self._masked(found)
-            found = "masked"
-        return body, found
+            body += self._masked(score)
+            score = "masked"
+        return body, score
 
-    def _masked(self, found: str) -> list[Instruction]:
+    def _masked(self, score: str) -> list[Instruction]:
         ref, dtype = self.refs["m"], self.dtype
         layout = expand(ref.layout, (*self.query[:3], self.key[2]))
         batch, head, query, key = layout.stride
@@ -233,7 +233,7 @@ class _Scores:
         if ref.value.spec.dtype is not dtype:
             body.append(Cast("wide_mask", mask, dtype))
             mask = "wide_mask"
-        return [*body, Compute("masked", "add", (found, mask), dtype)]
+        return [*body, Compute("masked", "add", (score, mask), dtype)]
 
 
 def _output(name: str, spec: TensorSpec) -> Buffer:

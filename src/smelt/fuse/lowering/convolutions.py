@@ -44,7 +44,7 @@ class ConvolutionSteps:
         cls, rank: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
     ) -> "ConvolutionSteps":
         """As the operator has them, where one number may stand for all dims."""
-        every = [tuple(given) * rank if len(given) == 1 else tuple(given) for given in (stride, padding, dilation)]
+        every = [tuple(steps) * rank if len(steps) == 1 else tuple(steps) for steps in (stride, padding, dilation)]
         return cls(every[0], every[1], every[2], groups)
 
 
@@ -64,26 +64,26 @@ class Contraction:
 
 def read_convolution(node: fx.Node, layout_of: LayoutOf) -> ProductCall | str:
     """What a call of `convolution` multiplies, or the reason why no kernel does."""
-    given: list[Any] = [*node.args]
-    x, weight, bias, stride, padding, dilation, transposed, _, groups = given
+    arguments: list[Any] = [*node.args]
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
     reason = _why_not(node, (tensor_spec(node),))
     if reason is not None:
         return reason
     steps = ConvolutionSteps.of(len(tensor_spec(x).shape) - 2, stride, padding, dilation, groups)
-    made = (to_fine if transposed else to_coarse)(layout_of(x), layout_of(weight), steps, _layout(tensor_spec(node)))
-    call = _call(made, x, weight)
+    product = (to_fine if transposed else to_coarse)(layout_of(x), layout_of(weight), steps, _layout(tensor_spec(node)))
+    call = _call(product, x, weight)
     if bias is None:
         return call
     given_bias = layout_of(bias)
-    along = tuple(step * given_bias.stride[0] for step in made.channel)
+    along = tuple(step * given_bias.stride[0] for step in product.channel)
     return replace(call, added=Added(bias, along, given_bias.offset, 1.0))
 
 
 def read_gradients(node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall] | str:
     """What a call of `convolution_backward` multiplies for each result but the bias's, which is a sum; or why no kernel
     does."""
-    given: list[Any] = [*node.args]
-    grad, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = given
+    arguments: list[Any] = [*node.args]
+    grad, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments
     specs = spec_of(node)
     assert isinstance(specs, tuple)
     reason = _why_not(node, [spec for spec in specs if spec is not None])
@@ -102,12 +102,12 @@ def read_gradients(node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall]
 
 def _why_not(node: fx.Node, results: Sequence[TensorSpec]) -> str | None:
     """Why no kernel computes a call, whatever its layouts; None if one can."""
-    given = [tensor_spec(argument) for argument in node.all_input_nodes]
-    if 0 in [spec.numel for spec in (*given, *results)]:
+    operands = [tensor_spec(argument) for argument in node.all_input_nodes]
+    if 0 in [spec.numel for spec in (*operands, *results)]:
         return "has no elements"
-    if given[0].dtype not in DTYPES or len({spec.dtype for spec in given}) != 1:
-        return f"convolves {' and '.join(dict.fromkeys(short_name(spec.dtype) for spec in given))}"
-    if len({spec.device for spec in given}) != 1:
+    if operands[0].dtype not in DTYPES or len({spec.dtype for spec in operands}) != 1:
+        return f"convolves {' and '.join(dict.fromkeys(short_name(spec.dtype) for spec in operands))}"
+    if len({spec.device for spec in operands}) != 1:
         return "convolves on several devices"
     return None if all(is_dense(spec.shape, spec.stride) for spec in results) else "returns a tensor with gaps"
 
@@ -116,46 +116,46 @@ def _layout(spec: TensorSpec) -> OperandLayout:
     return OperandLayout(spec.shape, spec.stride)
 
 
-def _call(made: "Contraction", first: fx.Node, second: fx.Node) -> ProductCall:
-    left, right = (second, first) if made.swapped else (first, second)
-    return ProductCall(left, right, made.rule, made.shape, made.stride, made.layout)
+def _call(contraction: "Contraction", first: fx.Node, second: fx.Node) -> ProductCall:
+    left, right = (second, first) if contraction.swapped else (first, second)
+    return ProductCall(left, right, contraction.rule, contraction.shape, contraction.stride, contraction.layout)
 
 
 def to_coarse(
     fine: OperandLayout, weight: OperandLayout, steps: ConvolutionSteps, result: OperandLayout
 ) -> Contraction:
     """The coarse image, of operands `fine` and `weight`. The strides of `result` are those of its memory."""
-    made = _Builder(steps.groups, weight)
-    made.point("n", result.shape[0], result.stride[0])
-    made.channels("c", made.coarse, result.stride[1])
-    made.axis("f", weight.shape[1])
-    there: list[Position] = [{"n": 1}, made.fine_channel]
-    kernel: list[Position] = [made.coarse_channel, {"f": 1}]
+    builder = _Builder(steps.groups, weight)
+    builder.point("n", result.shape[0], result.stride[0])
+    builder.channels("c", builder.coarse, result.stride[1])
+    builder.axis("f", weight.shape[1])
+    there: list[Position] = [{"n": 1}, builder.fine_channel]
+    kernel: list[Position] = [builder.coarse_channel, {"f": 1}]
     for dim, (step, pad, dilation) in enumerate(zip(steps.stride, steps.padding, steps.dilation, strict=True)):
-        made.point(f"h{dim}", result.shape[dim + 2], result.stride[dim + 2])
-        made.axis(f"k{dim}", weight.shape[dim + 2])
+        builder.point(f"h{dim}", result.shape[dim + 2], result.stride[dim + 2])
+        builder.axis(f"k{dim}", weight.shape[dim + 2])
         there.append({f"h{dim}": step, f"k{dim}": dilation, "": -pad})
         kernel.append({f"k{dim}": 1})
     result = OperandLayout(result.shape, result.stride)
-    return made.contraction((fine, there), (weight, kernel), result, made.coarse_channel)
+    return builder.contraction((fine, there), (weight, kernel), result, builder.coarse_channel)
 
 
 def to_weight(
     coarse: OperandLayout, fine: OperandLayout, steps: ConvolutionSteps, result: OperandLayout
 ) -> Contraction:
     """The gradient to the weight, of operands `coarse` and `fine`: one of them is a gradient."""
-    made = _Builder(steps.groups, result)
-    made.channels("c", made.coarse, result.stride[0])
-    made.point("f", result.shape[1], result.stride[1])
-    made.axis("n", coarse.shape[0])
-    here: list[Position] = [{"n": 1}, made.coarse_channel]
-    there: list[Position] = [{"n": 1}, made.fine_channel]
+    builder = _Builder(steps.groups, result)
+    builder.channels("c", builder.coarse, result.stride[0])
+    builder.point("f", result.shape[1], result.stride[1])
+    builder.axis("n", coarse.shape[0])
+    here: list[Position] = [{"n": 1}, builder.coarse_channel]
+    there: list[Position] = [{"n": 1}, builder.fine_channel]
     for dim, (step, pad, dilation) in enumerate(zip(steps.stride, steps.padding, steps.dilation, strict=True)):
-        made.point(f"k{dim}", result.shape[dim + 2], result.stride[dim + 2])
-        made.axis(f"h{dim}", coarse.shape[dim + 2])
+        builder.point(f"k{dim}", result.shape[dim + 2], result.stride[dim + 2])
+        builder.axis(f"h{dim}", coarse.shape[dim + 2])
         here.append({f"h{dim}": 1})
         there.append({f"h{dim}": step, f"k{dim}": dilation, "": -pad})
-    return made.contraction((coarse, here), (fine, there), OperandLayout(result.shape, result.stride))
+    return builder.contraction((coarse, here), (fine, there), OperandLayout(result.shape, result.stride))
 
 
 def to_fine(
@@ -173,17 +173,17 @@ def to_fine(
         stride = _laid_like(result, (*result.shape[:2], *(split.room for split in splits)))
         start = sum(split.start * step for split, step in zip(splits, stride[2:], strict=True))
         room = OperandLayout(result.shape, stride, start)
-    made = _Builder(steps.groups, weight)
-    made.point("n", result.shape[0], room.stride[0])
-    made.channels("f", made.fine, room.stride[1])
-    made.axis("c", made.coarse)
-    here: list[Position] = [{"n": 1}, made.coarse_channel]
-    kernel: list[Position] = [made.coarse_channel, {"f": 1}]
+    builder = _Builder(steps.groups, weight)
+    builder.point("n", result.shape[0], room.stride[0])
+    builder.channels("f", builder.fine, room.stride[1])
+    builder.axis("c", builder.coarse)
+    here: list[Position] = [{"n": 1}, builder.coarse_channel]
+    kernel: list[Position] = [builder.coarse_channel, {"f": 1}]
     for dim, split in enumerate(splits):
-        position, tap = split.positions(made, str(dim), room.stride[dim + 2])
+        position, tap = split.positions(builder, str(dim), room.stride[dim + 2])
         here.append(position)
         kernel.append(tap)
-    return made.contraction((coarse, here), (weight, kernel), room, made.fine_channel)
+    return builder.contraction((coarse, here), (weight, kernel), room, builder.fine_channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,23 +220,23 @@ class _Split:
         """How many of them are before the one that the point would have without its kernel."""
         return (self.step - 1 + self.shift % self.step) // self.step
 
-    def positions(self, made: "_Builder", dim: str, stride: Size) -> tuple[Position, Position]:
-        """Positions in the coarse image and in the kernel, for the points and axes that are added to `made`."""
+    def positions(self, builder: "_Builder", dim: str, stride: Size) -> tuple[Position, Position]:
+        """Positions in the coarse image and in the kernel, for the points and axes that are added to `builder`."""
         step, shift = self.step, self.shift
         if step == 1:
-            made.point(f"b{dim}", self.room, stride)
-            made.axis(f"k{dim}", self.kernel)
+            builder.point(f"b{dim}", self.room, stride)
+            builder.axis(f"k{dim}", self.kernel)
             return {f"b{dim}": 1, f"k{dim}": -self.dilation, "": shift}, {f"k{dim}": 1}
-        made.point(f"a{dim}", self.room // step, stride * step)
-        made.point(f"r{dim}", step, stride)
-        made.axis(f"t{dim}", self.terms)
+        builder.point(f"a{dim}", self.room // step, stride * step)
+        builder.point(f"r{dim}", step, stride)
+        builder.axis(f"t{dim}", self.terms)
         here = {f"a{dim}": 1, f"t{dim}": -1, "": shift // step + self.before}
         reached = {f"r{dim}": 1, f"t{dim}": step, "": shift % step - step * self.before}
         if self.dilation == 1:
             return here, reached
         # The elements of the kernel are further apart: of all pairs those count that meet.
-        made.axis(f"k{dim}", self.kernel)
-        made.only_where({**reached, f"k{dim}": -self.dilation})
+        builder.axis(f"k{dim}", self.kernel)
+        builder.only_where({**reached, f"k{dim}": -self.dilation})
         return here, {f"k{dim}": 1}
 
 

@@ -42,14 +42,14 @@ def read_through(call: ProductCall, number: int, stride: Shape, copied: OperandL
             return None
         sizes = (*call.shape, *call.rule.axes)
         place = (factor.offset, *factor.stride, *factor.along)
-        found = _split(sizes, place, copied.shape, stride)
-        if found is None:
+        indices = _split(sizes, place, copied.shape, stride)
+        if indices is None:
             return None
-        if isinstance(found, _Cut):
-            call = _with_cut(call, found)
+        if isinstance(indices, _Cut):
+            call = _with_cut(call, indices)
             continue
         total = [copied.offset, *(0 for _ in sizes)]
-        for index, step in zip(found, copied.stride, strict=True):
+        for index, step in zip(indices, copied.stride, strict=True):
             total = [have + step * part for have, part in zip(total, index, strict=True)]
         dims = len(call.shape) + 1
         read = FactorRead(tuple(total[1:dims]), tuple(total[dims:]), total[0])
@@ -59,34 +59,34 @@ def read_through(call: ProductCall, number: int, stride: Shape, copied: OperandL
 
 def moved(view: OperandLayout, stride: Shape, copied: OperandLayout) -> OperandLayout | None:
     """A view of a copy, whose dims are dense by `stride`, as a view of what it was copied from, at `copied`."""
-    found = _split(view.shape, (view.offset, *view.stride), copied.shape, stride)
-    if found is None or isinstance(found, _Cut):
+    indices = _split(view.shape, (view.offset, *view.stride), copied.shape, stride)
+    if indices is None or isinstance(indices, _Cut):
         return None
     total = [copied.offset, *(0 for _ in view.shape)]
-    for index, step in zip(found, copied.stride, strict=True):
+    for index, step in zip(indices, copied.stride, strict=True):
         total = [have + step * part for have, part in zip(total, index, strict=True)]
     return OperandLayout(view.shape, tuple(total[1:]), total[0])
 
 
-def copied(rule: ContractRule, made: OperandLayout, stride: Shape, copy: OperandLayout) -> CopiedProduct | None:
-    """A product with points `made`, as a copy of it that is dense by `stride` and reads it at `copy`."""
+def copied(rule: ContractRule, product: OperandLayout, stride: Shape, copy: OperandLayout) -> CopiedProduct | None:
+    """A product laid out as `product`, as a copy of it that is dense by `stride` and reads it at `copy`."""
     shape, steps = copy.shape, copy.stride
     while True:
-        found = _split(shape, (copy.offset, *steps), made.shape, made.stride)
-        if found is None:
+        split = _split(shape, (copy.offset, *steps), product.shape, product.stride)
+        if split is None:
             return None
-        if not isinstance(found, _Cut):
+        if not isinstance(split, _Cut):
             break
-        number, inner = found.number, found.inner
+        number, inner = split.number, split.inner
         shape = (*shape[:number], shape[number] // inner, inner, *shape[number + 1 :])
         steps, stride = (
-            (*given[:number], given[number] * inner, *given[number:]) for given in (steps, stride)
+            (*strides[:number], strides[number] * inner, *strides[number:]) for strides in (steps, stride)
         )
-    indices = found
+    indices = split
 
-    def moved(offset: Size, given: Shape) -> list[Size]:
+    def moved(offset: Size, steps: Shape) -> list[Size]:
         total = [offset, *(0 for _ in shape)]
-        for index, step in zip(indices, given, strict=True):
+        for index, step in zip(indices, steps, strict=True):
             total = [have + step * part for have, part in zip(total, index, strict=True)]
         return total
 
@@ -104,10 +104,10 @@ def copied(rule: ContractRule, made: OperandLayout, stride: Shape, copy: Operand
 def _split(sizes: Shape, place: Shape, shape: Shape, stride: Shape) -> list[list[Size]] | _Cut | None:
     """The index along each dim of dense memory, from a position in it: a start and a step for each of `sizes`."""
     rest = list(place)
-    found: list[list[Size]] = [[0] * len(place)] * len(shape)
+    indices: list[list[Size]] = [[0] * len(place)] * len(shape)
     for dim in sorted((dim for dim in range(len(shape)) if shape[dim] != 1), key=lambda dim: -stride[dim]):
         step = stride[dim]
-        found[dim] = [part // step for part in rest]
+        indices[dim] = [part // step for part in rest]
         rest = [part % step for part in rest]
         if rest[0] + sum(part * (size - 1) for part, size in zip(rest[1:], sizes, strict=True)) < step:
             continue
@@ -116,7 +116,7 @@ def _split(sizes: Shape, place: Shape, shape: Shape, stride: Shape) -> list[list
             if 1 < inner < size and size % inner == 0:
                 return _Cut(number, inner)
         return None
-    return found
+    return indices
 
 
 def _with_cut(call: ProductCall, cut: _Cut) -> ProductCall:
@@ -124,11 +124,11 @@ def _with_cut(call: ProductCall, cut: _Cut) -> ProductCall:
     dims = len(call.shape)
     is_dim, number = cut.number < dims, cut.number if cut.number < dims else cut.number - dims
 
-    def sizes(given: Shape) -> Shape:
-        return (*given[:number], given[number] // cut.inner, cut.inner, *given[number + 1 :])
+    def sizes(sizes: Shape) -> Shape:
+        return (*sizes[:number], sizes[number] // cut.inner, cut.inner, *sizes[number + 1 :])
 
-    def steps(given: Shape) -> Shape:
-        return (*given[:number], given[number] * cut.inner, *given[number:])
+    def steps(strides: Shape) -> Shape:
+        return (*strides[:number], strides[number] * cut.inner, *strides[number:])
 
     def moved(factor: FactorRead) -> FactorRead:
         bounds = tuple(

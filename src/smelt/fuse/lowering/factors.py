@@ -23,10 +23,10 @@ from smelt.symbolic.symsize import hint
 
 def through_copies(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[ProductCall, list[FusionValue]]:
     """The values that a product's factors are copies of, or are themselves, and the product that reads them there."""
-    found = list(sources)
-    for number in range(len(found)):
-        call, found[number] = _through_copies(call, number, found[number])
-    return call, found
+    originals = list(sources)
+    for number in range(len(originals)):
+        call, originals[number] = _through_copies(call, number, originals[number])
+    return call, originals
 
 
 def through_copy(ref: Ref) -> Ref:
@@ -69,10 +69,10 @@ def _through_copies(call: ProductCall, number: int, source: FusionValue) -> tupl
         if reading.value.kind is FusionKind.PRODUCT and reading.value.users == [source]:
             break  # the product may be computed as the copy, which costs nothing
         layout = OperandLayout(spec.shape, reading.stride, reading.offset)
-        found = read_through(call, number, spec.stride, layout)
-        if found is None:
+        direct = read_through(call, number, spec.stride, layout)
+        if direct is None:
             break
-        call, source = found, reading.value
+        call, source = direct, reading.value
     return call, source
 
 
@@ -92,13 +92,13 @@ def compute_copies(values: Iterable[FusionValue], cycles: Cycles) -> None:
             continue
         if product.spec.dtype is not spec.dtype or not is_dense(spec.shape, spec.stride):
             continue
-        made = OperandLayout(product.spec.shape, product.spec.stride)
-        found = copied(product.rule, made, spec.stride, OperandLayout(spec.shape, reading.stride, reading.offset))
-        if found is None:
+        layout = OperandLayout(product.spec.shape, product.spec.stride)
+        at_copy = copied(product.rule, layout, spec.stride, OperandLayout(spec.shape, reading.stride, reading.offset))
+        if at_copy is None:
             continue
-        there = TensorSpec(found.shape, found.stride, spec.dtype, spec.device)
+        there = TensorSpec(at_copy.shape, at_copy.stride, spec.dtype, spec.device)
         factors = [factor.value.spec for factor in product.readings]
-        takes = cycles(product.rule, factors, product.spec), cycles(found.rule, factors, there)
+        takes = cycles(product.rule, factors, product.spec), cycles(at_copy.rule, factors, there)
         allowed = CYCLES_TO_COPY * hint(spec.numel)
         if isinstance(takes[1], str) or (not isinstance(takes[0], str) and takes[1] > takes[0] + allowed):
             continue
@@ -106,11 +106,11 @@ def compute_copies(values: Iterable[FusionValue], cycles: Cycles) -> None:
             factor.value.users.remove(product)
             factor.value.users.append(value)
         product.users = []
-        value.kind, value.rule, value.cost, value.why = FusionKind.PRODUCT, found.rule, product.cost, product.why
+        value.kind, value.rule, value.cost, value.why = FusionKind.PRODUCT, at_copy.rule, product.cost, product.why
         value.spec = there
         value.readings = tuple(
             replace(old, stride=factor.stride, offset=factor.offset)
-            for old, factor in zip(product.readings, found.rule.factors, strict=True)
+            for old, factor in zip(product.readings, at_copy.rule.factors, strict=True)
         )
 
 

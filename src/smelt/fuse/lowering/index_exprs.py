@@ -12,11 +12,11 @@ from smelt.symbolic.shapes import Size
 def chosen(e: Emitter, dim: int, count: int, numbers: tuple[int, ...], *elements: Scalar) -> Scalar:
     """The element of the part this point lies in; where there is none, that of what comes last, or zero."""
     here = e.position(dim)
-    given = [e.cast(element, e.result) for element in elements]
-    found = given.pop() if len(given) in (count, len(numbers) + 1) else e.const(0, e.result)
-    for number, element in reversed(list(zip(numbers, given, strict=False))):
-        found = e.op("where", e.op("eq", here, e.const(number, torch.int64)), element, found)
-    return found
+    casted = [e.cast(element, e.result) for element in elements]
+    chosen_element = casted.pop() if len(casted) in (count, len(numbers) + 1) else e.const(0, e.result)
+    for number, element in reversed(list(zip(numbers, casted, strict=False))):
+        chosen_element = e.op("where", e.op("eq", here, e.const(number, torch.int64)), element, chosen_element)
+    return chosen_element
 
 
 def looked_up(
@@ -56,10 +56,10 @@ def divided(e: Emitter, x: Scalar, count: Size) -> Scalar:
 
 def scaled_sum(e: Emitter, alpha: float, beta: float, x: Scalar, *added: Scalar) -> Scalar:
     """`alpha · x + beta · added`, where nothing is multiplied by one."""
-    found = e.cast(x, e.result)
+    total = e.cast(x, e.result)
     if alpha != 1:
-        found = e.op("mul", found, e.const(alpha, e.result))
+        total = e.op("mul", total, e.const(alpha, e.result))
     for each in added:
         term = e.cast(each, e.result)
-        found = e.op("add", found, term if beta == 1 else e.op("mul", term, e.const(beta, e.result)))
-    return found
+        total = e.op("add", total, term if beta == 1 else e.op("mul", term, e.const(beta, e.result)))
+    return total

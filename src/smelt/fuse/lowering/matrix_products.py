@@ -84,9 +84,9 @@ def read_product(node: fx.Node, layout_of: LayoutOf) -> ProductCall | str:
     alpha, beta = (node.kwargs.get(name, 1) for name in ("alpha", "beta"))
     if not all(isinstance(each, int | float) for each in (alpha, beta)):
         return "is scaled by numbers that are given at each call"
-    given = node.args[0]
-    assert isinstance(given, fx.Node)
-    plus = None if beta == 0 else _added(given, layout_of(given), spec.shape, float(beta))  # type: ignore[arg-type]
+    addend = node.args[0]
+    assert isinstance(addend, fx.Node)
+    plus = None if beta == 0 else _added(addend, layout_of(addend), spec.shape, float(beta))  # type: ignore[arg-type]
     return ProductCall(left, right, rule, spec.shape, spec.stride, layout, float(alpha), plus)  # type: ignore[arg-type]
 
 

@@ -101,8 +101,8 @@ class ProductChoice:
         if self.wanted == "library":
             return "is left to the library, as the option `products` asks for"
         if self.wanted == "auto":
-            found = self.convolutions == "auto" and _why_by_kernel(node) if convolves else _is_on_host(node)
-            if not found:
+            by_kernel = self.convolutions == "auto" and _why_by_kernel(node) if convolves else _is_on_host(node)
+            if not by_kernel:
                 return None
         return _read(node, layout_of)
 
@@ -133,14 +133,14 @@ class ProductChoice:
         converted = _converted(call, factors) * CYCLES_TO_CONVERT
         if isinstance(costs, str) and (not converted or not is_as_fast(sums.dtype)):
             return Decision(False, costs)  # before the target is asked, which loads what makes code
-        found = self.cycles(call.rule, factors, sums)
-        if isinstance(found, str):
-            return Decision(False, found)
+        kernel_cycles = self.cycles(call.rule, factors, sums)
+        if isinstance(kernel_cycles, str):
+            return Decision(False, kernel_cycles)
         if isinstance(costs, str):  # the product itself takes as long either way
-            ours = LAUNCH + found
+            ours = LAUNCH + kernel_cycles
             library = ours + converted
         else:
-            ours = LAUNCH + found * costs.lateness
+            ours = LAUNCH + kernel_cycles * costs.lateness
             followers = LAUNCH + hint(sums.nbytes) * CYCLES_A_BYTE if followed else 0
             library = costs.cycles(sizes, sums.dtype.itemsize) + followers + converted
         share = f"multiplies {sizes} in about {ours / library:.2f} of the library's time"
@@ -161,12 +161,12 @@ class ProductChoice:
         library = None if self.wanted == "own" else self._library_attention(call, results[0][1])
         if isinstance(library, str):
             return library
-        found = self._cycles_of((results[0][1].device, call.kernel), lambda: call.kernel)
-        if isinstance(found, str):
-            return f"weighs, and there is no code for that: {found}"
+        cycles = self._cycles_of((results[0][1].device, call.kernel), lambda: call.kernel)
+        if isinstance(cycles, str):
+            return f"weighs, and there is no code for that: {cycles}"
         if library is None:
             return call, f"attends {call.sizes}, as the option `products` asks for"
-        ours = LAUNCH + found
+        ours = LAUNCH + cycles
         share = f"attends {call.sizes} in about {ours / library:.2f} of the library's time"
         if library - ours < max(LEAST_ATTENTION, LEAST_PART * ours):
             return f"{share} by a kernel, which saves too little"
@@ -182,15 +182,15 @@ class ProductChoice:
 
     def cycles(self, rule: ContractRule, factors: Sequence[TensorSpec], sums: TensorSpec) -> float | str:
         """What the target takes for a product with nothing done to its sums, or why it cannot compute it."""
-        found = self._cycles_of((sums.device, rule, *factors, sums), lambda: bare_kernel(rule, factors, sums))
-        return f"multiplies, and there is no code for that: {found}" if isinstance(found, str) else found
+        cycles = self._cycles_of((sums.device, rule, *factors, sums), lambda: bare_kernel(rule, factors, sums))
+        return f"multiplies, and there is no code for that: {cycles}" if isinstance(cycles, str) else cycles
 
     def _cycles_of(self, key: tuple[Any, ...], kernel: Callable[[], Kernel]) -> float | str:
         """What the target of a device, the first of `key`, takes for a kernel: layers of a model ask for the same."""
-        found = self._cycles.get(key)
-        if found is None:
-            found = self._cycles[key] = self.targets.contraction_cycles(key[0], kernel())
-        return found
+        cycles = self._cycles.get(key)
+        if cycles is None:
+            cycles = self._cycles[key] = self.targets.contraction_cycles(key[0], kernel())
+        return cycles
 
 
 def _converted(call: ProductCall, factors: Sequence[TensorSpec]) -> float:

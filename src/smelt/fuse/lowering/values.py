@@ -111,8 +111,8 @@ class Call:
     @property
     def reads(self) -> "list[FusionValue]":
         """The values it reads, each once."""
-        found = dict.fromkeys(ref.value for ref in references((self.args, self.kwargs)))
-        return [*found] if self.unless is None else [*{**found, self.unless: None}]
+        values = dict.fromkeys(ref.value for ref in references((self.args, self.kwargs)))
+        return [*values] if self.unless is None else [*{**values, self.unless: None}]
 
 
 @dataclass(frozen=True, slots=True)
