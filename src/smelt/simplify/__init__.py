@@ -1,12 +1,12 @@
-"""Passes over pure graphs that leave less to compute. `PASSES` lists them in order.
+"""Passes over functional ATen graphs that reduce the work to be done. `PASSES` lists them in order.
 
     mul = mul(x, 1.0); view = view(mul, [4, 8]); view_1 = view(view, [32]); return exp(view_1)
     →  view = view(x, [32]); return exp(view)
 
-A pass is a function of a `Traced` and `Fuel`; it edits the graph in place and hands it back. Every rewrite leaves the
-spec of what others see as it was, never lets two results share memory that they did not share, and burns fuel.
-`lay_images`, `share_heads` and `keep_masks` are not among them, nor is what `philox_masks` has: they are for the graph
-of a whole training step, before it is split.
+A pass is a function of a `Traced` and `Fuel`. It edits the graph in place and returns it. A rewrite keeps the specs
+that other nodes see, never makes two results share memory that they did not share, and counts against the opt-bisect
+limit. `lay_images`, `share_heads`, `keep_masks` and the passes of `philox_masks` are not in the list: they run on the
+graph of a whole training step, before it is split.
 """
 
 from collections.abc import Callable

@@ -1,16 +1,16 @@
-"""Whose memory leaves the graph, and replacing one node by another without changing that.
+"""Tracks which memory leaves the graph, and replaces nodes without changing that.
 
-y = clone(x); return y      x is an input: returning it instead of `y` would hand out the caller's own memory
+    y = clone(x); return y      x is an input: returning it instead of `y` would expose the caller's memory
 """
 
 import operator
+from typing import Any
 
-import torch
 from torch import fx
 
 from smelt.ir.graph import output_node
 from smelt.ir.substitute_sizes import resized
-from smelt.ir.tensorspec import TensorSpec, UnplacedSpec, set_spec, spec_of, tensor_spec
+from smelt.ir.tensorspec import NodeSpec, TensorSpec, UnplacedSpec, set_spec, spec_of, tensor_spec
 from smelt.meta.devices import result_device
 from smelt.meta.effects import is_view
 from smelt.meta.ghost import GhostTensor
@@ -77,8 +77,8 @@ def _alike(first: TensorSpec, second: TensorSpec) -> bool:
 
 def spec_of_call(target: object, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
     """What a call that is not in the graph would return, where a rule can tell."""
-    fake_args = tuple(_ghosts(value) for value in args)
-    named = {name: _ghosts(value) for name, value in kwargs.items()}
+    fake_args = tuple(_fake_tensors(value) for value in args)
+    named = {name: _fake_tensors(value) for name, value in kwargs.items()}
     try:
         device = result_device(target, fake_args, named)
         result = describe(target, fake_args, named, device)
@@ -90,12 +90,12 @@ def spec_of_call(target: object, args: tuple[object, ...], kwargs: dict[str, obj
     return resized(spec, from_symbolic, is_symbolic_size) if spec.varies else spec
 
 
-def _ghosts(value: object) -> object:
+def _fake_tensors(value: object) -> object:
     if isinstance(value, fx.Node):
         spec = tensor_spec(value)
         return GhostTensor(resized(spec, to_symbolic) if spec.varies else spec)
     if isinstance(value, tuple | list):
-        return type(value)(_ghosts(item) for item in value)
+        return type(value)(_fake_tensors(item) for item in value)
     return to_symbolic(value)
 
 
@@ -109,11 +109,19 @@ def fits(node: fx.Node, target: object, args: tuple[object, ...], kwargs: dict[s
 
 
 def insert(
-    node: fx.Node, target: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object] | None = None
+    node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, spec: NodeSpec = None
 ) -> fx.Node:
-    """A new call just before `node`, with its spec and the rest of its metadata."""
+    """A new call just before `node`, with the metadata of `node`, its spec included unless `spec` is given."""
+    name = getattr(target, "overloadpacket", target).__name__
     with node.graph.inserting_before(node):
-        call = node.graph.create_node("call_function", target, args, kwargs or {}, target.overloadpacket.__name__)  # type: ignore[arg-type]
+        call = node.graph.create_node("call_function", target, args, kwargs or {}, name)
     call.meta.update(node.meta)
-    set_spec(call, spec_of(node))
+    set_spec(call, spec_of(node) if spec is None else spec)
     return call
+
+
+def insert_by_rule(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new call just before `node`, with the spec that the rules give for it."""
+    spec = spec_of_call(target, args, kwargs)
+    assert spec is not None, f"{target} has no rule"
+    return insert(node, target, args, kwargs, spec)

@@ -1,11 +1,11 @@
-"""Products of matrices whose rows do not begin at multiples of sixteen bytes, given to the library with rows that do.
+"""Pads matmul operands whose rows do not start at multiples of sixteen bytes.
 
     mm(x, t(w))  of f16[4096, 768] and f16[50257, 768]
     →  clone(slice(mm(x, t(constant_pad_nd(w, [0, 0, 0, 7]))), 1, 0, 50257))
 
-On a GPU the units that multiply matrices read eight 16-bit numbers at once. A row of another length, as of a
-vocabulary, leaves the library with kernels that take two or three times as long; copies take a few percent of what is
-saved. Zeros that are added to a sum leave it as it is; rows and columns that come out besides are cut off.
+The matrix units of a GPU read eight 16-bit numbers at a time. Rows of another length, such as a vocabulary, force the
+library into kernels that take two or three times as long; the copies cost a few percent of the time saved. The added
+zeros do not change any sum, and the extra rows and columns are cut off.
 """
 
 import torch
@@ -14,8 +14,8 @@ from torch import fx
 from smelt.base.fuel import Fuel
 from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
-from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
-from smelt.simplify.aliasing import insert, spec_of_call
+from smelt.ir.tensorspec import TensorSpec, tensor_spec
+from smelt.simplify.aliasing import insert, insert_by_rule
 
 aten = torch.ops.aten
 
@@ -59,11 +59,11 @@ def _pad(node: fx.Node, lacks: tuple[int, int, int]) -> None:
     rows, columns, sums = lacks
     wide = [_padded(node, left, (rows, sums)), _padded(node, right, (sums, columns))]
     padded_bias = tuple(_padded(node, each, (columns,)) for each in bias)
-    product = _call(node, node.target, (*padded_bias, *wide))
+    product = insert_by_rule(node, node.target, *padded_bias, *wide)
     shape = tensor_spec(node).shape
     for dim, lack in enumerate((rows, columns)):
         if lack:
-            product = _call(node, aten.slice.Tensor, (product, dim, 0, shape[dim]))
+            product = insert_by_rule(node, aten.slice.Tensor, product, dim, 0, shape[dim])
     if tensor_spec(product).stride == tensor_spec(node).stride:
         node.replace_all_uses_with(product)
         return
@@ -78,26 +78,17 @@ def _padded(node: fx.Node, operand: object, lacks: tuple[int, ...]) -> fx.Node:
         return operand
     source = _transposed(operand)
     if source is not None:
-        return _call(node, aten.permute.default, (_padded(node, source, lacks[::-1]), [1, 0]))
+        return insert_by_rule(node, aten.permute.default, _padded(node, source, lacks[::-1]), [1, 0])
     padding = [each for lack in reversed(lacks) for each in (0, lack)]
     while not any(padding[-2:]):
         del padding[-2:]
-    return _call(node, aten.constant_pad_nd.default, (operand, padding, 0.0))
+    return insert_by_rule(node, aten.constant_pad_nd.default, operand, padding, 0.0)
 
 
 def _transposed(operand: fx.Node) -> fx.Node | None:
-    """The matrix that an operand is the other way round."""
-    turned = operand.target is aten.t.default or (
+    """The matrix that an operand is the transpose of."""
+    swaps = operand.target is aten.t.default or (
         operand.target in (aten.permute.default, aten.transpose.int) and len(tensor_spec(operand).shape) == 2
     )
-    source = operand.args[0] if turned and operand.args[1:] in ((), ([1, 0],), (0, 1), (1, 0), ([-1, -2],)) else None
+    source = operand.args[0] if swaps and operand.args[1:] in ((), ([1, 0],), (0, 1), (1, 0), ([-1, -2],)) else None
     return source if isinstance(source, fx.Node) else None
-
-
-def _call(node: fx.Node, target: object, args: tuple[object, ...]) -> fx.Node:
-    """A new call before `node`, of which it is known what it returns."""
-    spec = spec_of_call(target, args, {})
-    assert spec is not None, f"{target} is known to the rules"
-    call = insert(node, target, args)  # type: ignore[arg-type]
-    set_spec(call, spec)
-    return call

@@ -1,9 +1,9 @@
-"""Masks of random zeros and ones are drawn as bools, and nothing waits for the tensor they are drawn like.
+"""Draws random masks of zeros and ones as bools, without waiting for the tensor whose shape they have.
 
-    noise = bernoulli(empty_like(x), p)  →  coins = bernoulli(empty_like(x, dtype=bool), p); noise = _to_copy(coins)
+    noise = bernoulli(empty_like(x), p)  →  bits = bernoulli(empty_like(x, dtype=bool), p); noise = _to_copy(bits)
 
-The coins are the same. They take a byte each, which is what is kept for the backward, and turning them into numbers is
-part of the kernel that multiplies by them.
+The random bits are the same. Each takes one byte, which is saved for the backward. The kernel that multiplies by the
+mask converts it.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import fx
 from smelt.base.fuel import Fuel
 from smelt.device.host_library import on_host, same_coins
 from smelt.ir.graph import Traced
-from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
+from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.meta.rules.strides import is_contiguous
 from smelt.simplify.aliasing import insert
 
@@ -40,9 +40,8 @@ def _draw_bools(node: fx.Node) -> None:
     if isinstance(like, fx.Node) and like.target is aten.empty_like.default:
         like = like.args[0]
     options = {"dtype": torch.bool, "memory_format": torch.contiguous_format}
-    template = insert(node, aten.empty_like.default, (like,), options)
-    coins = insert(node, aten.bernoulli.p, (template, *node.args[1:]), dict(node.kwargs))
-    for call in (template, coins):
-        set_spec(call, TensorSpec(spec.shape, spec.stride, torch.bool, spec.device))
-    node.replace_all_uses_with(insert(node, aten._to_copy.default, (coins,), {"dtype": spec.dtype}))
+    mask = TensorSpec(spec.shape, spec.stride, torch.bool, spec.device)
+    template = insert(node, aten.empty_like.default, (like,), options, mask)
+    bits = insert(node, aten.bernoulli.p, (template, *node.args[1:]), dict(node.kwargs), mask)
+    node.replace_all_uses_with(insert(node, aten._to_copy.default, (bits,), {"dtype": spec.dtype}))
     node.graph.erase_node(node)

@@ -1,11 +1,11 @@
-"""Images are laid out channels-last from one convolution to the next, where the library is faster so.
+"""Lays out images channels-last between convolutions where the library is faster with that layout.
 
     y = convolution(x, w); z = relu(y); out = convolution(z, v, groups=channels); return out
     →  z = relu(convolution(x, w)); last = clone(z, channels_last); out = clone(convolution(last, v, …)); return out
 
-Once an image is laid out so, whatever is computed of it pointwise is too, and further convolutions take it as it is.
-What is summed up is read where it is; what else reads it, and what leaves the graph, gets a copy in eager's layout.
-This is done before a training step is split, so that what is saved is laid out as the backward reads it.
+Pointwise results of a channels-last image are channels-last too, and later convolutions read them without a copy.
+Reductions read the image in either layout. Other readers, and values that leave the graph, get a copy in eager's
+layout. The pass runs before a training step is split, so that saved images have the layout that the backward reads.
 """
 
 import operator
@@ -75,8 +75,7 @@ class _Images:
         x, *rest = node.args
         if not self._takes_last(node, x, transposed=node.args[6]) or not self.fuel.take(node):
             return
-        call = insert(node, aten.convolution.default, (self._laid(x, node), *rest))
-        set_spec(call, _last(tensor_spec(node)))
+        call = insert(node, aten.convolution.default, (self._laid(x, node), *rest), {}, _last(tensor_spec(node)))
         self._stands_for(call, node)
 
     def _stands_for(self, call: fx.Node, node: fx.Node) -> None:
@@ -131,12 +130,10 @@ class _Images:
         if not at_points or len(spec.shape) != 4 or not is_contiguous(spec.shape, spec.stride):
             return
         args = tuple(self._operand(argument, spec, node) for argument in node.args)
-        made_spec = spec_of_call(node.target, args, dict(node.kwargs))
-        if made_spec is None or made_spec.shape != spec.shape or not is_channels_last(spec.shape, made_spec.stride):
+        result = spec_of_call(node.target, args, dict(node.kwargs))
+        if result is None or result.shape != spec.shape or not is_channels_last(spec.shape, result.stride):
             return
-        call = insert(node, node.target, args, dict(node.kwargs))
-        set_spec(call, made_spec)
-        self._stands_for(call, node)
+        self._stands_for(insert(node, node.target, args, dict(node.kwargs), result), node)
 
     def _cut(self, node: fx.Node) -> None:
         """A part of an image, as a view. Whoever reads it otherwise keeps the view there was."""
@@ -145,9 +142,7 @@ class _Images:
         args = (self.last[x], *node.args[1:])
         spec = spec_of_call(aten.slice.Tensor, args, dict(node.kwargs))
         if spec is not None:
-            view = insert(node, aten.slice.Tensor, args, dict(node.kwargs))
-            set_spec(view, spec)
-            self._stands_for(view, node)
+            self._stands_for(insert(node, aten.slice.Tensor, args, dict(node.kwargs), spec), node)
 
     def _reduce(self, node: fx.Node, spec: TensorSpec) -> None:
         """Where a sum is read does not show in it, but for the strides of dims without extent."""
@@ -178,9 +173,9 @@ class _Images:
         if is_channels_last(spec.shape, spec.stride):
             assert isinstance(value, fx.Node)
             return value
-        copy = self.copies[value] = insert(node, aten.clone.default, (value,), {"memory_format": torch.channels_last})
-        set_spec(copy, _last(spec))
-        return copy
+        layout = {"memory_format": torch.channels_last}
+        self.copies[value] = insert(node, aten.clone.default, (value,), layout, _last(spec))
+        return self.copies[value]
 
     def _replace_old(self) -> None:
         """Copies for those who read what was there before, which goes."""

@@ -1,10 +1,10 @@
-"""Tensors of one value, known here and now, become numbers.
+"""Replaces tensors of one known value by numbers.
 
-    ones_like(loss)                       → full([], 1.0)            nothing of `loss` is needed
-    mul(expand(full([], 2.0), [4, 8]), x) → mul(x, 2.0)              the number goes into the kernel
+    ones_like(loss)                       → full([], 1.0)            does not depend on `loss`
+    mul(expand(full([], 2.0), [4, 8]), x) → mul(x, 2.0)              the number becomes part of the kernel
     mul(full([], 2.0), full([], 3.0))     → full([], 6.0)
 
-The value is rounded to the tensor's dtype first, as the tensor itself would hold it.
+The value is rounded to the tensor's dtype first.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""One node for each value.
+"""Common subexpression elimination.
 
     sin = sin(x); sin_1 = sin(x); return sin + sin_1        →       sin = sin(x); return sin + sin
 
-Equal means the same operator on the same arguments: 1, 1.0 and True differ, and so do 0.0 and -0.0. Sums and products
-are equal in either order. Random operators are never merged.
+Two calls are equal if they have the same operator and the same arguments: 1, 1.0 and True differ, and so do 0.0 and
+-0.0. Sums and products are equal in either order. Random operators are never merged.
 """
 
 from typing import Any

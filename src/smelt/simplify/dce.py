@@ -1,8 +1,8 @@
-"""Drop what nobody uses.
+"""Dead code elimination.
 
     sin = sin(x); cos = cos(x); return cos      →      cos = cos(x); return cos
 
-Inputs stay, and so does whatever does more than return its result: random numbers drawn, memory written.
+Inputs stay, and so do calls with side effects: drawing random numbers, writing memory.
 """
 
 from smelt.base.fuel import Fuel

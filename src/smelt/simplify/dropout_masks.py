@@ -3,9 +3,9 @@
     dropped, kept = native_dropout(x, 0.1, True); … | mm(grad, dropped), native_dropout_backward(grad, kept, …)
     →  mm(grad, mul(mul(x, kept), 1.1111112))          `x` may be recomputed in turn; `dropped` is not saved
 
-This is for dropout that is one operator with random numbers of its own, as on a GPU: it can be neither taken apart nor
-recomputed. The product is rounded as the operator rounds it. What a checkpoint recomputes reads the product in the
-forward too, as it would be computed in the backward from what is saved.
+This is for dropout that is one operator with its own random numbers, as on a GPU: it can be neither decomposed nor
+recomputed. The product is rounded as the operator rounds it. Values that a checkpoint recomputes read the product in
+the forward too, so that both passes compute the same.
 """
 
 import operator

@@ -1,10 +1,9 @@
-"""A few elements of something computed are computed of those elements: it need not be in memory for them.
+"""Moves lookups of a few elements before the computation, so that the whole tensor need not be stored.
 
     shifted = sub(x, most); out = sub(shifted, lse); picked = gather(out, 1, target)
     →  picked = sub(sub(gather(x, 1, target), gather(expand(most, …), 1, target)), gather(expand(lse, …), 1, target))
 
-So the probabilities of all classes are not written out where a loss looks at one of them. What comes out is the same to
-the last bit.
+A loss that reads the probability of one class does not write those of all classes. The result is bit-identical.
 """
 
 from dataclasses import replace
@@ -84,8 +83,8 @@ def _looked_up_first(node: fx.Node) -> list[fx.Node]:
             whole = insert(node, aten.expand.default, (operand, list(shape)))
             set_spec(whole, spec_of_call(whole.target, whole.args, {}))
             inserted.append(whole)
-        each = insert(node, node.target, (whole, *node.args[1:]), dict(node.kwargs))  # type: ignore[arg-type]
-        set_spec(each, replace(_spec(node), dtype=_spec(operand).dtype))
+        spec = replace(_spec(node), dtype=_spec(operand).dtype)
+        each = insert(node, node.target, (whole, *node.args[1:]), dict(node.kwargs), spec)
         inserted.append(each)
         gathered[operand] = each
     args = fx.node.map_arg(source.args, lambda each: gathered.get(each, each))
@@ -95,7 +94,7 @@ def _looked_up_first(node: fx.Node) -> list[fx.Node]:
         for each in reversed(inserted):
             node.graph.erase_node(each)
         return []
-    last = insert(node, source.target, args, kwargs)  # type: ignore[arg-type]
+    last = insert(node, source.target, args, kwargs)
     node.replace_all_uses_with(last)
     node.graph.erase_node(node)
     return list(gathered.values())

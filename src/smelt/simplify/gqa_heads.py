@@ -1,11 +1,11 @@
-"""Keys and values that several heads share are read where they are: attention needs no copy for each head.
+"""Passes keys and values that several heads share to attention without a copy for each head.
 
     k = view(clone(expand(unsqueeze(keys, 2), [2, 4, 8, 512, 64])), [2, 32, 512, 64]); attention(q, k, v)
     →  attention(q, select(expand(…), 2, 0), …)
 
-PyTorch's attention for the CPU counts the heads of keys and finds which heads of queries each is for; models were
-written before it did. What comes out is the same to the last bit. This is done before a training step is split: the
-forward saves what the heads share, and only the backward makes copies.
+PyTorch's CPU attention supports fewer heads of keys than of queries; many models predate that. The result is
+bit-identical. The pass runs before a training step is split: the forward saves the shared heads, and only the backward
+makes copies.
 """
 
 import torch
@@ -14,8 +14,8 @@ from torch import fx
 from smelt.base.fuel import Fuel
 from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
-from smelt.ir.tensorspec import set_spec, tensor_spec
-from smelt.simplify.aliasing import insert, spec_of_call
+from smelt.ir.tensorspec import tensor_spec
+from smelt.simplify.aliasing import insert_by_rule
 from smelt.symbolic.symsize import same_sizes
 
 aten = torch.ops.aten
@@ -53,6 +53,4 @@ def _alike(keys: fx.Node, values: fx.Node) -> bool:
 
 def _once(node: fx.Node, repeated: fx.Node | None) -> fx.Node:
     assert repeated is not None
-    heads = insert(node, aten.select.int, (repeated, 2, 0))
-    set_spec(heads, spec_of_call(aten.select.int, (repeated, 2, 0), {}))
-    return heads
+    return insert_by_rule(node, aten.select.int, repeated, 2, 0)

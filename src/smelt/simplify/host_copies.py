@@ -1,12 +1,12 @@
-"""Copies to the host that do not wait for the device: the program that waits for one finds it done.
+"""Makes non-blocking copies to the host blocking where the program relies on their completion.
 
     here = _to_copy(x on cuda:0, device=cpu, non_blocking=True); add = add(here, 1)
     →  here = _to_copy(x, device=cpu); add = add(here, 1)
 
-Such a copy may be under way when the operator that comes next runs. In eager PyTorch a program can rely on what waits
-in between, a number that is read or another copy, though nothing says that the two belong together. Kernels run in
-another order than the program's operators. So a copy that the graph reads itself, or after which something in the graph
-waits for the device, is one that waits; what only leaves the graph stays as the program has it.
+A non-blocking copy may still be running when the next operator runs. In eager PyTorch a program can rely on a later
+synchronization, such as reading a number or another copy, although nothing connects the two. Kernels run in another
+order than the program's operators. So a copy waits if the graph itself reads it, or if something after it in the graph
+waits for the device. A copy that only leaves the graph stays non-blocking.
 """
 
 from functools import cache

@@ -1,16 +1,14 @@
-"""CPU tensors without dimensions that another device computes with are copied there, where PyTorch asks for that.
+"""Copies 0-d CPU tensors to the device that computes with them, where PyTorch's operator requires it.
 
     out  = clamp(x on cuda:0, bound on cpu)   →   own = clone(bound); moved = _to_copy(own, device=cuda:0, …)
                                                   out = clamp(x, moved)
 
-Most element-wise operators take such a tensor for a number: whoever launches them reads it on the host and passes it
-along (`ops.registry.why_not_lower`). Some do not, and numbers of the program have become tensors of the host by now
-(`scalar_operands`). One copy is made for all readers. It does not wait for the device: the driver takes the number out
-of ordinary memory before the call returns. Out of page-locked memory, where an input may be, it is read later, when the
-program may have written something else there; so of an input a clone is copied.
+Most element-wise operators read such a tensor on the host and pass it as a number (`ops.registry.why_not_lower`). Some
+do not, and dynamic scalars of the program are host tensors at this point (`scalar_operands`). All readers share one
+copy. It does not wait for the device: the driver reads pageable memory before the call returns. It reads page-locked
+memory later, when the program may have overwritten it, and an input may be page-locked: so inputs are cloned first.
 """
 
-from typing import Any
 
 import torch
 from torch import fx
@@ -18,9 +16,10 @@ from torch import fx
 from smelt.base.fuel import Fuel
 from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
-from smelt.ir.tensorspec import NodeSpec, TensorSpec, set_spec, spec_of, tensor_spec
+from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.meta.devices import is_element_wise, takes_number
 from smelt.meta.effects import is_view
+from smelt.simplify.aliasing import insert
 
 aten = torch.ops.aten
 
@@ -61,19 +60,9 @@ def _moved(user: fx.Node, scalar: fx.Node, device: torch.device) -> fx.Node:
     """The copy on a device, made before its first user."""
     spec = tensor_spec(scalar)
     if not _is_computed(scalar):
-        scalar = _insert(user, aten.clone.default, TensorSpec((), (), spec.dtype, spec.device), scalar)
-    moved = TensorSpec((), (), spec.dtype, device)
-    return _insert(user, aten._to_copy.default, moved, scalar, device=device, non_blocking=True)
-
-
-def _insert(user: fx.Node, target: Any, spec: NodeSpec, *args: Any, **kwargs: Any) -> fx.Node:
-    """A call just before a node."""
-    name = getattr(target, "overloadpacket", target).__name__
-    with user.graph.inserting_before(user):
-        call = user.graph.create_node("call_function", target, args, kwargs, name)
-    call.meta.update(user.meta)
-    set_spec(call, spec)
-    return call
+        scalar = insert(user, aten.clone.default, (scalar,), {}, TensorSpec((), (), spec.dtype, spec.device))
+    options = {"device": device, "non_blocking": True}
+    return insert(user, aten._to_copy.default, (scalar,), options, TensorSpec((), (), spec.dtype, device))
 
 
 def _is_computed(node: fx.Node) -> bool:

@@ -1,10 +1,10 @@
-"""Fold calls that change nothing.
+"""Removes calls that change nothing.
 
     mul(x, 1) → x       sub(x, 0.0) → x         neg(neg(x)) → x         _to_copy(x, dtype=its own) → x
     detach(x) → x       add(x, -0.0) → x        _to_copy(_to_copy(f16, f32), f64) → _to_copy(f16, f64)
     cat([empty, x]) → cat([x]) → clone(x)       constant_pad_nd(x, [0, 0]) → x
 
-`add(x, 0.0)` stays: it turns -0.0 into 0.0. Nothing is folded that would change a dtype, a stride, or who owns memory.
+`add(x, 0.0)` stays: it turns -0.0 into 0.0. A rewrite never changes a dtype, a stride, or who owns memory.
 """
 
 import math

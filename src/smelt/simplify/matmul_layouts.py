@@ -1,12 +1,12 @@
-"""Matrices that only products read, or that only copies read, are laid out so that the copy is contiguous.
+"""Chooses layouts of matmul operands and results that make copies contiguous.
 
     copy = clone(x): [4, 64, 128] of an x laid out [4, 128, 64]; bmm(y, copy)
     →  copy = clone(permute(x)): [4, 128, 64]; bmm(y, permute(copy))
 
     clone(permute(bmm(a, b)))  →  clone(bmm(permute(b), permute(a)))
 
-A product reads rows or columns of its operands equally well, and writes rows of what it is asked for; a transposing
-copy takes several times as long as one that does not.
+A matmul reads rows or columns of its operands equally well. A transposing copy takes several times as long as a
+contiguous one.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from torch import fx
 from smelt.base.fuel import Fuel
 from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
-from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
+from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.meta.effects import is_view
 from smelt.meta.rules.strides import is_contiguous
 from smelt.simplify.aliasing import AliasedMemory, insert, spec_of_call
@@ -130,10 +130,8 @@ def _insert(
     spec = spec_of_call(target, args, kwargs)
     if spec is None:
         return None
-    call = insert(node, target, args, kwargs)
-    set_spec(call, spec)
-    inserted.append(call)
-    return call
+    inserted.append(insert(node, target, args, kwargs, spec))
+    return inserted[-1]
 
 
 def _transposed(node: fx.Node, value: object, inserted: list[fx.Node]) -> fx.Node | None:

@@ -1,12 +1,12 @@
-"""Dropout that PyTorch computes by a kernel of its own is taken apart, where its random numbers follow from a formula.
+"""Decomposes dropout that PyTorch computes with one kernel, where its random numbers follow from a formula.
 
     dropped, kept = native_dropout(x, 0.1, True)
     →  seed, offset = philox_state([], device, words, …); kept = view(dropout_mask(seed, offset, …), shape)
        dropped = mul(mul(x, kept), 1.1111112)
 
-So it is fused with what is round it, and the backward computes the mask again from two numbers. Masks that follow each
-other are drawn by one `philox_state`, unless something else draws between them. What PyTorch's kernel does depends on
-where its operand is in memory: of one that comes from outside that is seen when the program is run.
+The result can be fused with its neighbours, and the backward recomputes the mask from two numbers. Consecutive masks
+share one `philox_state`, unless something else draws random numbers between them. PyTorch's kernel depends on the
+alignment of its operand; for an operand that comes from outside, that is checked when the program runs.
 """
 
 import operator
@@ -21,9 +21,10 @@ from smelt.device.host_library import HOST
 from smelt.ir.call_contract import set_recompute_policy
 from smelt.ir.graph import Traced
 from smelt.ir.nodes.philox_draws import DROPOUT_MASK, PHILOX_STATE, Draws, taken_at_once, threshold
-from smelt.ir.tensorspec import NodeSpec, TensorSpec, set_spec, tensor_spec
+from smelt.ir.tensorspec import TensorSpec, tensor_spec
 from smelt.meta.effects import draws, is_view
 from smelt.meta.rules.strides import is_contiguous
+from smelt.simplify.aliasing import insert
 from smelt.symbolic.shapes import product
 
 aten = torch.ops.aten
@@ -112,13 +113,13 @@ def _rewritten(node: fx.Node, plan: _Plan, state: _Open | None) -> _Open:
     how = (drawn.count, drawn.threads, drawn.at_once, below, state.words)
     line = TensorSpec((drawn.count,), (1,), torch.bool, spec.device)
     kept_spec = TensorSpec(spec.shape, spec.stride, torch.bool, spec.device)
-    flat = _insert(node, DROPOUT_MASK, line, state.seed, state.offset, *how, device=spec.device)
-    kept = _insert(node, aten.view.default, kept_spec, flat, list(spec.shape))
+    flat = insert(node, DROPOUT_MASK, (state.seed, state.offset, *how), {"device": spec.device}, line)
+    kept = insert(node, aten.view.default, (flat, list(spec.shape)), {}, kept_spec)
     dropped_spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
     wide = torch.float64 if spec.dtype is torch.float64 else torch.float32
     scale = (1 / torch.tensor(1.0 - probability, dtype=torch.float64, device=HOST).to(wide)).item()
-    masked = _insert(node, aten.mul.Tensor, dropped_spec, x, kept)
-    product = _insert(node, aten.mul.Tensor, dropped_spec, masked, scale)
+    masked = insert(node, aten.mul.Tensor, (x, kept), {}, dropped_spec)
+    product = insert(node, aten.mul.Tensor, (masked, scale), {}, dropped_spec)
     for user in list(node.users):
         assert user.target is operator.getitem
         user.replace_all_uses_with(product if user.args[1] == 0 else kept)
@@ -131,17 +132,8 @@ def _rewritten(node: fx.Node, plan: _Plan, state: _Open | None) -> _Open:
 def _new_state(node: fx.Node, key: tuple[torch.device, int]) -> _Open:
     device, most = key
     number = TensorSpec((), (), torch.int64, HOST)
-    state = _insert(node, PHILOX_STATE, (number, number), [], device, 0, most, 1)
-    parts = [_insert(node, operator.getitem, number, state, place) for place in range(2)]
+    state = insert(node, PHILOX_STATE, ([], device, 0, most, 1), {}, (number, number))
+    parts = [insert(node, operator.getitem, (state, place), {}, number) for place in range(2)]
     for each in (state, *parts):
         set_recompute_policy(each, None)  # what is drawn is drawn once
     return _Open(state, parts[0], parts[1], 0, key)
-
-
-def _insert(user: fx.Node, target: object, spec: NodeSpec, *args: object, **kwargs: object) -> fx.Node:
-    name = getattr(target, "overloadpacket", target).__name__  # type: ignore[attr-defined]
-    with user.graph.inserting_before(user):
-        call = user.graph.create_node("call_function", target, args, kwargs, name)  # type: ignore[arg-type]
-    call.meta.update(user.meta)
-    set_spec(call, spec)
-    return call

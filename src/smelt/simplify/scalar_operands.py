@@ -1,12 +1,12 @@
-"""Numbers that are given at each call become operands: kernels read them from the tensors that hold them.
+"""Turns dynamic scalars into operands: kernels read them from the tensors that hold them.
 
     n = _local_scalar_dense(rate); mul = mul.Tensor(x, n)   →   mul = mul.Tensor(x, rate)
     n = _local_scalar_dense(rate); pow = pow.Tensor_Scalar(x, n)   →   pow = pow.Tensor_Tensor(x, rate)
     n = _local_scalar_dense(step); m = 0.9 ** n; mul.Tensor(x, m)   →   m = pow.Scalar(0.9, step); mul.Tensor(x, m)
 
-What Python computes from such floats is computed in float64, as Python does. A number has less of a say in the result's
-dtype than a tensor, even one without dimensions; where that matters the tensor is converted first. `why_not_operands`
-says which call has no form that takes a tensor there.
+Arithmetic on such floats is done in float64, as in Python. A number affects the result's dtype less than a tensor does,
+even a 0-d one; where that matters the tensor is converted first. `why_not_operands` says which call has no form that
+takes a tensor there.
 """
 
 import math
@@ -21,9 +21,9 @@ from torch import fx
 from smelt.base.fuel import Fuel
 from smelt.device.host_library import HOST, on_host
 from smelt.ir.graph import Traced
-from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.rules.promotion import result_dtype
-from smelt.simplify.aliasing import insert, spec_of_call
+from smelt.simplify.aliasing import insert_by_rule
 from smelt.symbolic.symnode import Formula
 
 aten = torch.ops.aten
@@ -85,9 +85,9 @@ def _holder(node: fx.Node, holders: Holders) -> fx.Node | float:
         assert isinstance(holder, fx.Node)
         whole = tensor_spec(holder)
         if whole.shape:
-            holder = _insert(node, aten.view.default, holder, [])
+            holder = insert_by_rule(node, aten.view.default, holder, [])
         wide = not isinstance(spec.what, Formula) or whole.dtype is torch.float64
-        return holder if wide else _insert(node, aten._to_copy.default, holder, dtype=torch.float64)
+        return holder if wide else insert_by_rule(node, aten._to_copy.default, holder, dtype=torch.float64)
     if node.target is float and not node.all_input_nodes:
         return float(node.args[0])  # type: ignore[arg-type]
     held = [holders[each] if isinstance(each, fx.Node) else each for each in node.args]
@@ -96,13 +96,14 @@ def _holder(node: fx.Node, holders: Holders) -> fx.Node | float:
     floats = [
         each
         if tensor_spec(each).dtype is torch.float64
-        else _insert(node, aten._to_copy.default, each, dtype=torch.float64)
+        else insert_by_rule(node, aten._to_copy.default, each, dtype=torch.float64)
         for each in operands
     ]
     if node.target in (max, min):  # of Python: the first one, unless the second is beyond it
         first, second = floats
-        return _insert(node, aten.where.self, _insert(node, _OF_FLOATS[node.target], second, first), second, first)
-    return _insert(node, _OF_FLOATS[node.target], *floats)
+        compared = insert_by_rule(node, _OF_FLOATS[node.target], second, first)
+        return insert_by_rule(node, aten.where.self, compared, second, first)
+    return insert_by_rule(node, _OF_FLOATS[node.target], *floats)
 
 
 def _device(held: list[fx.Node]) -> torch.device:
@@ -112,16 +113,7 @@ def _device(held: list[fx.Node]) -> torch.device:
 
 
 def _constant(node: fx.Node, number: Any, device: torch.device) -> fx.Node:
-    return _insert(node, aten.full.default, [], float(number), dtype=torch.float64, device=device)
-
-
-def _insert(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A call before `node`, with the spec it has."""
-    spec = spec_of_call(target, args, kwargs)
-    assert spec is not None, target
-    call = insert(node, target, args, kwargs)
-    set_spec(call, spec)
-    return call
+    return insert_by_rule(node, aten.full.default, [], float(number), dtype=torch.float64, device=device)
 
 
 def _rewrite(node: fx.Node, holders: Holders) -> None:
@@ -152,7 +144,7 @@ def _converted(node: fx.Node, holder: fx.Node) -> fx.Node:
     wanted = result_dtype([*tensors, number])
     if wanted is None or result_dtype([*tensors, held]) is wanted:
         return holder
-    return _insert(node, aten._to_copy.default, holder, dtype=wanted)
+    return insert_by_rule(node, aten._to_copy.default, holder, dtype=wanted)
 
 
 Operand = Callable[[Any], Any]
@@ -173,7 +165,7 @@ def _add_scaled(sign: int) -> Callable[[fx.Node, Operand], None]:
 def _scale_first(node: fx.Node, operand: Operand) -> None:
     """`x + value * a * b` and `x + value * a / b`: the product with the number comes first, as PyTorch has it."""
     start, first, second = node.args[:3]
-    node.args = (start, _insert(node, aten.mul.Tensor, first, operand(node.kwargs["value"])), second)
+    node.args = (start, insert_by_rule(node, aten.mul.Tensor, first, operand(node.kwargs["value"])), second)
     node.kwargs = {}
 
 

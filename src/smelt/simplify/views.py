@@ -1,7 +1,7 @@
-"""One view where there were several, none where nothing changes.
+"""Merges consecutive views, and removes views that change nothing.
 
-view(view(x, [4, 8]), [32])         → view(x, [32])         permute(permute(x, [1, 0]), [1, 0]) → x
-expand(expand(x, [1, 8]), [4, 8])   → expand(x, [4, 8])     slice(x, 0, 0, its extent)          → x
+    view(view(x, [4, 8]), [32])         → view(x, [32])         permute(permute(x, [1, 0]), [1, 0]) → x
+    expand(expand(x, [1, 8]), [4, 8])   → expand(x, [4, 8])     slice(x, 0, 0, its extent)          → x
 """
 
 from typing import Any
