@@ -1,4 +1,4 @@
-"""Fusion: a pure ATen graph becomes a planned kernel program.
+"""Fusion: turns a functional ATen graph into a planned kernel program.
 
     build_program(Traced(graph, PURE), "forward0", options)  →  Program(kernels, library calls, buffers, arena)
 
@@ -19,7 +19,7 @@ __all__ = ["build_program", "why_not_fuse"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when it is asked for: a program out of the disk cache needs none of it."""
+    """Import lazily: a program from the disk cache needs none of it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from smelt.fuse import fusion_passes, greedy_fusion

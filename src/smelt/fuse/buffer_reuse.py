@@ -1,14 +1,14 @@
-"""Outputs that take over the memory of an input nobody needs any more.
+"""Lets an output reuse the memory of an input that nothing reads later.
 
-    launch k3(mm, bias, relu)   mm dies here, relu is as long and written where mm is read
-    →  launch k3_in0out0(mm, bias)   with mm `inout`; whoever read relu reads mm
+    launch k3(mm, bias, relu)   the last read of mm; relu has its size and is written where mm is read
+    →  launch k3_in0out0(mm, bias)   with mm `inout`; readers of relu read mm
 
-Safe where every read of the dying buffer in the kernel is at the one index the output is stored at, and comes before
-the store. Only arena memory is taken over: inputs, constants and library results belong to others. An input is written
-over only by what the program hands back to be copied into it:
+This is safe if the kernel reads the dying buffer only at the index where it stores the output, and before the store.
+Only arena memory is reused: inputs, constants and library results belong to others. An input is overwritten only by
+its own new value:
 
     launch k7(weight, gradient, new)   new is the weight's new value
-    →  launch k7_in0out0(weight, gradient)   and nothing is handed back
+    →  launch k7_in0out0(weight, gradient)   and nothing is returned for the weight
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ aten = torch.ops.aten
 
 
 def reuse_in_place(program: Program, fuel: Fuel) -> Program:
-    """Let outputs of kernels take over dying inputs where that is safe."""
+    """Let outputs of kernels reuse the memory of dying inputs where that is safe."""
     return _Reuse(program, fuel).run()
 
 
@@ -153,7 +153,7 @@ class _Reuse:
         return Launch(kernel, args)
 
     def _taker(self, number: int, kernel: Kernel, source: Buffer, arguments: dict[str, str]) -> Buffer | None:
-        """The output of this launch that may take over the buffer given for `source`."""
+        """The output of this launch that may reuse the buffer passed for `source`."""
         mine = self.buffers[arguments[source.name]]
         if mine.place is not Place.ARENA or mine.name in self.leaving or self.lives[mine.name][1] != number:
             return None
@@ -200,7 +200,7 @@ _SURE = frozenset(
 
 
 def may_fail(op: torch._ops.OpOverload) -> bool:
-    """Whether a library call may raise for some values, or yield something else than was said of it."""
+    """Whether a library call may raise for some values, or return something other than its spec."""
     return op not in _SURE
 
 
@@ -233,7 +233,7 @@ def _as_long(mine: ProgramBuffer, theirs: ProgramBuffer) -> bool:
 
 
 def is_safe(kernel: Kernel, source: Buffer, target: Buffer) -> bool:
-    """Whether `target` may be written over `source`."""
+    """Whether `target` may overwrite `source`."""
     index: Index | None = None
     for instruction in kernel.instructions():
         if isinstance(instruction, Gather) and instruction.buffer == source.name:
@@ -260,7 +260,7 @@ def is_safe(kernel: Kernel, source: Buffer, target: Buffer) -> bool:
 
 
 def merged(kernel: Kernel, source: Buffer, target: Buffer) -> Kernel:
-    """The kernel with one buffer, read and then overwritten, in the place of two."""
+    """The kernel with one `inout` buffer in place of two."""
     buffers = tuple(
         replace(buffer, role=Role.INOUT) if buffer.name == source.name else buffer
         for buffer in kernel.buffers

@@ -1,4 +1,4 @@
-"""From ordered scalar code to a `Kernel`: axes merged and named, buffers listed, instructions written.
+"""Builds a `Kernel` from ordered scalar code: merges and names axes, lists buffers, writes instructions.
 
     axes 8 × 16 × 64, all accesses contiguous in the first two   →   rows(i:128) cols(j:64)
 
@@ -51,7 +51,7 @@ def assemble(name: str, ordered: Ordered) -> Assembled:
 
 
 class _Axes:
-    """The axes after merging: which of the old ones lead each new one, and the names."""
+    """The merged axes: which of the old ones lead each new one, and their names."""
 
     def __init__(self, space: Space, places: set[Place], alone: set[int], plain: bool) -> None:
         runs: list[list[int]] = []
@@ -100,7 +100,7 @@ def _name(letter: str, number: int, count: int) -> str:
 
 @dataclass(slots=True)
 class _Names:
-    """Names of values: those of rows and folds for good, those of a loop until it ends."""
+    """Names of values: permanent for rows and reductions, until the end of a loop for its values."""
 
     count: int = 0
     lasting: dict[Expr, str] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class _Assembler:
         if line.effect is not None:
             return self._effect(line.effect)
         if line.scratch is not None or line.from_output is not None:
-            return self._aside(line)
+            return self._staged(line)
         index = self.axes.index(expr.place) if expr.place else Index()
         args = [self.names.of(arg) for arg in expr.args]
         if expr.op == "reduce":
@@ -194,8 +194,8 @@ class _Assembler:
         bounds = tuple((self.axes.within(place, along, axes), extent) for place, along, extent in factor.bounds)
         return Factor(self._input(factor.source), self.axes.within(factor.place, factor.along, axes), bounds)
 
-    def _aside(self, line: Line) -> Instruction:
-        """Putting a value aside for a later pass, or getting it back."""
+    def _staged(self, line: Line) -> Instruction:
+        """Store a value for a later pass, or load it there."""
         if line.from_output is not None:
             out = self.names.new(line.expr, lasting=False)
             effect = line.from_output

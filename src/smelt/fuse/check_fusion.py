@@ -1,6 +1,6 @@
-"""The rules of what fusion's steps hand to each other: values read from a graph, groups, groups in order.
+"""Invariants of the data between the steps of fusion: values read from a graph, groups, ordered groups.
 
-Programs have rules of their own (`ir.check_program`); memory that is not planned yet is checked as if each buffer had
+Programs have rules of their own (`ir.check_program`). Memory that is not planned yet is checked as if each buffer had
 its own.
 """
 
@@ -15,14 +15,14 @@ from smelt.ir.program import Program
 
 
 class FusionCheck:
-    """Whether what each step of one fusion gives keeps the rules of its form. Kernels that a step leaves as they were
-    are not looked at again."""
+    """Checks the result of each step of one fusion against the rules of its form. Skips kernels that a step left
+    unchanged."""
 
     def __init__(self) -> None:
         self._known: dict[int, Kernel] = {}
 
     def __call__(self, value: Any, after: str) -> None:
-        """Raise `SpecError` if what the step `after` gave does not."""
+        """Raise `SpecError` if the result of the step `after` breaks a rule."""
         if isinstance(value, Lowered):
             _check_values(value, after)
         elif isinstance(value, Grouped):
@@ -63,7 +63,7 @@ def _check_groups(grouped: Grouped, after: str) -> None:
 
 
 def _check_order(ordered: Ordered, after: str) -> None:
-    """Every group and call is there once, after all that it needs."""
+    """Every group and call occurs once, after everything it needs."""
     groups = ordered.grouped.groups
     if sorted(group.id for group in ordered.order) != [group.id for group in groups.all()]:
         raise _fault(after, "a group is missing, or there twice")

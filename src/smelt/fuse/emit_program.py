@@ -1,9 +1,9 @@
-"""Groups and calls become a `Program`: steps in order, buffers with places, operands as strided views.
+"""Turns groups and calls into a `Program`: steps in order, buffers with places, operands as strided views.
 
     {add, relu} · call mm  →  launch k0_add_relu(x, b, relu) · call aten.mm.out(relu[…], w[…], out=mm)
 
-A value gets a buffer if something outside its kernel reads it. What the program returns is allocated fresh, the rest
-lies in the arena if it is on the arena's device; results of library calls without an out-variant are the library's own
+A value gets a buffer if something outside its kernel reads it. The program's results are allocated fresh. Other
+buffers are in the arena if they are on the arena's device. Library calls without an out-variant return their own
 tensors.
 """
 
@@ -20,7 +20,7 @@ from smelt.fuse.build_kernel import Assembled, assemble
 from smelt.fuse.expressions import Unbuildable
 from smelt.fuse.groups import Group, Groups
 from smelt.fuse.inline_exprs import inline
-from smelt.fuse.lowering.rules import ContractRule, FoldRule, PointRule, ScanRule, ScatterRule
+from smelt.fuse.lowering.rules import ContractRule, PointRule, ReductionRule, ScanRule, ScatterRule
 from smelt.fuse.lowering.values import Call, FusionKind, FusionValue, Lowered, Ref, references
 from smelt.fuse.program_order import Ordered
 from smelt.fuse.records import Made
@@ -32,8 +32,7 @@ from smelt.symbolic.symsize import is_symsize
 
 
 class CannotBuild(Exception):
-    """A group that no kernel can be written for, with the values it is made of, and why; `others`: such groups beside
-    it."""
+    """A group that no kernel can be written for, its values, and the reason; `others`: more such groups."""
 
     def __init__(self, group: Group, values: set[FusionValue], reason: str) -> None:
         super().__init__(reason)
@@ -72,7 +71,8 @@ class _Builder:
         return replace(program, has_backward=self.lowered.has_backward)
 
     def _all_steps(self) -> list[Step]:
-        """Of all groups in order. Those that fail are told together, as grouping begins anew without them."""
+        """The steps of all groups in order. Groups that fail are reported together, because grouping then starts again
+        without them."""
         steps: list[Step] = []
         failed: list[CannotBuild] = []
         for group in self.order:
@@ -123,7 +123,7 @@ class _Builder:
         return value.needed or any(reader is not group and value not in reader.recomputed for reader in readers)
 
     def _kernel(self, group: Group, stored: set[FusionValue]) -> Assembled:
-        """The kernel of a group: the one of another layer's group that is alike, or one made now."""
+        """The kernel of a group: that of an equal group of another layer, or a new one."""
         like = _likeness(self.groups, group, stored)
         if like is None:
             return self._made(group, stored)
@@ -157,7 +157,7 @@ class _Builder:
         return known
 
     def _launched(self, call: Call, kernel: Kernel) -> Launch:
-        """A kernel that stands like a call: its inputs in order, then its results."""
+        """A kernel used like a call: its inputs in order, then its results."""
         results = [value for value in call.results if value is not None]
         known = self._known(kernel, results[0].spec.device, lambda: kernel.name)
         names = [ref.value.memory.name for ref in call.args]
@@ -169,7 +169,7 @@ class _Builder:
         return Launch(known, tuple(names))
 
     def _target(self, device: torch.device) -> str:
-        """What the kernels of a device run on."""
+        """The target of a device's kernels."""
         name = self.targets.name_of(device)
         assert name is not None, f"no target makes kernels for {device}"  # such graphs are not fused
         return name
@@ -190,8 +190,8 @@ class _Builder:
 
 
 def _likeness(groups: Groups, group: Group, stored: set[FusionValue]) -> tuple[Any, list[FusionValue]] | None:
-    """All that a kernel follows from, equal for groups that differ in their values' names alone, and the values that it
-    is about, in an order that they share; None for a group with something that is not told apart so."""
+    """A key that determines the kernel of a group, equal for groups that differ only in the names of values, and the
+    values in a common order; None for a group that has no such key."""
     values = sorted(group.members, key=lambda value: value.id)
     numbers = {value: number for number, value in enumerate(values)}
     about: list[Any] = []
@@ -222,12 +222,12 @@ def _likeness(groups: Groups, group: Group, stored: set[FusionValue]) -> tuple[A
 
 
 def _told_apart(rule: Any) -> Any:
-    """A rule as part of a key: the numbers in it, too, are equal only if kernels cannot tell them apart."""
+    """A rule as part of a key: numbers in it compare equal only if kernels treat them the same."""
     if isinstance(rule, PointRule):
         return (rule.lowering, _told_apart(rule.args), _told_apart(tuple(rule.kwargs.items())), rule.common)
     if isinstance(rule, tuple | list):
         return (type(rule), tuple([_told_apart(item) for item in rule]))
-    if isinstance(rule, FoldRule | ScanRule | ContractRule):
+    if isinstance(rule, ReductionRule | ScanRule | ContractRule):
         return rule
     if isinstance(rule, ScatterRule):
         return None  # what is put may be a number
@@ -235,13 +235,13 @@ def _told_apart(rule: Any) -> Any:
 
 
 def _most_used_device(lowered: Lowered) -> torch.device | None:
-    """The device that the arena is on: an arena is one block of memory. What is on others is allocated one by one."""
+    """The device of the arena, which is one block of memory. Buffers on other devices are allocated one by one."""
     counted = Counter(value.spec.device for value in lowered.values if value.kind is not FusionKind.LEAF)
     return counted.most_common(1)[0][0] if counted else None
 
 
 def _zeros(kernel: Kernel) -> tuple[str, ...]:
-    """The constants that are zero, with their signs: 0.0 and -0.0 are equal, and kernels with them are not."""
+    """The zero constants with their signs: 0.0 and -0.0 are equal, but their kernels differ."""
     constants = [each.value for stage in kernel.stages for each in stage.body if isinstance(each, Const)]
     return tuple(str(value) for value in constants if type(value) is float and not value)
 
@@ -273,8 +273,8 @@ def _summary(group: Group) -> str:
 
 
 def _numbers_marked(assembled: Assembled, device: torch.device, passes_numbers: bool) -> Kernel:
-    """The kernel, with a mark at the numbers that another device than the kernel's has: only the host's may be read so
-    (`ops.registry.why_not_lower`). With `passes_numbers` at those, too, that the host has of a chip's graph."""
+    """The kernel, with numbers on another device marked: only numbers on the host may be read this way
+    (`ops.registry.why_not_lower`). With `passes_numbers`, host numbers in a chip's graph are marked too."""
     kernel = assembled.kernel
     apart = {place for place, value in enumerate(assembled.values) if value.spec.device != device}
     if passes_numbers:
@@ -288,7 +288,7 @@ def _numbers_marked(assembled: Assembled, device: torch.device, passes_numbers: 
 
 
 def _is_only_loaded(kernel: Kernel, buffer: Buffer) -> bool:
-    """Whether a buffer is one element that the kernel reads as such."""
+    """Whether a buffer is one element that the kernel only loads."""
     if buffer.role is not Role.INPUT or is_symsize(buffer.size) or buffer.size != 1:
         return False
     others = [i for stage in kernel.stages for i in stage.body if isinstance(i, Gather | Contract)]

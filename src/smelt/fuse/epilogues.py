@@ -1,11 +1,11 @@
-"""What is done to the sums of a product in its own kernel, and what better waits for the next one.
+"""Chooses which operations on a product's result join the product's kernel, and which wait for the next one.
 
     p = mm(…); h = p + r; a = h * w; b = a * x; sum(a), sum(b), … h …
     →  {p, h}, and a and b join the sums: the kernel of the product stores h alone
 
-Whatever follows point by point could be computed where the sums are. What is stored there and read elsewhere has a
-price, though: of all that follows, in order, as much is taken as leaves one value to be stored, beside those that are
-in memory anyhow. What has to wait for another kernel that reads the product does not follow:
+Every pointwise operation that follows could be computed on the sums in registers. But storing a value that is read
+elsewhere has a price. So of the operations that follow, in order, as many join as leave one value to be stored, besides
+those that are in memory anyway. An operation that needs another kernel's result computed from the product waits:
 
     g = mm(…); n = norm(g); w' = w - g / n    →  {g}, {n}, {w'}
 """
@@ -17,7 +17,7 @@ _FAR = 64  # values behind one of them; where there are more, it is taken to hav
 
 
 def waiting(product: FusionValue) -> frozenset[FusionValue]:
-    """What could follow in the kernel of a product, and does not."""
+    """Values that could be computed in the kernel of a product, but wait for a later one."""
     taken, following = {product}, _following(product)
     best = 0
     for number, value in enumerate(following, 1):
@@ -28,7 +28,7 @@ def waiting(product: FusionValue) -> frozenset[FusionValue]:
 
 
 def _following(product: FusionValue) -> list[FusionValue]:
-    """Values that read the product, or what follows from it, at their own points, in order."""
+    """Values that read the product, or values computed from it, at their own points, in order."""
     followers, open_ends = {product}, set(product.users)
     following: list[FusionValue] = []
     while open_ends and len(following) < _MOST:
@@ -58,5 +58,5 @@ def _has_to_wait(value: FusionValue, product: FusionValue, followers: set[Fusion
 
 
 def _stored(taken: set[FusionValue]) -> int:
-    """How many values would be in memory only because something else reads them."""
+    """How many values would be stored only because something else reads them."""
     return sum(not value.needed and any(user not in taken for user in value.users) for value in taken)

@@ -1,9 +1,9 @@
-"""The scalar code of one kernel before it is put in order: expressions over points, each written once.
+"""Unordered scalar code of one kernel: expressions over points, each interned once.
 
-    x at point - m of row, exp   →   load x, load m, sub, exp; if m is a fold of pass 0, exp is ready in pass 1
+    x at point - m of row, exp   →   load x, load m, sub, exp; if m is a reduction of pass 0, exp is ready in pass 1
 
-A `Place` is an affine position over the kernel's axes. An expression `varies` if it differs between the cols of a row;
-its `ready` is the first pass over the cols in which it can be had: a fold of pass p is had from pass p + 1 on.
+A `Place` is an affine position over the kernel's axes. An expression `varies` if it differs between the cols of a row.
+Its `ready` is the first pass over the cols in which it is available: a reduction of pass p from pass p + 1 on.
 """
 
 from typing import TYPE_CHECKING, Any, cast
@@ -137,8 +137,8 @@ def combine(indices: list[Place], stride: Shape, offset: Size, axes: int) -> Pla
 
 @dataclass(frozen=True, slots=True)
 class FactorPlace:
-    """Where a factor of a contraction is: a place, and strides along the axes summed over. Each of `bounds` is a
-    position of the same kind, with its extent."""
+    """The position of a factor of a contraction: a place, and strides along the summed axes. Each of `bounds` is such a
+    position with its extent."""
 
     source: FusionValue
     place: Place
@@ -209,7 +209,7 @@ class Expressions:
     def gather(
         self, source: FusionValue, place: Place, args: tuple[Expr, ...], reach: tuple[tuple[Size, Size], ...]
     ) -> Expr:
-        """The element that lies at other places than the affine one, widened for computing."""
+        """The element at a data-dependent place, widened for computing."""
         element = self._intern(
             ("gather", source.id, place, tuple(arg.id for arg in args), reach),
             op="gather",
@@ -255,8 +255,8 @@ class Expressions:
         )
 
     def _moved(self, op: str, left: Expr, right: Expr) -> Place | None:
-        """Sums and multiples of positions are positions. None for what is no position, and for numbers so large that
-        they might wrap round."""
+        """Sums and multiples of positions are positions. None for other values, and for numbers so large that they
+        might wrap."""
         if {left.op, right.op} not in ({"position"}, {"position", "const"}) or (op == "mul" and left.op == right.op):
             return None
         nowhere = (0,) * len(self.space.sizes)
@@ -271,13 +271,13 @@ class Expressions:
         return position if all(abs(hint(part)) < _FAR for part in position) else None
 
     def reduce(self, fold: Reduction, value: Expr) -> Expr:
-        """The fold of a value over the cols of its row."""
+        """The reduction of a value over the cols of its row."""
         return self._intern(
             ("reduce", fold, value.id), op="reduce", args=(value,), dtype=value.dtype, fold=fold, ready=value.ready + 1
         )
 
     def scan(self, fold: Running, value: Expr, axis: int, backwards: bool) -> Expr:
-        """The fold of a value over the points of its row up to each along an axis."""
+        """The reduction of a value over the points of its row up to each along an axis."""
         return self._intern(
             ("scan", fold, value.id, axis, backwards),
             op="scan",
@@ -292,7 +292,7 @@ class Expressions:
         )
 
     def contract(self, axes: Shape, left: FactorPlace, right: FactorPlace, dtype: torch.dtype) -> Expr:
-        """The sum over axes of its own of what is in memory, multiplied."""
+        """The sum over its own axes of products of factors in memory."""
         return self._intern(
             ("contract", axes, *((each.source.id, each.place, each.along, each.bounds) for each in (left, right))),
             op="contract",

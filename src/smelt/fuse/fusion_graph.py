@@ -1,10 +1,10 @@
-"""A pure graph as the fuser sees it: values in memory or to be computed, and library calls; views dissolved.
+"""Reads a functional ATen graph for fusion: values in memory or to be computed, and library calls, without views.
 
     x: f32[4, 8]; t = t(x); y = mul(t, 2); z = mm(y, x)
     →  leaf x · pointwise y reads x at strides (1, 8) · call mm(y, x) → z
 
-A `FusionValue` owns (or would own) dense memory laid out by its strides. Whoever uses it reads it through strides over
-their own dimensions, so views, broadcasts and transposes are all the same thing: a `FusionRead`.
+A `FusionValue` owns (or would own) dense memory laid out by its strides. Its users read it through strides over their
+own dimensions, so views, broadcasts and transposes are all the same thing: a `FusionRead`.
 """
 
 import operator
@@ -21,7 +21,7 @@ from smelt.fuse.lowering.attention import is_attention_call
 from smelt.fuse.lowering.factors import compute_copies, finished, read_factors, through_copies
 from smelt.fuse.lowering.matrix_products import ProductCall
 from smelt.fuse.lowering.product_choice import ProductChoice
-from smelt.fuse.lowering.rules import FoldRule, PointRule, ScanRule, ScatterRule, Slot
+from smelt.fuse.lowering.rules import PointRule, ReductionRule, ScanRule, ScatterRule, Slot
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references, whole
 from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced, output_node, outputs
@@ -60,7 +60,8 @@ from smelt.symbolic.symsize import known_equal, same_sizes
 def lower(
     traced: Traced, targets: TargetChoice | None = None, products: str = "auto", convolutions: str = "auto"
 ) -> Lowered:
-    """Read a pure graph. `products` and `convolutions`: which are kernels of our own, as the options say."""
+    """Read a functional ATen graph. `products` and `convolutions` are the options that choose between kernels and
+    library."""
     targets = targets or TargetChoice()
     return _Lowerer(traced, targets, ProductChoice(products, targets, convolutions)).run()
 
@@ -106,7 +107,7 @@ class _Lowerer:
         return self.lowered
 
     def _check_early(self) -> None:
-        """Whatever may raise, before an input is written."""
+        """Run every check that may raise before an input is written."""
         for node, demand, others in self.overwriting.demands:
             instead = {}
             for each, other in others.items():
@@ -215,7 +216,7 @@ class _Lowerer:
         self.refs[node] = whole(value)
 
     def _pieces(self, node: fx.Node, record: OpRecord, lowering: Pieces) -> None:
-        """As if the dim were two, which part and where in it: along the first, every tensor stands still."""
+        """Treat the dim as two, part and position in it: no tensor moves along the first."""
         call = lowering.read(node)
         assert isinstance(call, PieceCall)
         spec, dim = tensor_spec(node), call.dim
@@ -246,7 +247,7 @@ class _Lowerer:
         self.refs[node] = Ref(value, OperandLayout(spec.shape, spec.stride))
 
     def _lookup(self, node: fx.Node, record: OpRecord, lowering: Lookup) -> None:
-        """A value that reads its source wherever its indices say, behind a call that raises unless they all may."""
+        """A value that reads its source at data-dependent indices, behind a call that raises if one is out of range."""
         call = lowering.read(node)
         if isinstance(call, CopyCall):
             base: Ref = self.refs[call.source]
@@ -277,7 +278,7 @@ class _Lowerer:
         self.refs[node] = whole(value)
 
     def _take(self, node: fx.Node, source: FusionValue, layout: OperandLayout) -> None:
-        """The elements of another value that lie where `layout` says."""
+        """The elements of another value at `layout`."""
         spec = only_result(node)
         assert spec is not None
         self._gives(node, self._copy(node.name, spec, source, layout).value)
@@ -288,7 +289,7 @@ class _Lowerer:
         return whole(self._new(name, FusionKind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
 
     def _gives(self, node: fx.Node, value: FusionValue) -> None:
-        """What a call yields, or the first of that."""
+        """The result of a call, or the first of several."""
         self.refs[node] = whole(value) if isinstance(spec_of(node), TensorSpec) else [whole(value)]
 
     def _scan(self, node: fx.Node, call: ScanCall) -> None:
@@ -303,7 +304,7 @@ class _Lowerer:
         self._gives(node, self._new(node.name, FusionKind.SCAN, spec, readings=(reading,), rule=rule, cost=ROOT))
 
     def _scatter(self, node: fx.Node, record: OpRecord, lowering: Scatter) -> None:
-        """A copy of what is changed, and a value that puts elements there, in its memory."""
+        """A copy of the changed tensor, and a value that writes elements into its memory."""
         call = lowering.read(node)
         assert isinstance(call, ScatterCall)
         spec = tensor_spec(node)
@@ -339,7 +340,7 @@ class _Lowerer:
             self._take(node, value, OperandLayout(kept.shape, kept.stride))
 
     def _put(self, node: fx.Node, put: InplaceUpdate) -> None:
-        """A value that puts elements where a part of what is changed lies."""
+        """A value that writes elements to a part of the changed tensor."""
         home, ref, layout = self.refs[put.base].value, self.refs[put.source], put.layout
         dense = contiguous_stride(layout.shape)
         readings = (
@@ -355,12 +356,12 @@ class _Lowerer:
         self.refs[node] = whole(value)
 
     def _whatever_fails(self) -> tuple[Call, ...]:
-        """What comes before a write, and no later."""
+        """Calls that must come before a write."""
         self.joined.clear()
         return tuple(self.failing)
 
     def _home(self, node: fx.Node, base: fx.Node | None, spec: TensorSpec) -> FusionValue:
-        """Memory that holds what a scatter changes and that nobody else reads, then or later."""
+        """Memory that holds the tensor a scatter changes and that nothing else reads from then on."""
         name = self._name(f"{node.name}_home")
         if base is None:
             rule = PointRule(Pointwise(index_exprs.zero), (), {}, spec.dtype)
@@ -385,8 +386,9 @@ class _Lowerer:
         return FusionRead.of(ref.value, spread, dense)
 
     def _check(self, node: fx.Node, demand: Demand, instead: "dict[fx.Node, Ref] | None" = None) -> None:
-        """A call of the operator itself, made if an index is out of range; one that was checked before is not. It gets
-        `instead` of some tensors others of the same shape, so that these need not be in memory only to raise."""
+        """Call the operator itself if an index is out of range, so that it raises; skip indices that were checked
+        before. It gets `instead` of some tensors others of the same shape, so that these need not be stored only for
+        the error."""
         ref: Ref = self.refs[demand.index]
         layout = ref.layout
         key = (ref.value, layout, demand.extent, demand.from_end, demand.besides)
@@ -427,7 +429,7 @@ class _Lowerer:
             self._join_flags(check)
 
     def _join_flags(self, check: Call) -> None:
-        """Let one flag, the last, decide about all checks since something was written: they come right behind it."""
+        """Let one flag, the last, decide all checks since the last write: they come right behind it."""
         self.joined.append(check)
         items = self.lowered.items
         for earlier in self.joined[:-1]:
@@ -439,9 +441,9 @@ class _Lowerer:
             item.id = place
 
     def _assert_on_device(self, node: fx.Node, holds: FusionValue) -> None:
-        """Have the device stop if an index is out of range, as PyTorch's own kernels do there: waiting for the flag at
-        each such operator would stall the host. Nothing after it runs on the device, so nothing reads what is not
-        there; the next call that waits for the device raises, and the device is lost to the process."""
+        """Assert on the device that indices are in range, as PyTorch's own kernels do: waiting for the flag at each
+        such operator would stall the host. Nothing after it runs on the device, so nothing reads out of bounds; the
+        next synchronizing call raises, and the process loses the device."""
         text = f"{node.target}: an index is out of range"
         op, args = torch.ops.aten._assert_async.msg, (whole(holds), text)
         call = Call(len(self.lowered.items), node.name, op, LibraryCall(), args, {}, [], "stops the device")
@@ -453,13 +455,13 @@ class _Lowerer:
         """Whether all elements of a value are true."""
         shape, stride = value.spec.shape, value.spec.stride
         call = FoldCall("all", tuple(range(len(shape))), False, torch.bool)
-        rule = FoldRule.of(call, shape, stride, (0,) * len(shape))
+        rule = ReductionRule.of(call, shape, stride, (0,) * len(shape))
         reading = FusionRead.of(value, OperandLayout(shape, stride), stride)
         spec = TensorSpec((), (), torch.bool, value.spec.device)
         return self._new(name, FusionKind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
 
     def _name(self, wanted: str) -> str:
-        """`wanted`, or something like it that nothing else is called."""
+        """`wanted`, or a similar unused name."""
         while wanted in self.names:
             wanted += "_"
         self.names.add(wanted)
@@ -470,7 +472,7 @@ class _Lowerer:
         return ref.layout
 
     def _attention(self, node: fx.Node) -> str | None:
-        """A kernel for an attention, or why it is a library call."""
+        """Lower an attention to a kernel, or return the reason why it is a library call."""
         read = {user.args[1] for user in node.users if user in self.live}
         used = [each for each in _results(node) if each[0] in read]
         choice = self.products.attend(node, lambda each: self.refs[each], [(number, spec) for number, _, spec in used])
@@ -492,7 +494,7 @@ class _Lowerer:
         return None
 
     def _products(self, node: fx.Node) -> str | None:
-        """The values of a call that multiplies, or why it is a library call: an empty reason where it is no product."""
+        """Lower a call that multiplies, or return the reason why it is a library call: empty if it is no product."""
         calls = self.products.read(node, self._layout)
         if not isinstance(calls, dict):
             return calls or ""
@@ -525,8 +527,8 @@ class _Lowerer:
     def _product(
         self, name: str, spec: TensorSpec, call: ProductCall, sources: list[FusionValue], sums: TensorSpec, why: str
     ) -> Ref:
-        """A value that is the sums, and one for what is done to them: scaled, added to, rounded once. Where the result
-        is a part of the points it is copied."""
+        """A value for the sums, and one for the operations on them: scaling, addition, one rounding. If the result is
+        only a part of the points, it is copied."""
         is_part = not known_equal(product(call.shape), spec.numel)
         bare = call.is_bare and sums.dtype is spec.dtype
         first = name if bare and not is_part else self._name(f"{name}_sums")
@@ -548,7 +550,7 @@ class _Lowerer:
         if product(shape[dim] for dim in call.dims) == 1:
             return self._copy(name, spec, image.value, squeeze(image.layout, call.dims))
         result = tuple(spec.stride[0] if dim == 1 else 0 for dim in range(len(shape)))
-        rule = FoldRule.of(call, shape, _dense_order(image.layout), result)
+        rule = ReductionRule.of(call, shape, _dense_order(image.layout), result)
         reading = FusionRead.of(image.value, image.layout, rule.stride)
         return whole(self._new(name, FusionKind.REDUCE, spec, readings=(reading,), rule=rule, cost=1))
 
@@ -565,7 +567,7 @@ class _Lowerer:
         for dim in range(len(shape)):
             stride = next(own) if call.keepdim or dim not in call.dims else 0
             result.append(0 if dim in call.dims else stride)
-        rule = FoldRule.of(call, shape, _dense_order(base.layout), tuple(result))
+        rule = ReductionRule.of(call, shape, _dense_order(base.layout), tuple(result))
         reading = FusionRead.of(base.value, base.layout, rule.stride)
         if call.divide:
             self._mean(node, rule, reading)
@@ -573,8 +575,9 @@ class _Lowerer:
         value = self._new(node.name, FusionKind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
         self.refs[node] = whole(value)
 
-    def _mean(self, node: fx.Node, rule: FoldRule, reading: FusionRead) -> None:
-        """A sum, then a division: dividing the summands instead would round each, and a mean of equals not be equal."""
+    def _mean(self, node: fx.Node, rule: ReductionRule, reading: FusionRead) -> None:
+        """A sum, then a division: dividing the summands would round each, and the mean of equal numbers would differ
+        from them."""
         spec = tensor_spec(node)
         wide = TensorSpec(spec.shape, spec.stride, rule.call.dtype, spec.device)
         name = self._name(f"{node.name}_total")
@@ -585,7 +588,7 @@ class _Lowerer:
         self.refs[node] = whole(value)
 
     def _fold_nothing(self, node: fx.Node, call: FoldCall, base: Ref) -> None:
-        """A fold over extents of one is the element itself."""
+        """A reduction over extents of one is the element itself."""
         self._take(node, base.value, base.layout if call.keepdim else squeeze(base.layout, call.dims))
 
     def _library(
@@ -626,8 +629,7 @@ class _Lowerer:
             self.refs[node] = self._several(node, call, spec)
 
     def _order_with_collectives(self, call: Call, fails: bool) -> None:
-        """What may raise before a collective raises before it starts, and what may raise after it does so then: other
-        processes can tell."""
+        """Keep checks that may raise on their side of a collective: other processes can observe the difference."""
         if is_collective(call.op) and not waits(call.op):
             call.after = (*call.after, *(each for each in self._whatever_fails() if not waits(each.op)))
             self.last_collective = (call,)
@@ -651,7 +653,7 @@ class _Lowerer:
 
 
 def _results(node: fx.Node) -> list[tuple[int, str, TensorSpec]]:
-    """Those results of a call that somebody reads: their numbers, what they are called, and their specs."""
+    """The used results of a call: their numbers, names and specs."""
     specs = spec_of(node)
     if not isinstance(specs, tuple):
         return [(0, node.name, tensor_spec(node))]
@@ -660,7 +662,7 @@ def _results(node: fx.Node) -> list[tuple[int, str, TensorSpec]]:
 
 
 def _is_followed(node: fx.Node) -> bool:
-    """Whether something is done to a result point by point, as far as operators tell."""
+    """Whether a pointwise operation follows a result, judging by the operators."""
     for user in node.users:
         lowering = record_of(user.target).lowering if isinstance(user.target, torch._ops.OpOverload) else None
         if isinstance(lowering, Pointwise) or (isinstance(lowering, View) and _is_followed(user)):
@@ -669,7 +671,7 @@ def _is_followed(node: fx.Node) -> bool:
 
 
 def _forget_unused(lowered: Lowered) -> None:
-    """Values that nothing reads, because something else is computed in the place of their readers, read nothing."""
+    """Clear the reads of values whose readers were replaced."""
     for value in reversed(list(lowered.values)):
         if value.is_computed and not value.users and not value.needed:
             for reading in value.readings:
@@ -677,7 +679,7 @@ def _forget_unused(lowered: Lowered) -> None:
 
 
 def _live_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """What the outputs need, and whatever does more than yield a result: draws random numbers, raises."""
+    """The nodes that the outputs need, and nodes with side effects: drawing random numbers, raising."""
     live = {output_node(graph)}
     for node in reversed(graph.nodes):
         if node in live or (node.op == "call_function" and why_not_drop(node) is not None):
@@ -687,7 +689,7 @@ def _live_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _has_template(node: fx.Node) -> bool:
-    """Whether a library call takes its first tensor for its shape alone."""
+    """Whether a library call uses only the shape of its first tensor."""
     lowering = record_of(node.target).lowering if isinstance(node.target, torch._ops.OpOverload) else None
     return isinstance(lowering, LibraryCall) and lowering.template
 
@@ -701,7 +703,7 @@ def _operand_specs(node: fx.Node) -> Iterator[Any]:
 
 
 def _dense_order(layout: OperandLayout) -> Shape:
-    """Dense strides that visit the elements in the order they lie in memory; the layout's own where it is dense."""
+    """Dense strides in memory order; the layout's own where it is dense."""
     if is_dense(layout.shape, layout.stride):
         return layout.stride
     order = sorted(range(len(layout.shape)), key=lambda dim: (layout.stride[dim], -dim))
@@ -714,12 +716,12 @@ def _dense_order(layout: OperandLayout) -> Shape:
 
 
 def _within(layout: OperandLayout, shape: Shape) -> OperandLayout:
-    """The first elements along each dim, as many as `shape` has; one is spread over any number."""
+    """The first elements along each dim, as many as `shape` has; an extent of one is broadcast."""
     if len(layout.shape) == len(shape) and not any(a == 1 != b for a, b in zip(layout.shape, shape, strict=True)):
         return OperandLayout(shape, layout.stride, layout.offset)
     return expand(layout, shape)
 
 
 def _spread(layout: OperandLayout) -> Shape:
-    """Strides with which extents of one are read over any extent."""
+    """Strides with which extents of one are broadcast."""
     return tuple(0 if size == 1 else step for size, step in zip(layout.shape, layout.stride, strict=True))

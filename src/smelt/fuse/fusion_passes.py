@@ -1,9 +1,9 @@
-"""The steps of fusion as tables, and `build_program`, which runs them: a pure graph → a planned kernel program.
+"""The steps of fusion as tables, and `build_program`, which runs them: functional ATen graph → planned kernel program.
 
     READ    graph → values and library calls         GROUP   values → groups → steps in order → program
     MEMORY  program → where its buffers are
 
-A group that cannot be written as a kernel is taken apart for good, and `GROUP` is run once more.
+If no kernel can be built for a group, the group is split for good and `GROUP` runs again.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from smelt.ops.registry import kernels_alone
 
 @dataclass(slots=True)
 class FusionContext:
-    """What the steps are given besides what they work on."""
+    """What every step gets besides its input."""
 
     name: str
     traced: Traced
@@ -62,7 +62,7 @@ def _read(traced: Traced, context: FusionContext) -> Lowered:
 
 
 def _forbid_calls(lowered: Lowered, name: str, traced: Traced) -> None:
-    """Raise if kernels do not compute everything. A call that is made only to raise may stay."""
+    """Raise if library calls remain. Calls that exist only to raise may stay."""
     reasons: dict[str, dict[str, None]] = {}
     lines: dict[str, dict[str, None]] = {}
     origins = {node.name: origin_of(node) for node in traced.graph.nodes}
@@ -174,8 +174,8 @@ MEMORY = (
 def build_program(
     traced: Traced, name: str, options: Options, limits: Limits | None = None, fuel: Fuel | None = None
 ) -> Program:
-    """Fuse a pure graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier passes;
-    `limits` are the targets' unless they are given."""
+    """Fuse a functional ATen graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier
+    passes; `limits` default to those of the targets."""
     fuel = fuel or Fuel(options.fuel)
     targets, library = TargetChoice(options.target, limits), options.library != "none"
     context = FusionContext(name, traced, targets, fuel, options.products, options.convolutions, library)
@@ -190,7 +190,7 @@ def build_program(
         except CannotBuild as first:
             known = context.alone
             for failed in (first, *first.others):
-                events.emit("fusion", f"{failed.group} is taken apart: {failed.reason}")
+                events.emit("fusion", f"{failed.group} is split: {failed.reason}")
                 parts = {value.id for value in failed.values}
                 if parts <= known:
                     reason = f"{failed.group} cannot be computed even by itself: {failed.reason}"

@@ -1,13 +1,13 @@
-"""Forming the groups: values in, groups out, greedily and in order.
+"""Forms groups of values, greedily and in graph order.
 
     for each value to compute, in graph order:
         a group of its own, merged with the groups of what it reads          producer → consumer
         then inlining what only it reads, at whatever index it reads it      transposes, small broadcasts
     then groups that read the same memory at the same points                 siblings
-    then computing in two groups what one would store for the other          on targets that wait for memory
+    then computing in two groups what one would store for the other          on memory-bound targets
 
-Each step is optional and burns one unit of fuel; without fuel every operation is a kernel of its own. Why two groups
-stayed apart is said on the "fusion" channel.
+Each step is optional and counts against the opt-bisect limit; at limit zero every operation is a kernel of its own.
+The "fusion" channel reports why two groups stayed apart.
 """
 
 from smelt.base import events
@@ -40,8 +40,8 @@ def form_groups(lowered: Lowered, targets: TargetChoice, fuel: Fuel, alone: froz
 
 
 def _is_inlined(groups: Groups, value: FusionValue, fuel: Fuel) -> bool:
-    """Whether a value is so cheap that every reader computes it anew: made from nothing, or read by many and made from
-    one tensor that is in memory anyhow, give or take a small one spread over it (a bias)."""
+    """Whether a value is so cheap that every reader recomputes it: it reads nothing, or many read it and it reads one
+    tensor that is in memory anyway, besides small broadcast ones (a bias)."""
     if value.kind is not FusionKind.POINTWISE or value.needed:
         return False
     if not value.readings:
@@ -70,7 +70,7 @@ def _join_producers(groups: Groups, value: FusionValue, fuel: Fuel, alone: froze
 
 
 def _inline_producers(groups: Groups, group: Group, value: FusionValue, fuel: Fuel, alone: frozenset[int]) -> None:
-    """Compute inside `group` what nobody else reads, at the places it is read."""
+    """Compute inside `group` the values that nothing else reads, where they are read."""
     for source in dict.fromkeys(groups.sources(value)):
         theirs = groups.group_of(source)
         if theirs is None or theirs is group or any(member.id in alone for member in theirs.members):
@@ -107,15 +107,15 @@ def why_not_inline_producer(groups: Groups, group: Group, source: Group) -> str 
 
 
 def _places(group: Group, source: Group) -> int:
-    """At how many places a group reads another's values: the windows of a padded image, say. Each is code of its own,
-    which takes LLVM longer than all else, and none is vectors side by side."""
+    """At how many places a group reads another's values, such as the windows of a padded image. Each is separate code,
+    which dominates LLVM's time, and none is contiguous."""
     inside = set(source.members)
     read = (reading for member in group.members for reading in member.readings if reading.value in inside)
     return len({(reading.value, reading.stride, reading.offset) for reading in read})
 
 
 def _reader(groups: Groups, user: FusionValue) -> Group | None:
-    """The group that computes a user; None for one not reached yet or inlined into several."""
+    """The group that computes a user; None if it is not reached yet or is inlined into several."""
     return groups.by_value.get(user)
 
 
@@ -143,8 +143,8 @@ def join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozenset
 
 
 def _readers(groups: Groups, value: FusionValue) -> set[FusionValue]:
-    """Who reads a value, or what is computed of it by every reader anew. On targets that wait for memory: elsewhere
-    two kernels that each run in one pass take less time than one that does not."""
+    """The readers of a value, looking through inlined ones. On memory-bound targets only: elsewhere two kernels that
+    run in one pass each are faster than one that does not."""
     if not groups.targets.limits_of(value.spec.device).recomputes:
         return set(value.users)
     readers: set[FusionValue] = set()
@@ -154,8 +154,8 @@ def _readers(groups: Groups, value: FusionValue) -> set[FusionValue]:
 
 
 def recompute(groups: Groups, fuel: Fuel, alone: frozenset[int] = frozenset()) -> None:
-    """Tell groups which values of others to compute themselves: element-wise ones that come of what is in memory
-    anyhow, where reading that moves fewer bytes.
+    """Let groups recompute values of other groups: element-wise ones whose inputs are in memory anyway, where reading
+    those moves fewer bytes.
 
         k0: h = float(g) · w;  s = sum of h · float(x)       k1: y = h - float(x) · s
         →  h, in float32, need not be stored: k1 reads g and x itself, in 16 bits
@@ -175,7 +175,7 @@ def recompute(groups: Groups, fuel: Fuel, alone: frozenset[int] = frozenset()) -
 
 
 def _given(groups: Groups, group: Group) -> list[list[FusionValue]]:
-    """What a group reads of others, by the group that computes it."""
+    """The values that a group reads from others, by the group that computes them."""
     by_producer: dict[int, dict[FusionValue, None]] = {}
     for member in group.members:
         for source in groups.sources(member):
@@ -186,7 +186,7 @@ def _given(groups: Groups, group: Group) -> list[list[FusionValue]]:
 
 
 def _behind(groups: Groups, group: Group, sources: list[FusionValue]) -> set[FusionValue] | None:
-    """What the group would compute instead of reading `sources`; None where that is not worth it."""
+    """The values that the group would compute instead of reading `sources`; None if that does not pay off."""
     giver = groups.by_value[sources[0]]
     if giver.device != group.device:
         return None
@@ -225,7 +225,7 @@ def _is_recomputable(value: FusionValue) -> bool:
 
 
 def _is_in_memory(groups: Groups, giver: Group, value: FusionValue) -> bool:
-    """Whether a value that `giver` computes with is in memory whatever else is decided."""
+    """Whether an operand of `giver` is in memory whatever else is decided."""
     if value.needed or not value.is_computed:
         return True
     home = groups.by_value.get(value)
@@ -233,7 +233,7 @@ def _is_in_memory(groups: Groups, giver: Group, value: FusionValue) -> bool:
 
 
 def _only_reader(groups: Groups, giver: Group, group: Group, value: FusionValue) -> bool:
-    """Whether nobody else has a value in memory."""
+    """Whether nothing else needs a value in memory."""
     readers = [groups.by_value.get(user) for user in value.users]
     return all(reader is not None and (reader is giver or reader is group) for reader in readers)
 

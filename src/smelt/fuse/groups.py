@@ -1,17 +1,17 @@
-"""Which values share a kernel.
+"""Groups of values that share a kernel.
 
     relu(mm + bias) · sum over rows  →  one group {add, relu, sum}
 
-A group's points are numbered 0 … `points`-1 in the order its values lie in memory. Where something is folded or spread
-along rows, the numbers are split into rows of `cols` points. Each member stands at a level:
+A group's points are numbered 0 … `points`-1 in the memory order of its values. Where a value is reduced or broadcast
+along rows, the numbers are split into rows of `cols` points. Each member has a level:
 
     FULL    one element per point            ROW   one element per row
-    INLINE  computed wherever it is read     GRID  folded over rows or scattered, in memory when the kernel has ended
+    INLINE  computed wherever it is read     GRID  reduced over rows or scattered, in memory when the kernel has ended
 
-Members fit together when each reads the others exactly at its own point (or row); `why_not_merge` says where they do
-not. Merging must not close a cycle through a third group or a library call. Groups have places in an order in which
-each comes after what it reads; whether there is a way from one to another is looked for between their places alone, and
-a merge gives new places to what is between them: layers of a deep model are none of each other's business.
+Members fit together when each reads the others exactly at its own point (or row); `why_not_merge` gives the reason
+where they do not. Merging must not close a cycle through a third group or a library call. Groups are kept in a
+topological order. The cycle check searches only between the places of two groups, and a merge renumbers only the groups
+between them, so that the layers of a deep model do not slow each other down.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
 from smelt.fuse.epilogues import waiting
-from smelt.fuse.lowering.rules import ContractRule, FoldRule, ScanRule, ScatterRule
+from smelt.fuse.lowering.rules import ContractRule, ReductionRule, ScanRule, ScatterRule
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue
 from smelt.fuse.target_choice import TargetChoice
 from smelt.symbolic.shapes import Size, product
@@ -57,14 +57,14 @@ class Group:
     successors: "set[Group]" = field(default_factory=set)  # what reads it
     recomputed: set[FusionValue] = field(default_factory=set)  # members of others that it computes for itself too
     waiting: frozenset[FusionValue] = frozenset()  # of a product: what better does not join it
-    reduced: list[FusionValue] = field(default_factory=list)  # members that are folds
+    reduced: list[FusionValue] = field(default_factory=list)  # members that are reductions
     directions: frozenset[bool] = frozenset()  # which ways its scans run: in reverse or not
     scatters: bool = False
     multiplies: bool = False  # a product is computed in it: the other members are what is done to its sums
 
     @property
-    def folds(self) -> list[FoldRule]:
-        """Folds over rows, which restrict how the points may be split into rows."""
+    def folds(self) -> list[ReductionRule]:
+        """Reductions over rows, which restrict how the points may be split into rows."""
         return [v.rule for v in self.reduced if self.levels[v] is GroupLevel.GRID]  # type: ignore[misc]
 
     @property
@@ -104,7 +104,7 @@ class Groups:
                 yield reading.value
 
     def group_of(self, value: FusionValue) -> Group | None:
-        """The group or library call that yields a value; None for inputs and constants."""
+        """The group or library call that computes a value; None for inputs and constants."""
         if value.kind is FusionKind.LIBRARY:
             assert value.call is not None
             return self.by_id[value.call.id]
@@ -124,7 +124,7 @@ class Groups:
         limits = self.targets.limits_of(value.spec.device)
         group = Group(value.id, members=[value], limits=limits, merged=[value.id])
         group.scatters, group.multiplies = value.kind is FusionKind.SCATTER, value.kind is FusionKind.PRODUCT
-        if isinstance(value.rule, FoldRule):
+        if isinstance(value.rule, ReductionRule):
             group.reduced = [value]
             _place_fold(group, value, value.rule, limits)
         elif isinstance(value.rule, ScanRule):
@@ -184,7 +184,7 @@ class Groups:
         return False
 
     def absorb(self, keep: Group, gone: Group) -> None:
-        """Make one group of two. Levels, points and axis boundaries are the caller's to set."""
+        """Merge `gone` into `keep`. The caller sets levels, points and axis boundaries."""
         _make_room(keep, gone)
         for value in gone.members:
             self.by_value[value] = keep
@@ -208,8 +208,8 @@ class Groups:
 
 
 def _make_room(a: Group, b: Group) -> None:
-    """Give two groups, of which none depends on the other through a third, one place: what the later one needs comes
-    before it, what needs the earlier one behind it. Only those among them that stood between the two move."""
+    """Give two groups the same place, if neither depends on the other through a third: what the later one needs comes
+    before it, what needs the earlier one comes behind it. Only groups between the two move."""
     first, last = (a, b) if a.place < b.place else (b, a)
     below, above = {first, last}, {first, last}
     pending = [first]
@@ -236,8 +236,8 @@ def _place(group: Group) -> int:
     return group.place
 
 
-def _place_fold(group: Group, value: FusionValue, rule: FoldRule, limits: Limits) -> None:
-    """A fold alone: over the cols of rows where its dims allow, else over rows with the inner dims as cols."""
+def _place_fold(group: Group, value: FusionValue, rule: ReductionRule, limits: Limits) -> None:
+    """A reduction alone: over the cols of rows where its dims allow, else over rows with the inner dims as cols."""
     group.points = 1
     for size in rule.shape:
         group.points *= size
@@ -252,11 +252,11 @@ def _place_fold(group: Group, value: FusionValue, rule: FoldRule, limits: Limits
 
 
 def needed_boundaries(value: FusionValue) -> set[Size]:
-    """Extents at which the points of `value` must be split into axes for its reads, folds included, to be addressed."""
+    """Extents at which the points of `value` must be split into axes so that its reads can be addressed."""
     shape, stride = value.loop
     axis_boundaries: set[Size] = set()
     strided = any(not reading.identity_read and any(reading.stride) for reading in value.readings)
-    if strided or isinstance(value.rule, FoldRule | ScanRule | ScatterRule | ContractRule):
+    if strided or isinstance(value.rule, ReductionRule | ScanRule | ScatterRule | ContractRule):
         for size, step in zip(shape, stride, strict=True):
             if size != 1:
                 axis_boundaries.update((step, step * size))
@@ -285,8 +285,8 @@ def forms_chain(axis_boundaries: set[Size]) -> bool:
     return all(known_equal(large % small, 0) for small, large in pairwise(ordered))
 
 
-def fold_fits(rule: FoldRule, cols: Size) -> bool:
-    """Whether a fold over rows works on rows of `cols`: each row folds to one number, or no col is folded."""
+def fold_fits(rule: ReductionRule, cols: Size) -> bool:
+    """Whether a reduction over rows works on rows of `cols`: each row is reduced to a number, or no col is."""
     return known_equal(rule.inner % cols, 0) or (rule.inner == 1 and known_equal(rule.kept_inner % cols, 0))
 
 
@@ -297,7 +297,7 @@ class Merge:
     cols: Size | None
     cols_fixed: bool
     row_broadcast: Group | None = None
-    demoted: FusionValue | None = None  # a fold that was to give row values and is folded over rows instead
+    demoted: FusionValue | None = None  # a reduction that becomes one over rows instead of giving row values
 
 
 def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
@@ -334,7 +334,7 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
 
 
 def _why_not_after_product(a: Group, b: Group) -> str | None:
-    """Sums of products are finished point by point: that is all a product shares its kernel with."""
+    """Only pointwise operations on its sums share the kernel of a product."""
     products = [group for group in (a, b) if group.multiplies]
     if not products:
         return None
@@ -349,7 +349,7 @@ def _why_not_after_product(a: Group, b: Group) -> str | None:
 
 
 def _common_rows(a: Group, b: Group) -> str | Merge:
-    """The rows that both can live with."""
+    """Rows that suit both groups."""
     if known_equal(a.points, b.points):
         return _common_cols(a, b)
     small, large = (a, b) if hint(a.points) < hint(b.points) else (b, a)
@@ -383,10 +383,10 @@ def _common_cols(a: Group, b: Group) -> str | Merge:
 
 
 def _demoted(a: Group, b: Group) -> Merge | None:
-    """A lone fold over longer rows can fold the shorter rows of the other first, then those over rows."""
+    """A lone reduction over longer rows can reduce the shorter rows of the other first, then those over rows."""
     for alone, other in ((a, b), (b, a)):
         rule = alone.members[0].rule
-        lone_fold = len(alone.members) == 1 and isinstance(rule, FoldRule)
+        lone_fold = len(alone.members) == 1 and isinstance(rule, ReductionRule)
         if lone_fold and other.cols is not None and fold_fits(rule, other.cols):  # type: ignore[arg-type]
             return Merge(other.cols, True, demoted=alone.members[0])
     return None
@@ -448,7 +448,7 @@ def _misread(
         return f"{reader.name} reads {name}, which is complete only after all rows"
     if source is GroupLevel.INLINE:
         return None
-    at_row = level is GroupLevel.ROW and not isinstance(reader.rule, FoldRule)
+    at_row = level is GroupLevel.ROW and not isinstance(reader.rule, ReductionRule)
     if level is GroupLevel.INLINE:
         return f"{reader.name} is computed wherever it is read, {name} at one place"
     if source is GroupLevel.ROW and not at_row:

@@ -1,10 +1,10 @@
-"""Updates right behind the gradients they read, where that lets the gradients go.
+"""Moves updates right behind the gradients they read, where that frees the gradients.
 
-    g1 = mm(…); g2 = mm(…); w1' = w1 - g1; w2' = w2 - g2     →   g1, w1', g2, w2': never two gradients at once
+    g1 = mm(…); g2 = mm(…); w1' = w1 - g1; w2' = w2 - g2     →   g1, w1', g2, w2': never two gradients at the same time
 
-An update is a kernel that computes new values of inputs. It comes earlier than the graph has it where it reads
-something large that nobody reads after it, but not before those that read the old values: it is to write where they
-lie. Nor before a library call that may fail, as then nothing must have been written.
+An update is a kernel that computes new values of inputs. It moves up if it is the last reader of something large. It
+stays behind the readers of the old values, because it overwrites them, and behind library calls that may fail, because
+nothing may be written before a failure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ _SMALL = 1 << 12
 
 
 def hoist_updates(ranked: Ranked, writes: Sequence[tuple[int, int]], fuel: Fuel) -> Ranked:
-    """Other ranks for updates, and for the small numbers they need."""
+    """New ranks for updates, and for the scalars they need."""
     if not writes:
         return ranked
     rank = dict(ranked.rank)
@@ -61,13 +61,13 @@ class _Updates:
                 self._move(group)
 
     def _dies_in(self, group: Group, value: FusionValue) -> bool:
-        """Whether a large value is let go when the group has read it."""
+        """Whether a large value is freed after the group has read it."""
         if value.kind is FusionKind.LEAF or value in self.kept or hint(value.spec.nbytes) < _LARGE:
             return False
         return all(self.rank[reader] <= self.rank[group.id] for reader in self.readers[value])
 
     def _move(self, group: Group) -> Size:
-        """Let a group come as soon as all has come that it needs, or that reads what it overwrites."""
+        """Move a group up behind everything that it needs or that reads what it overwrites."""
         rank: Size = self.least
         for needed in before(self.groups, group):
             rank = max(rank, self._move(needed) if _is_small(needed) else self.rank[needed.id])
@@ -92,5 +92,5 @@ def _read(groups: Groups, group: Group) -> Iterable[FusionValue]:
 
 
 def _is_small(group: Group) -> bool:
-    """Numbers that an update needs: how many steps there were, what the rate has come to."""
+    """Scalars that an update needs, such as the step count or the learning rate."""
     return group.call is None and all(hint(value.spec.nbytes) <= _SMALL for value in group.members)

@@ -1,9 +1,9 @@
-"""From a group to scalar code: every element is pulled from where it is stored or computed.
+"""Writes the scalar code of a group: every element is loaded, or computed where it is read.
 
     store y at point ← mul ← load x at point · load w at (point mod cols)
 
-A value in memory becomes a load; a member of the group is computed at the asked-for place from what it reads there; a
-fold over cols becomes a `reduce`. Members other than INLINE ones are only ever asked for at their own point or row.
+A value in memory becomes a load. A member of the group is computed at the requested place from what it reads there. A
+reduction over cols becomes a `reduce`. Members that are not INLINE are only requested at their own point or row.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.device.fusion_limits import Limits
 from smelt.fuse.expressions import Expr, Expressions, FactorPlace, NeedsCut, Place, Space, Unbuildable, combine
 from smelt.fuse.groups import Group, GroupLevel, Groups
-from smelt.fuse.lowering.rules import ContractRule, FoldRule, PointRule, ScanRule, ScatterRule, Slot
+from smelt.fuse.lowering.rules import ContractRule, PointRule, ReductionRule, ScanRule, ScatterRule, Slot
 from smelt.fuse.lowering.values import FusionRead, FusionValue
 from smelt.ir.kernel import Reduction
 from smelt.ir.scalar import SCALAR_OPS
@@ -27,9 +27,8 @@ from smelt.symbolic.symsize import hint, known_equal
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Something a kernel leaves in memory: `value[place] = expr`, or with `fold` the fold of it over rows left out.
-
-    With `by` it goes to places that (expression, stride, extent) of each say, folded with what is there."""
+    """Something a kernel stores: `value[place] = expr`, or with `fold` its reduction over the missing rows. With `by`,
+    it goes to data-dependent places, (expression, stride, extent) each, combined with the old element."""
 
     value: FusionValue
     place: Place
@@ -45,12 +44,12 @@ class Effect:
 
     @property
     def ready(self) -> int:
-        """The first pass in which all that it needs can be had."""
+        """The first pass in which all of its operands are available."""
         return max(expr.ready for expr in self.needs)
 
     @property
     def stores(self) -> bool:
-        """Whether all it does is to write each point at a place of its own."""
+        """Whether it only writes each point to a separate place."""
         return self.fold is None and not self.by
 
 
@@ -77,7 +76,7 @@ def inline(groups: Groups, group: Group, stored: set[FusionValue]) -> Pulled:
 
 
 def _cols(group: Group, limits: Limits) -> Size:
-    """Points per row. Without folds all points are alike; to fold everything any rows will do, so handy ones."""
+    """Points per row. Without reductions all points are alike; a reduction of everything works with any rows."""
     if group.cols is not None:
         return group.cols
     if not group.folds or group.points <= limits.row_elements:
@@ -132,7 +131,7 @@ class _Puller:
     def _element(self, value: FusionValue, place: Place) -> Expr:
         if value not in self.members and value not in self.groups.inlined:
             return self.exprs.load(value, place)
-        if isinstance(value.rule, FoldRule):
+        if isinstance(value.rule, ReductionRule):
             if self.group.levels[value] is not GroupLevel.ROW or place != self.space.row:
                 raise Unbuildable(f"{value.name} is read at other places than its row")
             return self.exprs.reduce(value.rule.call.fold, self._folded(value, value.rule))
@@ -145,14 +144,14 @@ class _Puller:
         assert isinstance(value.rule, PointRule)
         return _Emitter(self, value, value.rule.common, place).run(value.rule)
 
-    def _folded(self, value: FusionValue, rule: FoldRule) -> Expr:
-        """What a fold folds, at each point."""
+    def _folded(self, value: FusionValue, rule: ReductionRule) -> Expr:
+        """The operand of a reduction, at each point."""
         reading = value.readings[0]
         element = self.element(reading.value, self.moved(value, reading, self.space.point))
         return self.exprs.cast(element, rule.call.dtype)
 
     def _scanned(self, value: FusionValue, rule: ScanRule, place: Place) -> Expr:
-        """What a scan comes to at its own point, along the axis that its dim is."""
+        """The result of a scan at its own point, along the axis of its dim."""
         if place != self.space.point:
             raise Unbuildable(f"{value.name} is read at other points than its own")
         axes = zip(self.space.steps, self.space.sizes, strict=True)
@@ -185,9 +184,9 @@ class _Puller:
         return self.exprs.contract(rule.axes, left, right, value.spec.dtype)
 
     def _total(self, value: FusionValue) -> Effect:
-        """A fold over rows: of each row's own fold, or of what stands in each col."""
+        """A reduction over rows: of each row's own reduction, or of the element in each col."""
         rule = value.rule
-        assert isinstance(rule, FoldRule)
+        assert isinstance(rule, ReductionRule)
         folded, fold = self._folded(value, rule), rule.call.fold
         indices = self.split(self.space.point, *value.loop)
         place = combine(indices, rule.result, 0, len(self.space.sizes))
@@ -218,7 +217,7 @@ class _Puller:
         return indices
 
     def moved(self, value: FusionValue, reading: FusionRead, place: Place) -> Place:
-        """Where `reading` finds what `value` needs for its element at `place`."""
+        """The position at which `reading` finds the element that `value` needs at `place`."""
         if reading.identity_read:
             return place
         if not any(reading.stride):
@@ -248,7 +247,7 @@ class _Emitter:
         return self.exprs.cast(self.exprs.list[scalar.id], self.result)
 
     def scattered(self, rule: ScatterRule) -> tuple[Expr, tuple[Expr, ...]]:
-        """What a scatter puts at a point, and the places it goes to."""
+        """The element that a scatter writes at a point, and its places."""
         elements = [self._read(number, reading) for number, reading in enumerate(self.value.readings)]
         first = rule.first_index
         put = elements[1] if first == 2 else self.const(rule.call.source, self.result)  # type: ignore[arg-type]

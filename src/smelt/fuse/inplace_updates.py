@@ -1,13 +1,13 @@
-"""Inputs that are changed where they lie: nobody reads the old values any more, nor can anything fail afterwards.
+"""Updates inputs in place, where nothing reads the old values later and nothing can fail afterwards.
 
     new = index_copy(cache, 2, at, keys); y = attention(q, new, v); return y, new      new is to be written to cache
-    →  index_copy writes into `cache`, attention reads it there, and nothing is handed back
+    →  index_copy writes into `cache`, attention reads it there, and nothing is returned for it
 
-    part = select(cache, 1, 3); new = select_scatter(cache, copy(part, keys), 1, 3)    what `cache[:, 3] = keys` becomes
-    →  `keys` are put where that part of `cache` lies
+    part = select(cache, 1, 3); new = select_scatter(cache, copy(part, keys), 1, 3)    `cache[:, 3] = keys`
+    →  `keys` are written to that part of `cache`
 
-If something fails nothing must have been written. So whatever may raise, such as for an index out of range in a later
-layer, is found out before the first such write: what the indices are computed from comes first.
+If something fails, nothing may have been written. So every check that may raise, such as for an index out of range in
+a later layer, runs before the first such write, and the indices are computed before it.
 """
 
 import operator
@@ -41,7 +41,7 @@ _PARTS: dict[object, torch._ops.OpOverload] = {
 
 @dataclass(frozen=True, slots=True)
 class InplaceUpdate:
-    """A tensor in the place of a part of another."""
+    """A tensor that replaces a part of another."""
 
     base: fx.Node
     layout: OperandLayout  # where the part lies in the memory of the base
@@ -51,9 +51,9 @@ class InplaceUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Overwriting:
-    """`order`: the nodes as they are to be lowered. Before the node `first_write`, `demands` are to be checked, each
-    with the node that makes it and inputs that stand for its other tensors. `homes`: what writes to inputs, by itself
-    or behind others that do; `puts`: those of them that are no scatters."""
+    """`order`: the nodes in the order of lowering. Before the node `first_write`, `demands` are checked, each with its
+    node and inputs that replace its other tensors. `homes`: nodes that write to inputs, directly or after others that
+    do; `puts`: those of them that are no scatters."""
 
     order: tuple[fx.Node, ...]
     homes: frozenset[fx.Node] = frozenset()
@@ -64,14 +64,14 @@ class Overwriting:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """Writes that make an input's new value of its old one, first to last."""
+    """Writes that turn an input's old value into its new one, first to last."""
 
     nodes: tuple[fx.Node, ...]
     puts: dict[fx.Node, InplaceUpdate]
 
 
 def overwriting(traced: Traced, live: set[fx.Node], targets: TargetChoice) -> Overwriting:
-    """Which inputs are changed where they lie, and what that asks for."""
+    """Which inputs are updated in place, and what that requires."""
     nodes = tuple(traced.graph.nodes)
     chains = list(_chains(traced, live, targets)) if traced.writes else []
     while chains:
@@ -110,20 +110,20 @@ def _chains(traced: Traced, live: set[fx.Node], targets: TargetChoice) -> Iterat
 
 
 def _shows(node: fx.Node, returned: list[object]) -> bool:
-    """Whether a view of a value is handed out."""
+    """Whether a view of a value is returned."""
     views = [user for user in node.users if is_view(user.target)]
     return any(view in returned or _shows(view, returned) for view in views)
 
 
 def _lies_as(node: fx.Node, written: fx.Node) -> bool:
-    """Whether a new value lies as what it is written to."""
+    """Whether a new value has the layout of its destination."""
     value, spec = tensor_spec(node), tensor_spec(written)
     alike = (value.shape, value.stride, value.dtype, value.device) == (spec.shape, spec.stride, spec.dtype, spec.device)
     return alike and not spec.varies
 
 
 def _changed(node: fx.Node, targets: TargetChoice) -> fx.Node | None:
-    """What a scatter changes."""
+    """The tensor that a scatter changes."""
     lowering = record_of(node.target).lowering if isinstance(node.target, torch._ops.OpOverload) else None
     if not isinstance(lowering, Scatter) or targets.why_not_lower(node) is not None:
         return None
@@ -134,7 +134,7 @@ def _changed(node: fx.Node, targets: TargetChoice) -> fx.Node | None:
 
 
 def _put(node: fx.Node) -> InplaceUpdate | None:
-    """What stands for a part of a tensor. A part of a part is a part, and a copy into it what is copied."""
+    """The replacement of a part of a tensor. Parts of parts are parts, and a copy into a part is the copied value."""
     if node.target not in _PARTS:
         return None
     base, part = node.args[0], node
@@ -167,7 +167,7 @@ def _whole(node: fx.Node) -> OperandLayout:
 
 
 def _seen(value: object, base: fx.Node) -> tuple[OperandLayout | None, list[fx.Node]]:
-    """Where a view lies in what it is a view of, and the views on the way; None if it is none of it."""
+    """The layout of a view in its base, and the views on the way; None if it is no view of it."""
     views: list[fx.Node] = []
     while value is not base:
         if not isinstance(value, fx.Node) or not is_view(value.target) or value.target is aten.as_strided.default:
@@ -186,7 +186,7 @@ def _moved(layout: OperandLayout, view: object, args: tuple[Any, ...], kwargs: d
 
 
 class _WriteOrder:
-    """The order of the writes of one graph. `others`: inputs that may stand for tensors that only a check is given."""
+    """The order of the writes of one graph. `others`: inputs that may replace tensors that only a check reads."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class _WriteOrder:
         return Overwriting(tuple(order), homes, self.puts, first, demands)
 
     def is_last_to_fail(self, write: fx.Node) -> bool:
-        """Whether whatever may fail can come before a write."""
+        """Whether everything that may fail can come before a write."""
         below = {write}
         for node in self.nodes[self.position[write] :]:
             if node.op != "call_function" or node not in self.live:
@@ -246,7 +246,7 @@ class _WriteOrder:
         return record_of(node.target).demands is not None and not any(user in self.live for user in node.users)
 
     def _demands(self, node: fx.Node) -> tuple[Demand, ...]:
-        """What a call raises for, which kernels find out."""
+        """The conditions under which a call raises and that kernels check."""
         if node.op != "call_function" or node not in self.live or node.target is operator.getitem:
             return ()
         record = record_of(node.target)
@@ -257,8 +257,8 @@ class _WriteOrder:
         return getattr(record.lowering.read(node), "demands", ())
 
     def _before(self, index: fx.Node, scatter: fx.Node) -> set[fx.Node]:
-        """What an index is made of that the graph has at a scatter or behind it. What a write of a part of a tensor has
-        taken in has no position: it is looked through."""
+        """The nodes that an index depends on and that the graph has at or behind a scatter. Nodes merged into a write
+        of a part have no position: they are looked through."""
         seen: set[fx.Node] = set()
         waiting = [index]
         while waiting:
@@ -269,7 +269,7 @@ class _WriteOrder:
         return seen & self.position.keys()
 
     def _instead(self, node: fx.Node, demand: Demand) -> dict[fx.Node, fx.Node] | None:
-        """Inputs of the same dtypes in the place of what a call is given besides the index; None if there are none."""
+        """Inputs of the same dtypes that replace a call's arguments other than the index; None if there are none."""
         others = [each for each in node.all_input_nodes if each.op != "placeholder" and each is not demand.index]
         specs = [tensor_spec(each) for each in others]
         stand_ins = [self.others.get((spec.dtype, spec.device)) for spec in specs]
@@ -278,7 +278,7 @@ class _WriteOrder:
 
 
 def _is_free(node: fx.Node, targets: TargetChoice) -> bool:
-    """Whether a node may come earlier: it is computed by kernels, and does nothing else."""
+    """Whether a node may move up: kernels compute it, and it has no side effects."""
     if node.op != "call_function" or node.target is operator.getitem:
         return True
     lowering = record_of(node.target).lowering

@@ -1,13 +1,13 @@
-"""Offsets of buffers in the arena: lifetimes first, then offsets, so that memory is reused as soon as it is free.
+"""Assigns arena offsets to buffers by their lifetimes, so that memory is reused as soon as it is free.
 
     a: steps 0–1, b: steps 1–2, c: steps 2–3, each 1 KiB   →   a@0, b@1024, c@0
 
-Offsets are multiples of 64 bytes. A free gap that fits best is taken, the lowest among equals.
+Offsets are multiples of 64 bytes. A buffer goes to the smallest free gap that fits, the lowest among equals.
 
-An arena is as large at the end as at its fullest. In a training step it is full when the backward begins; gradients,
-which leave the program and so lie elsewhere, come to be while it empties. So `plan_step` has what is held then
-allocated one by one and let go when it has been read: gradients get that memory. The rest is short-lived and stays in
-the arena, whose pages are there already.
+The arena has the size of its peak. In a training step the peak is at the start of the backward. Gradients leave the
+program, so they are allocated elsewhere while the arena empties. So `plan_step` allocates the values that are live at
+the peak one by one and frees each after its last read: the gradients reuse that memory. Short-lived buffers stay in the
+arena, whose pages are already mapped.
 """
 
 from dataclasses import replace

@@ -1,9 +1,9 @@
-"""The order of a program's steps: a rank for each group and call, then each after what it needs.
+"""Orders a program's steps: a rank for each group and call, then a topological sort by rank.
 
     rank: g1 = mm 4, g2 = mm 6, {w1'} 9, {w2'} 10     `hoist_updates` may change ranks
     order: by rank among those that are ready         →   g1, g2, {w1'}, {w2'}
 
-What waits for a collective stands where its result is first read: whatever else there is to do is done before.
+The wait for a collective comes right before the first read of its result, so that other work overlaps with it.
 """
 
 import heapq

@@ -1,4 +1,4 @@
-"""What fusion reports of each step of a program, and of groups it kept apart: for `explain` and for tools."""
+"""What fusion reports of each step of a program, and of groups it kept apart, for `explain` and for tools."""
 
 from smelt.base.fast_dataclass import dataclass
 

@@ -1,11 +1,11 @@
-"""What a backward inside the graph reads is recomputed there, where that takes less memory than keeping it.
+"""Recomputes values that a backward inside the graph reads, where that takes less memory than keeping them.
 
     h = mm(x, w); s = silu(h); y = s * u; z = mm(y, v) … forward … | backward … reads h, s, u, y
-    →  h and u are kept; s' = silu(h) and y' = s' * u stand before the first of the backward that reads them
+    →  h and u are kept; s' = silu(h) and y' = s' * u are computed before their first reader in the backward
 
-The graph of a whole training step has its backward inside, and at its beginning the most memory is in use. Only what is
-element-wise is recomputed, and only where what it is computed from is kept anyway, or is smaller. Each new value
-comes `after` the library call or product before its first reader, or the fuser would compute it with the old one.
+The graph of a whole training step contains its backward, and memory use peaks where the backward begins. Only
+element-wise values are recomputed, and only from values that are kept anyway or are smaller. Each new value comes
+`after` the library call or product before its first reader; otherwise fusion would compute it with the old one.
 """
 
 from dataclasses import replace

@@ -1,11 +1,11 @@
-"""From scalar code to stages: passes over the cols of a row, with what is worth keeping between them.
+"""Splits scalar code into stages: passes over the cols of a row, with the values staged between them.
 
     pass 0: m = max x                pass 1: e = exp(x - m), s = sum e          pass 2: store e / s
-    kept:   e, in scratch            recomputed: nothing; x is loaded again
+    staged: e, in scratch            recomputed: nothing; x is loaded again
 
-An expression is computed in each pass that needs it, unless it was computed in an earlier one and costs more than a few
-operations: then that pass puts it aside, in scratch or in the output it is stored to anyway; the later one loads it. A
-row too long for scratch is put aside in an output that only the last pass writes.
+An expression is computed in each pass that needs it, unless an earlier pass computed it and it costs more than a few
+operations: then that pass stages it, in scratch or in the output it is stored to anyway, and the later one loads it. A
+row too long for scratch is staged in an output that only the last pass writes.
 """
 
 from dataclasses import field, replace
@@ -20,7 +20,7 @@ from smelt.fuse.inline_exprs import Effect, Pulled
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One instruction to be: an expression's computation, or an effect, or putting aside (`scratch`)."""
+    """One instruction to be: an expression's computation, or an effect, or staging in `scratch`."""
 
     expr: Expr
     effect: Effect | None = None
@@ -51,10 +51,10 @@ class _Orderer:
         self.row_done: set[Expr] = set()
         self.done: dict[tuple[int, Expr], bool] = {}  # (pass, expr) computed or reloaded there
         self.first_pass: dict[Expr, int] = {}
-        self.aside: dict[Expr, int] = {}
+        self.staged: dict[Expr, int] = {}
         self.stored: dict[Expr, Effect] = {}
         self.scratch: list[torch.dtype] = []
-        self.lent: dict[Expr, Effect] = {}  # put aside in an output, until what belongs there is written
+        self.lent: dict[Expr, Effect] = {}  # staged in an output, until the result is written there
         self.room = limits.scratch_bytes
         self.last = 0
         self.one_loop = False  # what is the same for all cols is computed among the rest
@@ -81,7 +81,7 @@ class _Orderer:
         return ordered
 
     def _reductions(self) -> list[Expr]:
-        """Every fold over cols that an effect depends on, in order. Where there is a product there is one loop."""
+        """Every reduction over cols that an effect depends on, in order. Where there is a product there is one loop."""
         seen: set[Expr] = set()
         waiting = [expr for effect in self.pulled.effects for expr in effect.needs]
         while waiting:
@@ -129,10 +129,10 @@ class _Orderer:
         self.loops[number].append(Line(expr))
 
     def _keep(self, expr: Expr, earlier: int) -> bool:
-        """Whether to load what pass `earlier` computed; puts it aside there if it is not yet."""
+        """Whether to load what pass `earlier` computed; stages it there if it is not yet."""
         if expr.op in ("load", "position", "const"):
             return False
-        if expr in self.aside or expr in self.stored or expr in self.lent:
+        if expr in self.staged or expr in self.stored or expr in self.lent:
             return True
         if self._recompute_cost(expr) <= self.limits.keep_above or self._stands_on_one(expr):
             return False
@@ -140,7 +140,7 @@ class _Orderer:
         if size > self.room:
             return self._lend(expr, earlier)
         self.room -= size
-        self.aside[expr] = len(self.scratch)
+        self.staged[expr] = len(self.scratch)
         self._insert(Line(expr, scratch=len(self.scratch)), earlier)
         self.scratch.append(expr.dtype)
         return True
@@ -165,11 +165,11 @@ class _Orderer:
     def _reloading(self, expr: Expr) -> Line:
         if expr in self.stored or expr in self.lent:
             return Line(expr, reload=True, from_output=self.stored.get(expr) or self.lent[expr])
-        return Line(expr, reload=True, scratch=self.aside[expr])
+        return Line(expr, reload=True, scratch=self.staged[expr])
 
     def _recompute_cost(self, expr: Expr, limit: int = 64) -> int:
         """What computing an expression once more would cost, given what is kept."""
-        if not expr.varies or expr in self.aside or expr in self.stored or expr in self.lent or limit <= 0:
+        if not expr.varies or expr in self.staged or expr in self.stored or expr in self.lent or limit <= 0:
             return 1
         cost = expr.cost
         for arg in expr.args:

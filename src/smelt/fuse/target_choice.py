@@ -1,9 +1,9 @@
-"""Which target the kernels of a program are for: by the device of what they compute, or as the option `target` says.
+"""Chooses the target of a program's kernels: by the device they compute on, or by the option `target`.
 
     TargetChoice("sm_90").name_of(cuda:0) == "sm_90" · TargetChoice("sm_90").name_of(cpu) == "cpu"
 
-Each device of a program has its own target and limits. A kernel computes on one device: what reads from another is a
-library call, but for numbers of the host, which a kernel is given when it is launched.
+Each device of a program has its own target and limits. A kernel computes on one device. Whatever reads from another
+device is a library call, except for host scalars, which a kernel gets at launch.
 """
 
 from dataclasses import field

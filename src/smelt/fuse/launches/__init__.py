@@ -1,1 +1,1 @@
-"""How the kernels of a program are launched, once they are what they will be."""
+"""How the finished kernels of a program are launched."""

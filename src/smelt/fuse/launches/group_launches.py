@@ -1,11 +1,11 @@
-"""Kernels that differ in their length alone are launched as one: an optimizer's updates of all its parameters, say.
+"""Launches kernels that differ only in length together, such as an optimizer's updates of all parameters.
 
     launch k1(g1, p1); launch k2(g2, p2); launch k3(g3, p3)   →   launch k1_and_2_more(g1, p1, g2, p2, g3, p3)
 
-A launch costs a GPU's host as long as a small kernel takes. Steps are gone through in order. A launch that others may
-join waits, until a step comes that needs it or overwrites what it reads; one that waits for another waits with it, so
-that counts of steps are computed together, and then all updates. What a launch keeps in memory while it waits is
-little: it is launched before the next other step if it reads something large that could be let go.
+Launching takes the host as long as a small kernel takes the GPU. The pass goes through the steps in order. A launch
+that others may join waits until a step needs it or overwrites what it reads; a launch that depends on a waiting one
+waits with it, so that all step counts are computed together and then all updates. A waiting launch must not keep much
+memory: one that is the last reader of something large is launched before the next other step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +30,7 @@ Kind = tuple[str, bool, bool]  # a kernel's text but for its length; whether it 
 
 @dataclass(slots=True)
 class _Waiting:
-    """Launches of one kind that wait, by their numbers in the program."""
+    """Waiting launches of one kind, by their numbers in the program."""
 
     kind: Kind
     numbers: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class _Waiting:
 
 
 def group_launches(program: Program, limits_of: Callable[[str], Limits], fuel: Fuel) -> Program:
-    """The program with such kernels in groups."""
+    """The program with such kernels grouped."""
     return _Grouping(program, limits_of, fuel).run()
 
 
@@ -62,7 +62,7 @@ class _Grouping:
         for number, step in enumerate(steps):
             kind = self._kind(step) if isinstance(step, Launch) else None
             if kind is None:
-                self._settle(number)
+                self._launch_needed(number)
                 self.ordered.append((step, (number,)))
             else:
                 self._wait(number, kind)
@@ -77,7 +77,7 @@ class _Grouping:
     # --- who waits ------------------------------------------------------------------------------------
 
     def _kind(self, step: Launch) -> str | None:
-        """What kernels that may share a launch have in common; None for those that are launched by themselves."""
+        """A key shared by kernels that may share a launch; None for kernels that are launched alone."""
         kernel = step.kernel
         if isinstance(kernel, KernelGroup):
             return None
@@ -106,21 +106,21 @@ class _Grouping:
             self.users.setdefault(name, []).append(waiting)
 
     def _held(self, number: int) -> int:
-        """Bytes that could be let go once a launch has run, or as soon as nobody else reads them."""
+        """Bytes that are freed once a launch has run, or as soon as nothing else reads them."""
         names = dict.fromkeys(reads(self.program.steps[number]))
         buffers = [self.buffers[name] for name in names]
         temporary = (Place.ARENA, Place.FRESH, Place.LIBRARY)
         return sum(int(arena_bytes(each)) for each in buffers if each.place in temporary and not each.spec.varies)
 
     def _needed(self, number: int) -> list[_Waiting]:
-        """Those waiting that must come before a step: they write what it uses, or use what it writes."""
+        """The waiting launches that must come before a step: they write what it uses, or use what it writes."""
         step = self.program.steps[number]
         waiting = [self.writer[name] for name in touched(step) if name in self.writer]
         waiting += [each for name in writes(step) for each in self.users.get(name, ())]
         return list({id(each): each for each in waiting if each.waits}.values())
 
     def _behind(self, some: Iterable[_Waiting]) -> set[int]:
-        """Some of those waiting and all that come before them, by identity."""
+        """Some waiting launches and all that come before them, by identity."""
         by_id = {id(each): each for each in self.waiting}
         before: set[int] = set()
         left = [id(each) for each in some]
@@ -133,7 +133,7 @@ class _Grouping:
 
     # --- who is launched ------------------------------------------------------------------------------
 
-    def _settle(self, number: int) -> None:
+    def _launch_needed(self, number: int) -> None:
         """Launch what a step needs, and what would keep much memory while it runs."""
         needed = self._needed(number)
         needed += [each for each in self.waiting if each.kind[2] or each.held > _MOST_HELD]
@@ -171,7 +171,7 @@ class _Grouping:
 
 
 def family(kernel: Kernel) -> str | None:
-    """The text of a kernel but for its name and its length, where it computes every point by itself, along a line."""
+    """The text of a pointwise kernel without its name and length, along one axis."""
     axis = length_axis(kernel)
     if axis is None or kernel.rows or is_symsize(axis.size) or axis.size < 1 or not _is_pointwise(kernel.stages):
         return None
@@ -181,7 +181,7 @@ def family(kernel: Kernel) -> str | None:
 
 
 def _is_pointwise(stages: Sequence[Stage]) -> bool:
-    """One loop without folds, after numbers that are the same for all points."""
+    """One loop without reductions, after values that are the same for all points."""
     *before, last = stages
     if not last.loop or any(isinstance(i, Reduce | Scan | Accumulate) for i in last.body):
         return False

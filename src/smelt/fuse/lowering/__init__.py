@@ -1,1 +1,1 @@
-"""How calls become values: the rules that elements follow from, products, and what of them is left to the library."""
+"""How calls become values: element rules, products, and the choice between kernels and library calls."""

@@ -1,13 +1,13 @@
-"""Attention and its gradients as kernels that weigh scores which are never in memory.
+"""Attention and its gradients as kernels that never store the scores.
 
     attention(q, k, v) of 12 heads of 64, causal
     →  rows(b, g, r, i) cols(j): s = contract q, k · scaled, -inf where j > i · p = softmax · y = weighted sum p * v
 
     its gradients: p = exp(s - l), ds = p · (contract g, v - contract g, y) · dv = p * g, dk = ds * q, dq = ds * k
 
-Queries' heads are counted as heads of keys (`g`) and those that share each (`r`). Everything is read where it is:
-transposed heads, keys of several heads, masks with one row for all queries; copies that were only made to lay something
-out, or to widen it, are read through.
+The heads of queries are numbered by the head of keys (`g`) and by the query heads that share it (`r`). Operands are
+read in place: transposed heads, keys of several heads, masks with one row for all queries. Copies that only change the
+layout, or widen the dtype, are read through.
 """
 
 import math
@@ -73,7 +73,7 @@ def is_attention_call(node: fx.Node) -> bool:
 
 
 def read_attention(node: fx.Node, ref_of: RefOf, results: Sequence[tuple[int, TensorSpec]]) -> AttentionCall | str:
-    """The kernel of a call for those of its `results` that are read, or why there is none, after "it"."""
+    """The kernel of a call for those of its `results` that are used, or the reason why there is none, after "it"."""
     asked: dict[str, Any] = dict(zip(_ARGUMENTS[node.target], node.args, strict=False))
     asked |= {_NAMES.get(name, name): value for name, value in node.kwargs.items()}
     tensors = {name: asked[name] for name in "qkvgylm" if isinstance(asked.get(name), fx.Node)}
@@ -109,7 +109,7 @@ def _why_not(specs: dict[str, TensorSpec]) -> str | None:
 
 
 class _Scores:
-    """The scores of an attention, and the kernels that weigh them."""
+    """The scores of an attention, and the kernels that use them."""
 
     def __init__(self, refs: dict[str, Ref], specs: dict[str, TensorSpec], scale: float, causal: bool) -> None:
         self.refs, self.scale, self.causal = refs, scale, causal
@@ -147,7 +147,7 @@ class _Scores:
         return (Stage(True, tuple(body)), *stages), outputs
 
     def backward(self, results: dict[int, TensorSpec]) -> tuple[tuple[Stage, ...], list[Buffer]]:
-        """The scores again, what the gradients make of them, and sums over queries and over keys."""
+        """The recomputed scores, their gradients, and sums over queries and over keys."""
         body, score = self._body()
         dtype, grad = self.dtype, self._factor("g", "i", "d")
         sums = self.refs["l"]
@@ -172,7 +172,7 @@ class _Scores:
     # What they are made of.
 
     def _index(self, layout: OperandLayout, token: str, along: str) -> Index:
-        """Over rows, cols and an axis of one's own: where the element of a tensor is. Of one key any step does."""
+        """The position of a tensor's element over rows, cols and its own axis. For a single key any step will do."""
         heads = self.shared if layout.shape[1] == self.query[1] else 1
         batch, head, step, one = layout.stride
         return _index(
@@ -194,13 +194,13 @@ class _Scores:
         return Factor(self.names[ref.value], self._index(ref.layout, token, along))
 
     def _weigh(self, name: str, spec: TensorSpec, weight: str, factor: tuple[str, str, str]) -> WeightedSum:
-        """A result that is summed over whatever the factor is of."""
+        """A result that is summed over the axis of the factor."""
         _, token, along = factor
         place = self._index(OperandLayout(spec.shape, spec.stride), "j" if token == "i" else "i", along)
         return WeightedSum(name, place, self.along[along], weight, self._factor(*factor), self.dtype)
 
     def _body(self) -> tuple[list[Instruction], str]:
-        """Scores and what is done to them; and the value that weights are the powers of."""
+        """The scores and the operations on them; and the value whose exponentials are the weights."""
         dtype = self.dtype
         body: list[Instruction] = [
             Contract("s", self.along["e"], self._factor("q", "i", "e"), self._factor("k", "j", "e"), dtype),

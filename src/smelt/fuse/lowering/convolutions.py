@@ -43,7 +43,7 @@ class ConvolutionSteps:
     def of(
         cls, rank: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
     ) -> "ConvolutionSteps":
-        """As the operator has them, where one number may stand for all dims."""
+        """The operator's arguments, where one number may stand for all dims."""
         every = [tuple(steps) * rank if len(steps) == 1 else tuple(steps) for steps in (stride, padding, dilation)]
         return cls(every[0], every[1], every[2], groups)
 
@@ -63,7 +63,7 @@ class Contraction:
     swapped: bool
 
 def read_convolution(node: fx.Node, layout_of: LayoutOf) -> ProductCall | str:
-    """What a call of `convolution` multiplies, or the reason why no kernel does."""
+    """The product that a call of `convolution` computes, or the reason why no kernel does."""
     arguments: list[Any] = [*node.args]
     x, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
     reason = _why_not(node, (tensor_spec(node),))
@@ -80,8 +80,8 @@ def read_convolution(node: fx.Node, layout_of: LayoutOf) -> ProductCall | str:
 
 
 def read_gradients(node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall] | str:
-    """What a call of `convolution_backward` multiplies for each result but the bias's, which is a sum; or why no kernel
-    does."""
+    """The product for each result of `convolution_backward` except the bias's, which is a sum; or the reason why no
+    kernel computes it."""
     arguments: list[Any] = [*node.args]
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments
     specs = spec_of(node)
@@ -212,12 +212,12 @@ class _Split:
 
     @property
     def terms(self) -> Size:
-        """How many positions of the coarse image a point may meet."""
+        """How many positions of the coarse image may contribute to a point."""
         return self.before + (self.dilation * (self.kernel - 1) - self.shift % self.step) // self.step + 1
 
     @property
     def before(self) -> int:
-        """How many of them are before the one that the point would have without its kernel."""
+        """How many of them come before the position that the point would have without its kernel."""
         return (self.step - 1 + self.shift % self.step) // self.step
 
     def positions(self, builder: "_Builder", dim: str, stride: Size) -> tuple[Position, Position]:
@@ -241,7 +241,7 @@ class _Split:
 
 
 class _Builder:
-    """The points and axes of one contraction, and what positions in the operands are made of."""
+    """The points and axes of one contraction, and the positions in its operands."""
 
     def __init__(self, groups: int, weight: OperandLayout) -> None:
         self.groups = groups
@@ -259,7 +259,7 @@ class _Builder:
             self.axes[name] = extent
 
     def only_where(self, position: Position) -> None:
-        """Terms count only where a position is zero."""
+        """Count terms only where a position is zero."""
         self.conditions.append(position)
 
     def channels(self, name: str, each: Size, stride: Size) -> None:
@@ -318,7 +318,7 @@ class _Builder:
         return tuple(position.get(name, 0) for name in self.axes)
 
     def _stays(self, position: Position, extent: Size) -> bool:
-        """Whether a position is inside for all points and terms, whatever sizes that vary are."""
+        """Whether a position is in bounds for all points and terms, whatever the dynamic sizes are."""
         extents = {**{name: size for name, (size, _) in self.points.items()}, **self.axes}
         low = high = position.get("", 0)
         for name, factor in position.items():
@@ -328,13 +328,13 @@ class _Builder:
 
 
 def _runs_along(read: FactorRead, shape: Shape, stride: Shape) -> bool:
-    """Whether a factor differs from point to point along the innermost dim in memory."""
+    """Whether a factor varies along the innermost dim in memory."""
     inner = min((dim for dim in range(len(shape)) if shape[dim] != 1), key=lambda dim: stride[dim], default=None)
     return inner is not None and (read.stride[inner] != 0 or any(bound.stride[inner] != 0 for bound in read.bounds))
 
 
 def _laid_like(like: OperandLayout, shape: Shape) -> Shape:
-    """Dense strides of a shape, with the dims in the order that they have in memory elsewhere."""
+    """Dense strides of a shape, with the dims in the memory order of another tensor."""
     stride, step = [0] * len(shape), 1
     for dim in sorted(range(len(shape)), key=lambda dim: (like.stride[dim], -dim)):
         stride[dim] = step

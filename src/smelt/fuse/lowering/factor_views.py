@@ -1,10 +1,10 @@
-"""Copies that only lay out a factor or a result are not made: the product reads what is copied, or computes the copy.
+"""Avoids copies that only lay out a factor or a result: the product reads the original, or computes the copy directly.
 
     q = clone(permute(x)): f32[2, 4, 8, 8] of strides (768, 8, 96, 1); bmm(view(q, [8, 8, 8]), k)
     →  points 2 × 4 × 8 × 8, of which x is read at strides (768, 8, 96, 0) and 1 along the sum
 
-Conversions to a wider float are such copies too: a product converts what it reads. A dim of the product that runs over
-several of the copy is split.
+Conversions to a wider float are handled the same way: the product converts what it reads. A dim of the product that
+spans several dims of the copy is split.
 
     clone(permute(bmm(a, b)))  →  a product with the dims and the memory of the copy
 """
@@ -34,8 +34,8 @@ class CopiedProduct:
 
 
 def read_through(call: ProductCall, number: int, stride: Shape, copied: OperandLayout) -> ProductCall | None:
-    """The product with what a copy was made of for its factor `number`: the copy's dims are dense by `stride`, and the
-    elements they were copied from at `copied`. None where no strides describe that."""
+    """The product that reads the source of a copy as its factor `number`: the copy's dims are dense by `stride`, and
+    the source elements are at `copied`. None if no strides describe that."""
     while True:
         factor = call.rule.factors[number]
         if factor.bounds:
@@ -58,7 +58,7 @@ def read_through(call: ProductCall, number: int, stride: Shape, copied: OperandL
 
 
 def moved(view: OperandLayout, stride: Shape, copied: OperandLayout) -> OperandLayout | None:
-    """A view of a copy, whose dims are dense by `stride`, as a view of what it was copied from, at `copied`."""
+    """A view of a copy that is dense by `stride`, as a view of the source at `copied`."""
     indices = _split(view.shape, (view.offset, *view.stride), copied.shape, stride)
     if indices is None or isinstance(indices, _Cut):
         return None
@@ -69,7 +69,8 @@ def moved(view: OperandLayout, stride: Shape, copied: OperandLayout) -> OperandL
 
 
 def copied(rule: ContractRule, product: OperandLayout, stride: Shape, copy: OperandLayout) -> CopiedProduct | None:
-    """A product laid out as `product`, as a copy of it that is dense by `stride` and reads it at `copy`."""
+    """The product computed directly in the layout of its copy, which is dense by `stride` and reads `product` at
+    `copy`."""
     shape, steps = copy.shape, copy.stride
     while True:
         split = _split(shape, (copy.offset, *steps), product.shape, product.stride)
@@ -120,7 +121,7 @@ def _split(sizes: Shape, place: Shape, shape: Shape, stride: Shape) -> list[list
 
 
 def _with_cut(call: ProductCall, cut: _Cut) -> ProductCall:
-    """The same product, with two dims or axes in the place of one."""
+    """The same product, with one dim or axis split in two."""
     dims = len(call.shape)
     is_dim, number = cut.number < dims, cut.number if cut.number < dims else cut.number - dims
 

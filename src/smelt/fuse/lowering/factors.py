@@ -1,6 +1,6 @@
-"""What products read and what is done to their sums, as readings of values.
+"""The values that products read, and the operations on their sums, as readings of values.
 
-Copies that only lay out a factor are read through, and those of a product are computed as they are: see `factor_views`.
+Copies that only lay out a factor are read through, and copies of a product are computed directly: see `factor_views`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ from smelt.symbolic.symsize import hint
 
 
 def through_copies(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[ProductCall, list[FusionValue]]:
-    """The values that a product's factors are copies of, or are themselves, and the product that reads them there."""
+    """The sources of a product's factors, looking through copies, and the product that reads them."""
     originals = list(sources)
     for number in range(len(originals)):
         call, originals[number] = _through_copies(call, number, originals[number])
@@ -30,7 +30,7 @@ def through_copies(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[P
 
 
 def through_copy(ref: Ref) -> Ref:
-    """What a tensor is a view of, or the same view of what that is a copy of."""
+    """The base of a view, looking through a copy."""
     while _is_copy(ref.value):
         reading, spec = ref.value.readings[0], ref.value.spec
         layout = moved(ref.layout, spec.stride, OperandLayout(spec.shape, reading.stride, reading.offset))
@@ -41,7 +41,7 @@ def through_copy(ref: Ref) -> Ref:
 
 
 def read_factors(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[FusionRead, ...]:
-    """The readings of a product's factors, which are in memory from now on."""
+    """The readings of a product's factors, which must be in memory."""
     readings = []
     for factor, source in zip(call.rule.factors, sources, strict=True):
         source.needed = True
@@ -52,7 +52,7 @@ def read_factors(call: ProductCall, sources: Sequence[FusionValue]) -> tuple[Fus
 def finished(
     call: ProductCall, sums: FusionValue, added: FusionValue | None
 ) -> tuple[tuple[FusionRead, ...], PointRule]:
-    """What a call does to the sums at each point: what that reads, and its rule."""
+    """The operations of a call on its sums: the readings, and the rule."""
     readings = [FusionRead.of(sums, OperandLayout(call.shape, call.stride), call.stride)]
     if added is not None and call.added is not None:
         layout = OperandLayout(call.shape, call.added.stride, call.added.offset)
@@ -63,7 +63,7 @@ def finished(
 
 
 def _through_copies(call: ProductCall, number: int, source: FusionValue) -> tuple[ProductCall, FusionValue]:
-    """What a factor is a copy of, and the product that reads it there; the factor itself if it is none."""
+    """The source of a factor, looking through copies, and the product that reads it."""
     while _is_copy(source):
         reading, spec = source.readings[0], source.spec
         if reading.value.kind is FusionKind.PRODUCT and reading.value.users == [source]:
@@ -81,8 +81,8 @@ CYCLES_TO_COPY = 4  # an element, to a place further from its neighbours
 
 
 def compute_copies(values: Iterable[FusionValue], cycles: Cycles) -> None:
-    """Products that are only copied are computed where the copy is, unless that takes longer than both: by channel an
-    image is convolved along its rows."""
+    """Compute products that are only copied directly in the copy's layout, unless that is slower than both: depthwise
+    convolutions run along image rows."""
     for value in values:
         if not _is_copy(value) or value.readings[0].identity_read:
             continue
@@ -115,7 +115,7 @@ def compute_copies(values: Iterable[FusionValue], cycles: Cycles) -> None:
 
 
 def _is_copy(value: FusionValue) -> bool:
-    """Whether a value is the elements of another one, laid out otherwise or as wider floats."""
+    """Whether a value is a copy of another, in a different layout or as wider floats."""
     if not isinstance(value.rule, PointRule) or len(value.readings) != 1:
         return False
     emit, have, want = value.rule.lowering.emit, value.readings[0].value.spec.dtype, value.spec.dtype

@@ -1,6 +1,6 @@
-"""Elements of values that no operator's own rule makes: chosen, looked up, checked, copied, divided, scaled.
+"""Elements of values that have no operator rule: chosen, looked up, checked, copied, divided, scaled.
 
-    chosen(e, 0, 2, (1,), x)   →   where(position(0) == 1, x, 0)         x is the second half of what is zero otherwise
+    chosen(e, 0, 2, (1,), x)   →   where(position(0) == 1, x, 0)         x is the second half of a tensor of zeros
 """
 
 import torch
@@ -10,7 +10,7 @@ from smelt.symbolic.shapes import Size
 
 
 def chosen(e: Emitter, dim: int, count: int, numbers: tuple[int, ...], *elements: Scalar) -> Scalar:
-    """The element of the part this point lies in; where there is none, that of what comes last, or zero."""
+    """The element of the part that contains this point; if there is none, the last element, or zero."""
     here = e.position(dim)
     casted = [e.cast(element, e.result) for element in elements]
     chosen_element = casted.pop() if len(casted) in (count, len(numbers) + 1) else e.const(0, e.result)
@@ -22,7 +22,7 @@ def chosen(e: Emitter, dim: int, count: int, numbers: tuple[int, ...], *elements
 def looked_up(
     e: Emitter, source: OperandMemory, free: tuple[tuple[Size, Size], ...], emit: EmitRule, *indices: Scalar
 ) -> Scalar:
-    """What a lookup's own code makes of elements that it reads from places it says."""
+    """The result of a lookup's own code on elements read at its places."""
 
     def fetch(*places: Scalar) -> Scalar:
         by = [(place, stride, extent) for place, (stride, extent) in zip(places, free, strict=True)]
@@ -38,7 +38,7 @@ def is_inside(e: Emitter, index: Scalar, low: Size, high: Size, besides: int | N
 
 
 def is_inside_too(e: Emitter, index: Scalar, low: Size, high: Size, besides: int | None, others: Scalar) -> Scalar:
-    """As those that were looked at before."""
+    """Combine with earlier range checks."""
     return e.op("and", is_inside(e, index, low, high, besides), others)
 
 
@@ -55,7 +55,7 @@ def divided(e: Emitter, x: Scalar, count: Size) -> Scalar:
 
 
 def scaled_sum(e: Emitter, alpha: float, beta: float, x: Scalar, *added: Scalar) -> Scalar:
-    """`alpha · x + beta · added`, where nothing is multiplied by one."""
+    """`alpha · x + beta · added`, without multiplications by one."""
     total = e.cast(x, e.result)
     if alpha != 1:
         total = e.op("mul", total, e.const(alpha, e.result))

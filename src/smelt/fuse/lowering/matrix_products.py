@@ -38,7 +38,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class ProductCall:
-    """A call, read: its points have `shape` and fill dense memory by `stride`; `layout`: where in it the result is."""
+    """A call, read: its points have `shape` and fill dense memory by `stride`; `layout` is the result's view of it."""
 
     left: fx.Node
     right: fx.Node
@@ -51,14 +51,14 @@ class ProductCall:
 
     @property
     def is_bare(self) -> bool:
-        """Whether the sums are all there is to it."""
+        """Whether nothing is done to the sums."""
         return self.alpha == 1 and self.added is None
 
     def with_rule(self, rule: ContractRule) -> "ProductCall":
         return replace(self, rule=rule)
 
     def with_dims(self, shape: Shape, split: Callable[[Shape], Shape], rule: ContractRule) -> "ProductCall":
-        """The same points by other dims, whose strides `split` gives."""
+        """The same points by other dims, whose strides `split` computes."""
         added = None if self.added is None else replace(self.added, stride=split(self.added.stride))
         return replace(self, rule=rule, shape=shape, stride=split(self.stride), added=added)
 
@@ -69,7 +69,7 @@ def is_product(node: fx.Node) -> bool:
 
 
 def read_product(node: fx.Node, layout_of: LayoutOf) -> ProductCall | str:
-    """What a call multiplies, or the reason why no kernel can."""
+    """The product that a call computes, or the reason why no kernel can."""
     reason = why_not_contract(node)
     if reason is not None:
         return reason
@@ -91,7 +91,7 @@ def read_product(node: fx.Node, layout_of: LayoutOf) -> ProductCall | str:
 
 
 def why_not_contract(node: fx.Node) -> str | None:
-    """Why a kernel cannot compute a call that multiplies, whatever it multiplies; None if it can."""
+    """Why no kernel can compute a call, whatever its operands; None if one can."""
     result = spec_of(node)
     if not isinstance(result, TensorSpec):
         return "does not return one tensor"
@@ -124,7 +124,7 @@ FORMS: dict[Any, tuple[int, int, int, bool]] = {
 
 
 def _rule(left: OperandLayout, right: OperandLayout, batch: int, rows: int, cols: int) -> ContractRule:
-    """Left has the dims of the batch, of the rows, then the one summed over; right the batch, that one, the cols."""
+    """Left has the dims batch, rows, sum; right has batch, sum, cols."""
     mine, theirs = _strides(left), _strides(right)
     return ContractRule(
         (left.shape[-1],),
@@ -134,7 +134,7 @@ def _rule(left: OperandLayout, right: OperandLayout, batch: int, rows: int, cols
 
 
 def _strides(layout: OperandLayout) -> Shape:
-    """Strides, none where there is but one element."""
+    """Strides, zero for extents of one."""
     return tuple(0 if size == 1 else step for size, step in zip(layout.shape, layout.stride, strict=True))
 
 

@@ -1,11 +1,11 @@
-"""Which products are kernels of our own, and which are calls of the library.
+"""Decides which products are our own kernels and which are library calls.
 
     decide(mm of 8×1024×1024)        →   own: "multiplies 8×1024×1024 in about 0.79 of the library's time"
     decide(mm of 1024×1024×1024)     →   not: "multiplies … in about 1.03 of the library's time by a kernel, which …"
 
-With the option `products` at "own", every product is a kernel that the target can make one for; at "library" none is.
-At "auto" one is where the target's own estimate is clearly below what the library was measured to take, and
-convolutions are that were left whole for it, where kernels were measured to be faster.
+With `products="own"`, every product that the target supports is a kernel; with "library" none is. With "auto", a
+product is a kernel where the target's estimate is clearly below the measured time of the library. Convolutions that
+were not decomposed are kernels where kernels were measured to be faster.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ def _is_on_host(node: fx.Node) -> bool:
 
 
 def _why_by_kernel(node: fx.Node) -> str | None:
-    """What kernels do faster than the library in a call that convolves; None where they do not."""
+    """Why kernels are faster than the library for a convolution; None if they are not."""
     if node.target is not aten.convolution.default:
         return None
     x, weight, _, stride, _, _, transposed, _, groups = node.args
@@ -65,7 +65,7 @@ def _why_by_kernel(node: fx.Node) -> str | None:
 
 
 def _is_contiguous(spec: TensorSpec) -> bool:
-    """Whatever the strides of dims of one element are."""
+    """Ignores the strides of extents of one."""
     steps = zip(spec.shape, spec.stride, contiguous_stride(spec.shape), strict=True)
     return all(size == 1 or have == want for size, have, want in steps)
 
@@ -93,8 +93,8 @@ class ProductChoice:
         return self.wanted != "library"
 
     def read(self, node: fx.Node, layout_of: LayoutOf) -> dict[int, ProductCall] | str | None:
-        """What a call multiplies for each of its results, by number; why no kernel can; None for what is no product, or
-        is not compared yet with what kernels take. A result that is not among them is the gradient of a bias."""
+        """The product of each result of a call, by number; the reason why no kernel can compute it; None if it is no
+        product, or not yet compared with kernels. A missing result is the gradient of a bias."""
         convolves = node.target in _CONVOLUTIONS
         if not convolves and not is_product(node):
             return None
@@ -116,8 +116,8 @@ class ProductChoice:
         along: bool,
         followed: bool,
     ) -> Decision:
-        """Who computes a product of a call. `along`: the library would be given factors that lie along what is summed
-        over; `followed`: something is done to the sums point by point."""
+        """Who computes a product of a call. `along`: the library would get factors that are contiguous along the sum;
+        `followed`: pointwise operations on the sums follow."""
         sizes = MatrixSizes(*map(hint, call.rule.sides(call.shape)))
         if self.wanted == "own" or node.target in _CONVOLUTIONS:
             cycles = self.cycles(call.rule, factors, sums)
@@ -150,7 +150,7 @@ class ProductChoice:
     def attend(
         self, node: fx.Node, ref_of: RefOf, results: Sequence[tuple[int, TensorSpec]]
     ) -> tuple[AttentionCall, str] | str:
-        """The kernel of an attention and why it is one, or why it is a call of the library."""
+        """The kernel of an attention and the reason, or the reason why it is a library call."""
         if self.wanted == "library":
             return "is left to the library, as the option `products` asks for"
         if not results or (node.target is FORWARD and results[0][0] != 0):
@@ -173,7 +173,7 @@ class ProductChoice:
         return call, share
 
     def _library_attention(self, call: AttentionCall, result: TensorSpec) -> float | str:
-        """Cycles that the library takes for an attention, or why that is not told."""
+        """Cycles that the library takes for an attention, or why they are unknown."""
         if not on_host(result.device) or result.dtype is not torch.float32:
             return f"attends {call.sizes}, for which nothing was measured"
         if may_round_products():
@@ -181,12 +181,13 @@ class ProductChoice:
         return library_attention(call.sizes)
 
     def cycles(self, rule: ContractRule, factors: Sequence[TensorSpec], sums: TensorSpec) -> float | str:
-        """What the target takes for a product with nothing done to its sums, or why it cannot compute it."""
+        """The target's estimate for a product without epilogue, or why it cannot compute it."""
         cycles = self._cycles_of((sums.device, rule, *factors, sums), lambda: bare_kernel(rule, factors, sums))
         return f"multiplies, and there is no code for that: {cycles}" if isinstance(cycles, str) else cycles
 
     def _cycles_of(self, key: tuple[Any, ...], kernel: Callable[[], Kernel]) -> float | str:
-        """What the target of a device, the first of `key`, takes for a kernel: layers of a model ask for the same."""
+        """The target's estimate for a kernel, cached, because layers of a model repeat. The first element of `key` is
+        the device."""
         cycles = self._cycles.get(key)
         if cycles is None:
             cycles = self._cycles[key] = self.targets.contraction_cycles(key[0], kernel())
@@ -194,8 +195,8 @@ class ProductChoice:
 
 
 def _converted(call: ProductCall, factors: Sequence[TensorSpec]) -> float:
-    """Elements that the library would have to be given as wider floats, and a kernel reads as they are. What several
-    calls are given counts by its share."""
+    """Elements that the library needs as wider floats, while a kernel reads them directly. Values shared by several
+    calls count by their share."""
     total = 0.0
     for node, factor in zip((call.left, call.right), factors, strict=True):
         if tensor_spec(node).dtype is not factor.dtype:

@@ -1,6 +1,6 @@
-"""How an element of a value follows from what it reads: at a point, by a fold, a scan, a scatter or a contraction.
+"""How an element of a value is computed from its inputs: pointwise, by a reduction, scan, scatter or contraction.
 
-    sum(x, dim=1) of f32[4, 8]      →  FoldRule over dims (1,) of points 4 × 8
+    sum(x, dim=1) of f32[4, 8]      →  ReductionRule over dims (1,) of points 4 × 8
     mm(x, w.t()) of f32[4, 8], f32[16, 8]
         →  ContractRule over (8,): left at strides (8, 0) and 1 along the sum, right at strides (0, 8) and 1
 """
@@ -19,7 +19,7 @@ from smelt.symbolic.shapes import Shape, Size, product
 
 @dataclass(frozen=True, slots=True)
 class PointRule:
-    """How an element follows from its readings: the record's rule and the call's arguments, tensors as `Slot`s."""
+    """How an element is computed from its readings: the record's rule and the call's arguments, tensors as `Slot`s."""
 
     lowering: Pointwise
     args: tuple[Any, ...]
@@ -35,21 +35,21 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class FoldRule:
-    """A fold over `dims` of points `shape`, visited in the order of dense `stride`. `result` are the strides of the
-    folded value's own memory over those dims, zero where a dim is folded away."""
+class ReductionRule:
+    """A reduction over `dims` of points `shape`, visited in the order of dense `stride`. `result`: strides of the
+    result's memory over those dims, zero for reduced dims."""
 
     call: FoldCall
     shape: Shape
     stride: Shape
     result: Shape
-    count: Size  # how many elements fold into one
-    inner: Size  # extent of the innermost run of folded dims, in visiting order
+    count: Size  # how many elements are reduced to one
+    inner: Size  # extent of the innermost run of reduced dims, in visiting order
     kept_inner: Size  # extent of the innermost run of dims that stay
-    is_rows: bool  # folds exactly the innermost run, into results that lie in the order of the rows
+    is_rows: bool  # reduces exactly the innermost run, into results in the order of the rows
 
     @classmethod
-    def of(cls, call: FoldCall, shape: Shape, stride: Shape, result: Shape) -> "FoldRule":
+    def of(cls, call: FoldCall, shape: Shape, stride: Shape, result: Shape) -> "ReductionRule":
         inside_out = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: stride[d])
         folded = [dim in call.dims for dim in inside_out]
         sizes = [shape[dim] for dim in inside_out]
@@ -64,7 +64,7 @@ class FoldRule:
 
 @dataclass(frozen=True, slots=True)
 class ScanRule:
-    """A scan along one dim, whose neighbours are `step` apart in memory: points are visited in rows of `cols`."""
+    """A scan along one dim with stride `step` in memory: points are visited in rows of `cols`."""
 
     call: ScanCall
     size: Size
@@ -77,9 +77,9 @@ class ScanRule:
 
 @dataclass(frozen=True, slots=True)
 class ScatterRule:
-    """What the points `shape`, visited in the order of `stride`, put where. `result` are the strides of the value's
-    memory over those dims, zero where `by` has a place instead: (stride, extent) of each. The readings are what is
-    changed, then the element to be put, if it is no number, then the indices."""
+    """What the points `shape`, visited in the order of `stride`, write where. `result`: strides of the value's memory
+    over those dims, zero where `by` has a data-dependent place, (stride, extent) each. The readings are the changed
+    tensor, the written element unless it is a number, then the indices."""
 
     call: ScatterCall
     shape: Shape
@@ -97,7 +97,7 @@ class ScatterRule:
 
 @dataclass(frozen=True, slots=True)
 class FactorBound:
-    """A position over the dims of a product and along its sum: where it is not in 0 … extent - 1, a factor is zero."""
+    """A position over the dims of a product and along its sum: a factor is zero where it is outside 0 … extent - 1."""
 
     stride: Shape
     along: Shape
@@ -107,7 +107,7 @@ class FactorBound:
 
 @dataclass(frozen=True, slots=True)
 class FactorRead:
-    """Where a product finds one of what it multiplies: strides over its own dims, and `along` the axes it sums over."""
+    """Where a product reads a factor: strides over its own dims, and `along` the summed axes."""
 
     stride: Shape
     along: Shape
@@ -118,7 +118,7 @@ class FactorRead:
 @dataclass(frozen=True, slots=True)
 class ContractRule:
     """A product: at each point the sum over `axes` of left times right, in the dtype of the value. The readings 0 and 1
-    are the factors; they are in memory, for each point reads others of their elements."""
+    are the factors, which are in memory, because each point reads many of their elements."""
 
     axes: Shape
     left: FactorRead
@@ -130,7 +130,7 @@ class ContractRule:
 
     @property
     def runs_along(self) -> bool:
-        """Whether both factors lie in memory along what is summed over, as in x @ w.T."""
+        """Whether both factors are contiguous along the sum, as in x @ w.T."""
         return all(factor.along[-1:] == (1,) for factor in self.factors)
 
     def sides(self, shape: Shape) -> tuple[Size, Size, Size, Size]:
@@ -148,7 +148,7 @@ class ContractRule:
         return batch, rows, cols, product(self.axes)
 
     def cols(self, shape: Shape, stride: Shape) -> Size:
-        """Points of a row: the innermost dims of the result, in memory, that the same factors run along with."""
+        """Points of a row: the innermost dims of the result, in memory, along which the same factors vary."""
         inside_out = sorted((dim for dim in range(len(shape)) if shape[dim] != 1), key=lambda dim: stride[dim])
         run = [[_moves(factor, dim) for factor in self.factors] for dim in inside_out]
         alike = takewhile(lambda moves: moves == run[0], run)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.fuse.lowering.rules import ContractRule, FoldRule, PointRule, ScanRule, ScatterRule
+from smelt.fuse.lowering.rules import ContractRule, PointRule, ReductionRule, ScanRule, ScatterRule
 from smelt.ir.kernel import Kernel
 from smelt.ir.tensorspec import TensorSpec
 from smelt.ops.record import LibraryCall, OperandLayout
@@ -23,14 +23,14 @@ class FusionKind(Enum):
     LIBRARY = "library"  # a result of a library call, or of a kernel that stands like one
     POINTWISE = "pointwise"
     REDUCE = "reduce"
-    SCAN = "scan"  # folds up to each element
+    SCAN = "scan"  # running reductions
     SCATTER = "scatter"  # lies where what it changes lay, which nobody else reads
     PRODUCT = "product"  # sums of products, by a kernel of our own
 
 
 @dataclass(frozen=True, slots=True)
 class FusionRead:
-    """Where a user finds the element for each point of his dimensions: strides and offset in the value's memory."""
+    """Where a user reads the element for each of its points: strides and offset in the value's memory."""
 
     value: "FusionValue"
     stride: Shape
@@ -61,7 +61,7 @@ class FusionValue:
     spec: TensorSpec
     numel: Size
     readings: tuple[FusionRead, ...] = ()
-    rule: PointRule | FoldRule | ScanRule | ScatterRule | ContractRule | None = None
+    rule: PointRule | ReductionRule | ScanRule | ScatterRule | ContractRule | None = None
     cost: int = 0
     why: str = ""  # of a product: why a kernel computes it
     users: "list[FusionValue]" = field(default_factory=list)
@@ -76,14 +76,14 @@ class FusionValue:
 
     @property
     def memory(self) -> "FusionValue":
-        """The value in whose memory it lies."""
+        """The value that owns its memory."""
         return self.readings[0].value.memory if self.kind is FusionKind.SCATTER else self
 
     @property
     def loop(self) -> "tuple[Shape, Shape]":
-        """Shape and dense strides of the points it is computed at: its own, or for a fold those folded over, for a
-        scatter those that are put somewhere."""
-        if isinstance(self.rule, FoldRule | ScatterRule):
+        """Shape and dense strides of the points it is computed at: its own, or for a reduction or scatter those of
+        its operand."""
+        if isinstance(self.rule, ReductionRule | ScatterRule):
             return self.rule.shape, self.rule.stride
         return self.spec.shape, self.spec.stride
 
@@ -94,7 +94,7 @@ class FusionValue:
 @dataclass(eq=False, slots=True)
 class Call:
     """A library call. Arguments hold `Ref`s where the graph has tensors; `results` has None where one is unused. With a
-    `kernel` it is one of ours that nothing joins: the arguments are its inputs, the results its outputs."""
+    `kernel` it is one of our kernels that nothing joins: the arguments are its inputs, the results its outputs."""
 
     id: int
     name: str
