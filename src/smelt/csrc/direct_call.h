@@ -1,4 +1,4 @@
-/* Calls of functions that ask the process for its state, a few of them before every call of anything compiled. */
+/* Calls functions that query the state of the process; several run before every call of compiled code. */
 #ifndef SMELT_DIRECT_H
 #define SMELT_DIRECT_H
 

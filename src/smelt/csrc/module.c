@@ -92,12 +92,12 @@ checksum(PyObject *Py_UNUSED(module), PyObject *data)
     if (PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE) < 0) {
         return NULL;
     }
-    uint64_t found;
+    uint64_t sum;
     Py_BEGIN_ALLOW_THREADS
-    found = smelt_checksum(buffer.buf, (size_t)buffer.len);
+    sum = smelt_checksum(buffer.buf, (size_t)buffer.len);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&buffer);
-    return PyLong_FromUnsignedLongLong(found);
+    return PyLong_FromUnsignedLongLong(sum);
 }
 
 static PyMethodDef functions[] = {

@@ -1,5 +1,6 @@
-/* Gradients into the `.grad` of leaves, as PyTorch's engine puts them there. Only those that are not plain are left to
-   Python: plain is a first one that nobody else has and that has the leaf's layout, and one to be added to its like. */
+/* Accumulates gradients into the `.grad` of leaves, as PyTorch's engine does. Handles two cases: a first gradient that
+   nothing else refers to and that has the leaf's layout, and a gradient added to one like it. Python handles the
+   others. */
 #include "autograd/graph_read.h"
 
 #include "guards/guards.h"

@@ -1,5 +1,5 @@
-/* Autograd's graph, read in PyTorch's memory: what the engine would run, in one pass. See _native.pyi, and
-   torch_abi/node_layout.py for how the places are found. */
+/* Reads autograd's graph from PyTorch's memory in one pass: the nodes that the engine would run. See _native.pyi, and
+   torch_abi/node_layout.py for how the offsets are determined. */
 #define PY_SSIZE_T_CLEAN
 #include "autograd/graph_read.h"
 
@@ -179,11 +179,11 @@ put_edges(Walk *walk, const char *node, PyObject *wrapper)
     if (count == 0) {
         return 0;
     }
-    PyObject *found = PyObject_GetAttr(wrapper, name_next);
-    if (found == NULL || !PyTuple_Check(found) || PyTuple_GET_SIZE(found) != count) {
-        if (found != NULL) {
+    PyObject *functions = PyObject_GetAttr(wrapper, name_next);
+    if (functions == NULL || !PyTuple_Check(functions) || PyTuple_GET_SIZE(functions) != count) {
+        if (functions != NULL) {
             PyErr_SetString(PyExc_RuntimeError, "a node's edges are not where they were found to be");
-            Py_DECREF(found);
+            Py_DECREF(functions);
         }
         return -1;
     }
@@ -194,19 +194,19 @@ put_edges(Walk *walk, const char *node, PyObject *wrapper)
         memcpy(&input, edge + layout.edge_input, sizeof input);
         Word text = 0;
         if (next != NULL) {
-            Py_ssize_t number = number_of(walk, next, PyTuple_GET_ITEM(PyTuple_GET_ITEM(found, i), 0));
+            Py_ssize_t number = number_of(walk, next, PyTuple_GET_ITEM(PyTuple_GET_ITEM(functions, i), 0));
             if (number < 0) {
-                Py_DECREF(found);
+                Py_DECREF(functions);
                 return -1;
             }
             text = (Word)(number + 1) << 32 | input;
         }
         if (put(walk, text) < 0) {
-            Py_DECREF(found);
+            Py_DECREF(functions);
             return -1;
         }
     }
-    Py_DECREF(found);
+    Py_DECREF(functions);
     return 0;
 }
 
@@ -323,9 +323,9 @@ static int
 append_value(PyObject *list, PyObject *value, PyObject *through)
 {
     if (value != NULL && through != NULL) {
-        PyObject *made = PyObject_CallOneArg(through, value);
+        PyObject *converted = PyObject_CallOneArg(through, value);
         Py_DECREF(value);
-        value = made;
+        value = converted;
     }
     int failed = value == NULL || PyList_Append(list, value) < 0;
     Py_XDECREF(value);
@@ -374,17 +374,17 @@ put_saved(Walk *walk, Reading *reading, PyObject *saved)
 static int
 is_packed(PyObject *node, PyObject *raw)
 {
-    PyObject *found = PyObject_GetAttr(node, raw);
-    if (found != NULL && (PyTuple_Check(found) || PyList_Check(found))) {
-        PyObject *first = PySequence_Size(found) > 0 ? PySequence_GetItem(found, 0) : Py_NewRef(Py_None);
-        Py_SETREF(found, first);
+    PyObject *saved = PyObject_GetAttr(node, raw);
+    if (saved != NULL && (PyTuple_Check(saved) || PyList_Check(saved))) {
+        PyObject *first = PySequence_Size(saved) > 0 ? PySequence_GetItem(saved, 0) : Py_NewRef(Py_None);
+        Py_SETREF(saved, first);
     }
-    if (found == NULL || found == Py_None) {
-        Py_XDECREF(found);
-        return found == NULL ? -1 : 0;
+    if (saved == NULL || saved == Py_None) {
+        Py_XDECREF(saved);
+        return saved == NULL ? -1 : 0;
     }
-    PyObject *hook = PyObject_GetAttr(found, name_unpack_hook);
-    Py_DECREF(found);
+    PyObject *hook = PyObject_GetAttr(saved, name_unpack_hook);
+    Py_DECREF(saved);
     if (hook == NULL) { /* a PyTorch that does not tell: it may be */
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
             return -1;
@@ -413,8 +413,8 @@ put_places(Reading *reading, Py_ssize_t first)
             break;
         }
         PyTuple_SET_ITEM(places, i, place);
-        Py_ssize_t found = PySequence_Index(places, place);
-        PyObject *number = found < 0 ? NULL : PyLong_FromSsize_t(found);
+        Py_ssize_t index = PySequence_Index(places, place);
+        PyObject *number = index < 0 ? NULL : PyLong_FromSsize_t(index);
         failed = number == NULL;
         if (!failed) {
             PyTuple_SET_ITEM(same, i, number);
@@ -578,7 +578,7 @@ nodes_init(void)
 }
 
 static int
-add_hooks(PyObject *found, const char *node, Py_ssize_t place, Word known, const char *kind)
+add_hooks(PyObject *hooks, const char *node, Py_ssize_t place, Word known, const char *kind)
 {
     const char *first = pointer_at(node, place);
     for (Py_ssize_t i = 0; i < vector_bytes(node, place) / 8; i++) {
@@ -587,7 +587,7 @@ add_hooks(PyObject *found, const char *node, Py_ssize_t place, Word known, const
         PyObject *functions = is_known ? (PyObject *)(uintptr_t)word_at(hook, 8) : Py_None;
         Word index = is_known && known == layout.tensor_pre_class ? word_at(hook, 16) : 0;
         PyObject *entry = Py_BuildValue("(sOK)", kind, functions, (unsigned long long)index);
-        if (entry == NULL || PyList_Append(found, entry) < 0) {
+        if (entry == NULL || PyList_Append(hooks, entry) < 0) {
             Py_XDECREF(entry);
             return -1;
         }
@@ -603,14 +603,14 @@ node_hooks(PyObject *Py_UNUSED(module), PyObject *address)
     if (node == NULL) {
         return NULL;
     }
-    PyObject *found = PyList_New(0);
-    if (found == NULL || add_hooks(found, node, layout.tensor_pre, layout.tensor_pre_class, "tensor_pre_hook") < 0 ||
-        add_hooks(found, node, layout.pre, layout.pre_class, "pre_hook") < 0 ||
-        add_hooks(found, node, layout.post, layout.post_class, "post_hook") < 0) {
-        Py_XDECREF(found);
+    PyObject *hooks = PyList_New(0);
+    if (hooks == NULL || add_hooks(hooks, node, layout.tensor_pre, layout.tensor_pre_class, "tensor_pre_hook") < 0 ||
+        add_hooks(hooks, node, layout.pre, layout.pre_class, "pre_hook") < 0 ||
+        add_hooks(hooks, node, layout.post, layout.post_class, "post_hook") < 0) {
+        Py_XDECREF(hooks);
         return NULL;
     }
-    PyObject *result = Py_BuildValue("(NK)", found, (unsigned long long)word_at(node, layout.retained));
+    PyObject *result = Py_BuildValue("(NK)", hooks, (unsigned long long)word_at(node, layout.retained));
     return result;
 }
 
@@ -618,12 +618,12 @@ PyObject *
 leaf_hooks(PyObject *Py_UNUSED(module), PyObject *leaf)
 {
     const char *record = record_of(leaf);
-    PyObject *found = PyList_New(0);
-    if (found == NULL || record == NULL) {
-        return found;
+    PyObject *hooks = PyList_New(0);
+    if (hooks == NULL || record == NULL) {
+        return hooks;
     }
-    if (add_hooks(found, record, layout.leaf_pre, layout.tensor_pre_class, "tensor_pre_hook") < 0) {
-        Py_DECREF(found);
+    if (add_hooks(hooks, record, layout.leaf_pre, layout.tensor_pre_class, "tensor_pre_hook") < 0) {
+        Py_DECREF(hooks);
         return NULL;
     }
     const char *later = pointer_at(record, layout.leaf_post);
@@ -631,12 +631,12 @@ leaf_hooks(PyObject *Py_UNUSED(module), PyObject *leaf)
         int is_known = word_at(later, 0) == layout.leaf_post_class;
         PyObject *functions = is_known ? (PyObject *)(uintptr_t)word_at(later, 8) : Py_None;
         PyObject *entry = Py_BuildValue("(sOK)", "post_accumulate_grad_hook", functions, 0ULL);
-        if (append_value(found, entry, NULL) < 0) {
-            Py_DECREF(found);
+        if (append_value(hooks, entry, NULL) < 0) {
+            Py_DECREF(hooks);
             return NULL;
         }
     }
-    return found;
+    return hooks;
 }
 
 PyObject *

@@ -1,4 +1,4 @@
-/* Autograd's graph, read in PyTorch's memory (autograd/graph_read.c). */
+/* Reads autograd's graph from PyTorch's memory (autograd/graph_read.c). */
 #ifndef SMELT_NODES_H
 #define SMELT_NODES_H
 

@@ -1,7 +1,7 @@
-/* Machine code of an artifact: an image that is mapped, told where what it calls is, and made executable.
+/* Machine code of an artifact: maps an image, fills in the addresses that it calls, and makes it executable.
 
-   What generated code calls is in a table here: the function that shares work out, and functions of the C library. An
-   image that asks for anything else is refused, so that no file chooses what it calls. */
+   A table here lists everything that generated code may call: the function that shares out work, and functions of the
+   C library. An image that asks for anything else is rejected, so that no file chooses what it calls. */
 #define _GNU_SOURCE
 #include "deploy/code.h"
 
@@ -84,12 +84,12 @@ fill_slots(const Code *code, char *memory, smelt_error *error)
         const char *name = code->names + slot->name;
         uint64_t address = (uint64_t)(uintptr_t)memory;
         if (slot->length) {
-            const Function found = find_outside(name, (size_t)slot->length);
-            if (found == NULL) {
+            const Function function = find_outside(name, (size_t)slot->length);
+            if (function == NULL) {
                 return smelt_fail(error, SMELT_ERROR_TARGET, "the code calls %.*s, which this runtime does not have",
                                   slot->length < 100 ? (int)slot->length : 100, name);
             }
-            address = (uint64_t)(uintptr_t)found;
+            address = (uint64_t)(uintptr_t)function;
         }
         address += (uint64_t)slot->addend;
         memcpy(memory + slot->offset, &address, sizeof address);

@@ -1,8 +1,8 @@
-/* A GPU by NVIDIA's driver: opened by name at run time, asked what it is, given code and weights.
+/* A GPU through NVIDIA's driver: opens the library by name at run time, queries the device, loads code and weights.
 
-   The driver assembles PTX for the GPU that is there, so that code for an older one runs on it too. Everything is in the
-   context that the process has for a GPU anyway (the one that CUDA's runtime calls primary): memory of the caller's can
-   be given to a model, and what a model returns can be used by others. */
+   The driver assembles PTX for the GPU at hand, so that code for an older GPU runs too. Everything is in the GPU's
+   primary context, which CUDA's runtime uses as well: a model can use the caller's memory, and others can use what it
+   returns. */
 #define _GNU_SOURCE
 #include "deploy/cuda.h"
 
@@ -70,11 +70,11 @@ open_driver(Cuda *cuda, smelt_error *error)
         return smelt_fail(error, SMELT_ERROR_TARGET, "there is no CUDA driver: %s", reason ? reason : "libcuda.so.1");
     }
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *found = dlsym(cuda->library, functions[i].name);
-        if (found == NULL) {
+        void *function = dlsym(cuda->library, functions[i].name);
+        if (function == NULL) {
             return smelt_fail(error, SMELT_ERROR_TARGET, "the CUDA driver is too old: it has no %s", functions[i].name);
         }
-        memcpy((char *)&cuda->driver + functions[i].place, &found, sizeof found);
+        memcpy((char *)&cuda->driver + functions[i].place, &function, sizeof function);
     }
     return SMELT_OK;
 }
@@ -144,13 +144,13 @@ load_weights(Cuda *cuda, const void *weights, int64_t bytes, smelt_error *error)
 
 smelt_status
 smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *weights, int64_t bytes,
-                CudaFunction *found, smelt_error *error)
+                CudaFunction *functions, smelt_error *error)
 {
     CudaContext before;
     char log[160] = "";
     int options[] = {ERROR_LOG, ERROR_LOG_BYTES};
     void *values[] = {log, (void *)(uintptr_t)(sizeof log - 1)};
-    cuda->functions = found;
+    cuda->functions = functions;
     cuda->function_count = table->counts[GRIDS];
     CudaResult result = cuda->driver.retain_context(&cuda->context, cuda->device);
     if (result) {
@@ -228,9 +228,9 @@ void *
 smelt_cuda_allocate(void *context, size_t size, size_t alignment)
 {
     const Cuda *cuda = context;
-    CudaAddress found = 0;
+    CudaAddress address = 0;
     (void)alignment; /* 256 at least */
-    return cuda->driver.allocate(&found, size ? size : 1) ? NULL : (void *)(uintptr_t)found;
+    return cuda->driver.allocate(&address, size ? size : 1) ? NULL : (void *)(uintptr_t)address;
 }
 
 void

@@ -1,4 +1,4 @@
-/* A GPU by NVIDIA's driver, which is opened when a model asks for it: no header of CUDA, no library to link with. */
+/* A GPU through NVIDIA's driver, opened when a model asks for it. Needs no CUDA header and no library to link with. */
 #ifndef SMELT_DEPLOY_CUDA_H
 #define SMELT_DEPLOY_CUDA_H
 

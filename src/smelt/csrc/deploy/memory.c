@@ -1,5 +1,5 @@
-/* Memory of sessions and launches on a GPU; on the host copies are copies. Everything of a session goes through its own
-   stream, in order. */
+/* Memory and copies of sessions on a GPU; on the host, plain copies. A session's work goes through its own stream, in
+   order. */
 #include "deploy/session.h"
 
 #include <string.h>

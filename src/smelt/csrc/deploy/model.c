@@ -1,5 +1,5 @@
-/* Opening a model: its file is checked, the best code that this processor can run is chosen, and what it takes and
-   returns is described. */
+/* Opens a model: checks its file, chooses the best code that this processor can run, and describes inputs and
+   outputs. */
 #include "deploy/model.h"
 
 #include <stdarg.h>
@@ -391,20 +391,20 @@ open_file(File *file, const smelt_open_options *options, smelt_model **model, sm
     if (options && options->allocator) {
         allocator = *options->allocator;
     }
-    smelt_model *made = smelt_allocate(&allocator, 1, sizeof *made);
-    if (made == NULL) {
+    smelt_model *opened = smelt_allocate(&allocator, 1, sizeof *opened);
+    if (opened == NULL) {
         smelt_file_close(file);
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to open the artifact");
     }
-    made->allocator = allocator;
-    made->file = *file;
-    atomic_init(&made->references, 1);
-    const smelt_status status = prepare(made, options, error);
+    opened->allocator = allocator;
+    opened->file = *file;
+    atomic_init(&opened->references, 1);
+    const smelt_status status = prepare(opened, options, error);
     if (status) {
-        destroy(made);
+        destroy(opened);
         return status;
     }
-    *model = made;
+    *model = opened;
     return SMELT_OK;
 }
 

@@ -1,4 +1,4 @@
-/* A model: an artifact that is open, with the code that was chosen for this processor. */
+/* A model: an open artifact, with the code chosen for this processor. */
 #ifndef SMELT_DEPLOY_MODEL_H
 #define SMELT_DEPLOY_MODEL_H
 

@@ -1,17 +1,18 @@
-/* What a call returns: registers and views of them, contiguous, in the host's memory or where the caller wants them. */
+/* The outputs of a call: registers and views of them, made contiguous, in host memory or where the caller wants
+   them. */
 #include "deploy/session.h"
 
 #include <string.h>
 
 /* Whether elements lie one after the other. */
 static bool
-lie_plainly(const Elements *found, const int64_t *sizes, int64_t rank)
+lie_plainly(const Elements *elements, const int64_t *sizes, int64_t rank)
 {
     int64_t plain[SMELT_MAX_RANK];
     bool contiguous = true;
     smelt_contiguous_strides(sizes, rank, plain);
     for (int64_t i = 0; i < rank; i++) {
-        contiguous = contiguous && (sizes[i] == 1 || found->strides[i] == plain[i]);
+        contiguous = contiguous && (sizes[i] == 1 || elements->strides[i] == plain[i]);
     }
     return contiguous;
 }
@@ -19,7 +20,7 @@ lie_plainly(const Elements *found, const int64_t *sizes, int64_t rank)
 /* A view of a register, inside of it. */
 static smelt_status
 find_view(smelt_session *session, const ReturnedRecord *returned, const int64_t *symbols, Output *output,
-          Elements *found, const char *name, smelt_error *error)
+          Elements *elements, const char *name, smelt_error *error)
 {
     const Table *table = &session->model->table;
     const Register *source = &session->registers[returned->register_];
@@ -30,39 +31,39 @@ find_view(smelt_session *session, const ReturnedRecord *returned, const int64_t 
     for (int64_t i = 0; fits && i < returned->rank; i++) {
         int64_t step;
         fits = smelt_evaluate(table, table->references[returned->dims + i].number, symbols, &output->sizes[i])
-               && smelt_evaluate(table, table->references[returned->strides + i].number, symbols, &found->strides[i])
-               && output->sizes[i] >= 0 && found->strides[i] >= 0
+               && smelt_evaluate(table, table->references[returned->strides + i].number, symbols, &elements->strides[i])
+               && output->sizes[i] >= 0 && elements->strides[i] >= 0
                && (output->sizes[i] == 0
-                   || (!__builtin_mul_overflow(output->sizes[i] - 1, found->strides[i], &step)
+                   || (!__builtin_mul_overflow(output->sizes[i] - 1, elements->strides[i], &step)
                        && !__builtin_add_overflow(last, step, &last)));
     }
-    found->bytes = fits ? smelt_sized_bytes(output->sizes, returned->rank, item) : -1;
-    if (found->bytes < 0 || (found->bytes && last >= source->bytes / item)) {
+    elements->bytes = fits ? smelt_sized_bytes(output->sizes, returned->rank, item) : -1;
+    if (elements->bytes < 0 || (elements->bytes && last >= source->bytes / item)) {
         return smelt_fail(error, SMELT_ERROR_FILE, "output %s lies outside of its register", name);
     }
-    found->contiguous = lie_plainly(found, output->sizes, returned->rank);
-    found->data = found->bytes ? source->data + offset * item : session->nothing;
-    found->span = (last - offset + 1) * item;
+    elements->contiguous = lie_plainly(elements, output->sizes, returned->rank);
+    elements->data = elements->bytes ? source->data + offset * item : session->nothing;
+    elements->span = (last - offset + 1) * item;
     return SMELT_OK;
 }
 
 /* All of a register; those of state and constants may have strides of their own. */
 static smelt_status
 find_register(smelt_session *session, const RegisterRecord *record, const Register *source, Output *output,
-              Elements *found, const char *name, smelt_error *error)
+              Elements *elements, const char *name, smelt_error *error)
 {
     const Table *table = &session->model->table;
     memcpy(output->sizes, source->sizes, sizeof(int64_t) * (size_t)record->rank);
-    found->bytes = smelt_sized_bytes(output->sizes, record->rank, smelt_item_size(record->dtype));
-    if (found->bytes < 0) {
+    elements->bytes = smelt_sized_bytes(output->sizes, record->rank, smelt_item_size(record->dtype));
+    if (elements->bytes < 0) {
         return smelt_fail(error, SMELT_ERROR_FILE, "output %s is too large", name);
     }
     for (int64_t i = 0; i < record->stride_count; i++) {
-        found->strides[i] = table->references[record->strides + i].number;
+        elements->strides[i] = table->references[record->strides + i].number;
     }
-    found->contiguous = record->stride_count == 0 || lie_plainly(found, output->sizes, record->rank);
-    found->data = found->bytes ? source->data : session->nothing;
-    found->span = record->stride_count ? source->bytes : found->bytes;
+    elements->contiguous = record->stride_count == 0 || lie_plainly(elements, output->sizes, record->rank);
+    elements->data = elements->bytes ? source->data : session->nothing;
+    elements->span = record->stride_count ? source->bytes : elements->bytes;
     return SMELT_OK;
 }
 
@@ -70,15 +71,15 @@ find_register(smelt_session *session, const RegisterRecord *record, const Regist
 static smelt_status
 reserve(smelt_session *session, Output *output, const char *name, smelt_error *error)
 {
-    const Elements *found = &output->elements;
-    const bool is_strided = found->bytes && !found->contiguous, on_cuda = session->model->on_cuda;
-    if (output->bound && (uint64_t)found->bytes > output->bound_bytes) {
+    const Elements *elements = &output->elements;
+    const bool is_strided = elements->bytes && !elements->contiguous, on_cuda = session->model->on_cuda;
+    if (output->bound && (uint64_t)elements->bytes > output->bound_bytes) {
         return smelt_fail(error, SMELT_ERROR_SIZE, "output %s has %lld bytes, and was given room for %zu", name,
-                          (long long)found->bytes, output->bound_bytes);
+                          (long long)elements->bytes, output->bound_bytes);
     }
     const bool is_copied = is_strided || (on_cuda && !output->bound);
-    if ((is_copied && !smelt_block_fits(&session->allocator, &output->copy, found->bytes))
-        || (is_strided && on_cuda && !smelt_block_fits(&session->allocator, &session->fetched, found->span))) {
+    if ((is_copied && !smelt_block_fits(&session->allocator, &output->copy, elements->bytes))
+        || (is_strided && on_cuda && !smelt_block_fits(&session->allocator, &session->fetched, elements->span))) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for output %s", name);
     }
     return SMELT_OK;
@@ -88,18 +89,18 @@ reserve(smelt_session *session, Output *output, const char *name, smelt_error *e
 static smelt_status
 gather(smelt_session *session, Output *output, int64_t item, smelt_error *error)
 {
-    const Elements *found = &output->elements;
+    const Elements *elements = &output->elements;
     int64_t plain[SMELT_MAX_RANK];
-    const char *from = found->data;
+    const char *from = elements->data;
     if (session->model->on_cuda) {
-        const smelt_status status = smelt_fetch(session, session->fetched.memory, from, found->span, error);
+        const smelt_status status = smelt_fetch(session, session->fetched.memory, from, elements->span, error);
         if (status) {
             return status;
         }
         from = session->fetched.memory;
     }
     smelt_contiguous_strides(output->sizes, output->tensor.rank, plain);
-    smelt_copy_strided(output->copy.memory, plain, from, found->strides, output->sizes, output->tensor.rank, item);
+    smelt_copy_strided(output->copy.memory, plain, from, elements->strides, output->sizes, output->tensor.rank, item);
     output->tensor.data = output->copy.memory;
     return SMELT_OK;
 }
@@ -108,10 +109,10 @@ gather(smelt_session *session, Output *output, int64_t item, smelt_error *error)
 static smelt_status
 hand_over(smelt_session *session, Output *output, int64_t item, smelt_error *error)
 {
-    const Elements *found = &output->elements;
+    const Elements *elements = &output->elements;
     const bool is_there = output->bound && smelt_is_there(session, output->bound);
-    output->tensor.data = (char *)found->data;
-    if (found->bytes && !found->contiguous) {
+    output->tensor.data = (char *)elements->data;
+    if (elements->bytes && !elements->contiguous) {
         const smelt_status status = gather(session, output, item, error);
         if (status || !output->bound) {
             return status;
@@ -119,20 +120,20 @@ hand_over(smelt_session *session, Output *output, int64_t item, smelt_error *err
         const char *from = output->tensor.data;
         output->tensor.data = output->bound;
         if (is_there) {
-            return smelt_put(session, output->bound, from, found->bytes, error);
+            return smelt_put(session, output->bound, from, elements->bytes, error);
         }
-        memmove(output->bound, from, (size_t)found->bytes);
+        memmove(output->bound, from, (size_t)elements->bytes);
         return SMELT_OK;
     }
     if (is_there) {
         output->tensor.data = output->bound;
-        return smelt_move(session, output->bound, found->data, found->bytes, error);
+        return smelt_move(session, output->bound, elements->data, elements->bytes, error);
     }
-    if (!output->bound && (!session->model->on_cuda || found->bytes == 0)) {
+    if (!output->bound && (!session->model->on_cuda || elements->bytes == 0)) {
         return SMELT_OK;
     }
     output->tensor.data = output->bound ? output->bound : output->copy.memory;
-    return smelt_begin_fetch(session, output->tensor.data, found->data, found->bytes, error); /* the call waits for it */
+    return smelt_begin_fetch(session, output->tensor.data, elements->data, elements->bytes, error); /* the call waits for it */
 }
 
 static smelt_status

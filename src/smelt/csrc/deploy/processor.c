@@ -1,4 +1,4 @@
-/* What this processor is and can do, in the words of layout.FEATURES. */
+/* What this processor is and can do, in the names of layout.FEATURES. */
 #define _GNU_SOURCE
 #include "deploy/code.h"
 

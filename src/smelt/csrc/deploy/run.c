@@ -1,4 +1,4 @@
-/* Running a model: from state to state, in each the first variant that holds, and its steps.
+/* Runs a model from state to state: in each state the first variant whose checks hold, and its steps.
 
      try_variant     symbols are read of registers; other values than last time: checks and sizes are computed anew
      prepare         room for the arena, what is produced, the largest workspace; pointers of all values, each inside
@@ -6,10 +6,10 @@
      commit          what is produced becomes what its registers hold
      run_steps       kernels and copies
 
-   A call that fails leaves state as it was. A variant that returns has all it needs before its first step. Before any
-   other one runs, registers that it writes are copied; a later failure puts them back.
+   A call that fails leaves state unchanged. A variant that returns has all the memory it needs before its first step.
+   Before any other variant runs, the registers that it writes are copied; a later failure restores them.
 
-   No kernel is given memory that is not there: every offset and length that comes of an expression is checked. */
+   Every offset and length that an expression computes is checked, so no kernel gets memory that does not exist. */
 #include "deploy/session.h"
 
 #include <stdio.h>
@@ -60,13 +60,13 @@ are_within(smelt_session *session, const SymbolRecord *symbols, int64_t count, R
 {
     for (int64_t i = 0; i < count; i++) {
         const SymbolRecord *symbol = &symbols[i];
-        const bool found = symbol->bind == BIND_GIVEN || session->registers[symbol->register_].ready;
+        const bool has_value = symbol->bind == BIND_GIVEN || session->registers[symbol->register_].ready;
         int64_t *value = &session->symbols[i];
         if (symbol->bind == BIND_VALUE && session->model->table.registers[symbol->register_].dtype == SMELT_BOOL) {
             *value = *value != 0;
         }
-        if (!found || *value < symbol->low || *value > symbol->high) {
-            *reason = (Reason){.symbol = symbol, .value = *value, .missing = !found};
+        if (!has_value || *value < symbol->low || *value > symbol->high) {
+            *reason = (Reason){.symbol = symbol, .value = *value, .missing = !has_value};
             return false;
         }
     }
@@ -270,8 +270,8 @@ prepare(smelt_session *session, const VariantRecord *variant, Plan *plan, smelt_
     bool fits = smelt_block_fits(&session->memory, &session->arena, plan->arena_bytes)
                 && smelt_block_fits(&session->memory, &session->workspace, workspace);
     for (int64_t i = 0; fits && i < variant->produced_count; i++) {
-        Register *made = &session->registers[table->produced[variant->produced + i].register_];
-        fits = smelt_block_fits(&session->memory, &made->spare, plan->produced_bytes[i]);
+        Register *output = &session->registers[table->produced[variant->produced + i].register_];
+        fits = smelt_block_fits(&session->memory, &output->spare, plan->produced_bytes[i]);
     }
     if (!fits) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to run the model: %lld bytes are needed at a time",
@@ -364,14 +364,14 @@ commit(smelt_session *session, const VariantRecord *variant, const Plan *plan)
     const int64_t *sizes = plan->produced_sizes;
     for (int64_t i = 0; i < variant->produced_count; i++) {
         const ProducedRecord *produced = &table->produced[variant->produced + i];
-        Register *made = &session->registers[produced->register_];
-        const Block before = made->current;
-        made->current = made->spare;
-        made->spare = before;
-        made->bytes = plan->produced_bytes[i];
-        made->data = made->bytes ? made->current.memory : session->empty;
-        made->ready = true;
-        memcpy(made->sizes, sizes, sizeof(int64_t) * (size_t)produced->rank);
+        Register *output = &session->registers[produced->register_];
+        const Block before = output->current;
+        output->current = output->spare;
+        output->spare = before;
+        output->bytes = plan->produced_bytes[i];
+        output->data = output->bytes ? output->current.memory : session->empty;
+        output->ready = true;
+        memcpy(output->sizes, sizes, sizeof(int64_t) * (size_t)produced->rank);
         sizes += produced->rank;
     }
 }
@@ -507,15 +507,15 @@ clear_locals(smelt_session *session)
 {
     const Table *table = &session->model->table;
     for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
-        Register *made = &session->registers[i];
+        Register *local = &session->registers[i];
         if (table->registers[i].kind != LOCAL_REGISTER) {
             continue;
         }
-        made->ready = false;
-        if (made->spare.size < made->current.size) {
-            const Block larger = made->current;
-            made->current = made->spare;
-            made->spare = larger;
+        local->ready = false;
+        if (local->spare.size < local->current.size) {
+            const Block larger = local->current;
+            local->current = local->spare;
+            local->spare = larger;
         }
     }
 }

@@ -1,4 +1,4 @@
-/* Sessions: made, and given inputs. What happens then is in run.c, what is returned in outputs.c. */
+/* Creates sessions and takes inputs. run.c runs the model, outputs.c returns the results. */
 #define _GNU_SOURCE
 #include "deploy/session.h"
 
@@ -176,8 +176,8 @@ place_registers(smelt_session *session)
     int64_t *sizes = session->register_sizes;
     for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
         const RegisterRecord *record = &table->registers[i];
-        Register *made = &session->registers[i];
-        made->sizes = sizes;
+        Register *place = &session->registers[i];
+        place->sizes = sizes;
         sizes += record->rank;
         if (record->kind != CONSTANT_REGISTER && record->kind != STATE_REGISTER) {
             continue;
@@ -185,11 +185,11 @@ place_registers(smelt_session *session)
         const char *weights = model->on_cuda ? (const char *)(uintptr_t)model->cuda.weights
                                              : file_bytes(&model->file, model->file.weights);
         const char *begin = record->kind == STATE_REGISTER ? session->state_data : weights;
-        made->data = (char *)begin + record->data; /* constants are never written: no value that is may be one */
-        made->bytes = record->bytes;
-        made->ready = true;
+        place->data = (char *)begin + record->data; /* constants are never written: no value that is may be one */
+        place->bytes = record->bytes;
+        place->ready = true;
         for (int64_t k = 0; k < record->rank; k++) {
-            made->sizes[k] = table->dims[record->dims + k].low;
+            place->sizes[k] = table->dims[record->dims + k].low;
         }
     }
 }
@@ -205,36 +205,36 @@ smelt_session_new(smelt_model *model, const smelt_session_options *options, smel
     if (!model->runs) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "the model was opened without its code, to be looked at only");
     }
-    smelt_session *made = smelt_allocate(&model->allocator, 1, sizeof *made);
-    if (made == NULL) {
+    smelt_session *new_session = smelt_allocate(&model->allocator, 1, sizeof *new_session);
+    if (new_session == NULL) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for a session");
     }
-    made->model = model;
-    made->allocator = made->memory = model->allocator;
+    new_session->model = model;
+    new_session->allocator = new_session->memory = model->allocator;
     if (model->on_cuda) {
-        made->memory = (smelt_allocator){&model->cuda, smelt_cuda_allocate, smelt_cuda_release};
+        new_session->memory = (smelt_allocator){&model->cuda, smelt_cuda_allocate, smelt_cuda_release};
     }
     atomic_fetch_add(&model->references, 1);
-    atomic_flag_clear(&made->busy);
+    atomic_flag_clear(&new_session->busy);
     const int threads = options && options->threads ? options->threads : smelt_processor_count();
-    made->parallel = (Parallel){.threads = threads, .allocator = &made->allocator};
+    new_session->parallel = (Parallel){.threads = threads, .allocator = &new_session->allocator};
     if (options) {
-        made->parallel.parallel_for = options->parallel_for;
-        made->parallel.context = options->parallel_context;
-        made->most_states = options->most_states;
+        new_session->parallel.parallel_for = options->parallel_for;
+        new_session->parallel.context = options->parallel_context;
+        new_session->most_states = options->most_states;
     }
     CudaContext before;
-    const smelt_status status = smelt_enter(made, &before, error);
-    const bool is_made = !status && make_parts(made);
+    const smelt_status status = smelt_enter(new_session, &before, error);
+    const bool is_made = !status && make_parts(new_session);
     if (!status) {
-        smelt_leave(made, before);
+        smelt_leave(new_session, before);
     }
     if (!is_made) {
-        smelt_session_free(made);
+        smelt_session_free(new_session);
         return status ? status : smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for a session");
     }
-    place_registers(made);
-    *session = made;
+    place_registers(new_session);
+    *session = new_session;
     return SMELT_OK;
 }
 
@@ -310,12 +310,12 @@ smelt_session_model(const smelt_session *session)
 /* --- inputs -------------------------------------------------------------------------------------------------- */
 
 static smelt_status
-check_sizes(smelt_session *session, const RegisterRecord *record, const smelt_info *info, const smelt_tensor *given,
+check_sizes(smelt_session *session, const RegisterRecord *record, const smelt_info *info, const smelt_tensor *tensor,
             smelt_error *error)
 {
     for (int i = 0; i < info->rank; i++) {
         const smelt_dim *dim = &info->dims[i];
-        const int64_t size = given->sizes[i], group = session->model->dim_groups[record->dims + i];
+        const int64_t size = tensor->sizes[i], group = session->model->dim_groups[record->dims + i];
         if (size < dim->low || size > dim->high) {
             if (dim->low == dim->high) {
                 return smelt_fail(error, SMELT_ERROR_SIZE, "input %s: dimension %d is %lld, and must be %lld", info->name,
@@ -352,26 +352,26 @@ is_contiguous(const smelt_tensor *tensor)
 
 /* Contiguous, in memory of its own. */
 static bool
-gather_input(const smelt_session *session, const smelt_tensor *given, Register *taken, Block *block)
+gather_input(const smelt_session *session, const smelt_tensor *tensor, Register *taken, Block *block)
 {
     int64_t strides[SMELT_MAX_RANK];
-    smelt_contiguous_strides(taken->sizes, given->rank, strides);
+    smelt_contiguous_strides(taken->sizes, tensor->rank, strides);
     if (!smelt_block_fits(&session->allocator, block, taken->bytes)) {
         return false;
     }
-    smelt_copy_strided(block->memory, strides, given->data, given->strides ? given->strides : strides, taken->sizes,
-                       given->rank, smelt_item_size(given->dtype));
+    smelt_copy_strided(block->memory, strides, tensor->data, tensor->strides ? tensor->strides : strides, taken->sizes,
+                       tensor->rank, smelt_item_size(tensor->dtype));
     return true;
 }
 
 static smelt_status
-take_to_host(smelt_session *session, const smelt_info *info, const smelt_tensor *given, Register *taken,
+take_to_host(smelt_session *session, const smelt_info *info, const smelt_tensor *tensor, Register *taken,
              smelt_error *error)
 {
-    if (is_contiguous(given) && (uintptr_t)given->data % (uintptr_t)smelt_item_size(info->dtype) == 0) {
+    if (is_contiguous(tensor) && (uintptr_t)tensor->data % (uintptr_t)smelt_item_size(info->dtype) == 0) {
         return SMELT_OK;
     }
-    if (!gather_input(session, given, taken, &taken->current)) {
+    if (!gather_input(session, tensor, taken, &taken->current)) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
     }
     taken->data = taken->current.memory;
@@ -381,75 +381,75 @@ take_to_host(smelt_session *session, const smelt_info *info, const smelt_tensor 
 
 /* Memory of the GPU is used where it is, if it begins where kernels take all memory to begin. */
 static smelt_status
-take_to_gpu(smelt_session *session, const smelt_info *info, const smelt_tensor *given, Register *taken, bool is_there,
+take_to_gpu(smelt_session *session, const smelt_info *info, const smelt_tensor *tensor, Register *taken, bool is_there,
             smelt_error *error)
 {
     enum { ALIGNMENT = 16 };
-    const bool contiguous = is_contiguous(given);
+    const bool contiguous = is_contiguous(tensor);
     if (is_there && !contiguous) {
         return smelt_fail(error, SMELT_ERROR_INPUT, "input %s is in memory of a GPU, and not contiguous", info->name);
     }
-    if (is_there && (uintptr_t)given->data % ALIGNMENT == 0) {
+    if (is_there && (uintptr_t)tensor->data % ALIGNMENT == 0) {
         return SMELT_OK;
     }
     if (!smelt_block_fits(&session->memory, &taken->current, taken->bytes)
-        || (!contiguous && !gather_input(session, given, taken, &taken->host))) {
+        || (!contiguous && !gather_input(session, tensor, taken, &taken->host))) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy input %s", info->name);
     }
     taken->data = taken->current.memory;
     taken->staged = true;
-    return is_there ? smelt_move(session, taken->data, given->data, taken->bytes, error)
-                    : smelt_put(session, taken->data, contiguous ? given->data : taken->host.memory, taken->bytes, error);
+    return is_there ? smelt_move(session, taken->data, tensor->data, taken->bytes, error)
+                    : smelt_put(session, taken->data, contiguous ? tensor->data : taken->host.memory, taken->bytes, error);
 }
 
 static smelt_status
-take_input(smelt_session *session, size_t number, const smelt_tensor *given, smelt_error *error)
+take_input(smelt_session *session, size_t number, const smelt_tensor *tensor, smelt_error *error)
 {
     const smelt_info *info = &session->model->inputs.infos[number];
     const int64_t place = session->model->inputs.registers[number];
     Register *taken = &session->registers[place];
     taken->ready = taken->staged = false;
-    if (given->dtype == SMELT_NONE) {
+    if (tensor->dtype == SMELT_NONE) {
         return info->flags & SMELT_OPTIONAL ? SMELT_OK
                                             : smelt_fail(error, SMELT_ERROR_INPUT, "input %s is missing", info->name);
     }
-    if (given->dtype != info->dtype) {
+    if (tensor->dtype != info->dtype) {
         return smelt_fail(error, SMELT_ERROR_INPUT, "input %s is %s, and must be %s", info->name,
-                          smelt_dtype_name(given->dtype), smelt_dtype_name(info->dtype));
+                          smelt_dtype_name(tensor->dtype), smelt_dtype_name(info->dtype));
     }
-    if (given->rank != info->rank || (given->rank && given->sizes == NULL)) {
+    if (tensor->rank != info->rank || (tensor->rank && tensor->sizes == NULL)) {
         return smelt_fail(error, SMELT_ERROR_INPUT, "input %s has %d dimensions, and must have %d", info->name,
-                          given->rank, info->rank);
+                          tensor->rank, info->rank);
     }
-    smelt_status status = check_sizes(session, &session->model->table.registers[place], info, given, error);
+    smelt_status status = check_sizes(session, &session->model->table.registers[place], info, tensor, error);
     if (status) {
         return status;
     }
-    const int64_t item = smelt_item_size(info->dtype), bytes = smelt_sized_bytes(given->sizes, given->rank, item);
+    const int64_t item = smelt_item_size(info->dtype), bytes = smelt_sized_bytes(tensor->sizes, tensor->rank, item);
     if (bytes < 0) {
         return smelt_fail(error, SMELT_ERROR_SIZE, "input %s is too large", info->name);
     }
-    if (bytes && given->data == NULL) {
+    if (bytes && tensor->data == NULL) {
         return smelt_fail(error, SMELT_ERROR_INPUT, "input %s has no data", info->name);
     }
-    for (int i = 0; i < given->rank; i++) {
-        taken->sizes[i] = given->sizes[i];
+    for (int i = 0; i < tensor->rank; i++) {
+        taken->sizes[i] = tensor->sizes[i];
     }
     taken->bytes = bytes;
-    taken->data = bytes ? given->data : session->empty;
-    const bool is_there = bytes && smelt_is_there(session, given->data);
+    taken->data = bytes ? tensor->data : session->empty;
+    const bool is_there = bytes && smelt_is_there(session, tensor->data);
     status = !bytes ? SMELT_OK
-             : session->model->on_cuda ? take_to_gpu(session, info, given, taken, is_there, error)
-                                       : take_to_host(session, info, given, taken, error);
+             : session->model->on_cuda ? take_to_gpu(session, info, tensor, taken, is_there, error)
+                                       : take_to_host(session, info, tensor, taken, error);
     if (status) {
         return status;
     }
     if (info->rank == 0) {
         taken->number = 0;
         const int64_t known = bytes < (int64_t)sizeof taken->number ? bytes : (int64_t)sizeof taken->number;
-        status = is_there ? smelt_fetch(session, &taken->number, given->data, known, error) : SMELT_OK;
+        status = is_there ? smelt_fetch(session, &taken->number, tensor->data, known, error) : SMELT_OK;
         if (!is_there) {
-            memcpy(&taken->number, given->data, (size_t)known);
+            memcpy(&taken->number, tensor->data, (size_t)known);
         }
     }
     if (info->choice_count) {
@@ -468,15 +468,15 @@ take_input(smelt_session *session, size_t number, const smelt_tensor *given, sme
 
 /* What the model wrote to an input that was copied. */
 static smelt_status
-give_back(smelt_session *session, size_t number, const smelt_tensor *given, smelt_error *error)
+give_back(smelt_session *session, size_t number, const smelt_tensor *tensor, smelt_error *error)
 {
     const smelt_info *info = &session->model->inputs.infos[number];
     Register *taken = &session->registers[session->model->inputs.registers[number]];
     if (!taken->staged || !(info->flags & SMELT_WRITTEN)) {
         return SMELT_OK;
     }
-    if (smelt_is_there(session, given->data)) {
-        return smelt_move(session, given->data, taken->data, taken->bytes, error);
+    if (smelt_is_there(session, tensor->data)) {
+        return smelt_move(session, tensor->data, taken->data, taken->bytes, error);
     }
     const char *from = taken->data;
     if (session->model->on_cuda) {
@@ -490,7 +490,7 @@ give_back(smelt_session *session, size_t number, const smelt_tensor *given, smel
     }
     int64_t strides[SMELT_MAX_RANK];
     smelt_contiguous_strides(taken->sizes, info->rank, strides);
-    smelt_copy_strided(given->data, given->strides ? given->strides : strides, from, strides, taken->sizes, info->rank,
+    smelt_copy_strided(tensor->data, tensor->strides ? tensor->strides : strides, from, strides, taken->sizes, info->rank,
                        smelt_item_size(info->dtype));
     return SMELT_OK;
 }

@@ -1,4 +1,4 @@
-/* State of a session: registers read and written, checkpoints saved and loaded. */
+/* State of a session: reads and writes registers, saves and loads checkpoints. */
 #include "deploy/session.h"
 
 #include <string.h>
@@ -58,20 +58,20 @@ typedef struct {
 
 /* Its bytes on the host: where they are, or copies of a GPU's. */
 static smelt_status
-look_at(smelt_session *session, const Piece *piece, char **found, smelt_error *error)
+look_at(smelt_session *session, const Piece *piece, char **data, smelt_error *error)
 {
-    *found = piece->own->data;
+    *data = piece->own->data;
     if (!session->model->on_cuda) {
         return SMELT_OK;
     }
     if (!smelt_block_fits(&session->allocator, &session->fetched, piece->own->bytes)) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory to copy state");
     }
-    *found = session->fetched.memory;
+    *data = session->fetched.memory;
     CudaContext before;
     smelt_status status = smelt_enter(session, &before, error);
     if (!status) {
-        status = smelt_fetch(session, *found, piece->own->data, piece->own->bytes, error);
+        status = smelt_fetch(session, *data, piece->own->data, piece->own->bytes, error);
         smelt_leave(session, before);
     }
     return status;
@@ -80,10 +80,10 @@ look_at(smelt_session *session, const Piece *piece, char **found, smelt_error *e
 static smelt_status
 read_piece(smelt_session *session, const Piece *piece, void *to, smelt_error *error)
 {
-    char *found;
-    const smelt_status status = look_at(session, piece, &found, error);
+    char *data;
+    const smelt_status status = look_at(session, piece, &data, error);
     if (!status) {
-        smelt_copy_strided(to, piece->theirs, found, piece->strides, piece->own->sizes, piece->rank, piece->item);
+        smelt_copy_strided(to, piece->theirs, data, piece->strides, piece->own->sizes, piece->rank, piece->item);
     }
     return status;
 }
@@ -92,19 +92,19 @@ read_piece(smelt_session *session, const Piece *piece, void *to, smelt_error *er
 static smelt_status
 write_piece(smelt_session *session, const Piece *piece, const void *from, smelt_error *error)
 {
-    char *found;
+    char *data;
     CudaContext before;
-    smelt_status status = look_at(session, piece, &found, error);
+    smelt_status status = look_at(session, piece, &data, error);
     if (status) {
         return status;
     }
-    smelt_copy_strided(found, piece->strides, from, piece->theirs, piece->own->sizes, piece->rank, piece->item);
+    smelt_copy_strided(data, piece->strides, from, piece->theirs, piece->own->sizes, piece->rank, piece->item);
     if (!session->model->on_cuda) {
         return SMELT_OK;
     }
     status = smelt_enter(session, &before, error);
     if (!status) {
-        status = smelt_put(session, piece->own->data, found, piece->own->bytes, error);
+        status = smelt_put(session, piece->own->data, data, piece->own->bytes, error);
         status = status ? status : smelt_settle(session, error);
         smelt_leave(session, before);
     }
@@ -232,16 +232,16 @@ load_state(smelt_session *session, const smelt_model *from, smelt_error *error)
     const smelt_model *model = session->model;
     for (size_t i = 0; i < model->states.count; i++) {
         const smelt_info *info = &model->states.infos[i];
-        const ptrdiff_t found = smelt_model_find_state(from, info->name);
-        if (found < 0 || !is_same(info, &from->states.infos[found])) {
+        const ptrdiff_t source_number = smelt_model_find_state(from, info->name);
+        if (source_number < 0 || !is_same(info, &from->states.infos[source_number])) {
             return smelt_fail(error, SMELT_ERROR_MISMATCH, "the checkpoint has no state %s, or one of another shape",
                               info->name);
         }
     }
     const char *saved = file_bytes(&from->file, from->file.state);
     for (size_t i = 0; i < model->states.count; i++) {
-        const ptrdiff_t found = smelt_model_find_state(from, model->states.infos[i].name);
-        const RegisterRecord *source = &from->table.registers[from->states.registers[found]];
+        const ptrdiff_t source_number = smelt_model_find_state(from, model->states.infos[i].name);
+        const RegisterRecord *source = &from->table.registers[from->states.registers[source_number]];
         const RegisterRecord *record = &model->table.registers[model->states.registers[i]];
         Register *own = &session->registers[model->states.registers[i]];
         int64_t strides[SMELT_MAX_RANK], theirs[SMELT_MAX_RANK];

@@ -1,11 +1,12 @@
-/* Threads of a session: they wait for the chunks of a kernel, and end with the session.
+/* The thread pool of a session: its threads wait for chunks of a kernel, and end with the session.
 
      k0(buffers, threads, workspace)      smelt_parallel_for(k0.part, …)         generated: codegen/cpu/entry_points.py
        smelt_parallel_for                 how many chunks; one: run it here; more: by the pool, or the caller's function
          run_chunk                        points extent·chunk/chunks up to extent·(chunk + 1)/chunks → k0.part
 
-   Chunk i is for thread i, so that a thread finds in its cache what it wrote before; whoever is done takes what nobody
-   has begun. Workers look for work a little while before they sleep: kernels follow each other within microseconds. */
+   Chunk i is for thread i, so that a thread finds its earlier writes in its cache; a thread that is done takes chunks
+   that nobody has begun. Workers spin for a while before they sleep, because kernels follow each other within
+   microseconds. */
 #define _GNU_SOURCE
 #include "deploy/threads.h"
 
@@ -129,9 +130,9 @@ next_round(Pool *pool, unsigned last)
 }
 
 static void *
-work(void *given)
+work(void *argument)
 {
-    struct Worker *worker = given;
+    struct Worker *worker = argument;
     Pool *pool = worker->pool;
     unsigned last = 0;
     while (true) {

@@ -1,4 +1,4 @@
-/* Threads of a session: what shares the points of a kernel out. */
+/* The thread pool of a session, which shares out the points of a kernel. */
 #ifndef SMELT_DEPLOY_THREADS_H
 #define SMELT_DEPLOY_THREADS_H
 

@@ -1,4 +1,4 @@
-/* Reading a flat program: every number in it is held against what it refers to, so that what runs it need not look. */
+/* Reads a flat program and checks every reference in it, so that the code that runs it need not. */
 #include "flat/table.h"
 
 #include <stdbool.h>

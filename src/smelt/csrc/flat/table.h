@@ -1,14 +1,15 @@
-/* The flat program: one table of 64-bit words that says all a Runner does. ir/flat/layout.py declares the same records.
+/* The flat program: one table of 64-bit words that describes all that a Runner does. ir/flat/layout.py declares the
+   same records.
 
    A header, a section of records for each kind of thing, then the bytes of all strings. A record refers to others by
-   their numbers, and to Python objects by their places in a tuple that comes beside the table. There is no address in
-   it: the same bytes are good in another process.
+   their numbers, and to Python objects by their places in a tuple beside the table. It contains no address: the same
+   bytes work in another process.
 
    A field is F(name, rule, section). Its rule is what a table must keep to, or it is refused (flat/table.c):
      FREE       any number, or one that is checked by its own code
      INDEX      the number of a record of the section; OPTIONAL: the same, or -1
      SPAN       the first of several records of the section: the next field says how many
-     LAYOUT     where in `numbers` the sizes begin, then the strides, then an offset: the next field is the rank        */
+     LAYOUT     where in `numbers` the sizes begin, then the strides, then an offset: the next field is the rank */
 #ifndef SMELT_TABLE_H
 #define SMELT_TABLE_H
 

@@ -1,4 +1,4 @@
-/* Entry: if its guards hold for a frame, the frame's result is run(*collected) or made of a graph's outputs. */
+/* Entry: if its guards hold for a frame, the frame's result is run(*collected), or is built from a graph's outputs. */
 #include "frame/entry.h"
 
 #include <stddef.h>
@@ -81,7 +81,7 @@ one_output(PyObject *outputs, Py_ssize_t which)
 
 /* Calls make(*outputs), and steals them. */
 static PyObject *
-made_of_all(PyObject *make, PyObject *outputs)
+call_with_outputs(PyObject *make, PyObject *outputs)
 {
     PyObject *arguments = PySequence_Tuple(outputs);
     PyObject *result = arguments ? PyObject_Call(make, arguments, NULL) : NULL;
@@ -98,15 +98,15 @@ entry_run(Entry *entry, PyObject **collected, Py_ssize_t count)
         return PyObject_Vectorcall(entry->run, collected, (size_t)count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     }
     bool is_one = PyLong_Check(around->result);
-    PyObject *found = graph_outputs(entry, collected);
-    found = is_one ? one_output(found, around->which) : found;
-    if (found == NULL) {
+    PyObject *outputs = graph_outputs(entry, collected);
+    outputs = is_one ? one_output(outputs, around->which) : outputs;
+    if (outputs == NULL) {
         if (around->restore != Py_None) {
             restore_surely(around->restore);
         }
         return PyErr_ExceptionMatches(PyExc_Exception) ? recover(around, collected, count) : NULL;
     }
-    return is_one ? found : made_of_all(around->result, found);
+    return is_one ? outputs : call_with_outputs(around->result, outputs);
 }
 
 /* --- the Python type -------------------------------------------------------------------------- */

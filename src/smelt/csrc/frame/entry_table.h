@@ -1,4 +1,5 @@
-/* Region: all that was compiled for one `smelt.compile`, found by code object. The hook and the type stand on this. */
+/* Region: everything compiled for one `smelt.compile`, found by code object. The hook and the Python type build on
+   this. */
 #ifndef SMELT_ENTRY_TABLE_H
 #define SMELT_ENTRY_TABLE_H
 

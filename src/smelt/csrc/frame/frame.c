@@ -1,4 +1,4 @@
-/* The parts of frame handling that CPython keeps to itself. */
+/* The parts of frame handling that CPython does not export. */
 #include "frame/frame.h"
 
 #include <pthread.h>

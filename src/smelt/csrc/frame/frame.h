@@ -1,7 +1,7 @@
-/* What differs between CPython 3.11, 3.12 and 3.13 about frames. No other file looks inside one.
+/* Differences between CPython 3.11, 3.12 and 3.13 in frames. No other file looks inside one.
 
-   In all three a frame starts as: arguments in localsplus, every other slot NULL, nothing executed. Cells are not made
-   and free variables not copied yet: the first instructions do that (MAKE_CELL, COPY_FREE_VARS). */
+   In all three a frame starts with arguments in localsplus, every other slot NULL, and nothing executed. Cells are not
+   created and free variables are not copied yet: the first instructions do that (MAKE_CELL, COPY_FREE_VARS). */
 #ifndef SMELT_FRAME_H
 #define SMELT_FRAME_H
 

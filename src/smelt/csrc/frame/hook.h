@@ -1,7 +1,7 @@
-/* The frame hook: which region is active on this thread, and what becomes of each frame while one is.
+/* The frame hook: which region is active on this thread, and how each frame is handled while one is.
 
    CPython's evaluator is replaced only while some thread has an active region. Compiled code and `missed` run with no
-   region active, so for them CPython is untouched too, unless another thread needs the hook at that moment. */
+   region active, so CPython runs them unchanged too, unless another thread needs the hook at that moment. */
 #ifndef SMELT_HOOK_H
 #define SMELT_HOOK_H
 

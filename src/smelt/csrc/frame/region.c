@@ -120,14 +120,14 @@ region_enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
     if (on_trace && PyThreadState_Get()->c_tracefunc && tell_of_trace(args[0]) < 0) {
         return NULL;
     }
-    PyTupleObject *given = (PyTupleObject *)args[1];
+    PyTupleObject *arguments = (PyTupleObject *)args[1];
     Region *region = (Region *)self;
     long long before = region->pieces;
     Region *outer = hook_activate(region);
     HookRoom room = hook_begin_program();
     PyObject *result = PyDict_GET_SIZE(args[2])
                            ? PyObject_Call(args[0], args[1], args[2])
-                           : PyObject_Vectorcall(args[0], given->ob_item, (size_t)Py_SIZE(given), NULL);
+                           : PyObject_Vectorcall(args[0], arguments->ob_item, (size_t)Py_SIZE(arguments), NULL);
     hook_end(room);
     hook_activate(outer);
     region->scattered |= region->pieces != before + 1;

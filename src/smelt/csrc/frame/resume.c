@@ -1,6 +1,6 @@
-/* Entering a function in the middle: CPython builds a frame for a call with made-up arguments, and before it runs the
-   hook replaces all that is in it. What could crash the interpreter later is refused here: offsets between
-   instructions, too deep a stack, variables that the code takes for cells and that are none. */
+/* Enters a function in the middle: CPython builds a frame for a call with dummy arguments, and before it runs the hook
+   replaces its contents. Rejects everything that could crash the interpreter later: offsets between instructions, too
+   deep a stack, variables that the code expects to be cells and are not. */
 #include "frame/resume.h"
 
 #include "frame/frame.h"
@@ -297,9 +297,9 @@ new_frame(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     if (values == NULL) {
         return NULL;
     }
-    PyFrameObject *made = PyFrame_New(PyThreadState_Get(), code, function->func_globals, NULL);
-    if (made) {
-        Frame *frame = made->f_frame;
+    PyFrameObject *frame_object = PyFrame_New(PyThreadState_Get(), code, function->func_globals, NULL);
+    if (frame_object) {
+        Frame *frame = frame_object->f_frame;
         for (Py_ssize_t i = 0; i < count; i++) {
             Py_XSETREF(frame->localsplus[i], values[i]);
             values[i] = NULL;
@@ -307,7 +307,7 @@ new_frame(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
         frame_set_current(frame, offset / 2);
     }
     drop_values(values, count);
-    return (PyObject *)made;
+    return (PyObject *)frame_object;
 }
 
 /* --- suspended_generator ---------------------------------------------------------------------- */
@@ -317,7 +317,7 @@ static PyObject *
 fresh_generator(PyFunctionObject *function)
 {
     PyCodeObject *code = (PyCodeObject *)function->func_code;
-    PyObject *positional = PyTuple_New(code->co_argcount), *named = PyDict_New(), *made = NULL;
+    PyObject *positional = PyTuple_New(code->co_argcount), *named = PyDict_New(), *generator = NULL;
     if (positional == NULL || named == NULL) {
         goto done;
     }
@@ -329,15 +329,15 @@ fresh_generator(PyFunctionObject *function)
             goto done;
         }
     }
-    made = PyObject_Call((PyObject *)function, positional, named);
-    if (made && !PyGen_CheckExact(made)) {
+    generator = PyObject_Call((PyObject *)function, positional, named);
+    if (generator && !PyGen_CheckExact(generator)) {
         PyErr_Format(PyExc_ValueError, "%U is no generator function", code->co_qualname);
-        Py_CLEAR(made);
+        Py_CLEAR(generator);
     }
 done:
     Py_XDECREF(positional);
     Py_XDECREF(named);
-    return made;
+    return generator;
 }
 
 PyObject *
@@ -363,9 +363,9 @@ suspended_generator(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwarg
     PyObject **values = gather_values(function, next, slots, stack, &count);
     Py_DECREF(slots);
     Py_DECREF(stack);
-    PyObject *made = values ? fresh_generator(function) : NULL;
-    if (made) {
-        PyGenObject *generator = (PyGenObject *)made;
+    PyObject *suspended = values ? fresh_generator(function) : NULL;
+    if (suspended) {
+        PyGenObject *generator = (PyGenObject *)suspended;
         Frame *frame = (Frame *)generator->gi_iframe;
         for (Py_ssize_t i = 0; i < count; i++) {
             PyObject *dummy = i < code->co_nlocalsplus ? frame->localsplus[i] : NULL;
@@ -380,5 +380,5 @@ suspended_generator(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwarg
     if (values) {
         drop_values(values, count);
     }
-    return made;
+    return suspended;
 }

@@ -1,4 +1,4 @@
-/* Entering a function in the middle, and frame objects for tracebacks. */
+/* Enters a function in the middle, and creates frame objects for tracebacks. */
 #ifndef SMELT_RESUME_H
 #define SMELT_RESUME_H
 

@@ -1,4 +1,4 @@
-/* The singleton NULL: it can be neither made, copied into another object, nor mistaken for None. */
+/* The singleton NULL: it cannot be created again, copied into another object, or mistaken for None. */
 #include "frame/unbound.h"
 
 static PyObject *

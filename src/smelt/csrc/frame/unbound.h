@@ -1,4 +1,4 @@
-/* NULL, the Python object that stands for an empty stack slot or an unbound local. */
+/* NULL, the Python object for an empty stack slot or an unbound local. */
 #ifndef SMELT_NULL_H
 #define SMELT_NULL_H
 

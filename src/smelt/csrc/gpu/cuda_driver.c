@@ -1,4 +1,4 @@
-/* Opening the driver, asking it about devices, and modules: PTX → machine code for a GPU → functions in its memory. */
+/* Opens the driver, queries devices, and loads modules: PTX → machine code for a GPU → functions in its memory. */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include "gpu/cuda_driver.h"
@@ -105,14 +105,14 @@ cuda_driver(void)
 
 /* Fills in the functions; the name of one that is needed and missing, or NULL. */
 static const char *
-find_functions(CudaDriver *made, void *library)
+find_functions(CudaDriver *table, void *library)
 {
     for (size_t i = 0; i < Py_ARRAY_LENGTH(functions); i++) {
-        void *found = dlsym(library, functions[i].name);
-        if (found == NULL && functions[i].is_needed) {
+        void *function = dlsym(library, functions[i].name);
+        if (function == NULL && functions[i].is_needed) {
             return functions[i].name;
         }
-        memcpy((char *)made + functions[i].place, &found, sizeof found);
+        memcpy((char *)table + functions[i].place, &function, sizeof function);
     }
     return NULL;
 }
@@ -122,8 +122,8 @@ static PyObject *
 cuda_open(PyObject *Py_UNUSED(module), PyObject *path)
 {
     const char *name = PyUnicode_AsUTF8(path);
-    CudaDriver *made = name ? calloc(1, sizeof *made) : NULL;
-    if (made == NULL) {
+    CudaDriver *opened = name ? calloc(1, sizeof *opened) : NULL;
+    if (opened == NULL) {
         return name ? PyErr_NoMemory() : NULL;
     }
     void *library;
@@ -131,11 +131,11 @@ cuda_open(PyObject *Py_UNUSED(module), PyObject *path)
     CudaResult status = 0;
     Py_BEGIN_ALLOW_THREADS
     library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    missing = library ? find_functions(made, library) : NULL;
+    missing = library ? find_functions(opened, library) : NULL;
     if (library && missing == NULL) {
-        status = made->init(0);
-        status = status ? status : made->driver_version(&made->version);
-        made->process = getpid();
+        status = opened->init(0);
+        status = status ? status : opened->driver_version(&opened->version);
+        opened->process = getpid();
     }
     Py_END_ALLOW_THREADS
     if (library == NULL) {
@@ -146,21 +146,21 @@ cuda_open(PyObject *Py_UNUSED(module), PyObject *path)
         PyErr_Format(PyExc_OSError, "%s has no function %s", name, missing);
     }
     else if (status) {
-        fail(made, "cuInit", status, "");
+        fail(opened, "cuInit", status, "");
     }
     else {
-        driver = made;
-        return PyLong_FromLong(made->version);
+        driver = opened;
+        return PyLong_FromLong(opened->version);
     }
-    free(made); /* the library stays open: some cannot be closed */
+    free(opened); /* the library stays open: some cannot be closed */
     return NULL;
 }
 
 int
 cuda_context(CudaDriver *asked, int device, CudaContext *context)
 {
-    int found = 0;
-    CudaContext made = NULL;
+    int handle = 0;
+    CudaContext primary = NULL;
     CudaResult status;
     if (device < 0 || device >= CUDA_MOST_DEVICES) {
         PyErr_Format(PyExc_ValueError, "%d is not the number of a GPU", device);
@@ -168,13 +168,13 @@ cuda_context(CudaDriver *asked, int device, CudaContext *context)
     }
     if (asked->contexts[device] == NULL) {
         Py_BEGIN_ALLOW_THREADS
-        status = asked->device_get(&found, device);
-        status = status ? status : asked->primary_context(&made, found); /* kept for good, as PyTorch does */
+        status = asked->device_get(&handle, device);
+        status = status ? status : asked->primary_context(&primary, handle); /* kept for good, as PyTorch does */
         Py_END_ALLOW_THREADS
         if (status) {
             return fail(asked, "cuDevicePrimaryCtxRetain", status, "");
         }
-        asked->contexts[device] = made;
+        asked->contexts[device] = primary;
     }
     *context = asked->contexts[device];
     return 0;
@@ -428,14 +428,14 @@ module_dealloc(CudaModule *self)
 
 /* Looks a function up and lets it have more shared memory than a function has unasked, if it needs more. */
 static CudaResult
-find_function(CudaModule *self, const char *name, int shared, CudaFunction *found)
+find_function(CudaModule *self, const char *name, int shared, CudaFunction *result)
 {
-    CudaResult status = self->driver->get_function(found, self->handle, name);
+    CudaResult status = self->driver->get_function(result, self->handle, name);
     if (status == 0 && shared > USUAL_SHARED) {
         int have = 0;
-        status = self->driver->get_attribute(&have, MOST_DYNAMIC_SHARED, *found);
+        status = self->driver->get_attribute(&have, MOST_DYNAMIC_SHARED, *result);
         if (status == 0 && have < shared) {
-            status = self->driver->set_attribute(*found, MOST_DYNAMIC_SHARED, shared);
+            status = self->driver->set_attribute(*result, MOST_DYNAMIC_SHARED, shared);
         }
     }
     return status;
@@ -447,19 +447,19 @@ module_function(CudaModule *self, PyObject *args)
 {
     const char *name;
     int shared = 0;
-    CudaFunction found = NULL;
+    CudaFunction handle = NULL;
     Inside inside;
     if (!PyArg_ParseTuple(args, "s|i:function", &name, &shared)) {
         return NULL;
     }
     CudaResult status = go_inside(&inside, self->driver, self->context);
-    status = status ? status : find_function(self, name, shared, &found);
+    status = status ? status : find_function(self, name, shared, &handle);
     go_outside(&inside);
     if (status) {
         fail(self->driver, status == CUDA_INVALID_VALUE ? "cuFuncSetAttribute" : "cuModuleGetFunction", status, name);
         return NULL;
     }
-    return PyLong_FromVoidPtr(found);
+    return PyLong_FromVoidPtr(handle);
 }
 
 /* attribute(function, attribute): by its number in the driver's manual. */

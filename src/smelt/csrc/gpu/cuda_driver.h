@@ -1,5 +1,5 @@
-/* NVIDIA's driver: libcuda opened at run time, and the functions of it that are used. No header of CUDA is needed to build
-   this, and no driver to import it. */
+/* NVIDIA's driver: libcuda opened at run time, and the functions of it that are used. Building needs no CUDA header,
+   importing needs no driver. */
 #ifndef SMELT_CUDA_DRIVER_H
 #define SMELT_CUDA_DRIVER_H
 

@@ -1,9 +1,9 @@
-/* Launching grids by the CUDA driver.
+/* Launches grids with the CUDA driver.
 
-   All of it is enqueued on PyTorch's current stream of the device: a workspace of PyTorch's allocator is freed as soon as
-   the phases are launched, since whoever gets it next on that stream comes after them. What has to be found first (the
-   functions on this device), what PyTorch's C interface lacks and what it refuses (memory, for one) is left to
-   `finish`, which asks Python; its own errors are then the ones that are raised. */
+   All work is enqueued on PyTorch's current stream of the device. A workspace from PyTorch's allocator is freed as
+   soon as the phases are launched, because its next user on that stream comes after them. `finish` asks Python for
+   everything else: the functions on this device, what PyTorch's C interface lacks, and what it refuses (memory, for
+   one). Errors are then raised by Python. */
 #include "gpu/cuda_grid.h"
 
 #include <stdlib.h>
@@ -143,38 +143,38 @@ cuda_grid_launch(AnyLauncher *any, LaunchCall *call)
 static const CudaCode *
 load_code(GridLauncher *self, int32_t device)
 {
-    PyObject *found = PyObject_CallMethod(self->support, "functions", "i", (int)device);
-    CudaDriver *driver = found ? cuda_driver() : NULL;
+    PyObject *handles = PyObject_CallMethod(self->support, "functions", "i", (int)device);
+    CudaDriver *driver = handles ? cuda_driver() : NULL;
     CudaContext context;
     if (driver == NULL || cuda_context(driver, device, &context) < 0) {
-        Py_XDECREF(found);
+        Py_XDECREF(handles);
         return NULL;
     }
     const CudaCode *known = find_code(self, device); /* another thread may have asked meanwhile */
     if (known) {
-        Py_DECREF(found);
+        Py_DECREF(handles);
         return known;
     }
-    CudaCode *made = calloc(1, sizeof *made + (size_t)self->phase_count * sizeof(CudaFunction));
-    bool fits = PyTuple_Check(found) && PyTuple_GET_SIZE(found) == self->phase_count;
-    for (int i = 0; made && fits && i < self->phase_count; i++) {
-        made->functions[i] = PyLong_AsVoidPtr(PyTuple_GET_ITEM(found, i));
-        fits = made->functions[i] != NULL;
+    CudaCode *loaded = calloc(1, sizeof *loaded + (size_t)self->phase_count * sizeof(CudaFunction));
+    bool fits = PyTuple_Check(handles) && PyTuple_GET_SIZE(handles) == self->phase_count;
+    for (int i = 0; loaded && fits && i < self->phase_count; i++) {
+        loaded->functions[i] = PyLong_AsVoidPtr(PyTuple_GET_ITEM(handles, i));
+        fits = loaded->functions[i] != NULL;
     }
-    Py_DECREF(found);
-    if (made == NULL || !fits) {
-        free(made);
+    Py_DECREF(handles);
+    if (loaded == NULL || !fits) {
+        free(loaded);
         if (!PyErr_Occurred()) {
-            PyErr_SetString(made ? PyExc_TypeError : PyExc_MemoryError, "a function for each phase of a kernel");
+            PyErr_SetString(loaded ? PyExc_TypeError : PyExc_MemoryError, "a function for each phase of a kernel");
         }
         return NULL;
     }
-    made->driver = driver;
-    made->context = context;
-    made->device = device;
-    made->next = atomic_load(&self->code);
-    atomic_store_explicit(&self->code, made, memory_order_release);
-    return made;
+    loaded->driver = driver;
+    loaded->context = context;
+    loaded->device = device;
+    loaded->next = atomic_load(&self->code);
+    atomic_store_explicit(&self->code, loaded, memory_order_release);
+    return loaded;
 }
 
 /* The current stream of a device. 0, or -1 with an exception. */
@@ -313,8 +313,8 @@ set_cuda_library(PyObject *Py_UNUSED(module), PyObject *functions)
         return PyErr_Format(PyExc_TypeError, "set_cuda_library() needs a dict of addresses");
     }
     for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++) {
-        PyObject *found = PyDict_GetItemString(functions, names[i]);
-        addresses[i] = found ? PyLong_AsVoidPtr(found) : NULL;
+        PyObject *address = PyDict_GetItemString(functions, names[i]);
+        addresses[i] = address ? PyLong_AsVoidPtr(address) : NULL;
         if (PyErr_Occurred()) {
             return NULL;
         }
@@ -322,13 +322,13 @@ set_cuda_library(PyObject *Py_UNUSED(module), PyObject *functions)
     if (addresses[1] == NULL || addresses[2] == NULL) {
         addresses[1] = addresses[2] = NULL; /* one is no use without the other */
     }
-    TorchFunctions *made = calloc(1, sizeof *made);
-    if (made == NULL) {
+    TorchFunctions *table = calloc(1, sizeof *table);
+    if (table == NULL) {
         return PyErr_NoMemory();
     }
-    memcpy(&made->current_stream, &addresses[0], sizeof addresses[0]);
-    memcpy(&made->allocate, &addresses[1], sizeof addresses[1]);
-    memcpy(&made->free, &addresses[2], sizeof addresses[2]);
-    atomic_store_explicit(&torch_functions, made, memory_order_release);
+    memcpy(&table->current_stream, &addresses[0], sizeof addresses[0]);
+    memcpy(&table->allocate, &addresses[1], sizeof addresses[1]);
+    memcpy(&table->free, &addresses[2], sizeof addresses[2]);
+    atomic_store_explicit(&torch_functions, table, memory_order_release);
     Py_RETURN_NONE;
 }

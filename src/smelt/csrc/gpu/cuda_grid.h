@@ -1,4 +1,4 @@
-/* Grids launched on a GPU, on PyTorch's current stream, with memory of PyTorch's allocator. */
+/* Launches grids on a GPU, on PyTorch's current stream, with memory of PyTorch's allocator. */
 #ifndef SMELT_CUDA_GRID_H
 #define SMELT_CUDA_GRID_H
 

@@ -1,4 +1,4 @@
-/* A kernel as phases of grids: what both lowerings launch, on the host (gpu/host_grid.c) and by CUDA (gpu/cuda_grid.c). */
+/* A kernel as phases of grids, launched on the host (gpu/host_grid.c) or by CUDA (gpu/cuda_grid.c). */
 #ifndef SMELT_GRID_H
 #define SMELT_GRID_H
 

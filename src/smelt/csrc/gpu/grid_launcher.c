@@ -1,4 +1,4 @@
-/* GridLauncher as a Python type: made of phases, launched by the host or by CUDA. */
+/* GridLauncher as a Python type: built from phases, launched by the host or by CUDA. */
 #include "gpu/grid_launcher.h"
 
 #include "gpu/cuda_grid.h"
@@ -14,11 +14,11 @@ enum { MOST_THREADS = 1024, MOST_SIZES = 4096 };
 
 /* A number, or (slot,): one of the sizes that a launch is given. 0, or -1 with an exception. */
 static int
-read_size(PyObject *given, int sizes, GridSize *size)
+read_size(PyObject *argument, int sizes, GridSize *size)
 {
     *size = (GridSize){.slot = -1};
-    if (PyTuple_Check(given)) {
-        if (!PyArg_ParseTuple(given, "i;GridLauncher: the place of a size", &size->slot)) {
+    if (PyTuple_Check(argument)) {
+        if (!PyArg_ParseTuple(argument, "i;GridLauncher: the place of a size", &size->slot)) {
             return -1;
         }
         if (size->slot < 0 || size->slot >= sizes) {
@@ -27,7 +27,7 @@ read_size(PyObject *given, int sizes, GridSize *size)
         }
         return 0;
     }
-    size->number = PyLong_AsLongLong(given);
+    size->number = PyLong_AsLongLong(argument);
     if (size->number < 0) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_ValueError, "GridLauncher: blocks and bytes must not be negative");
@@ -39,13 +39,13 @@ read_size(PyObject *given, int sizes, GridSize *size)
 
 /* (function, blocks, threads, shared_bytes, has_barriers) */
 static int
-read_phase(PyObject *given, const GridLauncher *self, bool is_host, GridPhase *phase)
+read_phase(PyObject *argument, const GridLauncher *self, bool is_host, GridPhase *phase)
 {
     PyObject *function, *blocks;
     int has_barriers;
     long threads, shared;
-    if (!PyTuple_Check(given)
-        || !PyArg_ParseTuple(given, "OOllp;GridLauncher: a phase", &function, &blocks, &threads, &shared, &has_barriers)
+    if (!PyTuple_Check(argument)
+        || !PyArg_ParseTuple(argument, "OOllp;GridLauncher: a phase", &function, &blocks, &threads, &shared, &has_barriers)
         || read_size(blocks, self->size_count, &phase->blocks) < 0) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "GridLauncher: a phase is a tuple");
@@ -127,20 +127,20 @@ checked_finish(AnyLauncher *any, LaunchCall *call)
         return fallback->finish(fallback, call);
     }
     if (fallback == NULL) {
-        PyObject *made = PyObject_CallNoArgs(self->unaligned);
-        if (made == NULL) {
+        PyObject *object = PyObject_CallNoArgs(self->unaligned);
+        if (object == NULL) {
             return -1;
         }
-        if (!PyObject_TypeCheck(made, &AnyLauncherType) || ((AnyLauncher *)made)->buffers != any->buffers) {
+        if (!PyObject_TypeCheck(object, &AnyLauncherType) || ((AnyLauncher *)object)->buffers != any->buffers) {
             PyErr_SetString(PyExc_TypeError, "GridLauncher: unaligned() returns a launcher of the same buffers");
-            Py_DECREF(made);
+            Py_DECREF(object);
             return -1;
         }
-        if (!atomic_compare_exchange_strong(&self->fallback, &fallback, (AnyLauncher *)made)) {
-            Py_DECREF(made); /* another thread was first */
+        if (!atomic_compare_exchange_strong(&self->fallback, &fallback, (AnyLauncher *)object)) {
+            Py_DECREF(object); /* another thread was first */
         }
         else {
-            fallback = (AnyLauncher *)made;
+            fallback = (AnyLauncher *)object;
         }
     }
     call->fault = 0;
@@ -149,13 +149,13 @@ checked_finish(AnyLauncher *any, LaunchCall *call)
 
 /* A byte for each buffer but the sizes. 0, or -1 with an exception. */
 static int
-read_numbers(GridLauncher *self, PyObject *given)
+read_numbers(GridLauncher *self, PyObject *bytes)
 {
-    Py_ssize_t count = given ? PyBytes_GET_SIZE(given) : 0;
+    Py_ssize_t count = bytes ? PyBytes_GET_SIZE(bytes) : 0;
     if (count == 0) {
         return 0;
     }
-    const char *numbers = PyBytes_AS_STRING(given);
+    const char *numbers = PyBytes_AS_STRING(bytes);
     bool fits = count == self->any.buffers - (self->size_count > 0);
     for (Py_ssize_t i = 0; fits && i < count; i++) {
         fits = numbers[i] == 0 || numbers[i] == 1 || numbers[i] == 2 || numbers[i] == 4 || numbers[i] == 8;

@@ -1,11 +1,11 @@
-/* Running grids on the host: a block is a loop over its warps, each a function on vectors, and at a barrier they take turns.
+/* Runs grids on the host: a block is a loop over its warps, each a function on vectors, interleaved at barriers.
 
      launch     every phase, every block of it: shared memory filled with 0xFF, so that what nobody wrote is seen
        block    without barriers a loop over its warps; else each warp is a fiber with a stack of its own
          turn   every warp runs up to its next barrier or its end; then all wait there, or all are done
 
-   Where some warps end while others wait, a GPU would hang or worse: here the launch fails. Which warp and which block
-   is first can be changed (set_simt_order), so that a barrier that is missing shows. */
+   Where some warps end while others wait at a barrier, a GPU would hang or worse: here the launch fails. The order of
+   warps and blocks can be changed (set_simt_order), so that a missing barrier shows. */
 #define _GNU_SOURCE
 #include "gpu/host_grid.h"
 

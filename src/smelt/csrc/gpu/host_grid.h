@@ -1,4 +1,4 @@
-/* Grids run by the host, a warp at a time, for machines without a GPU. */
+/* Grids run by the host, one warp at a time, for machines without a GPU. */
 #ifndef SMELT_HOST_GRID_H
 #define SMELT_HOST_GRID_H
 

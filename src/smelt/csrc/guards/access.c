@@ -1,10 +1,10 @@
-/* How a guard reaches a value from its parent: one row per kind at the end of the file. */
+/* How a guard reaches a value from its parent: the table at the end of the file has one row per kind. */
 #include "guards/guards.h"
 
 #include "frame/unbound.h"
 
 static int
-found(PyObject *borrowed, PyObject **value)
+new_reference(PyObject *borrowed, PyObject **value)
 {
     *value = Py_NewRef(borrowed);
     return 1;
@@ -17,7 +17,7 @@ read_slot(const Node *node, const GuardSource *source, PyObject *Py_UNUSED(paren
         *value = Py_XNewRef(source->slots[node->index] ? slot_from_python(source->slots[node->index]) : NULL);
         return 1;
     }
-    return node->index == source->count && source->function ? found(source->function, value) : 0;
+    return node->index == source->count && source->function ? new_reference(source->function, value) : 0;
 }
 
 static int
@@ -52,17 +52,17 @@ read_key(const Node *node, const GuardSource *Py_UNUSED(source), PyObject *paren
     if (item == NULL) {
         return PyErr_Occurred() ? -1 : 0;
     }
-    return found(item, value);
+    return new_reference(item, value);
 }
 
 static int
 read_item(const Node *node, const GuardSource *Py_UNUSED(source), PyObject *parent, PyObject **value)
 {
     if (PyTuple_Check(parent)) {
-        return node->index < PyTuple_GET_SIZE(parent) ? found(PyTuple_GET_ITEM(parent, node->index), value) : 0;
+        return node->index < PyTuple_GET_SIZE(parent) ? new_reference(PyTuple_GET_ITEM(parent, node->index), value) : 0;
     }
     if (PyList_Check(parent)) {
-        return node->index < PyList_GET_SIZE(parent) ? found(PyList_GET_ITEM(parent, node->index), value) : 0;
+        return node->index < PyList_GET_SIZE(parent) ? new_reference(PyList_GET_ITEM(parent, node->index), value) : 0;
     }
     if (!PySequence_Check(parent) || PyDict_Check(parent) || node->index >= PySequence_Size(parent)) { /* a deque */
         return PyErr_Occurred() ? -1 : 0;
@@ -84,19 +84,19 @@ read_cell(const Node *Py_UNUSED(node), const GuardSource *Py_UNUSED(source), PyO
 static int
 read_type(const Node *Py_UNUSED(node), const GuardSource *Py_UNUSED(source), PyObject *parent, PyObject **value)
 {
-    return found((PyObject *)Py_TYPE(parent), value);
+    return new_reference((PyObject *)Py_TYPE(parent), value);
 }
 
 static int
 read_globals(const Node *Py_UNUSED(node), const GuardSource *Py_UNUSED(source), PyObject *parent, PyObject **value)
 {
-    return PyFunction_Check(parent) ? found(PyFunction_GET_GLOBALS(parent), value) : 0;
+    return PyFunction_Check(parent) ? new_reference(PyFunction_GET_GLOBALS(parent), value) : 0;
 }
 
 static int
 read_builtins(const Node *Py_UNUSED(node), const GuardSource *Py_UNUSED(source), PyObject *parent, PyObject **value)
 {
-    return PyFunction_Check(parent) ? found(((PyFunctionObject *)parent)->func_builtins, value) : 0;
+    return PyFunction_Check(parent) ? new_reference(((PyFunctionObject *)parent)->func_builtins, value) : 0;
 }
 
 static int
@@ -106,13 +106,13 @@ read_closure(const Node *node, const GuardSource *Py_UNUSED(source), PyObject *p
     if (closure == NULL || node->index >= PyTuple_GET_SIZE(closure)) {
         return 0;
     }
-    return found(PyTuple_GET_ITEM(closure, node->index), value);
+    return new_reference(PyTuple_GET_ITEM(closure, node->index), value);
 }
 
 static int
 read_value(const Node *node, const GuardSource *Py_UNUSED(source), PyObject *Py_UNUSED(parent), PyObject **value)
 {
-    return found(node->operand, value);
+    return new_reference(node->operand, value);
 }
 
 static const AccessKind kinds[] = {

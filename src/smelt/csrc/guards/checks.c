@@ -1,4 +1,4 @@
-/* What a guard can demand of a value: one row per kind at the end of the file. */
+/* What a guard can check of a value: the table at the end of the file has one row per kind. */
 #include "guards/guards.h"
 
 #include <string.h>
@@ -436,8 +436,8 @@ class_has_holds(const Check *check, PyObject *value)
 static PyObject *
 class_has_explain(const Check *check, PyObject *value)
 {
-    PyObject *found = value ? look_up(check, value) : NULL;
-    PyObject *got = found ? short_repr(found) : PyUnicode_FromString("nothing");
+    PyObject *attribute = value ? look_up(check, value) : NULL;
+    PyObject *got = attribute ? short_repr(attribute) : PyUnicode_FromString("nothing");
     PyObject *expected = short_repr(operand(check, 1));
     PyObject *text = got && expected
         ? PyUnicode_FromFormat("expected %U under %R, got %U", expected, operand(check, 0), got) : NULL;
@@ -470,16 +470,16 @@ static int
 method_holds(const Check *check, PyObject *value)
 {
     PyTypeObject *type = Py_TYPE(value);
-    PyObject *method = _PyType_Lookup(type, operand(check, 0)), *found = NULL;
+    PyObject *method = _PyType_Lookup(type, operand(check, 0)), *bound = NULL;
     if (method == NULL || !PyType_HasFeature(Py_TYPE(method), Py_TPFLAGS_METHOD_DESCRIPTOR)
         || type->tp_getattro != PyObject_GenericGetAttr) {
         return 0;
     }
-    int is_method = _PyObject_GetMethod(value, operand(check, 0), &found);
-    if (found == NULL) {
+    int is_method = _PyObject_GetMethod(value, operand(check, 0), &bound);
+    if (bound == NULL) {
         return -1;
     }
-    Py_DECREF(found);
+    Py_DECREF(bound);
     return is_method;
 }
 

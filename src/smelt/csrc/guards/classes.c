@@ -1,5 +1,4 @@
-/* What a guard can demand of a class beyond what it holds under a name: whose subclass it is, what `super()` finds in it,
-   what a function says of it. */
+/* Checks of classes beyond their attributes: subclass relations, what `super()` finds, what a predicate says. */
 #include "guards/guards.h"
 
 /* --- subclass, not registered ----------------------------------------------------------------- */
@@ -107,10 +106,10 @@ look_up_next(const Check *check, PyObject *value)
 #else
             PyObject *names = Py_XNewRef(((PyTypeObject *)base)->tp_dict);
 #endif
-            PyObject *found = names ? PyDict_GetItemWithError(names, operand(check, 0)) : NULL;
+            PyObject *attribute = names ? PyDict_GetItemWithError(names, operand(check, 0)) : NULL;
             Py_XDECREF(names);
-            if (found || PyErr_Occurred()) {
-                return found;
+            if (attribute || PyErr_Occurred()) {
+                return attribute;
             }
         }
         after |= base == operand(check, 1);

@@ -1,6 +1,6 @@
-/* The part of DLPack's C exchange interface (version 1) that guards use: a function which describes a tensor without
-   making a single Python object. A tensor type that has one offers it as the attribute `__dlpack_c_exchange_api__`, a
-   capsule that lives as long as the process. The layouts are fixed by the DLPack standard. */
+/* The part of DLPack's C exchange interface (version 1) that guards use: a function that describes a tensor without
+   creating a Python object. A tensor type offers it as the attribute `__dlpack_c_exchange_api__`, a capsule that lives
+   as long as the process. The DLPack standard fixes the layouts. */
 #ifndef SMELT_EXCHANGE_H
 #define SMELT_EXCHANGE_H
 

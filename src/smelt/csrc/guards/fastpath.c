@@ -1,13 +1,13 @@
-/* Going through a fast path: the words of memory that must be as they were, then what only asking can tell.
+/* Checks a fast path: first the words of memory that must be unchanged, then the checks that need calls.
 
-   The first part reads memory and runs no code, so nothing moves meanwhile. Its facts stand in an order in which each
-   one vouches for the next: the variable in the slot is the same object, so its dict is where it was; the dict's
-   version is the same, so it holds the very values it held; one of those is a module, whose dict ... Versions of dicts
-   are never given twice, so an object that was freed and another in its place cannot be confused; where a fact is a bare
-   pointer, guards/fastpath_build.c relies on nothing that another object in that place would not have to prove as well.
+   The first part reads memory and runs no code, so nothing moves meanwhile. Its facts are ordered so that each one
+   justifies the next: the variable in the slot is the same object, so its dict is where it was; the dict's version is
+   the same, so it holds the same values; one of those is a module, whose dict ... Dict versions are never reused, so a
+   freed object cannot be confused with another at its address. Where a fact is a bare pointer, guards/fastpath_build.c
+   relies on nothing that another object at that address would not have to prove as well.
 
-   A fact that does not hold means only that the long way must be taken. If all holds there, the fast path is made anew,
-   and a node that keeps changing is from then on covered by questions and look-ups (`Node.changes`). */
+   If a fact does not hold, the full walk decides. If everything holds there, the fast path is rebuilt, and a node that
+   keeps changing is from then on covered by calls and look-ups (`Node.changes`). */
 #include "guards/fastpath.h"
 
 #define ITEMS(facts, type) ((const type *)(facts).items)
@@ -29,11 +29,11 @@ changed_slot(const FastPath *fastpath, const GuardSource *source)
 static bool
 still_finds(const LookupFact *fact, uint64_t expected)
 {
-    PyObject *found = PyDict_GetItemWithError(fact->dict, fact->key);
-    if (found == NULL) {
+    PyObject *item = PyDict_GetItemWithError(fact->dict, fact->key);
+    if (item == NULL) {
         PyErr_Clear();
     }
-    return (uint64_t)(uintptr_t)found == expected;
+    return (uint64_t)(uintptr_t)item == expected;
 }
 
 /* For what is not a whole word. */

@@ -1,4 +1,4 @@
-/* Fast paths from inside: what guards/fastpath_build.c writes down and guards/fastpath.c goes through. */
+/* The structures of fast paths, which guards/fastpath_build.c writes and guards/fastpath.c checks. */
 #ifndef SMELT_GUARD_FASTPATH_H
 #define SMELT_GUARD_FASTPATH_H
 

@@ -1,13 +1,13 @@
-/* Making a fast path: which words of memory everything that held depends on.
+/* Builds a fast path: finds the words of memory that the result of the checks depends on.
 
-   The tree is gone through once more, by means that run no code of the user's. For each node: where is its value kept,
-   so that one comparison tells whether it is still the same; and which of its checks can change their answer without
-   the value being another one. What has no such place becomes a question, asked every time.
+   Walks the tree once more, without running user code. For each node it finds where its value is stored, so that one
+   comparison shows whether it is still the same, and which of its checks can change their result while the value stays
+   the same. A value without such a place is checked by a call every time.
 
-   A value is `identity_proved` if the facts written down so far prove that it is the very object seen now: it belongs to
-   the guards, or an unchanged dict or a proved tuple holds it, or it passed an "is". A bare pointer that is the same
-   proves less, since another object may have been allocated there; of such a value nothing is taken for granted but what a
-   further fact about it says, its type first. */
+   A value is `identity_proved` if the facts recorded so far prove that it is the object seen now: the guards own it,
+   or an unchanged dict or a proved tuple holds it, or it passed an "is" check. An equal bare pointer proves less,
+   because another object may have been allocated there; nothing is assumed of such a value except what further facts
+   say, its type first. */
 #include "guards/fastpath.h"
 
 #include <stddef.h>
@@ -337,13 +337,13 @@ reach_class_attribute(Builder *builder, const Node *node, Level *parent, Level *
         add_pointer(builder, level->node, name);
         return fixed(level, *name, false);
     }
-    PyObject *found = _PyType_Lookup(type, node->operand);
-    bool plain = found && (Py_TYPE(found)->tp_descr_get == NULL || PyFunction_Check(found));
+    PyObject *attribute = _PyType_Lookup(type, node->operand);
+    bool plain = attribute && (Py_TYPE(attribute)->tp_descr_get == NULL || PyFunction_Check(attribute));
     if (!plain || Py_TYPE(type) != &PyType_Type || _PyType_Lookup(&PyType_Type, node->operand) != NULL
         || !note_class(builder, parent)) {
         return ASK;
     }
-    return fixed(level, found, true);
+    return fixed(level, attribute, true);
 }
 
 static Reach

@@ -1,9 +1,9 @@
-/* Guards: a tree of values reached from a frame and what must hold of them, flattened into C structs.
+/* Guards: a tree of values reached from a frame and the checks on them, flattened into C structs.
 
    A node says how to reach its value from its parent's (an Access), what must hold of it (Checks), and whether the
-   value is collected as an input of the compiled code. Nodes are stored in preorder, so one loop with a short stack of values
-   visits the tree, however deep it is. Access kinds are the rows of one table (guards/access.c), check kinds of another
-   (guards/checks.c). */
+   value is collected as an input of the compiled code. Nodes are stored in preorder, so one loop with a short stack of
+   values visits the tree, however deep it is. Access kinds are the rows of one table (guards/access.c), check kinds
+   those of another (guards/checks.c). */
 #ifndef SMELT_GUARDS_H
 #define SMELT_GUARDS_H
 

@@ -1,4 +1,4 @@
-/* Whether guards hold: by the fast path where there is one, else by the walk, which makes one from the second time on. */
+/* Evaluates guards: by the fast path if there is one, else by the walk, which builds one from the second time on. */
 #include "guards/guards.h"
 
 #include <limits.h>
@@ -106,9 +106,9 @@ remember(Guards *guards, const GuardSource *source, Py_ssize_t stale)
         guards->nodes[stale].changes++;
     }
     if (guards->passes == PASSES_BEFORE_FASTPATH && (stale >= 0 || guards->fastpath == NULL)) {
-        FastPath *made = fastpath_build(guards, source);
+        FastPath *fastpath = fastpath_build(guards, source);
         FastPath *old = guards->fastpath; /* not before: making one may have run a finalizer that came here too */
-        guards->fastpath = made;
+        guards->fastpath = fastpath;
         fastpath_drop(old);
     }
 }

@@ -1,7 +1,7 @@
-/* Relations between sizes and numbers that differ from call to call: `x.shape[0] == y.shape[0]`, `n >= 2`.
+/* Relations between dynamic sizes and scalars: `x.shape[0] == y.shape[0]`, `n >= 2`.
 
-   Once everything in the tree holds, the sizes are read from what was collected and each fact, a polynomial compared
-   with zero, is computed on them. Arithmetic that does not fit 64 bits makes the fact fail. */
+   Once everything in the tree holds, the sizes are read from the collected values, and each fact, a polynomial
+   compared with zero, is evaluated on them. A fact whose arithmetic overflows 64 bits fails. */
 #include "guards/guards.h"
 
 typedef struct {
@@ -171,33 +171,33 @@ SizeFacts *
 size_facts_make(PyObject *spec, Py_ssize_t collected)
 {
     PyObject *readings = part(spec, 3, 0);
-    SizeFacts *made = readings ? PyMem_Calloc(1, sizeof(SizeFacts)) : NULL;
-    if (made == NULL) {
+    SizeFacts *result = readings ? PyMem_Calloc(1, sizeof(SizeFacts)) : NULL;
+    if (result == NULL) {
         return readings ? (SizeFacts *)PyErr_NoMemory() : NULL;
     }
     PyObject *compounds = PyTuple_GET_ITEM(spec, 1), *facts = PyTuple_GET_ITEM(spec, 2);
-    made->spec = Py_NewRef(spec);
-    made->readings = room_for(readings, sizeof(Reading));
-    made->compounds = made->readings ? room_for(compounds, sizeof(Compound)) : NULL;
-    made->facts = made->compounds ? room_for(facts, sizeof(SizeFact)) : NULL;
-    int status = made->facts ? 0 : -1;
-    while (status == 0 && made->reading_count < PyTuple_GET_SIZE(readings)) {
-        Py_ssize_t i = made->reading_count++;
-        status = take_reading(&made->readings[i], PyTuple_GET_ITEM(readings, i), collected);
+    result->spec = Py_NewRef(spec);
+    result->readings = room_for(readings, sizeof(Reading));
+    result->compounds = result->readings ? room_for(compounds, sizeof(Compound)) : NULL;
+    result->facts = result->compounds ? room_for(facts, sizeof(SizeFact)) : NULL;
+    int status = result->facts ? 0 : -1;
+    while (status == 0 && result->reading_count < PyTuple_GET_SIZE(readings)) {
+        Py_ssize_t i = result->reading_count++;
+        status = take_reading(&result->readings[i], PyTuple_GET_ITEM(readings, i), collected);
     }
-    while (status == 0 && made->compound_count < PyTuple_GET_SIZE(compounds)) {
-        Py_ssize_t i = made->compound_count++;
-        status = take_compound(&made->compounds[i], PyTuple_GET_ITEM(compounds, i), made->reading_count + i);
+    while (status == 0 && result->compound_count < PyTuple_GET_SIZE(compounds)) {
+        Py_ssize_t i = result->compound_count++;
+        status = take_compound(&result->compounds[i], PyTuple_GET_ITEM(compounds, i), result->reading_count + i);
     }
-    while (status == 0 && made->fact_count < PyTuple_GET_SIZE(facts)) {
-        Py_ssize_t i = made->fact_count++;
-        status = take_fact(&made->facts[i], PyTuple_GET_ITEM(facts, i), made->reading_count + made->compound_count);
+    while (status == 0 && result->fact_count < PyTuple_GET_SIZE(facts)) {
+        Py_ssize_t i = result->fact_count++;
+        status = take_fact(&result->facts[i], PyTuple_GET_ITEM(facts, i), result->reading_count + result->compound_count);
     }
     if (status < 0) {
-        size_facts_drop(made);
+        size_facts_drop(result);
         return NULL;
     }
-    return made;
+    return result;
 }
 
 static void
@@ -240,11 +240,11 @@ ask_size(PyObject *value, const Reading *reading, int64_t *size)
     if (sizes && reading->what == READ_STRIDE) {
         Py_SETREF(sizes, PyObject_CallNoArgs(sizes));
     }
-    PyObject *found = sizes ? PySequence_GetItem(sizes, reading->dimension) : NULL;
-    *size = found ? PyLong_AsLongLong(found) : -1;
+    PyObject *item = sizes ? PySequence_GetItem(sizes, reading->dimension) : NULL;
+    *size = item ? PyLong_AsLongLong(item) : -1;
     Py_XDECREF(name);
     Py_XDECREF(sizes);
-    Py_XDECREF(found);
+    Py_XDECREF(item);
     bool known = !PyErr_Occurred();
     PyErr_Clear();
     return known;
@@ -381,17 +381,17 @@ size_facts_explain(const SizeFacts *facts, PyObject *const *collected)
     if (failed < 0) {
         return PyUnicode_FromString("sizes could not be read");
     }
-    PyObject *found = PyUnicode_FromString("");
-    for (Py_ssize_t i = 0; found && i < facts->reading_count; i++) {
+    PyObject *values = PyUnicode_FromString("");
+    for (Py_ssize_t i = 0; values && i < facts->reading_count; i++) {
         PyObject *name = PyTuple_GET_ITEM(PyTuple_GET_ITEM(PyTuple_GET_ITEM(facts->spec, 0), i), 3);
         int64_t size = 0;
         if (PySequence_Contains(facts->facts[failed].text, name) == 1
             && read_size(collected[facts->readings[i].place], &facts->readings[i], &size)) {
-            Py_SETREF(found, PyUnicode_FromFormat("%U%s%U = %lld", found, PyUnicode_GET_LENGTH(found) ? ", " : "",
+            Py_SETREF(values, PyUnicode_FromFormat("%U%s%U = %lld", values, PyUnicode_GET_LENGTH(values) ? ", " : "",
                                                   name, (long long)size));
         }
     }
-    PyObject *text = found ? PyUnicode_FromFormat("expected %U, got %U", facts->facts[failed].text, found) : NULL;
-    Py_XDECREF(found);
+    PyObject *text = values ? PyUnicode_FromFormat("expected %U, got %U", facts->facts[failed].text, values) : NULL;
+    Py_XDECREF(values);
     return text;
 }

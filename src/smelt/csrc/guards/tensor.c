@@ -1,11 +1,11 @@
-/* The check ("tensor", type, dtype, device, shape, stride, requires_grad), through Python attributes: whatever has them
-   is a tensor, and torch is not needed to build or import this module.
+/* The check ("tensor", type, dtype, device, shape, stride, requires_grad), through Python attributes: any object that
+   has them counts as a tensor, and torch is not needed to build or import this module.
 
-   Reading them makes a Python object each, about a microsecond a tensor. Where the tensor's type offers DLPack's
-   exchange interface, the first tensor that passes teaches the check what its dtype and device look like there, and
-   from then on one call and a few comparisons of integers stand in for all but the type and what it does not show:
-   requires_grad, and whether there is more to the tensor than its memory, which compiled code would not see. Where it is
-   known how tensors are laid out in memory (guards/tensor_memory.c), not even that call is needed. */
+   Reading them creates a Python object each, about a microsecond per tensor. If the tensor's type offers DLPack's
+   exchange interface, the first tensor that passes shows the check how its dtype and device look there. From then on
+   one call and a few integer comparisons replace everything but the type and what DLPack does not show: requires_grad,
+   and whether the tensor has state besides its memory, which compiled code would not see. If the memory layout of
+   tensors is known (guards/tensor_memory.c), not even that call is needed. */
 #include "guards/guards.h"
 
 static struct {
@@ -147,11 +147,11 @@ own_attribute(PyObject *value, PyObject *name)
     PyObject *mro = Py_TYPE(value)->tp_mro;
     for (Py_ssize_t i = mro ? PyTuple_GET_SIZE(mro) : 0; i-- > 0;) {
         PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM(mro, i);
-        PyObject *found = type->tp_dict ? PyDict_GetItemWithError(type->tp_dict, name) : NULL;
-        if (found && is_of_c(found)) {
-            return Py_TYPE(found)->tp_descr_get(found, value, (PyObject *)Py_TYPE(value));
+        PyObject *attribute = type->tp_dict ? PyDict_GetItemWithError(type->tp_dict, name) : NULL;
+        if (attribute && is_of_c(attribute)) {
+            return Py_TYPE(attribute)->tp_descr_get(attribute, value, (PyObject *)Py_TYPE(value));
         }
-        if (found == NULL && PyErr_Occurred()) {
+        if (attribute == NULL && PyErr_Occurred()) {
             return NULL;
         }
     }
@@ -192,9 +192,9 @@ static PyObject *
 own_stride(PyObject *value)
 {
     PyObject *stride = own_attribute(value, names.stride);
-    PyObject *found = stride ? PyObject_CallNoArgs(stride) : NULL;
+    PyObject *strides = stride ? PyObject_CallNoArgs(stride) : NULL;
     Py_XDECREF(stride);
-    return found;
+    return strides;
 }
 
 /* One property of a tensor, by its place in the check. */

@@ -1,9 +1,9 @@
-/* What a tensor is, read where PyTorch keeps it: a few loads and comparisons instead of calls that make objects.
+/* Checks a tensor by reading PyTorch's memory: a few loads and comparisons instead of calls that create objects.
 
-   Nothing here knows PyTorch's headers. Capture finds the layout by experiment on tensors it makes (torch_abi/tensor_layout.py)
-   and sets it once; until then, and wherever the experiment has no clear outcome, memory never says yes and the check
-   goes the long way. It says yes only to a tensor whose type, sizes and strides are the wanted ones and whose dtype,
-   device and flags are there bit by bit as in one that passed the long way. */
+   Nothing here depends on PyTorch's headers. Capture determines the layout by experiments on tensors it creates
+   (torch_abi/tensor_layout.py) and sets it once. Until then, and wherever an experiment has no clear outcome, this
+   check never passes and the full check decides. It passes only for a tensor whose type, sizes and strides are the
+   expected ones and whose dtype, device and flags are bit-identical to those of one that passed the full check. */
 #include "guards/guards.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Guards as a Python type: building the tree from nested tuples, checking it against given slots. */
+/* Guards as a Python type: builds the tree from nested tuples, and checks it against slots. */
 #include "guards/guards.h"
 
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Walking a guard tree: does all hold, and if not, what failed first. */
+/* Walks a guard tree: whether everything holds, and if not, what failed first. */
 #include "guards/guards.h"
 
 enum { USUAL_DEPTH = 24 };

@@ -1,12 +1,12 @@
-/* Which device PyTorch takes for the accelerator of a process that has a GPU and a device of our own.
+/* Which device PyTorch treats as the accelerator of a process that has a GPU and a device of our own.
 
-   PyTorch has one accelerator, and takes a device with a name (PrivateUse1) before any other. Its autograd engine then
-   has no streams for tensors of the GPU and ends their backward by an assertion, while it asks every tensor of either
-   device for a stream. So libtorch_cpu is given two other answers: no such device is registered, and it is no
-   accelerator. The GPU stays the accelerator, and tensors of our device need no streams, as those of the CPU.
+   PyTorch has one accelerator, and prefers a device with a name (PrivateUse1) to any other. Its autograd engine then
+   has no streams for tensors of the GPU and fails an assertion in their backward, while it asks every tensor of either
+   device for a stream. So two functions answer libtorch_cpu differently: no such device is registered, and it is no
+   accelerator. The GPU stays the accelerator, and tensors of our device need no streams, like those of the CPU.
 
-   The two functions are called through the library's table of addresses (cross-library, or exported), which is where
-   they are replaced. Nothing else in the process sees another answer: the device keeps its name. */
+   The two functions are replaced in the library's table of addresses (cross-library, or exported), through which it
+   calls them. Nothing else in the process sees the difference: the device keeps its name. */
 #include "lazy/accelerator.h"
 
 #if defined(__linux__) && defined(__LP64__)
@@ -73,14 +73,14 @@ find_slots(Library *library)
 }
 
 static int
-visit(struct dl_phdr_info *info, size_t size, void *found)
+visit(struct dl_phdr_info *info, size_t size, void *result)
 {
     (void)size;
     const char *file = strrchr(info->dlpi_name, '/');
     if (strcmp(file ? file + 1 : info->dlpi_name, "libtorch_cpu.so")) {
         return 0;
     }
-    Library *library = found;
+    Library *library = result;
     library->base = info->dlpi_addr;
     const ElfW(Dyn) *dynamic = NULL;
     for (int place = 0; place < info->dlpi_phnum; place++) {

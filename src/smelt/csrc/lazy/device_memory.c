@@ -1,4 +1,4 @@
-/* The memories that live, by their addresses, and the way from a tensor to its own. */
+/* The live memories by address, and the lookup from a tensor to its memory. */
 #include "lazy/device_memory.h"
 
 #include "runner/aoti_library.h"
@@ -34,12 +34,12 @@ grow(void)
 {
     void **old = living.slots;
     size_t length = living.length;
-    void **made = calloc(length ? 2 * length : 1024, sizeof *made);
-    if (made == NULL) {
+    void **slots = calloc(length ? 2 * length : 1024, sizeof *slots);
+    if (slots == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    living.slots = made;
+    living.slots = slots;
     living.length = length ? 2 * length : 1024;
     for (size_t i = 0; i < length; i++) {
         if (old[i]) {
@@ -203,29 +203,29 @@ reads_storages(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 PyObject *
 device_memory_of_tensor(PyObject *Py_UNUSED(module), PyObject *tensor)
 {
-    DeviceMemory *found = device_memory_of(tensor);
-    return Py_NewRef(found ? (PyObject *)found : Py_None);
+    DeviceMemory *memory = device_memory_of(tensor);
+    return Py_NewRef(memory ? (PyObject *)memory : Py_None);
 }
 
 PyObject *
 device_memory_at(PyObject *Py_UNUSED(module), PyObject *address)
 {
-    void *given = PyLong_AsVoidPtr(address);
-    if (given == NULL && PyErr_Occurred()) {
+    void *data = PyLong_AsVoidPtr(address);
+    if (data == NULL && PyErr_Occurred()) {
         return NULL;
     }
-    DeviceMemory *found = at_address(given);
-    return Py_NewRef(found ? (PyObject *)found : Py_None);
+    DeviceMemory *memory = at_address(data);
+    return Py_NewRef(memory ? (PyObject *)memory : Py_None);
 }
 
 static PyObject *
 memory_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
-    PyObject *made = type->tp_alloc(type, 0);
-    if (made && device_memory_add((DeviceMemory *)made) < 0) {
-        Py_CLEAR(made);
+    PyObject *memory = type->tp_alloc(type, 0);
+    if (memory && device_memory_add((DeviceMemory *)memory) < 0) {
+        Py_CLEAR(memory);
     }
-    return made;
+    return memory;
 }
 
 static void

@@ -1,7 +1,7 @@
-/* DeviceMemory: what stands behind a storage of a device of our own, found from the storage's address.
+/* DeviceMemory: what is behind a storage of a device of our own, found from the storage's address.
 
-   A storage without data has the address of its memory for the address of its data (dispatch/tensors.py), so that the
-   memory of a tensor is two loads away. Addresses of memories that live are known, and no other is ever followed. */
+   A storage without data uses the address of its memory as its data address (dispatch/tensors.py), so that the memory
+   of a tensor is two loads away. The addresses of live memories are recorded, and no other is ever followed. */
 #ifndef SMELT_DEVICE_MEMORY_H
 #define SMELT_DEVICE_MEMORY_H
 

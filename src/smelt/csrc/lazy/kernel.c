@@ -1,7 +1,7 @@
 /* LazyKernel: what PyTorch's dispatcher calls for one operator of the lazy device.
 
-   The first call asks the owner what the operator is. One that is simply recorded is recorded here; all others, and
-   what recording declines, go to the owner. */
+   The first call asks the owner what the operator is. Operators that are simply recorded are recorded here. All
+   others, and calls that recording declines, go to the owner. */
 #include "lazy/lazy.h"
 
 #include <stddef.h>
@@ -41,21 +41,21 @@ kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int
 find_operator(LazyKernel *self)
 {
-    PyObject *found = PyObject_CallMethod(self->owner, "find", "O", self->name), *operator, *recorded;
-    if (found == NULL || !PyArg_ParseTuple(found, "OO", &operator, &recorded)) {
-        Py_XDECREF(found);
+    PyObject *pair = PyObject_CallMethod(self->owner, "find", "O", self->name), *operator, *recorded;
+    if (pair == NULL || !PyArg_ParseTuple(pair, "OO", &operator, &recorded)) {
+        Py_XDECREF(pair);
         return -1;
     }
     if (recorded != Py_None && !PyObject_TypeCheck(recorded, &RecordedOperatorType)) {
         PyErr_SetString(PyExc_TypeError, "find() returns an operator, and how it is recorded");
-        Py_DECREF(found);
+        Py_DECREF(pair);
         return -1;
     }
     if (self->operator== NULL) { /* no other thread was there */
         self->recorded = recorded == Py_None ? NULL : (RecordedOperator *)Py_NewRef(recorded);
         self->operator= Py_NewRef(operator);
     }
-    Py_DECREF(found);
+    Py_DECREF(pair);
     return 0;
 }
 
@@ -66,10 +66,10 @@ ask_owner(LazyKernel *self, const char *method, PyObject *args, PyObject *kwargs
     if (named == NULL) {
         return NULL;
     }
-    PyObject *found = error ? PyObject_CallMethod(self->owner, method, "OOOO", self->operator, args, named, error)
+    PyObject *result = error ? PyObject_CallMethod(self->owner, method, "OOOO", self->operator, args, named, error)
                             : PyObject_CallMethod(self->owner, method, "OOO", self->operator, args, named);
     Py_DECREF(named);
-    return found;
+    return result;
 }
 
 /* After a call that could not be recorded, with its exception. */
@@ -82,30 +82,30 @@ after_error(LazyKernel *self, PyObject *args, PyObject *kwargs)
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
-    PyObject *found = ask_owner(self, "declined", args, kwargs, value);
+    PyObject *result = ask_owner(self, "declined", args, kwargs, value);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
-    return found;
+    return result;
 }
 
 static PyObject *
 record_locked(LazyKernel *self, PyObject *args, PyObject *kwargs)
 {
     LazyRecorder *recorder = self->recorder;
-    PyObject *found = record_call(recorder, self->recorded, args, kwargs);
-    if (found == NULL) {
+    PyObject *result = record_call(recorder, self->recorded, args, kwargs);
+    if (result == NULL) {
         return after_error(self, args, kwargs);
     }
     const Recording *now = (Recording *)recorder->now;
     if (now->count >= recorder->most_operators || now->bytes >= recorder->most_bytes) {
         PyObject *done = PyObject_CallMethod(self->owner, "run_full", NULL);
         if (done == NULL) {
-            Py_CLEAR(found);
+            Py_CLEAR(result);
         }
         Py_XDECREF(done);
     }
-    return found;
+    return result;
 }
 
 static PyObject *
@@ -123,9 +123,9 @@ kernel_call(LazyKernel *self, PyObject *args, PyObject *kwargs)
     if (recording_lock_acquire(self->recorder->lock) < 0) {
         return NULL;
     }
-    PyObject *found = record_locked(self, args, kwargs);
+    PyObject *result = record_locked(self, args, kwargs);
     recording_lock_release(self->recorder->lock);
-    return found;
+    return result;
 }
 
 static int

@@ -1,9 +1,8 @@
-/* What lazy tensors are recorded with, in C: calls that were recorded before take no Python (lazy/recorder.py has what
-   happens to the others).
+/* Records lazy tensors in C: a call that was recorded before runs no Python (lazy/recorder.py handles the others).
 
    A recording walks a tree of steps. The key of a step is a tuple: the operator, then a code per argument, then names
-   and codes. A tensor's code is the `Ref` of its value, that of a number its type (the number is an operand), that of
-   anything else itself, or a pair where Python finds things equal that are not (1 and True, 0.0 and -0.0). */
+   and codes. A tensor's code is the `Ref` of its value. A number's code is its type (the number is an operand). Any
+   other argument is its own code, or a pair where Python's equality is too coarse (1 and True, 0.0 and -0.0). */
 #ifndef SMELT_LAZY_H
 #define SMELT_LAZY_H
 
@@ -66,8 +65,8 @@ typedef struct Step {
     int64_t first_value, values, numbers;
     PyObject *last_key; /* of the step that followed the last time, */
     struct Step *last;  /* and the step; NULL: none yet */
-    StepResult *made;   /* `results` for C; NULL: not read yet */
-    Py_ssize_t made_count;
+    StepResult *outputs; /* `results` for C; NULL: not read yet */
+    Py_ssize_t output_count;
 } Step;
 
 typedef enum { TENSOR_KIND, NUMBER_KIND, LITERAL_KIND, DEVICE_KIND } ArgumentKind;

@@ -24,9 +24,9 @@ static int
 measure(StridedLayout *self)
 {
     const int64_t *sizes = self->words, *strides = self->words + self->rank;
-    PyObject *found = PyObject_GetAttrString(self->dtype, "itemsize");
-    int64_t item = found ? PyLong_AsLongLong(found) : -1, last = self->offset, step = 1;
-    Py_XDECREF(found);
+    PyObject *itemsize = PyObject_GetAttrString(self->dtype, "itemsize");
+    int64_t item = itemsize ? PyLong_AsLongLong(itemsize) : -1, last = self->offset, step = 1;
+    Py_XDECREF(itemsize);
     bool is_empty = false;
     self->is_contiguous = self->offset == 0;
     for (int64_t i = self->rank - 1; i >= 0; i--) {
@@ -249,16 +249,16 @@ static PyObject *
 memory_find(LazyMemory *self, PyObject *parts)
 {
     StridedLayout *layout = strided_layout(parts);
-    PyObject *found = layout ? Py_None : NULL;
+    PyObject *result = layout ? Py_None : NULL;
     for (int i = self->count - 1; layout && i >= 0; i--) {
         if (is_same(self->views[i].layout, layout)) {
-            found = NULL;
+            result = NULL;
             Py_DECREF(layout);
             return PyLong_FromLongLong(self->views[i].value);
         }
     }
     Py_XDECREF(layout);
-    return Py_XNewRef(found);
+    return Py_XNewRef(result);
 }
 
 static PyMethodDef memory_methods[] = {

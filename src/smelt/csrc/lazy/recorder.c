@@ -1,4 +1,4 @@
-/* Recording of calls: arguments become a key, the key is looked up after the last step, and results are made. */
+/* Records calls: turns arguments into a key, looks the key up after the last step, and creates the results. */
 #include "lazy/lazy.h"
 
 #include <stddef.h>
@@ -99,9 +99,9 @@ asked_value(Call *call, PyObject *tensor)
         Py_DECREF(done);
     }
     const char *method = call->operator->is_view ? "value_of" : "read";
-    PyObject *found = PyObject_CallMethod((PyObject *)recorder, method, "O", tensor);
-    int64_t value = found ? PyLong_AsLongLong(found) : -2;
-    Py_XDECREF(found);
+    PyObject *number = PyObject_CallMethod((PyObject *)recorder, method, "O", tensor);
+    int64_t value = number ? PyLong_AsLongLong(number) : -2;
+    Py_XDECREF(number);
     return value < 0 ? -2 : value;
 }
 
@@ -149,19 +149,19 @@ static PyObject *code_of(Call *call, ArgumentKind kind, PyObject *value);
 static PyObject *
 list_code(Call *call, ArgumentKind kind, PyObject *list)
 {
-    PyObject *made = PyTuple_New(PySequence_Fast_GET_SIZE(list));
-    for (Py_ssize_t i = 0; made && i < PyTuple_GET_SIZE(made) && i < PySequence_Fast_GET_SIZE(list); i++) {
+    PyObject *codes = PyTuple_New(PySequence_Fast_GET_SIZE(list));
+    for (Py_ssize_t i = 0; codes && i < PyTuple_GET_SIZE(codes) && i < PySequence_Fast_GET_SIZE(list); i++) {
         PyObject *item = PySequence_Fast_GET_ITEM(list, i);
         PyObject *code = kind == NUMBER_KIND    ? number_code(call, item)
                          : kind == TENSOR_KIND ? code_of(call, kind, item)
                                                : literal_code(item);
         if (code == NULL) {
-            Py_CLEAR(made);
+            Py_CLEAR(codes);
             break;
         }
-        PyTuple_SET_ITEM(made, i, code);
+        PyTuple_SET_ITEM(codes, i, code);
     }
-    return made;
+    return codes;
 }
 
 static PyObject *
@@ -245,19 +245,19 @@ make_step(Call *call)
         PyTuple_SET_ITEM(key, i, Py_NewRef(call->key[i]));
     }
     PyObject *kwargs = call->kwargs ? Py_NewRef(call->kwargs) : PyDict_New();
-    PyObject *made = key && kwargs ? PyObject_CallMethod((PyObject *)call->recorder, "make_step", "OOOO",
+    PyObject *step = key && kwargs ? PyObject_CallMethod((PyObject *)call->recorder, "make_step", "OOOO",
                                                          call->operator->known, call->args, kwargs, key)
                                    : NULL;
-    if (made && !PyObject_TypeCheck(made, &StepType)) {
+    if (step && !PyObject_TypeCheck(step, &StepType)) {
         PyErr_SetString(PyExc_TypeError, "make_step() returns a step");
-        Py_CLEAR(made);
+        Py_CLEAR(step);
     }
-    if (made && PyDict_SetItem(((Step *)now->step)->after, key, made) < 0) {
-        Py_CLEAR(made);
+    if (step && PyDict_SetItem(((Step *)now->step)->after, key, step) < 0) {
+        Py_CLEAR(step);
     }
     Py_XDECREF(key);
     Py_XDECREF(kwargs);
-    return (Step *)made;
+    return (Step *)step;
 }
 
 static Step *
@@ -313,12 +313,12 @@ record_call(LazyRecorder *recorder, RecordedOperator *operator, PyObject *args, 
 static PyObject *
 recorder_record(LazyRecorder *self, PyObject *args)
 {
-    PyObject *operator, *given, *kwargs;
-    if (!PyArg_ParseTuple(args, "O!O!O!:record_call", &RecordedOperatorType, &operator, &PyTuple_Type, &given,
+    PyObject *operator, *positional, *kwargs;
+    if (!PyArg_ParseTuple(args, "O!O!O!:record_call", &RecordedOperatorType, &operator, &PyTuple_Type, &positional,
                           &PyDict_Type, &kwargs)) {
         return NULL;
     }
-    return record_call(self, (RecordedOperator *)operator, given, kwargs);
+    return record_call(self, (RecordedOperator *)operator, positional, kwargs);
 }
 
 static PyObject *

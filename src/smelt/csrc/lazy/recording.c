@@ -1,4 +1,4 @@
-/* Recording and Step: where a recording stands in the tree of what was recorded, and what is beside it. */
+/* Recording and Step: the position of a recording in the tree of recorded steps, and the data beside it. */
 #include "lazy/lazy.h"
 
 #include <stddef.h>
@@ -73,18 +73,18 @@ watch(Recording *self, PyObject *args)
 static PyObject *
 alive(Recording *self, PyObject *Py_UNUSED(unused))
 {
-    PyObject *found = PyList_New(0);
-    for (int64_t value = 0; found && value < self->length; value++) {
+    PyObject *pairs = PyList_New(0);
+    for (int64_t value = 0; pairs && value < self->length; value++) {
         if (self->living[value] == NULL) {
             continue;
         }
         PyObject *pair = Py_BuildValue("LO", (long long)value, self->living[value]);
-        if (pair == NULL || PyList_Append(found, pair) < 0) {
-            Py_CLEAR(found);
+        if (pair == NULL || PyList_Append(pairs, pair) < 0) {
+            Py_CLEAR(pairs);
         }
         Py_XDECREF(pair);
     }
-    return found;
+    return pairs;
 }
 
 static int
@@ -220,21 +220,21 @@ step_after(Step *self, PyObject *const *key, Py_ssize_t count)
     for (Py_ssize_t i = 0; i < count; i++) {
         PyTuple_SET_ITEM(tuple, i, Py_NewRef(key[i]));
     }
-    PyObject *found = PyDict_GetItemWithError(self->after, tuple);
-    if (found == NULL || !PyObject_TypeCheck(found, &StepType)) {
+    PyObject *step = PyDict_GetItemWithError(self->after, tuple);
+    if (step == NULL || !PyObject_TypeCheck(step, &StepType)) {
         Py_DECREF(tuple);
         return NULL;
     }
     Py_XSETREF(self->last_key, tuple);
-    Py_XSETREF(self->last, (Step *)Py_NewRef(found));
+    Py_XSETREF(self->last, (Step *)Py_NewRef(step));
     return self->last;
 }
 
 /* Where the argument is that a result is, or is a view of. */
 static int
-read_path(StepResult *result, PyObject *given)
+read_path(StepResult *result, PyObject *described)
 {
-    PyObject *path = PyObject_GetAttrString(given, "path");
+    PyObject *path = PyObject_GetAttrString(described, "path");
     if (path == NULL) {
         return -1;
     }
@@ -253,36 +253,36 @@ read_path(StepResult *result, PyObject *given)
 }
 
 static int
-read_result(StepResult *result, PyObject *given)
+read_result(StepResult *result, PyObject *described)
 {
-    if (given == Py_None) {
+    if (described == Py_None) {
         result->kind = NO_RESULT;
         return 0;
     }
-    PyObject *layout = PyObject_GetAttrString(given, "layout");
+    PyObject *layout = PyObject_GetAttrString(described, "layout");
     if (layout == NULL) {
         PyErr_Clear();
         result->kind = SAME_RESULT;
-        return read_path(result, given);
+        return read_path(result, described);
     }
     result->layout = strided_layout(layout);
     Py_DECREF(layout);
     if (result->layout == NULL) {
         return -1;
     }
-    int is_view = PyObject_HasAttrString(given, "path");
+    int is_view = PyObject_HasAttrString(described, "path");
     result->kind = is_view ? VIEW_RESULT : FRESH_RESULT;
-    return is_view ? read_path(result, given) : 0;
+    return is_view ? read_path(result, described) : 0;
 }
 
 static void
 forget_results(Step *self)
 {
-    for (Py_ssize_t i = 0; self->made && i < self->made_count; i++) {
-        Py_XDECREF(self->made[i].layout);
+    for (Py_ssize_t i = 0; self->outputs && i < self->output_count; i++) {
+        Py_XDECREF(self->outputs[i].layout);
     }
-    PyMem_Free(self->made);
-    self->made = NULL;
+    PyMem_Free(self->outputs);
+    self->outputs = NULL;
 }
 
 int
@@ -293,14 +293,14 @@ step_read_results(Step *self)
         return -1;
     }
     Py_ssize_t count = PyTuple_GET_SIZE(self->results);
-    self->made = PyMem_Calloc((size_t)(count ? count : 1), sizeof *self->made);
-    if (self->made == NULL) {
+    self->outputs = PyMem_Calloc((size_t)(count ? count : 1), sizeof *self->outputs);
+    if (self->outputs == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    self->made_count = count;
+    self->output_count = count;
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (read_result(&self->made[i], PyTuple_GET_ITEM(self->results, i)) < 0) {
+        if (read_result(&self->outputs[i], PyTuple_GET_ITEM(self->results, i)) < 0) {
             forget_results(self);
             return -1;
         }

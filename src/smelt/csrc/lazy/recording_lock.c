@@ -1,4 +1,4 @@
-/* RecordingLock: a lock that its thread may take again, as threading.RLock, and that C takes without a call. */
+/* RecordingLock: a reentrant lock like threading.RLock, which C acquires without a call. */
 #include "lazy/lazy.h"
 
 #include <pythread.h>

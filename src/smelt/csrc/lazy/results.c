@@ -1,4 +1,4 @@
-/* What a recorded call returns: new tensors without numbers, views of arguments, or arguments. */
+/* The results of a recorded call: new tensors without data, views of arguments, or arguments. */
 #include "lazy/lazy.h"
 
 #include "runner/aoti_library.h"
@@ -7,13 +7,13 @@
 static PyObject *
 view_of(PyObject *tensor, const StridedLayout *layout, int64_t offset)
 {
-    Handle base = library_handle(tensor), made;
-    if (base == NULL || library.view(base, layout->rank, layout->words, layout->words + layout->rank, offset, &made)) {
+    Handle base = library_handle(tensor), view;
+    if (base == NULL || library.view(base, layout->rank, layout->words, layout->words + layout->rank, offset, &view)) {
         return NULL;
     }
-    PyObject *found = library.wrap(made);
-    library.drop(made);
-    return found;
+    PyObject *wrapped = library.wrap(view);
+    library.drop(view);
+    return wrapped;
 }
 
 /* dispatch/tensors.py says what such a tensor is, and makes it where memory cannot be read. */
@@ -65,11 +65,11 @@ argument_of(const StepResult *result, PyObject *args, PyObject *kwargs)
     if (result->position >= 0 && result->position < PyTuple_GET_SIZE(args)) {
         return PyTuple_GET_ITEM(args, result->position);
     }
-    PyObject *found = result->name && kwargs ? PyDict_GetItemWithError(kwargs, result->name) : NULL;
-    if (found == NULL && !PyErr_Occurred()) {
+    PyObject *argument = result->name && kwargs ? PyDict_GetItemWithError(kwargs, result->name) : NULL;
+    if (argument == NULL && !PyErr_Occurred()) {
         PyErr_SetString(PyExc_RuntimeError, "a result is an argument that is not there");
     }
-    return found;
+    return argument;
 }
 
 static PyObject *
@@ -81,9 +81,9 @@ view_result(LazyRecorder *recorder, const StepResult *result, int64_t value, PyO
         if (lazy_memory_see(memory, result->layout, value) < 0) {
             return NULL;
         }
-        PyObject *found = view_of(base, result->layout, result->layout->offset - offset);
-        if (found || PyErr_Occurred()) {
-            return found;
+        PyObject *view = view_of(base, result->layout, result->layout->offset - offset);
+        if (view || PyErr_Occurred()) {
+            return view;
         }
     }
     return PyObject_CallMethod((PyObject *)recorder, "new_view", "OLO", result->layout->parts, (long long)value, base);
@@ -108,26 +108,26 @@ one_result(LazyRecorder *recorder, const StepResult *result, int64_t *value, PyO
 PyObject *
 step_results(LazyRecorder *recorder, Step *step, PyObject *args, PyObject *kwargs)
 {
-    if (step->made == NULL && step_read_results(step) < 0) {
+    if (step->outputs == NULL && step_read_results(step) < 0) {
         return NULL;
     }
     int64_t value = step->first_value;
     if (step->form == NULL || step->form == Py_None) {
-        if (step->made_count == 0) {
+        if (step->output_count == 0) {
             Py_RETURN_NONE;
         }
-        return one_result(recorder, &step->made[0], &value, args, kwargs);
+        return one_result(recorder, &step->outputs[0], &value, args, kwargs);
     }
-    PyObject *found = PyList_New(0);
-    for (Py_ssize_t i = 0; found && i < step->made_count; i++) {
-        PyObject *one = one_result(recorder, &step->made[i], &value, args, kwargs);
-        if (one == NULL || PyList_Append(found, one) < 0) {
-            Py_CLEAR(found);
+    PyObject *results = PyList_New(0);
+    for (Py_ssize_t i = 0; results && i < step->output_count; i++) {
+        PyObject *one = one_result(recorder, &step->outputs[i], &value, args, kwargs);
+        if (one == NULL || PyList_Append(results, one) < 0) {
+            Py_CLEAR(results);
         }
         Py_XDECREF(one);
     }
-    if (found && step->form != (PyObject *)&PyList_Type) {
-        Py_SETREF(found, PyList_AsTuple(found));
+    if (results && step->form != (PyObject *)&PyList_Type) {
+        Py_SETREF(results, PyList_AsTuple(results));
     }
-    return found;
+    return results;
 }

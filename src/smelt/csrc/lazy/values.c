@@ -1,4 +1,4 @@
-/* The value of a tensor in the recording under way, read from memory. */
+/* The value of a tensor in the current recording, read from memory. */
 #include "guards/guards.h"
 #include "lazy/lazy.h"
 
@@ -42,18 +42,18 @@ plain_dtype(LazyRecorder *recorder, PyObject *tensor, const uint64_t *words, int
     if (kinds_used > KINDS / 2) {
         return Py_None;
     }
-    PyObject *found = PyObject_CallMethod((PyObject *)recorder, "plain_dtype", "O", tensor);
-    if (found == NULL) {
+    PyObject *dtype = PyObject_CallMethod((PyObject *)recorder, "plain_dtype", "O", tensor);
+    if (dtype == NULL) {
         return NULL;
     }
     if (kinds[place].dtype) { /* another thread was there */
-        Py_DECREF(found);
+        Py_DECREF(dtype);
         return Py_None;
     }
     memcpy(kinds[place].words, words, (size_t)count * sizeof *words);
-    kinds[place].dtype = found; /* for good: dtypes live as long as PyTorch */
+    kinds[place].dtype = dtype; /* for good: dtypes live as long as PyTorch */
     kinds_used++;
-    return found;
+    return dtype;
 }
 
 /* --- values ----------------------------------------------------------------------------------- */
@@ -116,9 +116,9 @@ int64_t
 known_value(LazyRecorder *recorder, PyObject *tensor)
 {
     TensorPlace place;
-    int found = find_place(recorder, tensor, &place);
-    if (found <= 0) {
-        return found < 0 ? -2 : -1;
+    int status = find_place(recorder, tensor, &place);
+    if (status <= 0) {
+        return status < 0 ? -2 : -1;
     }
     LazyMemory *memory = place.memory;
     if (memory->serial != ((Recording *)recorder->now)->serial && enter(recorder, memory) < 0) {
@@ -138,10 +138,10 @@ LazyMemory *
 plain_memory(LazyRecorder *recorder, PyObject *tensor, PyObject *dtype, int64_t *offset)
 {
     TensorPlace place;
-    int found = find_place(recorder, tensor, &place);
-    if (found < 0) {
+    int status = find_place(recorder, tensor, &place);
+    if (status < 0) {
         PyErr_Clear();
     }
     *offset = place.offset;
-    return found > 0 && place.dtype == dtype ? place.memory : NULL;
+    return status > 0 && place.dtype == dtype ? place.memory : NULL;
 }

@@ -1,4 +1,4 @@
-/* The addresses of PyTorch's C interface, and looking into tensors. */
+/* The addresses of PyTorch's C interface, and access to tensors. */
 #include "runner/aoti_library.h"
 
 #include <stddef.h>
@@ -40,10 +40,10 @@ static const struct {
 
 /* The address under a name, NULL if there is none; -1 with an exception. */
 static int
-address_of(PyObject *given, const char *name, void **address)
+address_of(PyObject *functions, const char *name, void **address)
 {
-    PyObject *found = PyDict_GetItemString(given, name);
-    *address = found ? PyLong_AsVoidPtr(found) : NULL;
+    PyObject *number = PyDict_GetItemString(functions, name);
+    *address = number ? PyLong_AsVoidPtr(number) : NULL;
     return *address == NULL && PyErr_Occurred() ? -1 : 0;
 }
 
@@ -61,32 +61,32 @@ void (*library_function(const char *name))(void)
 PyObject *
 set_library(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *tensor, *parameter, *given;
+    PyObject *tensor, *parameter, *function_addresses;
     Py_ssize_t body, storage, data, bytes, resizable;
     if (!PyArg_ParseTuple(args, "O!O!nn(nnn)O!:set_library", &PyType_Type, &tensor, &PyType_Type, &parameter, &body,
-                          &storage, &data, &bytes, &resizable, &PyDict_Type, &given)) {
+                          &storage, &data, &bytes, &resizable, &PyDict_Type, &function_addresses)) {
         return NULL;
     }
-    Library made = {.body = body, .storage = storage, .data = data, .bytes = bytes, .resizable = resizable};
+    Library opened = {.body = body, .storage = storage, .data = data, .bytes = bytes, .resizable = resizable};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(functions); i++) {
         void *address;
-        if (address_of(given, functions[i].name, &address) < 0) {
+        if (address_of(function_addresses, functions[i].name, &address) < 0) {
             return NULL;
         }
         if (address == NULL && functions[i].is_needed) {
             PyErr_Format(PyExc_ValueError, "set_library: no address of %s", functions[i].name);
             return NULL;
         }
-        memcpy((char *)&made + functions[i].place, &address, sizeof address);
+        memcpy((char *)&opened + functions[i].place, &address, sizeof address);
     }
-    bool has_all = made.call_dispatcher && made.version && made.new_list && made.push_back && made.list_size
-                   && made.list_get && made.drop_list && made.new_string && (made.new_value || made.operator_new)
-                   && made.rank && made.sizes && made.strides && made.dtype;
-    made.call_dispatcher = has_all ? made.call_dispatcher : NULL;
-    made.tensor = (PyTypeObject *)Py_NewRef(tensor); /* for good: objects of theirs are looked into */
-    made.parameter = (PyTypeObject *)Py_NewRef(parameter);
-    library = made;
-    Py_XSETREF(addresses, Py_NewRef(given));
+    bool has_all = opened.call_dispatcher && opened.version && opened.new_list && opened.push_back && opened.list_size
+                   && opened.list_get && opened.drop_list && opened.new_string && (opened.new_value || opened.operator_new)
+                   && opened.rank && opened.sizes && opened.strides && opened.dtype;
+    opened.call_dispatcher = has_all ? opened.call_dispatcher : NULL;
+    opened.tensor = (PyTypeObject *)Py_NewRef(tensor); /* for good: objects of theirs are looked into */
+    opened.parameter = (PyTypeObject *)Py_NewRef(parameter);
+    library = opened;
+    Py_XSETREF(addresses, Py_NewRef(function_addresses));
     Py_RETURN_NONE;
 }
 
@@ -102,10 +102,10 @@ library_storages(PyObject *Py_UNUSED(module), PyObject *tensors)
         Py_RETURN_NONE;
     }
     Py_ssize_t count = PySequence_Fast_GET_SIZE(tensors);
-    PyObject *made = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(void *));
-    for (Py_ssize_t i = 0; made && i < count; i++) {
+    PyObject *pointers = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(void *));
+    for (Py_ssize_t i = 0; pointers && i < count; i++) {
         PyObject *object = PySequence_Fast_GET_ITEM(tensors, i);
-        char *place = PyBytes_AS_STRING(made) + i * (Py_ssize_t)sizeof(void *);
+        char *place = PyBytes_AS_STRING(pointers) + i * (Py_ssize_t)sizeof(void *);
         memset(place, 0, sizeof(void *));
         if (PyObject_TypeCheck(object, library.tensor)) {
             char *body;
@@ -115,5 +115,5 @@ library_storages(PyObject *Py_UNUSED(module), PyObject *tensors)
             }
         }
     }
-    return made;
+    return pointers;
 }

@@ -1,5 +1,5 @@
-/* PyTorch's C interface: functions found by name at run time (torch_abi/aoti_shims.py), so that no header of PyTorch is
-   needed to build this, and no PyTorch to import it. */
+/* PyTorch's C interface: functions found by name at run time (torch_abi/aoti_shims.py). Building needs no PyTorch
+   header, importing needs no PyTorch. */
 #ifndef SMELT_LIBRARY_H
 #define SMELT_LIBRARY_H
 
@@ -21,22 +21,22 @@ typedef struct {
                                           PyTorch allocated it; 0: not known */
     int32_t (*data_ptr)(Handle, void **address);
     int32_t (*empty_strided)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device,
-                             int32_t number, Handle *made);
-    int32_t (*view)(Handle, int64_t rank, const int64_t *sizes, const int64_t *strides, int64_t offset, Handle *made);
+                             int32_t number, Handle *result);
+    int32_t (*view)(Handle, int64_t rank, const int64_t *sizes, const int64_t *strides, int64_t offset, Handle *result);
     int32_t (*drop)(Handle);
-    int32_t (*new_handle)(Handle, Handle *made); /* of the same tensor */
+    int32_t (*new_handle)(Handle, Handle *result); /* of the same tensor */
     PyObject *(*wrap)(Handle); /* a new reference to the Python object of a tensor; its handle is still to be dropped */
     /* Any operator through the dispatcher, with what its arguments are made of (runner/native_call.c); NULL: not known.
        Of new_value and operator_new, which both make room for one value, one may be missing. */
     int32_t (*call_dispatcher)(const char *name, const char *overload, uint64_t *stack, uint64_t version);
     uint64_t (*version)(void);
-    int32_t (*new_list)(size_t reserved, ListHandle *made);
+    int32_t (*new_list)(size_t reserved, ListHandle *result);
     int32_t (*push_back)(ListHandle, uint64_t item);
     int32_t (*list_size)(ListHandle, size_t *size);
     int32_t (*list_get)(ListHandle, size_t place, uint64_t *item);
     int32_t (*drop_list)(ListHandle);
-    int32_t (*new_string)(const char *text, size_t length, void **made);
-    int32_t (*new_value)(uint64_t **made);
+    int32_t (*new_string)(const char *text, size_t length, void **result);
+    int32_t (*new_value)(uint64_t **result);
     void *(*operator_new)(size_t size);
     int32_t (*rank)(Handle, int64_t *rank);
     int32_t (*sizes)(Handle, int64_t **sizes);

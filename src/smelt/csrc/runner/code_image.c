@@ -1,6 +1,6 @@
-/* Code: an image of machine code, mapped, its slots filled with addresses, and from then on executable and read-only.
+/* Code: maps an image of machine code, fills its slots with addresses, and makes it executable and read-only.
 
-   The image is position-independent but for its slots, each eight bytes somewhere in it. */
+   The image is position-independent except for its slots, eight bytes each. */
 #include "runner/code_image.h"
 
 #include <stdint.h>

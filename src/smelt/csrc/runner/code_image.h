@@ -1,4 +1,4 @@
-/* Code: machine code in memory of its own. */
+/* Code: machine code in its own memory. */
 #ifndef SMELT_CODE_H
 #define SMELT_CODE_H
 

@@ -1,9 +1,9 @@
-/* Launcher: calls `void kernel(void **buffers, int64_t threads, void *workspace)` without the GIL; and how any launcher
-   is called from Python.
+/* Launcher: calls `void kernel(void **buffers, int64_t threads, void *workspace)` without the GIL. Also defines how
+   any launcher is called from Python.
 
-   The workspace is kept between calls. It is taken off the launcher under the GIL for the time of a call, so a second
-   thread in the same kernel finds none and makes its own. A program of several steps runs its kernels itself (runner/runner.c)
-   and takes of a launcher only what it knows. */
+   The workspace is kept between calls. A call takes it off the launcher under the GIL, so a second thread in the same
+   kernel finds none and allocates its own. A program of several steps runs its kernels itself (runner/runner.c) and
+   uses only the data of a launcher. */
 #include "runner/launcher.h"
 
 #include <stddef.h>
@@ -84,10 +84,10 @@ static int
 find_device(PyObject *tensor, int32_t *device)
 {
     PyObject *number = PyObject_CallMethodNoArgs(tensor, get_device);
-    long found = number ? PyLong_AsLong(number) : -1;
+    long index = number ? PyLong_AsLong(number) : -1;
     Py_XDECREF(number);
-    *device = (int32_t)found;
-    return found == -1 && PyErr_Occurred() ? -1 : 0;
+    *device = (int32_t)index;
+    return index == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
 /* Pointers in place: takes a workspace and runs. 0, or -1 with an exception. */

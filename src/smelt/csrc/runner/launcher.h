@@ -1,4 +1,4 @@
-/* Launchers: compiled kernels as Python callables. What the runner calls is the same for all of them (`AnyLauncher`). */
+/* Launchers: compiled kernels as Python callables. The runner calls all of them the same way (`AnyLauncher`). */
 #ifndef SMELT_LAUNCHER_H
 #define SMELT_LAUNCHER_H
 

@@ -1,4 +1,4 @@
-/* Making a Runner: a flat program (flat/table.c) bound to the objects it refers to and to the functions it calls. */
+/* Builds a Runner: binds a flat program (flat/table.c) to the objects it refers to and the functions it calls. */
 #include "runner/program.h"
 
 #include "runner/small_matmul.h"
@@ -143,7 +143,7 @@ find_consumed(Runner *self)
 static int
 bind(Runner *self)
 {
-    if (table_read(&self->table, self->given, PyTuple_GET_SIZE(self->objects)) < 0) {
+    if (table_read(&self->table, self->table_bytes, PyTuple_GET_SIZE(self->objects)) < 0) {
         return -1;
     }
     self->natives = PyMem_Calloc((size_t)self->table.counts[NATIVES] + 1, sizeof(NativeCall));
@@ -164,25 +164,25 @@ runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"table", "objects", "threads", "acquire", "release", "allocate", "view", "fit", "watchers",
                             NULL};
-    Runner given;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOOOOO!:Runner", names, &PyBytes_Type, &given.given,
-                                     &PyTuple_Type, &given.objects, &given.threads, &given.acquire, &given.release,
-                                     &given.allocate, &given.view, &given.fit, &PyTuple_Type, &given.watchers)) {
+    Runner parsed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOOOOO!:Runner", names, &PyBytes_Type, &parsed.table_bytes,
+                                     &PyTuple_Type, &parsed.objects, &parsed.threads, &parsed.acquire, &parsed.release,
+                                     &parsed.allocate, &parsed.view, &parsed.fit, &PyTuple_Type, &parsed.watchers)) {
         return NULL;
     }
     Runner *self = (Runner *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
     }
-    self->given = Py_NewRef(given.given);
-    self->objects = Py_NewRef(given.objects);
-    self->threads = Py_NewRef(given.threads);
-    self->acquire = Py_NewRef(given.acquire);
-    self->release = Py_NewRef(given.release);
-    self->allocate = Py_NewRef(given.allocate);
-    self->view = Py_NewRef(given.view);
-    self->fit = Py_NewRef(given.fit);
-    self->watchers = Py_NewRef(given.watchers);
+    self->table_bytes = Py_NewRef(parsed.table_bytes);
+    self->objects = Py_NewRef(parsed.objects);
+    self->threads = Py_NewRef(parsed.threads);
+    self->acquire = Py_NewRef(parsed.acquire);
+    self->release = Py_NewRef(parsed.release);
+    self->allocate = Py_NewRef(parsed.allocate);
+    self->view = Py_NewRef(parsed.view);
+    self->fit = Py_NewRef(parsed.fit);
+    self->watchers = Py_NewRef(parsed.watchers);
     self->vectorcall = runner_call;
     if (bind(self) < 0) {
         Py_DECREF(self);

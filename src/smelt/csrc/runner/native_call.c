@@ -1,4 +1,4 @@
-/* Making library calls without Python: arguments are read off their code and put where the callee looks for them. */
+/* Makes library calls without Python: decodes arguments and puts them where the callee expects them. */
 #include "runner/native_call.h"
 
 #include <string.h>
@@ -106,15 +106,15 @@ typedef struct {
     const int64_t *code;
     const Table *table;
     const Handle *tensors;
-} Given;
+} ArgumentReader;
 
-static int32_t argument(Given *given, uint64_t *made);
+static int32_t argument(ArgumentReader *reader, uint64_t *word);
 
 static int32_t
-some(Given *given, uint64_t *made)
+some(ArgumentReader *reader, uint64_t *word)
 {
     uint64_t inner = 0, *value = NULL;
-    int32_t status = argument(given, &inner);
+    int32_t status = argument(reader, &inner);
     if (status == 0) {
         status = library.new_value ? library.new_value(&value) : 0;
         value = library.new_value ? value : library.operator_new(sizeof *value);
@@ -123,56 +123,56 @@ some(Given *given, uint64_t *made)
         return -1;
     }
     *value = inner;
-    *made = (uintptr_t)value;
+    *word = (uintptr_t)value;
     return 0;
 }
 
 static int32_t
-list(Given *given, uint64_t *made)
+list(ArgumentReader *reader, uint64_t *word)
 {
-    int64_t count = *given->code++;
+    int64_t count = *reader->code++;
     ListHandle list = NULL;
     int32_t status = library.new_list((size_t)count, &list);
     for (int64_t i = 0; status == 0 && i < count; i++) {
         uint64_t item = 0;
-        status = argument(given, &item);
+        status = argument(reader, &item);
         status = status ? status : library.push_back(list, item);
     }
-    *made = (uintptr_t)list;
+    *word = (uintptr_t)list;
     return status;
 }
 
 static int32_t
-string(const Table *table, int64_t number, uint64_t *made)
+string(const Table *table, int64_t number, uint64_t *word)
 {
     void *handle = NULL;
     int32_t status = library.new_string(table_string(table, number), (size_t)table->strings[number].length, &handle);
-    *made = (uintptr_t)handle;
+    *word = (uintptr_t)handle;
     return status;
 }
 
 /* One argument as the dispatcher takes it, which frees it. Only for want of memory is there an error, and then what was
    made so far stays where it is. */
 static int32_t
-argument(Given *given, uint64_t *made)
+argument(ArgumentReader *reader, uint64_t *word)
 {
     Handle handle;
     int32_t status;
-    *made = 0;
-    switch (*given->code++) {
+    *word = 0;
+    switch (*reader->code++) {
     case WORD_CODE:
-        *made = (uint64_t)*given->code++;
+        *word = (uint64_t)*reader->code++;
         return 0;
     case TENSOR_CODE:
-        status = library.new_handle(given->tensors[*given->code++], &handle);
-        *made = (uintptr_t)handle;
+        status = library.new_handle(reader->tensors[*reader->code++], &handle);
+        *word = (uintptr_t)handle;
         return status;
     case SOME_CODE:
-        return some(given, made);
+        return some(reader, word);
     case LIST_CODE:
-        return list(given, made);
+        return list(reader, word);
     case STRING_CODE:
-        return string(given->table, *given->code++, made);
+        return string(reader->table, *reader->code++, word);
     default:
         return 0;
     }
@@ -184,9 +184,9 @@ native_call(const NativeCall *call, const int64_t *code, const Table *table, con
     if (call->function) {
         return call_function(call, code, tensors);
     }
-    Given given = {code, table, tensors};
-    for (int i = 0; given.code < code + call->code_count; i++) {
-        int32_t status = argument(&given, &stack[i]);
+    ArgumentReader reader = {code, table, tensors};
+    for (int i = 0; reader.code < code + call->code_count; i++) {
+        int32_t status = argument(&reader, &stack[i]);
         if (status) {
             return status;
         }
@@ -219,9 +219,9 @@ int
 native_call_returned(const NativeCall *call, const uint64_t *stack, Handle *returned, int count)
 {
     memset(returned, 0, (size_t)count * sizeof *returned);
-    int found = call->returns;
+    int returned_count = call->returns;
     if (call->returns < 0) {
-        found = from_list((ListHandle)(uintptr_t)stack[0], returned, count);
+        returned_count = from_list((ListHandle)(uintptr_t)stack[0], returned, count);
     }
     for (int i = 0; i < call->returns; i++) {
         Handle handle = (Handle)(uintptr_t)stack[i];
@@ -232,7 +232,7 @@ native_call_returned(const NativeCall *call, const uint64_t *stack, Handle *retu
             library.drop(handle);
         }
     }
-    if (found == count || count == 0) {
+    if (returned_count == count || count == 0) {
         return count;
     }
     for (int i = 0; i < count; i++) {

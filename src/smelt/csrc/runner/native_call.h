@@ -1,6 +1,7 @@
-/* Library calls without Python: an operator through PyTorch's dispatcher, boxed, or a C function that libtorch exports.
+/* Library calls without Python: an operator through PyTorch's dispatcher, boxed, or a C function that libtorch
+   exports.
 
-   What a call is given is written as numbers (torch_abi/boxed_calls.py), each argument a kind and what belongs to it:
+   The arguments of a call are encoded as numbers (torch_abi/boxed_calls.py), each argument a kind and its data:
 
      NONE                   nothing
      WORD    w              an integer, a bool, a dtype, or the bits of a double
@@ -8,7 +9,7 @@
      TENSOR  i              the call's tensor number i
      SOME    argument       what is optional and given
      LIST    n, arguments   n of them
-     STRING  i              the program's string number i                                                       */
+     STRING  i              the program's string number i */
 #ifndef SMELT_NATIVE_CALL_H
 #define SMELT_NATIVE_CALL_H
 

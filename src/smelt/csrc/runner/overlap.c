@@ -1,5 +1,5 @@
-/* Whether tensors that are written lie in memory of others: by address, since memory that PyTorch did not allocate (an
-   array of numpy's, a buffer, shared memory) may be behind any number of storages. */
+/* Whether written tensors overlap others, by address: memory that PyTorch did not allocate (an array of numpy's, a
+   buffer, shared memory) may be behind any number of storages. */
 #include "runner/aoti_library.h"
 
 #include <stdlib.h>
@@ -120,12 +120,12 @@ library_overlap(PyObject *Py_UNUSED(module), PyObject *args)
             return PyErr_NoMemory();
         }
     }
-    int found = collect(tensors, written, ranges, &filled);
-    if (found >= 0 && any_overlap(ranges, filled)) {
-        found = OVERLAP;
+    int status = collect(tensors, written, ranges, &filled);
+    if (status >= 0 && any_overlap(ranges, filled)) {
+        status = OVERLAP;
     }
     if (ranges != few) {
         PyMem_Free(ranges);
     }
-    return found < 0 ? NULL : PyLong_FromLong(found);
+    return status < 0 ? NULL : PyLong_FromLong(status);
 }

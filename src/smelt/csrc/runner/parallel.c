@@ -1,16 +1,16 @@
-/* Sharing the points of a kernel out between threads: what generated code calls as `smelt_parallel_for`.
+/* Shares the points of a kernel out between threads: generated code calls it as `smelt_parallel_for`.
 
      k0(buffers, threads, workspace)   smelt_parallel_for(k0.part, …)               generated: codegen/cpu/entry_points.py
        parallel_for                    how many chunks; one: run it here; more: GOMP_parallel(run_share, …)
          run_share                     chunks thread, thread + threads, …, so that any number of threads runs them all
            run_chunk                   points extent·chunk/chunks up to extent·(chunk + 1)/chunks → k0.part
 
-   In a child of fork() the threads of the parent are gone, and libgomp waits for them for ever: there the calling
+   In a child of fork() the threads of the parent are gone, and libgomp waits for them forever. There the calling
    thread runs all chunks, unless the parent had no other thread that could have been one of them.
 
    There are always as many threads as the caller asked for, as in PyTorch's own loops: libgomp keeps its threads only
-   while their number stays the same. It is the OpenMP that PyTorch runs on, found by name at run time; without it everything is
-   run by the calling thread. */
+   while their number stays the same. It is the OpenMP library that PyTorch uses, found by name at run time; without it
+   the calling thread runs everything. */
 #include "runner/parallel.h"
 
 #include <dirent.h>
@@ -112,9 +112,9 @@ parallel_for_address(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "KKK:parallel_for_address", &parallel, &thread, &threads)) {
         return NULL;
     }
-    bool found = parallel && thread && threads;
-    openmp.parallel = found ? (void (*)(void (*)(void *), void *, unsigned, unsigned))(uintptr_t)parallel : NULL;
-    openmp.thread = found ? (int (*)(void))(uintptr_t)thread : NULL;
-    openmp.threads = found ? (int (*)(void))(uintptr_t)threads : NULL;
+    bool has_openmp = parallel && thread && threads;
+    openmp.parallel = has_openmp ? (void (*)(void (*)(void *), void *, unsigned, unsigned))(uintptr_t)parallel : NULL;
+    openmp.thread = has_openmp ? (int (*)(void))(uintptr_t)thread : NULL;
+    openmp.threads = has_openmp ? (int (*)(void))(uintptr_t)threads : NULL;
     return PyLong_FromVoidPtr((void *)(uintptr_t)parallel_for);
 }

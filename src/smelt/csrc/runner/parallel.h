@@ -1,4 +1,4 @@
-/* The function that the code of every kernel calls to share its points out between threads. */
+/* The function by which the code of every kernel shares its points out between threads. */
 #ifndef SMELT_PARALLEL_H
 #define SMELT_PARALLEL_H
 

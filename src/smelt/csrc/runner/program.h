@@ -1,9 +1,9 @@
-/* Runner: a whole program as one call, made once (runner/make.c) of a flat table (flat/table.h), run many times
+/* Runner: a whole program as one call, built once (runner/make.c) from a flat table (flat/table.h), run many times
    (runner/runner.c).
 
-   A program works on values: tensors, by number. The first are the inputs, then the constants, then what steps make,
-   then what the arena lends for the time of a call. All sizes, strides and offsets lie in one array of numbers, which
-   records refer to by position: a call could bring an array of its own, for a program whose sizes differ. */
+   A program works on values: tensors, by number. First come the inputs, then the constants, then the results of steps,
+   then what the arena lends for the time of a call. All sizes, strides and offsets are in one array of numbers, which
+   records refer to by position: a program with dynamic shapes could bring its own array per call. */
 #ifndef SMELT_PROGRAM_H
 #define SMELT_PROGRAM_H
 
@@ -17,8 +17,8 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *dict;
-    PyObject *given;   /* the bytes that the table lies in */
-    PyObject *objects; /* a tuple: what the table refers to */
+    PyObject *table_bytes; /* the bytes that the table lies in */
+    PyObject *objects;     /* a tuple: what the table refers to */
     PyObject *allocate, *view, *fit; /* what Python does where the C interface does not: see _native.pyi */
     PyObject *acquire, *release;     /* the arena */
     PyObject *threads;

@@ -1,4 +1,4 @@
-/* One call of a program while it runs: its values, and the GIL that it has or has not. */
+/* One running call of a program: its values, and whether it holds the GIL. */
 #ifndef SMELT_RUN_H
 #define SMELT_RUN_H
 
@@ -115,7 +115,7 @@ int is_true(Run *run, Value *value);
 int tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides);
 
 /* A new handle on a view. Not 0: an error without words. */
-int32_t view_handle(const Run *run, Handle handle, Shape shape, Handle *made);
+int32_t view_handle(const Run *run, Handle handle, Shape shape, Handle *view);
 
 /* What an item stands for, as an object. What leaves the program is a view to PyTorch too, and made by it. A new
    reference, or NULL with an exception. With the GIL. */

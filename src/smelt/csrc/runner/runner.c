@@ -1,10 +1,10 @@
-/* Running a program: all its kernels and library calls in order, in one call.
+/* Runs a program: all its kernels and library calls in order, in one call.
 
-   The GIL is released before the first step of a program that needs no Python, else at the first kernel or library call
-   that needs none, and acquired where Python is needed: for a call that PyTorch's C interface does not offer, to drop an
-   object, to make the results. Where that interface is unknown, where somebody watches (a dispatch mode, the profiler)
-   and for tensors of other classes, Python does every step but the kernels, so that whoever looks sees what he always
-   did. An error inside the interface has no words: the same step is done again by Python, which raises it. */
+   The GIL is released before the first step of a program that needs no Python, else at the first kernel or library
+   call that needs none. It is acquired where Python is needed: for a call that PyTorch's C interface does not offer,
+   to drop an object, to create the results. Where that interface is unknown, where a dispatch mode or the profiler is
+   active, and for tensors of other classes, Python does every step but the kernels, so that observers see the same
+   calls as in eager. An error inside the interface has no message: Python repeats the step and raises it. */
 #include "runner/run.h"
 
 #include <stdlib.h>
@@ -41,18 +41,18 @@ static int
 ask_clock(PyObject *clock, int64_t *taken, int64_t count)
 {
     PyObject *times = tuple_of(taken, count);
-    PyObject *found = times ? PyObject_CallMethod(clock, "end", "(O)", times) : NULL;
+    PyObject *durations = times ? PyObject_CallMethod(clock, "end", "(O)", times) : NULL;
     Py_XDECREF(times);
-    int status = found ? 0 : -1;
-    if (status == 0 && (!PyTuple_Check(found) || PyTuple_GET_SIZE(found) != count)) {
+    int status = durations ? 0 : -1;
+    if (status == 0 && (!PyTuple_Check(durations) || PyTuple_GET_SIZE(durations) != count)) {
         PyErr_SetString(PyExc_TypeError, "end() of a clock returns a time for each step");
         status = -1;
     }
     for (int64_t i = 0; status == 0 && i < count; i++) {
-        taken[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(found, i));
+        taken[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(durations, i));
         status = taken[i] == -1 && PyErr_Occurred() ? -1 : 0;
     }
-    Py_XDECREF(found);
+    Py_XDECREF(durations);
     return status;
 }
 
@@ -123,7 +123,7 @@ is_unwatched(const Runner *self)
 
 /* An input or a constant. */
 static PyObject *
-given_at(const Run *run, PyObject *const *inputs, int64_t place)
+input_at(const Run *run, PyObject *const *inputs, int64_t place)
 {
     const int64_t count = run->table->header->inputs;
     return place < count ? inputs[place] : PyTuple_GET_ITEM(run->program->objects, place - count);
@@ -138,7 +138,7 @@ begin(Run *run, PyObject *const *inputs)
     const int64_t count = header->inputs + header->constants;
     run->native = library.tensor != NULL;
     for (int64_t i = 0; run->native && i < count; i++) {
-        run->native = library_handle(given_at(run, inputs, i)) != NULL;
+        run->native = library_handle(input_at(run, inputs, i)) != NULL;
     }
     if (run->native) {
         int unwatched = is_unwatched(program);
@@ -148,7 +148,7 @@ begin(Run *run, PyObject *const *inputs)
         run->native = unwatched;
     }
     for (int64_t i = 0; i < count; i++) {
-        PyObject *object = given_at(run, inputs, i);
+        PyObject *object = input_at(run, inputs, i);
         bool owned = header->consuming && i < header->inputs;
         set_object(run, &run->values[i], owned ? Py_NewRef(object) : object, owned);
     }
@@ -178,7 +178,7 @@ share_consumed(Run *run)
     for (int64_t i = 0; i < run->table->header->inputs; i++) {
         Value *value = &run->values[i];
         int64_t rank, *sizes, *strides;
-        Handle made;
+        Handle view;
         if (!run->program->consumed[i]) {
             continue;
         }
@@ -187,9 +187,9 @@ share_consumed(Run *run)
         }
         else if (library.rank(value->handle, &rank) == 0 && library.sizes(value->handle, &sizes) == 0
                  && library.strides(value->handle, &strides) == 0
-                 && library.view(value->handle, rank, sizes, strides, 0, &made) == 0) {
+                 && library.view(value->handle, rank, sizes, strides, 0, &view) == 0) {
             drop_value(run, value);
-            *value = (Value){.handle = made, .owns_handle = true};
+            *value = (Value){.handle = view, .owns_handle = true};
         }
     }
 }
@@ -237,10 +237,10 @@ end(Run *run, int status)
         drop_value(run, &run->values[i]);
     }
     if (run->arena) {
-        PyObject *given = PyObject_CallOneArg(run->program->release, run->arena);
+        PyObject *released = PyObject_CallOneArg(run->program->release, run->arena);
         Py_DECREF(run->arena);
-        Py_XDECREF(given);
-        if (given == NULL && type == NULL) {
+        Py_XDECREF(released);
+        if (released == NULL && type == NULL) {
             return -1;
         }
     }

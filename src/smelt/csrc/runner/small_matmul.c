@@ -1,5 +1,5 @@
-/* Products of small matrices: a row of the result is summed up over the depth in order, in doubles, where products of
-   floats are exact: no library's order of summing, fused or not, is nearer. The longer side of the result is what is
+/* Products of small matrices. Each row of the result is summed over the depth in order, in doubles, where products of
+   floats are exact: no library's order of summing, fused or not, is more accurate. The longer side of the result is
    vectorized. */
 #include "runner/small_matmul.h"
 
@@ -16,7 +16,7 @@ typedef struct {
 
 typedef struct {
     int64_t rows, columns, depth;
-    Matrix out, given, left, right; /* given.data NULL: there is none */
+    Matrix out, addend, left, right; /* addend.data NULL: there is none */
     double beta, alpha;
 } Product;
 
@@ -34,10 +34,10 @@ product_fits(const int64_t *numbers, int64_t count, int64_t matrices)
     VECTORIZED static void NAME(const Product *product)                                                                \
     {                                                                                                                  \
         const int64_t columns = product->columns;                                                                      \
-        const Matrix left = product->left, right = product->right, given = product->given, out = product->out;         \
+        const Matrix left = product->left, right = product->right, addend = product->addend, out = product->out;       \
         const double beta = (TYPE)product->beta, alpha = (TYPE)product->alpha;                                         \
         /* What is multiplied by zero is not looked at, neither this nor what is given: it may be anything. */         \
-        const int64_t depth = given.data && alpha == 0 ? 0 : product->depth;                                           \
+        const int64_t depth = addend.data && alpha == 0 ? 0 : product->depth;                                          \
         double sums[PRODUCT_WIDTH];                                                                                    \
         for (int64_t row = 0; row < product->rows; row++) {                                                            \
             for (int64_t column = 0; column < columns; column++) {                                                     \
@@ -58,11 +58,11 @@ product_fits(const int64_t *numbers, int64_t count, int64_t matrices)
                 }                                                                                                      \
             }                                                                                                          \
             TYPE *place = (TYPE *)out.data + out.begin + row * out.row;                                                \
-            const TYPE *before = (const TYPE *)given.data + given.begin + row * given.row;                             \
+            const TYPE *before = (const TYPE *)addend.data + addend.begin + row * addend.row;                          \
             for (int64_t column = 0; column < columns; column++) {                                                     \
-                double sum = given.data ? alpha * sums[column] : sums[column];                                         \
-                if (given.data && beta != 0) {                                                                         \
-                    sum += beta * before[column * given.column];                                                       \
+                double sum = addend.data ? alpha * sums[column] : sums[column];                                        \
+                if (addend.data && beta != 0) {                                                                        \
+                    sum += beta * before[column * addend.column];                                                      \
                 }                                                                                                      \
                 place[column * out.column] = (TYPE)sum;                                                                \
             }                                                                                                          \
@@ -94,14 +94,14 @@ product_run(const int64_t *numbers, int matrices, void *const *data, double beta
         .left = matrix_at(numbers, data, matrices - 2), .right = matrix_at(numbers, data, matrices - 1),
     };
     if (matrices == 4) {
-        product.given = matrix_at(numbers, data, 1);
+        product.addend = matrix_at(numbers, data, 1);
         product.beta = beta;
         product.alpha = alpha;
     }
     if (product.columns < product.rows) {
         product = (Product){
             .rows = product.columns, .columns = product.rows, .depth = product.depth,
-            .out = transposed(product.out), .given = transposed(product.given),
+            .out = transposed(product.out), .addend = transposed(product.addend),
             .left = transposed(product.right), .right = transposed(product.left),
             .beta = product.beta, .alpha = product.alpha,
         };

@@ -1,4 +1,4 @@
-/* The steps of a program: allocations, kernels, library calls natively or by Python, values dropped. */
+/* The steps of a program: allocations, kernels, native or Python library calls, dropping values. */
 #include "runner/run.h"
 
 #include "runner/small_matmul.h"
@@ -22,21 +22,21 @@ call_python(Run *run, const CallRecord *call)
         return PyErr_NoMemory();
     }
     PyObject **arguments = room + 1, *result = NULL; /* room[0] is scratch space for vectorcall */
-    int64_t made = 0;
-    while (made < count) {
-        PyObject *argument = object_made(run, &run->table->items[call->arguments + made], false);
+    int64_t filled = 0;
+    while (filled < count) {
+        PyObject *argument = object_made(run, &run->table->items[call->arguments + filled], false);
         if (argument == NULL) {
             break;
         }
-        arguments[made++] = argument;
+        arguments[filled++] = argument;
     }
-    if (made == count) {
+    if (filled == count) {
         Py_ssize_t named = PyTuple_GET_SIZE(names);
         size_t positional = (size_t)(count - named) | PY_VECTORCALL_ARGUMENTS_OFFSET;
         result = PyObject_Vectorcall(object_at(run, call->function), arguments, positional, named ? names : NULL);
     }
-    while (made > 0) {
-        Py_DECREF(arguments[--made]);
+    while (filled > 0) {
+        Py_DECREF(arguments[--filled]);
     }
     if (room != usual) {
         PyMem_Free(room);
@@ -61,11 +61,11 @@ allocate(Run *run, int64_t place)
     const DtypeRecord *dtype = &run->table->dtypes[layout->dtype];
     const DeviceRecord *device = &run->table->devices[layout->device];
     const int64_t *sizes_given = run->numbers + layout->numbers, *strides_given = sizes_given + layout->rank;
-    Handle made;
+    Handle handle;
     if (run->native && dtype->code >= 0 && device->kind >= 0
         && library.empty_strided(layout->rank, sizes_given, strides_given, (int32_t)dtype->code, (int32_t)device->kind,
-                                 (int32_t)device->number, &made) == 0) {
-        *value = (Value){.handle = made, .owns_handle = true};
+                                 (int32_t)device->number, &handle) == 0) {
+        *value = (Value){.handle = handle, .owns_handle = true};
         return 0;
     }
     acquire_gil(run);
@@ -163,20 +163,20 @@ launch(Run *run, const LaunchRecord *launch)
 
 /* Steals a tensor, which becomes the value it stands for, in the layout that was promised. */
 static int
-keep_result(Run *run, int64_t place, PyObject *found)
+keep_result(Run *run, int64_t place, PyObject *result)
 {
     const ValueRecord *expected = &run->table->values[place];
     PyObject *sizes, *strides, *fitted = NULL;
     if (tuples_of(run, shape_of_value(expected), &sizes, &strides) == 0) {
         PyObject *name = PyUnicode_FromString(table_string(run->table, expected->name));
         PyObject *dtype = object_at(run, run->table->dtypes[expected->dtype].object);
-        PyObject *arguments[] = {found, sizes, strides, dtype, name};
+        PyObject *arguments[] = {result, sizes, strides, dtype, name};
         fitted = name ? PyObject_Vectorcall(run->program->fit, arguments, 5, NULL) : NULL;
         Py_XDECREF(name);
         Py_DECREF(sizes);
         Py_DECREF(strides);
     }
-    Py_DECREF(found);
+    Py_DECREF(result);
     if (fitted == NULL) {
         return -1;
     }
@@ -242,13 +242,13 @@ keep_handle(Run *run, int64_t place, Handle handle)
     }
     const ValueRecord *expected = &run->table->values[place];
     if (has_layout(run, handle, expected, &has_strides)) {
-        Handle made = handle;
+        Handle view = handle;
         /* The same memory with the strides of its dimensions of one element; no view of it to autograd. */
-        if (has_strides || view_handle(run, handle, shape_of_value(expected), &made) == 0) {
+        if (has_strides || view_handle(run, handle, shape_of_value(expected), &view) == 0) {
             if (!has_strides) {
                 library.drop(handle);
             }
-            run->values[place] = (Value){.handle = made, .owns_handle = true};
+            run->values[place] = (Value){.handle = view, .owns_handle = true};
             return 0;
         }
     }

@@ -42,7 +42,7 @@ runner_dealloc(Runner *self)
 {
     PyObject_GC_UnTrack(self);
     runner_clear(self);
-    Py_XDECREF(self->given);
+    Py_XDECREF(self->table_bytes);
     PyMem_Free(self->natives);
     PyMem_Free(self->consumed);
     free(self->taken);
@@ -82,7 +82,7 @@ static PyMethodDef runner_methods[] = {
 };
 
 static PyMemberDef runner_members[] = {
-    {"table", T_OBJECT, offsetof(Runner, given), READONLY, "The flat program it was made of."},
+    {"table", T_OBJECT, offsetof(Runner, table_bytes), READONLY, "The flat program it was made of."},
     {"objects", T_OBJECT, offsetof(Runner, objects), READONLY, "What that refers to."},
     {"python_steps", T_INT, offsetof(Runner, python_steps), READONLY, "How many steps only Python can do."},
     {"gil_acquisitions", T_LONGLONG, offsetof(Runner, acquisitions), READONLY,

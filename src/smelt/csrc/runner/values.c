@@ -1,4 +1,4 @@
-/* Values of a program while it runs: tensors as handles, as Python objects or both, and objects made of them. */
+/* Values of a running program: tensors as handles, as Python objects or both, and conversions between them. */
 #include "runner/run.h"
 
 static PyObject *data_ptr_name, *get_device_name; /* interned */
@@ -157,19 +157,19 @@ tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides)
 
 /* A new handle on a view. Not 0: an error without words. */
 int32_t
-view_handle(const Run *run, Handle handle, Shape shape, Handle *made)
+view_handle(const Run *run, Handle handle, Shape shape, Handle *view)
 {
     const int64_t *numbers = run->numbers + shape.numbers;
-    return library.view(handle, shape.rank, numbers, numbers + shape.rank, numbers[2 * shape.rank], made);
+    return library.view(handle, shape.rank, numbers, numbers + shape.rank, numbers[2 * shape.rank], view);
 }
 
 /* A new reference to a view. What leaves the program is a view to PyTorch too, and made by it. With the GIL. */
 static PyObject *
 view_object(Run *run, Value *value, Shape shape, bool leaves)
 {
-    Handle made;
-    if (run->native && !leaves && value->handle && view_handle(run, value->handle, shape, &made) == 0) {
-        return wrapped(made);
+    Handle viewed;
+    if (run->native && !leaves && value->handle && view_handle(run, value->handle, shape, &viewed) == 0) {
+        return wrapped(viewed);
     }
     PyObject *whole = object_of(run, value), *sizes, *strides;
     if (whole == NULL || tuples_of(run, shape, &sizes, &strides) < 0) {

@@ -1,10 +1,10 @@
-/* Signal handlers of the program, put off while the compiler has changed its state.
+/* Defers the program's signal handlers while the compiler has changed its state.
 
-   CPython runs a handler on the main thread between any two bytecodes: those of the compiler too, under its dispatch
-   modes and in the middle of its imports. Tensors of the handler would have no data and end up in the graph, and what
-   it raises would be taken for a fault of the compiler. So signals that have such a handler are noted, and arrive once
-   the program's state is back: as they do for a function written in C. `signal.default_int_handler` is let through:
-   Ctrl-C ends a compilation. */
+   CPython runs a handler on the main thread between any two bytecodes, including those of the compiler, under its
+   dispatch modes and in the middle of its imports. Tensors of the handler would have no data and end up in the graph,
+   and its exceptions would look like faults of the compiler. So signals with such a handler are recorded, and
+   raised again once the program's state is restored, as for a function written in C. `signal.default_int_handler` is not
+   deferred: Ctrl-C ends a compilation. */
 #include "state/deferred_signals.h"
 
 #include <Python.h>

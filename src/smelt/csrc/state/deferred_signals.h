@@ -1,4 +1,4 @@
-/* Signal handlers of the program, put off while the compiler has changed its state: see state/deferred_signals.c. */
+/* Defers the program's signal handlers while the compiler has changed its state: see state/deferred_signals.c. */
 #ifndef SMELT_DEFERRED_SIGNALS_H
 #define SMELT_DEFERRED_SIGNALS_H
 

@@ -1,7 +1,7 @@
-/* Held and PausedGC: blocks that end when they are left, or, where an exception arrives in between, with their object.
+/* Held and PausedGC: blocks that end when they are left or, if an exception arrives in between, with their object.
 
-   `with` keeps nothing but the manager's `__exit__`. Where an exception comes between the block and that call, Python
-   drops it without calling it, and what dies with it ends the block. */
+   `with` keeps only the manager's `__exit__`. If an exception arrives between the block and that call, Python drops it
+   without calling it, and its deallocation ends the block. */
 #include <stdbool.h>
 
 #include <pthread.h>

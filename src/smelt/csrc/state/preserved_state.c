@@ -1,8 +1,8 @@
-/* State that comes back, whatever is raised and wherever.
+/* Restores state, whatever is raised and wherever.
 
-   A signal handler may raise between any two bytecodes: before a `with` has its `__exit__`, inside of an `__exit__`
-   written in Python, in a `finally`. So what must come off stands here, where no bytecode is in between: PyTorch's
-   functions are called one after the other, and nothing that they call is Python. */
+   A signal handler may raise between any two bytecodes: before a `with` has its `__exit__`, inside an `__exit__`
+   written in Python, in a `finally`. So state is restored here, without bytecode in between: PyTorch's functions are
+   called one after the other, and none of them calls Python. */
 #include "state/preserved_state.h"
 
 #include <stdbool.h>
@@ -141,17 +141,17 @@ put_counter(PyObject *counter, PyObject *before)
 static PyObject *
 take_hooks(void)
 {
-    PyObject *found = PyList_New(0);
-    for (int i = 0; found && i < MOST_HOOKS; i++) {
+    PyObject *hooks = PyList_New(0);
+    for (int i = 0; hooks && i < MOST_HOOKS; i++) {
         PyObject *top = PyObject_CallOneArg(PyTuple_GET_ITEM(known.hooks, 0), Py_True);
-        if (top == NULL || !PyTuple_Check(top) || PyList_Append(found, top) < 0) {
+        if (top == NULL || !PyTuple_Check(top) || PyList_Append(hooks, top) < 0) {
             Py_XDECREF(top);
             break;
         }
         Py_DECREF(top);
         Py_XDECREF(PyObject_CallNoArgs(PyTuple_GET_ITEM(known.hooks, 1)));
     }
-    return found;
+    return hooks;
 }
 
 static void
@@ -165,11 +165,11 @@ put_hooks(PyObject *wanted)
 static PyObject *
 read_hooks(void)
 {
-    PyObject *found = take_hooks();
-    if (found) {
-        put_hooks(found);
+    PyObject *hooks = take_hooks();
+    if (hooks) {
+        put_hooks(hooks);
     }
-    return found;
+    return hooks;
 }
 
 static PyObject *
@@ -270,16 +270,16 @@ static PyObject *
 read_each(PyObject *things, Read read)
 {
     Py_ssize_t count = PyTuple_GET_SIZE(things);
-    PyObject *found = PyList_New(count);
-    for (Py_ssize_t i = 0; found && i < count; i++) {
+    PyObject *values = PyList_New(count);
+    for (Py_ssize_t i = 0; values && i < count; i++) {
         PyObject *value = read(PyTuple_GET_ITEM(things, i));
         if (value == NULL) {
             PyErr_Clear();
             value = Py_NewRef(Py_None);
         }
-        PyList_SET_ITEM(found, i, value);
+        PyList_SET_ITEM(values, i, value);
     }
-    return found;
+    return values;
 }
 
 static void
@@ -352,16 +352,16 @@ put_all(Before *before)
 PyObject *
 install_preserved_state(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *given[7];
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!O!O!:install_preserved_state", &PyTuple_Type, &given[0], &PyTuple_Type,
-                          &given[1], &PyTuple_Type, &given[2], &given[3], &PyTuple_Type, &given[4], &PyTuple_Type, &given[5],
-                          &PyTuple_Type, &given[6])) {
+    PyObject *tuples[7];
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!O!O!:install_preserved_state", &PyTuple_Type, &tuples[0], &PyTuple_Type,
+                          &tuples[1], &PyTuple_Type, &tuples[2], &tuples[3], &PyTuple_Type, &tuples[4], &PyTuple_Type, &tuples[5],
+                          &PyTuple_Type, &tuples[6])) {
         return NULL;
     }
     PyObject **places[] = {&known.settings, &known.stacks,  &known.counters, &known.hooks,
                            &known.locals,   &known.globals, &known.guards};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(places); i++) {
-        Py_XSETREF(*places[i], Py_NewRef(given[i]));
+        Py_XSETREF(*places[i], Py_NewRef(tuples[i]));
     }
     Py_RETURN_NONE;
 }

@@ -1,4 +1,4 @@
-/* State that must not stay behind, whatever is raised and wherever: see state/preserved_state.c. */
+/* State that must be restored, whatever is raised and wherever: see state/preserved_state.c. */
 #ifndef SMELT_SHELTER_H
 #define SMELT_SHELTER_H
 

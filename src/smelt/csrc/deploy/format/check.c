@@ -1,4 +1,4 @@
-/* The rules of a TABLE that depend on more than one record: ir/artifact_file/check.py has the same. */
+/* Rules of a TABLE that depend on more than one record; ir/artifact_file/check.py has the same. */
 #include "deploy/format/table.h"
 
 #include <stdlib.h>
@@ -446,10 +446,10 @@ check_variants(Checker *checker)
 
 /* The states that may follow a variant; how many. */
 static int
-successors(const VariantRecord *variant, int64_t found[2])
+successors(const VariantRecord *variant, int64_t next[2])
 {
-    found[0] = variant->if_true;
-    found[1] = variant->if_false;
+    next[0] = variant->if_true;
+    next[1] = variant->if_false;
     return variant->next == BRANCH_NEXT ? 2 : variant->next == JUMP_NEXT ? 1 : 0;
 }
 
@@ -461,11 +461,11 @@ check_ends(const Checker *checker, int64_t *scratch)
     const Table *table = checker->table;
     const int64_t states = table->counts[STATES];
     int64_t *first = scratch, *seen = first + states + 1, *place = seen + states, *before = place + states;
-    int64_t found[2];
+    int64_t next[2];
     memset(first, 0, sizeof(int64_t) * (size_t)(2 * states + 1));
     for (int64_t i = 0; i < table->counts[VARIANTS]; i++) {
-        for (int n = successors(&table->variants[i], found); n-- > 0;) {
-            first[found[n] + 1]++;
+        for (int n = successors(&table->variants[i], next); n-- > 0;) {
+            first[next[n] + 1]++;
         }
     }
     for (int64_t i = 0; i < states; i++) {
@@ -474,9 +474,9 @@ check_ends(const Checker *checker, int64_t *scratch)
     }
     for (int64_t i = 0; i < states; i++) {
         for (int64_t k = 0; k < table->states[i].variant_count; k++) {
-            const int following = successors(&table->variants[table->states[i].variants + k], found);
+            const int following = successors(&table->variants[table->states[i].variants + k], next);
             for (int n = following; n-- > 0;) {
-                before[place[found[n]]++] = i;
+                before[place[next[n]]++] = i;
             }
             seen[i] |= following == 0;
         }

@@ -1,7 +1,7 @@
-/* XXH64 of bytes, as its specification says: four sums of eight bytes each, side by side, then mixed.
+/* XXH64 as specified: four sums of eight bytes each, in parallel, then mixed.
 
-   Fast enough that weights are held against it when a file is opened (several gigabytes a second). It finds damage; it
-   is no signature. */
+   Fast enough (several gigabytes a second) to check weights when a file is opened. It detects damage; it is no
+   signature. */
 #include "deploy/format/checksum.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* How a failure is told: a status and a message, into what the caller gave for it. */
+/* How a failure is reported: a status and a message, written to the caller's error record. */
 #ifndef SMELT_DEPLOY_ERROR_H
 #define SMELT_DEPLOY_ERROR_H
 

@@ -1,4 +1,4 @@
-/* Expressions over sizes: postfix code on a small stack, every step of it checked for what does not fit 64 bits. */
+/* Expressions over sizes: postfix code on a small stack, every step checked for overflow of 64 bits. */
 #include "deploy/format/table.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
-/* The file of an artifact: mapped, its header and directory checked, its sections held against their checksums.
+/* The file of an artifact: maps it, checks its header and directory, and verifies the checksums of its sections.
 
-   A copy with another STATE section is written beside its place and renamed, so that nobody ever sees half of it. */
+   A copy with another STATE section is written to a temporary file and renamed, so that nobody ever sees half of it. */
 #define _GNU_SOURCE
 #include "deploy/format/file.h"
 
@@ -20,25 +20,25 @@ smelt_status
 smelt_file_open(File *file, const char *path, smelt_error *error)
 {
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat found;
-    if (descriptor < 0 || fstat(descriptor, &found) < 0) {
+    struct stat status;
+    if (descriptor < 0 || fstat(descriptor, &status) < 0) {
         const int why = errno;
         if (descriptor >= 0) {
             close(descriptor);
         }
         return smelt_fail(error, SMELT_ERROR_IO, "%s: %s", path, strerror(why));
     }
-    if (!S_ISREG(found.st_mode) || found.st_size < (off_t)sizeof(FileHeader)) {
+    if (!S_ISREG(status.st_mode) || status.st_size < (off_t)sizeof(FileHeader)) {
         close(descriptor);
         return smelt_fail(error, SMELT_ERROR_FILE, "%s is too short to be an artifact, or no file", path);
     }
-    void *data = mmap(NULL, (size_t)found.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    void *data = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0);
     if (data == MAP_FAILED) {
         const int why = errno;
         close(descriptor);
         return smelt_fail(error, SMELT_ERROR_IO, "%s cannot be mapped: %s", path, strerror(why));
     }
-    *file = (File){.data = data, .size = (size_t)found.st_size, .descriptor = descriptor};
+    *file = (File){.data = data, .size = (size_t)status.st_size, .descriptor = descriptor};
     return SMELT_OK;
 }
 

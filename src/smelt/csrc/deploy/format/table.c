@@ -1,4 +1,4 @@
-/* Reading a TABLE: its sections are in their places, and every number that refers to a record refers to one. */
+/* Reads a TABLE: checks that its sections are in place, and that every reference is to an existing record. */
 #include "deploy/format/table.h"
 
 #include <string.h>

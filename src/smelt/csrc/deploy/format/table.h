@@ -1,4 +1,4 @@
-/* A TABLE of an artifact, once it keeps to the rules; and its expressions. */
+/* A TABLE of an artifact that passed its checks, and its expressions. */
 #ifndef SMELT_DEPLOY_TABLE_H
 #define SMELT_DEPLOY_TABLE_H
 
