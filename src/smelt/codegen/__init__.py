@@ -1,10 +1,10 @@
-"""Kernels → machine code. LLVM is the one code generator; `compile_kernels` is the one way in.
+"""Turns kernels into machine code. LLVM is the only code generator; `compile_kernels` is the only way in.
 
     compiled = compile_kernels([softmax], options)["softmax"]
     compiled.address(compiled.symbol)       void (*)(void **buffers, int64_t threads, void *workspace)
 
-`build` asks a kernel's target for schedule, emit and load (`generator.py`): `cpu/` has the host's, `llvm/` what all
-targets share. `targets.py` offers them.
+`build` asks a kernel's target for schedule, emit and load (`generator.py`). `cpu/` implements them for the host, `gpu/`
+for GPUs; `llvm/` is shared by all targets. `targets.py` registers them.
 """
 
 from typing import TYPE_CHECKING, Any

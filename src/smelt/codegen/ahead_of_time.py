@@ -1,12 +1,13 @@
-"""Kernels → machine code for a processor that this process may not run on. Nothing is loaded, and nothing runs.
+"""Turns kernels into machine code for a processor that this process may not run on. Loads and runs nothing.
 
     code = build_for(kernels, find_target("riscv64-v"))
     code.image                    position-independent bytes; `code.outside` is what they call by name
     code.entries[0].symbol        void k0(void **buffers, int64_t threads, void *workspace), for kernels[0]
     object_for(kernels, target)   the same as an object file: ELF, Mach-O, COFF or WebAssembly, by the target's triple
 
-Kernels are of the CPU's form, whatever target they name: the same program serves every processor. What a kernel's code
-relies on of sizes that vary (`KernelEntry.facts`) may differ between targets; it is guarded in the kernel's `ShapeEnv`.
+Kernels have the CPU's form, whatever target they name, so the same program serves every processor. The facts about
+dynamic shapes that the code relies on (`KernelEntry.facts`) may differ between targets; the kernel's `ShapeEnv` guards
+them.
 """
 
 from collections.abc import Collection, Sequence
@@ -122,23 +123,23 @@ def object_for(kernels: Sequence[Kernel], target: Target, prefix: str = "k") -> 
 def write_grids(kernels: Sequence[Kernel], target: Target, unaligned: Collection[int] = ()) -> Module:
     """The same of a GPU's kernels, in one part."""
     generator = generator_of(target.name)
-    found: dict[tuple[str, ShapeEnv | None, bool], tuple[EntryCode, KernelEntry]] = {}
+    entries: dict[tuple[str, ShapeEnv | None, bool], tuple[EntryCode, KernelEntry]] = {}
     keys = []
     for place, kernel in enumerate(kernels):
         kernel = replace(kernel, target=target.name)
         aligned = place not in unaligned
         keys.append((format_kernel(replace(kernel, name="kernel")), shape_env_of(kernel), aligned))
-        if keys[-1] in found:
+        if keys[-1] in entries:
             continue
         own, shape_env = over_own_symbols(kernel)
-        symbol = f"k{len(found)}"
+        symbol = f"k{len(entries)}"
         plan = generator.schedule(own, target, Fuel(), check=False, of="")
         code = generator.emit(symbol, plan, target, aligned=aligned)
         code = replace(code, facts=tuple(shape_env.guards), per_thread_workspace=code.workspace)
         grids = tuple(_grid(phase, code.sizes) for phase in code.phases)
-        found[keys[-1]] = code, replace(_entry(symbol, code, keys[-1][1]), grids=grids, is_grids=True)
-    text = str(join([code for code, _ in found.values()])) if found else ""
-    return Module((text,), tuple(found[key][1] for key in keys))
+        entries[keys[-1]] = code, replace(_entry(symbol, code, keys[-1][1]), grids=grids, is_grids=True)
+    text = str(join([code for code, _ in entries.values()])) if entries else ""
+    return Module((text,), tuple(entries[key][1] for key in keys))
 
 
 def _grid(phase: GridPhase, sizes: Sequence[RuntimeParam]) -> Grid:
@@ -160,10 +161,10 @@ def write_for(kernels: Sequence[Kernel], target: Target, *, prefix: str = "k", p
     if not distinct:
         return Module(("",), ())
     symbols = [f"{prefix}{place}" for place in range(len(distinct))]
-    found = units(list(distinct.values()), symbols, target, How(Fuel()))
-    codes = {place: code for unit in found for place, code in unit.entries.items()}
+    module_units = units(list(distinct.values()), symbols, target, How(Fuel()))
+    codes = {place: code for unit in module_units for place, code in unit.entries.items()}
     entries = {key: _entry(symbols[place], codes[place], key[1]) for place, key in enumerate(distinct)}
-    texts = tuple(str(module_of(part)) for part in divided(found, parts))
+    texts = tuple(str(module_of(part)) for part in divided(module_units, parts))
     return Module(texts, tuple(entries[key] for key in keys))
 
 

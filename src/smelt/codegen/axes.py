@@ -1,4 +1,4 @@
-"""Rewrites of a kernel's axes that keep its meaning, for the schedules of every target.
+"""Rewrites a kernel's axes without changing its meaning, for the schedules of every target.
 
     rows(b:8, h:4, one:1) cols(i:16, j:64)   all accesses contiguous
     → without_unit_axes   rows(b:8, h:4) cols(i:16, j:64)
@@ -30,11 +30,11 @@ from smelt.symbolic.symsize import known_equal
 
 
 def scanned(kernel: Kernel) -> frozenset[str]:
-    """The axes that something is folded along."""
+    """The axes that something is reduced along."""
     return frozenset(i.axis for i in kernel.instructions() if isinstance(i, Scan))
 
 
-def fold_rows_first(kernel: Kernel) -> Kernel:
+def reduce_rows_first(kernel: Kernel) -> Kernel:
     """`accumulate sum b[0] = v` in a loop → `t = reduce sum v`, then `accumulate sum b[0] = t` once a row."""
     cols = {axis.name for axis in kernel.cols}
     stages: list[Stage] = []
@@ -111,11 +111,11 @@ def forward_scans(kernel: Kernel) -> Kernel:
 
 
 def indices(kernel: Kernel) -> list[Index]:
-    found = [i.index for i in kernel.instructions() if isinstance(i, Access | Position)]
+    accessed = [i.index for i in kernel.instructions() if isinstance(i, Access | Position)]
     factors = [each for i in kernel.instructions() if isinstance(i, Contract) for each in i.factors]
     sums = [i for i in kernel.instructions() if isinstance(i, WeightedSum)]
-    found += [index for i in sums for index in (i.index, i.factor.index)]
-    return found + [index for each in factors for index in (each.index, *(at for at, _ in each.bounds))]
+    accessed += [index for i in sums for index in (i.index, i.factor.index)]
+    return accessed + [index for each in factors for index in (each.index, *(at for at, _ in each.bounds))]
 
 
 def merged(kernel: Kernel, *, cols: bool) -> Kernel:
@@ -141,7 +141,7 @@ _FOLDS = (Reduce, Scan, Accumulate, Scatter, Contract, WeightedSum)
 
 
 def is_pointwise(kernel: Kernel) -> bool:
-    """One loop, no folds, no scratch: every point on its own, in any order."""
+    """One loop, no reductions, no scratch: every point on its own, in any order."""
     return (
         len(kernel.stages) == 1
         and kernel.stages[0].loop

@@ -1,9 +1,9 @@
-"""Kernels → compiled kernels: what is new in one LLVM module for each thread, equal ones built once in a process.
+"""Compiles kernels: new ones go into one LLVM module per thread, and equal ones are built once per process.
 
     compile_kernels([gelu_1, gelu_2], options)     two names, one text → one piece of machine code
 
-Code for sizes that vary relies on facts of its own: it is used again where they hold, and the kernel's `ShapeEnv`
-relies on them from then on.
+Code for dynamic shapes relies on facts about them. It is reused where those facts hold, and the kernel's `ShapeEnv`
+guards them from then on.
 """
 
 import itertools
@@ -57,8 +57,8 @@ class CompiledKernel:
 
     @property
     def numbers(self) -> bytes:
-        found = bytes(each.dtype.itemsize if each.on_host else 0 for each in self.kernel.parameters)
-        return found if any(found) else b""
+        sizes = bytes(each.dtype.itemsize if each.on_host else 0 for each in self.kernel.parameters)
+        return sizes if any(sizes) else b""
 
     @property
     def loaded(self) -> object:
@@ -101,11 +101,11 @@ def compile_kernels(
         new = {keys[kernel.name]: kernel for kernel in kernels if _known(store, keys[kernel.name], kernel) is None}
         for name in dict.fromkeys(kernel.target for kernel in new.values()):
             _build(store, {key: kernel for key, kernel in new.items() if kernel.target == name}, how)
-        found = {kernel.name: _relied_on(store, keys[kernel.name], kernel) for kernel in kernels}
+        compiled = {kernel.name: _relied_on(store, keys[kernel.name], kernel) for kernel in kernels}
         store.update({key: store.pop(key) for key in dict.fromkeys(keys.values())})
         for key in list(itertools.islice(store, max(len(store) - _MOST, 0))):
             del store[key]
-        return found
+        return compiled
 
 
 def compile_unaligned(kernel: AnyKernel, options: Options) -> CompiledKernel:
@@ -138,17 +138,17 @@ def _known(store: _Store, key: str, kernel: AnyKernel) -> CompiledKernel | None:
 
 
 def _relied_on(store: _Store, key: str, kernel: AnyKernel) -> CompiledKernel:
-    found = _known(store, key, kernel)
-    assert found is not None
+    compiled = _known(store, key, kernel)
+    assert compiled is not None
     versions = store[key]
-    if versions[-1] is not found:
-        versions.remove(found)
-        versions.append(found)
-    shape_env = shape_env_of(kernel) if found.facts and isinstance(kernel, Kernel) else None
-    for fact in found.facts:
+    if versions[-1] is not compiled:
+        versions.remove(compiled)
+        versions.append(compiled)
+    shape_env = shape_env_of(kernel) if compiled.facts and isinstance(kernel, Kernel) else None
+    for fact in compiled.facts:
         assert shape_env is not None
         shape_env.guard(fact.relation, shape_env.own(fact.expression), ZERO)
-    return found
+    return compiled
 
 
 def _key(kernel: AnyKernel) -> str:
@@ -163,21 +163,21 @@ def _build(store: _Store, new: dict[str, AnyKernel], how: How) -> None:
     keys, kernels = list(new), list(new.values())
     target, generator = asked(kernels[0])
     symbols = generator.symbols(kernels)
-    found = units(kernels, symbols, target, how)
-    events.count("kernels_built", len(found))
+    module_units = units(kernels, symbols, target, how)
+    events.count("kernels_built", len(module_units))
     if events.wanted("llvm"):
-        events.emit("llvm", str(module_of(found)), kernels)
+        events.emit("llvm", str(module_of(module_units)), kernels)
     threads = torch.get_num_threads()
-    parts = divided(found, threads)
+    parts = divided(module_units, threads)
     loaded = generator.load([module_of(part) for part in parts], target, threads)
     for part, built in zip(parts, loaded, strict=True):
         for place, code in (entry for unit in part for entry in unit.entries.items()):
-            made = CompiledKernel.of(kernels[place], symbols[place], built, code)
+            compiled = CompiledKernel.of(kernels[place], symbols[place], built, code)
             versions = store.setdefault(keys[place], [])
-            versions.append(made)
+            versions.append(compiled)
             del versions[:-_MOST_OF_ONE]
     if events.wanted("asm"):
-        events.emit("asm", lambda: generator.assemble(str(module_of(found)), target), kernels)
+        events.emit("asm", lambda: generator.assemble(str(module_of(module_units)), target), kernels)
 
 
 def source(kernel: AnyKernel) -> str:

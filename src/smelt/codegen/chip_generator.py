@@ -1,9 +1,9 @@
-"""Code generators for chips: kernels become modules in the form that a chip compiles, and the chip compiles them.
+"""Code generators for chips: kernels become modules in a form that the chip compiles itself.
 
     Target.form "llvm", warp_size 1     LLVM text, a function a kernel, as a processor's: `ProcessorChipGenerator`
     Target.form "spirv"                 SPIR-V, a binary a grid: `gpu.spirv.spirv_generator.SpirvGenerator`
 
-A module stands for itself: what kernels call to share their points out between threads is in it, and does so for one.
+A module is self-contained: it includes the function by which kernels share points between threads, for one thread.
 """
 
 import re

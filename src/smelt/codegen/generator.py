@@ -1,10 +1,10 @@
-"""What a target brings to have kernels compiled: schedule, emit, load. `build` asks for it, and knows no target itself.
+"""The interface of a target's code generator: schedule, emit, load. `build` uses it and depends on no target.
 
     schedule(kernel, target, fuel)   →  how its loops run, whatever form the target has for that
     emit("k0", schedule, target)     →  `EntryCode`: LLVM text of the functions of one kernel
     load([text, …], target)          →  `Built`: machine code in memory, or on the device
 
-A module with these functions is one: `codegen/cpu/cpu_generator.py`.
+A module with these functions is a generator, such as `codegen/cpu/cpu_generator.py`.
 """
 
 import re

@@ -1,11 +1,11 @@
-"""Processors by name, as data: what code is made for ahead of time, wherever it will run.
+"""Processors that code is compiled for ahead of time, as data.
 
     described("x86-64-v3")             AVX2 and fused multiply-add, ELF for Linux
     described("aarch64-android")       the same processor as "aarch64", in an object for another system
     described("host")                  this machine, with the features named that the code relies on
 
-`required_features` of a target are all that its code may use beyond its architecture: whoever loads the code checks
-them first. They are in LLVM's words.
+`required_features` of a target lists every feature that its code uses beyond the base architecture, in LLVM's names.
+The loader checks them first.
 """
 
 from dataclasses import replace
@@ -148,12 +148,12 @@ _BASELINES = {_X86: "x86-64", _ARM: "generic", _RISC: "generic-rv64"}
 
 def _for_systems(target: Target) -> list[Target]:
     architecture = target.triple.partition("-")[0]
-    found = []
+    targets = []
     for system, (triple, runs_on) in SYSTEMS.items():
         if architecture in runs_on:
             said = "arm64" if "apple" in triple and architecture == _ARM else architecture
-            found.append(replace(target, name=f"{target.name}-{system}", triple=f"{said}-{triple}"))
-    return found
+            targets.append(replace(target, name=f"{target.name}-{system}", triple=f"{said}-{triple}"))
+    return targets
 
 
 TARGETS: dict[str, Target] = PROCESSORS | {

@@ -1,11 +1,12 @@
-"""Kernels whose code differs in numbers alone have one body, which is given them: layers of an image model, say.
+"""Kernels that differ only in constants share one function; the constants are passed as arguments. Layers of an image
+model are an example.
 
     k3: … mul i64 %t1, 784 … icmp slt i64 %t9, 784        f3: … mul i64 %t1, %num0 … icmp slt i64 %t9, %num0
     k8: … mul i64 %t1, 196 … icmp slt i64 %t9, 196   →    k3, k8: f3 with an array of their numbers behind the buffers
 
-What is compared is the text that was written for each, so whatever depends on a size, such as how many lanes there are
-or whether a last vector is, has been chosen for it. Numbers are extents, strides and offsets in 64 bits and scalar
-floats; where one divides, the product with its reciprocal is used, which is as fast as division by a constant.
+The generated texts are compared, so everything that depends on a size, such as the number of lanes or whether there is
+a last vector, has been chosen already. Constants are 64-bit extents, strides and offsets, and scalar floats. A division
+by one becomes a product with its reciprocal, which is as fast as division by a constant.
 """
 
 import re
@@ -64,18 +65,18 @@ def shared_texts(
         kernel = kernels[place]
         if not isinstance(kernel, Kernel) or code.sizes or code.facts or code.phases or not _is_bounded(kernel):
             continue
-        text = _taken_apart(code.functions, symbols[place])
+        text = _parsed(code.functions, symbols[place])
         helpers = frozenset(name for name, _ in code.helpers)
         key = (text.pieces, tuple(number.kind for number in text.numbers), len(kernel.parameters), helpers)
         groups.setdefault(key, {})[place] = text
-    found = []
+    shared = []
     for texts in groups.values():
         if len(texts) > 1 and fuel.take(*(kernels[place].name for place in texts)):
             first = min(texts)
             body = _Body.of(symbols[first] + ".body", texts, len(kernels[first].parameters))
             if body is not None:
-                found.append(body.shared({place: codes[place] for place in texts}, symbols))
-    return found
+                shared.append(body.shared({place: codes[place] for place in texts}, symbols))
+    return shared
 
 
 def _is_bounded(kernel: Kernel) -> bool:
@@ -83,7 +84,7 @@ def _is_bounded(kernel: Kernel) -> bool:
     return all(type(size) is int and size < MOST for size in sizes)
 
 
-def _taken_apart(functions: str, symbol: str) -> _Text:
+def _parsed(functions: str, symbol: str) -> _Text:
     text = re.sub(rf"@{re.escape(symbol)}(?!\w)", "@SYM", functions)
     own = _OWN.search(text)
     if own is not None:
@@ -94,11 +95,11 @@ def _taken_apart(functions: str, symbol: str) -> _Text:
     for line in _LINE.finditer(text):
         start, end = line.span("operands")
         if (kind := line["float"]) is not None:
-            found = [(each, _Number(kind, int(each[2], 16))) for each in _FLOAT.finditer(text, start, end)]
+            matches = [(each, _Number(kind, int(each[2], 16))) for each in _FLOAT.finditer(text, start, end)]
         else:
             kind, wanted = "divisor" if line["divides"] else "i64", _TYPED if line["typed"] else _INTEGER
-            found = [(each, _Number(kind, int(each[0]))) for each in wanted.finditer(text, start, end)]
-        for each, number in found:
+            matches = [(each, _Number(kind, int(each[0]))) for each in wanted.finditer(text, start, end)]
+        for each, number in matches:
             pieces.append(text[last : each.start()])
             numbers.append(number)
             last = each.end()
@@ -109,11 +110,11 @@ def _taken_apart(functions: str, symbol: str) -> _Text:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """The text that kernels share. `given`: what each gets in front of its own numbers, by its place."""
+    """The text that kernels share. `numbers`: what each gets in front of its own numbers, by its place."""
 
     name: str
     text: str
-    given: dict[int, list[int]]
+    numbers: dict[int, list[int]]
     own: dict[int, tuple[int, ...]]
 
     @classmethod
@@ -121,24 +122,24 @@ class _Body:
         """None if a number is needed where it cannot be had, or divides by one."""
         columns: dict[tuple[_Number, ...], int] = {}
         pieces = next(iter(texts.values())).pieces
-        made = []
+        parts = []
         for piece, values in zip(pieces, zip(*(text.numbers for text in texts.values()), strict=True), strict=False):
-            made.append(piece)
+            parts.append(piece)
             if len(set(values)) == 1:
-                made.append(_literal(values[0]))
+                parts.append(_literal(values[0]))
                 continue
             if values[0].kind == "divisor" and min(number.value for number in values) < 2:
                 return None
-            made.append(f"%num{columns.setdefault(values, len(columns))}")
-        text = _dividing("".join((*made, pieces[-1])))
+            parts.append(f"%num{columns.setdefault(values, len(columns))}")
+        text = _dividing("".join((*parts, pieces[-1])))
         kinds = [column[0].kind for column in columns]
         whole = _with_numbers(text, kinds, buffers)
         if whole is None:
             return None
-        given = {
+        numbers = {
             place: [word for column in columns for word in _words(column[row])] for row, place in enumerate(texts)
         }
-        return cls(name, whole, given, {place: text.own for place, text in texts.items()})
+        return cls(name, whole, numbers, {place: text.own for place, text in texts.items()})
 
     def shared(self, codes: Mapping[int, EntryCode], symbols: Sequence[str]) -> SharedText:
         first = next(iter(codes.values()))
@@ -150,9 +151,9 @@ class _Body:
         return SharedText(body, entries)
 
     def _entry(self, place: int, symbol: str) -> str:
-        words = [*self.given[place], *self.own[place]]
-        given = ", ".join(f"i64 {word}" for word in words)
-        return f"""@{symbol}.given = private constant [{len(words)} x i64] [{given}]
+        words = [*self.numbers[place], *self.own[place]]
+        elements = ", ".join(f"i64 {word}" for word in words)
+        return f"""@{symbol}.given = private constant [{len(words)} x i64] [{elements}]
 define void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace) nounwind {{
   tail call void @{self.name}(ptr %buffers, i64 %threads, ptr %workspace, ptr @{symbol}.given)
   ret void
@@ -163,8 +164,8 @@ define void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace) nounwind {{
 def _literal(number: _Number) -> str:
     if number.kind in ("i64", "divisor"):
         return str(number.value)
-    found = f"0x{number.value:016X}"
-    return f"splat ({_element(number.kind)} {found})" if number.kind.startswith("<") else found
+    literal = f"0x{number.value:016X}"
+    return f"splat ({_element(number.kind)} {literal})" if number.kind.startswith("<") else literal
 
 
 def _element(kind: str) -> str:
@@ -180,8 +181,8 @@ def _words(number: _Number) -> tuple[int, ...]:
 
 
 def _signed(word: int) -> int:
-    found: int = struct.unpack("<q", struct.pack("<Q", word & (1 << 64) - 1))[0]
-    return found
+    signed: int = struct.unpack("<q", struct.pack("<Q", word & (1 << 64) - 1))[0]
+    return signed
 
 
 def _dividing(text: str) -> str:
@@ -213,24 +214,24 @@ def _with_numbers(text: str, kinds: Sequence[str], buffers: int) -> str | None:
     heads = list(_HEAD.finditer(text))
     if not heads or text.count("\ndefine ") + text.startswith("define ") != len(heads) or _ENTRY not in text:
         return None
-    made = [text[: heads[0].start()]]
+    parts = [text[: heads[0].start()]]
     for head, after in zip(heads, (*(each.start() for each in heads[1:]), len(text)), strict=True):
         first, body = head[0], text[head.end() : after]
         used = sorted({int(each) for each in _USED.findall(body)})
         if _ENTRY in first:
-            made.append(first.replace(_ENTRY, _ENTRY.replace("%buffers", "%given")[:-1] + ", ptr %numbers)"))
-            made.append(_copied(buffers))
+            parts.append(first.replace(_ENTRY, _ENTRY.replace("%buffers", "%given")[:-1] + ", ptr %numbers)"))
+            parts.append(_copied(buffers))
         else:
-            made.append(first)
+            parts.append(first)
             if used or "@SYM.numbers" in body:
-                made.append(f"  %numbers.at = getelementptr ptr, ptr %buffers, i64 {buffers}\n")
-                made.append("  %numbers = load ptr, ptr %numbers.at, !invariant.load !{}\n")
-        made += [_loaded(number, kinds[number], places[number]) for number in used]
+                parts.append(f"  %numbers.at = getelementptr ptr, ptr %buffers, i64 {buffers}\n")
+                parts.append("  %numbers = load ptr, ptr %numbers.at, !invariant.load !{}\n")
+        parts += [_loaded(number, kinds[number], places[number]) for number in used]
         if "@SYM.numbers" in body:
-            made.append(f"  %numbers.own = getelementptr i64, ptr %numbers, i64 {words}\n")
+            parts.append(f"  %numbers.own = getelementptr i64, ptr %numbers, i64 {words}\n")
             body = re.sub(r"@SYM\.numbers(?!\w)", "%numbers.own", body)
-        made.append(body)
-    return "".join(made)
+        parts.append(body)
+    return "".join(parts)
 
 
 def _copied(buffers: int) -> str:

@@ -1,4 +1,4 @@
-"""The targets that come with the package, offered to `device.registry`. Loads neither LLVM nor what makes code."""
+"""Registers the targets of this package with `device.registry`. Loads neither LLVM nor the code generators."""
 
 import functools
 import math
@@ -160,8 +160,8 @@ def _cuda_generator() -> Any:
 def _cuda_launcher(code: KernelCode, unaligned: Unaligned | None) -> _native.GridLauncher:
     from smelt.runtime.cuda.launcher import kernel_launcher
 
-    made = (lambda: _cuda_launcher(unaligned(), None)) if unaligned else None
-    return kernel_launcher(code.loaded, code, _ALIGNMENT if unaligned else 1, made)
+    build_unaligned = (lambda: _cuda_launcher(unaligned(), None)) if unaligned else None
+    return kernel_launcher(code.loaded, code, _ALIGNMENT if unaligned else 1, build_unaligned)
 
 
 for _architecture in ARCHITECTURES:

@@ -1,8 +1,9 @@
-"""Kernels → LLVM text: what has to be in one module is a unit, and units are divided between threads that compile.
+"""Writes the LLVM text of kernels: functions that must be in one module form a unit, and threads compile units in
+parallel.
 
     units([gelu_1, gelu_2, softmax], ["k0", "k1", "k2"], target, how)     k0 and k1 with the body they share; k2
 
-For whichever target: the one that a kernel is for, or another of the same family that code is made for ahead of time.
+Works for the kernels' own target, or another target of the same family for ahead-of-time code.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +49,7 @@ class Unit:
 
 
 def units(kernels: Sequence[AnyKernel], symbols: Sequence[str], target: Target, how: How) -> list[Unit]:
-    found: list[Unit] = []
+    result: list[Unit] = []
     generator = asked(kernels[0])[1]
     for number, (family, places) in enumerate(_shared(generator, kernels, how)):
         body = written(f"f{number}", family.body, target, how)
@@ -56,17 +57,17 @@ def units(kernels: Sequence[AnyKernel], symbols: Sequence[str], target: Target, 
         for place, length in zip(places, family.lengths.values(), strict=True):
             buffers = len(kernels[place].parameters)
             members[place] = generator.member(symbols[place], f"f{number}", body, length - family.more, buffers)
-        found.append(Unit({place: code for place, code in members.items() if code is not None}, (body,)))
-    done = {place for unit in found for place in unit.entries}
+        result.append(Unit({place: code for place, code in members.items() if code is not None}, (body,)))
+    done = {place for unit in result for place in unit.entries}
     codes = {
         place: written(symbols[place], kernels[place], target, how)
         for place in range(len(kernels)) if place not in done
     }  # fmt: skip
     if how.in_process:
         for shared in generator.share_texts(kernels, codes, symbols, how.fuel, how.of):
-            found.append(Unit(shared.entries, (shared.body,)))
+            result.append(Unit(shared.entries, (shared.body,)))
             codes = {place: code for place, code in codes.items() if place not in shared.entries}
-    return found + [Unit({place: code}) for place, code in codes.items()]
+    return result + [Unit({place: code}) for place, code in codes.items()]
 
 
 def _shared(generator: Generator, kernels: Sequence[AnyKernel], how: How) -> Iterator[tuple[Family, list[int]]]:

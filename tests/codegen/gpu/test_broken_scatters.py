@@ -10,7 +10,7 @@ import torch
 from smelt.codegen.gpu import scan_kernels
 from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.scatters import run_levels, scatter_kernels, stable_sort
-from smelt.codegen.gpu.scatters.run_folds import RunFoldBody
+from smelt.codegen.gpu.scatters.run_reductions import RunReductionBody
 from smelt.codegen.gpu.team_scans import TeamScan
 from smelt.ir.kernel import Compute, Instruction, Kernel, Scan, Scatter
 from tests.codegen.cpu.test_scatters import rows_kernel
@@ -115,18 +115,18 @@ def ties_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_carry_between_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave = RunFoldBody._leave
+    leave = RunReductionBody._leave
 
-    def wrong(body: RunFoldBody, chunk: Any, keys: Any, found: Any, mask: Any) -> None:
+    def wrong(body: RunReductionBody, chunk: Any, keys: Any, found: Any, mask: Any) -> None:
         head, tail = found
         leave(body, chunk, keys, (head, body.b.const(tail.kind, 0.0)), mask)
 
-    monkeypatch.setattr(RunFoldBody, "_leave", wrong)
+    monkeypatch.setattr(RunReductionBody, "_leave", wrong)
 
 
 def values_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = RunFoldBody._value
-    monkeypatch.setattr(RunFoldBody, "_value", lambda body, at: body.b.fadd(whole(body, at), 1.0))
+    whole = RunReductionBody._value
+    monkeypatch.setattr(RunReductionBody, "_value", lambda body, at: body.b.fadd(whole(body, at), 1.0))
 
 
 SUMS, LAST = own_places(1, 300, 5, "sum"), rows_kernel(40, 5, 6, "last")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from smelt.codegen.gpu import grid_plan, phase_body, team_folds
-from smelt.codegen.gpu.bodies import online_body, row_folds_body
+from smelt.codegen.gpu import grid_plan, phase_body, team_reductions
+from smelt.codegen.gpu.bodies import online_body, row_reductions_body
 from smelt.codegen.gpu.bodies.points_body import PointsBody
-from smelt.codegen.gpu.bodies.row_folds_body import RowFoldsBody
+from smelt.codegen.gpu.bodies.row_reductions_body import RowReductionsBody
 from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.ir.kernel import Kernel
@@ -88,7 +88,7 @@ WITH_BARRIERS = [(name, ALONE) for name in ("softmax", "layer norm", "column sum
 def test_every_barrier_is_needed(name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them left out by itself shows. Blocks go through several rows each, which share what they write to."""
     monkeypatch.setattr(grid_plan, "_resident", lambda made: 4)
-    monkeypatch.setattr(team_folds, "_MOST_PARTS", parts)
+    monkeypatch.setattr(team_reductions, "_MOST_PARTS", parts)
     kernel, whole = KERNELS[name], HostWarp.barrier
     count = barriers(kernel)
     assert count
@@ -128,7 +128,7 @@ def no_neutral_element(monkeypatch: pytest.MonkeyPatch) -> None:
         return b.const("f32", 1.0, lanes) if start(b, op, dtype, lanes).kind == "f32" else start(b, op, dtype, lanes)
 
     monkeypatch.setattr(phase_body, "start", wrong)
-    monkeypatch.setattr(row_folds_body, "start", wrong)
+    monkeypatch.setattr(row_reductions_body, "start", wrong)
     monkeypatch.setattr(online_body, "neutral", lambda op, dtype: 1.0)
 
 
@@ -152,8 +152,8 @@ def no_row_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_turn_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = RowFoldsBody._turns
-    monkeypatch.setattr(RowFoldsBody, "_turns", lambda body: body.b.sub(turns(body), 1))
+    turns = RowReductionsBody._turns
+    monkeypatch.setattr(RowReductionsBody, "_turns", lambda body: body.b.sub(turns(body), 1))
 
 
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,13 +162,13 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What blocks leave of folds over rows is not put where it is looked for."""
-    monkeypatch.setattr(RowFoldsBody, "_base", lambda body, fold: body.b.index(0))
+    monkeypatch.setattr(RowReductionsBody, "_base", lambda body, fold: body.b.index(0))
 
 
 def no_teams(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: Callable[..., Any] = lambda b, folds, values, team, threads: list(values)  # noqa: E731
-    for room in (phase_body, row_folds_body):
-        monkeypatch.setattr(room, "fold_teams", wrong)
+    for room in (phase_body, row_reductions_body):
+        monkeypatch.setattr(room, "reduce_teams", wrong)
 
 
 BREAKS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from smelt.codegen.gpu import grid_plan, team_folds
-from smelt.codegen.gpu.long_rows import outputs_aside, recomputed
+from smelt.codegen.gpu import grid_plan, team_reductions
+from smelt.codegen.gpu.long_rows import outputs_as_scratch, recomputed
 from smelt.codegen.gpu.simt import Simt
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel, Role
@@ -135,13 +135,13 @@ def test_as_many_rows_as_there_are() -> None:
 
 
 def test_blocks_that_do_not_wait_for_each_other_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = team_folds._fold_cluster
+    waiting = team_reductions._reduce_cluster
 
     def hasty(b: Simt, *given: object) -> object:
         monkeypatch.setattr(type(b), "cluster_barrier", lambda self: None)
         return waiting(b, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(team_folds, "_fold_cluster", hasty)
+    monkeypatch.setattr(team_reductions, "_reduce_cluster", hasty)
     with pytest.raises(AssertionError):
         OnHost(softmax(3, 5000), cluster=8).check(atol=1e-7)
 
@@ -150,8 +150,8 @@ def test_blocks_that_do_not_wait_for_each_other_are_found_out(monkeypatch: pytes
 
 
 def test_what_an_output_holds_for_a_while_is_scratch() -> None:
-    kernel = outputs_aside(aside(4, 5000))
-    check_kernel(kernel, after="outputs_aside")
+    kernel = outputs_as_scratch(aside(4, 5000))
+    check_kernel(kernel, after="outputs_as_scratch")
     assert [buffer.name for buffer in kernel.buffers if buffer.role is Role.SCRATCH] == ["y.row"]
     assert not any(buffer.role is Role.SCRATCH for buffer in recomputed(aside(4, 5000)).buffers)
 
@@ -179,7 +179,7 @@ def test_what_is_dear_stays_in_the_output() -> None:
 def test_what_is_left_in_an_output_is_stored() -> None:
     text = sized(ASIDE, 3, 5000).replace("store y[5000*i + j] = v5", "store z[5000*i + j] = v5")
     kernel = parse_kernel(text.replace("  out y: f32[15000]", "  out y: f32[15000]\n  out z: f32[15000]"))
-    assert outputs_aside(kernel) is kernel
+    assert outputs_as_scratch(kernel) is kernel
     OnHost(kernel, cluster=8).check(atol=1e-6)
 
 

@@ -10,7 +10,7 @@ import torch
 from smelt import _native
 from smelt.codegen.gpu.grid_plan import plan
 from smelt.codegen.gpu.scatters import run_levels, stable_sort
-from smelt.codegen.gpu.scatters.scatter_kernels import places_of, taken_apart
+from smelt.codegen.gpu.scatters.scatter_kernels import places_of, split_scatters
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
 from smelt.ir.text import format_kernel
@@ -190,10 +190,10 @@ def test_narrow_sums_are_rounded_once() -> None:
 
 
 def test_events_are_tokens_not_their_numbers() -> None:
-    (part,) = taken_apart(rows_kernel(4096, 768, 32000))[1]
+    (part,) = split_scatters(rows_kernel(4096, 768, 32000))[1]
     places = places_of(part)
     assert [axis.name for axis in places.inner] == ["j"] and places.count == 32000 and places.step == 768
-    (part,) = taken_apart(own_places(20, 8, 3, "sum"))[1]
+    (part,) = split_scatters(own_places(20, 8, 3, "sum"))[1]
     assert places_of(part).inner == ()
 
 

@@ -1,4 +1,4 @@
-"""Where the elements are that a kernel reads and writes: where its loops stand → offsets → addresses.
+"""Computes the addresses of the elements that a kernel reads and writes: loop positions → offsets → addresses.
 
     x[100*i + j]     once per row: x + 100*i        at each point: that plus j, for `lanes` elements from there on
 """

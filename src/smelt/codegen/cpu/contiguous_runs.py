@@ -1,10 +1,10 @@
-"""Reads whose places are positions, and choices by position: lanes side by side.
+"""Vectorizes gathers whose indices are positions, and selections by position.
 
     gather x[64*i] by 1*p below 56, p = j - 3, 8 lanes    →    one load of a vector, x[64*i + j - 3] and what follows
 
-At the edges some lanes lie outside of the row, and it does not matter what they read: code that reads there chooses
-something else. So only where a vector would reach over the ends of the whole buffer is it read lane by lane, and where
-all lanes lie outside nothing is. What is chosen by position is chosen by spans of lanes, which take one comparison.
+At the edges some lanes are outside the row. Their values do not matter, because the code selects something else there.
+So a vector is read lane by lane only where it would reach past the ends of the whole buffer, and not read at all where
+all lanes are outside. Selections by position are done by spans of lanes, with one comparison each.
 """
 
 from collections.abc import Mapping
@@ -63,8 +63,8 @@ class Run:
         apart = b.gathered([b.load(b.element(memory.buffer, memory.kind, each), memory.kind) for each in numbers])
         b.jump(done)
         b.label(done)
-        found = f"[ zeroinitializer, %{before} ], [ {together.name}, %{whole} ], [ {apart.name}, %{edge} ]"
-        return b.op(f"phi {loaded.type} {found}", memory.kind, lanes)
+        incoming = f"[ zeroinitializer, %{before} ], [ {together.name}, %{whole} ], [ {apart.name}, %{edge} ]"
+        return b.op(f"phi {loaded.type} {incoming}", memory.kind, lanes)
 
     def _held(self, b: Builder, lane: int) -> LlvmValue:
         """The place of a lane: for one outside, which as an unsigned number is above the last, that."""

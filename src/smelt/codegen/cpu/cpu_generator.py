@@ -1,7 +1,7 @@
-"""The host CPU's code generator: the functions that `codegen.generator.Generator` names.
+"""The host CPU's code generator: implements `codegen.generator.Generator`.
 
-A kernel that weighs its scores has the plan of `attention.plan`, one with a contraction a schedule of `products.plan`,
-any other one of `schedule_passes`.
+An attention kernel has a plan of `attention.plan`, a kernel with a contraction a schedule of `products.plan`, any other
+kernel one of `schedule_passes`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,9 @@
-"""The functions round a kernel's loops: the entry callers use, and the part of the points that one thread runs.
+"""Writes the functions around a kernel's loops: the entry that callers use, and the part that one thread runs.
 
-    k0(buffers, threads, workspace)     smelt_parallel_for(k0.part, …), then for folds over rows k0.finish
+    k0(buffers, threads, workspace)     smelt_parallel_for(k0.part, …), then for reductions over rows k0.finish
       k0.part(…, first, last, ends)     the points first up to last, in a workspace of its own
 
-`smelt_parallel_for` is C (`csrc/runner/parallel.c`): it divides the points into chunks and has each run by some thread.
+`smelt_parallel_for` is C (`csrc/runner/parallel.c`): it divides the points into chunks and runs each on some thread.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Writes the instructions of a kernel at one point of its loops: `lanes` points at once, as vectors.
+"""Writes the instructions of a kernel at one point of its loops: `lanes` points as one vector.
 
     t = load x[100*i + j]      %3 = load <8 x float>, ptr %2        one instruction of the kernel → a few of LLVM's
 
-In a last vector that overlaps the one before it, `mask` says which lanes count.
+In a last vector that overlaps the previous one, `mask` says which lanes count.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu import scans, scatters
 from smelt.codegen.cpu.addresses import Addresses
 from smelt.codegen.cpu.contiguous_runs import FAR, Run, RunMemory, Span, near
-from smelt.codegen.cpu.folds import Fold
+from smelt.codegen.cpu.loop_reductions import LoopReduction
 from smelt.codegen.cpu.schedule import Accumulator, SchedulePlan
 from smelt.codegen.llvm import reductions
 from smelt.codegen.llvm.builder import SIGNED_LESS, Builder, LlvmValue
@@ -239,35 +239,35 @@ class InstructionWriter:
             self.at.pointers[scatters.nowhere(instruction.buffer)],
         ).write(b)
 
-    # Folds up to a point.
+    # Reductions up to a point.
 
     def runs_along_lanes(self, instruction: Instruction) -> TypeGuard[Scan]:
         return isinstance(instruction, Scan) and instruction.axis == self.at.vector_axis
 
-    def scan_lanes(self, scan: Scan, fold: Fold) -> None:
-        given = self.dtypes[scan.value]
-        value = self._counted(cast(self.b, self.vector(scan.value), given, fold.dtype), scan.op, fold.dtype)
-        found, fold.partial = scans.run_lanes(self.b, scan.op, fold.dtype, fold.partial, value)
-        self.values[scan.out] = cast(self.b, found, fold.dtype, given)
+    def scan_lanes(self, scan: Scan, fold: LoopReduction) -> None:
+        dtype = self.dtypes[scan.value]
+        value = self._counted(cast(self.b, self.vector(scan.value), dtype, fold.dtype), scan.op, fold.dtype)
+        scanned, fold.partial = scans.run_lanes(self.b, scan.op, fold.dtype, fold.partial, value)
+        self.values[scan.out] = cast(self.b, scanned, fold.dtype, dtype)
 
     def _scan(self, scan: Scan) -> None:
-        """What the points before this one came to, which is nothing where the axis begins, folded with its value."""
-        b, state, given = self.b, self._state(scan), self.dtypes[scan.value]
-        value = self._counted(cast(b, self.vector(scan.value), given, state.dtype), scan.op, state.dtype)
+        """Combine the running value, which is neutral where the axis begins, with the value of this point."""
+        b, state, dtype = self.b, self._state(scan), self.dtypes[scan.value]
+        value = self._counted(cast(b, self.vector(scan.value), dtype, state.dtype), scan.op, state.dtype)
         place = self.at.of(state.name, state.index)
         kept = from_memory(b, b.load(place, self.at.layout.kinds[state.name], self.at.lanes), state.dtype)
         begins = b.icmp("eq", self.at.axes[scan.axis], 0)
         before = b.select(begins, reductions.start(b, scan.op, state.dtype, self.at.lanes), kept)
-        found = reductions.run_on(b, scan.op, state.dtype, before, value)
-        after = found if self.mask is None else b.select(self.mask, found, kept)
+        scanned = reductions.run_on(b, scan.op, state.dtype, before, value)
+        after = scanned if self.mask is None else b.select(self.mask, scanned, kept)
         b.store(to_memory(b, after, state.dtype), place)
-        self.values[scan.out] = cast(b, found, state.dtype, given)
+        self.values[scan.out] = cast(b, scanned, state.dtype, dtype)
 
     def _state(self, scan: Scan) -> scans.State:
         return scans.State.of(scan, self.dtypes[scan.value], self.plan.kernel.cols)
 
     def folded(self, instruction: Reduce | Accumulate, dtype: torch.dtype, partial: LlvmValue) -> LlvmValue:
-        """A fold with one more value; a product goes into a sum in one step, rounded once less."""
+        """Add one value to a reduction; a product is added to a sum by fma, rounded once."""
         factors = self.products.get(instruction.value)
         if instruction.op == "sum" and factors and dtype in (torch.float32, torch.float64) and self.mask is None:
             return self.b.fma(self.vector(factors[0]), self.vector(factors[1]), partial)
@@ -280,7 +280,7 @@ class InstructionWriter:
             return value
         return self.b.select(self.mask, value, reductions.start(self.b, op, dtype, self.at.lanes))
 
-    # Folds over rows.
+    # Reductions over rows.
 
     def _accumulator(self, instruction: Accumulate) -> Accumulator:
         return next(a for a in self.plan.accumulators if a.instruction.buffer == instruction.buffer)
@@ -294,9 +294,9 @@ class InstructionWriter:
         else:
             value = self._counted(self.vector(instruction.value), instruction.op, accumulator.value_dtype)
             if accumulator.index.stride(self.at.vector_axis) == 0:
-                value = reductions.fold_lanes(self.b, instruction.op, accumulator.value_dtype, value)
-            given = cast(self.b, value, accumulator.value_dtype, dtype)
-            new = reductions.combine(self.b, instruction.op, dtype, old, given)
+                value = reductions.reduce_lanes(self.b, instruction.op, accumulator.value_dtype, value)
+            addend = cast(self.b, value, accumulator.value_dtype, dtype)
+            new = reductions.combine(self.b, instruction.op, dtype, old, addend)
         mask, self.mask = self.mask, None
         self._store(array, accumulator.index, to_memory(self.b, new, dtype))
         self.mask = mask

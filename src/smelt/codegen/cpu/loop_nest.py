@@ -1,12 +1,13 @@
 """Writes the loops of a planned kernel: `void part(ptr buffers, ptr mine, i64 first, i64 last, i1 ends)`.
 
-A part runs the points `first … last` of whatever the plan shares out. Per row: what does not change along cols once,
-as scalars, then each stage's loop nest with its innermost axis in vectors. The last vector of an axis that is no
-multiple of the lanes overlaps the one before it, so nothing runs lane by lane:
+A part runs the points `first … last` of whatever the plan shares out. Each row computes what does not change along cols
+once, as scalars, then runs each stage's loop nest with its innermost axis in vectors. If the lanes do not divide an
+axis, its last vector overlaps the previous one, so nothing runs lane by lane:
 
-    13 columns, 8 lanes:   0…7, then 5…12     (a fold ignores lanes 5…7 the second time)
+    13 columns, 8 lanes:   0…7, then 5…12     (a reduction ignores lanes 5…7 the second time)
 
-`addresses` says where elements are, `instructions` writes what is computed at a point, `folds` carries reductions.
+`addresses` computes where elements are, `instructions` writes the operations at a point, `loop_reductions` carries
+reductions.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +16,11 @@ from dataclasses import field
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu import folds, row_accumulators, scatters, transpose_tiles
+from smelt.codegen.cpu import loop_reductions, row_accumulators, scatters, transpose_tiles
 from smelt.codegen.cpu.addresses import Addresses
-from smelt.codegen.cpu.folds import Fold
 from smelt.codegen.cpu.instructions import InstructionWriter
-from smelt.codegen.cpu.online_loops import OnlineFolds
+from smelt.codegen.cpu.loop_reductions import LoopReduction
+from smelt.codegen.cpu.online_loops import OnlineReductions
 from smelt.codegen.cpu.online_softmax import BLOCK, block_of
 from smelt.codegen.cpu.schedule import (
     Accumulator,
@@ -152,9 +153,9 @@ class LoopNest:
 
     def _stages(self) -> None:
         self.code.begin_row()
-        found = self.plan.online
-        as_one = (found.first, found.second, found.third) if found else ()
-        online = OnlineFolds(self, found) if found else None
+        plan = self.plan.online
+        as_one = (plan.first, plan.second, plan.third) if plan else ()
+        online = OnlineReductions(self, plan) if plan else None
         for stage in self.plan.kernel.stages:
             if online and any(stage is each for each in as_one):
                 online.write(stage)
@@ -244,14 +245,14 @@ class LoopNest:
         self.at.lanes = 1
         for fold in started:
             if isinstance(fold.instruction, Reduce):
-                self.code.values[fold.instruction.out] = folds.finish(self.b, fold)
+                self.code.values[fold.instruction.out] = loop_reductions.finish(self.b, fold)
 
-    def start(self, instruction: Reduce | Scan) -> Fold:
+    def start(self, instruction: Reduce | Scan) -> LoopReduction:
         dtype = self.code.dtypes[instruction.value]
         if isinstance(instruction, Scan):
             kept_in = reductions.fold_dtype(instruction.op, dtype)
-            return Fold(instruction, kept_in, reductions.start(self.b, instruction.op, kept_in, 1))
-        fold = Fold(instruction, dtype, reductions.start(self.b, instruction.op, dtype, self.plan.lanes))
+            return LoopReduction(instruction, kept_in, reductions.start(self.b, instruction.op, kept_in, 1))
+        fold = LoopReduction(instruction, dtype, reductions.start(self.b, instruction.op, dtype, self.plan.lanes))
         if instruction.op == "sum" and dtype is torch.float32 and self.plan.kernel.col_count > 2 * self.flush_every:
             fold.f64_accumulator = self.b.const("f64", 0.0)
         return fold
@@ -280,20 +281,20 @@ class LoopNest:
             for line in range(0, size, _CACHE_LINE):
                 self.b.prefetch(self.b.element(start, "i8", line * load.index.stride(self.at.vector_axis)))
 
-    def _nest(self, inside: list[Instruction], axes: list[Axis], started: list[Fold]) -> None:
-        """Loops over `axes`, the last in vectors; partial folds are carried through."""
+    def _nest(self, inside: list[Instruction], axes: list[Axis], started: list[LoopReduction]) -> None:
+        """Loops over `axes`, the last in vectors; partial reductions are carried through."""
         if len(axes) <= 1:
             self._vectors(inside, axes[0] if axes else None, started)
             return
-        loop = folds.begin(self.b, self.number(0), self.number(axes[0].size), 1, started)
+        loop = loop_reductions.begin(self.b, self.number(0), self.number(axes[0].size), 1, started)
         self.at.axes[axes[0].name] = loop.index
         self._nest(inside, axes[1:], started)
         outermost = len(axes) == len(self.plan.kernel.cols)
         if outermost or product(axis.size for axis in axes[1:]) >= _FLUSH_WORTH:
-            folds.flush(self.b, self.plan.lanes, started)
-        folds.end(loop, started)
+            loop_reductions.flush(self.b, self.plan.lanes, started)
+        loop_reductions.end(loop, started)
 
-    def _vectors(self, inside: list[Instruction], axis: Axis | None, started: list[Fold]) -> None:
+    def _vectors(self, inside: list[Instruction], axis: Axis | None, started: list[LoopReduction]) -> None:
         """The innermost loop, in whole vectors, and the overlapping last one."""
         for fold in started:
             if isinstance(fold.instruction, Scan):
@@ -318,12 +319,12 @@ class LoopNest:
             loop.end(*held)
         elif self.before_block or (any(fold.f64_accumulator for fold in started) and size > 2 * self.flush_every):
             block = block_of(self.at.lanes) if self.before_block else self.flush_every // self.at.lanes * self.at.lanes
-            outer = folds.begin(self.b, self.number(0), self.number(full), block, started)
+            outer = loop_reductions.begin(self.b, self.number(0), self.number(full), block, started)
             stop = self.b.intrinsic("llvm.smin", self.b.add(outer.index, block), self.number(full))
             self._announce(outer.index)
             self.run(inside, name, outer.index, stop, started)
-            folds.flush(self.b, self.plan.lanes, started)
-            folds.end(outer, started)
+            loop_reductions.flush(self.b, self.plan.lanes, started)
+            loop_reductions.end(outer, started)
         else:
             stop = self.number(size if overlaps else full)
             self.run(inside, name, self.number(0), stop, started, size if overlaps else None)
@@ -352,18 +353,18 @@ class LoopNest:
         name: str,
         first: LlvmValue,
         last: LlvmValue,
-        started: list[Fold],
+        started: list[LoopReduction],
         size: Size | None = None,
     ) -> None:
         """Vectors from `first` to `last`; with `size`, one that would reach past it starts earlier."""
         most = self.b.sub(last, self.at.lanes) if self.pipelined else last
         held = self._read_pipelined(name, first, most)
-        loop = self.b.begin(first, last, self.at.lanes, [*folds.carried(started), *held], guard=False)
-        folds.assign(started, loop.values)
+        loop = self.b.begin(first, last, self.at.lanes, [*loop_reductions.carried(started), *held], guard=False)
+        loop_reductions.assign(started, loop.values)
         held = self._read_pipelined(name, self.b.add(loop.index, self.at.lanes) if self.pipelined else first, most)
         self.code.read = dict(zip(self.pipelined, loop.values[len(loop.values) - len(held) :], strict=True))
         self._point(inside, name, loop.index if size is None else self._within(loop.index, size), started)
-        folds.assign(started, loop.end(*folds.carried(started), *held))
+        loop_reductions.assign(started, loop.end(*loop_reductions.carried(started), *held))
 
     def _read_pipelined(self, name: str, column: LlvmValue, most: LlvmValue) -> list[LlvmValue]:
         """What the loop reads one vector before, at `column` or at the last there is."""
@@ -371,7 +372,7 @@ class LoopNest:
             self.at.axes[name] = self.b.intrinsic("llvm.smin", column, most)
         return [self.code.load_raw(load.buffer, load.index) for load in self.pipelined]
 
-    def tail(self, inside: list[Instruction], name: str, size: Size, started: list[Fold]) -> None:
+    def tail(self, inside: list[Instruction], name: str, size: Size, started: list[LoopReduction]) -> None:
         """The last vector, its first lanes masked; with cols shared out, only by the part that ends there."""
         done = self.b.new_label("done")
         if self.plan.split is Split.COLS:
@@ -392,7 +393,7 @@ class LoopNest:
         flags = ", ".join("i1 true" if lane >= self.at.lanes - fresh else "i1 false" for lane in range(self.at.lanes))
         return LlvmValue(f"<{flags}>", "i1", self.at.lanes)
 
-    def _point(self, inside: list[Instruction], name: str, column: LlvmValue, started: list[Fold]) -> None:
+    def _point(self, inside: list[Instruction], name: str, column: LlvmValue, started: list[LoopReduction]) -> None:
         """The body once, at `column` and the lanes after it."""
         if name:
             self.at.axes[name] = column
@@ -427,7 +428,7 @@ class LoopNest:
         b.label(after)
 
     def finish(self, parts: row_accumulators.Parts | None = None) -> None:
-        """Store what the folds over rows came to; with `parts`, folded over those in order first."""
+        """Store the results of reductions over rows; with `parts`, reduce the parts in order first."""
         results = []
         for accumulator in self.plan.accumulators:
             buffer = accumulator.instruction.buffer

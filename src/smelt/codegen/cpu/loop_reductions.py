@@ -1,4 +1,4 @@
-"""Reductions in progress, and carrying them through loops: partial results in lanes, and f64 sums of long rows.
+"""Carries reductions through loops: partial results in lanes, and f64 sums of long rows.
 
     %sum = phi <8 x float> …      one partial result per lane; every few hundred elements they are added to a double
 """
@@ -14,7 +14,7 @@ from smelt.ir.kernel import Reduce, Scan
 
 
 @dataclass(slots=True)
-class Fold:
+class LoopReduction:
     """A reduction in progress: partial results in lanes, and the float64 they are added to now and then, if any. Or a
     scan along lanes: its running value."""
 
@@ -24,13 +24,13 @@ class Fold:
     f64_accumulator: LlvmValue | None = None
 
 
-def carried(started: list[Fold]) -> list[LlvmValue]:
+def carried(started: list[LoopReduction]) -> list[LlvmValue]:
     """The values that a loop passes from one iteration to the next."""
     sums = [fold.f64_accumulator for fold in started if fold.f64_accumulator is not None]
     return [fold.partial for fold in started] + sums
 
 
-def assign(started: list[Fold], values: Sequence[LlvmValue]) -> None:
+def assign(started: list[LoopReduction], values: Sequence[LlvmValue]) -> None:
     left = list(values)
     for fold in started:
         fold.partial = left.pop(0)
@@ -39,29 +39,29 @@ def assign(started: list[Fold], values: Sequence[LlvmValue]) -> None:
             fold.f64_accumulator = left.pop(0)
 
 
-def begin(b: Builder, first: LlvmValue, last: LlvmValue, step: int, started: list[Fold]) -> Loop:
+def begin(b: Builder, first: LlvmValue, last: LlvmValue, step: int, started: list[LoopReduction]) -> Loop:
     loop = b.begin(first, last, step, carried(started), guard=False)
     assign(started, loop.values)
     return loop
 
 
-def end(loop: Loop, started: list[Fold]) -> None:
+def end(loop: Loop, started: list[LoopReduction]) -> None:
     assign(started, loop.end(*carried(started)))
 
 
-def flush(b: Builder, lanes: int, started: list[Fold]) -> None:
+def flush(b: Builder, lanes: int, started: list[LoopReduction]) -> None:
     """Add partial f32 sums to their f64 accumulators."""
     for fold in started:
         if fold.f64_accumulator is not None:
-            total = reductions.fold_lanes(b, "sum", fold.dtype, fold.partial)
+            total = reductions.reduce_lanes(b, "sum", fold.dtype, fold.partial)
             fold.f64_accumulator = b.fadd(fold.f64_accumulator, b.convert("fpext", total, "f64"))
             fold.partial = reductions.start(b, "sum", fold.dtype, lanes)
 
 
-def finish(b: Builder, fold: Fold) -> LlvmValue:
+def finish(b: Builder, fold: LoopReduction) -> LlvmValue:
     """The result of a reduction, once its loops are done."""
     assert isinstance(fold.instruction, Reduce)
-    total = reductions.fold_lanes(b, fold.instruction.op, fold.dtype, fold.partial)
+    total = reductions.reduce_lanes(b, fold.instruction.op, fold.dtype, fold.partial)
     if fold.f64_accumulator is None:
         return total
     whole = b.fadd(fold.f64_accumulator, b.convert("fpext", total, "f64"))

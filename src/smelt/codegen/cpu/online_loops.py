@@ -1,9 +1,9 @@
-"""Writes the loops of `online`: block by block a maximum, then the powers below it, and what they come to for the row.
+"""Writes the loops of `online_softmax`: for each block a maximum, then the exponentials, then their running sum.
 
     b0: m = 3, s = Σ exp(v - 3)      b1: m = 5, s = s · exp(3 - 5) + Σ exp(v - 5)      …      s as a float32, at the end
 
-The sum is a float64, and so is the factor that moves it to another maximum: it may be moved any number of times. Blocks
-without anything above -inf are relative to the lowest number, from which it is infinitely far: it adds nothing.
+The sum is a float64, and so is the factor that rescales it to a new maximum: it may be rescaled any number of times.
+Blocks in which everything is -inf are relative to the lowest finite number, so that they add nothing.
 """
 
 import math
@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 
 from smelt.codegen.cpu.addresses import Addresses
-from smelt.codegen.cpu.folds import Fold
 from smelt.codegen.cpu.instructions import InstructionWriter
+from smelt.codegen.cpu.loop_reductions import LoopReduction
 from smelt.codegen.cpu.online_softmax import FACTOR, REFERENCES, Online, block_of
 from smelt.codegen.cpu.schedule import SchedulePlan
 from smelt.codegen.llvm import reductions
@@ -40,23 +40,23 @@ class LoopWriter(Protocol):
     def enter(self, stage: Stage) -> list[Instruction]: ...
     def attend(self, stage: Stage, prefetch_by: int = 0) -> None: ...
     def loop_stage(self, stage: Stage) -> None: ...
-    def start(self, instruction: Reduce) -> Fold: ...
+    def start(self, instruction: Reduce) -> LoopReduction: ...
     def has_tail(self) -> bool: ...
     def run(
-        self, inside: list[Instruction], name: str, first: LlvmValue, last: LlvmValue, started: list[Fold]
+        self, inside: list[Instruction], name: str, first: LlvmValue, last: LlvmValue, started: list[LoopReduction]
     ) -> None: ...
-    def tail(self, inside: list[Instruction], name: str, size: Size, started: list[Fold]) -> None: ...
+    def tail(self, inside: list[Instruction], name: str, size: Size, started: list[LoopReduction]) -> None: ...
 
 
-Write = Callable[[Fold], None]  # a loop that folds, or the rest of it
+Write = Callable[[LoopReduction], None]  # a reduction loop, or the rest of it
 
 
-class OnlineFolds:
+class OnlineReductions:
     """The state of writing the loops of one row."""
 
-    def __init__(self, body: LoopWriter, found: Online) -> None:
+    def __init__(self, body: LoopWriter, loops: Online) -> None:
         self.body = body
-        self.found = found
+        self.loops = loops
         self.b: Builder = body.b
         self.block = block_of(body.plan.lanes)
         self.axis = body.plan.kernel.cols[0]
@@ -64,9 +64,9 @@ class OnlineFolds:
         self.sum = self.b.const("f64", 0.0)
 
     def write(self, stage: Stage) -> None:
-        if stage is self.found.first:
+        if stage is self.loops.first:
             self._both_loops()
-        elif stage is self.found.second:
+        elif stage is self.loops.second:
             self._finish_sum()
         else:
             self.body.before_block = self._make_good
@@ -79,15 +79,15 @@ class OnlineFolds:
 
     def _both_loops(self) -> None:
         body, b = self.body, self.b
-        values, powers = body.enter(self.found.first), body.enter(self.found.second)
+        values, powers = body.enter(self.loops.first), body.enter(self.loops.second)
         b.open_loop()
         loop = b.begin(body.number(0), self._full, self.block, (self.largest, self.sum), guard=False)
         self.largest, self.sum = loop.values
         stop = b.intrinsic("llvm.smin", b.add(loop.index, self.block), self._full)
-        body.attend(self.found.first)
+        body.attend(self.loops.first)
         body.prefetched = []  # it was prefetched while the powers of the block before were computed
         self._raise(lambda peak: body.run(values, self.axis.name, loop.index, stop, [peak]), loop.index)
-        body.attend(self.found.second, self.block)
+        body.attend(self.loops.second, self.block)
         self._add(lambda total: body.run(powers, self.axis.name, loop.index, stop, [total]))
         self.largest, self.sum = loop.end(self.largest, self.sum)
         if body.has_tail():
@@ -95,39 +95,39 @@ class OnlineFolds:
             self._raise(lambda peak: body.tail(values, self.axis.name, self.axis.size, [peak]), self._full)
             self._add(lambda total: body.tail(powers, self.axis.name, self.axis.size, [total]))
         b.close_loop()
-        body.code.values[self.found.peak.out] = self.largest
+        body.code.values[self.loops.peak.out] = self.largest
         body.at.lanes = 1
 
     def _raise(self, fold: Write, column: LlvmValue) -> None:
         """Make the largest value so far what powers are relative to, those before too."""
         b, lanes = self.b, self.body.at.lanes
-        peak, before = self.body.start(self.found.peak), self.largest
+        peak, before = self.body.start(self.loops.peak), self.largest
         # From one number: a vector would lie in registers all through the powers.
         peak.partial = b.splat(self.largest, lanes)
         fold(peak)
-        self.largest = reductions.fold_lanes(b, "max", torch.float32, peak.partial)
+        self.largest = reductions.reduce_lanes(b, "max", torch.float32, peak.partial)
         now = b.maximum(_LOWEST, self.largest)
         apart = b.fsub(b.convert("fpext", before, "f64"), b.convert("fpext", now, "f64"))
         self.sum = b.fmul(self.sum, OF_NEGATIVE["exp"](b, apart))
-        self.body.code.values[self.found.reference] = b.splat(now, lanes)
-        if self.found.third is not None:
+        self.body.code.values[self.loops.reference] = b.splat(now, lanes)
+        if self.loops.third is not None:
             b.store(now, self._reference_of(column))
 
     def _add(self, fold: Write) -> None:
-        total = self.body.start(self.found.total)
+        total = self.body.start(self.loops.total)
         fold(total)
-        narrow = reductions.fold_lanes(self.b, "sum", torch.float32, total.partial)
+        narrow = reductions.reduce_lanes(self.b, "sum", torch.float32, total.partial)
         self.sum = self.b.fadd(self.sum, self.b.convert("fpext", narrow, "f64"))
 
     def _finish_sum(self) -> None:
         """The sum relative to what the kernel says. Of an infinite maximum, that one power is all there is to it."""
         b, values = self.b, self.body.code.values
         peak, reference = (
-            b.convert("fpext", values[name], "f64") for name in (self.found.peak.out, self.found.reference)
+            b.convert("fpext", values[name], "f64") for name in (self.loops.peak.out, self.loops.reference)
         )
         infinite = b.fcmp("oeq", b.fabs(peak), math.inf)
         total = b.fmul(b.select(infinite, 1.0, self.sum), FLOAT64["exp"](b, b.fsub(peak, reference)))
-        values[self.found.total.out] = b.convert("fptrunc", total, "f32")
+        values[self.loops.total.out] = b.convert("fptrunc", total, "f32")
 
     def _reference_of(self, column: LlvmValue) -> str:
         """Where the reference of the block is kept that begins at `column`; the last vector is a block of its own."""
@@ -136,7 +136,7 @@ class OnlineFolds:
 
     def _make_good(self, column: LlvmValue) -> None:
         """What the powers of a block are to be multiplied by, to be relative to the maximum of the row."""
-        b, peak = self.b, self.body.code.values[self.found.peak.out]
+        b, peak = self.b, self.body.code.values[self.loops.peak.out]
         then = b.load(self._reference_of(column), "f32")
         apart = b.fsub(b.convert("fpext", then, "f64"), b.convert("fpext", peak, "f64"))
         factor = b.convert("fptrunc", FLOAT64["exp"](b, apart), "f32")

@@ -1,10 +1,10 @@
-"""A maximum and the sum of the powers below it, in one pass over a row too long to stay close to the core.
+"""Computes a maximum and the sum of exponentials below it in one pass, for rows too long for the caches near the core.
 
     loop: m = reduce max v                       of every block of a few thousand elements, while it is close:
     loop: s = reduce sum exp(v - m)          →     n = max(m, the block's), s = s · exp(m - n) + Σ exp(v - n), m = n
 
-What the second loop puts aside for a third is relative to the maximum so far, which is kept for every block, and made
-good when it is read:
+The exponentials that the second loop stages for a third are relative to the maximum so far. That maximum is kept for
+every block, and corrected when the third loop reads the block:
 
     loop: e = load p, store y = e / s        →   of every block, that was relative to n: e = load p · exp(n - m)
 """
@@ -54,7 +54,7 @@ class Online:
     total: Reduce
     distance: str  # the value whose powers are summed
     reference: str  # what it is a distance from: the maximum, or what takes its place where it is infinite
-    third: Stage | None = None  # a loop that reads the powers, put aside in another block's terms
+    third: Stage | None = None  # a loop that reads the exponentials, staged relative to each block's maximum
 
 
 def block_of(lanes: int) -> int:
@@ -68,11 +68,11 @@ def online(kernel: Kernel) -> tuple[Kernel, Online | None]:
         return kernel, None
     loops = [place for place, stage in enumerate(kernel.stages) if stage.loop]
     for one, other in pairwise(loops):
-        found = matched(kernel, one, other)
-        if found is None or not kernel.col_count > WORTH:  # whatever the sizes are: no row is empty
+        pair = matched(kernel, one, other)
+        if pair is None or not kernel.col_count > WORTH:  # whatever the sizes are: no row is empty
             continue
-        put = next((i for i in found.second.body if isinstance(i, Store)), None)
-        return (kernel, found) if put is None else _with_powers_aside(kernel, found, put)
+        put = next((i for i in pair.second.body if isinstance(i, Store)), None)
+        return (kernel, pair) if put is None else _with_staged_powers(kernel, pair, put)
     return kernel, None
 
 
@@ -116,28 +116,28 @@ def _stands_for(peak: str, reference: str, between: Sequence[Stage]) -> bool:
     return reference == peak or any(choice is not None and peak in choice.args[1:] for choice in chosen)
 
 
-def _with_powers_aside(kernel: Kernel, found: Online, put: Store) -> tuple[Kernel, Online | None]:
-    """With a third loop that reads what the second puts aside; not, if anything else may see it."""
+def _with_staged_powers(kernel: Kernel, pair: Online, put: Store) -> tuple[Kernel, Online | None]:
+    """With a third loop that reads what the second stages; None if anything else may read that."""
     seen = [
         (place, i)
         for place, stage in enumerate(kernel.stages)
         for i in stage.body
         if isinstance(i, Load | Gather | Store | Scatter | Accumulate) and i.buffer == put.buffer
     ]
-    if found.reference != found.peak.out or len(seen) < 2 or seen[0][1] is not put:
+    if pair.reference != pair.peak.out or len(seen) < 2 or seen[0][1] is not put:
         return kernel, None
     (place, load), later = seen[1], seen[2:]
     third = kernel.stages[place]
-    if not isinstance(load, Load) or not third.loop or third is found.second:
+    if not isinstance(load, Load) or not third.loop or third is pair.second:
         return kernel, None
     if not _covers(later[0][1], put) if later else kernel.buffer(put.buffer).role is not Role.SCRATCH:
         return kernel, None  # they would be left behind
     raw = replace(load, out=f"{load.out}.raw")
     good = Compute(load.out, "mul", (raw.out, FACTOR), torch.float32)
     third = Stage(True, tuple(each for i in third.body for each in ((raw, good) if i is load else (i,))))
-    nothing = Stage(False, (Const(FACTOR, 1.0, torch.float32),))  # what it is, only the loops tell
+    nothing = Stage(False, (Const(FACTOR, 1.0, torch.float32),))  # the loops set its value
     stages = (*kernel.stages[:place], nothing, third, *kernel.stages[place + 1 :])
-    return replace(kernel, stages=stages), replace(found, third=third)
+    return replace(kernel, stages=stages), replace(pair, third=third)
 
 
 def _covers(instruction: Instruction, put: Store) -> bool:

@@ -1,10 +1,10 @@
-"""Folds over rows, outside the loops that feed them: private arrays cleared, emptied and stored.
+"""Reductions over rows, outside the loops that feed them: private arrays are cleared, emptied and stored.
 
     accumulate sum y[j] = v     every row:      block[j] += v           f32, close to the core
                                 every 32 rows:  fold[j] += block[j]     f64; block[j] = 0
                                 at the end:     y[j] = Σ over threads, in order, of fold[j]
 
-Arrays are padded to whole vectors, so these loops have no tails; what lies in the padding is never stored.
+Arrays are padded to whole vectors, so these loops have no tails; the padding is never stored.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ def padded(accumulator: Accumulator) -> Size:
 
 
 def clear(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, str]) -> None:
-    """Every element of the private arrays to the fold of nothing."""
+    """Set every element of the private arrays to the neutral element."""
     for alike in _by_length(each for each in accumulators if each.size != 0):
         loop = b.begin(b.const("i64", 0), b.const("i64", padded(alike[0])), _LANES, (), guard=False)
         for accumulator in alike:
@@ -58,14 +58,14 @@ def empty_blocks(b: Builder, accumulators: Sequence[Accumulator], pointers: dict
 
 def _by_length(accumulators: Iterable[Accumulator]) -> list[list[Accumulator]]:
     """Those as long as each other are cleared and emptied in one loop: each loop takes LLVM a millisecond."""
-    found: list[list[Accumulator]] = []
+    groups: list[list[Accumulator]] = []
     for each in accumulators:
-        alike = next((group for group in found if group[0].axes == each.axes), None)
+        alike = next((group for group in groups if group[0].axes == each.axes), None)
         if alike is None:
-            found.append([each])
+            groups.append([each])
         else:
             alike.append(each)
-    return found
+    return groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class Result:
         return len(axes) == 1 and index.stride(axes[0].name) == 1
 
     def store(self, b: Builder, total: LlvmValue, position: LlvmValue) -> None:
-        given = self.accumulator.value_dtype
-        value = cast(b, cast(b, total, self.accumulator.dtype, given), given, self.dtype)
+        dtype = self.accumulator.value_dtype
+        value = cast(b, cast(b, total, self.accumulator.dtype, dtype), dtype, self.dtype)
         out = b.element(self.place, memory_kind(self.dtype), _offset(b, self.accumulator, position))
         b.store(to_memory(b, value, self.dtype), out)
 
 
 def finish(b: Builder, results: Sequence[Result], pointers: dict[str, str], parts: Parts | None) -> None:
-    """Store results; with `parts`, folded over them in order first."""
+    """Store results; with `parts`, reduce the parts in order first."""
     whole = [each for each in results if each.accumulator.size != 0]
     for straight in (True, False):
         by_buffer = {each.accumulator.instruction.buffer: each for each in whole if each.straight is straight}

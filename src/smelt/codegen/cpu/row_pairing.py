@@ -1,5 +1,5 @@
-"""Two rows at a time, from the two halves of the rows: what both add to is read and written once, and memory is read
-at two places side by side.
+"""Computes two rows at a time, one from each half of the rows: values that both add to are read and written once, and
+memory is read as two streams.
 
     rows(i:4096) cols(j:1024)                       rows(i:2048) cols(j:1024)
       a = load x[1024*i + j]                          a = load x[1024*i + j]
@@ -10,8 +10,7 @@ at two places side by side.
                                                       b+b' = add b, b'
                                                       accumulate sum y[j] = b+b'
 
-Neighbouring rows would not do: each of the two would be read in pieces of a row with gaps between them, which nothing
-that guesses what is read next sees through.
+Adjacent rows would be slower: each stream would have gaps, which defeat the hardware prefetcher.
 """
 
 from collections.abc import Iterator
@@ -40,7 +39,7 @@ from smelt.symbolic.symsize import known_equal
 
 
 def paired(kernel: Kernel) -> Kernel | None:
-    """`kernel` with row i done together with row i + n/2; None where n is odd or folds tell rows apart."""
+    """`kernel` with row i computed together with row i + n/2; None if n is odd or reductions distinguish rows."""
     if not kernel.rows or not known_equal(kernel.rows[-1].size % 2, 0):
         return None
     axis = kernel.rows[-1]
@@ -69,7 +68,7 @@ class _Pairing:
     def _both(self, instruction: Instruction) -> Iterator[Instruction]:
         """What an instruction becomes: itself where rows share it, else one for each of the two rows."""
         if self._is_shared(instruction):
-            self.shared.add(instruction.out)  # type: ignore[union-attr]  # stores and folds are never shared
+            self.shared.add(instruction.out)  # type: ignore[union-attr]  # stores and reductions are never shared
             yield instruction
         elif isinstance(instruction, Accumulate):
             value, other = instruction.value, self._second(instruction.value)

@@ -1,10 +1,10 @@
-"""Scans: folds up to each point of an axis, whose loop runs in order and leaves behind what it has come to.
+"""Scans: running reductions along an axis, whose loop runs in order and carries the running value.
 
     cumsum along the last of [64, 1000]      →  each row in vectors, added up lane by lane in f64
     cumsum along the first of [1000, 256]    →  a line of 256 sums in f64, to which each line of the input is added;
                                                 in blocks of columns, which threads share out
 
-Where an axis is run along in reverse, every index counts it from the other end: the loop is the same.
+For a reverse scan every index counts the axis from the other end; the loop is the same.
 """
 
 import math
@@ -46,7 +46,7 @@ def scans(kernel: Kernel) -> list[Scan]:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The private array that one scan leaves its folds in: an element for each point of the axes inside of its own."""
+    """The private array of running values of one scan: an element for each point of the axes inside its own."""
 
     name: str
     dtype: torch.dtype
@@ -104,9 +104,9 @@ def _changed(kernel: Kernel, change: Callable[[Instruction], Instruction]) -> Ke
 def run_lanes(
     b: Builder, op: Running, dtype: torch.dtype, before: LlvmValue, value: LlvmValue
 ) -> tuple[LlvmValue, LlvmValue]:
-    """Along the lanes: the folds up to each, and the one up to the last.
+    """Along the lanes: the running value of each lane, and that of the last.
 
-    Each lane is folded with the one before it, then with the two before that, and so on; what comes before them all is
+    Each lane is combined with the one before it, then with the two before that, and so on; what comes before all is
     waited for only at the end.
     """
     if op == "logaddexp":
@@ -138,5 +138,5 @@ def _run_logs(b: Builder, before: LlvmValue, value: LlvmValue) -> tuple[LlvmValu
     for step in _steps(value):
         most, rest = reductions.merge(b, most, rest, _behind(b, most, step, -math.inf), _behind(b, rest, step, -1.0))
     most, rest = reductions.merge(b, most, rest, b.splat(before, value.lanes), b.const(value.kind, 0.0, value.lanes))
-    found = reductions.log_of_sum(b, most, rest)
-    return found, b.extract(found, value.lanes - 1)
+    logs = reductions.log_of_sum(b, most, rest)
+    return logs, b.extract(logs, value.lanes - 1)

@@ -1,10 +1,10 @@
-"""Writing at places that only running yields, and which thread does so.
+"""Writes at data-dependent places, and chooses the thread that does so.
 
     scatter sum y[j] by 64*p below 100 = v     p is the same in all lanes:  y[64*p + j …] += v, a vector at a time
                                                each lane has its own p:     one element after the other, in order
 
-A point whose place is outside of its extent, or a lane that does not count, goes to a private place that nobody reads:
-nothing outside of the buffer is ever touched, and there is no branch.
+A point whose place is out of bounds, or a lane that does not count, writes to a private place that nothing reads. So
+nothing outside the buffer is touched, and there is no branch.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
-"""`SchedulePlan`: how a kernel's loops run on a target, and what the rows of `schedule_passes` ask to choose it.
+"""`SchedulePlan`: how a kernel's loops run on a target, and the queries by which `schedule_passes` chooses it.
 
-    rows(b:8, h:4) cols(i:16, j:64)   all accesses contiguous, no folds
+    rows(b:8, h:4) cols(i:16, j:64)   all accesses contiguous, no reductions
     → rows() cols(j:32768), 16 lanes, split over cols
 
-Axes of extent one go, neighbours that every access walks as one are merged, a fold over rows that also folds over cols
-becomes a reduction per row first, and rows that every fold names become units, which share nothing between threads.
+Axes of extent one are dropped, and adjacent axes that every access walks together are merged. A reduction over rows and
+cols becomes a reduction per row first. Rows that every reduction keeps apart become independent units, which share
+nothing between threads.
 """
 
 from collections.abc import Iterable, Sequence
@@ -78,7 +79,7 @@ class Split(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """The private array behind one `Accumulate`: a dense `index` over the axes it is kept for, in fold precision."""
+    """The private array behind one `Accumulate`: a dense `index` over the axes it keeps, in accumulator precision."""
 
     instruction: Accumulate
     axes: tuple[Axis, ...]
@@ -174,7 +175,7 @@ class SchedulePlan:
 
 
 def independent_rows_first(kernel: Kernel) -> tuple[Kernel, int]:
-    """Row axes that every fold over rows and every scatter names, moved to the front; none if they are too few to
+    """Row axes that every reduction over rows and every scatter names, moved to the front; none if they are too few to
     share out. No two points that differ along them write to one place."""
     folds = [i for i in kernel.instructions() if isinstance(i, Accumulate | Scatter)]
     shared = [axis for axis in kernel.rows if folds and all(axis.name in fold.index.axes for fold in folds)]
@@ -202,14 +203,14 @@ def _keeps_apart(kernel: Kernel, scatter: Scatter) -> bool:
 
 def placing(kernel: Kernel) -> list[Instruction]:
     """What works out the places that a row scatters to, before anything else of the row; empty if they differ along
-    cols, or follow from a fold."""
+    cols, or follow from a reduction."""
     scatters = [i for i in kernel.instructions() if isinstance(i, Scatter)]
     if len(scatters) != 1 or not _keeps_apart(kernel, scatters[0]):
         return []
     wanted = {place for place, _, _ in scatters[0].by}
     cols = {axis.name for axis in kernel.cols}
     written = {i.buffer for i in kernel.instructions() if isinstance(i, Store | Accumulate | Scatter)}
-    found: list[Instruction] = []
+    needed: list[Instruction] = []
     for instruction in reversed(kernel.instructions()):
         if isinstance(instruction, Store | Accumulate | Scatter | WeightedSum) or instruction.out not in wanted:
             continue
@@ -220,8 +221,8 @@ def placing(kernel: Kernel) -> list[Instruction]:
         if isinstance(instruction, Load | Gather | Position) and instruction.index.axes & cols:
             return []
         wanted.update(operands(instruction))
-        found.insert(0, instruction)
-    return found
+        needed.insert(0, instruction)
+    return needed
 
 
 def accumulator(kernel: Kernel, fold: Accumulate, units: int) -> Accumulator:
@@ -245,7 +246,7 @@ def loop_variant(kernel: Kernel, stage: Stage) -> list[Instruction]:
     cols = {axis.name for axis in kernel.cols}
     stored = {i.buffer for i in stage.body if isinstance(i, Store)}
     inside: set[str] = set()
-    found: list[Instruction] = []
+    variant: list[Instruction] = []
     for instruction in stage.body:
         match instruction:
             case Load(out, buffer, index):
@@ -266,12 +267,12 @@ def loop_variant(kernel: Kernel, stage: Stage) -> list[Instruction]:
                 out, moves = "", True
         if moves:
             inside.add(out)
-            found.append(instruction)
-    return found
+            variant.append(instruction)
+    return variant
 
 
 def idempotent(body: Iterable[Instruction]) -> bool:
-    """Whether running a point twice does not show: no folds, and nothing is read that is also written."""
+    """Whether running a point twice does not show: no reductions, and nothing is read that is also written."""
     body = tuple(body)
     loaded = {i.buffer for i in body if isinstance(i, Load | Gather)}
     once = any(isinstance(i, Reduce | Scan | Accumulate | Scatter) for i in body)
@@ -280,12 +281,12 @@ def idempotent(body: Iterable[Instruction]) -> bool:
 
 def _only_compared(body: Sequence[Instruction]) -> set[str]:
     """Positions that are compared with something or read at, which takes a number for all lanes, not one for each."""
-    found = {i.out for i in body if isinstance(i, Position)}
+    positions = {i.out for i in body if isinstance(i, Position)}
     for instruction in body:
         compares = isinstance(instruction, Compute) and instruction.op in SIGNED_LESS
         if not isinstance(instruction, Gather) and not compares:
-            found -= set(operands(instruction))
-    return found
+            positions -= set(operands(instruction))
+    return positions
 
 
 def may_unroll(kernel: Kernel) -> bool:
@@ -331,7 +332,7 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
 
 def _is_long_code(kernel: Kernel, worth: int) -> bool:
     """Whether LLVM takes longer for several vectors side by side than later calls gain: points that take many
-    instructions, and are fewer than `worth`. What a fold comes to depends on its lanes, which stay as they are."""
+    instructions, and are fewer than `worth`. The result of a reduction depends on its lanes, which do not change."""
     if any(isinstance(i, Reduce | Scan) for i in kernel.instructions()):
         return False
     if is_symsize(kernel.row_count * kernel.col_count) or kernel.row_count * kernel.col_count >= worth:
@@ -364,13 +365,13 @@ def next_row(kernel: Kernel, target: Target) -> tuple[Load, ...]:
         return ()
     down, along = kernel.rows[-1].name, kernel.cols[-1].name
     outside = {buffer.name for buffer in kernel.buffers if buffer.role is Role.INPUT}
-    found = {
+    loads = {
         (i.buffer, i.index): i
         for i in loops[0].body
         if isinstance(i, Load) and i.buffer in outside and i.index.stride(down) and i.index.stride(along) in (1, -1)
     }
     several = len(loops) > 1
-    wanted = [load for load in found.values() if several or load.index.stride(down) * load.index.stride(along) < 0]
+    wanted = [load for load in loads.values() if several or load.index.stride(down) * load.index.stride(along) < 0]
     return tuple(wanted)[:1]
 
 
@@ -405,15 +406,15 @@ def _only_reads(body: Iterable[Instruction]) -> bool:
 def prefetchable(kernel: Kernel, stage: Stage) -> list[Load]:
     """What a loop that reads one array may prefetch. With a second array, what the processor guesses by itself is as
     good or better."""
-    found = streams(kernel, stage.body, (1, -1))
+    loads = streams(kernel, stage.body, (1, -1))
     # Of rows that run in reverse, the next does not begin where this one ends.
-    found = [load for load in found if all(step * load.index.terms[-1][1] > 0 for _, step in load.index.terms)]
-    return found if len({load.buffer for load in found}) == 1 else []
+    loads = [load for load in loads if all(step * load.index.terms[-1][1] > 0 for _, step in load.index.terms)]
+    return loads if len({load.buffer for load in loads}) == 1 else []
 
 
-def prefetched(made: SchedulePlan, stage: Stage) -> list[Load]:
+def prefetched(plan: SchedulePlan, stage: Stage) -> list[Load]:
     """What a loop prefetches, unless the row before it did."""
-    return prefetchable(made.kernel, stage) if made.prefetches and not made.fetched else []
+    return prefetchable(plan.kernel, stage) if plan.prefetches and not plan.fetched else []
 
 
 def pipelined_loads(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
@@ -424,8 +425,8 @@ def pipelined_loads(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
     """
     if not target.hoist_loads_over_stores or _only_reads(stage.body) or not compute_bound(stage.body):
         return []
-    found = streams(kernel, stage.body)
-    return found if len(found) <= _EARLY_MOST else []
+    loads = streams(kernel, stage.body)
+    return loads if len(loads) <= _EARLY_MOST else []
 
 
 def compute_bound(body: Iterable[Instruction]) -> bool:

@@ -1,17 +1,17 @@
-"""The schedule of a kernel as a table of rows: kernel → `SchedulePlan`. `loop_nest` only writes out what they chose.
+"""The schedule of a kernel as a table of passes: kernel → `SchedulePlan`. `loop_nest` writes out what they chose.
 
-    rows(b:8, h:4) cols(i:16, j:64)   all accesses contiguous, no folds
+    rows(b:8, h:4) cols(i:16, j:64)   all accesses contiguous, no reductions
     → rows() cols(j:32768), 16 lanes, split over cols
 
-Each row is given the plan so far and the target, and gives the next plan. An optional one that changes a plan burns a
-unit of fuel; without it the kernel computes the same, slower.
+Each pass takes the plan so far and the target, and returns the next plan. An optional pass that changes a plan counts
+against the opt-bisect limit; without it the kernel computes the same, slower.
 """
 
 from dataclasses import replace
 
 from smelt.base.fuel import Fuel
 from smelt.base.row import Burns, Row, run_rows
-from smelt.codegen.axes import flattened, fold_rows_first, forward_scans, is_pointwise, ordered, without_unit_axes
+from smelt.codegen.axes import flattened, forward_scans, is_pointwise, ordered, reduce_rows_first, without_unit_axes
 from smelt.codegen.cpu.online_softmax import online
 from smelt.codegen.cpu.row_pairing import paired
 from smelt.codegen.cpu.scans import in_blocks
@@ -52,8 +52,8 @@ def _drop_unit_axes(plan: SchedulePlan, target: Target) -> SchedulePlan:
     return replace(plan, kernel=without_unit_axes(plan.kernel))
 
 
-def _fold_rows_first(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    return replace(plan, kernel=fold_rows_first(plan.kernel))
+def _reduce_rows_first(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    return replace(plan, kernel=reduce_rows_first(plan.kernel))
 
 
 def _order_axes(plan: SchedulePlan, target: Target) -> SchedulePlan:
@@ -75,8 +75,8 @@ def _pair_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
 
 
 def _online_softmax(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    kernel, found = online(plan.kernel)
-    return plan if found is None else replace(plan, kernel=kernel, online=found)
+    kernel, loops = online(plan.kernel)
+    return plan if loops is None else replace(plan, kernel=kernel, online=loops)
 
 
 def _split(plan: SchedulePlan, target: Target) -> SchedulePlan:
@@ -120,18 +120,18 @@ def _prefetch(plan: SchedulePlan, target: Target) -> SchedulePlan:
 
 def _pipeline_loads(plan: SchedulePlan, target: Target) -> SchedulePlan:
     loops = [stage for stage in plan.kernel.stages if stage.loop]
-    found = any(pipelined_loads(plan.kernel, stage, target) for stage in loops)
-    return replace(plan, pipelines_loads=True) if found else plan
+    can_pipeline = any(pipelined_loads(plan.kernel, stage, target) for stage in loops)
+    return replace(plan, pipelines_loads=True) if can_pipeline else plan
 
 
 def _contiguous_runs(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    found = any(isinstance(instruction, Gather) for instruction in plan.kernel.instructions())
-    return replace(plan, reads_runs=True) if found else plan
+    has_gathers = any(isinstance(instruction, Gather) for instruction in plan.kernel.instructions())
+    return replace(plan, reads_runs=True) if has_gathers else plan
 
 
 def _known_signs(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    found = never_positive(plan.kernel)
-    return replace(plan, never_positive=found) if found else plan
+    values = never_positive(plan.kernel)
+    return replace(plan, never_positive=values) if values else plan
 
 
 def _short_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
@@ -141,16 +141,17 @@ def _short_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
 def _transpose_tiles(plan: SchedulePlan, target: Target) -> SchedulePlan:
     """Where extents may turn out too short for tiles, the plan without them is the fallback."""
     kernel = plan.kernel
-    found = tiled(kernel, plan.lanes, target, idempotent=idempotent(kernel.instructions())) if plan.pointwise else None
-    if found is None:
+    tiling = tiled(kernel, plan.lanes, target, idempotent=idempotent(kernel.instructions())) if plan.pointwise else None
+    if tiling is None:
         return plan
-    across = tuple(streams(found[0], found[0].instructions())) if target.prefetch_next_row else ()
-    line = found[1].width * max((kernel.buffer(load.buffer).dtype.itemsize for load in across), default=1)
+    kernel, tile = tiling
+    across = tuple(streams(kernel, kernel.instructions())) if target.prefetch_next_row else ()
+    line = tile.width * max((kernel.buffer(load.buffer).dtype.itemsize for load in across), default=1)
     rows_ahead = -(-_TILE_BYTES_AHEAD // line)
-    made = replace(
-        plan, kernel=found[0], split=Split.TILES, tile=found[1], fallback=None, fetched=across, fetched_rows=rows_ahead
+    tiled_plan = replace(
+        plan, kernel=kernel, split=Split.TILES, tile=tile, fallback=None, fetched=across, fetched_rows=rows_ahead
     )
-    return replace(made, fallback=plan) if made.needs else made
+    return replace(tiled_plan, fallback=plan) if tiled_plan.needs else tiled_plan
 
 
 def _nontemporal_stores(plan: SchedulePlan, target: Target) -> SchedulePlan:
@@ -164,7 +165,7 @@ KERNEL, PLAN = "kernel", "schedule"
 SCHEDULE = (
     Row("forward scans", KERNEL, PLAN, _forward_scans, "first: every later row sees scans that run one way only"),
     Row("drop unit axes", PLAN, PLAN, _drop_unit_axes, "before axes are ordered: what has one point has no order"),
-    Row("fold rows first", PLAN, PLAN, _fold_rows_first, "before axes merge: a fold over cols and rows becomes two"),
+    Row("fold rows first", PLAN, PLAN, _reduce_rows_first, "before axes merge: a fold over cols and rows becomes two"),
     Row("order axes", PLAN, PLAN, _order_axes, "once folds are apart: as memory is written, neighbours merged"),
     Row("independent rows", PLAN, PLAN, _independent_rows, "before rows are paired: pairs share what is not theirs"),
     Row("pair rows", PLAN, PLAN, _pair_rows, "after the order of rows is fixed: it halves the last axis", Burns.ONE),
@@ -189,8 +190,8 @@ def plan(
     """The schedule of `kernel` on `target`. `of`: what `bisect` calls the kernel's program."""
     fuel = Fuel() if fuel is None else fuel
     checks = _check if check and shape_env_of(kernel) is None else None
-    made: SchedulePlan = run_rows(SchedulePlan(kernel), SCHEDULE, target, fuel, f"{of}generate", checks, kernel.name)
-    return made
+    last: SchedulePlan = run_rows(SchedulePlan(kernel), SCHEDULE, target, fuel, f"{of}generate", checks, kernel.name)
+    return last
 
 
 def _check(plan: SchedulePlan, after: str) -> None:

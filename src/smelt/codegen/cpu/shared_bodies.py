@@ -1,9 +1,9 @@
-"""Kernels that differ in their length alone have one body: updates of all the parameters of an optimizer, say.
+"""Kernels that differ only in length share one body, such as an optimizer's updates of all parameters.
 
     k0: cols(j:256) …, k1: cols(j:65536) …     →   f0 is given a length; k0 calls it with 256, k1 with 65536
 
-The length of a kernel is how many rows it has, or how many cols where it has no rows: every buffer is that much longer
-for each step along the axis, or as long whatever the length.
+The length of a kernel is its number of rows, or of cols if it has no rows. The size of every buffer is proportional to
+the length or does not depend on it.
 """
 
 from collections.abc import Sequence
@@ -36,19 +36,19 @@ MODULE = (
 
 def shared(kernels: Sequence[Kernel], fuel: Fuel, of: str = "") -> list[Family]:
     """Kernels that are to have one body. `of`: what `bisect` calls their program."""
-    found: list[Family] = run_rows(kernels, MODULE, fuel, fuel, f"{of}generate")
-    return found
+    members: list[Family] = run_rows(kernels, MODULE, fuel, fuel, f"{of}generate")
+    return members
 
 
 def families(kernels: Sequence[Kernel]) -> list[Family]:
     """Those of `kernels` that have relatives among them."""
-    found: dict[str, dict[int, int]] = {}
+    by_text: dict[str, dict[int, int]] = {}
     for place, kernel in enumerate(kernels):
         axis = _along(kernel)
         if axis is not None:
             text = format_kernel(replace(lengthened(kernel, axis, 0), name="kernel"))
-            found.setdefault(text, {})[place] = axis.size
-    return [_family(kernels, lengths) for lengths in found.values() if len(lengths) > 1]
+            by_text.setdefault(text, {})[place] = axis.size
+    return [_family(kernels, lengths) for lengths in by_text.values() if len(lengths) > 1]
 
 
 def _family(kernels: Sequence[Kernel], lengths: dict[int, int]) -> Family:

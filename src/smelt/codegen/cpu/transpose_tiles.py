@@ -1,12 +1,12 @@
-"""Tiles: reads that run along another axis than the writes do are transposed in a small private array first.
+"""Tiles for kernels that read along another axis than they write: a small private array holds the transposed tile.
 
     store y[2048*i + j] = load x[i + 2048*j]        x is read down its columns: a cache line for every element
     → for every 256 × 64 tile: read eight lines of x at a time along i, transpose 4 × 4 blocks in registers (16 × 16
       where a register holds that much), keep what they come to; then load that along j
 
-Both sides of memory are then walked by several cache lines at a time. More than eight lines of x would not do: where
-they lie a power of two apart, as they often do, no more of them fit a cache at once. Tiles of an axis whose size is no
-multiple of theirs overlap.
+Both sides of memory are then walked several cache lines at a time. More than eight lines of x would be slower: they are
+often a power of two apart, so that no more of them fit a cache set. Tiles overlap where the tile size does not divide
+an axis.
 """
 
 from collections.abc import Iterable

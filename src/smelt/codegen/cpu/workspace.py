@@ -1,4 +1,4 @@
-"""What a part of a kernel touches in memory: the kernel's buffers, and private arrays side by side in its workspace.
+"""The memory of a part of a kernel: the kernel's buffers, and private arrays side by side in its workspace.
 
     scratch e: f32[1024], accumulate y: f32[10]   →   e at 0, y's sums at 4608, 5184 bytes for each thread
 """

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs as targets, by what their architecture is called: `sm_90`. None need be there to write code for it."""
+"""NVIDIA's GPUs as targets, by the name of their architecture, such as `sm_90`. Writing code does not need the GPU."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Code generators for GPUs: `Generator`s of the two lowerings of one set of schedules.
+"""Code generators for GPUs: two lowerings of the same schedules.
 
     CudaGenerator    PTX, for NVIDIA's GPUs
     HostGenerator    machine code of this processor, in which a warp is a vector
@@ -14,7 +14,7 @@ from smelt.base.row import Row
 from smelt.codegen.generator import EntryCode, Family, SharedText, named, numbered
 from smelt.codegen.gpu.bodies.online_body import OnlineBody
 from smelt.codegen.gpu.bodies.points_body import PointsBody
-from smelt.codegen.gpu.bodies.row_folds_body import RowFoldsBody
+from smelt.codegen.gpu.bodies.row_reductions_body import RowReductionsBody
 from smelt.codegen.gpu.bodies.transpose_body import TransposeBody
 from smelt.codegen.gpu.grid_plan import Along, GridPlan, PhasePlan, plan, uses_wide_positions
 from smelt.codegen.gpu.host import HostWarp
@@ -22,7 +22,7 @@ from smelt.codegen.gpu.launch_groups import GroupedPtx, GroupedWarp, Writer, emi
 from smelt.codegen.gpu.nvptx import Nvptx, why_not_ptx
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.products.product_body import ProductBody
-from smelt.codegen.gpu.scatters.run_folds import RunFoldBody
+from smelt.codegen.gpu.scatters.run_reductions import RunReductionBody
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
@@ -70,20 +70,20 @@ class GpuGenerator(ABC):
     def schedule(self, kernel: Kernel, target: Target, fuel: Fuel, *, check: bool, of: str) -> GridPlan:
         return plan(kernel, target.warp_size, target.cluster_blocks)
 
-    def emit(self, symbol: str, made: GridPlan, target: Target, *, aligned: bool = True) -> EntryCode:
+    def emit(self, symbol: str, plan: GridPlan, target: Target, *, aligned: bool = True) -> EntryCode:
         """The functions of a kernel's phases. `aligned`: its buffers begin at multiples of sixteen bytes."""
-        return self._emit(symbol, made, target, aligned, 0, len(made.kernel.parameters))
+        return self._emit(symbol, plan, target, aligned, 0, len(plan.kernel.parameters))
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         """One grid for all of them; where there is no code for that, a grid for each, one after the other."""
-        found = emit_group(f"{symbol}_0", kernels, target, self.group_writer(target), aligned=aligned)
-        if found is not None:
-            return found
+        grouped = emit_group(f"{symbol}_0", kernels, target, self.group_writer(target), aligned=aligned)
+        if grouped is not None:
+            return grouped
         total, first = sum(len(kernel.parameters) for kernel in kernels), 0
         codes = []
         for number, kernel in enumerate(kernels):
-            made = self.schedule(kernel, target, Fuel(), check=False, of="")
-            codes.append(self._emit(f"{symbol}_k{number}", made, target, aligned, first, total))
+            plan = self.schedule(kernel, target, Fuel(), check=False, of="")
+            codes.append(self._emit(f"{symbol}_k{number}", plan, target, aligned, first, total))
             first += len(kernel.parameters)
         return EntryCode(
             "\n".join(code.functions for code in codes),
@@ -95,26 +95,26 @@ class GpuGenerator(ABC):
         )
 
     def _emit(
-        self, symbol: str, made: GridPlan, target: Target, aligned: bool, first: int, buffers: int
+        self, symbol: str, plan: GridPlan, target: Target, aligned: bool, first: int, buffers: int
     ) -> EntryCode:
         """Of a launch's `buffers`, those of the kernel begin at `first`."""
         sizes = Sizes(buffers)
-        kind = "i64" if uses_wide_positions(made) else "i32"
+        kind = "i64" if uses_wide_positions(plan) else "i32"
         builders: list[Simt] = []
         phases: list[GridPhase] = []
-        for number, phase in enumerate(made.phases):
+        for number, phase in enumerate(plan.phases):
             b = self.simt(f"{symbol}.{number}".replace(".", "_"), phase, target, sizes, kind)
-            _body(phase)(b, phase, _pointers(b, made, first), aligned=aligned).write()
+            _body(phase)(b, phase, _pointers(b, plan, first), aligned=aligned).write()
             builders.append(b)
             phases.append(self.grid(b, phase))
-        for size in (made.workspace, *(phase.blocks for phase in made.phases)):
+        for size in (plan.workspace, *(phase.blocks for phase in plan.phases)):
             _given(sizes, size)
         functions = "\n".join(b.function() for b in builders)
         declared = frozenset().union(*(b.declared for b in builders)) if builders else frozenset()
         helpers = {name: text for b in builders for name, text in b.helpers.items()}
         taken = tuple(sizes.params)
         return EntryCode(
-            functions, declared, tuple(helpers.items()), 0, taken, phases=tuple(phases), workspace=made.workspace
+            functions, declared, tuple(helpers.items()), 0, taken, phases=tuple(phases), workspace=plan.workspace
         )
 
     def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
@@ -134,12 +134,12 @@ def _body(phase: PhasePlan) -> type[PhaseBody]:
     if phase.product is not None:
         return ProductBody
     if phase.runs is not None:
-        return RunFoldBody
+        return RunReductionBody
     if phase.along is Along.POINTS:
         return PointsBody
     if phase.online is not None:
         return OnlineBody
-    return PhaseBody if phase.folds is None else RowFoldsBody
+    return PhaseBody if phase.folds is None else RowReductionsBody
 
 
 def _given(sizes: Sizes, size: Size) -> None:
@@ -148,13 +148,13 @@ def _given(sizes: Sizes, size: Size) -> None:
         sizes.slot(size)
 
 
-def _pointers(b: Simt, made: GridPlan, first: int) -> dict[str, Callable[[], str]]:
-    found: dict[str, Callable[[], str]] = {}
-    for number, buffer in enumerate(made.kernel.parameters, first):
-        found[buffer.name] = lambda number=number: b.parameter(number)  # type: ignore[misc]
-    for name, first in made.places:
-        found[name] = lambda first=first: b.workspace(first)  # type: ignore[misc]
-    return found
+def _pointers(b: Simt, plan: GridPlan, first: int) -> dict[str, Callable[[], str]]:
+    pointers: dict[str, Callable[[], str]] = {}
+    for number, buffer in enumerate(plan.kernel.parameters, first):
+        pointers[buffer.name] = lambda number=number: b.parameter(number)  # type: ignore[misc]
+    for name, first in plan.places:
+        pointers[name] = lambda first=first: b.workspace(first)  # type: ignore[misc]
+    return pointers
 
 
 class HostGenerator(GpuGenerator):

@@ -1,10 +1,10 @@
-"""`GridPlan`: how a kernel runs on a GPU: grids one after the other, each with its blocks and what a thread does.
+"""`GridPlan`: how a kernel runs on a GPU, as consecutive grids, each with its blocks and the work of a thread.
 
     rows(i:4096) cols(j:1024) f32, a softmax   →   4096 blocks of 256 threads, a block a row, 4 cols at once a thread
 
-Neighbouring threads go along the cols of a row, or along rows where memory has those side by side. A team of threads
-shares a row: part of a warp, a warp, or a block. Where all cols of a row fit into the registers of its team, loops are
-unrolled: what one of them loads or keeps aside, the next finds in registers.
+Adjacent threads go along the cols of a row, or along rows where rows are contiguous in memory. A team of threads shares
+a row: part of a warp, a warp, or a block. Where all cols of a row fit into the registers of its team, loops are
+unrolled, and values that one loop loads or stages stay in registers for the next.
 """
 
 import math
@@ -14,23 +14,31 @@ from enum import Enum
 
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.axes import fold_rows_first, indices, is_pointwise, merged, without_unit_axes
+from smelt.codegen.axes import indices, is_pointwise, merged, reduce_rows_first, without_unit_axes
 from smelt.codegen.cpu.online_softmax import Online
-from smelt.codegen.gpu.long_rows import online_loops, outputs_aside, recomputed
+from smelt.codegen.gpu.long_rows import online_loops, outputs_as_scratch, recomputed
 from smelt.codegen.gpu.phase_kernels import (
     Bound,
     PhaseKernel,
     in_one_loop,
-    kept_aside,
     scratch_in_memory,
     split_rows,
-    turned,
+    staged_in_memory,
+    transposed,
 )
 from smelt.codegen.gpu.products.product_tiles import ProductTile, in_parts, product_tile, why_no_tile
-from smelt.codegen.gpu.row_folds import OnePass, RowFolds, finishing, in_one_pass, preloadable, row_reads, with_room
+from smelt.codegen.gpu.row_reductions import (
+    OnePass,
+    RowReductions,
+    finishing,
+    in_one_pass,
+    preloadable,
+    row_reads,
+    with_room,
+)
 from smelt.codegen.gpu.scan_kernels import has_logs, has_scans, scan_kernels, split_scan
 from smelt.codegen.gpu.scatters.run_levels import RunLevel, run_levels
-from smelt.codegen.gpu.scatters.scatter_kernels import any_order_is_right, last_ones, places_of, taken_apart
+from smelt.codegen.gpu.scatters.scatter_kernels import any_order_is_right, last_ones, places_of, split_scatters
 from smelt.codegen.gpu.scatters.stable_sort import sorted_events
 from smelt.codegen.gpu.transpose_tiles import TransposeTile, transpose_tile
 from smelt.codegen.gpu.vector_width import is_multiple, vector_width
@@ -53,17 +61,17 @@ _CACHE_BYTES = 16 << 20  # of rows under way, that are still in the cache when t
 _CLUSTER_THREADS = 512  # of a block that shares its row with others
 _CLUSTER_VALUES = 32  # that a thread keeps of a row that a cluster keeps in registers
 _STREAM_TILES = 4  # of a row, a thread: of more, loops take a few at a time if they read them once
-_STREAM_THREADS = 512  # where a row is folded while it is read
+_STREAM_THREADS = 512  # where a row is reduced while it is read
 _REGISTER_FILE = 65536  # of a multiprocessor, which has a block of 1024 threads at least
 _REGISTERS = 80  # of those a thread may spend on what it keeps of a row
 _WORKING_REGISTERS = 24
 _LEAST_REGISTERS = 16  # beside what is kept: the assembler gets along with so few if that lets more blocks run
 _MULTIPROCESSORS = 132  # of a large chip
 _ENOUGH_BLOCKS = 2 * _MULTIPROCESSORS
-_SHARED_BYTES = 40 << 10  # of a block: of the 48 KiB that there are, a few are for folds within teams
+_SHARED_BYTES = 40 << 10  # of a block: of the 48 KiB that there are, a few are for reductions within teams
 _TEAMS_THREADS = 128  # of a block that several teams make
 _MOST_ROWS_EACH = 128  # that a block goes through one after the other: their sums are no longer chains than that
-_FOLD_VALUES = 64  # that a thread has of a row and of the folds over rows, where more threads can share it
+_FOLD_VALUES = 64  # that a thread has of a row and of the reductions over rows, where more threads can share it
 _LEAST_WIDTH = 4  # points that are still read side by side then
 _MOST_WARPS = 16  # that share rows side by side
 _LEAST_BYTES = 64  # that a warp reads side by side
@@ -95,14 +103,14 @@ class PhasePlan:
     width: int
     unrolled: bool
     warp: int  # threads that run in step
-    folds: RowFolds | None = None  # rows that blocks go through one after the other, with folds over them
+    folds: RowReductions | None = None  # rows that blocks go through one after the other, with reductions over them
     online: Online | None = None  # two loops over cols that are not unrolled, and run as one
     tile: TransposeTile | None = None  # of a block whose reads go across
     vectors: int = 1  # of `width` points each, that a thread of a pointwise kernel has
     preloads: bool = False  # what is the same in all of those rows is loaded once
     prefetches: bool = False  # the next of those rows is read while one is computed
     resident: int = 0  # blocks that a multiprocessor has to run at the same time; 0 for as many as there happen to fit
-    runs: RunLevel | None = None  # of a scatter's points that are sorted: what is folded is said here
+    runs: RunLevel | None = None  # of a scatter's sorted points: what is reduced
     cluster: int = 1  # blocks that share a row
     product: ProductTile | None = None  # of a block that sums up part of a contraction
 
@@ -181,14 +189,14 @@ def plan(kernel: Kernel, warp: int, cluster: int = 1) -> GridPlan:
     if contraction_of(simple) is not None:
         phases = _product_phases(simple, chip)
     else:
-        rest, scatters = taken_apart(simple)
+        rest, scatters = split_scatters(simple)
         phases = [] if rest is None else _all_phases(rest, chip)
         for each in scatters:
             phases += _scatter_phases(each, chip)
-    given = {buffer.name for buffer in kernel.parameters}
+    parameters = {buffer.name for buffer in kernel.parameters}
     own: dict[str, Buffer] = {}
     for phase in phases:
-        own.update({each.name: each for each in phase.kernel.buffers if each.name not in given})
+        own.update({each.name: each for each in phase.kernel.buffers if each.name not in parameters})
     places: list[tuple[str, Size]] = []
     end: Size = 0
     for buffer in own.values():
@@ -213,8 +221,8 @@ def _product_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
         return [*_product_phases(first, chip), *_phases(second, chip)]
     tile = product_tile(kernel, contract)
     threads = tile.shape.threads
-    made = PhasePlan(kernel, (), Along.POINTS, threads, threads, 1, False, chip.warp, product=tile)
-    return [replace(made, resident=_TILES_RESIDENT)]
+    phase = PhasePlan(kernel, (), Along.POINTS, threads, threads, 1, False, chip.warp, product=tile)
+    return [replace(phase, resident=_TILES_RESIDENT)]
 
 
 def _rounded(size: Size) -> Size:
@@ -222,16 +230,16 @@ def _rounded(size: Size) -> Size:
 
 
 def _all_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
-    """Folds over rows as folds over cols of the kernel turned; else in one pass; else of what was kept aside."""
+    """Reductions over rows: over cols of the transposed kernel; else in one pass; else of staged operands."""
     if not any(isinstance(i, Accumulate) for i in kernel.instructions()):
         return _scanning_phases(kernel, chip)
-    other = turned(kernel)
+    other = transposed(kernel)
     if other is not None:
         return _phases(other, chip)
-    found = None if _is_empty(kernel) else _one_pass(kernel, chip)
-    if found is not None:
-        return found
-    return [phase for part in kept_aside(kernel) for phase in _scanning_phases(part, chip)]
+    phases = None if _is_empty(kernel) else _one_pass(kernel, chip)
+    if phases is not None:
+        return phases
+    return [phase for part in staged_in_memory(kernel) for phase in _scanning_phases(part, chip)]
 
 
 def _scanning_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
@@ -275,25 +283,25 @@ def _clustered(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> PhasePlan | Non
         return None
     if whole.unrolled:
         return None
-    if any(buffer.role is Role.SCRATCH for buffer in outputs_aside(kernel).buffers):
-        found = _clustered_registers(kernel, whole, chip)  # what is put aside would be recomputed
-        if found is not None:
-            return found
+    if any(buffer.role is Role.SCRATCH for buffer in outputs_as_scratch(kernel).buffers):
+        in_registers = _clustered_registers(kernel, whole, chip)  # staged values would be recomputed
+        if in_registers is not None:
+            return in_registers
     threads = min(_CLUSTER_THREADS, chip.warp**2)
     row = hint(kernel.col_count) * _bytes_again(whole)
     under_way = _MULTIPROCESSORS * max(1, _CLUSTER_RESIDENT // threads) * row
     cluster = 1
     while cluster < min(chip.cluster, chip.warp) and under_way > cluster * _CACHE_BYTES:
         cluster *= 2
-    made = replace(whole, threads=threads, team=cluster * threads, cluster=cluster)
+    clustered = replace(whole, threads=threads, team=cluster * threads, cluster=cluster)
     if cluster == 1 or not row:
         return None
-    return made if hint(made.blocks) >= _MULTIPROCESSORS // 2 else None
+    return clustered if hint(clustered.blocks) >= _MULTIPROCESSORS // 2 else None
 
 
-def _bytes_again(made: PhasePlan) -> int:
+def _bytes_again(phase: PhasePlan) -> int:
     """Of a point, that are read by more than one pass over a row."""
-    kernel, online = made.kernel, made.online
+    kernel, online = phase.kernel, phase.online
     loops = [stage for stage in kernel.stages if stage.loop and (online is None or stage is not online.second)]
     reads = [{(i.buffer, i.index) for i in stage.body if isinstance(i, Load) and i.index.terms} for stage in loops]
     again = {each for place, one in enumerate(reads) for other in reads[:place] for each in one & other}
@@ -307,7 +315,7 @@ def _clustered_registers(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> Phase
         return None
     order = {axis.name: axis for axis in kernel.cols}
     cols = tuple(order[axis.name] for axis in whole.kernel.cols)
-    kernel = outputs_aside(_terms_in_order(replace(kernel, cols=cols)))
+    kernel = outputs_as_scratch(_terms_in_order(replace(kernel, cols=cols)))
     threads, live = min(_MOST_THREADS, chip.warp**2), _live(kernel)
     cluster, most = 1, min(chip.cluster, chip.warp)
 
@@ -316,64 +324,64 @@ def _clustered_registers(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> Phase
 
     while cluster < most and kept() > _CLUSTER_VALUES:
         cluster *= 2
-    made = PhasePlan(kernel, (), Along.COLS, threads, cluster * threads, whole.width, True, chip.warp, cluster=cluster)
+    phase = PhasePlan(kernel, (), Along.COLS, threads, cluster * threads, whole.width, True, chip.warp, cluster=cluster)
     if cluster == 1 or kept() > _CLUSTER_VALUES:
         return None
-    return made if hint(made.blocks) >= _MULTIPROCESSORS // 2 else None
+    return phase if hint(phase.blocks) >= _MULTIPROCESSORS // 2 else None
 
 
-# Kernels with folds over rows beside others.
+# Kernels with reductions over rows beside others.
 
 
 def _one_pass(kernel: Kernel, chip: _Chip) -> list[PhasePlan] | None:
-    """Blocks that go through many rows each, then what they found; None where rows are few, or lie side by side."""
-    given = in_one_pass(kernel)
-    if given is None:
+    """Blocks that go through many rows each, then a grid for their partials; None if rows are few or contiguous."""
+    one_pass = in_one_pass(kernel)
+    if one_pass is None:
         return None
-    kernel = merged(merged(given.kernel, cols=False), cols=True)
+    kernel = merged(merged(one_pass.kernel, cols=False), cols=True)
     along = _steps(kernel, kernel.cols)
     if _steps(kernel, kernel.rows)[1] > along[1]:
         return None
-    made = _along_cols(PhaseKernel(kernel), along[0], chip.warp)
-    if not made.unrolled:
-        made = _along_cols(PhaseKernel(fold_rows_first(kernel)), along[0], chip.warp)
-    made = _several_teams(made)
-    made = replace(made, prefetches=_may_prefetch(made, given))
-    kept = {name for fold in given.folds for name in fold.index.axes}
+    first = _along_cols(PhaseKernel(kernel), along[0], chip.warp)
+    if not first.unrolled:
+        first = _along_cols(PhaseKernel(reduce_rows_first(kernel)), along[0], chip.warp)
+    first = _several_teams(first)
+    first = replace(first, prefetches=_may_prefetch(first, one_pass))
+    kept = {name for fold in one_pass.folds for name in fold.index.axes}
     groups = tuple(axis for axis in kernel.rows if axis.name in kept)
     folded = product(axis.size for axis in kernel.rows if axis.name not in kept)
     count = product(axis.size for axis in groups)
-    many = -(-hint(folded) // made.rows_at_once)
+    many = -(-hint(folded) // first.rows_at_once)
     loops = sum(stage.loop for stage in kernel.stages)
     long = loops * hint(kernel.col_count) >= _WORTH_SPLITTING * (loops + 1)
     if hint(count) * many < _MULTIPROCESSORS // 2 and long:
         return None
-    wanted = max(1, _resident(made) // max(1, hint(count)))
+    wanted = max(1, _resident(first) // max(1, hint(count)))
     waves = max(1, -(-many // (wanted * _MOST_ROWS_EACH)))  # of blocks, all of them full
     each = max(1, -(-many // (wanted * waves)))
-    parts = -(-folded // (made.rows_at_once * each))
-    folds = RowFolds(groups, parts, each)
-    same = preloadable(made.kernel.stages, folds, made.kernel.rows)
-    more = sum(_loops_with(made.kernel, load) == 1 for load in same)  # others are kept anyhow
-    more += len(row_reads(made.kernel, folds)) if made.prefetches else 0
-    preloads = made.unrolled and made.points * (_live(made.kernel) + more) <= _registers(made.threads)
-    made = replace(made, kernel=with_room(made.kernel, parts), folds=folds, preloads=preloads, online=None)
-    if made.prefetches or not made.unrolled:
-        made = replace(made, resident=_resident(made) // _MULTIPROCESSORS)
-    return [made, *(phase for part in finishing(given, parts) for phase in _phases(part, chip))]
+    parts = -(-folded // (first.rows_at_once * each))
+    folds = RowReductions(groups, parts, each)
+    same = preloadable(first.kernel.stages, folds, first.kernel.rows)
+    more = sum(_loops_with(first.kernel, load) == 1 for load in same)  # others are kept anyhow
+    more += len(row_reads(first.kernel, folds)) if first.prefetches else 0
+    preloads = first.unrolled and first.points * (_live(first.kernel) + more) <= _registers(first.threads)
+    first = replace(first, kernel=with_room(first.kernel, parts), folds=folds, preloads=preloads, online=None)
+    if first.prefetches or not first.unrolled:
+        first = replace(first, resident=_resident(first) // _MULTIPROCESSORS)
+    return [first, *(phase for part in finishing(one_pass, parts) for phase in _phases(part, chip))]
 
 
-def _kept(made: PhasePlan, given: OnePass) -> int:
-    """Values that a thread has of a row, of the folds over rows, and of the next row."""
-    return made.points * (_live(made.kernel) + len(row_reads(made.kernel, RowFolds(given.groups, 1, 1))))
+def _kept(phase: PhasePlan, one_pass: OnePass) -> int:
+    """Values that a thread has of a row, of the reductions over rows, and of the next row."""
+    return phase.points * (_live(phase.kernel) + len(row_reads(phase.kernel, RowReductions(one_pass.groups, 1, 1))))
 
 
-def _may_prefetch(made: PhasePlan, given: OnePass) -> bool:
+def _may_prefetch(phase: PhasePlan, one_pass: OnePass) -> bool:
     """Whether what a thread has of the next row fits into registers beside this one: beside another block too, unless
     no more threads can share a row."""
-    if not made.unrolled or _kept(made, given) > _registers(made.threads):
+    if not phase.unrolled or _kept(phase, one_pass) > _registers(phase.threads):
         return False
-    return made.tiles == 1 or _resident(replace(made, prefetches=True)) > _MULTIPROCESSORS
+    return phase.tiles == 1 or _resident(replace(phase, prefetches=True)) > _MULTIPROCESSORS
 
 
 def _loops_with(kernel: Kernel, load: Load) -> int:
@@ -382,21 +390,21 @@ def _loops_with(kernel: Kernel, load: Load) -> int:
     return sum(any(isinstance(i, Load) and (i.buffer, i.index) == at for i in stage.body) for stage in kernel.stages)
 
 
-def _several_teams(made: PhasePlan) -> PhasePlan:
-    """With as many rows at once as make a block of some size: fewer blocks leave fewer partial folds."""
-    if not made.unrolled:
-        team = max(made.team, made.warp)  # what a block folds is in memory: one row at a time adds to it
-        return replace(made, team=team, threads=team)
-    threads = max(made.threads, made.team * (min(_TEAMS_THREADS, made.warp**2) // made.team))
-    return replace(made, threads=threads) if made.points * threads * 8 <= _SHARED_BYTES else made
+def _several_teams(phase: PhasePlan) -> PhasePlan:
+    """With as many rows at once as make a block of some size: fewer blocks leave fewer partial reductions."""
+    if not phase.unrolled:
+        team = max(phase.team, phase.warp)  # a block's accumulators are in memory: one row at a time adds to them
+        return replace(phase, team=team, threads=team)
+    threads = max(phase.threads, phase.team * (min(_TEAMS_THREADS, phase.warp**2) // phase.team))
+    return replace(phase, threads=threads) if phase.points * threads * 8 <= _SHARED_BYTES else phase
 
 
-def _resident(made: PhasePlan) -> int:
+def _resident(phase: PhasePlan) -> int:
     """How many blocks run at the same time, if they use as many registers as is likely."""
-    used = _LEAST_REGISTERS + (made.points * _live(made.kernel) if made.unrolled else 32)
-    if made.prefetches:
-        used += 8 + made.points * len(row_reads(made.kernel, RowFolds(made.kernel.rows[:0], 1, 1)))
-    return max(1, _REGISTER_FILE // max(32, used) // made.threads) * _MULTIPROCESSORS
+    used = _LEAST_REGISTERS + (phase.points * _live(phase.kernel) if phase.unrolled else 32)
+    if phase.prefetches:
+        used += 8 + phase.points * len(row_reads(phase.kernel, RowReductions(phase.kernel.rows[:0], 1, 1)))
+    return max(1, _REGISTER_FILE // max(32, used) // phase.threads) * _MULTIPROCESSORS
 
 
 def _scan_phases(kernel: Kernel, whole: PhasePlan, warp: int) -> list[PhasePlan]:
@@ -425,8 +433,8 @@ def _scatter_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
         else:
             phases.append(_points(part.kernel, chip.warp))
     for folded, level in run_levels(places, events):
-        made = PhasePlan(folded, (), Along.POINTS, _POINT_THREADS, _POINT_THREADS, 1, False, chip.warp, runs=level)
-        phases.append(made)
+        phase = PhasePlan(folded, (), Along.POINTS, _POINT_THREADS, _POINT_THREADS, 1, False, chip.warp, runs=level)
+        phases.append(phase)
     return phases
 
 
@@ -451,17 +459,17 @@ def _points(kernel: Kernel, warp: int) -> PhasePlan:
     count = hint(kernel.col_count)
     while width > 1 and count // (width * _POINT_THREADS) < _ENOUGH_BLOCKS:
         width //= 2
-    made = PhasePlan(kernel, (), Along.POINTS, _POINT_THREADS, _POINT_THREADS, width, True, warp)
-    return replace(made, vectors=_vectors(made))
+    phase = PhasePlan(kernel, (), Along.POINTS, _POINT_THREADS, _POINT_THREADS, width, True, warp)
+    return replace(phase, vectors=_vectors(phase))
 
 
-def _vectors(made: PhasePlan) -> int:
+def _vectors(phase: PhasePlan) -> int:
     """How many times a thread takes so many points, all read before the first are computed."""
-    kernel, vectors = made.kernel, 1
+    kernel, vectors = phase.kernel, 1
     read = {(i.buffer, i.index) for i in kernel.instructions() if isinstance(i, Load) and i.index.terms}
-    size = sum(kernel.buffer(name).dtype.itemsize for name, _ in read) * made.width
+    size = sum(kernel.buffer(name).dtype.itemsize for name, _ in read) * phase.width
     while read and vectors < _MOST_VECTORS and size * 2 * vectors <= _BYTES_IN_FLIGHT:
-        if hint(made.blocks) // (2 * vectors) < 4 * _ENOUGH_BLOCKS:
+        if hint(phase.blocks) // (2 * vectors) < 4 * _ENOUGH_BLOCKS:
             break
         vectors *= 2
     return vectors
@@ -481,7 +489,7 @@ def _terms_in_order(kernel: Kernel) -> Kernel:
     return replace(kernel, stages=stages)
 
 
-# Kernels with folds, or values of whole rows.
+# Kernels with reductions, or values of whole rows.
 
 
 def _rows(part: PhaseKernel, warp: int) -> PhasePlan:
@@ -520,7 +528,7 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
         width //= 2
     team = 1
     folds = any(isinstance(i, Accumulate) for i in kernel.instructions())
-    # What the warps of a team found, one warp folds. Long code needs more registers than the largest block has.
+    # One warp reduces the partials of a team's warps. Long code needs more registers than the largest block has.
     most = min(_MOST_THREADS // 2 if folds or has_logs(kernel) else _MOST_THREADS, warp * warp)
     while team < most and team * width < cols:
         team *= 2
@@ -529,19 +537,19 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
     if folds and not is_symsize(kernel.col_count):
         team, width = _fold_team(kernel, team, width, most)
     elif not folds and not is_symsize(kernel.col_count):
-        live = _live(outputs_aside(kernel))
+        live = _live(outputs_as_scratch(kernel))
         # Blocks of fewer threads take turns better: while one waits for its row, others compute.
         while team > _ROW_THREADS and -(-cols // (team // 2 * width)) * width * max(1, live) <= _ROW_VALUES:
             team //= 2
     threads = team if team > warp else 4 * warp
-    made = PhasePlan(kernel, part.bounds, Along.COLS, threads, team, width, False, warp)
-    return (None if folds else _streamed(made)) or _unrolled(made)
+    phase = PhasePlan(kernel, part.bounds, Along.COLS, threads, team, width, False, warp)
+    return (None if folds else _streamed(phase)) or _unrolled(phase)
 
 
 def _fold_team(kernel: Kernel, team: int, width: int, most: int) -> tuple[int, int]:
     """Threads that share a row, and points side by side of each: more threads, where each would have more values of a
-    row, of the next and of the folds over rows than leave registers for many threads."""
-    cols, reads = kernel.col_count, len(row_reads(kernel, RowFolds((), 1, 1)))
+    row, of the next and of the reductions over rows than leave registers for many threads."""
+    cols, reads = kernel.col_count, len(row_reads(kernel, RowReductions((), 1, 1)))
     each = _live(kernel) + reads
     while -(-cols // (team * width)) * width * each > _FOLD_VALUES and 2 * team <= most:
         if cols <= team * width:
@@ -552,17 +560,17 @@ def _fold_team(kernel: Kernel, team: int, width: int, most: int) -> tuple[int, i
     return team, width
 
 
-def _streamed(made: PhasePlan) -> PhasePlan | None:
+def _streamed(phase: PhasePlan) -> PhasePlan | None:
     """In loops, where these read each point of a row once, and rows are not short; None where they do not. Nothing is
     gained by registers that keep a row then, and many threads fit side by side."""
-    if is_symsize(made.tiles) or made.tiles <= _STREAM_TILES or has_scans(made.kernel):
+    if is_symsize(phase.tiles) or phase.tiles <= _STREAM_TILES or has_scans(phase.kernel):
         return None
-    kernel = recomputed(made.kernel)
-    found = replace(made, kernel=kernel, online=online_loops(kernel))
-    if _bytes_again(found) or any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
+    kernel = recomputed(phase.kernel)
+    streamed = replace(phase, kernel=kernel, online=online_loops(kernel))
+    if _bytes_again(streamed) or any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
         return None
-    team = made.team if found.online is None else min(made.team, _STREAM_THREADS)
-    return replace(found, team=team, threads=team if team > made.warp else made.threads)
+    team = phase.team if streamed.online is None else min(phase.team, _STREAM_THREADS)
+    return replace(streamed, team=team, threads=team if team > phase.warp else phase.threads)
 
 
 def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
@@ -580,32 +588,32 @@ def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
     warps = 1
     while warps < _MOST_WARPS and warps * (warp // lanes) * 4 < hint(kernel.col_count):
         warps *= 2
-    made = PhasePlan(kernel, part.bounds, Along.ROWS, warps * warp, warps * warp // lanes, width, False, warp)
-    return _unrolled(made)
+    phase = PhasePlan(kernel, part.bounds, Along.ROWS, warps * warp, warps * warp // lanes, width, False, warp)
+    return _unrolled(phase)
 
 
-def _narrower(made: PhasePlan) -> PhasePlan:
+def _narrower(phase: PhasePlan) -> PhasePlan:
     """Along rows: with fewer of them a thread, where there would be few blocks."""
-    if made.along is not Along.ROWS:
-        return made
-    kernel = made.kernel
+    if phase.along is not Along.ROWS:
+        return phase
+    kernel = phase.kernel
     sizes = [kernel.buffer(i.buffer).dtype.itemsize for i in kernel.instructions() if isinstance(i, Load)]
-    while made.width > 1 and hint(made.blocks) < _ENOUGH_BLOCKS:
-        if made.width // 2 * made.warp * min(sizes, default=1) < _LEAST_BYTES:
+    while phase.width > 1 and hint(phase.blocks) < _ENOUGH_BLOCKS:
+        if phase.width // 2 * phase.warp * min(sizes, default=1) < _LEAST_BYTES:
             break
-        made = replace(made, width=made.width // 2)
-    return made
+        phase = replace(phase, width=phase.width // 2)
+    return phase
 
 
-def _unrolled(made: PhasePlan) -> PhasePlan:
+def _unrolled(phase: PhasePlan) -> PhasePlan:
     """With its loops unrolled, if what a thread has of a row fits into registers; else the scratch of a row is
     recomputed, or in memory."""
-    few = not is_symsize(made.tiles) and made.tiles <= (1 if has_logs(made.kernel) else _MOST_TILES)
-    kernel = outputs_aside(made.kernel)
-    if few and (made.tiles <= 1 or made.points * _live(kernel) <= _registers(made.threads)):
-        return replace(made, kernel=kernel, unrolled=True)
-    kernel = scratch_in_memory(recomputed(made.kernel))
-    return replace(made, kernel=kernel, online=online_loops(kernel) if made.along is Along.COLS else None)
+    few = not is_symsize(phase.tiles) and phase.tiles <= (1 if has_logs(phase.kernel) else _MOST_TILES)
+    kernel = outputs_as_scratch(phase.kernel)
+    if few and (phase.tiles <= 1 or phase.points * _live(kernel) <= _registers(phase.threads)):
+        return replace(phase, kernel=kernel, unrolled=True)
+    kernel = scratch_in_memory(recomputed(phase.kernel))
+    return replace(phase, kernel=kernel, online=online_loops(kernel) if phase.along is Along.COLS else None)
 
 
 def _registers(threads: int) -> int:
@@ -633,9 +641,9 @@ def _width(kernel: Kernel, last: Sequence[Axis], bounds: Sequence[Bound]) -> int
     return vector_width(kernel, last[0], (last[0].size, *parts))
 
 
-def uses_wide_positions(made: GridPlan) -> bool:
+def uses_wide_positions(grid: GridPlan) -> bool:
     """Whether positions need 64 bits."""
-    for phase in made.phases:
+    for phase in grid.phases:
         kernel = phase.kernel
         sizes = [buffer.size for buffer in kernel.buffers] + [kernel.row_count, kernel.col_count]
         axes = kernel.rows + kernel.cols + (phase.product.inner if phase.product is not None else ())

@@ -1,9 +1,10 @@
-"""`HostWarp`: the primitives of GPU schedules on the host; the text is that of one warp, a thread a lane of a vector.
+"""`HostWarp`: the primitives of GPU schedules on the host. The text is that of one warp, and a thread is a lane of a
+vector.
 
     define void @k0(ptr %buffers, ptr %workspace, i64 %block, i64 %warp, ptr %shared)
 
-So that every schedule runs where there is no GPU. Who calls it runs the warps of a block in turn, up to their next
-barrier each (`csrc/runner`). It is written to be right, not to be fast.
+So every schedule runs on machines without a GPU. The caller runs the warps of a block one after another, each up to its
+next barrier (`csrc/runner`). It is written for correctness, not speed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -85,19 +86,19 @@ class HostWarp(Simt):
     def load_global(
         self, pointer: str, at: LlvmValue, kind: str, width: int = 1, *, aligned: bool = True, constant: bool = False
     ) -> list[LlvmValue]:
-        found = []
+        loaded = []
         for place in range(width):
             where = self._addresses(pointer, kind, self.add(at, place) if place else at)
-            found.append(self._gathered(where, kind) if at.lanes > 1 else self.load(where, kind))
-        return found
+            loaded.append(self._gathered(where, kind) if at.lanes > 1 else self.load(where, kind))
+        return loaded
 
     def _gathered(self, addresses: str, kind: str) -> LlvmValue:
         lanes, align = self.warp, memory_bytes(kind)
         vector = f"<{lanes} x {LLVM_TYPES[kind]}>"
         name = f"llvm.masked.gather.{suffix(kind, lanes)}.v{lanes}p0"
         self.declared.add(f"declare {vector} @{name}(<{lanes} x ptr>, i32, <{lanes} x i1>, {vector})")
-        given = f"<{lanes} x ptr> {addresses}, i32 {align}, <{lanes} x i1> splat (i1 true), {vector} poison"
-        return self.op(f"call {vector} @{name}({given})", kind, lanes)
+        arguments = f"<{lanes} x ptr> {addresses}, i32 {align}, <{lanes} x i1> splat (i1 true), {vector} poison"
+        return self.op(f"call {vector} @{name}({arguments})", kind, lanes)
 
     def store_global(self, pointer: str, at: LlvmValue, values: Sequence[LlvmValue], *, aligned: bool = True) -> None:
         for place, value in enumerate(values):
@@ -137,7 +138,7 @@ class HostWarp(Simt):
         yield
         self._mask = before
 
-    # What threads tell each other.
+    # Exchange between threads.
 
     def shuffle_xor(self, value: LlvmValue, distance: int) -> LlvmValue:
         return self._permuted(value, [lane ^ distance for lane in range(self.warp)])
@@ -180,8 +181,8 @@ class HostWarp(Simt):
         return self._gathered(first_bytes, kind)
 
     def load_shared(self, first: int, at: LlvmValue, kind: str) -> LlvmValue:
-        (found,) = self.load_global(self.element(self._shared, "i8", first), at, kind)
-        return found
+        (loaded,) = self.load_global(self.element(self._shared, "i8", first), at, kind)
+        return loaded
 
     def store_shared(self, first: int, at: LlvmValue, value: LlvmValue) -> None:
         self.store_global(self.element(self._shared, "i8", first), at, [value])

@@ -1,4 +1,4 @@
-"""Parts of a kernel as kernels of their own: what some of its instructions need, and what is left without them.
+"""Splits a kernel: a slice has some instructions and what they need, the rest stays without them.
 
     loop:                                   slice for the scatter              what is left
       p = load places[i]                      p = load places[i]                 p = load places[i]
@@ -9,7 +9,7 @@
     row:
       store good[0] = all_ok
 
-Values are recomputed rather than passed on through memory where nothing but loads and arithmetic leads to them.
+Values that need only loads and arithmetic are recomputed rather than passed through memory.
 """
 
 from collections.abc import Collection, Iterable, Sequence

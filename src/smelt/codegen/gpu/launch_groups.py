@@ -1,10 +1,10 @@
-"""Many pointwise kernels of one body in one grid: an optimizer's update of all its parameters, say.
+"""Launches many pointwise kernels with the same body as one grid, such as an optimizer's update of all parameters.
 
     k0: cols(j:256) …, k1: cols(j:65536) …     →   blocks 0 to 0 are k0's, 1 to 64 are k1's; buffers k0's, then k1's
 
-A block finds out by its number, in a tree of branches that all its threads take, which kernel it is of; from there on
-the pointers and sizes are that kernel's, and the code is written once. What they are the kernel is given as parameters,
-so the runtime launches it as any other. How many they may be is `Limits.group_buffers`.
+A block finds its kernel from its number, in a tree of branches that all its threads take. The pointers and sizes are
+then that kernel's, and the code is written once. They are parameters, so the runtime launches the grid like any other.
+`Limits.group_buffers` limits their number.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,8 +54,8 @@ class GroupMembers:
         self._search(lines, 0, len(self.values))
         lines.append(f"{_OWN}:")
         for name, kind, each in (*phis, ("%first", "i64", [str(start) for start in self.starts])):
-            given = ", ".join(f"[ {value}, %leaf{number} ]" for number, value in enumerate(each))
-            lines.append(f"{name} = phi {kind} {given}")
+            incoming = ", ".join(f"[ {value}, %leaf{number} ]" for number, value in enumerate(each))
+            lines.append(f"{name} = phi {kind} {incoming}")
         lines.append("%own = sub i64 %block, %first")
         return lines
 
@@ -99,8 +99,8 @@ class GroupedPtx(Nvptx):
         body = "\n".join([first, *where, *rest, *self.prologue, *self.lines])
         taken = [f"{self._taken(n % members.buffers)} noundef %given{n}" for n in range(count * members.buffers)]
         limit = f'"nvvm.maxntid"="{self.threads}"'
-        given = ", ".join([*taken, f"{pointer} noundef %workspace"])
-        return f"define ptx_kernel void @{self.symbol}({given}) {limit} {{\n{body}\n  ret void\n}}\n"
+        parameters = ", ".join([*taken, f"{pointer} noundef %workspace"])
+        return f"define ptx_kernel void @{self.symbol}({parameters}) {limit} {{\n{body}\n  ret void\n}}\n"
 
 
 class GroupedWarp(HostWarp):
@@ -123,9 +123,9 @@ class GroupedWarp(HostWarp):
         phis = [("%base", "i64", [str(member * members.buffers) for member in range(len(members.values))])]
         for slot, values in enumerate(members.sizes(self.sizes)):
             phis.append((f"%size{slot}", "i64", [str(value) for value in values]))
-        found = ["%mine = getelementptr ptr, ptr %buffers, i64 %base"]
+        addresses = ["%mine = getelementptr ptr, ptr %buffers, i64 %base"]
         prologue = [line.replace("ptr %buffers,", "ptr %mine,") for line in self.prologue]
-        body = "\n".join([*members.entry(phis), *found, *prologue, *self.lines])
+        body = "\n".join([*members.entry(phis), *addresses, *prologue, *self.lines])
         taken = "ptr %buffers, ptr %workspace, i64 %block, i64 %warp, ptr %shared"
         return f"define void @{self.symbol}({taken}) {{\n{body}\n  ret void\n}}\n"
 
@@ -139,14 +139,14 @@ def emit_group(
 ) -> EntryCode | None:
     """One grid for kernels that differ in their length alone, whose buffers come one kernel's after the other's; None
     where they do not, or are no pointwise kernels along a line."""
-    found = _body(kernels)
-    if found is None:
+    shared = _body(kernels)
+    if shared is None:
         return None
-    body, values, shape_env = found
-    made: GridPlan = plan(body, target.warp_size)
-    if len(made.phases) != 1 or made.workspace:
+    body, values, shape_env = shared
+    grid_plan: GridPlan = plan(body, target.warp_size)
+    if len(grid_plan.phases) != 1 or grid_plan.workspace:
         return None
-    (phase,) = made.phases
+    (phase,) = grid_plan.phases
     if phase.along is not Along.POINTS or phase.tile is not None:
         return None
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
@@ -156,7 +156,7 @@ def emit_group(
     members = GroupMembers(values, tuple(accumulate(blocks[:-1], initial=0)), buffers)
     sizes = Sizes(buffers)
     b = writer(symbol, sizes, members, phase.threads)
-    pointers = {buffer.name: (lambda n=n: b.parameter(n)) for n, buffer in enumerate(made.kernel.parameters)}
+    pointers = {buffer.name: (lambda n=n: b.parameter(n)) for n, buffer in enumerate(grid_plan.kernel.parameters)}
     PointsBody(b, phase, pointers, aligned=aligned).write()
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else

@@ -1,5 +1,5 @@
-"""Kernels whose rows do not stay in registers: what they keep aside is recomputed, which costs no memory traffic
-but a read, and a maximum and the powers below it are found in one pass.
+"""Kernels whose rows do not fit in registers: staged values are recomputed, which costs one read instead of a write and
+a read, and a maximum and its exponentials are computed in one pass.
 
     loop: m = reduce max x                      loop: m, s = a maximum and the sum of powers below it
     loop: store e[j] = exp(x - m), s = sum e  → loop: store y = exp(x - m) / s
@@ -35,15 +35,15 @@ _MOST_READ = 2  # arrays that are read again for that
 _Pure = Const | Load | Gather | Position | Compute | Cast
 
 
-def outputs_aside(kernel: Kernel) -> Kernel:
-    """What is put aside in an output, until a later loop writes there what belongs there, is scratch instead."""
+def outputs_as_scratch(kernel: Kernel) -> Kernel:
+    """Use scratch for values that a loop stages in an output until a later loop writes the result there."""
     for buffer in kernel.buffers:
         if buffer.role is Role.OUTPUT:
-            kernel = _output_aside(kernel, buffer)
+            kernel = _output_as_scratch(kernel, buffer)
     return kernel
 
 
-def _output_aside(kernel: Kernel, buffer: Buffer) -> Kernel:
+def _output_as_scratch(kernel: Kernel, buffer: Buffer) -> Kernel:
     seen = [
         (place, number, i)
         for place, stage in enumerate(kernel.stages)
@@ -58,31 +58,31 @@ def _output_aside(kernel: Kernel, buffer: Buffer) -> Kernel:
         return kernel
     if seen[0][2].index.axes != names:
         return kernel  # several points write to one place
-    aside = Buffer(f"{buffer.name}.row", buffer.dtype, kernel.col_count, Role.SCRATCH)
+    scratch = Buffer(f"{buffer.name}.row", buffer.dtype, kernel.col_count, Role.SCRATCH)
     where = dense(kernel.cols)
 
     def moved(at: tuple[int, int], i: Instruction) -> Instruction:
         if isinstance(i, Load | Store) and i.buffer == buffer.name and at < puts[1]:
-            return replace(i, buffer=aside.name, index=where)
+            return replace(i, buffer=scratch.name, index=where)
         return i
 
     stages = tuple(
         Stage(stage.loop, tuple(moved((place, number), i) for number, i in enumerate(stage.body)))
         for place, stage in enumerate(kernel.stages)
     )
-    return replace(kernel, buffers=(*kernel.buffers, aside), stages=stages)
+    return replace(kernel, buffers=(*kernel.buffers, scratch), stages=stages)
 
 
 def recomputed(kernel: Kernel) -> Kernel:
-    """With nothing put aside in scratch or in outputs that can be recomputed for little."""
-    found = without_scratch(outputs_aside(kernel))
+    """Recompute cheap values instead of staging them in scratch or in outputs."""
+    changed = without_scratch(outputs_as_scratch(kernel))
     known = {buffer.name for buffer in kernel.buffers}
-    # What has to be put aside stays in the output: that takes no memory of its own.
-    return found if all(buffer.name in known for buffer in found.buffers) else without_scratch(kernel)
+    # Values that must be staged stay in the output, which takes no extra memory.
+    return changed if all(buffer.name in known for buffer in changed.buffers) else without_scratch(kernel)
 
 
 def without_scratch(kernel: Kernel) -> Kernel:
-    """What a loop keeps aside for a later one is recomputed there, where that takes little."""
+    """Recompute values that a loop stages for a later one, where that is cheap."""
     for buffer in kernel.buffers:
         if buffer.role is Role.SCRATCH:
             kernel = _computed_again(kernel, buffer.name)
@@ -124,12 +124,12 @@ def _stores(instruction: Instruction, name: str) -> bool:
 
 def _leading_to(body: Sequence[Instruction], value: str) -> list[Instruction]:
     """The instructions of a loop that a value of it comes from."""
-    wanted, found = {value}, []
+    wanted, instructions = {value}, []
     for instruction in reversed(body):
         if result(instruction) in wanted:
             wanted.update(operands(instruction))
-            found.append(instruction)
-    return found[::-1]
+            instructions.append(instruction)
+    return instructions[::-1]
 
 
 def _is_cheap(kernel: Kernel, needed: Sequence[Instruction]) -> bool:
@@ -143,7 +143,7 @@ def _again(needed: Sequence[Instruction], value: str, out: str) -> list[Instruct
     """The same instructions under other names, the last of them under the name `out`."""
     names = {result(i): f"{out}.{result(i)}" for i in needed}
     names[value] = out
-    found: list[Instruction] = []
+    renamed: list[Instruction] = []
     for i in needed:
         assert isinstance(i, _Pure)
         changed = replace(i, out=names[i.out])
@@ -153,15 +153,15 @@ def _again(needed: Sequence[Instruction], value: str, out: str) -> list[Instruct
             changed = replace(changed, value=names.get(changed.value, changed.value))
         elif isinstance(changed, Gather):
             changed = replace(changed, by=tuple((names.get(at, at), step, extent) for at, step, extent in changed.by))
-        found.append(changed)
-    return found
+        renamed.append(changed)
+    return renamed
 
 
 def online_loops(kernel: Kernel) -> Online | None:
     """Two loops of a kernel that may run as one; what they find is all they leave."""
     loops = [place for place, stage in enumerate(kernel.stages) if stage.loop]
     for one, other in pairwise(loops):
-        found = matched(kernel, one, other)
-        if found is not None and not any(isinstance(i, Store) for i in found.second.body):
-            return found
+        pair = matched(kernel, one, other)
+        if pair is not None and not any(isinstance(i, Store) for i in pair.second.body):
+            return pair
     return None

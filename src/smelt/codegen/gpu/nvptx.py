@@ -1,9 +1,9 @@
-"""`Nvptx`: the primitives of GPU schedules as LLVM's NVPTX has them; the text is that of one thread.
+"""`Nvptx`: the primitives of GPU schedules for LLVM's NVPTX. The text is that of one thread.
 
     define ptx_kernel void @k0(ptr addrspace(1) %b0, …, ptr addrspace(1) %workspace, i64 %size0, …)
 
-Sixteen bytes are loaded at once where they are aligned so. No function of the C library is there, and none of LLVM's
-intrinsics for exp, log and the like, which end the process: the math is our own.
+Sixteen bytes are loaded at a time where they are aligned. The C library is not available, and LLVM's intrinsics for
+exp, log and similar functions abort the process: the math is our own.
 """
 
 import re
@@ -66,9 +66,9 @@ class Nvptx(OneThread):
     def _register(self, name: str) -> LlvmValue:
         if name not in self._known:
             self.declared.add(f"declare i32 @llvm.nvvm.read.ptx.sreg.{name}()")
-            found = self.fresh("here")
-            self.prologue.append(f"{found} = call i32 @llvm.nvvm.read.ptx.sreg.{name}()")
-            self._known[name] = LlvmValue(found, "i32")
+            register = self.fresh("here")
+            self.prologue.append(f"{register} = call i32 @llvm.nvvm.read.ptx.sreg.{name}()")
+            self._known[name] = LlvmValue(register, "i32")
         return self._known[name]
 
     def _wide(self, value: LlvmValue) -> LlvmValue:
@@ -119,10 +119,10 @@ class Nvptx(OneThread):
         several = f".v{len(words)}" if len(words) > 1 else ""
         text = f"@$0 st.global{several}.b{8 * word} [$1], " + (f"{{{names}}}" if several else names) + ";"
         taken = ",".join(["b", "l", *([_CONSTRAINTS[words[0].kind]] * len(words)), "~{memory}"])
-        given = ", ".join([str(mask), f"{GLOBAL} {address}", *map(str, words)])
-        self.emit(f'call void asm sideeffect "{text}", "{taken}"({given})')
+        arguments = ", ".join([str(mask), f"{GLOBAL} {address}", *map(str, words)])
+        self.emit(f'call void asm sideeffect "{text}", "{taken}"({arguments})')
 
-    # What threads tell each other.
+    # Exchange between threads.
 
     def shuffle_xor(self, value: LlvmValue, distance: int) -> LlvmValue:
         return self._word_by_word(value, lambda word: self._shuffle_word(word, "bfly", distance, self.warp - 1))
@@ -175,12 +175,12 @@ class Nvptx(OneThread):
     def load_shared_vector(self, first: int, at: LlvmValue, kind: str, width: int) -> list[LlvmValue]:
         size = memory_bytes(kind)
         piece = min(width, MOST_BYTES // size)
-        found: list[LlvmValue] = []
+        elements: list[LlvmValue] = []
         for way in range(0, width, piece):
             address = self._address(self._shared(first), kind, self.add(at, way) if way else at, _SHARED)
             vector = self.op(f"load {type_text(kind, piece)}, {_SHARED} {address}, align {size * piece}", kind, piece)
-            found += [self.extract(vector, lane) for lane in range(piece)]
-        return found
+            elements += [self.extract(vector, lane) for lane in range(piece)]
+        return elements
 
     def store_shared(self, first: int, at: LlvmValue, value: LlvmValue) -> None:
         address = self._address(self._shared(first), value.kind, at, _SHARED)

@@ -1,4 +1,4 @@
-"""Numbers of 16 bits two in a word, for what a loop carries from turn to turn: a word is a register."""
+"""Packs pairs of 16-bit numbers into words for values that a loop carries, so that each pair takes one register."""
 
 from collections.abc import Sequence
 

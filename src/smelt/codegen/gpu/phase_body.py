@@ -1,8 +1,8 @@
-"""`PhaseBody` writes out one grid of a plan, over the primitives of `Simt`.
+"""`PhaseBody` writes one grid of a plan over the primitives of `Simt`.
 
     row, first col      from the block and the thread
     row stages          by every thread of the team; stored by its first
-    loop stages         tile by tile: load, compute, store; folds first in each thread, then between the threads
+    loop stages         tile by tile: load, compute, store; reductions first in each thread, then between the threads
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from smelt.base.errors import SmeltError
 from smelt.codegen.gpu.grid_plan import Along, PhasePlan
 from smelt.codegen.gpu.scatters.scatter_updates import put
 from smelt.codegen.gpu.simt import Mask, Simt
-from smelt.codegen.gpu.team_folds import fold_team, fold_teams
+from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
 from smelt.codegen.gpu.team_scans import RunningFold, StageScans
 from smelt.codegen.gpu.vector_width import is_multiple
 from smelt.codegen.gpu.word_quads import QUAD, Quads, quads
@@ -114,15 +114,15 @@ class PhaseBody:
     def _coordinates(self, number: LlvmValue, axes: Sequence[Axis]) -> Coordinates:
         """Of the point with this number, counted through all axes."""
         b = self.b
-        found: Coordinates = {}
+        coordinates: Coordinates = {}
         for axis in reversed(axes[1:]):
             extent = b.index(axis.size)
             rest = b.binary("udiv", number, extent)
-            found[axis.name] = b.sub(number, b.mul(rest, extent))
+            coordinates[axis.name] = b.sub(number, b.mul(rest, extent))
             number = rest
         if axes:
-            found[axes[0].name] = number
-        return found
+            coordinates[axes[0].name] = number
+        return coordinates
 
     def _both(self, one: Mask, other: Mask) -> Mask:
         if one is None or other is None:
@@ -160,14 +160,14 @@ class PhaseBody:
     def _long_loop(
         self, stage: Stage, folds: Sequence[Reduce], nothing: list[LlvmValue]
     ) -> tuple[list[LlvmValue], list[torch.dtype]]:
-        """All tiles one after the other: the folds, and of which dtype they are. Sums are emptied into a float64 every
+        """All tiles one after the other: returns the reductions and their dtypes. Sums are emptied into a float64 every
         few tiles, so that their error does not grow with the length."""
         b, tiles, at_once = self.b, self.plan.tiles, self._tiles_at_once(stage)
         dtypes = [self.dtypes[fold.value] for fold in folds]
         kept = [fold.op == "sum" and dtype.is_floating_point for fold, dtype in zip(folds, dtypes, strict=True)]
         is_sum = [each for each in kept for _ in range(self._ways)]
         is_sum += [False] * (len(nothing) - len(is_sum))  # what scans carry along
-        # The fold of nothing in every lane: a loop carries values of one type.
+        # The neutral element in every lane: a loop carries values of one type.
         nothing = [b.splat(each, self._lanes) for each in nothing]
         zero = b.const("f64", 0.0, self._lanes)
         totals = [zero if each else start for each, start in zip(is_sum, nothing, strict=True)]
@@ -188,12 +188,12 @@ class PhaseBody:
                 b.fadd(total, b.convert("fpext", value, "f64")) if each else value
                 for each, total, value in zip(is_sum, loop.values, after, strict=True)
             ]
-        found = list(loop.end(*after))
+        folded = list(loop.end(*after))
         self.registers.clear()
         for each in [*b.shared]:
             if each not in known:
                 del b.shared[each]  # what was computed inside is not there after a loop that may not have run
-        return found, [torch.float64 if each else dtype for each, dtype in zip(kept, dtypes, strict=True)]
+        return folded, [torch.float64 if each else dtype for each, dtype in zip(kept, dtypes, strict=True)]
 
     def _tiles(
         self, stage: Stage, folds: Sequence[Reduce], turn: LlvmValue, at_once: int, partial: list[LlvmValue]
@@ -230,8 +230,8 @@ class PhaseBody:
             where, _ = self._cols(number)
             for i in stage.body:
                 if isinstance(i, Load) and self.kernel.buffer(i.buffer).role is Role.INPUT:
-                    found = self._loaded(i, {**self.rows, **where}, tile, once=False)
-                    self.registers[i.buffer, i.index, tile] = found
+                    loaded = self._loaded(i, {**self.rows, **where}, tile, once=False)
+                    self.registers[i.buffer, i.index, tile] = loaded
 
     def _scans_of(self, stage: Stage) -> StageScans:
         plan = self.plan
@@ -247,13 +247,13 @@ class PhaseBody:
 
     @property
     def _ways(self) -> int:
-        """How many partial folds a thread has of each."""
+        """How many partial reductions a thread has of each."""
         return self.plan.width
 
     def _tile(
         self, stage: Stage, folds: Sequence[Reduce], number: LlvmValue, tile: int, partial: list[LlvmValue]
     ) -> list[LlvmValue]:
-        """One pass of a thread over the cols it takes at once: the folds so far → the folds then."""
+        """One pass of a thread over the cols it takes at once: old partials → new partials."""
         where, self.col_mask = self._cols(number)
         mask = self._both(self.col_mask, self.row_mask)
         outside = {**self.values}
@@ -261,9 +261,9 @@ class PhaseBody:
             if isinstance(instruction, Reduce):
                 partial = self._folded(instruction, folds.index(instruction), partial, mask)
             elif isinstance(instruction, Scan):
-                given, behind = self._spread(self.values[instruction.value]), len(folds) * self._ways
-                found, after = self.scans.step(instruction.out, given, mask, number, partial[behind:])
-                self.values[instruction.out] = found
+                values, behind = self._spread(self.values[instruction.value]), len(folds) * self._ways
+                scanned, after = self.scans.step(instruction.out, values, mask, number, partial[behind:])
+                self.values[instruction.out] = scanned
                 partial = partial[:behind] + after
             else:
                 self._step(instruction, {**self.rows, **where}, mask, tile=tile)
@@ -297,8 +297,8 @@ class PhaseBody:
 
     def _folded(self, fold: Reduce, place: int, partial: list[LlvmValue], mask: Mask) -> list[LlvmValue]:
         b, dtype = self.b, self.dtypes[fold.value]
-        given = self._spread(self.values[fold.value])
-        for way, value in enumerate(given):
+        values = self._spread(self.values[fold.value])
+        for way, value in enumerate(values):
             if mask is not None:
                 value = b.select(mask, value, start(b, fold.op, dtype, 1))
             slot = place * self._ways + way
@@ -316,13 +316,13 @@ class PhaseBody:
         kinds = [(fold.op, dtype) for fold, dtype in zip(folds, dtypes, strict=True)]
         mine = [tuple(partial[place * ways : (place + 1) * ways]) for place in range(len(folds))]
         if plan.along is Along.ROWS:
-            found = fold_teams(b, kinds, mine, plan.threads // plan.team, plan.threads)
+            totals = reduce_teams(b, kinds, mine, plan.threads // plan.team, plan.threads)
         else:
             single = []
             for (op, dtype), values in zip(kinds, mine, strict=True):
                 single.append(halved(values, lambda x, y, op=op, dtype=dtype: combine(b, op, dtype, x, y)))  # type: ignore[misc]
-            found = [(each,) for each in fold_team(b, kinds, single, plan.team, plan.threads)]
-        for fold, dtype, values in zip(folds, dtypes, found, strict=True):
+            totals = [(each,) for each in reduce_team(b, kinds, single, plan.team, plan.threads)]
+        for fold, dtype, values in zip(folds, dtypes, totals, strict=True):
             want = self.dtypes[fold.value]
             self.values[fold.out] = tuple(cast(b, each, dtype, want) for each in values)
 
@@ -344,8 +344,8 @@ class PhaseBody:
             case Compute(out, op, args, _):
                 # Comparisons give a bool and compare what their operands are.
                 of, step = self.dtypes[args[-1]], QUAD if out in self.quads.same else 1
-                given = [self.values[arg] for arg in args]
-                self.values[out] = self._each(given, lambda *x: compute(b, op, x, of), step)
+                operands = [self.values[arg] for arg in args]
+                self.values[out] = self._each(operands, lambda *x: compute(b, op, x, of), step)
             case Cast(out, value, dtype):
                 source, step = self.dtypes[value], QUAD if out in self.quads.same else 1
                 self.values[out] = self._each([self.values[value]], lambda x: cast(b, x, source, dtype), step)
@@ -356,22 +356,22 @@ class PhaseBody:
             case _:
                 raise SmeltError("SM030", f"no GPU schedule has {type(i).__name__}")
 
-    def _each(self, given: Sequence[Values], function: Callable[..., LlvmValue], step: int = 1) -> Values:
+    def _each(self, operands: Sequence[Values], function: Callable[..., LlvmValue], step: int = 1) -> Values:
         """Of each point of a thread; once for so many side by side that have the same, if they are several."""
-        ways = max(len(values) for values in given)
-        spread = [values if len(values) == ways else values * ways for values in given]
+        ways = max(len(values) for values in operands)
+        spread = [values if len(values) == ways else values * ways for values in operands]
         step = min(step, ways)
-        found = [function(*(values[way] for values in spread)) for way in range(0, ways, step)]
-        return tuple(each for each in found for _ in range(step))
+        results = [function(*(values[way] for values in spread)) for way in range(0, ways, step)]
+        return tuple(each for each in results for _ in range(step))
 
-    def _words(self, given: Sequence[Values]) -> Values:
+    def _words(self, operands: Sequence[Values]) -> Values:
         """Random words of all points, of which four side by side have one counter."""
         width = self.plan.width
-        spread = [values if len(values) == width else values * width for values in given]
-        found: list[LlvmValue] = []
+        spread = [values if len(values) == width else values * width for values in operands]
+        words: list[LlvmValue] = []
         for way in range(0, width, QUAD):
-            found += words_of_counter(self.b, *(values[way] for values in spread))
-        return tuple(found)
+            words += words_of_counter(self.b, *(values[way] for values in spread))
+        return tuple(words)
 
     def _quads(self) -> Quads:
         """What four points side by side share, where vectors are whole quads."""
@@ -420,10 +420,10 @@ class PhaseBody:
         constant = buffer.role is Role.INPUT
         self.reads_rewritten = self.reads_rewritten or buffer.role is Role.INOUT
         raw = self._load(i.buffer, i.index, where, constant=constant)
-        found = tuple(from_memory(self.b, each, buffer.dtype) for each in raw)
+        loaded = tuple(from_memory(self.b, each, buffer.dtype) for each in raw)
         if constant and not once and self.plan.unrolled:
-            self.registers[key] = found
-        return found
+            self.registers[key] = loaded
+        return loaded
 
     def _load(
         self, name: str, index: Index, where: Coordinates, *, constant: bool, base: LlvmValue | None = None
@@ -442,10 +442,10 @@ class PhaseBody:
         if not is_symsize(step) and step == -1:
             lowest, aligned = b.sub(at, width - 1), self._is_aligned(index, 1 - width)
             return b.load_global(pointer, lowest, kind, width, aligned=aligned, constant=constant)[::-1]
-        found = []
+        loaded = []
         for way in range(width):
-            found += b.load_global(pointer, b.add(at, b.index(way * step)) if way else at, kind, constant=constant)
-        return found
+            loaded += b.load_global(pointer, b.add(at, b.index(way * step)) if way else at, kind, constant=constant)
+        return loaded
 
     def _store(self, i: Store, where: Coordinates, mask: Mask, tile: int, *, once: bool) -> None:
         b, buffer = self.b, self.kernel.buffer(i.buffer)
@@ -519,10 +519,10 @@ class PhaseBody:
         b, buffer, dtype = self.b, self.kernel.buffer(i.buffer), self.dtypes[i.value]
         pointer = self.pointers[i.buffer]()
         places = [self.values[name] for name, _, _ in i.by]
-        given = [self._position(i.index, where), self.values[i.value], *places]
-        for at, value, *found in zip(*map(self._spread, given), strict=True):
+        operands = [self._position(i.index, where), self.values[i.value], *places]
+        for at, value, *indices in zip(*map(self._spread, operands), strict=True):
             counts = mask
-            for place, (_, stride, extent) in zip(found, i.by, strict=True):
+            for place, (_, stride, extent) in zip(indices, i.by, strict=True):
                 inside = b.icmp("ult", place, b.const("i64", extent))
                 counts = self._both(counts, inside)
                 at = b.add(at, b.mul(b.select(inside, place, 0), b.const("i64", stride)))

@@ -1,13 +1,13 @@
-"""A kernel as several that run one after the other, where one grid cannot do it: rows that are folded together, and
-rows so few and long that many blocks share each.
+"""Splits a kernel that one grid cannot run into several: reductions over rows, and few long rows that many blocks
+share.
 
     rows(i:4096) cols(j:1024)   accumulate sum db[j] = v
-    → turned   rows(j:1024) cols(i:4096)          reduce sum v, then store db[j]
+    → transposed   rows(j:1024) cols(i:4096)          reduce sum v, then store db[j]
     → split    rows(j:1024, i.part:32) cols(i:128)   reduce sum v, then store partial[32*j + i.part]
                rows(j:1024) cols(i.part:32)          reduce sum partial, then store db[j]
 
-All of it is said in the kernel form. What one kernel leaves for the next is in buffers of the workspace. Nothing is
-added up in an order that differs from run to run.
+The result is in the kernel form. Kernels pass values to the next one in buffers of the workspace. The order of
+additions never differs from run to run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -100,11 +100,11 @@ def in_one_loop(kernel: Kernel) -> Kernel:
     return replace(kernel, stages=(Stage(True, (*once, *loops[0].body)),))
 
 
-# Folds over rows.
+# Reductions over rows.
 
 
-def turned(kernel: Kernel) -> Kernel | None:
-    """Rows for what the folds keep, cols for what they fold; None where they differ in that, or rows are whole."""
+def transposed(kernel: Kernel) -> Kernel | None:
+    """Rows for the axes that reductions keep, cols for the reduced ones; None if they differ or rows are whole."""
     folds = [i for i in kernel.instructions() if isinstance(i, Accumulate)]
     kept = folds[0].index.axes
     loops = [stage for stage in kernel.stages if stage.loop]
@@ -113,7 +113,7 @@ def turned(kernel: Kernel) -> Kernel | None:
     if any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
         return None
     if any(isinstance(i, Reduce | Scan | Scatter) for i in kernel.instructions()):
-        return None  # rows cannot be taken apart
+        return None  # rows cannot be split
     once = [i for stage in kernel.stages if not stage.loop for i in stage.body]
     if loops and any(isinstance(i, Store | Accumulate) for i in once):
         return None
@@ -138,7 +138,7 @@ def turned(kernel: Kernel) -> Kernel | None:
 
 
 def _stored(kernel: Kernel, fold: Accumulate, out: str) -> list[Instruction]:
-    """What ends a fold: it is rounded once, if its buffer is narrower."""
+    """The end of a reduction: rounds once, if its buffer is narrower."""
     want, have = kernel.buffer(fold.buffer).dtype, value_dtypes(kernel)[fold.value]
     if want is have:
         return [Store(fold.buffer, fold.index, out)]
@@ -154,8 +154,8 @@ def in_order(instruction: Instruction, axes: Sequence[Axis]) -> Instruction:
     return replace(instruction, index=Index(terms, index.offset))
 
 
-def kept_aside(kernel: Kernel) -> list[Kernel]:
-    """Each value that is folded over rows goes to the workspace, where a kernel of its own folds it."""
+def staged_in_memory(kernel: Kernel) -> list[Kernel]:
+    """Store each operand of a reduction over rows in the workspace, where a separate kernel reduces it."""
     dtypes = value_dtypes(kernel)
     stages: list[Stage] = []
     extra: list[Buffer] = []
@@ -168,27 +168,27 @@ def kept_aside(kernel: Kernel) -> list[Kernel]:
                 continue
             axes = kernel.rows + (kernel.cols if stage.loop else ())
             dtype = dtypes[instruction.value]
-            aside = Buffer(f"{instruction.buffer}.aside", dtype, product(axis.size for axis in axes), Role.OUTPUT)
-            extra.append(aside)
-            body.append(Store(aside.name, dense(axes), instruction.value))
-            more.append(_fold_of(kernel, instruction, aside, axes))
+            staged = Buffer(f"{instruction.buffer}.staged", dtype, product(axis.size for axis in axes), Role.OUTPUT)
+            extra.append(staged)
+            body.append(Store(staged.name, dense(axes), instruction.value))
+            more.append(_fold_of(kernel, instruction, staged, axes))
         stages.append(Stage(stage.loop, tuple(body)))
     return [with_buffers(kernel, stages, extra, kernel.name), *more]
 
 
-def _fold_of(kernel: Kernel, fold: Accumulate, aside: Buffer, axes: Sequence[Axis]) -> Kernel:
+def _fold_of(kernel: Kernel, fold: Accumulate, staged: Buffer, axes: Sequence[Axis]) -> Kernel:
     kept = fold.index.axes
     rows = tuple(axis for axis in axes if axis.name in kept)
     cols = tuple(axis for axis in axes if axis.name not in kept)
-    value, out = f"{aside.name}.value", f"{aside.name}.fold"
-    where = in_order(Load(value, aside.name, dense(axes)), rows + cols)
+    value, out = f"{staged.name}.value", f"{staged.name}.fold"
+    where = in_order(Load(value, staged.name, dense(axes)), rows + cols)
     loop = Stage(True, (where, Reduce(out, fold.op, value)))
     want = kernel.buffer(fold.buffer)
     after: list[Instruction] = [Store(fold.buffer, fold.index, out)]
-    if want.dtype is not aside.dtype:
+    if want.dtype is not staged.dtype:
         after = [Cast(f"{out}.rounded", out, want.dtype), Store(fold.buffer, fold.index, f"{out}.rounded")]
     stages = (loop, Stage(False, tuple(in_order(i, rows) for i in after)))
-    buffers = (replace(aside, role=Role.INPUT), want)
+    buffers = (replace(staged, role=Role.INPUT), want)
     return replace(kernel, name=f"{kernel.name}.{fold.buffer}", rows=rows, cols=cols, buffers=buffers, stages=stages)
 
 
@@ -203,7 +203,7 @@ class _Split:
     axis: Axis  # the col axis that is split
     parts: Size
     chunk: Size
-    found: list[PhaseKernel] = field(default_factory=list)
+    kernels: list[PhaseKernel] = field(default_factory=list)
     extra: list[Buffer] = field(default_factory=list)
     row_code: list[Instruction] = field(default_factory=list)  # what every later kernel computes again, once a row
 
@@ -213,8 +213,8 @@ class _Split:
 
 
 def split_rows(kernel: Kernel, parts: Size) -> list[PhaseKernel] | None:
-    """A kernel for each loop, in which blocks share the rows' longest axis, each with a kernel that folds what the
-    blocks found; None where that cannot be. There are no folds over rows any more."""
+    """A kernel for each loop, in which blocks share the rows' longest axis, each with a kernel that reduces the
+    partials of the blocks; None if that is impossible. Expects no reductions over rows."""
     once = [i for stage in kernel.stages if not stage.loop for i in stage.body]
     rewritten = {i.buffer for i in once if isinstance(i, Store)}
     if any(isinstance(i, Load) and i.buffer in rewritten for i in kernel.instructions()):
@@ -223,13 +223,13 @@ def split_rows(kernel: Kernel, parts: Size) -> list[PhaseKernel] | None:
         return None
     axis = max(kernel.cols, key=lambda each: hint(each.size))
     chunk = -(-axis.size // parts)
-    made = _Split(scratch_in_memory(kernel), axis, -(-axis.size // chunk), chunk)
-    stages = list(made.kernel.stages)
+    split = _Split(scratch_in_memory(kernel), axis, -(-axis.size // chunk), chunk)
+    stages = list(split.kernel.stages)
     before = list(takewhile(lambda stage: not stage.loop, stages))
-    made.row_code += [i for stage in before for i in stage.body if not isinstance(i, Store)]
+    split.row_code += [i for stage in before for i in stage.body if not isinstance(i, Store)]
     if any(isinstance(i, Store) for stage in before for i in stage.body):
-        only_rows = with_buffers(made.kernel, before, (), f"{kernel.name}.rows")
-        made.found.append(PhaseKernel(replace(only_rows, cols=())))
+        only_rows = with_buffers(split.kernel, before, (), f"{kernel.name}.rows")
+        split.kernels.append(PhaseKernel(replace(only_rows, cols=())))
     for place, stage in enumerate(stages):
         if stage.loop:
             after: list[Instruction] = []
@@ -237,8 +237,8 @@ def split_rows(kernel: Kernel, parts: Size) -> list[PhaseKernel] | None:
                 if later.loop:
                     break
                 after += later.body
-            _add_loop(made, stage, after)
-    return made.found
+            _add_loop(split, stage, after)
+    return split.kernels
 
 
 def scratch_in_memory(kernel: Kernel) -> Kernel:
@@ -263,11 +263,11 @@ def scratch_in_memory(kernel: Kernel) -> Kernel:
     return replace(kernel, buffers=buffers, stages=stages)
 
 
-def _add_loop(made: _Split, stage: Stage, after: list[Instruction]) -> None:
-    kernel, axis = made.kernel, made.axis
+def _add_loop(split: _Split, stage: Stage, after: list[Instruction]) -> None:
+    kernel, axis = split.kernel, split.axis
     dtypes = value_dtypes(kernel)
-    rows = (*kernel.rows, Axis(made.part, made.parts))
-    cols = tuple(Axis(axis.name, made.chunk) if each is axis else each for each in kernel.cols)
+    rows = (*kernel.rows, Axis(split.part, split.parts))
+    cols = tuple(Axis(axis.name, split.chunk) if each is axis else each for each in kernel.cols)
     folds = [i for i in stage.body if isinstance(i, Reduce)]
     partials = {
         i.out: Buffer(f"{i.out}.partial", dtypes[i.out], product(each.size for each in rows), Role.OUTPUT)
@@ -275,29 +275,29 @@ def _add_loop(made: _Split, stage: Stage, after: list[Instruction]) -> None:
     }
     wholes = {i.out: Buffer(f"{i.out}.whole", dtypes[i.out], kernel.row_count, Role.OUTPUT) for i in folds}
     order = rows + cols
-    loop = Stage(True, tuple(in_order(_in_parts(i, made), order) for i in stage.body))
+    loop = Stage(True, tuple(in_order(_in_parts(i, split), order) for i in stage.body))
     stages = [loop]
-    needed = _needed(made.row_code, stages)
+    needed = _needed(split.row_code, stages)
     if needed:
         stages.insert(0, Stage(False, tuple(needed)))
     if folds:
         stages.append(Stage(False, tuple(Store(partials[i.out].name, dense(rows), i.out) for i in folds)))
-    extra = [*made.extra, *partials.values(), *wholes.values()]
-    split = replace(kernel, rows=rows, cols=cols)
-    name = f"{kernel.name}.{len(made.found)}"
-    bound = Bound(made.part, axis.name, made.chunk, axis.size)
-    made.found.append(PhaseKernel(with_buffers(split, stages, extra, name), (bound,)))
+    extra = [*split.extra, *partials.values(), *wholes.values()]
+    part = replace(kernel, rows=rows, cols=cols)
+    name = f"{kernel.name}.{len(split.kernels)}"
+    bound = Bound(split.part, axis.name, split.chunk, axis.size)
+    split.kernels.append(PhaseKernel(with_buffers(part, stages, extra, name), (bound,)))
     pure = [i for i in after if not isinstance(i, Store)]
     if folds or len(pure) < len(after):
-        whole = replace(kernel, cols=(Axis(made.part, made.parts),))
-        _add_finish(made, whole, folds, (partials, wholes), after, rows)
-    made.extra += wholes.values()
-    made.row_code += [Load(i.out, wholes[i.out].name, dense(kernel.rows)) for i in folds]
-    made.row_code += pure
+        whole = replace(kernel, cols=(Axis(split.part, split.parts),))
+        _add_finish(split, whole, folds, (partials, wholes), after, rows)
+    split.extra += wholes.values()
+    split.row_code += [Load(i.out, wholes[i.out].name, dense(kernel.rows)) for i in folds]
+    split.row_code += pure
 
 
 def _add_finish(
-    made: _Split,
+    split: _Split,
     whole: Kernel,
     folds: Sequence[Reduce],
     kept: tuple[dict[str, Buffer], dict[str, Buffer]],
@@ -312,31 +312,31 @@ def _add_finish(
         body += [Load(value, partials[fold.out].name, dense(rows)), Reduce(fold.out, fold.op, value)]
     stores = [Store(wholes[fold.out].name, dense(whole.rows), fold.out) for fold in folds]
     stages = [Stage(True, tuple(body)), Stage(False, (*stores, *after))]
-    needed = _needed(made.row_code, stages)
+    needed = _needed(split.row_code, stages)
     if needed:
         stages.insert(0, Stage(False, tuple(needed)))
-    extra = [*made.extra, *partials.values(), *wholes.values()]
-    name = f"{whole.name}.{len(made.found)}"
-    made.found.append(PhaseKernel(with_buffers(whole, stages, extra, name)))
+    extra = [*split.extra, *partials.values(), *wholes.values()]
+    name = f"{whole.name}.{len(split.kernels)}"
+    split.kernels.append(PhaseKernel(with_buffers(whole, stages, extra, name)))
 
 
 def _needed(code: Sequence[Instruction], stages: Sequence[Stage]) -> list[Instruction]:
     """Those instructions whose values the stages use, and what these need."""
     wanted = {name for stage in stages for i in stage.body for name in operands(i)}
-    found: list[Instruction] = []
+    needed: list[Instruction] = []
     for instruction in reversed(code):
         if result(instruction) in wanted:
             wanted.update(operands(instruction))
-            found.insert(0, instruction)
-    return found
+            needed.insert(0, instruction)
+    return needed
 
 
-def _in_parts(instruction: Instruction, made: _Split) -> Instruction:
+def _in_parts(instruction: Instruction, split: _Split) -> Instruction:
     """With the split axis as `chunk * part + inner`."""
     if not isinstance(instruction, Access | Position):
         return instruction
     index = instruction.index
-    stride = index.stride(made.axis.name)
+    stride = index.stride(split.axis.name)
     if isinstance(stride, int) and not stride:
         return instruction
-    return replace(instruction, index=Index((*index.terms, (made.part, stride * made.chunk)), index.offset))
+    return replace(instruction, index=Index((*index.terms, (split.part, stride * split.chunk)), index.offset))

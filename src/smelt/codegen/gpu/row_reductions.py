@@ -1,10 +1,11 @@
-"""Folds over rows in the pass that computes what is folded: every block goes through many rows and keeps its own.
+"""Reductions over rows in the pass that computes their operands: every block goes through many rows with its own
+partials.
 
     rows(i:8192) cols(j:1024)   …, s = reduce sum …, store dx, accumulate sum dw[j] = v        a norm's backward
     → rows(i:8192) cols(j:1024)    264 blocks, each through every 264th row; then each leaves dw.parts[1024*part + j]
       rows(j:1024) cols(part:264)  reduce sum dw.parts, then store dw[j]
 
-Rows that a fold keeps are groups: a block has rows of one of them.
+Rows that a reduction keeps form groups: a block has rows of one group.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ _PART = "part"
 
 
 @dataclass(frozen=True, slots=True)
-class RowFolds:
+class RowReductions:
     """How a grid goes through rows. `parts` blocks share each group, and come back to it `each` times."""
 
     groups: tuple[Axis, ...]  # the first row axes of the kernel
@@ -49,7 +50,7 @@ class RowFolds:
 
 @dataclass(frozen=True, slots=True)
 class OnePass:
-    """A kernel that leaves partial folds, each in a buffer that has room for one part; and what it was made from."""
+    """A kernel that stores partials, each in a buffer with room for one part; and the original kernel."""
 
     original: Kernel
     kernel: Kernel
@@ -61,7 +62,7 @@ class OnePass:
 
 
 def in_one_pass(kernel: Kernel) -> OnePass | None:
-    """A kernel with folds over rows, whose blocks may go through rows one after the other; None where they may not."""
+    """The kernel if it has reductions over rows and its blocks may go through rows in sequence; else None."""
     if not any(isinstance(i, Accumulate) for i in kernel.instructions()):
         return None
     if any(isinstance(i, Scan | Scatter) for i in kernel.instructions()):
@@ -95,24 +96,24 @@ def _spans_cols(kernel: Kernel, fold: Accumulate) -> bool:
 
 
 def with_room(kernel: Kernel, parts: Size) -> Kernel:
-    """The buffers of partial folds with room for all parts, one after the other."""
+    """Enlarge the buffers of partials to hold all parts, one after the other."""
     partial = {i.buffer for i in kernel.instructions() if isinstance(i, Accumulate)}
     buffers = tuple(replace(each, size=each.size * parts) if each.name in partial else each for each in kernel.buffers)
     return replace(kernel, buffers=buffers)
 
 
-def finishing(given: OnePass, parts: Size) -> list[Kernel]:
-    """What the parts come to: a kernel for all folds that keep the same axes."""
-    kernel = given.original
+def finishing(one_pass: OnePass, parts: Size) -> list[Kernel]:
+    """Kernels that reduce the parts: one for all reductions that keep the same axes."""
+    kernel = one_pass.original
     alike: dict[tuple[frozenset[str], bool], list[Accumulate]] = {}
     for fold in (i for i in kernel.instructions() if isinstance(i, Accumulate)):
         alike.setdefault((fold.index.axes, _spans_cols(kernel, fold)), []).append(fold)
-    return [_finishing(given, folds, parts, number) for number, folds in enumerate(alike.values())]
+    return [_finishing(one_pass, folds, parts, number) for number, folds in enumerate(alike.values())]
 
 
-def _finishing(given: OnePass, folds: Sequence[Accumulate], parts: Size, number: int) -> Kernel:
-    kernel = given.original
-    axes = given.groups + (kernel.cols if _spans_cols(kernel, folds[0]) else ())
+def _finishing(one_pass: OnePass, folds: Sequence[Accumulate], parts: Size, number: int) -> Kernel:
+    kernel = one_pass.original
+    axes = one_pass.groups + (kernel.cols if _spans_cols(kernel, folds[0]) else ())
     kept = folds[0].index.axes
     rows = tuple(axis for axis in axes if axis.name in kept)
     cols = (Axis(_PART, parts), *(axis for axis in axes if axis.name not in kept))
@@ -136,18 +137,18 @@ def _finishing(given: OnePass, folds: Sequence[Accumulate], parts: Size, number:
     return replace(kernel, name=name, rows=rows, cols=cols, buffers=tuple(buffers), stages=stages)
 
 
-def preloadable(stages: Sequence[Stage], folds: RowFolds, rows: Sequence[Axis]) -> list[Load]:
+def preloadable(stages: Sequence[Stage], folds: RowReductions, rows: Sequence[Axis]) -> list[Load]:
     """Loads of loops that are the same in all rows of a group."""
     folded = {axis.name for axis in rows[len(folds.groups) :]}
-    found = {(i.buffer, i.index): i for stage in stages if stage.loop for i in stage.body if isinstance(i, Load)}
-    return [load for load in found.values() if not load.index.axes & folded]
+    loads = {(i.buffer, i.index): i for stage in stages if stage.loop for i in stage.body if isinstance(i, Load)}
+    return [load for load in loads.values() if not load.index.axes & folded]
 
 
-def row_reads(kernel: Kernel, folds: RowFolds, *, loop: bool = True) -> list[Load]:
+def row_reads(kernel: Kernel, folds: RowReductions, *, loop: bool = True) -> list[Load]:
     """Loads of loops, or of what runs once a row, that differ from row to row, of what nobody writes meanwhile."""
     folded = {axis.name for axis in kernel.rows[len(folds.groups) :]}
-    found: dict[tuple[str, Index], Load] = {}
+    loads: dict[tuple[str, Index], Load] = {}
     for i in (i for stage in kernel.stages if stage.loop == loop for i in stage.body):
         if isinstance(i, Load) and i.index.axes & folded and kernel.buffer(i.buffer).role is Role.INPUT:
-            found.setdefault((i.buffer, i.index), i)
-    return list(found.values())
+            loads.setdefault((i.buffer, i.index), i)
+    return list(loads.values())

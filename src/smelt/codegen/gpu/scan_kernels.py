@@ -1,4 +1,4 @@
-"""Kernels with scans as such that a GPU runs: the axis that is scanned is the only one of the cols.
+"""Rewrites kernels with scans for a GPU: the scanned axis becomes the only col axis.
 
     rows(i:5) cols(s:30, j:7)   v = scan sum x along s
     → rows(i:5, j:7) cols(s:30)
@@ -8,8 +8,8 @@
       rows() cols(part:264)          scan sum total along part, store before[part + 1]
       rows(part:264) cols(s:3840)    scan sum x along s, add before[part], store y[…]
 
-Where a row is also folded as a whole, or scanned along two axes, scans are kernels of their own, whose results the
-others find in the workspace. Nothing is added up in an order that differs from run to run.
+Where a row is also reduced, or scanned along two axes, scans become separate kernels that leave their results in the
+workspace. The order of additions never differs from run to run.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def scan_kernels(kernel: Kernel) -> list[Kernel]:
         return [kernel]
     kernel = forward_scans(kernel)
     alone = _others_as_rows(kernel)
-    return [alone] if alone is not None else _kept_aside(kernel)
+    return [alone] if alone is not None else _staged(kernel)
 
 
 def _others_as_rows(kernel: Kernel) -> Kernel | None:
@@ -94,36 +94,36 @@ def _others_as_rows(kernel: Kernel) -> Kernel | None:
     return replace(kernel, rows=rows, cols=cols, stages=stages)
 
 
-def _kept_aside(kernel: Kernel) -> list[Kernel]:
+def _staged(kernel: Kernel) -> list[Kernel]:
     """Each scan by itself, its result in the workspace; then the rest."""
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     axes = kernel.rows + kernel.cols
     index = dense(axes)
     while has_scans(kernel):
         scan = next(i for i in kernel.instructions() if isinstance(i, Scan))
         dtype = value_dtypes(kernel)[scan.value]
         size = product(axis.size for axis in axes)
-        aside = Buffer(f"{scan.out}.aside", dtype, size, Role.OUTPUT)
-        kept = Store(aside.name, index, scan.out)
+        staged = Buffer(f"{scan.out}.staged", dtype, size, Role.OUTPUT)
+        kept = Store(staged.name, index, scan.out)
         name = f"{kernel.name}.{scan.out}"
-        whole = sliced(exchanged(kernel, scan, [scan, kept], [aside]), [kept], name=name)
+        whole = sliced(exchanged(kernel, scan, [scan, kept], [staged]), [kept], name=name)
         if reads_updates(kernel, whole):
             raise SmeltError("SM030", f"what kernel {kernel.name} scans depends on what it has updated in place")
         alone = _others_as_rows(whole)
         if alone is None:
-            given = Buffer(f"{scan.out}.given", dtype, size, Role.OUTPUT)
-            left = Store(given.name, index, scan.value)
-            found.append(sliced(exchanged(kernel, scan, [left], [given]), [left], name=f"{name}.given"))
+            source = Buffer(f"{scan.out}.source", dtype, size, Role.OUTPUT)
+            left = Store(source.name, index, scan.value)
+            kernels.append(sliced(exchanged(kernel, scan, [left], [source]), [left], name=f"{name}.source"))
             again = f"{scan.out}.value"
-            body = (Load(again, given.name, index), replace(scan, value=again), kept)
-            buffers = (replace(given, role=Role.INPUT), aside)
+            body = (Load(again, source.name, index), replace(scan, value=again), kept)
+            buffers = (replace(source, role=Role.INPUT), staged)
             alone = _others_as_rows(replace(kernel, name=name, buffers=buffers, stages=(Stage(True, body),)))
             assert alone is not None
-        found.append(alone)
-        back = Load(scan.out, aside.name, index)
-        kernel = exchanged(kernel, scan, [back], [replace(aside, role=Role.INPUT)])
+        kernels.append(alone)
+        back = Load(scan.out, staged.name, index)
+        kernel = exchanged(kernel, scan, [back], [replace(staged, role=Role.INPUT)])
     rest = effects(kernel)
-    return [*found, sliced(kernel, rest)] if rest else found
+    return [*kernels, sliced(kernel, rest)] if rest else kernels
 
 
 # Long scans, shared by many blocks.
@@ -168,44 +168,44 @@ def split_scan(kernel: Kernel, parts: int) -> list[PhaseKernel] | None:
     (axis,) = kernel.cols
     chunk = -(-axis.size // parts)
     chunk = -(-chunk // _CHUNK_STEP) * _CHUNK_STEP
-    made = _Parts(axis, -(-axis.size // chunk), chunk)
+    parts_of = _Parts(axis, -(-axis.size // chunk), chunk)
     dtypes = value_dtypes(kernel)
     kept = {scan.out: fold_dtype(scan.op, dtypes[scan.value]) for scan in scans}
     totals, befores = {}, {}
     for scan in scans:
         count, dtype = kernel.row_count, kept[scan.out]
-        totals[scan.out] = Buffer(f"{scan.out}.total", dtype, count * made.count, Role.OUTPUT)
-        befores[scan.out] = Buffer(f"{scan.out}.before", dtype, count * (made.count + 1), Role.OUTPUT)
-    bound = Bound(made.name, axis.name, made.chunk, axis.size)
+        totals[scan.out] = Buffer(f"{scan.out}.total", dtype, count * parts_of.count, Role.OUTPUT)
+        befores[scan.out] = Buffer(f"{scan.out}.before", dtype, count * (parts_of.count + 1), Role.OUTPUT)
+    bound = Bound(parts_of.name, axis.name, parts_of.chunk, axis.size)
     return [
-        PhaseKernel(_totals(kernel, scans, made, totals), (bound,)),
-        PhaseKernel(_befores(kernel, scans, made, totals, befores)),
-        PhaseKernel(_scanned_parts(kernel, scans, made, befores), (bound,)),
+        PhaseKernel(_totals(kernel, scans, parts_of, totals), (bound,)),
+        PhaseKernel(_befores(kernel, scans, parts_of, totals, befores)),
+        PhaseKernel(_scanned_parts(kernel, scans, parts_of, befores), (bound,)),
     ]
 
 
 def _depend(kernel: Kernel, scans: Sequence[Scan]) -> bool:
     """Whether what is scanned follows from another scan."""
-    found: set[str] = set()
+    dependent: set[str] = set()
     for instruction in kernel.instructions():
-        later = any(name in found for name in operands(instruction))
+        later = any(name in dependent for name in operands(instruction))
         if later and isinstance(instruction, Scan):
             return True
         if (later or instruction in scans) and not isinstance(instruction, Store):
-            found.add(instruction.out)  # type: ignore[union-attr]
+            dependent.add(instruction.out)  # type: ignore[union-attr]
     return False
 
 
-def _in_parts(kernel: Kernel, made: _Parts, stages: Sequence[Stage], extra: Sequence[Buffer], name: str) -> Kernel:
-    rows = (Axis(made.name, made.count), *kernel.rows)
-    cols = (Axis(made.axis.name, made.chunk),)
+def _in_parts(kernel: Kernel, parts: _Parts, stages: Sequence[Stage], extra: Sequence[Buffer], name: str) -> Kernel:
+    rows = (Axis(parts.name, parts.count), *kernel.rows)
+    cols = (Axis(parts.axis.name, parts.chunk),)
     order = rows + cols
-    changed = [Stage(each.loop, tuple(in_order(made.change(i), order) for i in each.body)) for each in stages]
+    changed = [Stage(each.loop, tuple(in_order(parts.change(i), order) for i in each.body)) for each in stages]
     return with_buffers(replace(kernel, rows=rows, cols=cols), changed, extra, name)
 
 
 def _wide(kernel: Kernel, scan: Scan) -> tuple[list[Instruction], str]:
-    """What is scanned, in the dtype that it is folded in."""
+    """The scanned value, in the dtype of the running value."""
     dtype = value_dtypes(kernel)[scan.value]
     kept = fold_dtype(scan.op, dtype)
     if kept is dtype:
@@ -213,10 +213,10 @@ def _wide(kernel: Kernel, scan: Scan) -> tuple[list[Instruction], str]:
     return [Cast(f"{scan.out}.wide", scan.value, kept)], f"{scan.out}.wide"
 
 
-def _totals(kernel: Kernel, scans: Sequence[Scan], made: _Parts, totals: dict[str, Buffer]) -> Kernel:
+def _totals(kernel: Kernel, scans: Sequence[Scan], parts: _Parts, totals: dict[str, Buffer]) -> Kernel:
     body: list[Instruction] = [i for stage in kernel.stages if stage.loop for i in stage.body]
     after: list[Instruction] = []
-    rows = dense((Axis(made.name, made.count), *kernel.rows))
+    rows = dense((Axis(parts.name, parts.count), *kernel.rows))
     for scan in scans:
         assert scan.op != "logaddexp"
         place = body.index(scan)
@@ -226,30 +226,30 @@ def _totals(kernel: Kernel, scans: Sequence[Scan], made: _Parts, totals: dict[st
     once = [stage for stage in kernel.stages if not stage.loop]
     whole = replace(kernel, stages=(*once, Stage(True, tuple(body)), Stage(False, tuple(after))))
     wanted = sliced(whole, after, list(totals.values()))
-    return _in_parts(kernel, made, wanted.stages, list(totals.values()), f"{kernel.name}.totals")
+    return _in_parts(kernel, parts, wanted.stages, list(totals.values()), f"{kernel.name}.totals")
 
 
 def _befores(
-    kernel: Kernel, scans: Sequence[Scan], made: _Parts, totals: dict[str, Buffer], befores: dict[str, Buffer]
+    kernel: Kernel, scans: Sequence[Scan], parts: _Parts, totals: dict[str, Buffer], befores: dict[str, Buffer]
 ) -> Kernel:
     body: list[Instruction] = []
-    part = Axis(made.name, made.count)
+    part = Axis(parts.name, parts.count)
     where = in_order(Load("", "", dense((part, *kernel.rows))), (*kernel.rows, part))
     assert isinstance(where, Load)
     source = where.index
     for scan in scans:
         value, out = f"{scan.out}.part", f"{scan.out}.parts"
-        body += [Load(value, totals[scan.out].name, source), Scan(out, scan.op, value, made.name)]
+        body += [Load(value, totals[scan.out].name, source), Scan(out, scan.op, value, parts.name)]
         body.append(Store(befores[scan.out].name, Index(source.terms, kernel.row_count), out))
     buffers = (*(replace(each, role=Role.INPUT) for each in totals.values()), *befores.values())
     stages = (Stage(True, tuple(body)),)
     return replace(kernel, name=f"{kernel.name}.befores", cols=(part,), buffers=buffers, stages=stages)
 
 
-def _scanned_parts(kernel: Kernel, scans: Sequence[Scan], made: _Parts, befores: dict[str, Buffer]) -> Kernel:
-    room = dense((Axis(made.name, made.count), *kernel.rows))
+def _scanned_parts(kernel: Kernel, scans: Sequence[Scan], parts: _Parts, befores: dict[str, Buffer]) -> Kernel:
+    room = dense((Axis(parts.name, parts.count), *kernel.rows))
     part, zero, first = "scan.part", "scan.zero", "scan.first"
-    once: list[Instruction] = [Position(part, Index(((made.name, 1),))), Const(zero, 0, torch.int64)]
+    once: list[Instruction] = [Position(part, Index(((parts.name, 1),))), Const(zero, 0, torch.int64)]
     once.append(Compute(first, "eq", (part, zero), torch.bool))
     body: list[Instruction] = [i for stage in kernel.stages if stage.loop for i in stage.body]
     dtypes = value_dtypes(kernel)
@@ -268,11 +268,11 @@ def _scanned_parts(kernel: Kernel, scans: Sequence[Scan], made: _Parts, befores:
         body[place : place + 1] = new
     earlier = [stage for stage in kernel.stages if not stage.loop]
     stages = [Stage(False, tuple(once)), *earlier, Stage(True, tuple(body))]
-    return _in_parts(kernel, made, stages, list(befores.values()), f"{kernel.name}.parts")
+    return _in_parts(kernel, parts, stages, list(befores.values()), f"{kernel.name}.parts")
 
 
 def _joined(scan: Scan, left: str, right: str, out: str, dtype: torch.dtype) -> list[Instruction]:
-    """The fold of `left` and what stands after it; of equal floats the later one, and a NaN goes on."""
+    """The reduction of `left` and the value after it; of equal floats the later one, and a NaN goes on."""
     if scan.op in ("max", "min") and dtype.is_floating_point:
         more, odd, keep = f"{out}.more", f"{out}.odd", f"{out}.keep"
         return [

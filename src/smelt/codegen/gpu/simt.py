@@ -1,15 +1,14 @@
-"""`Simt`: a `Builder` with the primitives that GPU schedules are written over, and nothing else of a GPU.
+"""`Simt`: a `Builder` with the primitives that GPU schedules use.
 
     n = b.thread()                     which thread of its block this is
     x = b.load_global(pointer, n, "f32")      of global memory; `width` elements side by side at once
     y = b.shuffle_xor(x, 16)           what the lane that differs in this bit has
     b.barrier()                        all threads of the block have come here
 
-Two lowerings write them out. `nvptx.Nvptx`: the text is that of one thread. `host.HostWarp`: the text is that of one
-warp, a value that differs between its threads is a vector, one of its lanes a thread. So a schedule is written once,
-in straight code: branches are taken by whole warps, loops run equally often in all threads, and what only some threads
-may store stands under `where`. A thread that has no point of its own computes what the first point gives, and stores
-nothing.
+Two lowerings implement them. `nvptx.Nvptx`: the text is that of one thread. `host.HostWarp`: the text is that of one
+warp; a value that differs between threads is a vector with a lane per thread. So a schedule is written once, as
+straight-line code: whole warps take branches, loops run equally often in all threads, and stores by some threads only
+are under `where`. A thread without a point of its own computes the first point and stores nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -110,7 +109,7 @@ class Simt(Builder, ABC):
         with self.where(mask):
             yield
 
-    # What threads of a warp, and of a block, tell each other.
+    # Exchange between the threads of a warp and of a block.
 
     @abstractmethod
     def shuffle_xor(self, value: LlvmValue, distance: int) -> LlvmValue:
@@ -234,13 +233,13 @@ class OneThread(Simt):
         size = memory_bytes(kind)
         piece = min(width, self.most_lanes, MOST_BYTES // size) if aligned else 1
         note = ", !invariant.load !{}" if constant else ""
-        found: list[LlvmValue] = []
+        elements: list[LlvmValue] = []
         for first in range(0, width, piece):
             address = self._address(pointer, kind, self.add(at, first) if first else at, GLOBAL)
             text = f"load {type_text(kind, piece)}, {GLOBAL} {address}, align {size * piece}{note}"
             vector = self.op(text, kind, piece)
-            found += [self.extract(vector, lane) for lane in range(piece)]
-        return found
+            elements += [self.extract(vector, lane) for lane in range(piece)]
+        return elements
 
     def store_global(self, pointer: str, at: LlvmValue, values: Sequence[LlvmValue], *, aligned: bool = True) -> None:
         kind, size = values[0].kind, memory_bytes(values[0].kind)
@@ -268,9 +267,9 @@ class OneThread(Simt):
         place = len(self.lines)
         old = self.op("", whole, 1)
         new = change(self._back(old, kind), value)
-        given = self.bits(new) if kind.startswith("f") else new
+        bits = self.bits(new) if kind.startswith("f") else new
         pair = self.fresh()
-        self.emit(f"{pair} = cmpxchg {GLOBAL} {address}, {old}, {given} {_ATOMIC} monotonic")
+        self.emit(f"{pair} = cmpxchg {GLOBAL} {address}, {old}, {bits} {_ATOMIC} monotonic")
         seen = self.op(f"extractvalue {{ {whole}, i1 }} {pair}, 0", whole, 1)
         stored = self.op(f"extractvalue {{ {whole}, i1 }} {pair}, 1", "i1", 1)
         self.lines[place] = f"{old.name} = phi {whole} [ {first.name}, %{before} ], [ {seen.name}, %{self.block} ]"
@@ -289,7 +288,7 @@ class OneThread(Simt):
         self.jump(after)
         self.label(after)
 
-    # What threads tell each other.
+    # Exchange between threads.
 
     def _word_by_word(self, value: LlvmValue, change: Callable[[LlvmValue], LlvmValue]) -> LlvmValue:
         """What becomes of a value's bits, 32 at a time."""

@@ -1,4 +1,4 @@
-"""Folds between the threads of a team: all of them get the result.
+"""Reductions between the threads of a team; all threads get the result.
 
     part of a warp      the lanes exchange, half as far apart each time
     warps               a number for each goes through shared memory
@@ -16,23 +16,25 @@ from smelt.codegen.llvm.reductions import combine
 from smelt.codegen.llvm.scalars import from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Reduction
 
-Fold = tuple[Reduction, torch.dtype]
+TypedReduction = tuple[Reduction, torch.dtype]
 
 _MOST_PARTS = 16  # that a thread reads by itself: the assembler has all of them in registers at once
 
 
-def fold_team(b: Simt, folds: Sequence[Fold], values: Sequence[LlvmValue], team: int, threads: int) -> list[LlvmValue]:
-    """Each of `values` folded over a team of threads side by side; a block of `threads` has one or several, or a team
+def reduce_team(
+    b: Simt, folds: Sequence[TypedReduction], values: Sequence[LlvmValue], team: int, threads: int
+) -> list[LlvmValue]:
+    """Each of `values` reduced over a team of threads side by side; a block of `threads` has one or several, or a team
     is several blocks."""
     if team > threads:
-        return _fold_cluster(b, folds, fold_team(b, folds, values, threads, threads), team // threads)
-    found = [_exchanged(b, fold, value, min(team, b.warp)) for fold, value in zip(folds, values, strict=True)]
+        return _reduce_cluster(b, folds, reduce_team(b, folds, values, threads, threads), team // threads)
+    partials = [_exchanged(b, fold, value, min(team, b.warp)) for fold, value in zip(folds, values, strict=True)]
     if team <= b.warp:
-        return found
+        return partials
     warps = team // b.warp
     arrays = [b.shared_array(memory_kind(dtype), threads // b.warp) for _, dtype in folds]
     with b.where(b.icmp("eq", b.lane(), 0)):
-        for (_, dtype), array, value in zip(folds, arrays, found, strict=True):
+        for (_, dtype), array, value in zip(folds, arrays, partials, strict=True):
             b.store_shared(array, b.warp_number(), to_memory(b, value, dtype))
     b.barrier()
     joined = []
@@ -45,8 +47,10 @@ def fold_team(b: Simt, folds: Sequence[Fold], values: Sequence[LlvmValue], team:
     return joined
 
 
-def _fold_cluster(b: Simt, folds: Sequence[Fold], values: Sequence[LlvmValue], blocks: int) -> list[LlvmValue]:
-    """What each block found, folded over the blocks of a cluster. Lanes that differ by so many do the same."""
+def _reduce_cluster(
+    b: Simt, folds: Sequence[TypedReduction], values: Sequence[LlvmValue], blocks: int
+) -> list[LlvmValue]:
+    """The partials of blocks, reduced over the blocks of a cluster. Lanes `blocks` apart do the same."""
     arrays = [b.shared_array(memory_kind(dtype), 1) for _, dtype in folds]
     with b.where(b.icmp("eq", b.thread(), 0)):
         for (_, dtype), array, value in zip(folds, arrays, values, strict=True):
@@ -59,40 +63,40 @@ def _fold_cluster(b: Simt, folds: Sequence[Fold], values: Sequence[LlvmValue], b
     return joined
 
 
-def fold_teams(
-    b: Simt, folds: Sequence[Fold], values: Sequence[tuple[LlvmValue, ...]], team: int, threads: int
+def reduce_teams(
+    b: Simt, folds: Sequence[TypedReduction], values: Sequence[tuple[LlvmValue, ...]], team: int, threads: int
 ) -> list[tuple[LlvmValue, ...]]:
-    """Each of `values` folded over the teams of a block: what their first threads have, what their second ones have,
-    and so on. A thread has several of each."""
+    """Each of `values` reduced over the teams of a block: over their first threads, over their second threads, and so
+    on. A thread has several of each."""
     mine = []
-    for fold, given in zip(folds, values, strict=True):
-        mine.append(tuple(_exchanged(b, fold, each, b.warp, first=team) for each in given))
+    for fold, partials in zip(folds, values, strict=True):
+        mine.append(tuple(_exchanged(b, fold, each, b.warp, first=team) for each in partials))
     apart = max(team, b.warp)
     if threads == apart:
         return mine
     kinds = [memory_kind(dtype) for _, dtype in folds]
     room = b.exchange_array(max(map(memory_bytes, kinds)) * threads * len(mine[0]))
     first, places = b.and_(b.thread(), apart - 1), range(len(mine[0]))
-    found = []
-    for number, ((op, dtype), kind, given) in enumerate(zip(folds, kinds, mine, strict=True)):
+    totals = []
+    for number, ((op, dtype), kind, partials) in enumerate(zip(folds, kinds, mine, strict=True)):
         if number:
             b.barrier()  # the last ones were read
-        for place, value in enumerate(given):
+        for place, value in enumerate(partials):
             b.store_shared(room, b.add(b.thread(), place * threads), to_memory(b, value, dtype))
         b.barrier()
-        if len(given) * (threads // apart) <= _MOST_PARTS:
+        if len(partials) * (threads // apart) <= _MOST_PARTS:
             starts = [b.add(first, n * threads) for n in places]
-            found.append(tuple(_joined(b, (op, dtype), room, at, apart, threads) for at in starts))
+            totals.append(tuple(_joined(b, (op, dtype), room, at, apart, threads) for at in starts))
             continue
-        _join(b, (op, dtype), room, len(given), apart, threads)
+        _join(b, (op, dtype), room, len(partials), apart, threads)
         b.barrier()
         wholes = [b.load_shared(room, b.add(first, n * threads), kind) for n in places]
-        found.append(tuple(from_memory(b, each, dtype) for each in wholes))
-    return found
+        totals.append(tuple(from_memory(b, each, dtype) for each in wholes))
+    return totals
 
 
-def _joined(b: Simt, fold: Fold, room: int, at: LlvmValue, apart: int, threads: int) -> LlvmValue:
-    """What the threads left that are so far apart."""
+def _joined(b: Simt, fold: TypedReduction, room: int, at: LlvmValue, apart: int, threads: int) -> LlvmValue:
+    """The reduction of the values of threads that are `apart` from each other."""
     op, dtype = fold
     parts = [b.load_shared(room, b.add(at, step), memory_kind(dtype)) for step in range(0, threads, apart)]
     total = from_memory(b, parts[0], dtype)
@@ -101,7 +105,7 @@ def _joined(b: Simt, fold: Fold, room: int, at: LlvmValue, apart: int, threads: 
     return total
 
 
-def _join(b: Simt, fold: Fold, room: int, count: int, apart: int, threads: int) -> None:
+def _join(b: Simt, fold: TypedReduction, room: int, count: int, apart: int, threads: int) -> None:
     """The same for all of `count` values, each by a thread of its own, which leaves it where the first part was."""
     for begin in range(0, count * apart, threads):
         number = b.add(b.thread(), begin)
@@ -114,8 +118,8 @@ def _join(b: Simt, fold: Fold, room: int, count: int, apart: int, threads: int) 
             b.store_shared(room, at, to_memory(b, whole, fold[1]))
 
 
-def _exchanged(b: Simt, fold: Fold, value: LlvmValue, lanes: int, first: int = 1) -> LlvmValue:
-    """`value` folded over so many lanes side by side; `first` apart, if not neighbours."""
+def _exchanged(b: Simt, fold: TypedReduction, value: LlvmValue, lanes: int, first: int = 1) -> LlvmValue:
+    """`value` reduced over so many lanes side by side; `first` apart, if not neighbours."""
     op, dtype = fold
     distance = first
     while distance < lanes:

@@ -1,10 +1,10 @@
-"""Scans between the threads of a team: each gets the folds up to its own points, and what the whole tile comes to.
+"""Scans between the threads of a team: each gets the running values of its own points, and the total of the tile.
 
     a thread     its points one after the other
     a warp       each lane takes what the one before it has, then the one two before it, four before it, …
-    a block      the last lane of every warp leaves its fold in shared memory, where all warps find those before them
+    a block      the last lane of every warp stores its value in shared memory, where later warps read it
 
-Sums, products and logarithms of sums of f32 are kept in f64 all the while: their error does not grow with the length.
+Sums, products and log-sum-exps of f32 are kept in f64: their error does not grow with the length.
 """
 
 import math
@@ -19,7 +19,7 @@ from smelt.codegen.llvm.reductions import fold_dtype, log_of_sum, merge, run_on
 from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Running, neutral
 
-State = tuple[LlvmValue, ...]  # a fold so far; by logaddexp the largest, and what the others add to its one
+State = tuple[LlvmValue, ...]  # a running value; by logaddexp the largest, and what the others add to its one
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class RunningFold:
         return (run_on(b, self.op, self.kept, *b.lift(left[0], right[0])),)
 
     def value(self, b: Simt, state: State) -> LlvmValue:
-        found = log_of_sum(b, *state) if self.op == "logaddexp" else state[0]
-        return cast(b, found, self.kept, self.dtype)
+        result = log_of_sum(b, *state) if self.op == "logaddexp" else state[0]
+        return cast(b, result, self.kept, self.dtype)
 
     def chosen(self, b: Simt, condition: Mask, left: State, right: State) -> State:
         if condition is None:
@@ -78,7 +78,7 @@ class TeamScan:
         return cls(fold, team, tuple(b.shared_array(kind, 2 * (team // b.warp)) for _ in range(parts)))
 
     def tile(self, b: Simt, points: Sequence[State], before: State, number: LlvmValue) -> tuple[list[State], State]:
-        """The folds up to each point of this thread, and up to the end of the tile with this number. `before`: up to
+        """The running values at each point of this thread, and at the end of the tile with this number. `before`: up to
         its beginning."""
         fold = self.fold
         mine = [points[0]]
@@ -108,7 +108,7 @@ class TeamScan:
         return value
 
     def _along_warps(self, b: Simt, whole: State, before: State, number: LlvmValue) -> tuple[State, State]:
-        """The folds up to the beginning of this warp, and up to the end of the block."""
+        """The running values at the beginning of this warp and at the end of the block."""
         fold, kept = self.fold, self.fold.kept
         warps = self.team // b.warp
         first = b.mul(b.and_(number, 1), warps)
@@ -117,15 +117,15 @@ class TeamScan:
                 b.store_shared(array, b.add(first, b.warp_number()), to_memory(b, each, kept))
         b.barrier()
         place = b.and_(b.lane(), warps - 1)
-        found = tuple(
+        scanned = tuple(
             from_memory(b, b.load_shared(array, b.add(first, place), memory_kind(kept)), kept)
             for array in self.arrays
         )
-        found = self._along_lanes(b, found, place, warps)
-        after = tuple(b.shuffle_from(each, b.index(warps - 1)) for each in found)
+        scanned = self._along_lanes(b, scanned, place, warps)
+        after = tuple(b.shuffle_from(each, b.index(warps - 1)) for each in scanned)
         warp = b.warp_number()
         is_first = b.icmp("eq", warp, 0)
-        behind = tuple(b.shuffle_from(each, b.select(is_first, warp, b.sub(warp, 1))) for each in found)
+        behind = tuple(b.shuffle_from(each, b.select(is_first, warp, b.sub(warp, 1))) for each in scanned)
         here = fold.chosen(b, is_first, before, fold.joined(b, before, behind))
         return here, fold.joined(b, before, after)
 
@@ -158,10 +158,10 @@ class StageScans:
         parts = len(nothing)
         if self.rows_apart:
             olds = [tuple(carried[first + way * parts : first + (way + 1) * parts]) for way in range(self.ways)]
-            found = [fold.joined(b, old, point) for old, point in zip(olds, points, strict=True)]
-            after = [each for state in found for each in state]
+            states = [fold.joined(b, old, point) for old, point in zip(olds, points, strict=True)]
+            after = [each for state in states for each in state]
         else:
-            found, last = scan.tile(b, points, tuple(carried[first : first + parts]), number)
+            states, last = scan.tile(b, points, tuple(carried[first : first + parts]), number)
             after = list(last)
         carried = [*carried[:first], *after, *carried[first + len(after) :]]
-        return tuple(fold.value(b, state) for state in found), carried
+        return tuple(fold.value(b, state) for state in states), carried

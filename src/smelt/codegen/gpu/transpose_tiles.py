@@ -1,10 +1,10 @@
-"""Tiles of pointwise kernels that read along another axis than they write along: through shared memory.
+"""Tiles of pointwise kernels that read along another axis than they write, staged through shared memory.
 
     store y[2048*i + j] = load x[i + 2048*j]        neighbouring threads would read x a line apart
     → a block for every 64 × 64 tile: its threads read x along i, sixteen bytes at once, and leave that in shared
       memory; then they go along j, find what was x there, and write y sixteen bytes at once
 
-A line of the tile in shared memory is one word longer than the tile, so that neither way threads wait for each other.
+A line of the tile in shared memory is padded by one word, so that neither direction has bank conflicts.
 """
 
 from collections.abc import Sequence
@@ -93,13 +93,13 @@ def _steps_by_one(access: Load | Store, axis: Axis) -> bool:
 def _reads(kernel: Kernel, down: Axis, along: Axis) -> list[Load]:
     """Reads that step by one along `down` and by more along `along`; not of what is also written here."""
     written = {i.buffer for i in kernel.instructions() if isinstance(i, Store)}
-    found: dict[tuple[str, object], Load] = {}
+    loads: dict[tuple[str, object], Load] = {}
     for i in kernel.instructions():
         if isinstance(i, Load) and i.buffer not in written and _steps_by_one(i, down):
             across = i.index.stride(along.name)
             if is_symsize(across) or abs(across) > 1:
-                found.setdefault((i.buffer, i.index), i)
-    return list(found.values())
+                loads.setdefault((i.buffer, i.index), i)
+    return list(loads.values())
 
 
 def _bytes(kernel: Kernel, reads: Sequence[Load]) -> int:

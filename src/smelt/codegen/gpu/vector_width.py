@@ -1,9 +1,9 @@
-"""How many points side by side a thread takes at once, so that it reads and writes sixteen bytes in one access.
+"""Chooses how many adjacent points a thread takes, so that it reads and writes sixteen bytes in one access.
 
     x: bf16[4096*i + j], y: f32[4096*i + j]     →  8 along j: one access of x, two of y
     x: f32[33*i + j]                            →  1: every other row begins between two multiples of four
 
-For sizes that vary, that a size is a multiple is relied on where it is one in the example, and axes are long.
+For dynamic shapes, a size counts as a multiple if it is one in the example and the axes are long; a guard checks it.
 """
 
 import math
@@ -43,12 +43,12 @@ def vector_width(kernel: Kernel, axis: Axis | None, extents: Sequence[Size]) -> 
 def _moved(kernel: Kernel, axis: Axis) -> list[tuple[Index, int, int]]:
     """What lies side by side along the axis: the index, the bytes of an element, the bytes of all."""
     sizes = {each.name: hint(each.size) for each in kernel.rows + kernel.cols}
-    found = []
+    accesses = []
     for i in kernel.instructions():
         if isinstance(i, Access) and not isinstance(i, Gather) and _is_one(i.index.stride(axis.name)):
             size = kernel.buffer(i.buffer).dtype.itemsize
-            found.append((i.index, size, size * math.prod(sizes[name] for name in i.index.axes)))
-    return found
+            accesses.append((i.index, size, size * math.prod(sizes[name] for name in i.index.axes)))
+    return accesses
 
 
 def _is_one(stride: Size) -> bool:

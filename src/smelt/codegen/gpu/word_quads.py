@@ -1,10 +1,10 @@
-"""Random words of four points side by side come of one counter: they are computed once, not four times.
+"""Computes the random words of four adjacent points from one counter, once instead of four times.
 
     q = shr p, 2; w = and p, 3; … ; r = philox seed, thread, counter, w          p: the number of the point
     →  for points 4n to 4n + 3: thread and counter once, philox once; its four words are theirs in order
 
-What is the same for four such points is found by how it is computed: numbers, what does not depend on the point, and
-what depends on it by `shr p, 2` or further alone.
+Values are equal for four such points if they are constants, do not depend on the point, or depend on it only through
+`shr p, 2` or a larger shift.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,7 +51,7 @@ def quads(body: Iterable[Instruction], is_in_row: Callable[[Index], bool], is_sa
                 same.update({out} if isinstance(distance, int) and distance >= _SHIFT else ())
             case Compute(out, "and", (value, by)) if value in points:
                 inside.update({out} if numbers.get(by) == QUAD - 1 else ())
-            case Compute(out, "philox", (*given, word), torch.int64) if word in inside and same.issuperset(given):
+            case Compute(out, "philox", (*counter, word), torch.int64) if word in inside and same.issuperset(counter):
                 words.add(out)
             case Compute(out, _, args):
                 same.update({out} if same.issuperset(args) else ())

@@ -1,12 +1,12 @@
-"""`Builder` writes LLVM IR text: one line an instruction, scalar or vector by the lanes of its operands.
+"""`Builder` writes LLVM IR text: one line per instruction, scalar or vector by the lanes of its operands.
 
     b = Builder(target)
     y = b.fma(x, 2.0, 1.0)       # x: Value(name="%x", kind="f32", lanes=8)
     →   %t1 = call <8 x float> @llvm.fma.v8f32(<8 x float> %x, <8 x float> splat (float 2.0), ...)
 
-Python numbers among the operands become constants of the kind of the values beside them, and a scalar beside a vector
-is spread over its lanes; between `open_loop` and `close_loop` that is done once, before the loop. Loops carry their
-values in phi nodes, so the text is in SSA form throughout and needs no pass to bring it there.
+Python numbers among the operands become constants of the kind of the other operands, and a scalar beside a vector is
+broadcast; between `open_loop` and `close_loop` that is done once, before the loop. Loops carry their values in phi
+nodes, so the text is in SSA form and needs no pass to bring it there.
 """
 
 import math
@@ -313,9 +313,9 @@ class Builder:
         return self.select(self.fcmp(how, left, right), left, right)
 
     def any_lane(self, mask: LlvmValue) -> LlvmValue:
-        return mask if mask.lanes == 1 else self.fold_lanes("or", mask)
+        return mask if mask.lanes == 1 else self.reduce_lanes("or", mask)
 
-    def fold_lanes(self, name: str, value: LlvmValue, *start: LlvmValue, flags: str = "") -> LlvmValue:
+    def reduce_lanes(self, name: str, value: LlvmValue, *start: LlvmValue, flags: str = "") -> LlvmValue:
         """One scalar out of all lanes, by an `llvm.vector.reduce` intrinsic."""
         if value.lanes == 1 and not start:
             return value
@@ -378,13 +378,13 @@ class Builder:
         lanes = _SCALE_BITS // BITS[x.kind]
         kind = type_text(x.kind, lanes)
         self.declare(name, kind, [kind, kind, kind, mask, "i32"])
-        found = []
+        parts = []
         for first in range(0, x.lanes, lanes):
             args = f"{self._slice(x, first, lanes)}, {self._slice(n, first, lanes)}, {kind} poison, {mask} -1, i32 4"
-            found.append(self.op(f"call {kind} @{name}({args})", x.kind, lanes))
-        while len(found) > 1:
-            found = [self._joined(low, high) for low, high in zip(found[::2], found[1::2], strict=True)]
-        return found[0]
+            parts.append(self.op(f"call {kind} @{name}({args})", x.kind, lanes))
+        while len(parts) > 1:
+            parts = [self._joined(low, high) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
 
     def _slice(self, value: LlvmValue, first: int, lanes: int) -> LlvmValue:
         order = self.iota("i32", range(first, first + lanes))
@@ -433,12 +433,12 @@ class Builder:
     def interleaved(self, a: LlvmValue, b: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
         """a₀ b₀ a₁ b₁ …, in two vectors as long as each of them."""
         lanes = a.lanes
-        found = []
+        vectors = []
         for first in (0, lanes // 2):
             order = [place + side for place in range(first, first + lanes // 2) for side in (0, lanes)]
             mask = self.iota("i32", order)
-            found.append(self.op(f"shufflevector {a}, {b}, {mask}", a.kind, lanes))
-        return found[0], found[1]
+            vectors.append(self.op(f"shufflevector {a}, {b}, {mask}", a.kind, lanes))
+        return vectors[0], vectors[1]
 
     def above_zeros(self, value: LlvmValue) -> LlvmValue:
         """i16 → i32, each in the upper half of its lane, where the lower half comes first in memory."""

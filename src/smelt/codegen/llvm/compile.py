@@ -1,8 +1,7 @@
-"""LLVM text → machine code in this process, by llvmlite, which is imported when the first kernel is built.
+"""Compiles LLVM text to machine code in this process with llvmlite, which is imported when the first kernel is built.
 
-Several texts are built side by side, each in a thread and a context of its own, as LLVM allows. llvmlite holds one lock
-round every call, which is left out for the two that take long. Functions that kernels of other modules call as well are
-made apart from them (`shared_objects`).
+Several texts are built in parallel, each in its own thread and LLVM context. llvmlite holds a lock around every call;
+the two slow calls run without it. Functions that several modules call are compiled separately (`shared_objects`).
 """
 
 import ctypes
@@ -85,9 +84,9 @@ class Built:
 
 def machine(target: Target, level: int = 2) -> Any:
     """A code generator for `target`; what it makes may lie anywhere."""
-    found = llvm().Target.from_triple(target.triple)
+    backend = llvm().Target.from_triple(target.triple)
     reloc = "static" if target.triple.startswith("wasm") else "pic"  # the memory of a module begins at zero
-    return found.create_target_machine(
+    return backend.create_target_machine(
         cpu=target.cpu, features=target.features, opt=level, reloc=reloc, codemodel="small", abiname=target.abi
     )
 
@@ -156,10 +155,10 @@ def load(texts: Sequence[str | ModuleText], target: Target, threads: int = 1) ->
     library = known_objects(functions, target)
     lists = bundles([name for name in functions if name not in library], functions, threads)
     build, made_of = functools.partial(_object, target=target), [bundle_text(names, functions) for names in lists]
-    made = side_by_side(build, [*own, *made_of], max(threads, len(own)))
-    for names, each in zip(lists, made[len(own) :], strict=True):
+    objects = side_by_side(build, [*own, *made_of], max(threads, len(own)))
+    for names, each in zip(lists, objects[len(own) :], strict=True):
         library |= remember(names, functions, target, each)
-    return [_mapped(data, str(text), target, library) for data, text in zip(made[: len(own)], texts, strict=True)]
+    return [_mapped(data, str(text), target, library) for data, text in zip(objects[: len(own)], texts, strict=True)]
 
 
 def _has_sections(target: Target) -> bool:
@@ -243,8 +242,8 @@ def _load_by_llvm(text: str, target: Target) -> Built:
     """By LLVM's own linker."""
     for name, address in external_symbols().items():
         llvm().add_symbol(name, address)
-    found = llvm().Target.from_triple(target.triple)
-    generator = found.create_target_machine(cpu=target.cpu, features=target.features, opt=2, jit=True)
+    backend = llvm().Target.from_triple(target.triple)
+    generator = backend.create_target_machine(cpu=target.cpu, features=target.features, opt=2, jit=True)
     module = _parsed(text, target)
     _optimized(module, generator)
     context, module._context = module._context, None  # which is to hold the engine, and that the module

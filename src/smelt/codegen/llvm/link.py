@@ -1,12 +1,12 @@
-"""Object files → images: machine code that needs no linker, no loader and no LLVM to be reused.
+"""Links object files into images: machine code that needs no linker, no loader and no LLVM to be reused.
 
     an ELF object that calls `GOMP_parallel`   →   Image(code, symbols={"k0": 64}, slots=((4088, "GOMP_parallel", 0),))
 
-Of x86-64, AArch64 and RISC-V, whichever of them this machine is. Sections are laid out in one run of bytes and every
-reference between them is resolved, whatever the address the bytes will have: all of it is relative, on pages. What no
-object defines is reached through slots, eight bytes at the end of the image each, which get an address when the image
-is mapped (`runtime.program.code_image`); a call to it goes through a stub beside its slot. Relocations and sections
-that generated code does not need are refused.
+Supports x86-64, AArch64 and RISC-V, whichever this machine is. Sections are laid out in one run of bytes, and all
+references between them are resolved as relative ones, so the image can be mapped at any page. External symbols are
+reached through slots, eight bytes each at the end of the image, which get an address when the image is mapped
+(`runtime.program.code_image`); a call to one goes through a stub beside its slot. Relocations and sections that
+generated code does not need are rejected.
 """
 
 import struct
@@ -169,12 +169,12 @@ class _Object:
 
     def references(self, number: int) -> list[int]:
         """The symbols that a section's relocations name, by their places."""
-        found: list[int] = []
+        symbols: list[int] = []
         for section in self.sections:
             if section.kind == _RELA and section.info == number:
                 rows = struct.iter_unpack("<QQq", self.data[section.offset : section.offset + section.size])
-                found += [info >> 32 for _, info, _ in rows]
-        return list(dict.fromkeys(found))
+                symbols += [info >> 32 for _, info, _ in rows]
+        return list(dict.fromkeys(symbols))
 
 
 def _read(data: bytes) -> _Object:

@@ -1,11 +1,11 @@
-"""The text of a module in its parts: what kernels have of their own, and functions that they share with other modules.
+"""The text of a module in parts: each kernel's own text, and functions shared with other modules.
 
     ModuleText(declarations, helpers={"product.tile…": "define internal …"}, functions)
       str(module)                all of it, as one module
       apart(module)              the kernels with those functions declared, and the functions that can be elsewhere
 
-A function that is alone in its text, and refers to nothing but what is declared and to other such functions, can be in
-an object file of its own (`shared_objects`).
+A function that is alone in its text, and refers only to declarations and other such functions, can go into an object
+file of its own (`shared_objects`).
 """
 
 import re
@@ -53,10 +53,10 @@ class SharedFunction:
 
 def apart(module: ModuleText) -> tuple[str, dict[str, SharedFunction]]:
     """The module without the functions that can be elsewhere, which it declares; and those, by name."""
-    found = _shareable(module)
-    kept = [text for _, text in module.helpers if _defined(text) not in found]
-    declared = (*module.declarations, *(each.declaration for each in found.values()))
-    return "\n".join((*declared, *kept, module.functions)), found
+    shareable = _shareable(module)
+    kept = [text for _, text in module.helpers if _defined(text) not in shareable]
+    declared = (*module.declarations, *(each.declaration for each in shareable.values()))
+    return "\n".join((*declared, *kept, module.functions)), shareable
 
 
 def bundle(functions: Iterable[SharedFunction], known: Mapping[str, SharedFunction]) -> str:
@@ -72,12 +72,12 @@ def _defined(text: str) -> str:
     """The function that a text defines, if it defines that one alone; else nothing."""
     if not text.startswith(_INTERNAL) or text.count("\ndefine ") or "\n@" in text:
         return ""
-    found = _NAME.search(text)
-    return found.group(1) if found else ""
+    match = _NAME.search(text)
+    return match.group(1) if match else ""
 
 
 def _shareable(module: ModuleText) -> dict[str, SharedFunction]:
-    declared = {found.group(1): line for line in module.declarations if (found := _NAME.search(line))}
+    declared = {match.group(1): line for line in module.declarations if (match := _NAME.search(line))}
     texts = {name: text for _, text in module.helpers if (name := _defined(text))}
     mentioned = {name: frozenset(_NAME.findall(text)) - {name} for name, text in texts.items()}
     left = set(texts)

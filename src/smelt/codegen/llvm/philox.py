@@ -1,16 +1,16 @@
-"""Random numbers as PyTorch draws them on NVIDIA's GPUs: Philox4x32-10, four words for each counter, in closed form.
+"""Random numbers as PyTorch draws them on NVIDIA's GPUs: Philox4x32-10, four words per counter, in closed form.
 
     words = philox(b, (seed_low, seed_high), (counter_low, counter_high, sequence_low, sequence_high))
     u = uniform(b, words[0])                    in (0, 1], as curand_uniform gives it
 
-A CUDA generator has a seed and an offset. A kernel of PyTorch's has `threads` of them draw, each its own sequence of
-the seed's numbers, from `offset / 4` on; the generator's offset then moves by as many words as each drew at most. So
-what any element gets follows from its number alone: `drawn`.
+A CUDA generator has a seed and an offset. In a PyTorch kernel `threads` threads draw, each from its own sequence of the
+seed, from `offset / 4` on; the generator's offset then advances by the most words that any thread drew. So the number
+of an element depends only on its position: `drawn`.
 
-In the kernel form it is the scalar operation `philox`: a seed, a sequence, a counter and which of its four words, all
-integers, give the word. What masks dropout keeps is then arithmetic (`ops/dropout.py`): the place of an element as
-`place_of` has it, and a word below a threshold in the place of `u < 1 - p`. The seed and the offset are read from
-memory, as the generator had them when the program was run (`ir/nodes/philox_draws.py`).
+In the kernel form this is the scalar operation `philox`: a seed, a sequence, a counter and the number of one of its
+four words, all integers, give the word. Dropout masks are arithmetic on it (`ops/dropout.py`): the position of an
+element from `place_of`, and a word below a threshold instead of `u < 1 - p`. The seed and the offset are read from
+memory, as the generator had them when the program ran (`ir/nodes/philox_draws.py`).
 """
 
 from collections.abc import Sequence
@@ -86,24 +86,24 @@ def _halves(b: Builder, value: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
 
 def words_of_counter(b: Builder, seed: LlvmValue, sequence: LlvmValue, counter: LlvmValue) -> tuple[LlvmValue, ...]:
     """The four words of a counter, all i64."""
-    found = philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
-    return tuple(b.convert("zext", each, "i64") for each in found)
+    words = philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
+    return tuple(b.convert("zext", each, "i64") for each in words)
 
 
 def word_of(b: Builder, seed: LlvmValue, sequence: LlvmValue, counter: LlvmValue, word: LlvmValue) -> LlvmValue:
     """One of the four words of a counter, all i64."""
-    found = philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
-    which, chosen = b.and_(word, AT_ONCE - 1), found[0]
+    words = philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
+    which, chosen = b.and_(word, AT_ONCE - 1), words[0]
     for number in range(1, AT_ONCE):
-        chosen = b.select(b.icmp("eq", which, number), found[number], chosen)
+        chosen = b.select(b.icmp("eq", which, number), words[number], chosen)
     return b.convert("zext", chosen, "i64")
 
 
 def drawn(b: Builder, draws: Draws, seed: LlvmValue, offset: LlvmValue, element: LlvmValue) -> LlvmValue:
     """The number in (0, 1] that an element gets."""
     thread, counters, word = place_of(b, draws, element)
-    found = words_of(b, seed, offset, thread, counters)
-    chosen = found[0]
+    words = words_of(b, seed, offset, thread, counters)
+    chosen = words[0]
     for number in range(1, AT_ONCE):
-        chosen = b.select(b.icmp("eq", word, number), found[number], chosen)
+        chosen = b.select(b.icmp("eq", word, number), words[number], chosen)
     return uniform(b, chosen)

@@ -1,4 +1,4 @@
-"""Folds: what they start from, how two partial results merge, how lanes become one number.
+"""Reductions: neutral elements, merging of two partial results, reduction of lanes to one number.
 
     sum of f32 over a row   →  a vector of partial sums, added lane to lane at the end
     the same over 100,000   →  the vector is emptied into a float64 every few hundred elements, or thousand
@@ -15,7 +15,7 @@ COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any
 
 
 def start(b: Builder, op: Running, dtype: torch.dtype, lanes: int) -> LlvmValue:
-    """The fold of nothing, in every lane."""
+    """The neutral element, in every lane."""
     return b.const(VALUE_KINDS[dtype], neutral(op, dtype), lanes)
 
 
@@ -37,7 +37,7 @@ def run_on(b: Builder, op: Running, dtype: torch.dtype, left: LlvmValue, right: 
 
 
 def fold_dtype(op: Running, dtype: torch.dtype) -> torch.dtype:
-    """What a scan by `op` is folded in, so that its error does not grow with the number of elements."""
+    """The dtype of the running value of a scan by `op`, so that its error does not grow with the number of elements."""
     return torch.float64 if op in ("sum", "prod", "logaddexp") and dtype is torch.float32 else dtype
 
 
@@ -57,18 +57,18 @@ def log_of_sum(b: Builder, most: LlvmValue, rest: LlvmValue) -> LlvmValue:
     return b.fadd(most, FLOAT64["log1p"](b, rest))
 
 
-def fold_lanes(b: Builder, op: Reduction, dtype: torch.dtype, value: LlvmValue) -> LlvmValue:
-    """All lanes of `value` folded into one."""
+def reduce_lanes(b: Builder, op: Reduction, dtype: torch.dtype, value: LlvmValue) -> LlvmValue:
+    """Reduce all lanes of `value` to one number."""
     if value.lanes == 1:
         return value
     if dtype.is_floating_point:
         match op:
             case "sum":  # reassociated: in halves, not one lane after the other
-                return b.fold_lanes("fadd", value, b.const(value.kind, -0.0), flags="reassoc ")
+                return b.reduce_lanes("fadd", value, b.const(value.kind, -0.0), flags="reassoc ")
             case "prod":
-                return b.fold_lanes("fmul", value, b.const(value.kind, 1.0), flags="reassoc ")
+                return b.reduce_lanes("fmul", value, b.const(value.kind, 1.0), flags="reassoc ")
             case _:
-                return b.fold_lanes("fmaximum" if op == "max" else "fminimum", value)
+                return b.reduce_lanes("fmaximum" if op == "max" else "fminimum", value)
     sign = "u" if dtype is torch.uint8 else "s"
     names = {"sum": "add", "prod": "mul", "any": "or", "all": "and", "max": f"{sign}max", "min": f"{sign}min"}
-    return b.fold_lanes(names[op], value)
+    return b.reduce_lanes(names[op], value)

@@ -1,8 +1,8 @@
-"""Sizes that machine code is given at each launch: each expression it needs is a number of an array, computed before.
+"""Sizes passed to machine code at each launch: each size expression it needs is an element of a precomputed array.
 
     rows(i:s0) cols(j:4*s1)     →   k0(buffers, …), where the last of `buffers` points at {s0, 4*s1, 4*s0*s1, …}
 
-So one piece of machine code serves all sizes, and no size is computed inside it. A float is given by its bits.
+So one piece of machine code serves all sizes and computes none of them. A float is passed as its bits.
 """
 
 import struct
@@ -29,5 +29,5 @@ class Sizes:
 
 def as_integer(number: float) -> int:
     """What stands in the array for a number."""
-    found: int = struct.unpack("<q", struct.pack("<d", number))[0] if isinstance(number, float) else number
-    return found
+    bits: int = struct.unpack("<q", struct.pack("<d", number))[0] if isinstance(number, float) else number
+    return bits

@@ -40,10 +40,10 @@ def to_memory(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
 def constant(b: Builder, value: float, dtype: torch.dtype) -> LlvmValue:
     """A scalar of `dtype`."""
     if varies(value):
-        given = b.runtime_param(value)
+        param = b.runtime_param(value)
         if is_symsize(value):
-            return cast(b, given, torch.int64, dtype)
-        return cast(b, b.from_bits(given), torch.float64, dtype)
+            return cast(b, param, torch.int64, dtype)
+        return cast(b, b.from_bits(param), torch.float64, dtype)
     if dtype in _NARROW:
         bits = int(torch.tensor(value, dtype=dtype).view(torch.int16)) & 0xFFFF
         return LlvmValue(str(bits), "i16") if dtype is torch.bfloat16 else LlvmValue(f"0xH{bits:04X}", "f16")
@@ -313,8 +313,8 @@ def _half_as_float(b: Builder, value: LlvmValue) -> LlvmValue:
     size = b.and_(bits, 0x7FFF)
     moved = b.shl(size, 13)  # exponents differ by 112, and what is below the normal range becomes normal
     finite = b.bits(b.fmul(b.from_bits(moved), 2.0**112))
-    found = b.select(b.icmp("uge", size, 0x7C00), b.or_(moved, 0x7F800000), finite)
-    return b.from_bits(b.or_(found, b.shl(b.and_(bits, 0x8000), 16)))
+    magnitude = b.select(b.icmp("uge", size, 0x7C00), b.or_(moved, 0x7F800000), finite)
+    return b.from_bits(b.or_(magnitude, b.shl(b.and_(bits, 0x8000), 16)))
 
 
 def _float_as_half(b: Builder, value: LlvmValue) -> LlvmValue:
@@ -325,7 +325,7 @@ def _float_as_half(b: Builder, value: LlvmValue) -> LlvmValue:
     # has the ulp of all results, the addition rounds.
     normal = b.lshr(b.sub(b.add(b.add(size, 0xFFF), b.and_(kept, 1)), 112 << 23), 13)
     tiny = b.sub(b.bits(b.fadd(b.from_bits(size), 0.5)), 0x3F000000)
-    found = b.select(b.icmp("ult", size, 113 << 23), tiny, normal)
-    found = b.select(b.icmp("uge", size, 0x477FF000), 0x7C00, found)
-    found = b.select(b.icmp("ugt", size, 0x7F800000), b.or_(b.and_(kept, 0x3FF), 0x7E00), found)
-    return b.from_bits(b.convert("trunc", b.or_(found, b.and_(b.lshr(bits, 16), 0x8000)), "i16"))
+    magnitude = b.select(b.icmp("ult", size, 113 << 23), tiny, normal)
+    magnitude = b.select(b.icmp("uge", size, 0x477FF000), 0x7C00, magnitude)
+    magnitude = b.select(b.icmp("ugt", size, 0x7F800000), b.or_(b.and_(kept, 0x3FF), 0x7E00), magnitude)
+    return b.from_bits(b.convert("trunc", b.or_(magnitude, b.and_(b.lshr(bits, 16), 0x8000)), "i16"))

@@ -1,9 +1,9 @@
-"""Object files of functions that many kernels call, such as a product's packing and tiles: made once, then linked.
+"""Object files of functions that many kernels call, such as a product's packing and tiles: compiled once, then linked.
 
     known_objects(functions, target)   →   {"product.tile.f32.8x12": b"\\x7fELF…", …}, without those nobody has made yet
 
 LLVM takes longer for them than for the kernels that call them, and they are the same in every program. An object is
-kept as long as the process, and on disk for others. It may hold several functions: `link` takes out what is needed.
+cached in the process and on disk. It may hold several functions: `link` extracts what is needed.
 """
 
 import functools
@@ -23,19 +23,19 @@ _lock = locks.lock()
 
 def known_objects(functions: Mapping[str, SharedFunction], target: Target) -> dict[str, bytes]:
     """The objects of those functions that were made before, by name."""
-    found = {}
+    objects = {}
     store = open_store()
     for name in functions:
         key = _key(name, functions, target)
         with _native.Held(_lock):
-            made = _objects.get(key)
-        if made is None and store is not None and (parts := store.get(key)):
-            made = parts[0]
-            _keep(key, made)
+            data = _objects.get(key)
+        if data is None and store is not None and (parts := store.get(key)):
+            data = parts[0]
+            _keep(key, data)
             events.count("shared_functions_loaded")
-        if made is not None:
-            found[name] = made
-    return found
+        if data is not None:
+            objects[name] = data
+    return objects
 
 
 def bundles(missing: Sequence[str], functions: Mapping[str, SharedFunction], most: int) -> list[list[str]]:
@@ -54,21 +54,21 @@ def bundle_text(names: Iterable[str], functions: Mapping[str, SharedFunction]) -
 
 
 def remember(
-    names: Iterable[str], functions: Mapping[str, SharedFunction], target: Target, made: bytes
+    names: Iterable[str], functions: Mapping[str, SharedFunction], target: Target, data: bytes
 ) -> dict[str, bytes]:
     """Keep the object of functions, here and on disk; the object of each by name."""
     store = open_store()
     for name in names:
         key = _key(name, functions, target)
-        _keep(key, made)
+        _keep(key, data)
         if store is not None:
-            store.put(key, [made])
-    return dict.fromkeys(names, made)
+            store.put(key, [data])
+    return dict.fromkeys(names, data)
 
 
-def _keep(key: str, made: bytes) -> None:
+def _keep(key: str, data: bytes) -> None:
     with _native.Held(_lock):
-        _objects[key] = made
+        _objects[key] = data
         while len(_objects) > _MOST:
             del _objects[next(iter(_objects))]
 

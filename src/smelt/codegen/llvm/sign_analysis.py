@@ -1,4 +1,4 @@
-"""Which values of a kernel are never above zero, whatever it is given: functions of those take fewer steps.
+"""Finds values of a kernel that are never positive, whatever its inputs: functions of those take fewer steps.
 
     m = reduce max v0                       v0 and v1 are the same element of the same row,
     v2 = sub v1, m                      →   so v2 is 0 at most: its exp neither overflows nor has to be bounded above
@@ -60,7 +60,7 @@ class _Known:
     numbers: dict[str, int] = field(default_factory=dict)
     signs: dict[str, int] = field(default_factory=dict)
     stored: dict[tuple[str, Index], str] = field(default_factory=dict)  # into scratch
-    found: dict[Hashable, int] = field(default_factory=dict)  # what a value is made of → its number
+    numbering: dict[Hashable, int] = field(default_factory=dict)  # what a value is made of → its number
 
     def learn(self, instruction: Instruction) -> None:
         match instruction:
@@ -91,7 +91,7 @@ class _Known:
                 self._is(out, out)
 
     def _is(self, out: str, *made_of: Hashable) -> None:
-        self.numbers[out] = self.found.setdefault(made_of, len(self.found))
+        self.numbers[out] = self.numbering.setdefault(made_of, len(self.numbering))
 
     def _load(self, out: str, buffer: str, index: Index) -> None:
         if (buffer, index) in self.stored:
@@ -118,6 +118,6 @@ class _Known:
                 return 1
             case "minimum":
                 return min(signs)
-            case "sub" if self.numbers[args[1]] == self.found.get(("reduce", "max", self.numbers[args[0]])):
+            case "sub" if self.numbers[args[1]] == self.numbering.get(("reduce", "max", self.numbers[args[0]])):
                 return -1
         return 0

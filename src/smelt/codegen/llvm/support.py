@@ -1,9 +1,10 @@
-"""Functions that LLVM calls where a processor has no instruction, as LLVM text: code ahead of time needs no library.
+"""Functions that LLVM calls where a processor has no instruction, as LLVM text, so that compiled artifacts need no
+library.
 
     support_text(["__truncsfhf2"], target)    float32 → float16 on a processor that only computes with the first
 
-They are appended to an image, or to an object, that refers to them. `pow` of float64 without a fused multiply-add is
-not among them: that one is the C library's, or in a browser JavaScript's.
+They are appended to an image or object that refers to them. `pow` of float64 without fused multiply-add is not
+included: the C library provides it, or JavaScript in a browser.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""A WebAssembly object of LLVM → a module that an engine instantiates, without a linker.
+"""Turns a WebAssembly object of LLVM into a module that an engine instantiates, without a linker.
 
     as_module(object_bytes)    →   exports: `memory`, `__heap_base`, and each function that the object defines by name
 
-The object's memory, table and stack pointer, which it imports for a linker to provide, become the module's own. The
-stack comes first in memory, so that one that overflows traps, then constants, and from `__heap_base` on what the caller
-wants. Functions that nothing defines stay imports of "env". Indices need no change; addresses of constants move.
+The memory, table and stack pointer that the object imports from a linker become the module's own. The stack comes first
+in memory, so that an overflow traps, then constants; from `__heap_base` on, memory is the caller's. Undefined functions
+stay imports of "env". Indices need no change; addresses of constants move.
 """
 
 from collections.abc import Iterator
@@ -158,14 +158,14 @@ def _functions(linking: bytes) -> list[tuple[str, int]]:
         if kind != 8:
             reader.take(size)
             continue
-        found = []
+        functions = []
         for _ in range(reader.leb()):
             what, flags = reader.take(1)[0], reader.leb()
             if what in (0, 2, 5):  # a function, a variable, a table
                 index = reader.leb()
                 name = reader.name() if not flags & _UNDEFINED or flags & _EXPLICIT_NAME else ""
                 if what == 0 and not flags & (_UNDEFINED | _LOCAL | _HIDDEN):
-                    found.append((name, index))
+                    functions.append((name, index))
             elif what == 1:
                 reader.name()
                 if not flags & _UNDEFINED:
@@ -173,7 +173,7 @@ def _functions(linking: bytes) -> list[tuple[str, int]]:
                         reader.leb()
             else:
                 reader.leb()
-        return found
+        return functions
     return []
 
 
@@ -204,16 +204,16 @@ def _moved_segments(section: bytes, base: int) -> tuple[bytes, int]:
         return b"", base
     reader = _Reader(section)
     count, end = reader.leb(), base
-    made = [_leb(count)]
+    parts = [_leb(count)]
     for _ in range(count):
         if reader.leb() != 0 or reader.take(1) != b"\x41":  # at a constant address
             raise SmeltError("SM030", "a segment of memory is nowhere in particular")
         start = reader.signed() + base
         reader.take(1)
         content = reader.take(reader.leb())
-        made.append(b"\0\x41" + _signed_leb(start) + b"\x0b" + _leb(len(content)) + content)
+        parts.append(b"\0\x41" + _signed_leb(start) + b"\x0b" + _leb(len(content)) + content)
         end = max(end, start + len(content))
-    return b"".join(made), end
+    return b"".join(parts), end
 
 
 def _global(value: tuple[bool, int]) -> bytes:
@@ -226,22 +226,22 @@ def _name(text: str) -> bytes:
 
 
 def _leb(value: int) -> bytes:
-    made = bytearray()
+    encoded = bytearray()
     while True:
-        made.append(value & 127 | (128 if value > 127 else 0))
+        encoded.append(value & 127 | (128 if value > 127 else 0))
         value >>= 7
         if not value:
-            return bytes(made)
+            return bytes(encoded)
 
 
 def _signed_leb(value: int) -> bytes:
-    made = bytearray()
+    encoded = bytearray()
     while True:
         byte, value = value & 127, value >> 7
         done = value == 0 and not byte & 64
-        made.append(byte if done else byte | 128)
+        encoded.append(byte if done else byte | 128)
         if done:
-            return bytes(made)
+            return bytes(encoded)
 
 
 def _padded(value: int) -> bytes:

@@ -1,8 +1,9 @@
-"""A table, its weights and its kernels → one object file and a header, or a WebAssembly module and its JavaScript.
+"""Builds one object file and a header from a table, its weights and its kernels, or a WebAssembly module and its
+JavaScript.
 
     static_model("model", table, weights, module, target)   →   StaticModel(object, header)
 
-`module` is what `ahead_of_time.write_for` gave for the kernels of the table, one text, in the table's order.
+`module` is the result of `ahead_of_time.write_for` for the kernels of the table: one text, in the table's order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,12 +74,12 @@ def static_model(
         _weights_text(name, len(content)),
         driver,
     ])  # fmt: skip
-    made = _with_weights(object_with_support(_once_declared(text), target), content)
+    object_file = _with_weights(object_with_support(_once_declared(text), target), content)
     header = header_text(name, table, state_bytes, memory_bytes(table, places.offsets))
     if target.pointer_bytes != 4:
-        return StaticModel(name, target, made, header)
+        return StaticModel(name, target, object_file, header)
     javascript = javascript_text(name, table, state_bytes, state_offsets)
-    return StaticModel(name, target, made, header, as_module(made), javascript, types_text(table))
+    return StaticModel(name, target, object_file, header, as_module(object_file), javascript, types_text(table))
 
 
 def _laid_out(table: r.Table, weights: Mapping[str, Any], kind: RegisterKind) -> tuple[bytes, dict[str, int], int]:
@@ -101,11 +102,11 @@ def _weights_text(name: str, size: int) -> str:
     return f"@{name}.weights = internal constant <{{ {marked}, {empty} }}> {values}, align {ALIGN}"
 
 
-def _with_weights(made: bytes, content: bytes) -> bytes:
-    place = made.find(_MARK)
-    if place < 0 or made.find(_MARK, place + 1) >= 0:
+def _with_weights(object_file: bytes, content: bytes) -> bytes:
+    place = object_file.find(_MARK)
+    if place < 0 or object_file.find(_MARK, place + 1) >= 0:
         raise SmeltError("SM030", "the weights have no place in the object file")
-    return made[:place] + content + made[place + len(content) :]
+    return object_file[:place] + content + object_file[place + len(content) :]
 
 
 def _internal(text: str) -> str:
@@ -127,22 +128,22 @@ def _once_declared(text: str) -> str:
 
 def object_with_support(text: str, target: Target) -> bytes:
     """With the functions that LLVM calls where the processor has no instruction, but those of every C library."""
-    (made,) = object_codes([text], target)
-    missing = _missing(made, target)
+    (object_file,) = object_codes([text], target)
+    missing = _missing(object_file, target)
     if not missing:
-        return made
+        return object_file
     lines = [line for line in text.splitlines() if not _declares(line, missing)]
     support = support_text(missing, target).replace("define hidden", "define weak hidden")
     return object_codes(["\n".join(lines) + support], target)[0]
 
 
-def _missing(made: bytes, target: Target) -> list[str]:
+def _missing(object_file: bytes, target: Target) -> list[str]:
     if target.pointer_bytes == 4:
-        names = undefined_functions(made)
-    elif made[:4] == b"\x7fELF":
-        names = undefined(made)
+        names = undefined_functions(object_file)
+    elif object_file[:4] == b"\x7fELF":
+        names = undefined(object_file)
     else:
-        names = tuple(name for name in SUPPORT if f"{name}\0".encode() in made)
+        names = tuple(name for name in SUPPORT if f"{name}\0".encode() in object_file)
     return [name for name in names if name in SUPPORT]
 
 

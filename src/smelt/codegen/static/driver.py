@@ -5,11 +5,11 @@
       s0.v0        symbols and checks of the first variant of state 0; where one does not hold: s0.v1, …
                    memory for what it produces, its arena and its workspace; kernels in order; the next state
 
-Memory is the caller's: from its start on, each variant takes what it produces, and its arena until it ends. Where
-states form a loop there are two halves: on an edge back, what is still read later moves to the start of the other half.
+The caller owns the memory. From its start on, each variant takes what it produces, and its arena until it ends. Where
+states form a loop there are two halves: on a back edge, values that are read later move to the start of the other half.
 
-A run that fails leaves state as it was. A variant that returns has all of its memory before its first kernel. State
-that others write is copied before (`saved_ranges`), to the start of the memory; a run that fails later puts it back.
+A run that fails leaves state unchanged. A variant that returns has all of its memory before its first kernel. State
+that kernels write is copied first (`saved_ranges`), to the start of the memory; a run that fails later restores it.
 """
 
 import math
@@ -286,14 +286,14 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
         data = t.op(f"load ptr, ptr {self._field('%inputs', place, _DATA)}")
         t.do(f"store ptr {data}, ptr %r{number}")
         self._note(place, -1)
-        given, after = t.block(), t.block()
+        present, after = t.block(), t.block()
         missing = f"missing{place}"
         absent = after if register.optional else missing
-        t.do(f"br i1 {t.op(f'icmp ne ptr {data}, null')}, label %{given}, label %{absent}")
+        t.do(f"br i1 {t.op(f'icmp ne ptr {data}, null')}, label %{present}, label %{absent}")
         if not register.optional:
             t.label(missing)
             t.do(f"ret i32 {MISSING_INPUT}")
-        t.label(given)
+        t.label(present)
         elements = f"{float(DTYPES[register.dtype])!r}"
         for dim, bounds in enumerate(register.dims):
             self._note(None, dim)
@@ -425,12 +425,12 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
         t.do(f"br i1 {self._is_contiguous(dims, strides)}, label %{done}, label %{makes}")
         t.label(makes)
         copy = self.allocate(count)
-        made = t.block()
-        t.do(f"br label %{made}")
-        t.label(made)
+        copied = t.block()
+        t.do(f"br label %{copied}")
+        t.label(copied)
         t.do(f"br label %{done}")
         t.label(done)
-        to = t.op(f"phi ptr [ {wanted}, %{checked} ], [ null, %{looks} ], [ {copy}, %{made} ]")
+        to = t.op(f"phi ptr [ {wanted}, %{checked} ], [ null, %{looks} ], [ {copy}, %{copied} ]")
         return _Returned(place, register.dtype, source, to, count, dims, strides)
 
     def give(self, output: "_Returned") -> None:
@@ -464,12 +464,12 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
     def _is_contiguous(self, dims: list[str], strides: list[str] | None) -> str:
         if strides is None:
             return "true"
-        t, step, found = self.t, "1", "true"
+        t, step, contiguous = self.t, "1", "true"
         for size, stride in zip(reversed(dims), reversed(strides), strict=True):
             same, single = t.op(f"icmp eq i64 {stride}, {step}"), t.op(f"icmp eq i64 {size}, 1")
-            found = t.op(f"and i1 {found}, {t.op(f'or i1 {same}, {single}')}")
+            contiguous = t.op(f"and i1 {contiguous}, {t.op(f'or i1 {same}, {single}')}")
             step = t.op(f"mul i64 {step}, {size}")
-        return found
+        return contiguous
 
     def _copy_view(self, to: str, source: str, item: int, dims: list[str], strides: list[str] | None) -> None:
         t = self.t
@@ -518,14 +518,14 @@ class _VariantText:
         for check in variant.checks:
             t.require(t.op(f"icmp ne i64 {self.size(check.expression)}, 0"), self.otherwise)
         before = [t.op(f"load ptr, ptr %r{number}") for number in range(len(d.table.registers))]
-        made = [self._produce(each) for each in variant.produced]
-        for each, pointer in zip(variant.produced, made, strict=True):
+        produced = [self._produce(each) for each in variant.produced]
+        for each, pointer in zip(variant.produced, produced, strict=True):
             t.do(f"store ptr {pointer}, ptr %r{each.register}")
         outputs = variant.next.outputs if isinstance(variant.next, r.Return) else ()
         reserved = [self._reserve(place, each) for place, each in enumerate(outputs)]
         kept = t.op("load i64, ptr %top")
         arena = d.allocate(self.size(variant.arena_bytes))
-        values = [self._value(value, before, made, arena) for value in variant.values]
+        values = [self._value(value, before, produced, arena) for value in variant.values]
         workspace = self._workspace()
         if not isinstance(variant.next, r.Return):
             d.save(variant)
@@ -542,17 +542,17 @@ class _VariantText:
         register = d.table.registers[symbol.register]
         data = t.op(f"load ptr, ptr %r{symbol.register}")
         if symbol.bind == Bind.GIVEN:
-            found = t.op(f"zext i1 {t.op(f'icmp ne ptr {data}, null')} to i64")
+            value = t.op(f"zext i1 {t.op(f'icmp ne ptr {data}, null')} to i64")
         elif symbol.bind == Bind.SIZE:
-            found = d.dims_of(symbol.register)[symbol.dimension]
+            value = d.dims_of(symbol.register)[symbol.dimension]
         else:
             t.require(t.op(f"icmp ne ptr {data}, null"), self.otherwise)
             kind = "i8" if register.dtype == "bool" else "i64"
-            found = t.op(f"load volatile {kind}, ptr {data}, align 1")
-            found = t.op(f"zext i8 {found} to i64") if kind == "i8" else found
-        low, high = t.op(f"icmp sge i64 {found}, {symbol.low}"), t.op(f"icmp sle i64 {found}, {symbol.high}")
+            value = t.op(f"load volatile {kind}, ptr {data}, align 1")
+            value = t.op(f"zext i8 {value} to i64") if kind == "i8" else value
+        low, high = t.op(f"icmp sge i64 {value}, {symbol.low}"), t.op(f"icmp sle i64 {value}, {symbol.high}")
         t.require(t.op(f"and i1 {low}, {high}"), self.otherwise)
-        return found
+        return value
 
     def _produce(self, each: r.Produced) -> str:
         """Memory for a register. Its sizes are stored at once: what variants read of the one before is bound by now."""
@@ -570,7 +570,7 @@ class _VariantText:
         t.do(f"store i64 {count}, ptr %r{each.register}.bytes")
         return pointer
 
-    def _value(self, value: r.Value, before: list[str], made: list[str], arena: str) -> str:
+    def _value(self, value: r.Value, before: list[str], produced: list[str], arena: str) -> str:
         d, t = self.driver, self.driver.t
         if isinstance(value, r.SizesValue):
             array = d.allocate(str(8 * len(value.numbers)))
@@ -582,7 +582,7 @@ class _VariantText:
         if isinstance(value, r.RegisterValue):
             base = before[value.register]
         elif isinstance(value, r.ProducedValue):
-            base = made[value.place]
+            base = produced[value.place]
         return t.op(f"getelementptr i8, ptr {base}, i64 {self.size(value.offset)}")
 
     def _workspace(self) -> str:
@@ -642,20 +642,20 @@ def _live_locals(table: r.Table) -> list[set[int]]:
     while changed:
         changed = False
         for number, state in enumerate(table.states):
-            found = set()
+            read = set()
             for variant in state.variants:
-                made = {each.register for each in variant.produced}
+                written = {each.register for each in variant.produced}
                 after = set().union(*(live[each] for each in successors(variant.next)), _read_at_end(variant.next))
-                found |= _read(variant) | (after - made)
-            found = {each for each in found if table.registers[each].kind == RegisterKind.LOCAL}
-            changed = changed or found != live[number]
-            live[number] = found
+                read |= _read(variant) | (after - written)
+            read = {each for each in read if table.registers[each].kind == RegisterKind.LOCAL}
+            changed = changed or read != live[number]
+            live[number] = read
     return live
 
 
 def _read(variant: r.Variant) -> set[int]:
-    found = {symbol.register for symbol in variant.symbols}
-    return found | {value.register for value in variant.values if isinstance(value, r.RegisterValue)}
+    registers = {symbol.register for symbol in variant.symbols}
+    return registers | {value.register for value in variant.values if isinstance(value, r.RegisterValue)}
 
 
 def _read_at_end(end: r.Next) -> set[int]:

@@ -93,8 +93,8 @@ class Text:
         if op in _ROUNDED:
             return self._bits(self._intrinsic(_ROUNDED[op], self._float(args[0])))
         self.functions.add(FUNCTIONS[op])
-        given = ", ".join(f"double {self._float(each)}" for each in args)
-        return self._bits(self.op(f"call double @smelt.{FUNCTIONS[op]}({given})"))
+        operands = ", ".join(f"double {self._float(each)}" for each in args)
+        return self._bits(self.op(f"call double @smelt.{FUNCTIONS[op]}({operands})"))
 
     def _truth(self, name: str) -> str:
         return self.op(f"zext i1 {name} to i64")
@@ -165,8 +165,8 @@ def _constant(op: Op, args: list[str]) -> str | None:
     if not all(each.lstrip("-").isdigit() for each in args):
         return None
     a, b = map(int, args)
-    found = a + b if op == Op.ADD else a - b if op == Op.SUB else a * b
-    return str(found) if -(2**63) <= found < 2**63 else None
+    value = a + b if op == Op.ADD else a - b if op == Op.SUB else a * b
+    return str(value) if -(2**63) <= value < 2**63 else None
 
 
 def math_text(names: Sequence[str], target: Target, beside: str) -> str:
@@ -175,8 +175,8 @@ def math_text(names: Sequence[str], target: Target, beside: str) -> str:
     for name in sorted(names):
         b = Builder(target, f"smelt.{name}")
         args = [LlvmValue(f"%x{place}", "f64") for place in range(2 if name in ("pow", "remainder") else 1)]
-        found = compute(b, name, args, torch.float64)
-        b.emit(f"ret {found}")
+        result = compute(b, name, args, torch.float64)
+        b.emit(f"ret {result}")
         needed = [*sorted(b.declared), *b.helpers.values(), b.pool_text]
         texts += [each for each in needed if each and each not in beside and each not in texts]
         texts.append(function_text(f"internal double @smelt.{name}({', '.join(map(str, args))})", b))

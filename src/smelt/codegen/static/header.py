@@ -22,8 +22,8 @@ CODES = (
 
 def c_name(name: str) -> str:
     """A name as C allows it."""
-    made = re.sub(r"\W", "_", name, flags=re.ASCII)
-    return made if made and not made[0].isdigit() else f"m_{made}"
+    identifier = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return identifier if identifier and not identifier[0].isdigit() else f"m_{identifier}"
 
 
 def _shape(dims: Sequence[r.Dim]) -> str:
@@ -47,14 +47,14 @@ def header_text(name: str, table: r.Table, state_bytes: int, memory_bytes: int) 
     inputs = of_kind(table, RegisterKind.INPUT)
     taken = _rows(f"{upper}_INPUT", [(each.name, _described(each)) for each in inputs])
     described = [(each.name, f"{each.dtype or 'any'} {_shape(each.dims)}") for each in table.outputs]
-    given = _rows(f"{upper}_OUTPUT", described)
+    returned = _rows(f"{upper}_OUTPUT", described)
     codes = [f"    {upper}_{word} = {code},  /* {what} */" for word, code, what in CODES]
     codes += [
         f"    {upper}_RAISED_{number} = {driver.RAISED + number},  /* {comment(f'{each.error}: {each.message}')} */"
         for number, each in enumerate(raised(table))
     ]
     grows = " More is needed where they are larger." if has_loop(table) or _varies(inputs) else ""
-    enums = "\n".join("\n".join(["enum {", *rows, "};", ""]) for rows in (codes, taken, given) if rows)
+    enums = "\n".join("\n".join(["enum {", *rows, "};", ""]) for rows in (codes, taken, returned) if rows)
     return f"""/* {comment(table.name)}: weights and code are in the object file beside this. No library is needed.
 
      static char state[{upper}_STATE_BYTES], memory[{upper}_MEMORY_BYTES];      both aligned to 64 bytes

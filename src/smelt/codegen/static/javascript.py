@@ -4,7 +4,7 @@
     const { output } = session.run({ x: { data: new Float32Array(12), shape: [3, 4] }, scale: 0.5 });
     session.state(), session.loadState(state), session.reset()
 
-`model.mjs` is what is known of the model as JSON, then `assets/session.mjs`, which is the same for all.
+`model.mjs` is the model's metadata as JSON, then `assets/session.mjs`, which is the same for all models.
 """
 
 import json

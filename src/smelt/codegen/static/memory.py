@@ -1,4 +1,4 @@
-"""How much memory a run of a table takes, as far as its sizes are known: what a header says.
+"""How much memory a run of a table takes, as far as its sizes are known, for the header.
 
 memory_bytes(table, offsets)    all that its variants produce, their arenas and workspaces; twice that where there
                                 is a loop; copies of state that a run may have to put back
@@ -33,9 +33,9 @@ def memory_bytes(table: r.Table, offsets: Mapping[str, int]) -> int:
 def _of_variant(table: r.Table, variant: r.Variant) -> int:
     symbols = [_typical(table, symbol) for symbol in variant.symbols]
     total = _aligned(_evaluate(variant.arena_bytes, symbols))
-    for made in variant.produced:
-        count = DTYPES[table.registers[made.register].dtype]
-        for dim in made.dims:
+    for output in variant.produced:
+        count = DTYPES[table.registers[output.register].dtype]
+        for dim in output.dims:
             count *= max(0, _evaluate(dim, symbols))
         total += _aligned(count)
     total += sum(_aligned(8 * len(value.numbers)) for value in variant.values if isinstance(value, r.SizesValue))

@@ -164,7 +164,7 @@ def test_few_rows_are_not_packed() -> None:
     for by_lane in (False, True):
         target = replace(find("cpu"), fma_by_lane=by_lane)
         several = product(8, 1024, 1024, right="bjk")
-        turned = Tiling.of(problem_of(several), target).turned
+        turned = Tiling.of(problem_of(several), target).is_transposed
         assert by_lane or not turned
         assert plan_product(several, target).schedule.name == ("tiled" if turned else "dot")
         assert plan_product(product(1, 1024, 1024, right="bjk"), target).schedule.name == "dot"

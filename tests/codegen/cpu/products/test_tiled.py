@@ -73,7 +73,7 @@ def test_weights_that_stay_where_they_are(
         same_as_reference([product(9, 70, 30, batch=3, left="bki", right="bjk", epilogue=epilogue)], "tiled")
         same_as_reference([product(9, 70, 30, batch=3, left="ibk", right="jk", epilogue=epilogue)], "tiled")
     if find("cpu").fma_by_lane:
-        assert all(tiling.Tiling.of(problem_of(each), find("cpu")).turned for each in made)
+        assert all(tiling.Tiling.of(problem_of(each), find("cpu")).is_transposed for each in made)
 
 
 def test_blocks_of_their_own_size(busy: None) -> None:

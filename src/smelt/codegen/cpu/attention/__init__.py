@@ -1,1 +1,1 @@
-"""Code for kernels that weigh their scores: attention in blocks of queries and keys, and its gradients."""
+"""Code for attention kernels, in blocks of queries and keys, and for their gradients."""

@@ -1,4 +1,4 @@
-"""Gradients of an attention: scores are recomputed block by block, and weigh both over keys and over queries.
+"""Gradients of attention: recomputes the scores block by block and sums over keys and over queries.
 
     for each attention: for each block of keys: for each panel of queries:
       product.tile… keys by queries           the scores, and the gradients of their weights
@@ -6,8 +6,8 @@
       product.tile… queries by columns        sums over keys,    dq += s · k
       attention.rows… keys by columns         sums over queries, dv += p · g and dk += s · q
 
-The sums of a block's keys, and those of all queries, are a thread's own until they are complete: an attention is not
-divided among threads, so that the order of its sums is the same for any number of them.
+A thread owns the sums of a block's keys, and those of all queries, until they are complete. One attention is never
+divided among threads, so the order of its sums is the same for any number of threads.
 """
 
 from functools import partial
@@ -184,14 +184,14 @@ class _Part:
         zeros = [b.const(self.kind, 0.0, lanes)] * vectors
         loop = b.begin(b.const("i64", 0), b.const("i64", depth), 1, zeros, guard=False)
         start = b.mul(loop.index, tiles.queries)
-        found = []
+        totals = []
         for n in range(vectors):
             left, right = (
                 b.load(b.element(self.at[f"side{side}"], self.kind, b.add(start, n * lanes)), self.kind, lanes)
                 for side in range(2)
             )
-            found.append(b.fma(left, right, loop.values[n]))
-        for n, total in enumerate(loop.end(*found)):
+            totals.append(b.fma(left, right, loop.values[n]))
+        for n, total in enumerate(loop.end(*totals)):
             b.store(total, b.element(self.at[f"products{number}"], self.kind, b.add(panels.index, n * lanes)))
         panels.end()
 
@@ -258,8 +258,8 @@ class _Part:
             points = b.intrinsic("llvm.smin", b.sub(self.queries, query), b.const("i64", wide))
             steps = count if packed.by_key else b.const("i64", 1)
             self._pack_form(packed.form, source, (points, steps), f"packed{number}")
-        given = f"ptr %buffers, ptr %mine, {self.outer}, {number_of}, {query}, {key}, {count}"
-        b.emit(f"call void @{b.symbol}.weights({given})")
+        arguments = f"ptr %buffers, ptr %mine, {self.outer}, {number_of}, {query}, {key}, {count}"
+        b.emit(f"call void @{b.symbol}.weights({arguments})")
         for number, each in enumerate(problem.sums):
             weights = self.at[f"scores{self.arrays.weights.index(each.sum.value)}"]
             if each.over_keys:
@@ -267,8 +267,8 @@ class _Part:
             else:
                 self._sum_queries(number, each, weights, (query, count))
 
-    def _tile(self, name: str, given: str) -> None:
-        self.b.emit(f"call void @{self.helpers[name].name}({given})")
+    def _tile(self, name: str, arguments: str) -> None:
+        self.b.emit(f"call void @{self.helpers[name].name}({arguments})")
 
     def _sum_keys(
         self, number: int, each: Weighed, weights: str, where: tuple[LlvmValue, LlvmValue, LlvmValue]
@@ -307,9 +307,9 @@ class _Part:
         for start, stop, wide in ((0, whole, lanes), (whole, width, 1)):
             if start < stop:
                 loop = b.begin(b.const("i64", start), b.const("i64", stop), wide, (), guard=False)
-                found = b.load(b.element(source, self.kind, loop.index), self.kind, wide)
+                sums = b.load(b.element(source, self.kind, loop.index), self.kind, wide)
                 place = b.element(to, kind, b.mul(loop.index, step) if wide == 1 else loop.index)
-                b.store(cast(b, found, self.problem.dtype, dtype), place)
+                b.store(cast(b, sums, self.problem.dtype, dtype), place)
                 loop.end()
         rows.end()
 
@@ -337,12 +337,12 @@ class _Weights:
         places = [b.element(row, self.kind, b.mul(loop.index, wide)) for row in rows]
 
         def some(lane: int) -> None:
-            given = {}
+            scores = {}
             for product, total in zip(problem.products, totals, strict=True):
-                given[product.contract.out] = b.load(b.element(total, self.kind, lane), self.kind, lanes)
+                scores[product.contract.out] = b.load(b.element(total, self.kind, lane), self.kind, lanes)
             for score, place in zip(problem.scores, places, strict=True):
-                given[score.contract.out] = b.load(b.element(place, self.kind, lane), self.kind, lanes)
-            points.write(lane, lanes, query, loop.index, given)
+                scores[score.contract.out] = b.load(b.element(place, self.kind, lane), self.kind, lanes)
+            points.write(lane, lanes, query, loop.index, scores)
             for number, name in enumerate(self.arrays.weights):
                 b.store(points.code.vector(name), b.element(places[number], self.kind, lane))
 

@@ -1,4 +1,4 @@
-"""How much of an attention is computed at once: blocks of keys and of queries, and where a thread keeps what of them.
+"""Chooses the blocks of keys and queries that are computed together, and lays out a thread's workspace for them.
 
     197 queries and keys of 64   →   one block of keys, two of queries; 17 panels of 12 queries
 """
@@ -91,7 +91,7 @@ def _sizes(
     """Bytes of the arrays."""
     size, queries = problem.dtype.itemsize, panels * tiles.queries
     depth, width = int(problem.scores[0].axis.size), padded(int(problem.sums[0].axis.size), tiles.values.cols)
-    found = [
+    sizes = [
         ("queries", queries * depth * size),
         ("keys", keys * depth * size),
         ("values", keys * width * size),
@@ -102,5 +102,5 @@ def _sizes(
         ("scales", tiles.queries * size),
     ]
     for number, each in enumerate(packed):
-        found.append((f"packed{number}", tiles.queries * (keys if each.by_key else 1) * each.dtype.itemsize))
-    return found
+        sizes.append((f"packed{number}", tiles.queries * (keys if each.by_key else 1) * each.dtype.itemsize))
+    return sizes

@@ -1,10 +1,10 @@
-"""Attention of few queries, as when text is written token by token: keys and values are read where they are, once.
+"""Attention of few queries, as in token-by-token generation: reads keys and values in place, once.
 
     scores[i, j] = Σ q[i, e] · k[j, e]     vectors along e, four keys at a time for all queries
     their softmax                          vectors along keys
     sums[i, d] = Σ p[i, j] · v[j, d]       vectors along d, kept in registers for all keys of a block
 
-What a thread has of its own are the queries, widened, and their scores for all keys.
+A thread owns the queries, widened, and their scores for all keys.
 """
 
 import math
@@ -179,8 +179,8 @@ class _Part:
         down, along = (int(factor.index.stride(axis.name)) for axis in (self.problem.query, self.score.axis))
         rows = b.begin(b.const("i64", 0), b.const("i64", self.queries), 1, (), guard=False)
         loop = b.begin(b.const("i64", 0), b.const("i64", depth), 1, (), guard=True)
-        found = self._load(factor, base, b.add(b.mul(rows.index, down), b.mul(loop.index, along)), 1)
-        b.store(found, b.element(self.at["queries"], self.kind, b.add(b.mul(rows.index, depth), loop.index)))
+        element = self._load(factor, base, b.add(b.mul(rows.index, down), b.mul(loop.index, along)), 1)
+        b.store(element, b.element(self.at["queries"], self.kind, b.add(b.mul(rows.index, depth), loop.index)))
         loop.end()
         rows.end()
 
@@ -213,7 +213,7 @@ class _Part:
                 query = b.load(b.element(self.at["queries"], self.kind, place), self.kind, lanes)
                 sums += [b.fma(query, each, loop.values[i * count + n]) for n, each in enumerate(keys)]
             negative = b.const(self.kind, -0.0)
-            totals = [b.fold_lanes("fadd", each, negative, flags="reassoc ") for each in loop.end(*sums)]
+            totals = [b.reduce_lanes("fadd", each, negative, flags="reassoc ") for each in loop.end(*sums)]
         for rest in range(whole, depth):
             keys = [self._load(factor, row, rest, 1) for row in rows]
             for i in queries:
@@ -256,12 +256,12 @@ class _Part:
         if first == 0 and self._apart(factor):
             self._prefetch(row, factor, int(self.weighed.axis.size))
         values = [self._load(factor, row, first + n * wide, wide) for n in range(count)]
-        found = []
+        sums = []
         for i in range(self.queries):
             scores = b.element(self.at["scores"], self.kind, b.add(key, i * self.arrays.pitch))
             weight = b.splat(b.load(scores, self.kind), wide)
-            found += [b.fma(weight, value, before[i * count + n]) for n, value in enumerate(values)]
-        return found
+            sums += [b.fma(weight, value, before[i * count + n]) for n, value in enumerate(values)]
+        return sums
 
 
 class _Weights:
@@ -319,11 +319,11 @@ class _Weights:
         self.code.values[self.problem.scores[0].contract.out] = b.load(place, self.kind, wide)
         for instruction in self.inside:
             self.code.write(instruction)
-        made = self.code.vector(softmax.value)
-        b.store(made, place)
-        (found,) = loop.end(b.maximum(loop.values[0], made))
+        scores_vector = self.code.vector(softmax.value)
+        b.store(scores_vector, place)
+        (largest,) = loop.end(b.maximum(loop.values[0], scores_vector))
         b.close_loop()
-        return b.fold_lanes("fmaximum", found)
+        return b.reduce_lanes("fmaximum", largest)
 
     def _powers(self, scores: str, span: tuple[int, int, int], safe: LlvmValue) -> LlvmValue:
         b, (first, last, wide) = self.b, span
@@ -333,5 +333,5 @@ class _Weights:
         place = b.element(scores, self.kind, loop.index)
         power = OF_NEGATIVE["exp"](b, b.fsub(b.load(place, self.kind, wide), reference))
         b.store(power, place)
-        (found,) = loop.end(b.fadd(loop.values[0], power))
-        return found if wide == 1 else b.fold_lanes("fadd", found, b.const(self.kind, -0.0), flags="reassoc ")
+        (total,) = loop.end(b.fadd(loop.values[0], power))
+        return total if wide == 1 else b.reduce_lanes("fadd", total, b.const(self.kind, -0.0), flags="reassoc ")

@@ -1,4 +1,4 @@
-"""The results of some queries of an attention: sums of weighed values over what the weights are divided by.
+"""Results of some queries of an attention: the weighted sums divided by the sum of the weights.
 
     y[i, d] = sums[i, d] / totals[i]        l[i] = tops[i] + log(totals[i])    or zeros, if nothing had weight
 """
@@ -60,11 +60,11 @@ class Finish:
         whole = width // lanes * lanes if step == 1 else 0
         if whole:
             loop = b.begin(b.const("i64", 0), b.const("i64", whole), lanes, (), guard=False)
-            found = b.fmul(b.load(b.element(sums, self.kind, loop.index), self.kind, lanes), share)
-            b.store(cast(b, found, self.dtype, dtype), b.element(start, kind, loop.index))
+            scaled = b.fmul(b.load(b.element(sums, self.kind, loop.index), self.kind, lanes), share)
+            b.store(cast(b, scaled, self.dtype, dtype), b.element(start, kind, loop.index))
             loop.end()
         if whole < width:
             loop = b.begin(b.const("i64", whole), b.const("i64", width), 1, (), guard=False)
-            found = b.fmul(b.load(b.element(sums, self.kind, loop.index), self.kind), share)
-            b.store(cast(b, found, self.dtype, dtype), b.element(start, kind, b.mul(loop.index, step)))
+            scaled = b.fmul(b.load(b.element(sums, self.kind, loop.index), self.kind), share)
+            b.store(cast(b, scaled, self.dtype, dtype), b.element(start, kind, b.mul(loop.index, step)))
             loop.end()

@@ -1,4 +1,4 @@
-"""Attention in blocks: scores of a panel of queries in the first cache, their softmax online, values weighed by them.
+"""Attention in blocks: scores of a panel of queries in the first-level cache, their online softmax, then weighted sums.
 
     k0(buffers, threads, workspace)          smelt_parallel_for(k0.part, …) over blocks of queries
       k0.part                                packs queries; for each block of keys packs those and their values
@@ -7,7 +7,7 @@
         product.tile… queries by values      sums of values, scaled first where the largest score has grown
       k0.finish                              sums over what weights were divided by, as results
 
-Each query's sums are its own, in an order that sizes alone decide: the same for any number of threads.
+Each query has its own sums, whose order depends on sizes alone: it is the same for any number of threads.
 """
 
 import math
@@ -200,8 +200,8 @@ class _Part:
             points = b.intrinsic("llvm.smin", there, b.const("i64", wide))
             steps = count if packed.by_key else b.const("i64", 1)
             self._pack_form(packed.form, source, (points, steps), f"packed{number}")
-        given = f"ptr %buffers, ptr %mine, {self.outer}, {panel}, {query}, {key}, {count}"
-        b.emit(f"call void @{b.symbol}.weights({given})")
+        arguments = f"ptr %buffers, ptr %mine, {self.outer}, {panel}, {query}, {key}, {count}"
+        b.emit(f"call void @{b.symbol}.weights({arguments})")
         sums = b.element(self.arrays["sums"], self.kind, b.mul(panel, wide * blocks.pitch))
         if blocks.keys < int(self.problem.key.size):
             self._rescale(sums, key)
@@ -212,8 +212,8 @@ class _Part:
         loop.end()
 
     def _tile(self, name: str, left: str, right: str, steps: LlvmValue, out: tuple[str, int], *, adds: bool) -> None:
-        given = f"ptr {left}, ptr {right}, {steps}, ptr {out[0]}, i64 {out[1]}, i1 {str(adds).lower()}"
-        self.b.emit(f"call void @{self.helpers[name].name}({given})")
+        arguments = f"ptr {left}, ptr {right}, {steps}, ptr {out[0]}, i64 {out[1]}, i1 {str(adds).lower()}"
+        self.b.emit(f"call void @{self.helpers[name].name}({arguments})")
 
     def _rescale(self, sums: str, key: LlvmValue) -> None:
         """What was summed of earlier blocks is relative to what was largest then."""

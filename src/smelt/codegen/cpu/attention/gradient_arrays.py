@@ -1,4 +1,4 @@
-"""How much of an attention's gradients is computed at once, and where a thread keeps what of it.
+"""Chooses the blocks in which an attention's gradients are computed, and lays out a thread's workspace for them.
 
     512 queries and keys of 64   →   blocks of 128 keys; all queries packed, twice, and their sums
 """

@@ -1,9 +1,10 @@
-"""Panels of an attention: what tiles multiply, out of matrices with any strides, and how wide the tiles are.
+"""Packs panels of an attention from matrices with any strides, and chooses the width of the tiles.
 
     panel of 12 queries, for e = 0, 1, …     q0 q1 … q11 (e=0)  q0 q1 … q11 (e=1)  …
 
-Scores are summed in tiles of some keys by as many queries as a panel has, so that they lie queries side by side: as a
-panel that the values are weighed by next. Points past the last repeat it: what is computed of them is not looked at.
+Scores are summed in tiles of some keys by as many queries as a panel has. So the queries of a tile are contiguous, and
+the tile is a panel that the values are multiplied by next. Points past the last one repeat it; their results are
+ignored.
 """
 
 from collections.abc import Callable
@@ -83,8 +84,8 @@ def call_pack(
 ) -> None:
     """Of so many points and steps."""
     points, steps = counts
-    given = f"ptr {source}, {points}, i64 {form.point}, {steps}, i64 {form.step}, ptr {to}"
-    b.emit(f"call void @{helper.name}({given})")
+    arguments = f"ptr {source}, {points}, i64 {form.point}, {steps}, i64 {form.step}, ptr {to}"
+    b.emit(f"call void @{helper.name}({arguments})")
 
 
 class _Packer:
@@ -147,8 +148,8 @@ class _Packer:
         source = b.element("%from", self.memory, self.begin)
         loop = b.begin(self.zero, self.steps, 1, (), guard=True)
         place = b.element(source, self.memory, b.mul(loop.index, LlvmValue("%step", "i64")))
-        found = self.widened(b.load(place, self.memory, width))
-        b.store(found, b.element(self.to, self.kind, b.mul(loop.index, width)))
+        loaded = self.widened(b.load(place, self.memory, width))
+        b.store(loaded, b.element(self.to, self.kind, b.mul(loop.index, width)))
         loop.end()
 
     def _along(self) -> None:

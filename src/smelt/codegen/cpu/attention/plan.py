@@ -1,8 +1,8 @@
-"""The plan of a kernel that weighs its scores: kernel → `AttentionPlan`, or why there is no code for it.
+"""Plans an attention kernel: kernel → `AttentionPlan`, or the reason why there is no code for it.
 
     1 query by 512 keys   →   "few queries"        128 by 128   →   "blocks"
 
-Each schedule says why it does not take a problem, about how many cycles of a thread it would need, and writes the code.
+Each schedule gives the reason why it cannot take a problem, estimates its cycles on one thread, and writes the code.
 """
 
 from collections.abc import Callable

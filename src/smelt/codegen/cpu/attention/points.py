@@ -1,9 +1,9 @@
-"""What an attention computes of its scores at each point: the instructions between its products, by panels of queries.
+"""Pointwise operations on attention scores: the instructions between the products, by panels of queries.
 
     s = contract …; c = const 0.125; t = mul s, c     given the vector of s at a key and some queries → the vector of t
 
-Lanes are queries side by side. What is read for each query was packed into panels as queries are, so that nothing is
-read of queries that are not there; what is one for all queries is read where it is.
+Lanes are adjacent queries. Operands that differ between queries are packed into panels like the queries, so that
+nothing is read out of bounds; operands shared by all queries are read in place.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,26 +41,26 @@ class PackedLoad:
 
 
 def packed_loads(problem: AttentionProblem, width: int) -> tuple[PackedLoad, ...]:
-    found = []
+    loads = []
     for each in problem.body:
         if isinstance(each, Load) and problem.query.name in each.index.axes:
             dtype = problem.kernel.buffer(each.buffer).dtype
             point, step = (int(each.index.stride(axis.name)) for axis in (problem.query, problem.key))
             by_key = problem.key.name in each.index.axes
-            found.append(PackedLoad(each, PanelForm(dtype, dtype, width, point, step if by_key else 0), by_key))
-    return tuple(found)
+            loads.append(PackedLoad(each, PanelForm(dtype, dtype, width, point, step if by_key else 0), by_key))
+    return tuple(loads)
 
 
 def outer_axes(b: Builder, problem: AttentionProblem, number: LlvmValue) -> dict[str, LlvmValue]:
     """Where the outer axes stand in attention `number`."""
-    found: dict[str, LlvmValue] = {}
+    positions: dict[str, LlvmValue] = {}
     for place, axis in enumerate(reversed(problem.outer)):
         if place == len(problem.outer) - 1:
-            found[axis.name] = number
+            positions[axis.name] = number
         else:
-            found[axis.name] = b.binary("urem", number, int(axis.size))
+            positions[axis.name] = b.binary("urem", number, int(axis.size))
             number = b.binary("udiv", number, int(axis.size))
-    return found
+    return positions
 
 
 @dataclass(slots=True)
@@ -125,12 +125,12 @@ def _across(problem: AttentionProblem) -> Kernel:
 
 def side_by_side(b: Builder, writers: Sequence[Callable[[], Written]]) -> list[Written]:
     """What several writers write without branching, a line of each at a time."""
-    before, written, found = b.lines, list[list[str]](), list[Written]()
+    before, written, results = b.lines, list[list[str]](), list[Written]()
     for write in writers:
         b.lines = []
-        found.append(write())
+        results.append(write())
         written.append(b.lines)
     b.lines = before
     for lines in zip_longest(*written):
         before.extend(line for line in lines if line is not None)
-    return found
+    return results

@@ -1,9 +1,9 @@
-"""`AttentionProblem`: a kernel that weighs its scores, as what code is written by: queries, keys, and who reads what.
+"""`AttentionProblem`: an attention kernel in the form that code is written from: queries, keys, and who reads what.
 
     rows(h:12, i:128) cols(j:128), s = contract (e:64) q[…], k[…], p = softmax …, weighted sum (d:64) y[…] = p * v[…]
     → outer (h:12)   query i:128   key j:128   scores (q by k, 64)   sums (y over keys, 64)
 
-Queries are the last row axis, which keys know nothing of; keys are the cols. Everything else counts attentions.
+Queries are the last row axis, on which keys do not depend. Keys are the cols. The other axes number the attentions.
 """
 
 from collections.abc import Iterable
@@ -118,14 +118,14 @@ def why_no_problem(kernel: Kernel) -> str | None:
     body = kernel.stages[0].body
     if any(isinstance(i, Store) or not isinstance(i, _BODY | Contract | Softmax | WeightedSum) for i in body):
         return "something is stored beside what is weighed"
-    made = _normal(kernel)
-    query, key = made.rows[-1], made.cols[0]
-    for each in made.instructions():
+    normal = _normal(kernel)
+    query, key = normal.rows[-1], normal.cols[0]
+    for each in normal.instructions():
         if isinstance(each, Contract | WeightedSum) and sum(axis.size != 1 for axis in each.axes) > 1:
             return "a sum is over several axes"
         if isinstance(each, Contract) and not _is_of_rows(each, key):
-            asked, told = _sides(each, key)
-            mixed = key.name in asked.index.axes or query.name in told.index.axes
+            by_query, by_key = _sides(each, key)
+            mixed = key.name in by_query.index.axes or query.name in by_key.index.axes
             if mixed or any(side.bounds for side in each.factors):
                 return "scores are not products of a query and a key"
         if isinstance(each, WeightedSum) and _kept(each, query, key) in each.factor.index.axes:
@@ -142,9 +142,9 @@ def problem_of(kernel: Kernel) -> AttentionProblem:
     kernel = _normal(kernel)
     query, key = kernel.rows[-1], kernel.cols[0]
     body = kernel.stages[0].body
-    found = [each for each in body if isinstance(each, Contract)]
-    scores = [Score(each, *_sides(each, key), _only(each.axes)) for each in found if not _is_of_rows(each, key)]
-    products = [RowProduct(each, _only(each.axes)) for each in found if _is_of_rows(each, key)]
+    contracts = [each for each in body if isinstance(each, Contract)]
+    scores = [Score(each, *_sides(each, key), _only(each.axes)) for each in contracts if not _is_of_rows(each, key)]
+    products = [RowProduct(each, _only(each.axes)) for each in contracts if _is_of_rows(each, key)]
     sums = [
         Weighed(each, key.name not in each.index.axes, _only(each.axes))
         for each in body
@@ -177,9 +177,9 @@ def _normal(kernel: Kernel) -> Kernel:
 
 def _of_keys(kernel: Kernel, key: str) -> list[Factor]:
     """What keys bring: factors that know of them, or of which there is one for all."""
-    found = [side for i in kernel.instructions() if isinstance(i, Contract) for side in i.factors]
-    found += [i.factor for i in kernel.instructions() if isinstance(i, WeightedSum)]
-    return [factor for factor in found if key in factor.index.axes]
+    factors = [side for i in kernel.instructions() if isinstance(i, Contract) for side in i.factors]
+    factors += [i.factor for i in kernel.instructions() if isinstance(i, WeightedSum)]
+    return [factor for factor in factors if key in factor.index.axes]
 
 
 def _is_of_rows(contract: Contract, key: Axis) -> bool:

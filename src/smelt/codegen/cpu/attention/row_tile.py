@@ -1,8 +1,8 @@
-"""A tile of sums over a panel of queries: rows of weights, whose queries lie side by side, by rows of columns.
+"""A tile of sums over a panel of queries: rows of weights, contiguous along queries, by rows of columns.
 
     sums[j, c] += Σ weights[j, i] * values[i, c]     for the queries i of one panel
 
-One function for all attentions of a module that have a tile in common.
+All attentions of a module with the same tile share one function.
 """
 
 import torch
@@ -35,13 +35,13 @@ def row_tile(rows: int, cols: int, steps: int, dtype: torch.dtype, target: Targe
             for row in range(rows):
                 weight = weights[row][lane]
                 sums[row] = [b.fma(weight, value, old) for value, old in zip(values, sums[row], strict=True)]
-    for place, found in zip(places, sums, strict=True):
-        for v, value in enumerate(found):
+    for place, row_sums in zip(places, sums, strict=True):
+        for v, value in enumerate(row_sums):
             b.store(value, b.element(place, kind, v * lanes))
     panels.end(LlvmValue(b.element(panel, kind, LlvmValue("%apart", "i64")), "ptr"))
     b.emit("ret void")
-    given = "ptr %weights, ptr %values, i64 %apart, ptr %out, i64 %stride, i64 %columns"
-    signature = f"internal void @{name}({given})"
+    parameters = "ptr %weights, ptr %values, i64 %apart, ptr %out, i64 %stride, i64 %columns"
+    signature = f"internal void @{name}({parameters})"
     return Helper(name, function_text(signature, b), frozenset(b.declared))
 
 
@@ -49,13 +49,13 @@ def _weights(b: Builder, kind: str, where: tuple[int, int, int], lanes: int) -> 
     """Of each row some weights, each in all lanes of a vector: lanes of what is loaded as one, where a multiply-add
     takes them so."""
     rows, steps, first = where
-    found = []
+    weights = []
     for row in range(rows):
         place = b.element("%weights", kind, row * steps + first)
         if b.target.fma_by_lane:
             loaded = b.load(place, kind, lanes)
             orders = [b.iota("i32", [lane] * lanes) for lane in range(lanes)]
-            found.append([b.op(f"shufflevector {loaded}, {loaded.type} poison, {o}", kind, lanes) for o in orders])
+            weights.append([b.op(f"shufflevector {loaded}, {loaded.type} poison, {o}", kind, lanes) for o in orders])
         else:
-            found.append([b.splat(b.load(b.element(place, kind, n), kind), lanes) for n in range(lanes)])
-    return found
+            weights.append([b.splat(b.load(b.element(place, kind, n), kind), lanes) for n in range(lanes)])
+    return weights

@@ -1,9 +1,9 @@
-"""The weights of a panel of queries for a block of keys: what is computed of the scores, and their softmax so far.
+"""Computes the weights of a panel of queries for a block of keys: the operations on the scores, and the online softmax.
 
     n = max(m, the block's), p = exp(t - n), l = l · exp(m - n) + Σ p, m = n     for each query, in the lanes of vectors
 
-Weights stand where the scores did. They are relative to the largest score so far; `scales` has what makes good what was
-summed before. A query whose scores are all -inf has no weights: its largest counts as zero.
+Weights overwrite the scores. They are relative to the largest score so far; `scales` has the factors that correct
+earlier sums. A query whose scores are all -inf has no weights: its maximum counts as zero.
 """
 
 import math
@@ -76,14 +76,14 @@ class _Weights:
         loop = b.begin(b.const("i64", 0), LlvmValue("%keys", "i64"), 1, old, guard=False)
         points.at.axes[problem.key.name] = b.add(LlvmValue("%key", "i64"), loop.index)
         row = self._row(loop.index)
-        found = []
+        maxima = []
         for n, score in enumerate(self._vectors(row)):
-            given = {problem.scores[0].contract.out: score}
-            points.write(n * self.lanes, self.lanes, LlvmValue("%query", "i64"), loop.index, given)
-            made = points.code.vector(value)
-            b.store(made, b.element(row, self.kind, n * self.lanes))
-            found.append(b.maximum(loop.values[n], made))
-        largest = loop.end(*found)
+            inputs = {problem.scores[0].contract.out: score}
+            points.write(n * self.lanes, self.lanes, LlvmValue("%query", "i64"), loop.index, inputs)
+            scores = points.code.vector(value)
+            b.store(scores, b.element(row, self.kind, n * self.lanes))
+            maxima.append(b.maximum(loop.values[n], scores))
+        largest = loop.end(*maxima)
         b.close_loop()
         return largest
 
@@ -102,9 +102,9 @@ class _Weights:
         def power(place: int) -> LlvmValue:
             at = b.element(row, self.kind, place * self.lanes)
             distance = b.fsub(b.load(at, self.kind, self.lanes), reference[place % self.vectors])
-            found = OF_NEGATIVE["exp"](b, distance)
-            b.store(found, at)
-            return found
+            exponential = OF_NEGATIVE["exp"](b, distance)
+            b.store(exponential, at)
+            return exponential
 
         powers = side_by_side(b, [partial(power, place) for place in range(at_once * self.vectors)])
         while len(powers) > self.vectors:

@@ -1,1 +1,3 @@
-"""Code for kernels with a contraction: a `Problem` is read out of the kernel, and a schedule of the table writes it."""
+"""Code for kernels with a contraction: reads a `Problem` from the kernel, and the cheapest schedule of the table writes
+it.
+"""

@@ -1,4 +1,4 @@
-"""Sums of few products whose result runs along one factor, as convolutions by channel: no packing into tiles.
+"""Direct convolutions without packing: sums of few products whose result runs along one factor, such as depthwise ones.
 
     y[c, oh, ow] = Σ w[c, kh, kw] · x[c, oh + kh - 1, ow + kw - 1]
     → for each c: what x has for a few rows of y is copied, with zeros round it; then vectors along ow, two rows of y
@@ -110,23 +110,23 @@ def direct_plan(problem: Problem, target: Target) -> DirectPlan | str:
         return "there are more products than are written out, or none"
     if any(axis.name not in image.index.axes for axis in kernel.rows):
         return "the factor that the result runs along is used by several rows"
-    found = _windows(problem, image, weights)
-    if found is None:
+    windows = _windows(problem, image, weights)
+    if windows is None:
         return "bounds are not those of two windows"
-    down, along = found
+    down, along = windows
     outer = tuple(axis for axis in kernel.rows if axis.name != down.output)
     width = target.vector_bits // (8 * problem.dtype.itemsize)
     lanes = epilogue_lanes(problem, target, 4 * width)
     rows = 2 if down.outputs > 1 and idempotent(problem.epilogue) else 1
     while rows > 1 and rows * max(1, lanes // width) * problem.depth > _WRITTEN:
         rows //= 2
-    made = DirectPlan(problem, image, weights, outer, down, along, lanes, min(width, lanes), rows, down.outputs)
+    plan = DirectPlan(problem, image, weights, outer, down, along, lanes, min(width, lanes), rows, down.outputs)
     most = _IMAGE_BYTES // problem.dtype.itemsize
-    while made.image_size > most and made.block > rows:
-        made = replace(made, block=max(rows, made.block // 2))
-    if made.image_size * problem.dtype.itemsize > _LARGE_BYTES and made.image_size > _UNREAD * made.most_read:
+    while plan.image_size > most and plan.block > rows:
+        plan = replace(plan, block=max(rows, plan.block // 2))
+    if plan.image_size * problem.dtype.itemsize > _LARGE_BYTES and plan.image_size > _UNREAD * plan.most_read:
         return "taps are so far from each other that most of what is copied would not be read"
-    return made
+    return plan
 
 
 def _windows(problem: Problem, image: Factor, weights: Factor) -> tuple[Window, Window] | None:
@@ -166,35 +166,35 @@ def _names(axes: list[Axis]) -> set[str]:
 
 
 def why_not(problem: Problem, target: Target) -> str | None:
-    made = direct_plan(problem, target)
-    return made if isinstance(made, str) else None
+    plan = direct_plan(problem, target)
+    return plan if isinstance(plan, str) else None
 
 
 def cycles(problem: Problem, target: Target) -> float:
-    made = direct_plan(problem, target)
-    assert isinstance(made, DirectPlan)
-    outer = hint(made.extent) / made.blocks
-    width = -(-made.along.outputs // made.lanes) * made.lanes
-    products = made.down.outputs * width * made.taps / (2 * made.width) * (1.2 if made.rows > 1 else 1.8)
-    copied = made.blocks * (made.image_size * (1.5 if made.along.step == 1 else 3) / made.width + 4 * made.taps)
-    return outer * (products + copied + made.down.outputs * width)
+    plan = direct_plan(problem, target)
+    assert isinstance(plan, DirectPlan)
+    outer = hint(plan.extent) / plan.blocks
+    width = -(-plan.along.outputs // plan.lanes) * plan.lanes
+    products = plan.down.outputs * width * plan.taps / (2 * plan.width) * (1.2 if plan.rows > 1 else 1.8)
+    copied = plan.blocks * (plan.image_size * (1.5 if plan.along.step == 1 else 3) / plan.width + 4 * plan.taps)
+    return outer * (products + copied + plan.down.outputs * width)
 
 
 def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryCode:
-    made = direct_plan(problem, target)
-    assert isinstance(made, DirectPlan)
+    plan = direct_plan(problem, target)
+    assert isinstance(plan, DirectPlan)
     part, entry = Builder(target, symbol, sizes), Builder(target, symbol, sizes)
-    _Direct(part, made, [Epilogue.of(part, made.problem, made.lanes) for _ in range(made.rows)]).write()
+    _Direct(part, plan, [Epilogue.of(part, plan.problem, plan.lanes) for _ in range(plan.rows)]).write()
     signature = f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
-    most = lesser(made.extent, greater(1, problem.multiplications // _GRAIN))
-    counts = ", ".join(str(entry.const("i64", each)) for each in (most, made.extent, made.workspace))
-    given = f"ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {counts}"
-    entry.emit(f"%chunks = call i64 @{PARALLEL_FOR}({given})")
+    most = lesser(plan.extent, greater(1, problem.multiplications // _GRAIN))
+    counts = ", ".join(str(entry.const("i64", each)) for each in (most, plan.extent, plan.workspace))
+    arguments = f"ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {counts}"
+    entry.emit(f"%chunks = call i64 @{PARALLEL_FOR}({arguments})")
     entry.emit("ret void")
     head = f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)"
     texts = [part.pool_text, function_text(signature, part), function_text(head, entry, label=False)]
     declared = frozenset({DECLARE_PARALLEL_FOR, *part.declared})
-    return EntryCode("\n".join(texts), declared, tuple(part.helpers.items()), made.workspace)
+    return EntryCode("\n".join(texts), declared, tuple(part.helpers.items()), plan.workspace)
 
 
 @dataclass(slots=True)
@@ -202,24 +202,24 @@ class _Direct:
     """The state of writing the part that a thread runs."""
 
     b: Builder
-    made: DirectPlan
+    plan: DirectPlan
     epilogues: list[Epilogue]  # one for each row at a time
 
     def write(self) -> None:
-        b, made = self.b, self.made
+        b, plan = self.b, self.plan
         first, last = LlvmValue("%first", "i64"), LlvmValue("%last", "i64")
-        self._fill(b.const("i64", 0), made.image_size)
+        self._fill(b.const("i64", 0), plan.image_size)
         loop = b.begin(first, last, 1, (), guard=True)
-        rest, number = self._split(loop.index, made.blocks)
-        for position, axis in enumerate(reversed(made.outer)):
-            outermost = position == len(made.outer) - 1
+        rest, number = self._split(loop.index, plan.blocks)
+        for position, axis in enumerate(reversed(plan.outer)):
+            outermost = position == len(plan.outer) - 1
             rest, at = (rest, rest) if outermost else self._split(rest, axis.size)
             for epilogue in self.epilogues:
                 epilogue.at.axes[axis.name] = at
-        top = b.mul(number, made.block)
-        if idempotent(made.problem.epilogue):  # the last block is as long as the others
-            top = b.intrinsic("llvm.smin", top, b.const("i64", made.down.outputs - made.block))
-        rows = b.intrinsic("llvm.smin", b.sub(made.down.outputs, top), b.const("i64", made.block))
+        top = b.mul(number, plan.block)
+        if idempotent(plan.problem.epilogue):  # the last block is as long as the others
+            top = b.intrinsic("llvm.smin", top, b.const("i64", plan.down.outputs - plan.block))
+        rows = b.intrinsic("llvm.smin", b.sub(plan.down.outputs, top), b.const("i64", plan.block))
         self._copy_image(top, rows)
         self._copy_weights()
         self._rows(top, rows)
@@ -233,11 +233,11 @@ class _Direct:
 
     @property
     def _kind(self) -> str:
-        return memory_kind(self.made.problem.dtype)
+        return memory_kind(self.plan.problem.dtype)
 
     def _fill(self, first: LlvmValue, size: int) -> None:
         """Zeros, from an element of the image on."""
-        b, width = self.b, self.made.width
+        b, width = self.b, self.plan.width
         loop = b.begin(b.const("i64", 0), b.const("i64", size // width * width), width, (), guard=True)
         b.store(b.const(self._kind, 0.0, width), b.element("%mine", self._kind, b.add(first, loop.index)))
         loop.end()
@@ -249,7 +249,7 @@ class _Direct:
         """Where a factor begins, at the axes outside of windows."""
         b, at = self.b, self.epilogues[0].at
         total = b.const("i64", base)
-        for axis in self.made.outer:
+        for axis in self.plan.outer:
             stride = factor.index.stride(axis.name)
             total = b.add(total, b.mul(at.axes[axis.name], stride)) if stride else total
         return b.element(at.pointers[factor.buffer], at.layout.kinds[factor.buffer], total)
@@ -258,30 +258,30 @@ class _Direct:
 
     def _copy_image(self, top: LlvmValue, rows: LlvmValue) -> None:
         """The rows that a block reaches; round them are zeros, which stay from one block to the next."""
-        b, made = self.b, self.made
-        down = made.down
+        b, plan = self.b, self.plan
+        down = plan.down
         count = b.add(b.mul(b.sub(rows, 1), down.step), down.reach(1))
-        base = self._offset(made.image, start(made.image.index, (made.down, made.along)))
+        base = self._offset(plan.image, start(plan.image.index, (plan.down, plan.along)))
         before = b.add(b.mul(top, down.step), down.first)
         loop = b.begin(b.const("i64", 0), count, 1, (), guard=False)
         row = b.add(before, loop.index)
-        to = b.mul(loop.index, made.line)
+        to = b.mul(loop.index, plan.line)
         after = b.new_label("copied")
         if down.extent is not None:
             inside, outside = b.new_label("inside"), b.new_label("outside")
             b.branch(b.icmp("ult", row, down.extent), inside, outside)
             b.label(outside)
-            self._fill(to, made.line)
+            self._fill(to, plan.line)
             b.jump(after)
             b.label(inside)
-        kind = memory_kind(made.problem.kernel.buffer(made.image.buffer).dtype)
+        kind = memory_kind(plan.problem.kernel.buffer(plan.image.buffer).dtype)
         self._copy_row(b.element(base, kind, b.mul(row, down.apart)), to)
         b.jump(after)
         b.label(after)
         loop.end()
 
     def _copy_row(self, source: str, to: LlvmValue) -> None:
-        along = self.made.along
+        along = self.plan.along
         reach = along.reach(along.outputs)
         low = max(0, -along.first) if along.extent is not None else 0
         high = min(reach, along.extent - along.first) if along.extent is not None else reach
@@ -293,17 +293,17 @@ class _Direct:
 
     def _copy_phase(self, source: str, to: LlvmValue, phase: int, first: int, last: int) -> None:
         """Every `step`th element: in vectors as far as those do not reach past the last one."""
-        b, made = self.b, self.made
-        along = made.along
-        dtype = made.problem.kernel.buffer(made.image.buffer).dtype
-        kind, width = memory_kind(dtype), made.width
+        b, plan = self.b, self.plan
+        along = plan.along
+        dtype = plan.problem.kernel.buffer(plan.image.buffer).dtype
+        kind, width = memory_kind(dtype), plan.width
         step = along.step * along.apart
         read = b.element(source, kind, (phase + along.first) * along.apart)
-        written = b.element("%mine", self._kind, b.add(to, phase * made.pitch))
+        written = b.element("%mine", self._kind, b.add(to, phase * plan.pitch))
 
         def put(place: LlvmValue, raw: LlvmValue) -> None:
-            found = cast(b, from_memory(b, raw, dtype), dtype, made.problem.dtype)
-            b.store(found, b.element(written, self._kind, place))
+            converted = cast(b, from_memory(b, raw, dtype), dtype, plan.problem.dtype)
+            b.store(converted, b.element(written, self._kind, place))
 
         # A vector that is read whole reaches over elements of other phases, but not over the last of its own.
         vectors = max(0, (last - first) // width - (step > 1)) if 1 <= step <= 2 and width > 1 else 0
@@ -323,33 +323,33 @@ class _Direct:
     # The weights.
 
     def _copy_weights(self) -> None:
-        b, made = self.b, self.made
-        dtype = made.problem.kernel.buffer(made.weights.buffer).dtype
-        base = self._offset(made.weights, made.weights.index.offset)
+        b, plan = self.b, self.plan
+        dtype = plan.problem.kernel.buffer(plan.weights.buffer).dtype
+        base = self._offset(plan.weights, plan.weights.index.offset)
         for number, (down, along) in enumerate(self._taps()):
-            place = down * made.weights.index.stride(made.down.k) + along * made.weights.index.stride(made.along.k)
+            place = down * plan.weights.index.stride(plan.down.k) + along * plan.weights.index.stride(plan.along.k)
             raw = b.load(b.element(base, memory_kind(dtype), place), memory_kind(dtype))
-            found = cast(b, from_memory(b, raw, dtype), dtype, made.problem.dtype)
-            b.store(found, b.element(self._weights, self._kind, number))
+            weight = cast(b, from_memory(b, raw, dtype), dtype, plan.problem.dtype)
+            b.store(weight, b.element(self._weights, self._kind, number))
 
     def _taps(self) -> list[tuple[int, int]]:
-        return [(down, along) for down in range(self.made.down.taps) for along in range(self.made.along.taps)]
+        return [(down, along) for down in range(self.plan.down.taps) for along in range(self.plan.along.taps)]
 
     @property
     def _weights(self) -> str:
-        return self.b.element("%mine", "i8", self.made.weights_place)
+        return self.b.element("%mine", "i8", self.plan.weights_place)
 
     def _held_weights(self) -> list[LlvmValue]:
         """Vectors of them, as far as there are registers to keep them in."""
-        b, made = self.b, self.made
-        lanes = made.width
-        if not b.target.fma_by_lane or lanes < 2 or -(-made.taps // lanes) > b.target.vector_registers // 2 - 2:
+        b, plan = self.b, self.plan
+        lanes = plan.width
+        if not b.target.fma_by_lane or lanes < 2 or -(-plan.taps // lanes) > b.target.vector_registers // 2 - 2:
             return []
         place = self._weights
-        return [b.load(b.element(place, self._kind, first), self._kind, lanes) for first in range(0, made.taps, lanes)]
+        return [b.load(b.element(place, self._kind, first), self._kind, lanes) for first in range(0, plan.taps, lanes)]
 
     def _weight(self, held: list[LlvmValue], number: int) -> LlvmValue:
-        b, lanes = self.b, self.made.width
+        b, lanes = self.b, self.plan.width
         if not held:
             return b.splat(b.load(b.element(self._weights, self._kind, number), self._kind), lanes)
         vector, order = held[number // lanes], b.iota("i32", [number % lanes] * lanes)
@@ -359,29 +359,29 @@ class _Direct:
 
     def _rows(self, top: LlvmValue, rows: LlvmValue) -> None:
         """A few rows of the result at a time; the last few overlap those before them."""
-        b, made = self.b, self.made
-        loop = b.begin(b.const("i64", 0), rows, made.rows, (), guard=False)
-        row = b.intrinsic("llvm.smin", loop.index, b.sub(rows, made.rows)) if made.rows > 1 else loop.index
+        b, plan = self.b, self.plan
+        loop = b.begin(b.const("i64", 0), rows, plan.rows, (), guard=False)
+        row = b.intrinsic("llvm.smin", loop.index, b.sub(rows, plan.rows)) if plan.rows > 1 else loop.index
         for number, epilogue in enumerate(self.epilogues):
-            if made.down.output:
-                epilogue.at.axes[made.down.output] = b.add(b.add(top, row), number)
+            if plan.down.output:
+                epilogue.at.axes[plan.down.output] = b.add(b.add(top, row), number)
             epilogue.begin_row()
         held = self._held_weights()
-        line = b.element("%mine", self._kind, b.mul(row, made.down.step * made.line))
-        overlaps, size = idempotent(made.problem.epilogue), made.along.outputs
-        whole = size if overlaps else size // made.lanes * made.lanes
+        line = b.element("%mine", self._kind, b.mul(row, plan.down.step * plan.line))
+        overlaps, size = idempotent(plan.problem.epilogue), plan.along.outputs
+        whole = size if overlaps else size // plan.lanes * plan.lanes
         b.open_loop()
-        across = b.begin(b.const("i64", 0), b.const("i64", whole), made.lanes, (), guard=False)
+        across = b.begin(b.const("i64", 0), b.const("i64", whole), plan.lanes, (), guard=False)
         column = across.index
-        if overlaps and size % made.lanes:
-            column = b.intrinsic("llvm.smin", column, b.const("i64", size - made.lanes))
+        if overlaps and size % plan.lanes:
+            column = b.intrinsic("llvm.smin", column, b.const("i64", size - plan.lanes))
         self._point(line, held, column)
         across.end()
         b.close_loop()
-        if not overlaps and size % made.lanes:
-            skipped = made.lanes - size % made.lanes
-            flags = ", ".join(f"i1 {'true' if lane >= skipped else 'false'}" for lane in range(made.lanes))
-            self._point(line, held, b.const("i64", size - made.lanes), LlvmValue(f"<{flags}>", "i1", made.lanes))
+        if not overlaps and size % plan.lanes:
+            skipped = plan.lanes - size % plan.lanes
+            flags = ", ".join(f"i1 {'true' if lane >= skipped else 'false'}" for lane in range(plan.lanes))
+            self._point(line, held, b.const("i64", size - plan.lanes), LlvmValue(f"<{flags}>", "i1", plan.lanes))
         loop.end()
 
     def _point(self, line: str, held: list[LlvmValue], column: LlvmValue, mask: LlvmValue | None = None) -> None:
@@ -393,21 +393,21 @@ class _Direct:
 
     def _sums(self, first: str, held: list[LlvmValue]) -> list[list[LlvmValue]]:
         """Of each row, as vectors. A vector of the image is read once for all rows and taps that it is a part of."""
-        b, made = self.b, self.made
-        down, along, count = made.down, made.along, made.lanes // made.width
-        sums: list[list[LlvmValue]] = [[] for _ in range(made.rows)]
-        for place in range(down.reach(made.rows)):
+        b, plan = self.b, self.plan
+        down, along, count = plan.down, plan.along, plan.lanes // plan.width
+        sums: list[list[LlvmValue]] = [[] for _ in range(plan.rows)]
+        for place in range(down.reach(plan.rows)):
             users = [
                 (row, tap)
-                for row in range(made.rows)
+                for row in range(plan.rows)
                 for tap in range(down.taps)
                 if down.step * row + down.place(tap) == place
             ]
             for tap in range(along.taps) if users else ():
                 phase, further = along.place(tap) % along.step, along.place(tap) // along.step
-                at = place * made.line + phase * made.pitch + further
+                at = place * plan.line + phase * plan.pitch + further
                 read = [
-                    b.load(b.element(first, self._kind, at + number * made.width), self._kind, made.width)
+                    b.load(b.element(first, self._kind, at + number * plan.width), self._kind, plan.width)
                     for number in range(count)
                 ]
                 for row, other in users:

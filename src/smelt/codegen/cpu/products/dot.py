@@ -1,10 +1,10 @@
-"""Products of two factors that are contiguous along the sum, `x @ w.t()`: vectors along it, each result a few of them.
+"""Products of two factors that are contiguous along the sum, `x @ w.t()`, with vectors along the sum.
 
     for 6 rows of w: for 4 rows of x: 24 vectors of sums; at each step along k 4 + 6 loads, 24 multiplications
     → at the end, 4 vectors of sums become one of their totals by adding neighbours, twice
 
-The right factor is read once, where it is. The left one is copied first, 4 rows side by side, so that it is read by one
-pointer, whatever its strides are, and never falls into the same places of the cache as its own rows or the right one.
+The right factor is read once, in place. The left factor is copied first, 4 rows side by side, so that one pointer reads
+it whatever its strides are, and its rows do not compete with each other or with the right factor for cache sets.
 """
 
 from smelt.base.fast_dataclass import dataclass
@@ -72,13 +72,13 @@ def tile_of(problem: Problem, target: Target) -> DotTile:
         # Memory is what takes time: two or four rows of it at once, in steps of whole cache lines.
         return DotTile(1, 2, lanes, 8, _ALONE_AHEAD) if problem.rows == 1 else DotTile(2, 4, lanes, 2, _AHEAD)
     most = registers - 8 if registers >= 32 else registers - 4
-    found = [
+    tiles = [
         DotTile(rows, cols, lanes, 1, _AHEAD if _is_streamed(problem) and problem.rows <= rows else 0)
         for rows in range(1, _MOST_ROWS + 1)
         for cols in range(1, _MOST_ROWS + 1)
         if rows * cols <= most
     ]
-    return min(found, key=lambda tile: _tiles_cost(problem, tile))
+    return min(tiles, key=lambda tile: _tiles_cost(problem, tile))
 
 
 def _right_bytes(problem: Problem) -> int:
@@ -136,7 +136,7 @@ def blocks_of(problem: Problem, target: Target, tile: DotTile) -> StreamedBlocks
 def write(symbol: str, problem: Problem, target: Target, given_sizes: Sizes) -> EntryCode:
     problem = blocks.as_matrices(problem)
     tile = tile_of(at_example(problem), target)
-    made = blocks_of(problem, target, tile)
+    blocking = blocks_of(problem, target, tile)
     steps = -(-problem.depth // tile.lanes)
     right_kind, kind = memory_kind(problem.right_dtype), memory_kind(problem.dtype)
     apart = problem.n[0].right if problem.n else 0
@@ -152,11 +152,11 @@ def write(symbol: str, problem: Problem, target: Target, given_sizes: Sizes) -> 
                 helpers[dots.signature] = dots.b
             packed = b.element(block.packed, kind, first * tile.rows)
             right = b.element(block.right, right_kind, first)
-            given = f"ptr {packed}, i64 {steps * tile.lanes}, ptr {right}, {b.const('i64', apart)}, ptr {block.array}"
-            sizes = f"i64 {made.pitch}, {block.rows}, {block.cols}, i64 {depth}"
-            b.emit(f"call void {dots.name}({given}, {sizes})")
+            factors = f"ptr {packed}, i64 {steps * tile.lanes}, ptr {right}, {b.const('i64', apart)}, ptr {block.array}"
+            sizes = f"i64 {blocking.pitch}, {block.rows}, {block.cols}, i64 {depth}"
+            b.emit(f"call void {dots.name}({factors}, {sizes})")
 
-    return blocks.write(symbol, made, target, compute, helpers, given_sizes)
+    return blocks.write(symbol, blocking, target, compute, helpers, given_sizes)
 
 
 # The left factor.
@@ -196,8 +196,8 @@ def _pack_left(b: Builder, problem: Problem, tile: DotTile, block: StreamedBlock
         to = b.element(place, stored, whole * tile.rows)
         fresh = _fresh_lanes(problem.depth % lanes, lanes)
         for number, line in enumerate(lines):
-            found = vector(line, b.const("i64", problem.depth - lanes))
-            b.store(b.select(fresh, found, 0.0), b.element(to, stored, number * lanes))
+            last = vector(line, b.const("i64", problem.depth - lanes))
+            b.store(b.select(fresh, last, 0.0), b.element(to, stored, number * lanes))
     tiles.end()
     b.jump(after)
     b.label(after)
@@ -310,11 +310,11 @@ class _Dots:
         for first in range(0, len(sums), group):
             together = sums[first : first + group]
             beyond = self.b.const(self._kind, 0.0, self.tile.lanes) if self.adds else together[-1]
-            found = _totals(self.b, together + [beyond] * (group - len(together)))
+            totals = _totals(self.b, together + [beyond] * (group - len(together)))
             to = self.b.element(place, self._kind, first)
             if self.adds:
-                found = self.b.fadd(found, self.b.load(to, self._kind, group))
-            self.b.store(found, to)
+                totals = self.b.fadd(totals, self.b.load(to, self._kind, group))
+            self.b.store(totals, to)
 
 
 def _totals(b: Builder, sums: list[LlvmValue]) -> LlvmValue:

@@ -1,8 +1,8 @@
-"""What a kernel does with its product: the instructions beside the contraction, at the points of a finished block.
+"""The epilogue of a product: the kernel's other instructions, at the points of a finished block.
 
     p = contract …; v = add p, b; store y = v     given the vector of p at a row and column → LLVM for the rest
 
-Rows are the axes of `batch` and `m`, cols those of `n`. What does not change along cols is computed once a row.
+Rows are the axes of `batch` and `m`, cols those of `n`. Values that do not change along cols are computed once per row.
 """
 
 from smelt.base.fast_dataclass import dataclass

@@ -1,10 +1,10 @@
-"""Products of few rows by a right factor that is contiguous along its columns, `x @ w`: vectors along them.
+"""Products of few rows by a right factor that is contiguous along its columns, `x @ w`, with vectors along the columns.
 
     for 32 rows of w: for 12 columns: 8 × 12 sums, to which 32 products are added each; then the next columns
     → w is read in a few long runs side by side, each element once
 
-The right factor is not copied. The left one is: of each step along the sum, the rows of a tile side by side. Sums are
-kept in the block's array from one run of rows to the next.
+The right factor is not copied. The left factor is: the rows of a tile side by side, for each step along the sum. The
+block's array keeps the sums from one run of rows to the next.
 """
 
 import functools
@@ -82,13 +82,13 @@ def tile_of(problem: Problem, target: Target) -> RowsTile:
     if problem.rows == 1:
         return RowsTile(1, min(_ALONE_VECTORS, vectors), lanes, _ALONE_DEPTH, False, group, _ALONE_DEPTH)
     most = target.vector_registers - 8 if target.vector_registers >= 32 else target.vector_registers - 4
-    found = [
+    tiles = [
         RowsTile(rows, count, lanes, depth, True, group)
         for rows in range(1, _MOST_ROWS + 1)
         for count in (1, 2, 4)  # whole cache lines, or parts of one
         if count <= vectors and rows * count <= most
     ]
-    return min(found, key=lambda tile: _tiles_cost(problem, tile))
+    return min(tiles, key=lambda tile: _tiles_cost(problem, tile))
 
 
 def _tiles_cost(problem: Problem, tile: RowsTile) -> float:
@@ -139,7 +139,7 @@ def blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBlock
 def write(symbol: str, problem: Problem, target: Target, given_sizes: Sizes) -> EntryCode:
     problem = blocks.as_matrices(problem)
     tile = tile_of(at_example(problem), target)
-    made = blocks_of(problem, target, tile)
+    blocking = blocks_of(problem, target, tile)
     along = known_equal(problem.k[0].left, 1)
     packer = _left_packer(problem.left_dtype, problem.dtype, tile, along, target)
     rows = _rows(problem.right_dtype, problem.dtype, tile, _REST_DEPTH, target)
@@ -150,30 +150,30 @@ def write(symbol: str, problem: Problem, target: Target, given_sizes: Sizes) -> 
         b.branch(block.fresh, pack, packed)
         b.label(pack)
         steps = f"{b.const('i64', apart)}, {b.const('i64', problem.k[0].left)}"
-        given = f"ptr {block.left}, {steps}, ptr {block.packed}, {block.rows}, {b.const('i64', problem.depth)}"
-        b.emit(f"call void {packer.name}({given})")
+        arguments = f"ptr {block.left}, {steps}, ptr {block.packed}, {block.rows}, {b.const('i64', problem.depth)}"
+        b.emit(f"call void {packer.name}({arguments})")
         b.jump(packed)
         b.label(packed)
         factors = f"ptr {block.packed}, ptr {block.right}, {b.const('i64', problem.k[0].right)}"
         sizes = f"{block.rows}, {block.cols}, {b.const('i64', problem.depth)}"
-        b.emit(f"call void {rows.name}({factors}, ptr {block.array}, i64 {made.pitch}, {sizes})")
+        b.emit(f"call void {rows.name}({factors}, ptr {block.array}, i64 {blocking.pitch}, {sizes})")
 
     shared = {function.signature: function.b for function in (rows, packer)}
-    return blocks.write(symbol, made, target, compute, shared, given_sizes)
+    return blocks.write(symbol, blocking, target, compute, shared, given_sizes)
 
 
 @functools.cache
 def _left_packer(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, along: bool, target: Target) -> "_LeftPacker":
-    made = _LeftPacker(Builder(target, ""), source, dtype, tile, along)
-    made.write()
-    return made
+    packer = _LeftPacker(Builder(target, ""), source, dtype, tile, along)
+    packer.write()
+    return packer
 
 
 @functools.cache
 def _rows(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, rest_depth: int, target: Target) -> "_Rows":
-    made = _Rows(Builder(target, ""), source, dtype, tile, rest_depth)
-    made.write()
-    return made
+    writer = _Rows(Builder(target, ""), source, dtype, tile, rest_depth)
+    writer.write()
+    return writer
 
 
 # The left factor.
@@ -388,10 +388,10 @@ class _Rows:
         if not b.target.fma_by_lane or tile.rows == 1:
             numbers = [b.load(b.element(place, kind, row), kind) for row in range(tile.rows)]
             return [b.splat(number, tile.lanes) for number in numbers]
-        found = []
+        vectors = []
         for first in range(0, tile.rows, tile.group):
             vector = b.load(b.element(place, kind, first), kind, tile.group)
             for lane in range(min(tile.group, tile.rows - first)):
                 order = b.iota("i32", [lane] * tile.lanes)
-                found.append(b.op(f"shufflevector {vector}, {vector.type} poison, {order}", kind, tile.lanes))
-        return found
+                vectors.append(b.op(f"shufflevector {vector}, {vector.type} poison, {order}", kind, tile.lanes))
+        return vectors

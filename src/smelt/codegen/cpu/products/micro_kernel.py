@@ -3,9 +3,9 @@
     left panel: rows numbers for each step of the sum, side by side; right panel: cols numbers
     sums[i, j] += left[k, i] * right[k, j]     for all k, then stored, or added to what is there
 
-One function for all products of a module that have a tile in common. Where few right panels are to be multiplied, a
-left factor that is contiguous along the sum is read where it is (`micro_kernel_along`): packing it would take longer.
-With `turned`, the tile is stored with what are its rows as columns.
+All products of a module with the same tile share one function. Where only few right panels are multiplied, a left
+factor that is contiguous along the sum is read in place (`micro_kernel_along`), because packing it would take longer.
+With `is_transposed`, the tile is stored transposed.
 """
 
 import functools
@@ -61,11 +61,11 @@ def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
 
 
 @functools.cache
-def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, turned: bool = False) -> Helper:
+def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, is_transposed: bool = False) -> Helper:
     """`(left, rows, right, steps, out, stride of its rows, adds)`: `rows` is a table of how far from `left` the rows of
     a tile are. As many steps in a round as a vector of a row has, each a lane of it."""
     kind, lanes = VALUE_KINDS[dtype], tile.lanes
-    name = f"product.tile_{'turned' if turned else 'along'}.{kind}.{tile.rows}x{tile.cols}"
+    name = f"product.tile_{'transposed' if is_transposed else 'along'}.{kind}.{tile.rows}x{tile.cols}"
     b = Builder(target, name)
     vectors, steps = tile.cols // lanes, LlvmValue("%steps", "i64")
     lines = [b.element("%left", kind, b.load(b.element("%rows", "i64", i), "i64")) for i in range(tile.rows)]
@@ -77,23 +77,23 @@ def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, t
         return [b.fma(down(n // vectors), across[n % vectors], each) for n, each in enumerate(sums)]
 
     loop = b.begin(b.const("i64", 0), whole, lanes, [zero] * (tile.rows * vectors), guard=True)
-    found = [b.load(b.element(line, kind, loop.index), kind, lanes) for line in lines]
+    row_vectors = [b.load(b.element(line, kind, loop.index), kind, lanes) for line in lines]
     sums = list(loop.values)
     for lane in range(lanes):
-        spread = [_spread_lane(b, vector, lane) for vector in found]
+        spread = [_spread_lane(b, vector, lane) for vector in row_vectors]
         sums = multiplied(sums, b.add(loop.index, lane), spread.__getitem__)
     sums = list(loop.end(*sums))
     rest = b.begin(whole, steps, 1, sums, guard=True)
     single = [b.splat(b.load(b.element(line, kind, rest.index), kind), lanes) for line in lines]
     sums = list(rest.end(*multiplied(list(rest.values), rest.index, single.__getitem__)))
-    if turned:
-        sums, tile = _turned(b, sums, tile), TileShape(tile.cols, tile.rows, lanes)
+    if is_transposed:
+        sums, tile = _transposed_sums(b, sums, tile), TileShape(tile.cols, tile.rows, lanes)
     _finished(b, sums, kind, tile)
-    given = "ptr %left, ptr %rows, ptr %right, i64 %steps, ptr %out, i64 %stride, i1 %adds"
-    return Helper(name, function_text(f"internal void @{name}({given})", b), frozenset(b.declared))
+    parameters = "ptr %left, ptr %rows, ptr %right, i64 %steps, ptr %out, i64 %stride, i1 %adds"
+    return Helper(name, function_text(f"internal void @{name}({parameters})", b), frozenset(b.declared))
 
 
-def _turned(b: Builder, sums: list[LlvmValue], tile: TileShape) -> list[LlvmValue]:
+def _transposed_sums(b: Builder, sums: list[LlvmValue], tile: TileShape) -> list[LlvmValue]:
     """The vectors of a tile of `tile.cols` rows, in order, out of those of one of `tile.rows`; lanes are four."""
     vectors, groups = tile.cols // tile.lanes, tile.rows // tile.lanes
     squares = [
@@ -112,11 +112,11 @@ def _spread(b: Builder, base: str, kind: str, tile: TileShape) -> list[LlvmValue
     multiply-add takes them so."""
     if not b.target.fma_by_lane or tile.rows % tile.lanes:
         return [b.splat(_load(b, base, kind, i, 1), tile.lanes) for i in range(tile.rows)]
-    found = []
+    spread = []
     for first in range(0, tile.rows, tile.lanes):
         vector = _load(b, base, kind, first, tile.lanes)
-        found += [_spread_lane(b, vector, lane) for lane in range(tile.lanes)]
-    return found
+        spread += [_spread_lane(b, vector, lane) for lane in range(tile.lanes)]
+    return spread
 
 
 def _spread_lane(b: Builder, vector: LlvmValue, lane: int) -> LlvmValue:
@@ -140,7 +140,7 @@ def _leave(b: Builder, sums: list[LlvmValue], kind: str, tile: TileShape, *, add
     for i in range(tile.rows):
         for v in range(vectors):
             place = b.element(row, kind, v * tile.lanes)
-            found = sums[i * vectors + v]
-            b.store(b.fadd(b.load(place, kind, tile.lanes), found) if adds else found, place)
+            total = sums[i * vectors + v]
+            b.store(b.fadd(b.load(place, kind, tile.lanes), total) if adds else total, place)
         if i + 1 < tile.rows:
             row = b.element(row, kind, LlvmValue("%stride", "i64"))

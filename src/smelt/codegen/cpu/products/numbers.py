@@ -1,11 +1,12 @@
-"""What the functions that all tiled products of a module share are told of one: a table of numbers.
+"""The table of numbers by which a tiled product parameterizes the functions that all products of a module share.
 
     k0.numbers: 128 rows, 3072 cols, 768 steps, blocks of …; left: its panels at byte 0, offset 0, steps (768 1) …
 
-A head (`HEAD`), then a record for each factor (`SIDE`), then for each of its indices, which are its own and those of
-its bounds, the extent, the offset, and size and step of the axes outside of blocks, of points, and of steps.
+A head (`HEAD`), then a record for each factor (`SIDE`). Each record is followed by the factor's indices (its own and
+those of its bounds): the extent, the offset, and the size and step of the axes outside of blocks, of points, and of
+steps.
 
-Where sizes are given at launch, each part fills in a table of its own from them, blocks included.
+For dynamic shapes, each part fills in its own table at launch, blocks included.
 """
 
 from collections.abc import Sequence
@@ -100,8 +101,8 @@ def _computed(of: Arithmetic, tiling: Tiling, sizes: Sequence[Any]) -> dict[str,
     shared = units(of, blocks, sizes)
     useful = of.smaller(threads(of, of.times(of.times(m, n), of.times(k, batches))), shared)
     counts = (blocks.row_count, blocks.col_count, blocks.depth_count)
-    found = (blocks.rows, blocks.cols, blocks.depth, *counts, shared, useful, blocks.kept)
-    return dict(zip(_COMPUTED, found, strict=True))
+    values = (blocks.rows, blocks.cols, blocks.depth, *counts, shared, useful, blocks.kept)
+    return dict(zip(_COMPUTED, values, strict=True))
 
 
 class EmittedArithmetic(Arithmetic):
@@ -130,10 +131,10 @@ class EmittedArithmetic(Arithmetic):
         return self.b.intrinsic("llvm.smax", self._value(one), self._value(other))
 
     def where_less(self, pairs: Sequence[tuple[Any, Any]], yes: Any, no: Any) -> Any:
-        found = LlvmValue("true", "i1")
+        all_less = LlvmValue("true", "i1")
         for one, other in pairs:
-            found = self.b.and_(found, self.b.icmp("slt", self._value(one), other))
-        return self.b.select(found, self._value(yes), no)
+            all_less = self.b.and_(all_less, self.b.icmp("slt", self._value(one), other))
+        return self.b.select(all_less, self._value(yes), no)
 
 
 def _side(tiling: Tiling, space: PanelSpace, number: int) -> list[Size | str]:
@@ -173,7 +174,7 @@ def _ascends(points: Sequence[ProductAxis], index: Index) -> bool:
 def stored(tiling: Tiling) -> Store | None:
     """Where tiles are stored as they are, if that is all there is to do with them: rows of numbers side by side."""
     problem = tiling.epilogue
-    if len(problem.epilogue) != 1 or len(problem.m) > 1 or not problem.n or tiling.beside or tiling.turned:
+    if len(problem.epilogue) != 1 or len(problem.m) > 1 or not problem.n or tiling.beside or tiling.is_transposed:
         return None
     (store,) = problem.epilogue
     if not isinstance(store, Store) or store.value != problem.contract.out:

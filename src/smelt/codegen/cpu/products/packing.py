@@ -1,10 +1,10 @@
-"""Packing: what a tiled product multiplies, out of buffers with any strides into panels that lie as they are read.
+"""Packs the factors of a tiled product from buffers with any strides into panels in the order they are read.
 
     panel of 4 points x, for steps k = 0, 1, …     x0 x1 x2 x3 (k=0)  x0 x1 x2 x3 (k=1)  …
 
-A point's place in a factor's buffer is the sum of two offsets, one for k and one for x, which are tables that a helper
-fills from the sizes and steps of the axes; so a function serves all layouts, and it is one for all products of a
-module. Points past the last repeat it: what is computed of them is not looked at.
+The position of an element in its buffer is the sum of two offsets, one for k and one for x. A helper fills tables of
+both from the sizes and steps of the axes. So one function serves all layouts and all products of a module. Points past
+the last one repeat it; their results are ignored.
 """
 
 import functools
@@ -124,30 +124,30 @@ class PackerFrame:
         self.zero, self.steps = self.b.const("i64", 0), LlvmValue("%steps", "i64")
         self.ks, self.all_xs, panels = (self.array(each) for each in ("ks", "xs", "panels"))
         # Panels of one block of the sum after the other, where they are kept.
-        before = self.b.mul(LlvmValue("%first", "i64"), self.given("apart"))
+        before = self.b.mul(LlvmValue("%first", "i64"), self.number("apart"))
         self.panels = self.b.element(panels, self.kind, before)
         records = self.b.element("%side", "i64", len(SIDE))
         self._fill_steps("i64", self.ks, records, self.b.const("i64", 1) if at_once else self.steps)
         self.bounds = [self._bound(records, number) for number in range(bounds)]
 
-    def given(self, name: str) -> LlvmValue:
+    def number(self, name: str) -> LlvmValue:
         return read(self.b, "%side", SIDE, name)
 
     def array(self, name: str) -> str:
         """An array of the workspace."""
-        return self.b.element("%mine", "i8", self.given(name))
+        return self.b.element("%mine", "i8", self.number(name))
 
     def _fill_steps(self, kind: str, table: str, record: str, number: LlvmValue) -> None:
         b, first = self.b, LlvmValue("%first", "i64")
-        axes = (_axes(b, record, ("outer", "point")), self.given("step_count"), self.zero)
-        _fill(b, kind, table, (first, number, b.sub(self.given("steps"), 1)), axes)
+        axes = (_axes(b, record, ("outer", "point")), self.number("step_count"), self.zero)
+        _fill(b, kind, table, (first, number, b.sub(self.number("steps"), 1)), axes)
 
     def _bound(self, records: str, number: int) -> tuple[str, str, LlvmValue]:
         """Positions of steps and of all points for a bound, and its extent."""
         b = self.b
-        record = b.element(records, "i64", b.mul(self.given("record"), number + 1))
+        record = b.element(records, "i64", b.mul(self.number("record"), number + 1))
         pk, px = (
-            b.element(self.array(name), "i32", b.mul(self.given(stride), number))
+            b.element(self.array(name), "i32", b.mul(self.number(stride), number))
             for name, stride in (("pk", "depth"), ("px", "length"))
         )
         self._fill_steps("i32", pk, record, self.steps)
@@ -167,7 +167,7 @@ class _Packer(PackerFrame):
 
     def __init__(self, name: str, form: PanelForm, target: Target, *, chunk: int = _CHUNK, bounds: int = 0) -> None:
         super().__init__(name, form, target, bounds=bounds, at_once=chunk == _ALL)
-        self.ascending = self.b.icmp("ne", self.given("ascending"), 0)
+        self.ascending = self.b.icmp("ne", self.number("ascending"), 0)
         self.chunk = self.b.begin(self.zero, self.steps, chunk, (), guard=True)
         self.stop = self.b.intrinsic("llvm.smin", self.b.add(self.chunk.index, chunk), self.steps)
         self.panel = self.b.begin(self.zero, LlvmValue("%panels", "i64"), 1, (), guard=True)
@@ -281,7 +281,7 @@ def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:
     """The same with positions that must lie within their extents, or else the element is zero."""
     packer = _Packer(f"pack_bounded{bounds}", form, target, bounds=bounds)
     b, width = packer.b, form.width
-    size = packer.given("size")
+    size = packer.number("size")
     together, first = packer.side_by_side()
     enough = b.icmp("sge", size, width)
     steps_of = [pk for pk, _, _ in packer.bounds]
@@ -289,12 +289,12 @@ def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:
     extents = [extent for _, _, extent in packer.bounds]
 
     def inside(positions: list[LlvmValue], step: LlvmValue) -> LlvmValue:
-        found = LlvmValue("true", "i1")
+        in_bounds = LlvmValue("true", "i1")
         for position, table, extent in zip(positions, steps_of, extents, strict=True):
             at = b.add(position, b.load(b.element(table, "i32", step), "i32"))
             within = b.icmp("ult", at, b.splat(extent, position.lanes))
-            found = within if found.name == "true" else b.and_(found, within)
-        return found
+            in_bounds = within if in_bounds.name == "true" else b.and_(in_bounds, within)
+        return in_bounds
 
     def one_by_one(only: LlvmValue | None = None) -> None:
         """Of all steps, or of one."""
@@ -307,8 +307,8 @@ def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:
         place = b.element(begin, packer.memory, packer.offset_of_step(loop.index))
         place = b.op(f"select {there}, ptr {place}, ptr %mine", "ptr", 1).name
         raw = packer.widened(b.load(place, packer.memory))
-        found = b.select(there, raw, b.const(packer.kind, 0.0))
-        b.store(found, b.element(to, packer.kind, b.mul(loop.index, width)))
+        element = b.select(there, raw, b.const(packer.kind, 0.0))
+        b.store(element, b.element(to, packer.kind, b.mul(loop.index, width)))
         loop.end()
         point.end()
 

@@ -1,10 +1,10 @@
-"""The schedules of products as a table: kernel with a contraction → `ProductPlan`, the cheapest of those that fit.
+"""The schedules of products as a table: kernel with a contraction → `ProductPlan`, the cheapest schedule that fits.
 
     8 × 12 × 64, both factors contiguous along the sum   →   "tiled"
 
-Each says why it does not take a problem, about how many cycles of a thread it would need, and writes the code. Where
-sizes vary, it is the one that is cheapest in the example; tiles take what it cannot, and more rows, or more of all that
-varies, than it is good at.
+Each schedule gives the reason why it cannot take a problem, estimates its cycles on one thread, and writes the code.
+For dynamic shapes, the schedule that is cheapest for the example sizes is used; the tiled schedule handles sizes that
+it cannot take, or that are much larger.
 """
 
 from collections.abc import Callable

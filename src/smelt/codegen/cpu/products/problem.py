@@ -1,10 +1,10 @@
-"""`Problem`: a kernel with a contraction as what products are chosen by, its axes sorted by which factors name them.
+"""`Problem`: a kernel with a contraction, its axes sorted by which factors depend on them.
 
     rows(i:128) cols(j:3072), p = contract (k:768) x[768*i + k], w[768*j + k]
     → m (i:128, 768 in left)   n (j:3072, 768 in right)   k (k:768, 1 in both)
 
-The factors are put so that the kernel's last col axis, which vectors of a result run along, is the right one's: the
-axes of `n`. Axes of one point are gone, and neighbours that everything walks as one are one.
+The factors are ordered so that the kernel's last col axis, along which results are vectorized, belongs to the right
+one: the axes of `n`. Axes of extent one are dropped, and adjacent axes that every access walks together are merged.
 """
 
 from dataclasses import replace
@@ -83,7 +83,7 @@ class Problem:
     def multiplications(self) -> Size:
         return self.batches * self.rows * self.cols * self.depth
 
-    def turned(self) -> "Problem":
+    def transposed(self) -> "Problem":
         """The product of the transposes: what were rows are cols."""
         swapped = replace(self.contract, left=self.contract.right, right=self.contract.left)
         m, n, k = (
@@ -135,9 +135,9 @@ def problem_of(kernel: Kernel) -> Problem:
     assert contract is not None
     named_left, named_right = _named(contract.left), _named(contract.right)
     if kernel.cols and kernel.cols[-1].name in named_left - named_right:
-        turned = replace(contract, left=contract.right, right=contract.left)
-        kernel = _with(kernel, contract, turned)
-        contract, named_left, named_right = turned, named_right, named_left
+        swapped = replace(contract, left=contract.right, right=contract.left)
+        kernel = _with(kernel, contract, swapped)
+        contract, named_left, named_right = swapped, named_right, named_left
     axes = [_axis(contract, axis) for axis in kernel.rows + kernel.cols]
     only_left, only_right = named_left - named_right, named_right - named_left
     return Problem(
@@ -211,5 +211,5 @@ def _with_merged_sum(kernel: Kernel) -> Kernel:
         bounds = tuple((over(position), extent) for position, extent in factor.bounds)
         return Factor(factor.buffer, over(factor.index), bounds)
 
-    made = replace(contract, axes=tuple(kept), left=fixed(contract.left), right=fixed(contract.right))
-    return _with(kernel, contract, made)
+    merged = replace(contract, axes=tuple(kept), left=fixed(contract.left), right=fixed(contract.right))
+    return _with(kernel, contract, merged)

@@ -1,4 +1,4 @@
-"""How the steps of a sum run through a bounded factor: convolutions repeat the places of a window for each channel.
+"""How the steps of a sum move through a bounded factor: convolutions repeat the positions of a window for each channel.
 
     (c:64, i:3, j:3), x[… 3136*c + 56*i + j] where i and j are bounded   →   positions repeat after 9 steps
     (i:3, j:3, c:64), x[… 3584*i + 64*j + c]                             →   64 steps side by side have one position

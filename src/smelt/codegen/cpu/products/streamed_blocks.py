@@ -1,9 +1,9 @@
-"""Blocks of a product that threads share out: each is computed into an array in the cache, then its epilogue is run.
+"""Blocks of a product that threads share out: each is computed into an array in the cache, then its epilogue runs.
 
     8 × 1024, 48 columns a block   →   21 blocks, each: its product into the array, then bias, activation, store
 
-For schedules that leave the right factor where it is. The left one is small: each thread keeps its own copy of it, in
-the order the loops read it. The last block of a row takes what is left over, and is never narrower than a vector.
+For schedules that read the right factor in place. The left factor is small: each thread keeps its own copy, in the
+order the loops read it. The last block of a row takes the remainder, and is never narrower than a vector.
 """
 
 from collections.abc import Callable
@@ -130,27 +130,27 @@ class StreamedBlocksWriter:
     batch: dict[str, LlvmValue] = field(default_factory=dict)
 
     def write(self) -> None:
-        b, made = self.b, self.blocks
+        b, blocks = self.b, self.blocks
         first, last = LlvmValue("%first", "i64"), LlvmValue("%last", "i64")
-        loop = b.begin(first, last, made.joined, (), guard=True)
-        rest, number = self._split(loop.index, made.col_blocks)
-        rest, down = self._split(rest, made.row_blocks)
-        for position, axis in enumerate(reversed(made.problem.batch)):
-            outermost = position == len(made.problem.batch) - 1
+        loop = b.begin(first, last, blocks.joined, (), guard=True)
+        rest, number = self._split(loop.index, blocks.col_blocks)
+        rest, down = self._split(rest, blocks.row_blocks)
+        for position, axis in enumerate(reversed(blocks.problem.batch)):
+            outermost = position == len(blocks.problem.batch) - 1
             rest, self.epilogue.at.axes[axis.name] = (rest, rest) if outermost else self._split(rest, axis.size)
-        top, left = b.mul(down, made.row_step), b.mul(number, made.col_step)
-        rows = b.intrinsic("llvm.smin", b.sub(made.problem.rows, top), b.const("i64", made.row_step))
+        top, left = b.mul(down, blocks.row_step), b.mul(number, blocks.col_step)
+        rows = b.intrinsic("llvm.smin", b.sub(blocks.problem.rows, top), b.const("i64", blocks.row_step))
         after = b.add(number, 1)
-        if made.joined > 1:
-            after = b.intrinsic("llvm.smin", b.add(number, made.joined), last)
-        is_last = b.icmp("eq", after, made.col_blocks)
-        right_end = b.select(is_last, made.problem.cols, b.mul(after, made.col_step))
+        if blocks.joined > 1:
+            after = b.intrinsic("llvm.smin", b.add(number, blocks.joined), last)
+        is_last = b.icmp("eq", after, blocks.col_blocks)
+        right_end = b.select(is_last, blocks.problem.cols, b.mul(after, blocks.col_step))
         block = StreamedBlock(
-            self._start(made.problem.contract.left, made.problem.m, top),
-            self._start(made.problem.contract.right, made.problem.n, left),
+            self._start(blocks.problem.contract.left, blocks.problem.m, top),
+            self._start(blocks.problem.contract.right, blocks.problem.n, left),
             rows,
             b.sub(right_end, left),
-            b.element("%mine", "i8", made.left_place),
+            b.element("%mine", "i8", blocks.left_place),
             "%mine",
             b.or_(b.icmp("eq", number, 0), b.icmp("eq", loop.index, first)),
         )
@@ -177,13 +177,13 @@ class StreamedBlocksWriter:
 
     def _finish(self, block: StreamedBlock, top: LlvmValue, left: LlvmValue, is_last: LlvmValue) -> None:
         """The epilogue of a finished block, row by row, in vectors of which the last overlaps the one before it."""
-        b, made, lanes = self.b, self.blocks, self.blocks.lanes
-        problem, kind = made.problem, memory_kind(made.problem.dtype)
+        b, blocks, lanes = self.b, self.blocks, self.blocks.lanes
+        problem, kind = blocks.problem, memory_kind(blocks.problem.dtype)
         rows = b.begin(b.const("i64", 0), block.rows, 1, (), guard=False)
         for axis in problem.m:
             self.epilogue.at.axes[axis.name] = b.add(top, rows.index)
         self.epilogue.begin_row()
-        line = b.element(block.array, kind, b.mul(rows.index, made.pitch))
+        line = b.element(block.array, kind, b.mul(rows.index, blocks.pitch))
         b.open_loop()
         overlaps = idempotent(problem.epilogue)
         whole = block.cols if overlaps else b.and_(block.cols, -lanes)
@@ -230,6 +230,6 @@ def write(
 def _write_entry(b: Builder, blocks: StreamedBlocks) -> None:
     most = lesser(blocks.extent, greater(1, blocks.problem.multiplications // _GRAIN))
     counts = ", ".join(str(b.const("i64", each)) for each in (most, blocks.extent, blocks.workspace))
-    given = f"ptr @{b.symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {counts}"
-    b.emit(f"%chunks = call i64 @{PARALLEL_FOR}({given})")
+    arguments = f"ptr @{b.symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {counts}"
+    b.emit(f"%chunks = call i64 @{PARALLEL_FOR}({arguments})")
     b.emit("ret void")

@@ -1,4 +1,4 @@
-"""How much of a product is computed at once: tiles of registers, blocks for the caches, and what threads share out.
+"""Chooses register tiles, cache blocks, and the units that threads share out.
 
     8 × 12 of f32 with 32 registers of 128 bits: 24 hold sums, 3 a row of the right panel, 2 a column of the left one
 
@@ -48,7 +48,7 @@ class TileShape:
         return cls(4, 3 * lanes, lanes)
 
     @classmethod
-    def turned(cls, dtype: torch.dtype, target: Target) -> "TileShape":
+    def transposed(cls, dtype: torch.dtype, target: Target) -> "TileShape":
         """Of a right factor that is not packed, and is the left one of a product of transposes."""
         lanes = max(1, target.vector_bits // (8 * dtype.itemsize))
         return cls(8, 2 * lanes, lanes)
@@ -95,7 +95,7 @@ class Most:
 
 MOST = Most(_BLOCK_ROWS, _BLOCK_DEPTH)
 ALONG = Most(_BLOCK_ROWS, 512)  # rows of the left factor are read side by side, which leaves less of the first cache
-TURNED = Most(64, 512)  # so that the sums of a block stay there
+TRANSPOSED = Most(64, 512)  # so that the sums of a block stay there
 SINGLE_DEPTH = 128  # of one row or column: the library has many sums for each of its results, and rounds less
 
 

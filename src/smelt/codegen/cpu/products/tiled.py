@@ -1,11 +1,11 @@
 """Products in register tiles of packed panels, for sizes that are worth packing.
 
     k0(buffers, threads, workspace)      smelt_parallel_for(k0.part, …) over blocks of rows and cols
-      k0.part                            product.drive…, told k0.numbers: packs panels, sums tiles
+      k0.part                            product.drive…, with k0.numbers: packs panels, sums tiles
         k0.finish(…, sums, …)            the epilogue of some rows of a block
 
-What is packed and the tiles' sums are a part's own, in its workspace. The work is done by functions that all products
-of a module share (`drive`, `packing`, `micro_kernel`); of its own a kernel has a table of numbers and its epilogue.
+A part owns its panels and sums, in its workspace. The functions that do the work are shared by all products of a module
+(`drive`, `packing`, `micro_kernel`); a kernel has its own table of numbers and its own epilogue.
 """
 
 from collections.abc import Sequence
@@ -44,14 +44,14 @@ def why_not(problem: Problem, target: Target) -> str | None:
 
 def cycles(problem: Problem, target: Target) -> float:
     """Multiplications of whole tiles, and two cycles an element for packing."""
-    stays, turned = left_stays(problem, target), right_stays(problem, target)
-    if turned:
-        problem = problem.turned()
-    shape = TileShape.turned if turned else TileShape.along if stays else TileShape.of
+    stays, transposed = left_stays(problem, target), right_stays(problem, target)
+    if transposed:
+        problem = problem.transposed()
+    shape = TileShape.transposed if transposed else TileShape.along if stays else TileShape.of
     problem, tile = at_example(problem), shape(problem.dtype, target)
     rows, cols = (rounded(size, step) for size, step in ((problem.rows, tile.rows), (problem.cols, tile.cols)))
     work = rows * cols * problem.depth / (2 * tile.lanes)
-    packed = problem.depth * (cols if stays or turned else rows + cols)
+    packed = problem.depth * (cols if stays or transposed else rows + cols)
     return float(problem.batches * (work + 2 * packed + rows * cols))
 
 
@@ -61,36 +61,36 @@ def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryC
     space = PanelSpace.of(tiling)
     out, numbers = stored(tiling), Numbers.of(tiling, space)
     helpers = _helpers(tiling, target, in_place=out is not None)
-    tell, part, finish, entry = (Builder(target, symbol, sizes) for _ in range(4))
-    given = numbers.is_constant
+    fill, part, finish, entry = (Builder(target, symbol, sizes) for _ in range(4))
+    is_constant = numbers.is_constant
     texts = []
-    if given:
+    if is_constant:
         texts.append(numbers.text(f"{symbol}.numbers", tiling))
     else:
-        numbers.write(tell, tiling)
-        texts.append(function_text(f"internal void @{symbol}.tell(ptr %buffers, ptr %numbers)", tell))
-    table = f"@{symbol}.numbers" if given else ""
-    _write_part(part, tiling, helpers, out, table or _told(part, numbers))
+        numbers.write(fill, tiling)
+        texts.append(function_text(f"internal void @{symbol}.fill_numbers(ptr %buffers, ptr %numbers)", fill))
+    table = f"@{symbol}.numbers" if is_constant else ""
+    _write_part(part, tiling, helpers, out, table or _filled(part, numbers))
     texts.append(function_text(PART.format(symbol), part))
     if out is None:
         _Finish(finish, tiling, space).write()
         texts += [finish.pool_text, function_text(_FINISH.format(symbol), finish)]
-    table = table or _told(entry, numbers)
+    table = table or _filled(entry, numbers)
     units, threads = (read(entry, table, HEAD, name) for name in ("units", "threads"))
     shared = f"i64 %threads, {threads}, {units}, i64 {space.size}"
     entry.emit(f"call i64 @{PARALLEL_FOR}(ptr @{symbol}.part, ptr %buffers, ptr %workspace, {shared})")
     entry.emit("ret void")
     texts.append(function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry))
-    declared = frozenset({DECLARE_PARALLEL_FOR}).union(*(each.declared for each in (tell, part, finish, entry)))
+    declared = frozenset({DECLARE_PARALLEL_FOR}).union(*(each.declared for each in (fill, part, finish, entry)))
     declared = declared.union(*(each.declared for each in helpers.values()))
     defined = {**finish.helpers, **{each.name: each.text for each in helpers.values()}}
     return EntryCode("\n".join(texts), declared, tuple(defined.items()), space.size)
 
 
-def _told(b: Builder, numbers: Numbers) -> str:
+def _filled(b: Builder, numbers: Numbers) -> str:
     """A table on the stack, filled in."""
     b.prologue.append(f"%numbers = alloca [{numbers.length} x i64], align 8")
-    b.emit(f"call void @{b.symbol}.tell(ptr %buffers, ptr %numbers)")
+    b.emit(f"call void @{b.symbol}.fill_numbers(ptr %buffers, ptr %numbers)")
     return "%numbers"
 
 
@@ -98,21 +98,21 @@ def _helpers(tiling: Tiling, target: Target, *, in_place: bool) -> dict[str, Hel
     """The functions that a product shares with others, by what each is for."""
     problem, tile = tiling.problem, tiling.tile
     if tiling.stays:
-        innermost = micro_kernel_along(tile, problem.dtype, target, turned=tiling.turned)
+        innermost = micro_kernel_along(tile, problem.dtype, target, is_transposed=tiling.is_transposed)
     else:
         innermost = micro_kernel(tile, problem.dtype, target)
-    found = {"tile": innermost, "fill.i64": fill("i64", target)}
+    helpers = {"tile": innermost, "fill.i64": fill("i64", target)}
     if problem.is_bounded:
-        found["fill.i32"] = fill("i32", target)
+        helpers["fill.i32"] = fill("i32", target)
     widths, kinds = (tile.rows, tile.cols), (problem.left_dtype, problem.right_dtype)
     for number, name in enumerate(("left", "right")):
         form = PanelForm(kinds[number], problem.dtype, widths[number])
-        found[f"points.{name}"] = points(bool(problem.contract.factors[number].bounds), target)
+        helpers[f"points.{name}"] = points(bool(problem.contract.factors[number].bounds), target)
         if number or not tiling.stays:
-            found[f"pack.{name}"] = _packer(tiling, number, form, target)
-    how = DriveForm(in_place, tiling.stays, tiling.turned)
-    found["drive"] = drive(tile, problem.dtype, innermost.name, target, how)
-    return found
+            helpers[f"pack.{name}"] = _packer(tiling, number, form, target)
+    how = DriveForm(in_place, tiling.stays, tiling.is_transposed)
+    helpers["drive"] = drive(tile, problem.dtype, innermost.name, target, how)
+    return helpers
 
 
 def _packer(tiling: Tiling, number: int, form: PanelForm, target: Target) -> Helper:
@@ -155,9 +155,9 @@ class _Finish:
     def _narrowest(self) -> int:
         tiling = self.tiling
         blocks = tiling.blocks(Arithmetic(), tiling.sizes)
-        each, number = (blocks.rows, blocks.row_count) if tiling.turned else (blocks.cols, blocks.col_count)
+        each, number = (blocks.rows, blocks.row_count) if tiling.is_transposed else (blocks.cols, blocks.col_count)
         widths = [each] if number > 1 else []
-        widths.append(tiling.sizes[0 if tiling.turned else 1] - each * (number - 1))
+        widths.append(tiling.sizes[0 if tiling.is_transposed else 1] - each * (number - 1))
         return int(min([*widths, tiling.row_points] if tiling.beside else widths))
 
     def write(self) -> None:
@@ -219,5 +219,5 @@ class _Finish:
         rest.end()
 
     def _vector(self, line: str, left: LlvmValue, column: LlvmValue, lanes: int) -> None:
-        found = self.b.load(self.b.element(line, self.kind, column), self.kind, lanes)
-        self.rest.write(self.b.add(left, column), found)
+        sums = self.b.load(self.b.element(line, self.kind, column), self.kind, lanes)
+        self.rest.write(self.b.add(left, column), sums)

@@ -1,9 +1,9 @@
-"""`Tiling`: a problem in the shape that tiles walk, with its epilogue's axes, and where a part keeps what.
+"""`Tiling`: a problem in the shape that tiles walk, with the axes of its epilogue and the layout of a part's workspace.
 
     rows(n:4, o:64) cols(h:56, w:56), p = contract (c, i, j) weight, x     NCHW: h and w are one axis of the result
     → outer (n)   m (o)   n (h, w), 3136 points   the epilogue: rows(n, o) cols(w:3136)
 
-Small images are put side by side, so that the filters are packed for several of them at once:
+Small images are processed side by side, so that the filters are packed once for several images:
 
     rows(n:4, o:512) cols(h:3, w:3)
     → m (o)   n (n, h, w), 36 points   the epilogue: rows(n, o) cols(w:9), of one image after the other
@@ -22,7 +22,7 @@ from smelt.codegen.cpu.products.tile_shape import (
     KEPT,
     MOST,
     SINGLE_DEPTH,
-    TURNED,
+    TRANSPOSED,
     Arithmetic,
     BlockForm,
     Blocks,
@@ -54,11 +54,11 @@ def left_stays(problem: Problem, target: Target) -> bool:
 
 def right_stays(problem: Problem, target: Target) -> bool:
     """Whether the right factor is read where it is, as the weights of a layer are: the product of the transposes is
-    computed, whose left factor it is, and its tiles are turned as they are stored."""
+    computed, whose left factor it is, and its tiles are transposed as they are stored."""
     right = problem.contract.right
     if not target.fma_by_lane or problem.is_bounded or problem.right_dtype is not problem.dtype or _varies(problem):
         return False
-    if TileShape.turned(problem.dtype, target).lanes != ACROSS or left_stays(problem, target):
+    if TileShape.transposed(problem.dtype, target).lanes != ACROSS or left_stays(problem, target):
         return False
     if not 2 * problem.rows <= problem.depth or problem.rows > _FEW_ROWS:  # turning sums takes longer
         return False
@@ -82,7 +82,7 @@ class Tiling:
     epilogue: Problem  # its kernel has rows `outer`, `beside` and `epilogue.m`, and one col axis at most
     beside: tuple[ProductAxis, ...] = ()
     stays: bool = False  # the left factor, where it is: see `left_stays`
-    turned: bool = False  # `problem`, `m` and `n` are those of the transposed product: see `right_stays`
+    is_transposed: bool = False  # `problem`, `m` and `n` are those of the transposed product: see `right_stays`
 
     @classmethod
     def of(cls, problem: Problem, target: Target) -> "Tiling":
@@ -104,13 +104,13 @@ class Tiling:
         rows += [Axis(axis.name, count(problem.m) if len(kept_m) == 1 else axis.size) for axis in kept_m]
         cols = [Axis(axis.name, count(n)) for axis in n[-1:]]
         kernel = without_axes(kernel, gone, rows, cols)
-        found = contraction(kernel)
-        assert found is not None
-        epilogue = replace(problem, kernel=kernel, contract=found, batch=(*outer, *beside), m=kept_m, n=n[-1:])
+        merged = contraction(kernel)
+        assert merged is not None
+        epilogue = replace(problem, kernel=kernel, contract=merged, batch=(*outer, *beside), m=kept_m, n=n[-1:])
         stays = left_stays(problem, target)
         if n and n == problem.n and right_stays(problem, target):
-            tile = TileShape.turned(problem.dtype, target)
-            return cls(problem.turned(), tile, outer, n, problem.m, epilogue, stays=True, turned=True)
+            tile = TileShape.transposed(problem.dtype, target)
+            return cls(problem.transposed(), tile, outer, n, problem.m, epilogue, stays=True, is_transposed=True)
         tile = (TileShape.along if stays else TileShape.of)(problem.dtype, target)
         return cls(problem, tile, outer, problem.m, (*beside, *n), epilogue, beside, stays)
 
@@ -137,9 +137,9 @@ class Tiling:
     @property
     def most(self) -> Most:
         """What blocks have at most."""
-        found = TURNED if self.turned else ALONG if self.stays else MOST
+        most = TRANSPOSED if self.is_transposed else ALONG if self.stays else MOST
         single = any(known_equal(size, 1) for size in self.sizes[:2])
-        return replace(found, depth=min(found.depth, SINGLE_DEPTH)) if single else found
+        return replace(most, depth=min(most.depth, SINGLE_DEPTH)) if single else most
 
     @property
     def most_kept(self) -> int:
@@ -162,14 +162,14 @@ def units(of: Arithmetic, blocks: Blocks, sizes: Sequence[Any]) -> Any:
 
 def _trailing(kernel: Kernel, axes: tuple[ProductAxis, ...]) -> int:
     """How many of the last axes everything walks as one."""
-    found = min(1, len(axes))
-    while found < len(axes):
-        outer, inner = axes[-found - 1], axes[-found]
+    count = min(1, len(axes))
+    while count < len(axes):
+        outer, inner = axes[-count - 1], axes[-count]
         steps = [(index.stride(outer.name), index.stride(inner.name) * inner.size) for index in indices(kernel)]
         if not all(known_equal(*each) for each in steps):
             break
-        found += 1
-    return found
+        count += 1
+    return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class PanelSpace:
             rows, cols, depth, several = blocks.rows, blocks.cols, blocks.depth, blocks.depth_count > 1
             kept = blocks.kept * depth * blocks.depth_count
         cols = rounded(cols, tiling.tile.cols)
-        sizes = {"sums": (rows if several or tiling.turned else tiling.tile.rows) * cols * item}
+        sizes = {"sums": (rows if several or tiling.is_transposed else tiling.tile.rows) * cols * item}
         for name, length, factor in zip(("left", "right"), (rows, cols), tiling.problem.contract.factors, strict=True):
             panels = max(length * depth, kept if name == "right" and several else 0)
             sizes[name] = panels * item if name == "right" or not tiling.stays else 0
@@ -210,4 +210,4 @@ class PanelSpace:
         for name, size in sizes.items():
             starts[name] = end
             end += int(aligned(size))
-        return cls(starts, end, rows, cols, depth, rows if tiling.turned else cols)
+        return cls(starts, end, rows, cols, depth, rows if tiling.is_transposed else cols)

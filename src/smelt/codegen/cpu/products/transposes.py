@@ -1,4 +1,4 @@
-"""Transposing numbers in registers, four by four: steps that lie side by side become rows of a panel, tiles turn."""
+"""Transposes 4 × 4 blocks in registers: contiguous steps become rows of a panel, and tiles are stored transposed."""
 
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 

@@ -1,10 +1,10 @@
-"""Packing for convolutions: panels of windows, with zeros where they reach over an image's edge.
+"""Packs panels of convolution windows, with zeros where they reach past an image's edge.
 
     panel of pixels, 3×3 window: (c=0: 9 steps) (c=1: 9 steps) …     in bounds or not is the same in every channel
 
-Whether an element is in bounds depends on the point and on the place in the window, but not on the channel. So it is
-found out once a panel for each place of the window, and channels are read without asking: by `pack_windows` where the
-places of the window are the innermost steps, by `pack_channels` where channels are, side by side in memory.
+Whether an element is in bounds depends on the point and on the position in the window, but not on the channel. So it is
+computed once per panel for each window position, and channels are read without a check: by `pack_windows` where window
+positions are the innermost steps, by `pack_channels` where channels are, contiguous in memory.
 """
 
 import functools
@@ -41,11 +41,11 @@ class _WindowPacker(PackerFrame):
     def inside(self, step: LlvmValue) -> LlvmValue:
         """Which points are in all bounds."""
         b, width = self.b, self.width
-        found = LlvmValue("splat (i1 true)", "i1", width)
+        in_bounds = LlvmValue("splat (i1 true)", "i1", width)
         for position, (pk, _, extent) in zip(self.positions, self.bounds, strict=True):
             further = b.splat(b.load(b.element(pk, "i32", step), "i32"), width)
-            found = b.and_(found, b.icmp("ult", b.add(position, further), b.splat(extent, width)))
-        return found
+            in_bounds = b.and_(in_bounds, b.icmp("ult", b.add(position, further), b.splat(extent, width)))
+        return in_bounds
 
     def offsets(self, step: LlvmValue, inside: LlvmValue) -> LlvmValue:
         """Where the points are; for those out of bounds the first of the buffer, which may be read as well."""
@@ -67,10 +67,10 @@ def pack_windows(form: PanelForm, bounds: int, target: Target) -> Helper:
     """As `pack_bounded`, where the positions of steps repeat after a period of them, and what is between the same step
     of one period and the next is no less than zero. The table: see `step_runs.table_bytes`."""
     packer = _WindowPacker("pack_windows", form, bounds, target)
-    b, width, period, table = packer.b, form.width, packer.given("period"), packer.array("table")
+    b, width, period, table = packer.b, form.width, packer.number("period"), packer.array("table")
     first = b.extract(packer.places, 0)
     row = b.add(b.splat(first, width), b.iota("i64", range(width)))
-    together = b.fold_lanes("and", b.icmp("eq", packer.places, row))
+    together = b.reduce_lanes("and", b.icmp("eq", packer.places, row))
     masks = b.element(table, "i64", b.mul(period, width))
     flags = b.element(masks, "i64", b.mul(period, width))
     kind = f"i{BITS[packer.kind]}"
@@ -79,8 +79,8 @@ def pack_windows(form: PanelForm, bounds: int, target: Target) -> Helper:
     inside = packer.inside(place.index)
     b.store(packer.offsets(place.index, inside), b.element(table, "i64", b.mul(place.index, width)))
     b.store(packer.mask(inside), b.element(masks, kind, b.mul(place.index, width)))
-    some = b.select(b.fold_lanes("or", inside), b.const("i64", 0), b.const("i64", _NONE))
-    every = b.and_(b.fold_lanes("and", inside), together)
+    some = b.select(b.reduce_lanes("or", inside), b.const("i64", 0), b.const("i64", _NONE))
+    every = b.and_(b.reduce_lanes("and", inside), together)
     b.store(b.select(every, b.const("i64", _ALL), some), b.element(flags, "i64", place.index))
     place.end()
 
@@ -118,7 +118,7 @@ def pack_channels(form: PanelForm, bounds: int, target: Target) -> Helper:
     first run some steps may have been done already."""
     packer = _WindowPacker("pack_channels", form, bounds, target)
     b, width, memory, kind = packer.b, form.width, packer.memory, packer.kind
-    run = packer.given("period")
+    run = packer.number("period")
     phase = b.binary("urem", LlvmValue("%first", "i64"), run)
     count = b.binary("udiv", b.add(b.add(packer.steps, phase), b.sub(run, 1)), run)
     runs = b.begin(packer.zero, count, 1, (), guard=True)
@@ -128,7 +128,7 @@ def pack_channels(form: PanelForm, bounds: int, target: Target) -> Helper:
     inside = packer.inside(first)
     # A run that no point has is not read: the buffer may be shorter than it, or nothing.
     some, none, after = map(b.new_label, ("some", "none", "after"))
-    b.branch(b.fold_lanes("or", inside), some, none)
+    b.branch(b.reduce_lanes("or", inside), some, none)
     b.label(some)
     offsets, mask = packer.offsets(first, inside), packer.mask(inside)
     points = [b.element("%from", memory, b.extract(offsets, lane)) for lane in range(width)]
@@ -147,8 +147,8 @@ def pack_channels(form: PanelForm, bounds: int, target: Target) -> Helper:
     rest = b.begin(whole, length, 1, (), guard=True)
     here = b.element(to, kind, b.mul(rest.index, width))
     for lane, (point, each) in enumerate(zip(points, masks, strict=True)):
-        found = packer.masked(packer.load(b.element(point, memory, rest.index)), each)
-        b.store(found, b.element(here, kind, lane))
+        element = packer.masked(packer.load(b.element(point, memory, rest.index)), each)
+        b.store(element, b.element(here, kind, lane))
     rest.end()
     b.jump(after)
     b.label(none)

@@ -3,7 +3,7 @@
     x[784*c + 28*oh + ow + 28*kh + kw - 29] where oh + kh - 1 below 28 and ow + kw - 1 below 28
     → Window(oh, kh): input row oh + kh - 1 of 28, 28 elements apart; Window(ow, kw): input column ow + kw - 1 of 28
 
-With all inputs that a window reaches copied once, zeros where there are none, nothing is out of bounds any more.
+All inputs that a window reaches are copied once, with zeros outside the image, so nothing is out of bounds.
 """
 
 from math import gcd
@@ -69,9 +69,9 @@ def window_of(factor: Factor, k: Axis | None, outputs: Axis | None) -> Window | 
 
 def _apart(strides: tuple[int, int], steps: tuple[int, int]) -> int | None:
     """What memory moves by where a position moves by one; None if it is not one number."""
-    found = {stride // step for stride, step in zip(strides, steps, strict=True) if step}
-    exact = all(stride == step * next(iter(found), 0) for stride, step in zip(strides, steps, strict=True))
-    return found.pop() if len(found) == 1 and exact else None
+    ratios = {stride // step for stride, step in zip(strides, steps, strict=True) if step}
+    exact = all(stride == step * next(iter(ratios), 0) for stride, step in zip(strides, steps, strict=True))
+    return ratios.pop() if len(ratios) == 1 and exact else None
 
 
 def start(index: Index, windows: tuple[Window, ...]) -> Size:

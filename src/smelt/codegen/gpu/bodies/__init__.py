@@ -1,1 +1,1 @@
-"""What writes out grids that are not rows of their own: points, tiles, rows one after the other, two loops as one."""
+"""Writers of grids with a special shape: pointwise, transposing, many rows per block, online softmax."""

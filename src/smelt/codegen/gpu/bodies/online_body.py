@@ -1,9 +1,9 @@
-"""`OnlineBody` writes out a grid in which each thread finds a maximum and the sum of powers below it in one pass.
+"""`OnlineBody` writes a grid in which each thread computes a maximum and the sum of exponentials below it in one pass.
 
     of every few points:   n = max(m, theirs), s = s · exp(m - n) + Σ exp(v - n), m = n
     between threads:       m = the largest, s = Σ of s · exp(own m - m)
 
-Where all is -inf so far, points are relative to the lowest number, from which they are infinitely far and add nothing.
+Where everything is -inf so far, points are relative to the lowest finite number, so that they add nothing.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch
 from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.gpu.phase_body import PhaseBody, Values, halved
 from smelt.codegen.gpu.simt import Mask
-from smelt.codegen.gpu.team_folds import fold_team
+from smelt.codegen.gpu.team_reductions import reduce_team
 from smelt.codegen.llvm.builder import LlvmValue
 from smelt.codegen.llvm.reductions import combine
 from smelt.codegen.llvm.scalars import compute
@@ -54,8 +54,8 @@ class OnlineBody(PhaseBody):
         self.values[self.online.peak.out] = (most,)
         for instruction in self._between():
             self._step(instruction, self.rows, None, once=True)
-        (found,) = self.values[self.online.reference]
-        return found
+        (reference,) = self.values[self.online.reference]
+        return reference
 
     def _moved(self, total: LlvmValue, before: LlvmValue, after: LlvmValue) -> LlvmValue:
         """A sum of powers, relative to another number."""
@@ -89,27 +89,27 @@ class OnlineBody(PhaseBody):
         self._share(*loop.end(*(b.splat(each, self._lanes) for each in (largest, further, total))))
 
     def _values(self, stage: Stage, fold: Reduce, numbers: Sequence[LlvmValue], tile: int) -> Values:
-        """What a loop folds of a tile."""
+        """The operands of a reduction in a tile."""
         outside = {**self.values}
         where, inside = self._cols(numbers[tile])
         mask: Mask = self._both(inside, self.row_mask)
         for instruction in stage.body:
             if instruction is not fold:
                 self._step(instruction, {**self.rows, **where}, mask, tile=tile)
-        found = self._spread(self.values[fold.value])
+        values = self._spread(self.values[fold.value])
         self.values = outside
         if mask is None:
-            return found
-        return tuple(self.b.select(mask, each, neutral(fold.op, _F32)) for each in found)
+            return values
+        return tuple(self.b.select(mask, each, neutral(fold.op, _F32)) for each in values)
 
     def _share(self, most: LlvmValue, reference: LlvmValue, total: LlvmValue) -> None:
         """What all threads of the team found."""
         b, plan, online = self.b, self.plan, self.online
-        (whole,) = fold_team(b, [("max", _F32)], [most], plan.team, plan.threads)
+        (whole,) = reduce_team(b, [("max", _F32)], [most], plan.team, plan.threads)
         before = {**self.values}
         moved = self._moved(total, reference, self._reference(whole))
         self.values = before
-        (powers,) = fold_team(b, [("sum", _F32)], [moved], plan.team, plan.threads)
+        (powers,) = reduce_team(b, [("sum", _F32)], [moved], plan.team, plan.threads)
         if online.reference == online.peak.out:
             powers = b.select(b.fcmp("oeq", whole, -math.inf), math.nan, powers)  # -inf - -inf
         self.values[online.peak.out], self.values[online.total.out] = (whole,), (powers,)

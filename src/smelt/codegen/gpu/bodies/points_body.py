@@ -1,4 +1,4 @@
-"""`PointsBody` writes out a pointwise grid: several vectors a thread, and single points for what is left.
+"""`PointsBody` writes a pointwise grid: several vectors per thread, and single points for the remainder.
 
     cols(j:1000003), 4 at once, 2 vectors   →   reads of both vectors, then each computed and stored;
                                                 block 0: its first 3 threads have the last 3 points

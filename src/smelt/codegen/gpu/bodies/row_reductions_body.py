@@ -1,4 +1,4 @@
-"""`RowFoldsBody` writes out a grid whose blocks go through many rows each, with what they fold over them at hand.
+"""`RowReductionsBody` writes a grid whose blocks go through many rows each and accumulate over rows in registers.
 
     for every row of this block:          the next row is read; row and loop stages of this one as in `PhaseBody`
         accumulate sum dw[j] = v          added to registers of the thread whose col that is; long rows: to its part
@@ -12,9 +12,9 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.packed_words import packed, unpacked, words_of
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody, Values, halved
-from smelt.codegen.gpu.row_folds import RowFolds, preloadable, row_reads
+from smelt.codegen.gpu.row_reductions import RowReductions, preloadable, row_reads
 from smelt.codegen.gpu.simt import Mask
-from smelt.codegen.gpu.team_folds import fold_team, fold_teams
+from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
 from smelt.codegen.llvm.builder import LlvmValue
 from smelt.codegen.llvm.reductions import combine, start
 from smelt.codegen.llvm.scalars import from_memory, memory_kind, to_memory
@@ -24,7 +24,7 @@ from smelt.symbolic.symsize import is_symsize
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A fold over rows: how many values a thread has of it, and where these begin among all that it carries along."""
+    """A reduction over rows: how many values a thread has of it, and where they begin among its loop-carried values."""
 
     fold: Accumulate
     in_loop: bool  # in a loop over cols
@@ -33,7 +33,7 @@ class _Kept:
     count: int
 
 
-class RowFoldsBody(PhaseBody):
+class RowReductionsBody(PhaseBody):
     """A phase with `PhasePlan.folds` being written."""
 
     carried: list[LlvmValue]
@@ -42,14 +42,14 @@ class RowFoldsBody(PhaseBody):
     turn: LlvmValue
 
     @property
-    def folds(self) -> RowFolds:
+    def folds(self) -> RowReductions:
         assert self.plan.folds is not None
         return self.plan.folds
 
     def write(self) -> None:
         b = self.b
         self._find_team()
-        self.kept = self._found_folds()
+        self.kept = self._accumulators()
         self.carried = []
         for kept in self.kept.values():
             nothing = start(b, kept.fold.op, self._dtype(kept.fold), 1)
@@ -143,52 +143,52 @@ class RowFoldsBody(PhaseBody):
 
     def _read_row(self, turn: LlvmValue) -> list[LlvmValue]:
         """All of a row, as it is in memory, in words."""
-        found: list[LlvmValue] = []
+        words: list[LlvmValue] = []
         rows, _ = self._row(turn, beyond=True) if self.plan.prefetches else ({}, None)
         for load, tile in self._reads:
             where = rows if tile < 0 else {**rows, **self._cols(self.b.index(tile))[0]}
             raw = self._load(load.buffer, load.index, where, constant=True)
-            found += packed(self.b, [self.b.splat(each, self._lanes) for each in raw])
-        return found
+            words += packed(self.b, [self.b.splat(each, self._lanes) for each in raw])
+        return words
 
     def _unpacked(self, words: Sequence[LlvmValue]) -> dict[tuple[str, Index, int], Values]:
-        found: dict[tuple[str, Index, int], Values] = {}
+        loaded: dict[tuple[str, Index, int], Values] = {}
         first = 0
         for load, tile in self._reads:
             dtype, step = self.kernel.buffer(load.buffer).dtype, self._step_of(load.index)
             width = 1 if not is_symsize(step) and step == 0 else self.plan.width
             count = words_of(memory_kind(dtype), width)
             raw = unpacked(self.b, words[first : first + count], memory_kind(dtype), width)
-            found[load.buffer, load.index, tile] = tuple(from_memory(self.b, each, dtype) for each in raw)
+            loaded[load.buffer, load.index, tile] = tuple(from_memory(self.b, each, dtype) for each in raw)
             first += count
-        return found
+        return loaded
 
     def _preloaded(self) -> dict[tuple[str, Index, int], Values]:
         """What is the same in all rows of this block: loaded once."""
         if not self.plan.unrolled or not self.plan.preloads:
             return {}
-        found: dict[tuple[str, Index, int], Values] = {}
+        loaded: dict[tuple[str, Index, int], Values] = {}
         self.rows = dict(self.group)
         for tile in range(int(self.plan.tiles)):
             where, _ = self._cols(self.b.index(tile))
             for load in preloadable(self.kernel.stages, self.folds, self.kernel.rows):
                 if self.kernel.buffer(load.buffer).role is Role.INPUT:
-                    found[load.buffer, load.index, tile] = self._loaded(load, {**self.rows, **where}, tile, once=False)
-        return found
+                    loaded[load.buffer, load.index, tile] = self._loaded(load, {**self.rows, **where}, tile, once=False)
+        return loaded
 
-    # Folds.
+    # Reductions.
 
-    def _found_folds(self) -> dict[Accumulate, _Kept]:
-        found: dict[Accumulate, _Kept] = {}
+    def _accumulators(self) -> dict[Accumulate, _Kept]:
+        accumulators: dict[Accumulate, _Kept] = {}
         first = 0
         for stage in self.kernel.stages:
             for fold in stage.body:
                 if isinstance(fold, Accumulate):
                     spans = bool(fold.index.axes & {axis.name for axis in self.kernel.cols})
                     count = int(self.plan.tiles) * self.plan.width if spans and self.plan.unrolled else int(not spans)
-                    found[fold] = _Kept(fold, stage.loop, spans, first, count)
+                    accumulators[fold] = _Kept(fold, stage.loop, spans, first, count)
                     first += count
-        return found
+        return accumulators
 
     def _step(self, i: Instruction, where: Coordinates, mask: Mask, *, tile: int = 0, once: bool = False) -> None:
         if not isinstance(i, Accumulate):
@@ -229,7 +229,7 @@ class RowFoldsBody(PhaseBody):
         self._put(fold, where, self.col_mask, tuple(after))
 
     def _base(self, fold: Accumulate) -> LlvmValue:
-        """Where what this block leaves of a fold begins."""
+        """Where the partial of this block begins."""
         size = self.kernel.buffer(fold.buffer).size // self.folds.parts
         return self.b.mul(self.part, self.b.index(size))
 
@@ -242,15 +242,15 @@ class RowFoldsBody(PhaseBody):
     # The end.
 
     def _leave(self) -> None:
-        """What this block found, folded between its teams, to its part."""
+        """Reduce the partials of this block's teams and store them to its part."""
         b, plan = self.b, self.plan
         self.rows = dict(self.group)
         spanning = [kept for kept in self.kept.values() if kept.spans_cols and kept.count]
-        found = self._between_teams(spanning)
+        totals = self._between_teams(spanning)
         mask = None if plan.rows_at_once == 1 else b.icmp("slt", b.thread(), plan.team)
         for tile in range(int(plan.tiles) if spanning else 0):
             where, inside = self._cols(b.index(tile))
-            for kept, values in zip(spanning, found, strict=True):
+            for kept, values in zip(spanning, totals, strict=True):
                 mine = values[tile * plan.width : (tile + 1) * plan.width]
                 self._put(kept.fold, {**self.rows, **where}, self._both(mask, inside), mine)
         single = [kept for kept in self.kept.values() if not kept.spans_cols]
@@ -265,11 +265,11 @@ class RowFoldsBody(PhaseBody):
             return []
         kinds = [(kept.fold.op, self._dtype(kept.fold)) for kept in all_kept]
         values = [self.carried[kept.first] for kept in all_kept]
-        return fold_team(self.b, kinds, values, self.plan.threads, self.plan.threads)
+        return reduce_team(self.b, kinds, values, self.plan.threads, self.plan.threads)
 
     def _between_teams(self, all_kept: Sequence[_Kept]) -> list[Values]:
         values = [tuple(self.carried[kept.first : kept.first + kept.count]) for kept in all_kept]
         if not values or self.plan.rows_at_once == 1:
             return values
         kinds = [(kept.fold.op, self._dtype(kept.fold)) for kept in all_kept]
-        return fold_teams(self.b, kinds, values, self.plan.team, self.plan.threads)
+        return reduce_teams(self.b, kinds, values, self.plan.team, self.plan.threads)

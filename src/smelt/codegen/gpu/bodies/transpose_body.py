@@ -1,4 +1,4 @@
-"""`TransposeBody` writes out a grid whose blocks each have a tile, what is read across by way of shared memory.
+"""`TransposeBody` writes a grid of tiles, whose transposed reads go through shared memory.
 
     reads along the other axis → shared memory     all of a thread's before it stores one
     barrier
@@ -90,7 +90,7 @@ class TransposeBody(PhaseBody):
     def _read_across(self) -> None:
         """All that a thread reads before it leaves the first: as much as there is comes at the same time."""
         b, tile, at_once = self.b, self.tile, self.tile.read_at_once
-        found: list[tuple[int, LlvmValue, LlvmValue]] = []
+        loaded: list[tuple[int, LlvmValue, LlvmValue]] = []
         for read in tile.reads:
             buffer = self.kernel.buffer(read.buffer)
             kind, size = memory_kind(buffer.dtype), buffer.dtype.itemsize
@@ -104,8 +104,8 @@ class TransposeBody(PhaseBody):
                 pointer = self.pointers[read.buffer]()
                 raw = b.load_global(pointer, offset, kind, at_once, aligned=self.aligned, constant=True)
                 first = b.add(b.mul(along, line), down)
-                found += [(array, b.add(first, way) if way else first, each) for way, each in enumerate(raw)]
-        for array, at, value in found:
+                loaded += [(array, b.add(first, way) if way else first, each) for way, each in enumerate(raw)]
+        for array, at, value in loaded:
             b.store_shared(array, at, value)
 
     def _loaded(self, i: Load, where: Coordinates, tile: int, *, once: bool) -> Values:

@@ -1,1 +1,1 @@
-"""Products by a GPU's kernels: tiles of the result, by way of shared memory."""
+"""Products as GPU kernels: tiles of the result, staged through shared memory."""

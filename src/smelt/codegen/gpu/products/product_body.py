@@ -1,4 +1,4 @@
-"""`ProductBody` writes out a grid whose blocks each sum up a tile of a contraction.
+"""`ProductBody` writes a grid whose blocks each sum a tile of a contraction.
 
     what a thread has of both factors, of the first terms        in registers
     loop over terms:
@@ -134,21 +134,21 @@ class ProductBody(PhaseBody):
             guard=is_symsize(terms) or terms == 0,
         )  # fmt: skip
         first = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
-        sums, given = list(loop.values[:count]), iter(loop.values[count:])
+        sums, prefetched = list(loop.values[:count]), iter(loop.values[count:])
         for side in sides:
             for read in side.reads:
-                b.store_shared(side.array, read.place, next(given))
+                b.store_shared(side.array, read.place, next(prefetched))
         b.barrier()
         following = b.add(first, shape.depth)
         ahead = [self._all(self._fetched(read, following)) for read in reads]
         for term in range(shape.depth):
             sums = self._term(sides, term, sums)
         b.barrier()
-        found = list(loop.end(*sums, *ahead))
+        values = list(loop.end(*sums, *ahead))
         for each in [*b.shared]:
             if each not in known:
                 del b.shared[each]  # what was computed inside is not there after a loop that may not have run
-        return found[:count]
+        return values[:count]
 
     def _all(self, value: LlvmValue) -> LlvmValue:
         """A loop carries values of one type."""
@@ -162,11 +162,11 @@ class ProductBody(PhaseBody):
             b.load_shared(right.array, b.add(self.along, term * right.line + way * self.beside), kind)
             for way in range(shape.across)
         ]
-        found = []
+        totals = []
         for place, total in enumerate(sums):
             down, across = divmod(place, shape.across)
-            found.append(self._all(b.fma(ours[down], theirs[across], total)))
-        return found
+            totals.append(self._all(b.fma(ours[down], theirs[across], total)))
+        return totals
 
     # What follows.
 

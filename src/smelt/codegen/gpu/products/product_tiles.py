@@ -1,11 +1,12 @@
-"""Tiles of a contraction: which part of its result a block has, and how many points of it a thread.
+"""Tiles of a contraction: the part of the result that a block computes, and the points of each thread.
 
     p = contract (k:768) x[768*i + k], w[768*j + k]     128 × 3072 points
     → a block for every 64 × 64 points; of both factors it has 16 terms at a time in shared memory
     → a thread for every 4 × 4 of them: what it reads there it multiplies four times
 
-Axes that one factor names are rows of the tile, those that the other names are its cols: as cols it takes the side that
-the result lies along. Few points with many terms are shared: several blocks sum a part each, and another grid adds up.
+Axes that one factor depends on are rows of the tile, those of the other are its cols; the cols are the side along which
+the result is contiguous. If there are few points with many terms, several blocks sum a part each, and another grid adds
+the parts.
 """
 
 from dataclasses import replace
@@ -108,24 +109,24 @@ def product_tile(kernel: Kernel, contract: Contract) -> ProductTile:
     if store is not None and any(known_equal(store.index.stride(axis.name), 1) for axis in own[0]):
         sides = (1, 0)  # threads side by side write what lies side by side
     left, right = (contract.factors[side] for side in sides)
-    made = ProductTile(batch, own[sides[0]], own[sides[1]], contract.axes, left, right, SHAPES[-1])
-    return replace(made, shape=_shape(made, contract.dtype.itemsize))
+    tile = ProductTile(batch, own[sides[0]], own[sides[1]], contract.axes, left, right, SHAPES[-1])
+    return replace(tile, shape=_shape(tile, contract.dtype.itemsize))
 
 
 def _named(factor: Factor) -> frozenset[str]:
     return factor.index.axes.union(*(position.axes for position, _ in factor.bounds))
 
 
-def _shape(made: ProductTile, size: int) -> TileShape:
+def _shape(tile: ProductTile, size: int) -> TileShape:
     """The largest that is not mostly empty, and of which there are enough to keep a chip busy."""
-    rows, cols = hint(made.row_count), hint(made.col_count)
+    rows, cols = hint(tile.row_count), hint(tile.col_count)
     sides = [((each.height, rows), (each.width, cols)) for each in SHAPES]
     full = [all(side <= _LEAST or 4 * count >= 3 * side for side, count in pair) for pair in sides]
     fitting = [each for each, is_full in zip(SHAPES, full, strict=True) if is_full]
     if size >= _WIDE:
         fitting = [each for each in fitting if each.down * each.across <= _MOST_WIDE] or fitting
-    parts = 1 if is_symsize(made.term_count) else max(1, min(int(made.term_count) // _LEAST_TERMS, _MOST_PARTS))
-    counts = {each: hint(replace(made, shape=each).blocks) * parts for each in fitting}
+    parts = 1 if is_symsize(tile.term_count) else max(1, min(int(tile.term_count) // _LEAST_TERMS, _MOST_PARTS))
+    counts = {each: hint(replace(tile, shape=each).blocks) * parts for each in fitting}
     return next((each for each in fitting if counts[each] >= _ENOUGH_TILES), max(fitting, key=counts.__getitem__))
 
 
@@ -182,5 +183,5 @@ def _added_up(kernel: Kernel, contract: Contract, partial: Buffer, part: Axis) -
     load = in_order(Load(value, partial.name, dense((part, *points))), (*points, part))
     loop = Stage(True, (load, Reduce(contract.out, "sum", value)))
     after = Stage(False, tuple(i for i in stage.body if i is not contract))
-    turned = replace(kernel, rows=points, cols=(part,))
-    return with_buffers(turned, [loop, after], [replace(partial, role=Role.INPUT)], f"{kernel.name}.sums")
+    summing = replace(kernel, rows=points, cols=(part,))
+    return with_buffers(summing, [loop, after], [replace(partial, role=Role.INPUT)], f"{kernel.name}.sums")

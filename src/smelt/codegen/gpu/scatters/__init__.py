@@ -1,1 +1,1 @@
-"""Scatters on GPUs: as kernels that run in any order, with the results of running them in order."""
+"""Scatters on GPUs: kernels that run in any order and give the results of running in order."""

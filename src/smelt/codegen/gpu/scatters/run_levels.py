@@ -1,4 +1,4 @@
-"""The levels by which runs of equal keys in a sorted list are folded, each over a list far shorter than the one before.
+"""The levels in which runs of equal keys are reduced, each over a list far shorter than the previous one.
 
     1,000,000 entries in chunks of 32  →  62,500 in chunks of 32  →  3,908  →  246  →  16 in one chunk
 """
@@ -15,7 +15,7 @@ from smelt.symbolic.symsize import hint, is_symsize
 
 _CHUNKS = (8, 32)  # entries of a chunk: short ones where there are few threads otherwise
 _ENOUGH_THREADS = 132 * 1024
-_ONE_CHUNK = 64  # so many are folded by one thread
+_ONE_CHUNK = 64  # so many are reduced by one thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,35 +42,35 @@ class RunLevel:
 
 def run_levels(places: Places, events: SortedEvents) -> list[tuple[Kernel, RunLevel]]:
     """Each with a kernel that has the buffers it touches."""
-    found: list[tuple[Kernel, RunLevel]] = []
+    levels: list[tuple[Kernel, RunLevel]] = []
     dtype = value_dtypes(places.kernel)[places.scatter.value]
     inner = product(axis.size for axis in places.inner)
     count, keys, values = places.event_count, events.keys, None
     while True:
-        level = len(found)
-        given = [replace(keys, role=Role.INPUT)]
-        given.append(replace(events.order if values is None else values, role=Role.INPUT))
+        level = len(levels)
+        inputs = [replace(keys, role=Role.INPUT)]
+        inputs.append(replace(events.order if values is None else values, role=Role.INPUT))
         last = hint(count) <= _ONE_CHUNK
         enough = hint(count) * hint(inner) // _CHUNKS[1] >= _ENOUGH_THREADS
         # One more where the count varies: none are no chunk then.
         whole = count + 1 if is_symsize(count) else count
         chunk = whole if last else _CHUNKS[1] if enough else _CHUNKS[0]
         order, source = (events.order.name, "") if values is None else (None, values.name)
-        made = RunLevel(places, count, chunk, keys.name, order, source, None)
+        run_level = RunLevel(places, count, chunk, keys.name, order, source, None)
         new: list[Buffer] = []
         if not last:
-            entries = 2 * made.chunks
+            entries = 2 * run_level.chunks
             stem = f"{places.scatter.buffer}.level{level}"
             new = [Buffer(f"{stem}.keys", places.dtype, entries, Role.OUTPUT)]
             new.append(Buffer(f"{stem}.values", dtype, entries * inner, Role.OUTPUT))
-            made = replace(made, further=(new[0].name, new[1].name))
-        found.append((_kernel(places, [*given, *new], level), made))
+            run_level = replace(run_level, further=(new[0].name, new[1].name))
+        levels.append((_kernel(places, [*inputs, *new], level), run_level))
         if last:
-            return found
-        (keys, values), count = new, 2 * made.chunks
+            return levels
+        (keys, values), count = new, 2 * run_level.chunks
 
 
 def _kernel(places: Places, extra: list[Buffer], level: int) -> Kernel:
     kernel = places.kernel
-    made = loop(kernel, kernel.cols, kernel.instructions(), (), f"fold{level}")
-    return replace(made, buffers=(*made.buffers, *extra))
+    fold = loop(kernel, kernel.cols, kernel.instructions(), (), f"fold{level}")
+    return replace(fold, buffers=(*fold.buffers, *extra))

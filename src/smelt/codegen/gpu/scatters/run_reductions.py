@@ -1,4 +1,5 @@
-"""Folds of those points of a scatter that meet: runs of equal keys in a sorted list, each run one element.
+"""Reduces the points of a scatter that write to the same place: each run of equal keys in a sorted list becomes one
+element.
 
     keys     0 2 2 | 7 7 7 | 7 9       chunks of the list, a thread each (and for each inner point of a place)
     chunk 0  y[0] += v, y[2] += v + v'         runs that end where they began are done
@@ -6,8 +7,9 @@
     chunk 2  7: as well; y[9] += v
     next     7 7 7 7: y[7] += …                the same, of far fewer
 
-Two entries a chunk are left for the next level: of its first run, if that began in an earlier chunk, and of its last,
-if that goes on; where there is none, its key and the fold of nothing. So keys stay sorted, and equal ones together.
+Each chunk leaves two entries for the next level: one for its first run, if that began in an earlier chunk, and one for
+its last, if that continues. Where there is no such run, the entry has its key and the neutral element. So keys stay
+sorted, and equal keys stay adjacent.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +24,7 @@ from smelt.symbolic.shapes import product
 from smelt.symbolic.symsize import is_symsize
 
 
-class RunFoldBody(PhaseBody):
+class RunReductionBody(PhaseBody):
     """One level, being written."""
 
     def __init__(self, b: Simt, plan: PhasePlan, pointers: Mapping[str, Callable[[], str]], *, aligned: bool) -> None:
@@ -34,7 +36,7 @@ class RunFoldBody(PhaseBody):
         op = self.places.scatter.op
         assert op is not None
         self.op = op
-        self.point: LlvmValue = b.index(0)  # of its place, which this thread folds
+        self.point: LlvmValue = b.index(0)  # of its place, which this thread reduces
         self.inner = product(axis.size for axis in self.places.inner)
 
     def write(self) -> None:
@@ -63,15 +65,15 @@ class RunFoldBody(PhaseBody):
         at = b.add(first, step)
         inside = b.and_(mine, b.icmp("slt", at, b.index(level.count)))
         at = b.select(inside, at, 0)
-        found = self._key(at, None)
+        next_key = self._key(at, None)
         value = self._value(at)
-        changed = b.and_(inside, b.icmp("ne", found, key))
+        changed = b.and_(inside, b.icmp("ne", next_key, key))
         of_before = b.and_(is_head, continues)
         self._flush(key, total, b.and_(changed, b.not_(of_before)))
         head = b.select(b.and_(changed, of_before), total, head)
         added = b.select(inside, combine(b, self.op, self.dtype, total, value), total)
         total = b.select(changed, value, added)
-        key = b.select(changed, found, key)
+        key = b.select(changed, next_key, key)
         is_head = b.and_(is_head, b.not_(changed))
         key, total, head, is_head = loop.end(*(b.splat(each, self._lanes) for each in (key, total, head, is_head)))
 
@@ -118,7 +120,7 @@ class RunFoldBody(PhaseBody):
         return value
 
     def _flush(self, key: LlvmValue, total: LlvmValue, mask: LlvmValue) -> None:
-        """A run is complete: the element of this key is folded with it."""
+        """A run is complete: combine it with the element of its key."""
         b, places = self.b, self.places
         buffer = self.kernel.buffer(places.scatter.buffer)
         mask = b.and_(mask, b.icmp("slt", key, b.index(places.count)))

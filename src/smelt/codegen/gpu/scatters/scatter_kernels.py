@@ -1,19 +1,18 @@
-"""Kernels with scatters as kernels that a GPU runs in any order, with the results of running them in order.
+"""Turns scatters into kernels that a GPU runs in any order, with the results of running them in order.
 
     whole numbers, bools, max, min     any order is right: each point by an atomic operation
-    the last one stays                 who is last of those that meet is found by an atomic maximum of their numbers;
-                                       then these alone store
+    the last one stays                 the last point of each place is found by an atomic maximum of their numbers;
+                                       then only these store
     floats that may be added in any order   as well; PyTorch's own `scatter_add` and `index_add` do so on GPUs
-    sums and products of floats        which points meet is found by sorting them by their places, stably; then those
-                                       that meet are folded, neighbours first (`run_folds`)
+    sums and products of floats        points are sorted by their places, stably; then points with the same place
+                                       are reduced, neighbours first (`run_reductions`)
 
-An *event* is what chooses a place: of an embedding's gradient a token, not each of its numbers. Axes along which the
-place is the same and results are apart are *inner*; the others number the events. A *key* numbers the places.
+An *event* chooses a place: a token of an embedding's gradient, not each of its numbers. Axes along which the place is
+the same and results are separate are *inner*; the others number the events. A *key* numbers the places.
 
     rows(i:4096) cols(j:768)   scatter sum y[j] by 768*p below 32000 = v     events i, inner j, key p
 
-No two runs add up in different orders. Sums that meet are rounded once, when all is added, where the buffer is
-narrower.
+The order of additions never differs from run to run. A sum into a narrower buffer is rounded once, when it is complete.
 """
 
 import math
@@ -50,7 +49,7 @@ from smelt.symbolic.symsize import hint, is_symsize, known_at_least, known_equal
 _INT32 = 1 << 31
 
 
-def taken_apart(kernel: Kernel) -> tuple[Kernel | None, list[Kernel]]:
+def split_scatters(kernel: Kernel) -> tuple[Kernel | None, list[Kernel]]:
     """What is left of a kernel without its scatters, and a kernel for each of these, to be run after that: one loop
     over all points, in order."""
     apart: list[Kernel] = []
@@ -63,7 +62,7 @@ def taken_apart(kernel: Kernel) -> tuple[Kernel | None, list[Kernel]]:
             extra: list[Buffer] = []
             axes = kernel.rows + (kernel.cols if stage.loop else ())
             if not is_pure(kernel, part):
-                part, kept, extra = _from_aside(kernel, scatter, axes)
+                part, kept, extra = _from_staged(kernel, scatter, axes)
             kernel = exchanged(kernel, scatter, kept, extra)
             apart.append(replace(part, rows=(), cols=axes, stages=(Stage(True, part.instructions()),)))
     if not apart:
@@ -72,7 +71,7 @@ def taken_apart(kernel: Kernel) -> tuple[Kernel | None, list[Kernel]]:
     return sliced(kernel, rest) if rest else None, apart
 
 
-def _from_aside(
+def _from_staged(
     kernel: Kernel, scatter: Scatter, axes: Sequence[Axis]
 ) -> tuple[Kernel, list[Instruction], list[Buffer]]:
     """A scatter of what is left for it in the workspace, and what leaves it there. What follows from inputs
@@ -81,25 +80,25 @@ def _from_aside(
     size, index = product(axis.size for axis in axes), dense(axes)
     code: list[Instruction] = []
     kept: list[Instruction] = []
-    aside: list[Buffer] = []
-    given: dict[str, Buffer] = {}
+    staged: list[Buffer] = []
+    buffers: dict[str, Buffer] = {}
     for name in dict.fromkeys(operands(scatter)):
         part = sliced(kernel, [i for i in kernel.instructions() if result(i) == name])
         if is_pure(kernel, part):
             code += [i for i in part.instructions() if i not in code and result(i)]
-            given.update({buffer.name: buffer for buffer in part.buffers})
+            buffers.update({buffer.name: buffer for buffer in part.buffers})
             continue
-        aside.append(Buffer(f"{scatter.buffer}.{name}", dtypes[name], size, Role.OUTPUT))
-        code.append(Load(name, aside[-1].name, index))
-        kept.append(Store(aside[-1].name, index, name))
-    given.update({buffer.name: replace(buffer, role=Role.INPUT) for buffer in aside})
-    made = replace(
+        staged.append(Buffer(f"{scatter.buffer}.{name}", dtypes[name], size, Role.OUTPUT))
+        code.append(Load(name, staged[-1].name, index))
+        kept.append(Store(staged[-1].name, index, name))
+    buffers.update({buffer.name: replace(buffer, role=Role.INPUT) for buffer in staged})
+    scattering = replace(
         kernel,
         name=f"{kernel.name}.{scatter.buffer}",
-        buffers=(*given.values(), kernel.buffer(scatter.buffer)),
+        buffers=(*buffers.values(), kernel.buffer(scatter.buffer)),
         stages=(Stage(True, (*code, scatter)),),
     )
-    return made, kept, aside
+    return scattering, kept, staged
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +173,22 @@ def _parted(stride: Size, step: Size) -> Size:
 
 def _leading_to(kernel: Kernel, values: Sequence[str]) -> list[Instruction]:
     wanted = set(values)
-    found: list[Instruction] = []
+    needed: list[Instruction] = []
     for instruction in reversed(kernel.instructions()):
         if result(instruction) in wanted:
             wanted.update(operands(instruction))
-            found.insert(0, instruction)
-    return found
+            needed.insert(0, instruction)
+    return needed
 
 
 def places_of(kernel: Kernel) -> Places:
-    """Of a kernel that `taken_apart` gives."""
+    """Of a kernel that `split_scatters` gives."""
     scatter = next(i for i in kernel.instructions() if isinstance(i, Scatter))
     code = _leading_to(kernel, [name for name, _, _ in scatter.by])
     choosing = {name for i in code if isinstance(i, Access | Position) for name in i.index.axes}
     inner = tuple(axis for axis in kernel.cols if axis.name in scatter.index.axes and axis.name not in choosing)
-    found = _places(kernel, scatter, inner)
-    return found if _keeps_apart(found) else _places(kernel, scatter, ())
+    places = _places(kernel, scatter, inner)
+    return places if _keeps_apart(places) else _places(kernel, scatter, ())
 
 
 def _places(kernel: Kernel, scatter: Scatter, inner: tuple[Axis, ...]) -> Places:
@@ -204,8 +203,8 @@ def _places(kernel: Kernel, scatter: Scatter, inner: tuple[Axis, ...]) -> Places
     count: Size = 1
     for stride, size in steps:
         count = count + abs(_parted(stride, step)) * (size - 1)
-    made = Places(kernel, scatter, events, inner, scatter.index.offset, step, count)
-    return replace(made, offset=scatter.index.offset - made._lowest() * step)
+    places = Places(kernel, scatter, events, inner, scatter.index.offset, step, count)
+    return replace(places, offset=scatter.index.offset - places._lowest() * step)
 
 
 def _keeps_apart(places: Places) -> bool:

@@ -1,7 +1,7 @@
-"""What one point of a scatter does to its element: it is stored, or folded into what is there, by an atomic operation.
+"""Updates one element of a scatter with an atomic operation: stores a value, or combines it with the old one.
 
     whole numbers of 32 or 64 bits    one instruction of the chip; sums of floats of as many bits too
-    other numbers, products           what is there is read, folded, and written if it is still there; if not, again
+    other numbers, products           read, combine, compare and swap; retry on failure
     bools                             a plain store by those that decide: all of them store the same
 """
 
@@ -37,9 +37,9 @@ def put(
             b.store_global(pointer, at, [b.const("i8", op == "any")])
         return
 
-    def change(old: LlvmValue, given: LlvmValue) -> LlvmValue:
+    def change(old: LlvmValue, value: LlvmValue) -> LlvmValue:
         wide = cast(b, from_memory(b, old, to), to, dtype)
-        return to_memory(b, cast(b, combine(b, op, dtype, wide, given), dtype, to), to)
+        return to_memory(b, cast(b, combine(b, op, dtype, wide, value), dtype, to), to)
 
     plain = _PLAIN.get(to, {}).get(op)
     b.atomic(pointer, at, memory_kind(to), value, change, plain)

@@ -1,13 +1,13 @@
-"""Kernels that sort the events of a scatter by their keys; equal ones stay in order.
+"""Kernels that sort the events of a scatter by key, stably.
 
     keys     7 2 7 0 2        computed, one an event
     ranks    3 1 4 0 2        how many are before it: smaller ones, and equal ones that come earlier
     sorted   0 2 2 7 7        each key, and each event's number, at its rank
     order    3 1 4 0 2
 
-Few events are compared each with each, which is one launch. Many are sorted by four bits of their keys at a time, the
-lowest first: how often each digit is in each chunk of the list, a scan of that, then each goes to where the ones before
-it end. Eight counters of eight bits share a number: a chunk has fewer events than such a counter counts.
+Few events are compared pairwise in one launch. Many are sorted by four bits of their keys at a time, the lowest first:
+count each digit in each chunk of the list, scan the counts, then move each event behind the ones before it. Eight 8-bit
+counters share a word: a chunk has fewer events than such a counter can count.
 """
 
 from collections.abc import Sequence
@@ -130,8 +130,8 @@ def _by_digits(places: Places, kernels: list[PhaseKernel], keys: Buffer) -> Sort
     bits = _UNKNOWN_BITS if is_symsize(count) else int(count).bit_length()
     order: Buffer | None = None
     for shift in range(0, bits, _DIGIT):
-        made, keys, order = _pass(places, keys, order, shift)
-        kernels = [*kernels, *made]
+        passes, keys, order = _pass(places, keys, order, shift)
+        kernels = [*kernels, *passes]
     assert order is not None
     return SortedEvents(kernels, keys, order)
 

@@ -1,4 +1,4 @@
-"""Blocks of a function as SPIR-V wants them: each branch says where its ways meet again.
+"""Brings the blocks of a function into SPIR-V's structured form: each branch names its merge block.
 
     body:                                 body:    OpLoopMerge merge next; br inner
       …                                   inner:   …
@@ -6,8 +6,8 @@
       br c, body, exit                    next:    br c, body, merge
     exit:                                 merge:   br exit
 
-Loops run their body at least once and end in one branch back; other branches meet in the block that all ways from them
-come to. That is what `Builder` writes.
+Loops run their body at least once and have one back edge. The ways of another branch merge in the block that all of
+them reach. `Builder` writes only such code.
 """
 
 import re
@@ -28,7 +28,7 @@ class Block:
     phis: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     last: str = ""
-    merge: str = ""  # where the ways of its branch meet, or a loop ends
+    merge: str = ""  # where the ways of its branch merge, or a loop ends
     repeats: str = ""  # of the first block of a loop: the block that branches back
 
     @property
@@ -38,22 +38,22 @@ class Block:
 
 def blocks_of(lines: Sequence[str]) -> list[Block]:
     """The blocks of a function's text."""
-    found = [Block("entry")]
+    blocks = [Block("entry")]
     for line in lines:
         text = line.partition(";")[0].strip()
         if not text:
             continue
         if text.endswith(":"):
-            if found[-1].name == "entry" and not found[-1].lines and not found[-1].last:
-                found.pop()
-            found.append(Block(text[:-1]))
+            if blocks[-1].name == "entry" and not blocks[-1].lines and not blocks[-1].last:
+                blocks.pop()
+            blocks.append(Block(text[:-1]))
         elif text.startswith(("br ", "ret ")):
-            found[-1].last = text
+            blocks[-1].last = text
         elif " = phi " in text:
-            found[-1].phis.append(text)
+            blocks[-1].phis.append(text)
         else:
-            found[-1].lines.append(text)
-    return found
+            blocks[-1].lines.append(text)
+    return blocks
 
 
 def structured(blocks: Sequence[Block]) -> list[Block]:
@@ -71,8 +71,8 @@ def structured(blocks: Sequence[Block]) -> list[Block]:
     for name in order:
         block = graph[name]
         if not block.merge and len(set(block.following)) == 2 and not _repeats(graph, block):
-            meet = below[name] - {name}
-            block.merge = max(meet, key=lambda each: len(below[each]))
+            common = below[name] - {name}
+            block.merge = max(common, key=lambda each: len(below[each]))
     merges = [graph[name].merge for name in order if graph[name].merge]
     if len(merges) != len(set(merges)):
         raise SmeltError("SM030", "two branches meet in one block, which SPIR-V does not allow")
@@ -117,19 +117,19 @@ def _came(phi: str, old: str, new: str) -> str:
 
 def _order(graph: dict[str, Block], first: str) -> list[str]:
     """Blocks before those they lead to, but for loops."""
-    found: list[str] = []
+    finished: list[str] = []
     seen = {first}
     stack: list[tuple[str, Iterator[str]]] = [(first, iter(graph[first].following))]
     while stack:
         name, rest = stack[-1]
         following = next((each for each in rest if each not in seen), None)
         if following is None:
-            found.append(name)
+            finished.append(name)
             stack.pop()
             continue
         seen.add(following)
         stack.append((following, iter(graph[following].following)))
-    return found[::-1]
+    return finished[::-1]
 
 
 def _reversed(graph: dict[str, Block], order: Sequence[str]) -> dict[str, list[str]]:
@@ -151,14 +151,14 @@ def _dominators(edges: dict[str, list[str]], first: str) -> dict[str, set[str]]:
         for each in following:
             before[each].append(name)
     everything = set(edges)
-    found = {name: {name} if name == first else everything for name in edges}
+    dominators = {name: {name} if name == first else everything for name in edges}
     changed = True
     while changed:
         changed = False
         for name in edges:
             if name == first:
                 continue
-            new = set.intersection(*(found[each] for each in before[name])) | {name} if before[name] else {name}
-            if new != found[name]:
-                found[name], changed = new, True
-    return found
+            new = set.intersection(*(dominators[each] for each in before[name])) | {name} if before[name] else {name}
+            if new != dominators[name]:
+                dominators[name], changed = new, True
+    return dominators

@@ -2,8 +2,8 @@
 
     member = how many others begin at or before the block;  %b0 = parameter 3 · member, %b1 = 3 · member + 1, …
 
-Branches that meet in one place, as other targets have them, SPIR-V does not have: where members begin, and how long
-they are, is in arrays of constants, and of a launch's parameters a block reads its member's.
+SPIR-V does not allow branches from many places to one block, as other targets do. So arrays of constants have the first
+block and the length of each member, and a block reads its member's parameters from those of the launch.
 """
 
 from smelt.codegen.gpu.launch_groups import GroupMembers
@@ -54,16 +54,16 @@ class GroupedSpirv(Spirv):
             "%group.first = call i64 @smelt.first_block()",
             "%block = add i64 %group.first, %group.wide",
         ]
-        found = "0"
+        count = "0"
         for number, start in enumerate(self.members.starts[1:], 1):
             lines.append(f"%after{number} = icmp uge i64 %block, {start}")
             lines.append(f"%one{number} = zext i1 %after{number} to i64")
-            lines.append(f"%count{number} = add i64 {found}, %one{number}")
-            found = f"%count{number}"
-        lines.append(f"%member = add i64 {found}, 0")
+            lines.append(f"%count{number} = add i64 {count}, %one{number}")
+            count = f"%count{number}"
+        lines.append(f"%member = add i64 {count}, 0")
         return lines
 
 
 def _table(name: str, values: list[int]) -> str:
-    given = ", ".join(f"i64 {value}" for value in values)
-    return f"@{name} = internal constant [{len(values)} x i64] [{given}]\n"
+    elements = ", ".join(f"i64 {value}" for value in values)
+    return f"@{name} = internal constant [{len(values)} x i64] [{elements}]\n"

@@ -1,10 +1,10 @@
-"""`ModuleWords`: a SPIR-V module being written, as the words of its sections.
+"""`ModuleWords` writes a SPIR-V module as the words of its sections.
 
     m = ModuleWords(); f32 = m.float_type(32); one = m.constant(f32, …)       each type and constant is there once
     m.code += m.instruction(Op.FADD, f32, m.new_id(), a, b)
     m.to_bytes()
 
-The numbers of instructions are those of the SPIR-V specification. Version 1.5, which Vulkan 1.2 takes.
+Opcode numbers are those of the SPIR-V specification, version 1.5, which Vulkan 1.2 accepts.
 """
 
 import struct
@@ -163,8 +163,8 @@ class ModuleWords:
         """Of a type or constant that is the same wherever it is needed: its result comes first."""
         key = (op, *operands)
         if key not in self._once:
-            found = self._once[key] = self.new_id()
-            self.declarations += instruction(op, found, *operands)
+            result = self._once[key] = self.new_id()
+            self.declarations += instruction(op, result, *operands)
         return self._once[key]
 
     def void_type(self) -> int:
@@ -192,10 +192,10 @@ class ModuleWords:
         key = (Op.TYPE_ARRAY, element, length, stride)
         if key not in self._once:
             size = self.word(length)
-            found = self._once[key] = self.new_id()
-            self.declarations += instruction(Op.TYPE_ARRAY, found, element, size)
+            result = self._once[key] = self.new_id()
+            self.declarations += instruction(Op.TYPE_ARRAY, result, element, size)
             if stride:
-                self.decorations += instruction(Op.DECORATE, found, 6, stride)
+                self.decorations += instruction(Op.DECORATE, result, 6, stride)
         return self._once[key]
 
     def pointer_type(self, storage: Storage, element: int) -> int:
@@ -208,8 +208,8 @@ class ModuleWords:
         """A struct of one member, as the host lays it out."""
         key = (Op.TYPE_STRUCT, member)
         if key not in self._once:
-            found = self._declared(Op.TYPE_STRUCT, member)
-            self.decorations += instruction(Op.DECORATE, found, 2) + instruction(Op.MEMBER_DECORATE, found, 0, 35, 0)
+            result = self._declared(Op.TYPE_STRUCT, member)
+            self.decorations += instruction(Op.DECORATE, result, 2) + instruction(Op.MEMBER_DECORATE, result, 0, 35, 0)
         return self._once[key]
 
     # Constants and variables.
@@ -226,32 +226,32 @@ class ModuleWords:
     def constant(self, kind: int, *words: int) -> int:
         key = (Op.CONSTANT, kind, *words)
         if key not in self._once:
-            found = self._once[key] = self.new_id()
-            self.declarations += instruction(Op.CONSTANT, kind, found, *words)
+            result = self._once[key] = self.new_id()
+            self.declarations += instruction(Op.CONSTANT, kind, result, *words)
         return self._once[key]
 
     def typed_constant(self, op: int, kind: int, *operands: int) -> int:
         """True, false, null, or one made of others."""
         key = (op, kind, *operands)
         if key not in self._once:
-            found = self._once[key] = self.new_id()
-            self.declarations += instruction(op, kind, found, *operands)
+            result = self._once[key] = self.new_id()
+            self.declarations += instruction(op, kind, result, *operands)
         return self._once[key]
 
     def variable(self, storage: Storage, element: int, initial: int | None = None) -> int:
         """Of the module; each call another one."""
-        kind, found = self.pointer_type(storage, element), self.new_id()
-        given = () if initial is None else (initial,)
-        self.declarations += instruction(Op.VARIABLE, kind, found, storage, *given)
-        self._interface.append(found)
-        return found
+        kind, result = self.pointer_type(storage, element), self.new_id()
+        initializer = () if initial is None else (initial,)
+        self.declarations += instruction(Op.VARIABLE, kind, result, storage, *initializer)
+        self._interface.append(result)
+        return result
 
     def built_in(self, what: int, element: int) -> int:
         """A variable that the device fills."""
         key = (-1, what)
         if key not in self._once:
-            found = self._once[key] = self.variable(Storage.INPUT, element)
-            self.decorations += instruction(Op.DECORATE, found, 11, what)
+            result = self._once[key] = self.variable(Storage.INPUT, element)
+            self.decorations += instruction(Op.DECORATE, result, 11, what)
         return self._once[key]
 
     def to_bytes(self, entry: int, name: str, threads: int, modes: Sequence[tuple[int, ...]]) -> bytes:

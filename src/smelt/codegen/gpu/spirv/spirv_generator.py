@@ -1,4 +1,4 @@
-"""`SpirvGenerator`: GPU schedules as SPIR-V, for chips that take that form. A chip compiles each phase by itself.
+"""`SpirvGenerator`: GPU schedules as SPIR-V, for chips that take that form. The chip compiles each phase separately.
 
     load(["define spir_kernel void @k0_0(…)"])  →  chip.compile(KernelModule("spirv", (b"…",), ("k0_0",)))
 """
@@ -54,5 +54,5 @@ class SpirvGenerator(GpuGenerator):
 
 def spirv_module(text: str) -> KernelModule:
     """What a chip is given for a text: a binary for each function that is launched."""
-    found = translated(text)
-    return KernelModule("spirv", tuple(found.values()), tuple(found))
+    binaries = translated(text)
+    return KernelModule("spirv", tuple(binaries.values()), tuple(binaries))

@@ -1,10 +1,10 @@
-"""`Spirv`: the primitives of GPU schedules for Vulkan; the text is that of one thread, and `translate` reads it.
+"""`Spirv`: the primitives of GPU schedules for Vulkan. The text is that of one thread, and `translate` reads it.
 
     define spir_kernel void @k0_0(ptr addrspace(1) %b0, …, ptr addrspace(1) %workspace, i64 %size0, …) "threads"="256"
 
-A warp is what Vulkan calls a subgroup. Which thread of its group one is follows from its subgroup and its lane there:
-how devices number the threads of a group otherwise is left open. Shared memory has no addresses, so each array is a
-variable of its own for each kind of number that is kept in it.
+A warp is what Vulkan calls a subgroup. A thread's number follows from its subgroup and its lane, because Vulkan does
+not specify how devices number the threads of a group. Shared memory has no addresses, so each array is a separate
+variable for each type of number kept in it.
 """
 
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ class Spirv(OneThread):
 
     # Where this is.
 
-    def _asked(self, name: str, parameters: str = "", given: str = "") -> LlvmValue:
+    def _asked(self, name: str, parameters: str = "", arguments: str = "") -> LlvmValue:
         if name not in self._known:
             self.declared.add(f"declare i32 @{name}({parameters})")
-            found = self.fresh("here")
-            self.prologue.append(f"{found} = call i32 @{name}({given})")
-            self._known[name] = LlvmValue(found, "i32")
+            name_of = self.fresh("here")
+            self.prologue.append(f"{name_of} = call i32 @{name}({arguments})")
+            self._known[name] = LlvmValue(name_of, "i32")
         return self._known[name]
 
     def _wide(self, value: LlvmValue) -> LlvmValue:
@@ -58,13 +58,13 @@ class Spirv(OneThread):
         if "block" not in self._known:
             here = self._asked("llvm.spv.group.id.i32", "i32", "i32 0")
             self.declared.add("declare i64 @smelt.first_block()")
-            first, wide, found = (self.fresh("block") for _ in range(3))
+            first, wide, block = (self.fresh("block") for _ in range(3))
             self.prologue += [
                 f"{first} = call i64 @smelt.first_block()",
                 f"{wide} = zext {here} to i64",
-                f"{found} = add i64 {first}, {wide}",
+                f"{block} = add i64 {first}, {wide}",
             ]
-            self._known["block"] = LlvmValue(found, "i64")
+            self._known["block"] = LlvmValue(block, "i64")
         return self.convert("trunc", self._known["block"], self.index_kind)
 
     # Memory.
@@ -94,9 +94,9 @@ class Spirv(OneThread):
         mine = self.convert("trunc", self.lshr(old, shift), whole)
         new = change(self._back(mine, kind), value)
         word = self.convert("zext", self.bits(new) if kind.startswith("f") else new, "i32")
-        given = self.or_(self.and_(old, others), self.shl(word, shift))
+        updated = self.or_(self.and_(old, others), self.shl(word, shift))
         pair = self.fresh()
-        self.emit(f"{pair} = cmpxchg {GLOBAL} {aligned}, {old}, {given} monotonic monotonic")
+        self.emit(f"{pair} = cmpxchg {GLOBAL} {aligned}, {old}, {updated} monotonic monotonic")
         seen = self.op(f"extractvalue {{ i32, i1 }} {pair}, 0", "i32", 1)
         stored = self.op(f"extractvalue {{ i32, i1 }} {pair}, 1", "i1", 1)
         self.lines[place] = f"{old.name} = phi i32 [ {first.name}, %{before} ], [ {seen.name}, %{self.block} ]"
@@ -125,7 +125,7 @@ class Spirv(OneThread):
         self._arrays.add((first, kind))
         return f"@{self.symbol}.shared{first}.{kind}"
 
-    # What threads tell each other.
+    # Exchange between threads.
 
     def shuffle_xor(self, value: LlvmValue, distance: int) -> LlvmValue:
         return self.shuffle_from(value, self.xor(self.lane(), distance))
@@ -151,9 +151,9 @@ class Spirv(OneThread):
         assert self._words is not None
         self.store_shared(self._words, self.thread(), word)
         self.warp_barrier()
-        found = self.load_shared(self._words, self.add(self.mul(self.warp_number(), self.warp), lane), "i32")
+        loaded = self.load_shared(self._words, self.add(self.mul(self.warp_number(), self.warp), lane), "i32")
         self.warp_barrier()  # before the next value is there
-        return found
+        return loaded
 
     def barrier(self) -> None:
         self.has_barrier = True

@@ -1,15 +1,15 @@
-"""LLVM text, as `Builder` writes it for one thread, → SPIR-V modules for Vulkan, one for each entry.
+"""Translates LLVM text, as `Builder` writes it for one thread, to SPIR-V modules for Vulkan, one per entry.
 
     define spir_kernel void @k0_0(ptr addrspace(1) %b0, …, i64 %size0) "threads"="256" "features"="+nan32" {…}
     → {"k0_0": b"…"}
 
-LLVM's own SPIR-V back end is not asked: it ends the process on what it does not know, writes unordered comparisons as
-an instruction that shaders do not have, does not forbid that a product and a sum are rounded as one, and has no
-addresses, without which each launch would have to describe each of its buffers to the driver. Here global memory is
-reached by addresses of 64 bits, as on any GPU. float16 is held as its bits: it is only ever moved and converted.
+LLVM's own SPIR-V back end is not used: it aborts on unsupported input, writes unordered comparisons as an instruction
+that shaders do not have, does not forbid fusing a product and a sum, and has no addresses, so that each launch would
+have to describe each buffer to the driver. Here global memory has 64-bit addresses, as on any GPU. float16 is held as
+its bits: it is only moved and converted.
 
-Parameters of a launch are numbers of 64 bits: buffers, workspace, sizes; `PUSHED` of them at most are push constants,
-of more there is an address. The block number of the first block comes first.
+Launch parameters are 64-bit numbers: the first block's number, buffers, workspace, sizes. At most `PUSHED` of them are
+push constants; a longer list is passed by address.
 """
 
 import re
@@ -66,17 +66,17 @@ _ORDERED = 0x8 | 0x40 | 0x100  # acquire and release, of buffers and of shared m
 
 def _parts(text: str) -> list[str]:
     """What is between commas, but for those in brackets."""
-    found, depth, begin = [], 0, 0
+    parts, depth, begin = [], 0, 0
     for place, letter in enumerate(text):
         if letter in "<([{":
             depth += 1
         elif letter in ">)]}":
             depth -= 1
         elif letter == "," and not depth:
-            found.append(text[begin:place].strip())
+            parts.append(text[begin:place].strip())
             begin = place + 1
     rest = text[begin:].strip()
-    return [*found, rest] if rest else found
+    return [*parts, rest] if rest else parts
 
 
 def _typed(text: str) -> tuple[str, str]:
@@ -113,9 +113,9 @@ class _Definition:
 def translated(text: str) -> dict[str, bytes]:
     """The modules of all entries of a text."""
     defined: dict[str, _Definition] = {}
-    for head, name, given, behind, body in _DEFINE.findall(text):
+    for head, name, parameters, behind, body in _DEFINE.findall(text):
         attributes = dict(_ATTRIBUTE.findall(behind))
-        defined[name] = _Definition(head, name, _parts(given), attributes, body.splitlines())
+        defined[name] = _Definition(head, name, _parts(parameters), attributes, body.splitlines())
     tables = {name: (kind, int(length), element, rest) for name, kind, length, element, rest in _TABLE.findall(text)}
     return {name: _Module(defined, tables).entry(each) for name, each in defined.items() if each.is_entry}
 
@@ -175,12 +175,12 @@ class _Module:
             array = self.m.array_type(self.kind(element), length)
             zero = self.m.word(0)
             if kind == "global":
-                found = _Place(self.m.variable(Storage.WORKGROUP, array), Storage.WORKGROUP, element, zero)
+                place = _Place(self.m.variable(Storage.WORKGROUP, array), Storage.WORKGROUP, element, zero)
             else:
                 values = [self.constant(*_typed(each)) for each in _parts(rest.strip()[1:-1])]
                 initial = self.m.typed_constant(Op.CONSTANT_COMPOSITE, array, *values)
-                found = _Place(self.m.variable(Storage.PRIVATE, array, initial), Storage.PRIVATE, element, zero)
-            self._variables[name] = found
+                place = _Place(self.m.variable(Storage.PRIVATE, array, initial), Storage.PRIVATE, element, zero)
+            self._variables[name] = place
         return self._variables[name]
 
     def helper(self, name: str, room: int) -> int:
@@ -190,10 +190,10 @@ class _Module:
             _Function(self, self.defined[name], room).write(self._functions[name])
         return self._functions[name]
 
-    def entry(self, given: _Definition) -> bytes:
-        found = self.m.new_id()
-        features = set(given.attributes.get("features", "").split(","))
-        _Function(self, given, 0).write(found)
+    def entry(self, definition: _Definition) -> bytes:
+        entry = self.m.new_id()
+        features = set(definition.attributes.get("features", "").split(","))
+        _Function(self, definition, 0).write(entry)
         modes = []
         for feature in sorted(features):
             match = re.fullmatch(r"\+(denorm|nan|even)(\d+)", feature)
@@ -201,16 +201,16 @@ class _Module:
                 number, capability = _MODES[match[1]]
                 self.m.capabilities.add(capability)
                 modes.append((number, int(match[2])))
-        return self.m.to_bytes(found, given.name, int(given.attributes["threads"]), modes)
+        return self.m.to_bytes(entry, definition.name, int(definition.attributes["threads"]), modes)
 
 
 class _Function:
     """One function being written."""
 
-    def __init__(self, module: _Module, given: _Definition, room: int) -> None:
+    def __init__(self, module: _Module, definition: _Definition, room: int) -> None:
         self.module = module
         self.m = module.m
-        self.given = given
+        self.definition = definition
         self.room = room
         self.values: dict[str, int] = {}
         self.wide: dict[str, tuple[int, int]] = {}  # of 128 bits: low and high
@@ -223,15 +223,15 @@ class _Function:
         self.pairs_of_words = WideIntegers(self.m, self.op)
         self._awaited: list[tuple[int, str, str]] = []  # what phis take: where it goes, type and name
 
-    def write(self, found: int) -> None:
+    def write(self, function: int) -> None:
         m = self.m
-        blocks = structured(blocks_of(self.given.lines))
+        blocks = structured(blocks_of(self.definition.lines))
         head: list[int] = []
         kinds: list[int] = []
-        if self.given.is_entry:
+        if self.definition.is_entry:
             self._take_parameters()
         else:
-            for each in self.given.parameters:
+            for each in self.definition.parameters:
                 kinds.append(self._parameter(*_typed(each), head))
         begin, self.code = self.code, []
         for number, block in enumerate(blocks):
@@ -239,35 +239,35 @@ class _Function:
         for place, each, name in self._awaited:
             self.code[place] = self.value(each, name)
         kind = m.function_type(m.void_type(), kinds)
-        words = instruction(Op.FUNCTION, m.void_type(), found, 0, kind) + head
+        words = instruction(Op.FUNCTION, m.void_type(), function, 0, kind) + head
         m.code += words + self.code[:2] + self.locals + self.code[2:] + instruction(Op.FUNCTION_END)
 
     def _parameter(self, kind: str, name: str, head: list[int]) -> int:
         """Of a helper: a number, or an array of the caller's."""
-        found = self.m.new_id()
+        result = self.m.new_id()
         if kind != "ptr":
-            head += instruction(Op.FUNCTION_PARAMETER, self.module.kind(kind), found)
-            self.values[name] = found
+            head += instruction(Op.FUNCTION_PARAMETER, self.module.kind(kind), result)
+            self.values[name] = result
             return self.module.kind(kind)
-        element = "i64" if "wide" in self.given.name else "i32"
+        element = "i64" if "wide" in self.definition.name else "i32"
         array = self.m.array_type(self.module.kind(element), self.room)
         pointer = self.m.pointer_type(Storage.FUNCTION, array)
-        head += instruction(Op.FUNCTION_PARAMETER, pointer, found)
-        self.places[name] = _Place(found, Storage.FUNCTION, element, self.m.word(0))
+        head += instruction(Op.FUNCTION_PARAMETER, pointer, result)
+        self.places[name] = _Place(result, Storage.FUNCTION, element, self.m.word(0))
         return pointer
 
     # What a launch gives.
 
     def _take_parameters(self) -> None:
-        used = " ".join(self.given.lines)
-        for number, each in enumerate(self.given.parameters):
+        used = " ".join(self.definition.lines)
+        for number, each in enumerate(self.definition.parameters):
             _, name = _typed(each)
             if re.search(rf"{re.escape(name)}\b", used):
                 self.values[name] = self._given(self.m.integer(64, number))
 
     @property
     def _count(self) -> int:
-        return int(self.given.attributes.get("parameters", len(self.given.parameters)))
+        return int(self.definition.attributes.get("parameters", len(self.definition.parameters)))
 
     def _push_constant(self, place: int) -> int:
         m, i64 = self.m, self.m.int_type(64)
@@ -290,9 +290,9 @@ class _Function:
     # Words.
 
     def op(self, op: int, kind: int, *operands: int) -> int:
-        found = self.m.new_id()
-        self.code += instruction(op, kind, found, *operands)
-        return found
+        result = self.m.new_id()
+        self.code += instruction(op, kind, result, *operands)
+        return result
 
     def label(self, name: str) -> int:
         return self._labels.setdefault(name, self.m.new_id())
@@ -315,8 +315,8 @@ class _Function:
             self.values[name] = self.m.new_id()
             words = [self.module.kind(kind), self.values[name]]
             for pair in f"[{pairs}".split("],"):
-                given, _, source = pair.strip(" []").partition(", %")
-                self._awaited.append((len(self.code) + 1 + len(words), kind, given.strip()))
+                incoming, _, source = pair.strip(" []").partition(", %")
+                self._awaited.append((len(self.code) + 1 + len(words), kind, incoming.strip()))
                 words += [0, self.label(source.strip())]
             self.code += instruction(Op.PHI, *words)
         for line in block.lines:
@@ -344,9 +344,9 @@ class _Function:
         what, _, rest = text.partition(" ")
         while rest.partition(" ")[0] in _FLAGS:
             rest = rest.partition(" ")[2]
-        found = self._instruction(name, what, rest)
-        if found is not None and name:
-            self.values[name] = found
+        result = self._instruction(name, what, rest)
+        if result is not None and name:
+            self.values[name] = result
 
     # Instructions.
 
@@ -375,13 +375,13 @@ class _Function:
 
     def _exactly(self, op: int, kind: int, *operands: int) -> int:
         """Rounded by itself, not together with what comes before or after it."""
-        found = self.op(op, kind, *operands)
-        self.m.decorations += instruction(Op.DECORATE, found, 42)
-        return found
+        result = self.op(op, kind, *operands)
+        self.m.decorations += instruction(Op.DECORATE, result, 42)
+        return result
 
     def _convert(self, name: str, what: str, rest: str) -> int | None:
-        given, _, to = rest.rpartition(" to ")
-        kind, operand = _typed(given)
+        typed, _, to = rest.rpartition(" to ")
+        kind, operand = _typed(typed)
         if "i128" in (kind, to):
             i64 = self.m.int_type(64)
             if to == "i128":
@@ -416,13 +416,13 @@ class _Function:
         kind, name = _typed(rest)
         bits = 64 if kind == "double" else 32
         whole, m = self.m.int_type(bits), self.m
-        given = self.op(Op.BITCAST, whole, self.value(kind, name))
-        turned = self.op(_BINARY["xor"], whole, given, m.integer(bits, 1 << (bits - 1)))
-        return self.op(Op.BITCAST, self.module.kind(kind), turned)
+        pattern = self.op(Op.BITCAST, whole, self.value(kind, name))
+        negated = self.op(_BINARY["xor"], whole, pattern, m.integer(bits, 1 << (bits - 1)))
+        return self.op(Op.BITCAST, self.module.kind(kind), negated)
 
     def _do_icmp(self, _: str, rest: str) -> int:
-        how, _, given = rest.partition(" ")
-        first, second = _parts(given)
+        how, _, operands = rest.partition(" ")
+        first, second = _parts(operands)
         kind, left = _typed(first)
         a, b, result = self.value(kind, left), self.value(kind, second), self.m.bool_type()
         if kind == "i1":
@@ -430,15 +430,15 @@ class _Function:
         return self.op(_ICMP[how], result, a, b)
 
     def _do_fcmp(self, _: str, rest: str) -> int:
-        how, _, given = rest.partition(" ")
-        first, second = _parts(given)
+        how, _, operands = rest.partition(" ")
+        first, second = _parts(operands)
         kind, left = _typed(first)
         a, b, result = self.value(kind, left), self.value(kind, second), self.m.bool_type()
         if how in ("uno", "ord"):
-            found = self._is_nan(kind, a)
+            is_nan = self._is_nan(kind, a)
             if a != b:
-                found = self.op(Op.LOGICAL_OR, result, found, self._is_nan(kind, b))
-            return found if how == "uno" else self.op(Op.LOGICAL_NOT, result, found)
+                is_nan = self.op(Op.LOGICAL_OR, result, is_nan, self._is_nan(kind, b))
+            return is_nan if how == "uno" else self.op(Op.LOGICAL_NOT, result, is_nan)
         return self.op(_FCMP[how], result, a, b)
 
     def _is_nan(self, kind: str, value: int) -> int:
@@ -477,9 +477,9 @@ class _Function:
     def _do_alloca(self, name: str, rest: str) -> None:
         length, _, element = rest.partition("]")[0][1:].partition(" x ")
         array = self.m.array_type(self.module.kind(element), int(length))
-        found = self.m.new_id()
-        self.locals += instruction(Op.VARIABLE, self.m.pointer_type(Storage.FUNCTION, array), found, Storage.FUNCTION)
-        self.places[name] = _Place(found, Storage.FUNCTION, element, self.m.word(0))
+        local = self.m.new_id()
+        self.locals += instruction(Op.VARIABLE, self.m.pointer_type(Storage.FUNCTION, array), local, Storage.FUNCTION)
+        self.places[name] = _Place(local, Storage.FUNCTION, element, self.m.word(0))
         self.room = int(length)
 
     def _place(self, name: str) -> _Place:
@@ -522,16 +522,16 @@ class _Function:
         if space == "ptr addrspace(1)":
             return self._load_physical(kind, self.value(space, name), _alignment(kind, notes))
         place = self._place(name)
-        found = self.op(Op.LOAD, self.module.kind(place.element), self._element(place))
+        loaded = self.op(Op.LOAD, self.module.kind(place.element), self._element(place))
         if self.module.kind(kind) == self.module.kind(place.element):
-            return found
-        return self.op(Op.BITCAST, self.module.kind(kind), found)
+            return loaded
+        return self.op(Op.BITCAST, self.module.kind(kind), loaded)
 
     def _do_store(self, _: str, rest: str) -> None:
-        given, pointer, *notes = _parts(rest)
-        kind, _name = _typed(given)
+        typed, pointer, *notes = _parts(rest)
+        kind, _name = _typed(typed)
         space, name = _typed(pointer)
-        value = self.operand(given)
+        value = self.operand(typed)
         if space == "ptr addrspace(1)":
             where = self._physical(kind, self.value(space, name))
             self.code += instruction(Op.STORE, where, value, 2, _alignment(kind, notes))
@@ -542,8 +542,8 @@ class _Function:
         self.code += instruction(Op.STORE, self._element(place), value)
 
     def _do_atomicrmw(self, _: str, rest: str) -> int:
-        what, _, given = rest.partition(" ")
-        pointer, value, *_rest = _parts(given)
+        what, _, operands = rest.partition(" ")
+        pointer, value, *_rest = _parts(operands)
         space, name = _typed(pointer)
         kind, operand = _typed(value.partition(" syncscope")[0].partition(" monotonic")[0])
         self._needs_atomics(kind)
@@ -563,10 +563,10 @@ class _Function:
         self._needs_atomics(kind)
         where, before = self._physical(kind, self.value(space, address)), self.operand(old)
         scope, order = self.m.word(_DEVICE), self.m.word(0)
-        found = self.op(
+        observed = self.op(
             Op.ATOMIC_COMPARE_EXCHANGE, self.module.kind(kind), where, scope, order, order, self.operand(new), before
         )
-        self.pairs[name] = found, self.op(Op.I_EQUAL, self.m.bool_type(), found, before)
+        self.pairs[name] = observed, self.op(Op.I_EQUAL, self.m.bool_type(), observed, before)
 
     # Calls.
 
@@ -574,19 +574,19 @@ class _Function:
         match = re.fullmatch(r"(?:[a-z]+ )*?(\S+) @([\w.$-]+)\((.*)\)", rest)
         if match is None:
             raise SmeltError("SM030", f"SPIR-V has no call {rest}")
-        kind, callee, given = match[1], match[2], _parts(match[3])
+        kind, callee, arguments = match[1], match[2], _parts(match[3])
         if callee in _BUILT_IN:
             return self._built_in(callee)
         if callee in self.module.defined:
-            self._helper(callee, given)
+            self._helper(callee, arguments)
             return None
         if callee == "smelt.first_block":
             return self._push_constant(self.m.word(0))
         if callee == "smelt.parameter":
-            return self._given(self.operand(given[0]))
+            return self._given(self.operand(arguments[0]))
         if callee.startswith("llvm.spv."):
-            return self._between_threads(callee, kind, given)
-        return self._math(callee, kind, given)
+            return self._between_threads(callee, kind, arguments)
+        return self._math(callee, kind, arguments)
 
     def _built_in(self, name: str) -> int:
         word = self.m.int_type(32)
@@ -597,15 +597,15 @@ class _Function:
         whole = self.op(Op.LOAD, vector, self.m.built_in(_BUILT_IN[name], vector))
         return self.op(Op.COMPOSITE_EXTRACT, word, whole, 0)
 
-    def _helper(self, name: str, given: Sequence[str]) -> None:
+    def _helper(self, name: str, arguments: Sequence[str]) -> None:
         operands = []
-        for each in given:
+        for each in arguments:
             kind, operand = _typed(each)
             operands.append(self._place(operand).variable if kind == "ptr" else self.value(kind, operand))
-        found = self.module.helper(name, self.room)
-        self.op(Op.FUNCTION_CALL, self.m.void_type(), found, *operands)
+        function = self.module.helper(name, self.room)
+        self.op(Op.FUNCTION_CALL, self.m.void_type(), function, *operands)
 
-    def _between_threads(self, name: str, kind: str, given: Sequence[str]) -> int | None:
+    def _between_threads(self, name: str, kind: str, arguments: Sequence[str]) -> int | None:
         m = self.m
         match name:
             case "llvm.spv.group.memory.barrier.with.group.sync":
@@ -619,14 +619,14 @@ class _Function:
                 return None
             case "llvm.spv.wave.readlane.i32":
                 m.capabilities |= {Capability.GROUP, Capability.GROUP_SHUFFLE}
-                value, lane = map(self.operand, given)
+                value, lane = map(self.operand, arguments)
                 return self.op(Op.GROUP_SHUFFLE, self.module.kind(kind), m.word(_SUBGROUP), value, lane)
         raise SmeltError("SM030", f"no device has {name}")
 
-    def _math(self, callee: str, kind: str, given: Sequence[str]) -> int:
+    def _math(self, callee: str, kind: str, arguments: Sequence[str]) -> int:
         match = re.fullmatch(r"llvm\.([a-z]+(?:\.sat)?)\..*", callee)
         what = match[1] if match else callee
-        operands = [self.operand(each) for each in given]
+        operands = [self.operand(each) for each in arguments]
         into = self.module.kind(kind)
         if what in _MATH:
             return self.op(Op.EXT_INST, into, self.m.math, _MATH[what], *operands)
@@ -639,7 +639,7 @@ class _Function:
         if what == "copysign":
             return self._copysign(kind, *operands)
         if what == "fptosi.sat":
-            return self._saturated(kind, _typed(given[0])[0], operands[0])
+            return self._saturated(kind, _typed(arguments[0])[0], operands[0])
         raise SmeltError("SM030", f"no device has the function {callee}")
 
     def _extreme(self, what: str, kind: str, a: int, b: int) -> int:
@@ -667,9 +667,9 @@ class _Function:
         beyond = self.op(Op.LOGICAL_OR, result, above, below)
         outside = self.op(Op.LOGICAL_OR, result, beyond, self._is_nan(source, value))
         inside = self.op(Op.SELECT, self.module.kind(source), outside, self.module.constant(source, "0.0"), value)
-        found = self.op(Op.CONVERT_F_TO_S, into, inside)
-        found = self.op(Op.SELECT, into, above, self.m.integer(bits, (1 << (bits - 1)) - 1), found)
-        return self.op(Op.SELECT, into, below, self.m.integer(bits, 1 << (bits - 1)), found)
+        converted = self.op(Op.CONVERT_F_TO_S, into, inside)
+        converted = self.op(Op.SELECT, into, above, self.m.integer(bits, (1 << (bits - 1)) - 1), converted)
+        return self.op(Op.SELECT, into, below, self.m.integer(bits, 1 << (bits - 1)), converted)
 
 
 def _bytes_of(kind: str) -> int:

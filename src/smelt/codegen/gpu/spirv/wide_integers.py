@@ -1,4 +1,4 @@
-"""Integers of 128 bits as two of 64: what the reduction of large angles computes with. SPIR-V has none.
+"""128-bit integers as pairs of 64-bit ones, for the reduction of large angles. SPIR-V has none.
 
     shl i128 %z, %n    →    low << n, (high << n) | (low >> 1 >> (63 - n))        where n is below 64
 

@@ -1,8 +1,7 @@
-"""Elementary functions as straight vector code: the same text for any number of lanes and any target.
+"""Elementary functions as straight-line vector code: the same text for any number of lanes and any target.
 
-`FLOAT32[name](b, x)` writes the function for f32, `FLOAT64` the same for f64. No function of the C library is called,
-but for f64 on processors without fma. Accuracy, measured over the whole range, is in docs/math.md; the polynomials
-come from tools/fit_math.py.
+`FLOAT32[name](b, x)` writes the function for f32, `FLOAT64` for f64. The C library is only called for f64 on processors
+without fma. Accuracy, measured over the whole range, is in docs/math.md; the polynomials come from tools/fit_math.py.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Functions of the C library, called once a lane: f64 versions of what vector code needs fma for."""
+"""Calls functions of the C library, once per lane: f64 functions on processors without fma."""
 
 from collections.abc import Callable
 
