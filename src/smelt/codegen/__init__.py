@@ -18,7 +18,7 @@ __all__ = ["CompiledKernel", "assembly", "built_code", "compile_kernels", "forge
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when it is asked for: a program out of the disk cache needs none of it."""
+    """Import lazily: a program from the disk cache needs none of it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from smelt.codegen import build

@@ -74,7 +74,7 @@ class TargetCode:
 
     @property
     def outside(self) -> tuple[str, ...]:
-        """What the code calls and does not have, by name: whoever loads it has to."""
+        """External symbols that the code calls: the loader must provide them."""
         return tuple(dict.fromkeys(slot.name for slot in self.image.slots if slot.name))
 
 

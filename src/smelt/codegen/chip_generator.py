@@ -35,7 +35,7 @@ _ENTRY = re.compile(r"^define void @(k\d+)\(", re.MULTILINE)
 
 
 def module_for_one_thread(text: str) -> str:
-    """LLVM text with the function that shares points out between threads: it gives all of them to the caller."""
+    """LLVM text with a `smelt_parallel_for` that runs all points on the calling thread."""
     if f"@{PARALLEL_FOR}" not in text:
         return text
     return _ALL_AT_ONCE + _DECLARED.sub("", text)

@@ -26,7 +26,7 @@ from smelt.symbolic.shapes import Size
 
 @dataclass(frozen=True, slots=True)
 class EntryCode:
-    """LLVM text of one kernel: its functions, and what they need declared or defined once per module."""
+    """LLVM text of one kernel: its functions, and the declarations and helpers they need once per module."""
 
     functions: str
     declarations: frozenset[str]
@@ -40,8 +40,8 @@ class EntryCode:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Kernels of one body, by their places in a list, each with its length. In the body that is `more` than a symbol
-    stands for, which is no less than `SMALLEST`."""
+    """Kernels of one body, by their places in a list, each with its length. In the body the length is `more` than its
+    symbol, which is at least `SMALLEST`."""
 
     body: Kernel
     more: int
@@ -64,7 +64,7 @@ class Generator(Protocol):
         """Its steps, for the map of the compiler: title → rows."""
 
     def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
-        """What the functions of kernels are called in their module, or begin with: each another name."""
+        """Unique names, or name prefixes, for the functions of kernels in their module."""
 
     def share(self, kernels: Sequence[Kernel], fuel: Fuel, of: str) -> Sequence[Family]:
         """Kernels that are to have one body. `of`: what `bisect` calls their program."""
@@ -97,7 +97,7 @@ class Generator(Protocol):
 
 
 def numbered(kernels: Sequence[AnyKernel]) -> list[str]:
-    """Names by place alone, so that equal kernels have equal text whatever they are called."""
+    """Names by position, so that equal kernels have equal text whatever their names are."""
     return [f"k{place}" for place in range(len(kernels))]
 
 

@@ -48,7 +48,7 @@ class _Number(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A kernel's functions without their numbers, which stand between its pieces; `own`: what it reads by address."""
+    """A kernel's functions split at their numbers; `own`: the numbers it reads by address."""
 
     pieces: tuple[str, ...]
     numbers: tuple[_Number, ...]
@@ -110,7 +110,7 @@ def _parsed(functions: str, symbol: str) -> _Text:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """The text that kernels share. `numbers`: what each gets in front of its own numbers, by its place."""
+    """The text that kernels share. `numbers`: those of each kernel by its place, in front of its own."""
 
     name: str
     text: str
@@ -174,7 +174,7 @@ def _element(kind: str) -> str:
 
 
 def _words(number: _Number) -> tuple[int, ...]:
-    """What is in the array for a number. Of a divisor that and ⌈2⁶⁴ / divisor⌉."""
+    """The array elements of a number. A divisor has two: itself and ⌈2⁶⁴ / divisor⌉."""
     if number.kind != "divisor":
         return (_signed(number.value),)
     return number.value, _signed(-(-(1 << 64) // number.value))

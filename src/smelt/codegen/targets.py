@@ -121,7 +121,7 @@ def _simt_host_launcher(code: KernelCode, unaligned: Unaligned | None) -> _nativ
 
 
 def grid_contraction_cycles(kernel: Kernel) -> float | str:
-    """That there is code; how long it takes nobody has measured, so that it is made where it is asked for alone."""
+    """Whether there is code. Its time is not measured, so it is used only on request."""
     from smelt.codegen.gpu.products.product_tiles import why_no_tile
 
     return why_no_tile(kernel) or math.inf

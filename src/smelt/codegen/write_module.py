@@ -38,7 +38,7 @@ def asked(kernel: AnyKernel) -> tuple[Target, Generator]:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What has to be in one module: the code of a kernel, or of several by their places and the body they share."""
+    """Code that must be in one module: that of a kernel, or of several by their places and the body they share."""
 
     entries: dict[int, EntryCode]
     body: tuple[EntryCode, ...] = ()
@@ -71,7 +71,7 @@ def units(kernels: Sequence[AnyKernel], symbols: Sequence[str], target: Target, 
 
 
 def _shared(generator: Generator, kernels: Sequence[AnyKernel], how: How) -> Iterator[tuple[Family, list[int]]]:
-    """Kernels that are to have one body, with their places. What is launched as one is of one body already."""
+    """Kernels that share a body, with their places. Grouped launches have one body already."""
     single = {place: kernel for place, kernel in enumerate(kernels) if isinstance(kernel, Kernel)}
     places = list(single)
     for family in generator.share(list(single.values()), how.fuel, how.of):
@@ -95,7 +95,8 @@ def module_of(units: Sequence[Unit]) -> ModuleText:
 
 
 def written(symbol: str, kernel: AnyKernel, target: Target, how: How) -> EntryCode:
-    """Written with a `ShapeEnv` of its own, so that all it relies on is seen, whoever else relied on it before."""
+    """Written with its own `ShapeEnv`, so that all facts it relies on are recorded, even those that others relied on
+    before."""
     generator = asked(kernel)[1]
     if isinstance(kernel, KernelGroup):
         return generator.emit_group(symbol, kernel.kernels, target)
@@ -106,7 +107,7 @@ def written(symbol: str, kernel: AnyKernel, target: Target, how: How) -> EntryCo
 
 
 def join(codes: Sequence[EntryCode]) -> ModuleText:
-    """One module: what is declared or defined for several kernels appears once."""
+    """One module: shared declarations and definitions appear once."""
     declarations = sorted(frozenset().union(*(code.declarations for code in codes)))
     helpers = {name: text for code in codes for name, text in code.helpers}
     return ModuleText(tuple(declarations), tuple(helpers.items()), "\n".join(code.functions for code in codes))

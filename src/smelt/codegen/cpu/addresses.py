@@ -17,7 +17,7 @@ from smelt.symbolic.symsize import is_symsize
 
 @dataclass(slots=True)
 class Addresses:
-    """Addresses at the point where the loops of one part stand."""
+    """Addresses at the current position of a part's loops."""
 
     b: Builder
     plan: SchedulePlan

@@ -35,7 +35,7 @@ class Run:
 
     @classmethod
     def of(cls, name: str, stride: Size, extent: Size, iotas: Mapping[str, tuple[LlvmValue, int]]) -> "Run | None":
-        """The run of a value that is a position; None where neighbouring lanes do not lie side by side."""
+        """The run of a value that is a position; None if adjacent lanes are not adjacent in memory."""
         if name not in iotas or is_symsize(stride):
             return None
         first, pace = iotas[name]
@@ -73,7 +73,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunMemory:
-    """What a run is read from: a buffer of `size` elements, counted from the one with the number `base`."""
+    """The memory of a run: a buffer of `size` elements, counted from element `base`."""
 
     buffer: str
     kind: str

@@ -89,6 +89,6 @@ def _write_entry(b: Builder, variants: Sequence[tuple[str, SchedulePlan]], works
 
 
 def _variant(b: Builder, name: str, plan: SchedulePlan) -> tuple[LlvmValue, LlvmValue, LlvmValue]:
-    """What the launcher is given: the part, how many threads at most, and what is shared out."""
+    """The launcher's arguments: the part, the maximum number of threads, and the extent that is shared out."""
     most = lesser(plan.threads, plan.extent)
     return LlvmValue(f"@{name}.part", "ptr"), b.const("i64", most), b.const("i64", plan.extent)

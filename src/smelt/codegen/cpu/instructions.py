@@ -47,7 +47,7 @@ _FEW_LANES = 4
 
 @dataclass(slots=True)
 class InstructionWriter:
-    """Writes instructions where the loops stand, and knows what those before gave."""
+    """Writes instructions at the current loop position, and keeps the values of earlier ones."""
 
     b: Builder
     plan: SchedulePlan
@@ -105,7 +105,7 @@ class InstructionWriter:
                 self._scatter(instruction)
 
     def hold_addresses(self, instructions: Sequence[Instruction]) -> None:
-        """Work out before the loops what each access adds for its row."""
+        """Compute the row part of each access before the loops."""
         for instruction in instructions:
             if isinstance(instruction, Load | Gather | Store | Scatter):
                 self.at.of_row(instruction.buffer, instruction.index)

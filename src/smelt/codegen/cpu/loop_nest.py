@@ -199,7 +199,7 @@ class LoopNest:
         loop.end()
 
     def _tile_in_lines(self, tile: transpose_tiles.Tile, top: LlvmValue) -> None:
-        """Its rows by non-temporal stores, if what they write begins where cache lines do."""
+        """Write the rows of a tile by non-temporal stores, if they start at cache lines."""
         self.at.rows.clear()
         stores = [i for i in self.plan.kernel.instructions() if isinstance(i, Store)]
         whole = transpose_tiles.whole_lines(self.b, [self.at.of(each.buffer, each.index) for each in stores])
@@ -227,7 +227,7 @@ class LoopNest:
         return inside
 
     def attend(self, stage: Stage, prefetch_by: int = 0) -> None:
-        """What a loop reads before it comes there; asked for so many elements before or, for 0, as the target says."""
+        """Prefetch the reads of a loop, so many elements ahead or, for 0, as far as the target says."""
         self._hold_next_row(stage)
         self.prefetch_by = prefetch_by
         self.prefetched = prefetched(self.plan, stage) if prefetch_by or self.b.target.prefetch_distance else []
@@ -258,7 +258,7 @@ class LoopNest:
         return fold
 
     def _hold_next_row(self, stage: Stage) -> None:
-        """In the loop that asks for it, where each read lies that the next row begins with."""
+        """Compute, in the loop that prefetches it, the addresses of the next row's first reads."""
         self.next_row = []
         for load in self.plan.fetched if stage is asking(self.plan.kernel) else ():
             further = load.index.stride(self.plan.kernel.rows[-1].name) * self.plan.fetched_rows
@@ -266,7 +266,7 @@ class LoopNest:
             self.next_row.append(self.b.element(here, self.at.layout.kinds[load.buffer], self.number(further)))
 
     def _fetch(self, column: LlvmValue) -> None:
-        """Every cache line of what a vector of this loop reads, as far ahead as each is prefetched."""
+        """Prefetch every cache line that a vector of this loop reads, each at its distance."""
         starts: list[tuple[Load, str]] = []
         for load, start in zip(self.plan.fetched, self.next_row, strict=False):
             further = column if load.index.stride(self.at.vector_axis) == 1 else self.b.sub(0, column)
@@ -367,7 +367,7 @@ class LoopNest:
         loop_reductions.assign(started, loop.end(*loop_reductions.carried(started), *held))
 
     def _read_pipelined(self, name: str, column: LlvmValue, most: LlvmValue) -> list[LlvmValue]:
-        """What the loop reads one vector before, at `column` or at the last there is."""
+        """The loads that the loop issues one vector early, at `column` or at the last one."""
         if self.pipelined:
             self.at.axes[name] = self.b.intrinsic("llvm.smin", column, most)
         return [self.code.load_raw(load.buffer, load.index) for load in self.pipelined]
@@ -438,7 +438,7 @@ class LoopNest:
         row_accumulators.finish(self.b, results, self.at.pointers, parts)
 
     def _unit_offset(self, accumulator: Accumulator) -> LlvmValue:
-        """What the axes shared out between threads add to the place of a result."""
+        """The part of a result's position that the axes shared between threads contribute."""
         index = accumulator.instruction.index
         base = self.number(index.offset)
         apart = self.plan.unit_axes if self.plan.split is Split.INDEPENDENT_ROWS else ()

@@ -120,7 +120,7 @@ class OnlineReductions:
         self.sum = self.b.fadd(self.sum, self.b.convert("fpext", narrow, "f64"))
 
     def _finish_sum(self) -> None:
-        """The sum relative to what the kernel says. Of an infinite maximum, that one power is all there is to it."""
+        """The sum relative to the kernel's reference. An infinite maximum has one exponential only."""
         b, values = self.b, self.body.code.values
         peak, reference = (
             b.convert("fpext", values[name], "f64") for name in (self.loops.peak.out, self.loops.reference)
@@ -135,7 +135,7 @@ class OnlineReductions:
         return self.b.element(self.body.at.pointers[REFERENCES], "f32", number)
 
     def _make_good(self, column: LlvmValue) -> None:
-        """What the powers of a block are to be multiplied by, to be relative to the maximum of the row."""
+        """The factor that makes the exponentials of a block relative to the maximum of the row."""
         b, peak = self.b, self.body.code.values[self.loops.peak.out]
         then = b.load(self._reference_of(column), "f32")
         apart = b.fsub(b.convert("fpext", then, "f64"), b.convert("fpext", peak, "f64"))

@@ -133,7 +133,7 @@ def _behind(b: Builder, value: LlvmValue, step: int, first: float | bool) -> Llv
 
 
 def _run_logs(b: Builder, before: LlvmValue, value: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
-    """Logarithms of sums of exponentials, as pairs until the end: the largest, and what the others add to its one."""
+    """Log-sum-exps, as pairs until the end: the maximum, and the sum of the other exponentials relative to it."""
     most, rest = value, b.const(value.kind, 0.0, value.lanes)
     for step in _steps(value):
         most, rest = reductions.merge(b, most, rest, _behind(b, most, step, -math.inf), _behind(b, rest, step, -1.0))

@@ -23,7 +23,7 @@ _MIX = 0x9E3779B97F4A7C15  # odd, and its bits look random: neighbouring places 
 
 
 def nowhere(buffer: str) -> str:
-    """The name of the private place for what is not to be written to `buffer`."""
+    """The name of the private place that absorbs writes which must not reach `buffer`."""
     return f"{buffer}.nowhere"
 
 
@@ -42,7 +42,7 @@ def bucket(b: Builder, by: Sequence[tuple[LlvmValue, Size]]) -> LlvmValue:
 
 @dataclass(frozen=True, slots=True)
 class ScatterPut:
-    """What is put where: `first` is the address of the first lane if all places are 0, `step` the way to the next."""
+    """A write: `first` is the address of the first lane if all places are 0, `step` the stride to the next lane."""
 
     op: Reduction | None
     dtype: torch.dtype  # of the buffer

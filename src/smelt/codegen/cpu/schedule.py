@@ -68,7 +68,7 @@ _LONG_MATH_WORTH = 1 << 14  # points of functions, which take up to 1.6 times as
 
 
 class Split(Enum):
-    """What is shared out between threads."""
+    """The axis that is divided between threads."""
 
     INDEPENDENT_ROWS = "independent rows"  # points of the leading row axes, each with its accumulators
     ROWS = "rows"  # points of all row axes; accumulators are combined at the end
@@ -142,7 +142,7 @@ class SchedulePlan:
 
     @property
     def needs(self) -> tuple[tuple[Size, Size], ...]:
-        """Extents that vary, and what each must be at least; where one is not, `fallback` is run."""
+        """Dynamic extents and their minimums; `fallback` runs if one is smaller."""
         wanted = [(self.width, self.lanes)]
         if self.tile is not None:
             wanted += [(self.tile.down.size, self.tile.height), (self.tile.along.size, self.tile.width)]
@@ -188,8 +188,8 @@ def independent_rows_first(kernel: Kernel) -> tuple[Kernel, int]:
 
 
 def _keeps_apart(kernel: Kernel, scatter: Scatter) -> bool:
-    """Whether a position tells where along each axis and at which places it lies: each step is longer than all that
-    the shorter ones reach together."""
+    """Whether a position determines the index along each axis and the places: each stride exceeds the combined reach of
+    the smaller ones."""
     steps = [(abs(scatter.index.stride(axis.name)), axis.size) for axis in kernel.rows + kernel.cols]
     steps += [(abs(stride), extent) for _, stride, extent in scatter.by]
     reach: Size = 0
@@ -341,8 +341,8 @@ def _is_long_code(kernel: Kernel, worth: int) -> bool:
 
 
 def _lanes_of_long_code(kernel: Kernel, one: int, registers: int) -> int:
-    """Lanes of as few registers as leave no last vector, which would be the same code once more: where points may be
-    computed twice there is none."""
+    """As few lanes as avoid a remainder vector, which would duplicate the code; where points may be computed twice
+    there is no remainder."""
     size = kernel.cols[-1].size if kernel.cols else 1
     lanes = registers * one
     overlaps = all(idempotent(stage.body) for stage in kernel.stages)
@@ -352,12 +352,7 @@ def _lanes_of_long_code(kernel: Kernel, one: int, registers: int) -> int:
 
 
 def next_row(kernel: Kernel, target: Target) -> tuple[Load, ...]:
-    """Where a row takes several passes, all but the first wait for no memory: what the next row's first one reads.
-
-    One of several arrays, which then leaves the processor's own guesses to the others: a softmax's gradient runs at
-    26 GB/s so, at 21 with none prefetched and at 9 with both. And where rows come the other way round than what is in
-    them, which nothing guesses: a flip runs at 32 GB/s so, and at 15 otherwise.
-    """
+    """The first reads of the next row, for rows of several passes: later passes do not wait for memory."""
     loops = [stage for stage in kernel.stages if stage.loop]
     if not target.prefetch_next_row or not loops or not kernel.rows or len(kernel.cols) != 1:
         return ()
@@ -392,7 +387,7 @@ def streams(kernel: Kernel, body: Iterable[Instruction], steps: tuple[int, ...] 
 
 
 def only_folds_one_array(kernel: Kernel) -> bool:
-    """Whether all there is to memory is one array read, and what its columns come to."""
+    """Whether the kernel only reads one array and reduces its columns."""
     instructions = kernel.instructions()
     along = kernel.cols[-1].name if kernel.cols else ""
     folds = any(isinstance(i, Accumulate) and along in i.index.axes for i in instructions)
@@ -404,8 +399,8 @@ def _only_reads(body: Iterable[Instruction]) -> bool:
 
 
 def prefetchable(kernel: Kernel, stage: Stage) -> list[Load]:
-    """What a loop that reads one array may prefetch. With a second array, what the processor guesses by itself is as
-    good or better."""
+    """The loads that a loop over one array may prefetch. With a second array, the hardware prefetcher is as good or
+    better."""
     loads = streams(kernel, stage.body, (1, -1))
     # Of rows that run in reverse, the next does not begin where this one ends.
     loads = [load for load in loads if all(step * load.index.terms[-1][1] > 0 for _, step in load.index.terms)]
@@ -413,16 +408,12 @@ def prefetchable(kernel: Kernel, stage: Stage) -> list[Load]:
 
 
 def prefetched(plan: SchedulePlan, stage: Stage) -> list[Load]:
-    """What a loop prefetches, unless the row before it did."""
+    """The loads that a loop prefetches, unless the previous row did."""
     return prefetchable(plan.kernel, stage) if plan.prefetches and not plan.fetched else []
 
 
 def pipelined_loads(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
-    """What a loop with much to compute reads one vector early, before it stores the one it is at.
-
-    Where places are distinguished by the last bits of their address, 4 KiB say, a load that follows a store with
-    the same bits waits for it, and so for all that was computed for it: one vector would be done after the other.
-    """
+    """The loads that a compute-bound loop issues one vector early, before it stores the current one."""
     if not target.hoist_loads_over_stores or _only_reads(stage.body) or not compute_bound(stage.body):
         return []
     loads = streams(kernel, stage.body)

@@ -72,7 +72,7 @@ def _along(kernel: Kernel) -> Axis | None:
 
 
 def member(symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
-    """The entry of a kernel whose code is that of `body`; None if that is not right for what its symbol stands for."""
+    """The entry of a kernel that calls `body`; None if the body's assumptions do not hold for its length."""
 
     def values(_: Symbol) -> int:
         return value

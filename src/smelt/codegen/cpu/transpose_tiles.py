@@ -29,7 +29,7 @@ _ASKED = 4 * _CACHE_LINE  # of the lines read next: with so much asked for, the 
 
 @dataclass(frozen=True, slots=True)
 class TransposedRead:
-    """A read by way of a square: `source` in memory, kept in the private array `square`."""
+    """A read through a transposed tile: `source` in memory, `square` the private array."""
 
     source: Load
     square: str
@@ -87,7 +87,7 @@ def tiled(kernel: Kernel, lanes: int, target: Target, *, idempotent: bool) -> tu
 
 
 def _transposed_reads(kernel: Kernel, down: Axis, along: Axis) -> list[Load]:
-    """Reads that step by one along `down` and by more along `along`; not of what is also written here."""
+    """Reads with stride one along `down` and a larger one along `along`, of buffers that are not written here."""
     written = {i.buffer for i in kernel.instructions() if isinstance(i, Store)}
     return [
         i
@@ -127,7 +127,7 @@ def fills_whole_lines(kernel: Kernel, along: Axis, lanes: int, target: Target) -
 
 
 def _side(size: Size, step: int, most: int, idempotent: bool) -> int:
-    """The longest side up to `most` made of whole steps; one that divides `size` where points must not run twice."""
+    """The longest side up to `most` in whole steps; it divides `size` if points must not be computed twice."""
     sides = [side for side in range(step, max(step, most) + 1, step) if is_symsize(size) or side <= size]
     return max((side for side in sides if idempotent or known_equal(size % side, 0)), default=0)
 

@@ -97,7 +97,7 @@ class GpuGenerator(ABC):
     def _emit(
         self, symbol: str, plan: GridPlan, target: Target, aligned: bool, first: int, buffers: int
     ) -> EntryCode:
-        """Of a launch's `buffers`, those of the kernel begin at `first`."""
+        """The kernel's buffers begin at `first` among the launch's `buffers`."""
         sizes = Sizes(buffers)
         kind = "i64" if uses_wide_positions(plan) else "i32"
         builders: list[Simt] = []
@@ -143,7 +143,7 @@ def _body(phase: PhasePlan) -> type[PhaseBody]:
 
 
 def _given(sizes: Sizes, size: Size) -> None:
-    """A size that varies, which whoever launches has to know."""
+    """A dynamic size, which the launcher must know."""
     if is_symsize(size):
         sizes.slot(size)
 
@@ -212,7 +212,7 @@ class CudaGenerator(GpuGenerator):
 
 
 def _load_cuda(text: str, target: Target) -> Built:
-    """Assembled at once for the GPUs that are there, side by side with other texts; elsewhere PTX is all there is."""
+    """Assemble for the GPUs of this machine, in parallel with other texts; without a GPU keep the PTX."""
     code = CudaCode(ptx(text, target, llvm_compile.assembled))
     for device in {device.capability: device for device in devices() if why_not_device(device) is None}.values():
         code.image(device)

@@ -92,8 +92,8 @@ class Along(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """One grid. `width` points side by side are a thread's at once: of the last col axis, or along rows of the last
-    row axis."""
+    """One grid. A thread takes `width` adjacent points together: of the last col axis, or along rows of the last row
+    axis."""
 
     kernel: Kernel
     bounds: tuple[Bound, ...]
@@ -121,7 +121,7 @@ class PhasePlan:
 
     @property
     def stride(self) -> int:
-        """How many cols all threads of a team go through at once."""
+        """How many cols the threads of a team take together."""
         return self.team if self.along is Along.ROWS else self.team * self.width
 
     @property
@@ -277,8 +277,8 @@ def _phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
 
 
 def _clustered(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> PhasePlan | None:
-    """Blocks that share a row: so few rows are under way that what is read of them again is still in the cache; None
-    where rows are read once anyhow, or are short."""
+    """Blocks that share a row: so few rows are in flight that re-reads hit the cache; None if rows are read once
+    anyway, or are short."""
     if chip.cluster == 1 or whole.along is not Along.COLS or has_logs(kernel):
         return None
     if whole.unrolled:
@@ -377,8 +377,8 @@ def _kept(phase: PhasePlan, one_pass: OnePass) -> int:
 
 
 def _may_prefetch(phase: PhasePlan, one_pass: OnePass) -> bool:
-    """Whether what a thread has of the next row fits into registers beside this one: beside another block too, unless
-    no more threads can share a row."""
+    """Whether a thread's part of the next row fits into registers beside this one, and beside another block unless no
+    more threads can share a row."""
     if not phase.unrolled or _kept(phase, one_pass) > _registers(phase.threads):
         return False
     return phase.tiles == 1 or _resident(replace(phase, prefetches=True)) > _MULTIPROCESSORS
@@ -391,7 +391,7 @@ def _loops_with(kernel: Kernel, load: Load) -> int:
 
 
 def _several_teams(phase: PhasePlan) -> PhasePlan:
-    """With as many rows at once as make a block of some size: fewer blocks leave fewer partial reductions."""
+    """With enough teams for a block of some size: fewer blocks leave fewer partials."""
     if not phase.unrolled:
         team = max(phase.team, phase.warp)  # a block's accumulators are in memory: one row at a time adds to them
         return replace(phase, team=team, threads=team)
@@ -574,7 +574,7 @@ def _streamed(phase: PhasePlan) -> PhasePlan | None:
 
 
 def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
-    """Lanes side by side have rows side by side. Where rows are few, a warp has several cols of them at once."""
+    """Adjacent lanes have adjacent rows. Where rows are few, a warp has several cols of them."""
     kernel = _terms_in_order(replace(part.kernel, rows=_last(part.kernel.rows, last)))
     width = _width(kernel, kernel.rows[-1:], part.bounds)
     rows = hint(kernel.row_count)
@@ -606,7 +606,7 @@ def _narrower(phase: PhasePlan) -> PhasePlan:
 
 
 def _unrolled(phase: PhasePlan) -> PhasePlan:
-    """With its loops unrolled, if what a thread has of a row fits into registers; else the scratch of a row is
+    """With its loops unrolled, if a thread's part of a row fits into registers; else the scratch of a row is
     recomputed, or in memory."""
     few = not is_symsize(phase.tiles) and phase.tiles <= (1 if has_logs(phase.kernel) else _MOST_TILES)
     kernel = outputs_as_scratch(phase.kernel)
@@ -617,7 +617,7 @@ def _unrolled(phase: PhasePlan) -> PhasePlan:
 
 
 def _registers(threads: int) -> int:
-    """What a thread of a block may keep of its row, beside what it computes with."""
+    """How many values of its row a thread of a block may keep, besides temporaries."""
     return min(_REGISTERS, _REGISTER_FILE // threads - _WORKING_REGISTERS)
 
 

@@ -34,8 +34,8 @@ def describe_host_warps(name: str, warp: int, cluster: int = 1) -> Target:
 
 
 class HostWarp(Simt):
-    """Code of one phase, for the processor this runs on. What is launched as a block is a whole cluster: the warps of
-    all its blocks, `warps` of each, which have their shared memory one after the other."""
+    """Code of one phase for this processor. A launched block is a whole cluster: the warps of all its blocks, `warps`
+    of each, whose shared memories are consecutive."""
 
     def __init__(
         self, target: Target, symbol: str, sizes: Sizes, index_kind: str, *, warp: int, cluster: int = 1, warps: int = 1

@@ -58,8 +58,7 @@ def sliced(kernel: Kernel, wanted: Collection[Instruction], extra: Iterable[Buff
 
 
 def reads_updates(kernel: Kernel, part: Kernel) -> bool:
-    """Whether a slice of `kernel` loads what the kernel has updated in place before: without the update, it would not
-    find it."""
+    """Whether a slice of `kernel` loads a buffer that the kernel updated in place before."""
     names = {result(i) for i in part.instructions()}
     updated: set[str] = set()
     for instruction in kernel.instructions():
@@ -71,13 +70,13 @@ def reads_updates(kernel: Kernel, part: Kernel) -> bool:
 
 
 def effects(kernel: Kernel) -> list[Instruction]:
-    """What a kernel is run for."""
+    """The instructions that write memory."""
     scratch = {buffer.name for buffer in kernel.buffers if buffer.role is Role.SCRATCH}
     return [i for i in kernel.instructions() if isinstance(i, _EFFECTS) and i.buffer not in scratch]
 
 
 def is_pure(kernel: Kernel, part: Kernel) -> bool:
-    """Whether every value of a slice is computed point by point, from what is in the kernel's inputs."""
+    """Whether every value of a slice is computed pointwise from the kernel's inputs."""
     buffers = {buffer.name: buffer.role for buffer in kernel.buffers}
     for instruction in part.instructions():
         if isinstance(instruction, Reduce | Scan):

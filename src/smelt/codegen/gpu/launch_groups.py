@@ -32,20 +32,20 @@ _OWN = "member"  # where the code of a member begins
 
 
 def _always(value: int) -> Callable[[Symbol], int]:
-    """What the symbol of a family stands for in a member."""
+    """The value of a family's symbol in a member."""
     return lambda _: value
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
-    """Of a group: what stands for the symbol in each, and the first block of each."""
+    """The members of a group: the symbol's value and the first block of each."""
 
     values: tuple[int, ...]
     starts: tuple[int, ...]
     buffers: int  # of each
 
     def sizes(self, sizes: Sizes) -> list[list[int]]:
-        """Of each size that the code needs: what it is in each member."""
+        """The values in each member of every size that the code needs."""
         return [[as_integer(size.evaluate(_always(value))) for value in self.values] for size in sizes.params]
 
     def entry(self, phis: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]:
@@ -165,8 +165,8 @@ def emit_group(
 
 
 def _body(kernels: Sequence[Kernel]) -> tuple[Kernel, tuple[int, ...], ShapeEnv] | None:
-    """What stands for all the kernels, what its symbol stands for in each, and where that symbol is from. Of kernels
-    that are equally long each is the body itself."""
+    """The common body, the symbol's value in each kernel, and the symbol's `ShapeEnv`. Kernels of equal length are the
+    body themselves."""
     axes = [length_axis(kernel) for kernel in kernels]
     known = [(kernel, axis) for kernel, axis in zip(kernels, axes, strict=True) if axis is not None]
     texts = {format_kernel(replace(lengthened(kernel, axis, 0), name="")) for kernel, axis in known}

@@ -158,7 +158,7 @@ def _again(needed: Sequence[Instruction], value: str, out: str) -> list[Instruct
 
 
 def online_loops(kernel: Kernel) -> Online | None:
-    """Two loops of a kernel that may run as one; what they find is all they leave."""
+    """Two loops of a kernel that may run as one, if they store nothing."""
     loops = [place for place, stage in enumerate(kernel.stages) if stage.loop]
     for one, other in pairwise(loops):
         pair = matched(kernel, one, other)

@@ -28,7 +28,7 @@ _CONSTRAINTS = {"i16": "h", "i32": "r", "i64": "l"}  # of registers, in text of 
 
 
 def why_not_ptx(text: str) -> str | None:
-    """Why LLVM must not be asked to write a text out for NVIDIA's GPUs."""
+    """Why LLVM must not compile a text for NVIDIA's GPUs."""
     defined = set(re.findall(r"^define [^@]*@([\w.]+)\(", text, re.MULTILINE))
     called = set(re.findall(r"\bcall [^@\n]*@([\w.]+)\(", text)) | set(
         re.findall(r"^declare [^@\n]*@([\w.]+)\(", text, re.MULTILINE)
@@ -187,7 +187,7 @@ class Nvptx(OneThread):
         self.emit(f"store {value}, {_SHARED} {address}, align {memory_bytes(value.kind)}")
 
     def _shared(self, first: int) -> str:
-        """In the memory that a launch gives each block; one name in a module stands for all kernels' own."""
+        """Dynamic shared memory of the block; all kernels of a module use the same name."""
         self.declared.add(f"{_SHARED_NAME} = external addrspace(3) global [0 x i8], align 16")
         return f"getelementptr (i8, {_SHARED} {_SHARED_NAME}, i64 {first})" if first else _SHARED_NAME
 

@@ -208,7 +208,7 @@ class PhaseBody:
         return [b.splat(each, self._lanes) for each in partial]
 
     def _tiles_at_once(self, stage: Stage, points: int = _POINTS) -> int:
-        """How many tiles a loop that is not unrolled takes at once. Those that are none are masked."""
+        """How many tiles an iteration of a loop that is not unrolled takes; missing ones are masked."""
         plan = self.plan
         scans = [i for i in stage.body if isinstance(i, Scan)]
         if any(scan.op == "logaddexp" for scan in scans):
@@ -223,7 +223,7 @@ class PhaseBody:
         return wanted
 
     def _read_ahead(self, stage: Stage, numbers: Sequence[LlvmValue]) -> None:
-        """What all of these tiles read that nobody writes: it comes at the same time."""
+        """Issue all loads of these tiles that read unwritten buffers before the first use."""
         if len(numbers) == 1:
             return
         for tile, number in enumerate(numbers):
@@ -253,7 +253,7 @@ class PhaseBody:
     def _tile(
         self, stage: Stage, folds: Sequence[Reduce], number: LlvmValue, tile: int, partial: list[LlvmValue]
     ) -> list[LlvmValue]:
-        """One pass of a thread over the cols it takes at once: old partials → new partials."""
+        """One pass of a thread over its cols: old partials → new partials."""
         where, self.col_mask = self._cols(number)
         mask = self._both(self.col_mask, self.row_mask)
         outside = {**self.values}
@@ -271,7 +271,7 @@ class PhaseBody:
         return partial
 
     def _cols(self, number: LlvmValue) -> tuple[Coordinates, Mask]:
-        """Of the cols that a thread takes at once, when it comes back for the time `number`: the first."""
+        """The first of the cols that a thread takes in iteration `number`."""
         b, plan = self.b, self.plan
         mask: Mask = None
         if plan.along is Along.POINTS:
@@ -365,7 +365,7 @@ class PhaseBody:
         return tuple(each for each in results for _ in range(step))
 
     def _words(self, operands: Sequence[Values]) -> Values:
-        """Random words of all points, of which four side by side have one counter."""
+        """Random words of all points; four adjacent points share a counter."""
         width = self.plan.width
         spread = [values if len(values) == width else values * width for values in operands]
         words: list[LlvmValue] = []
@@ -404,7 +404,7 @@ class PhaseBody:
         return 0 if axis is None or self.plan.width == 1 else index.stride(axis.name)
 
     def _is_aligned(self, index: Index, further: int = 0) -> bool:
-        """Whether points side by side begin at a multiple of their number, whatever the others are."""
+        """Whether groups of adjacent points start at multiples of their size, whatever the other indices are."""
         axis, width = self.plan.vector_axis, self.plan.width
         steps = [index.offset + further, *(stride for name, stride in index.terms if axis is None or name != axis.name)]
         return self.aligned and all(is_multiple(step, width) for step in steps)

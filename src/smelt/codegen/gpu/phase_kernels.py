@@ -82,8 +82,8 @@ def with_buffers(kernel: Kernel, stages: Sequence[Stage], extra: Iterable[Buffer
 
 
 def in_one_loop(kernel: Kernel) -> Kernel:
-    """Scalars that are computed before the only loop of a kernel are computed at every point: that costs a thread less
-    than to share a row with others. As it is, where that would change what it does."""
+    """Compute scalars before the only loop of a kernel at every point instead: that is cheaper than sharing a row
+    between threads. Unchanged if that would change the result."""
     loops = [stage for stage in kernel.stages if stage.loop]
     once = [i for stage in kernel.stages if not stage.loop for i in stage.body]
     if len(loops) != 1 or not once or kernel.stages[-1] is not loops[0]:
@@ -304,7 +304,7 @@ def _add_finish(
     after: list[Instruction],
     rows: Sequence[Axis],
 ) -> None:
-    """What the parts of each row come to, and what is done with that once a row."""
+    """A kernel that reduces the parts of each row, and computes the row values that follow."""
     partials, wholes = kept
     body: list[Instruction] = []
     for fold in folds:

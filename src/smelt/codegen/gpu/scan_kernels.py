@@ -153,8 +153,8 @@ class _Parts:
 
 
 def split_scan(kernel: Kernel, parts: int) -> list[PhaseKernel] | None:
-    """Three kernels for one whose cols are a scan's axis: what each part comes to, the scan of these, and the scan of
-    each part from there on. None where that cannot be."""
+    """Three kernels for one whose cols are a scan's axis: the total of each part, the scan of the totals, and the scan
+    of each part from there on. None if that is impossible."""
     loops = [stage for stage in kernel.stages if stage.loop]
     scans = [i for i in kernel.instructions() if isinstance(i, Scan)]
     if len(loops) != 1 or kernel.stages[-1] is not loops[0] or any(each.op == "logaddexp" for each in scans):
@@ -185,7 +185,7 @@ def split_scan(kernel: Kernel, parts: int) -> list[PhaseKernel] | None:
 
 
 def _depend(kernel: Kernel, scans: Sequence[Scan]) -> bool:
-    """Whether what is scanned follows from another scan."""
+    """Whether the operand of a scan depends on another scan."""
     dependent: set[str] = set()
     for instruction in kernel.instructions():
         later = any(name in dependent for name in operands(instruction))

@@ -74,7 +74,7 @@ class Simt(Builder, ABC):
 
     @abstractmethod
     def number(self, parameter: str, kind: str) -> LlvmValue:
-        """What is in a buffer of one element that the host has, which has no other address than its `parameter`."""
+        """The value of a one-element buffer on the host, passed as its `parameter`."""
 
     @abstractmethod
     def workspace(self, offset: int) -> str:
@@ -133,7 +133,7 @@ class Simt(Builder, ABC):
 
     @abstractmethod
     def cluster_barrier(self) -> None:
-        """The same for the threads of all blocks of a cluster, and what they stored to shared memory."""
+        """The same for the threads of all blocks of a cluster and their shared memory."""
 
     @abstractmethod
     def leave_cluster(self) -> None:

@@ -46,7 +46,7 @@ class RunningFold:
         return (wide, b.const(wide.kind, 0.0)) if self.op == "logaddexp" else (wide,)
 
     def joined(self, b: Simt, left: State, right: State) -> State:
-        """`left` stands before `right`."""
+        """`left` comes before `right`."""
         if self.op == "logaddexp":
             (most, rest), (further, others) = left, right
             return merge(b, *b.lift(most, rest, further, others))
@@ -131,9 +131,8 @@ class TeamScan:
 
 
 class StageScans:
-    """The scans of one loop. `team`: threads that share a row, 1 where each thread has rows of its own; `ways`: points
-    that a thread takes at once, of one row or (`rows_apart`) of rows side by side. What the loop carries for them is a
-    list of values."""
+    """The scans of one loop. `team`: threads that share a row, 1 if each thread has its own rows; `ways`: points that a
+    thread takes together, of one row or (`rows_apart`) of adjacent rows. The loop carries a list of values for them."""
 
     def __init__(self, b: Simt, scans: Sequence[tuple[str, RunningFold]], team: int, ways: int, *, rows_apart: bool):
         self.b = b
@@ -150,7 +149,7 @@ class StageScans:
     def step(
         self, out: str, values: Sequence[LlvmValue], mask: Mask, number: LlvmValue, carried: list[LlvmValue]
     ) -> tuple[tuple[LlvmValue, ...], list[LlvmValue]]:
-        """One scan of a tile: a value for each of `values`, and what is carried on then."""
+        """One scan of a tile: a result for each of `values`, and the values to carry on."""
         b, scan, fold = self.b, self.scans[out], self.scans[out].fold
         nothing = fold.nothing(b)
         points = [fold.chosen(b, mask, fold.of(b, value), nothing) for value in values]

@@ -54,9 +54,8 @@ class TransposeTile:
 
 
 def transpose_tile(kernel: Kernel, at_once: int) -> tuple[Kernel, TransposeTile, int] | None:
-    """A pointwise `kernel` with the axes of a tile as its cols, the tile, and how many threads a block has; None where
-    nothing is read across, or nothing is stored in order. `at_once`: points along the last of its cols that a thread
-    takes at once."""
+    """A pointwise `kernel` with the axes of a tile as its cols, the tile, and the threads of a block; None if no read
+    is transposed, or no store is contiguous. `at_once`: adjacent points along the last col axis that a thread takes."""
     along = kernel.cols[-1]
     stores = [i for i in kernel.instructions() if isinstance(i, Store)]
     if hint(along.size) < _LEAST_EXTENT or not stores or not all(_steps_by_one(i, along) for i in stores):
@@ -91,7 +90,7 @@ def _steps_by_one(access: Load | Store, axis: Axis) -> bool:
 
 
 def _reads(kernel: Kernel, down: Axis, along: Axis) -> list[Load]:
-    """Reads that step by one along `down` and by more along `along`; not of what is also written here."""
+    """Reads with stride one along `down` and a larger one along `along`, of buffers that are not written here."""
     written = {i.buffer for i in kernel.instructions() if isinstance(i, Store)}
     loads: dict[tuple[str, object], Load] = {}
     for i in kernel.instructions():

@@ -24,7 +24,7 @@ def is_multiple(size: Size, of: int) -> bool:
 
 
 def vector_width(kernel: Kernel, axis: Axis | None, extents: Sequence[Size]) -> int:
-    """Along `axis`. `extents`: what has to be a multiple of it, so that all points of a thread are there or none."""
+    """Along `axis`. `extents` must be multiples of it, so that a thread has all of its points or none."""
     if axis is None:
         return 1
     moved = _moved(kernel, axis)
@@ -41,7 +41,7 @@ def vector_width(kernel: Kernel, axis: Axis | None, extents: Sequence[Size]) -> 
 
 
 def _moved(kernel: Kernel, axis: Axis) -> list[tuple[Index, int, int]]:
-    """What lies side by side along the axis: the index, the bytes of an element, the bytes of all."""
+    """The accesses that are contiguous along the axis: the index, the bytes of an element, the bytes in all."""
     sizes = {each.name: hint(each.size) for each in kernel.rows + kernel.cols}
     accesses = []
     for i in kernel.instructions():
@@ -56,14 +56,14 @@ def _is_one(stride: Size) -> bool:
 
 
 def _steps(index: Index, axis: Axis, width: int) -> list[Size]:
-    """What has to be a multiple of the width. Those that go backwards are accessed from the last on."""
+    """The strides that must be multiples of the width. Reversed accesses start at their last element."""
     first = index.offset if index.stride(axis.name) == 1 else index.offset + 1 - width
     return [first, *(stride for name, stride in index.terms if name != axis.name)]
 
 
 def _score(kernel: Kernel, moved: Sequence[tuple[Index, int, int]], axis: Axis, width: int) -> float:
-    """How many bytes an access has, of all that is moved. One that is not aligned is made of single elements, which
-    are further apart between threads."""
+    """The bytes per access, weighted by the bytes moved. An unaligned access is one of single elements, which are
+    further apart between threads."""
     total = 0.0
     for index, size, whole in moved:
         aligned = not any(hint(step) % width for step in _steps(index, axis, width))

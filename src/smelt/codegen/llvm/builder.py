@@ -473,7 +473,8 @@ class Builder:
 
 @dataclass(slots=True)
 class Loop:
-    """A loop being written: `index` and `values` inside it; `end(next_values)` closes it and gives the final values."""
+    """A loop being written: `index` and `values` inside it; `end(next_values)` closes it and returns the final
+    values."""
 
     b: Builder
     first: LlvmValue

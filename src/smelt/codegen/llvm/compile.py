@@ -83,7 +83,7 @@ class Built:
 
 
 def machine(target: Target, level: int = 2) -> Any:
-    """A code generator for `target`; what it makes may lie anywhere."""
+    """A code generator for `target`, for position-independent code."""
     backend = llvm().Target.from_triple(target.triple)
     reloc = "static" if target.triple.startswith("wasm") else "pic"  # the memory of a module begins at zero
     return backend.create_target_machine(
@@ -93,11 +93,7 @@ def machine(target: Target, level: int = 2) -> Any:
 
 @functools.cache
 def _owning() -> tuple[type[Any], type[Any]]:
-    """A context that owns what is made in it, and such a module.
-
-    LLVM wants the engine gone before the module, and the module before the context. llvmlite frees each when its object
-    dies, and what an exception left in a cycle dies in no order: so only the context is freed, and the rest by it.
-    """
+    """A context and a module that it owns."""
 
     class Context(llvm().ContextRef):  # type: ignore[misc]
         engine: Any = None
@@ -132,7 +128,7 @@ def object_codes(texts: Sequence[str], target: Target) -> list[bytes]:
 
 
 def _optimized(module: Any, generator: Any) -> None:
-    """The text is in SSA form with explicit vectors: what is left to do is to clean up after its pieces."""
+    """The text is in SSA form with explicit vectors, so only clean-up passes run."""
     passes = llvm().create_new_function_pass_manager()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
@@ -200,7 +196,8 @@ def _load(text: str, target: Target) -> Built:
 
 
 def _mapped(data: bytes, text: str, target: Target, library: Mapping[str, bytes]) -> Built:
-    """An object in memory, with what it calls of the library; `text` is all of it, for LLVM where we cannot link it."""
+    """Map an object, with the library functions it calls; `text` is the whole module, for LLVM where we cannot link
+    it."""
     try:
         image = link(data, library)
     except CannotLink as reason:
@@ -261,7 +258,7 @@ def assemble(text: str, target: Target, level: int = 2) -> str:
 
 
 def assembled(text: str, target: Target, level: int = 2) -> str:
-    """The same for whoever `side_by_side` called: the lock is held for all of them."""
+    """The same for callers of `side_by_side`, which holds the lock for all of them."""
     generator = machine(target, level)
     module = _parsed(text, target)
     try:

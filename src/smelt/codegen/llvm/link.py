@@ -71,7 +71,7 @@ class _Layout:
         return self.slots[name]
 
     def stub(self, name: str) -> int:
-        """Code that jumps to what is outside."""
+        """Code that jumps to an external symbol."""
         if name not in self.stubs:
             code = _STUBS[self.machine]
             self.stubs[name] = self.append(code + bytes(8), 16)
@@ -91,8 +91,8 @@ _STUBS = {
 
 
 def link(data: bytes, library: Mapping[str, bytes] | None = None) -> Image:
-    """The image of an ELF object's code; `CannotLink` says what stands against it. What it does not define is taken
-    from the `library`, which has an object for each function; of that one no more than what the function needs."""
+    """The image of an ELF object's code; `CannotLink` gives the reason otherwise. Undefined functions come from the
+    `library`, an object for each; only what the function needs is taken from it."""
     own = _read(data)
     layout = _Layout(own.machine)
     _place(layout, own)

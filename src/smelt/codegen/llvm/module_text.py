@@ -19,7 +19,7 @@ _INTERNAL = "define internal "
 
 @dataclass(frozen=True, slots=True)
 class ModuleText:
-    """LLVM text. A helper is a function, with what it needs, that is defined once for all kernels of a module."""
+    """LLVM text. A helper is a function, with its dependencies, that is defined once for all kernels of a module."""
 
     declarations: tuple[str, ...]
     helpers: tuple[tuple[str, str], ...]

@@ -29,7 +29,7 @@ def combine(b: Builder, op: Running, dtype: torch.dtype, left: LlvmValue, right:
 
 
 def run_on(b: Builder, op: Running, dtype: torch.dtype, left: LlvmValue, right: LlvmValue) -> LlvmValue:
-    """As `combine`, where `left` stands before `right`: of equals, which two zeros are, the later one."""
+    """Like `combine`, where `left` comes before `right`: of equal values, such as two zeros, the later one."""
     if op not in ("max", "min") or not dtype.is_floating_point:
         return combine(b, op, dtype, left, right)
     kept = b.fcmp("ogt" if op == "max" else "olt", left, right)
@@ -44,8 +44,8 @@ def fold_dtype(op: Running, dtype: torch.dtype) -> torch.dtype:
 def merge(
     b: Builder, left: LlvmValue, by_left: LlvmValue, right: LlvmValue, by_right: LlvmValue
 ) -> tuple[LlvmValue, LlvmValue]:
-    """Two sums of exponentials, each known by its largest exponent and what the others add to that one's power: so
-    nothing overflows, and nothing small is lost beside it. Between equals, which may be infinite, is no distance."""
+    """Merge two sums of exponentials, each a maximum exponent and the sum of the others relative to it: nothing
+    overflows, and small terms are not lost. The distance of equal maxima, which may be infinite, is zero."""
     most, least = b.maximum(left, right), b.minimum(left, right)
     apart = b.select(b.fcmp("oeq", least, most), 0.0, b.fsub(least, most))
     first = b.fcmp("oge", left, right)

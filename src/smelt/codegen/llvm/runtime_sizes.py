@@ -17,7 +17,7 @@ RuntimeParam = Expression | SymScalar
 
 @dataclass(slots=True)
 class Sizes:
-    """What a kernel is given, in order. `place` is where among its buffers the array comes."""
+    """The runtime sizes of a kernel, in order. `place` is the position of their array among its buffers."""
 
     place: int
     params: dict[RuntimeParam, int] = field(default_factory=dict)
@@ -28,6 +28,6 @@ class Sizes:
 
 
 def as_integer(number: float) -> int:
-    """What stands in the array for a number."""
+    """The array element of a number."""
     bits: int = struct.unpack("<q", struct.pack("<d", number))[0] if isinstance(number, float) else number
     return bits

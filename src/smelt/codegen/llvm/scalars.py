@@ -154,7 +154,7 @@ _FLOAT_OPS: dict[str, Lower] = {
 
 
 def _divisor(b: Builder, y: LlvmValue, dtype: torch.dtype) -> tuple[LlvmValue, LlvmValue]:
-    """A divisor that no division faults on, and where it stands in for -1 (the quotient is then the negation)."""
+    """A divisor that never faults, and where it replaces -1 (the quotient is then the negation)."""
     safe = b.select(b.icmp("eq", y, 0), 1, y)
     if dtype is torch.uint8:
         return safe, b.icmp("ne", y, y)

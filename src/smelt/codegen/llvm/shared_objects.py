@@ -74,7 +74,8 @@ def _keep(key: str, data: bytes) -> None:
 
 
 def _key(name: str, functions: Mapping[str, SharedFunction], target: Target) -> str:
-    """All that the object depends on: the texts of what it calls too, which may be in the object with it."""
+    """Everything that the object depends on, including the texts of functions it calls, which may be in the same
+    object."""
     reached, waiting = {name}, [name]
     while waiting:
         new = functions[waiting.pop()].calls - reached

@@ -135,7 +135,7 @@ def _read(data: bytes) -> tuple[dict[int, bytes], dict[str, bytes]]:
 
 
 def _imports(section: bytes) -> tuple[bytes, set[str], bytes]:
-    """The functions alone; the names of what the module has itself; its table."""
+    """The imported functions; the names of what the module defines itself; its table."""
     functions, provided, tables = [], set(), b""
     for kind, name, text in _Reader(section).imports():
         if kind == 0:

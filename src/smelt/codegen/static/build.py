@@ -127,7 +127,7 @@ def _once_declared(text: str) -> str:
 
 
 def object_with_support(text: str, target: Target) -> bytes:
-    """With the functions that LLVM calls where the processor has no instruction, but those of every C library."""
+    """With the functions that LLVM calls where the processor has no instruction, except those of every C library."""
     (object_file,) = object_codes([text], target)
     missing = _missing(object_file, target)
     if not missing:

@@ -319,7 +319,7 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
     # Memory.
 
     def allocate(self, count: str) -> str:
-        """Bytes at the top of what is in use, or the end of the run."""
+        """Bytes at the top of the used memory; ends the run if there are too few."""
         t = self.t
         top = t.op("load i64, ptr %top")
         start = t.op(f"and i64 {t.op(f'add i64 {top}, {ALIGN - 1}')}, -{ALIGN}")
@@ -341,7 +341,7 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
         return t.op(f"getelementptr i8, ptr %memory, i64 {start}")
 
     def go_to(self, number: int, state: int) -> None:
-        """On an edge back what is still read moves to the other half."""
+        """On a back edge, live values move to the other half."""
         if state <= number and self.loops:
             t = self.t
             other = t.op(f"xor i64 {t.op('load i64, ptr %half')}, 1")
@@ -501,7 +501,7 @@ class _Returned:
 
 @dataclass(slots=True)
 class _VariantText:
-    """One variant: its checks, its memory, its steps, what comes next."""
+    """One variant: its checks, its memory, its steps, its successor."""
 
     driver: _Driver
     number: int
@@ -555,7 +555,8 @@ class _VariantText:
         return value
 
     def _produce(self, each: r.Produced) -> str:
-        """Memory for a register. Its sizes are stored at once: what variants read of the one before is bound by now."""
+        """Memory for a register. Its sizes are stored immediately: everything read from the previous variant is bound
+        already."""
         d, t = self.driver, self.driver.t
         dims = [self.size(dim) for dim in each.dims]
         item = DTYPES[d.table.registers[each.register].dtype]
@@ -636,7 +637,7 @@ class _VariantText:
 
 
 def _live_locals(table: r.Table) -> list[set[int]]:
-    """The local registers that each state, or one after it, reads before it makes them anew."""
+    """The local registers that each state, or a later one, reads before writing them."""
     live: list[set[int]] = [set() for _ in table.states]
     changed = True
     while changed:

@@ -40,7 +40,7 @@ class Text:
         return f"%{stem}{self._count}"
 
     def op(self, text: str) -> str:
-        """The name of what an instruction gives."""
+        """The name of an instruction's result."""
         name = self.fresh()
         self.lines.append(f"  {name} = {text}")
         return name
@@ -110,7 +110,7 @@ class Text:
         return self.op(f"call double @llvm.{name}.f64({', '.join(f'double {each}' for each in args)})")
 
     def _divided(self, a: str, b: str) -> str:
-        """Rounds down. By zero: as by one, which no size comes to."""
+        """Rounds down. Division by zero counts as division by one; no valid size uses it."""
         safe = self._not_zero(b)
         quotient, less = self.op(f"sdiv i64 {a}, {safe}"), self._is_below(a, safe)
         return self.op(f"sub i64 {quotient}, {self._truth(less)}")
@@ -170,7 +170,7 @@ def _constant(op: Op, args: list[str]) -> str | None:
 
 
 def math_text(names: Sequence[str], target: Target, beside: str) -> str:
-    """Functions of floats by our own code, `beside` a text that may have defined what they need."""
+    """Functions of floats as our own code, `beside` a text that may define their dependencies."""
     texts = []
     for name in sorted(names):
         b = Builder(target, f"smelt.{name}")

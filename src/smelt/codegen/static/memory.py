@@ -61,7 +61,7 @@ def _typical(table: r.Table, symbol: r.Symbol) -> int:
 
 
 def _evaluate(code: r.Expression, symbols: Sequence[int]) -> int:
-    """What is computed by floats is no size of memory."""
+    """Expressions over floats are no sizes of memory."""
     stack: list[int] = []
     for op, operand in code:
         if op == Op.PUSH:

@@ -315,7 +315,8 @@ class _Part:
 
 
 class _Weights:
-    """What is computed of the scores of a panel of queries, in their place; zeros for keys up to whole tiles."""
+    """Replaces the scores of a panel of queries by the weights and their gradients; zeros for keys up to whole
+    tiles."""
 
     def __init__(self, b: Builder, arrays: GradientArrays) -> None:
         self.b, self.arrays, self.problem, self.tiles = b, arrays, arrays.problem, arrays.tiles

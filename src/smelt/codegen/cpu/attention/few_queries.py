@@ -154,20 +154,20 @@ class _Part:
         return b.element(self.pointers[factor.buffer], memory_kind(self.problem.dtype_of(factor)), total)
 
     def _load(self, factor: Factor, base: str, offset: LlvmValue | int, lanes: int) -> LlvmValue:
-        """Some elements that lie side by side, as what is summed in."""
+        """Load adjacent elements, converted to the accumulator dtype."""
         dtype = self.problem.dtype_of(factor)
         kind = memory_kind(dtype)
         raw = self.b.load(self.b.element(base, kind, offset), kind, lanes)
         return cast(self.b, raw, dtype, self.problem.dtype)
 
     def _apart(self, factor: Factor) -> bool:
-        """Whether keys lie apart, with those of other heads between them: processors do not guess the next then."""
+        """Whether other heads are between consecutive keys in memory: the hardware prefetcher does not follow those."""
         width = int(self.score.axis.size if factor is self.score.key else self.weighed.axis.size)
         far = int(factor.index.stride(self.problem.key.name)) > 2 * width
         return far and bool(self.b.target.prefetch_distance)
 
     def _prefetch(self, row: str, factor: Factor, width: int) -> None:
-        """What a later key has in the place of `row`; any address will do."""
+        """Prefetch a later key; any address is safe."""
         b, dtype = self.b, self.problem.dtype_of(factor)
         ahead = int(factor.index.stride(self.problem.key.name)) * _AHEAD
         for start in range(0, width * dtype.itemsize, _LINE):
@@ -265,7 +265,7 @@ class _Part:
 
 
 class _Weights:
-    """What is computed of the scores of an attention, and their softmax: for each query along its keys."""
+    """The operations on the scores of an attention, and their softmax, for each query along its keys."""
 
     def __init__(self, b: Builder, problem: AttentionProblem, arrays: _Arrays, lanes: int) -> None:
         self.b, self.problem, self.arrays = b, problem, arrays

@@ -216,7 +216,7 @@ class _Part:
         self.b.emit(f"call void @{self.helpers[name].name}({arguments})")
 
     def _rescale(self, sums: str, key: LlvmValue) -> None:
-        """What was summed of earlier blocks is relative to what was largest then."""
+        """Rescale the sums of earlier blocks, which are relative to an older maximum."""
         b, pitch, lanes = self.b, self.blocks.pitch, self.tiles.lanes
         doing, after = b.new_label("doing"), b.new_label("after")
         b.branch(b.icmp("sgt", key, 0), doing, after)

@@ -50,7 +50,7 @@ class AttentionTiles:
 
 @dataclass(frozen=True, slots=True)
 class PanelForm:
-    """What panels are made of and hold, how many points each has, and how far apart points and steps are."""
+    """Source and panel dtypes, points per panel, and the strides of points and steps."""
 
     source: torch.dtype
     dtype: torch.dtype
@@ -60,7 +60,7 @@ class PanelForm:
 
     @property
     def how(self) -> str:
-        """What lies side by side: steps of the sum, points of a panel, or nothing."""
+        """What is contiguous: steps of the sum, points of a panel, or neither."""
         if self.step == 1 and self.point != 1:
             return "along"
         return "across" if self.point == 1 else "any"
@@ -153,7 +153,7 @@ class _Packer:
         loop.end()
 
     def _along(self) -> None:
-        """Several steps of several points at once, transposed in registers."""
+        """Transpose several steps of several points in registers."""
         b, width = self.b, self.form.width
         for first, count, points in ((0, width // ACROSS, ACROSS), (width // ACROSS * ACROSS, 1, width % ACROSS)):
             if not count or not points:

@@ -52,7 +52,7 @@ def packed_loads(problem: AttentionProblem, width: int) -> tuple[PackedLoad, ...
 
 
 def outer_axes(b: Builder, problem: AttentionProblem, number: LlvmValue) -> dict[str, LlvmValue]:
-    """Where the outer axes stand in attention `number`."""
+    """The positions of the outer axes in attention `number`."""
     positions: dict[str, LlvmValue] = {}
     for place, axis in enumerate(reversed(problem.outer)):
         if place == len(problem.outer) - 1:

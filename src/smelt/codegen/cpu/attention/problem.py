@@ -56,7 +56,7 @@ class RowProduct:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A weighted sum, over keys or over queries, and the axis that its results lie along."""
+    """A weighted sum, over keys or over queries, and the axis along which its results are contiguous."""
 
     sum: WeightedSum
     over_keys: bool
@@ -77,17 +77,17 @@ class AttentionProblem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What is summed in."""
+        """The accumulator dtype."""
         return self.scores[0].contract.dtype
 
     @property
     def body(self) -> tuple[Instruction, ...]:
-        """What is computed of the scores at each point: all that a softmax, if there is one, is taken of."""
+        """The operations on the scores at each point: the input of the softmax, if there is one."""
         return tuple(i for i in self.kernel.stages[0].body if isinstance(i, _BODY))
 
     @property
     def last(self) -> tuple[Instruction, ...]:
-        """What is done once for each query at the end."""
+        """The operations at the end of each query."""
         return self.kernel.stages[1].body if len(self.kernel.stages) > 1 else ()
 
     @property
@@ -176,7 +176,7 @@ def _normal(kernel: Kernel) -> Kernel:
 
 
 def _of_keys(kernel: Kernel, key: str) -> list[Factor]:
-    """What keys bring: factors that know of them, or of which there is one for all."""
+    """The factors that depend on keys."""
     factors = [side for i in kernel.instructions() if isinstance(i, Contract) for side in i.factors]
     factors += [i.factor for i in kernel.instructions() if isinstance(i, WeightedSum)]
     return [factor for factor in factors if key in factor.index.axes]

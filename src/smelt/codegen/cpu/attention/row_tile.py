@@ -46,8 +46,8 @@ def row_tile(rows: int, cols: int, steps: int, dtype: torch.dtype, target: Targe
 
 
 def _weights(b: Builder, kind: str, where: tuple[int, int, int], lanes: int) -> list[list[LlvmValue]]:
-    """Of each row some weights, each in all lanes of a vector: lanes of what is loaded as one, where a multiply-add
-    takes them so."""
+    """Some weights of each row, each broadcast to a vector: by lanes of one loaded vector, if the target's multiply-add
+    takes those."""
     rows, steps, first = where
     weights = []
     for row in range(rows):

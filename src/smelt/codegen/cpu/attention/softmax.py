@@ -70,7 +70,7 @@ class _Weights:
         return self.b.element(self.scores, self.kind, self.b.mul(key, self.width))
 
     def _largest(self, points: Points, value: str, old: list[LlvmValue]) -> tuple[LlvmValue, ...]:
-        """What is computed of the scores goes to their place."""
+        """Apply the operations on the scores in place, and return the maxima."""
         b, problem = self.b, self.blocks.problem
         b.open_loop()
         loop = b.begin(b.const("i64", 0), LlvmValue("%keys", "i64"), 1, old, guard=False)
@@ -88,7 +88,7 @@ class _Weights:
         return largest
 
     def _powers(self, reference: list[LlvmValue]) -> tuple[LlvmValue, ...]:
-        """Of some keys at once, all vectors side by side: one waits for itself longer than a processor looks ahead."""
+        """Exponentials of several keys, interleaved: a single chain of dependent instructions would stall."""
         b, last = self.b, LlvmValue("%keys", "i64")
         nothing, at_once = b.const(self.kind, -math.inf, self.lanes), 2 if self.vectors > 2 else 4
         for n in range((at_once - 1) * self.vectors):  # keys more, in case the last are fewer: they have no weight

@@ -163,8 +163,8 @@ def write(symbol: str, problem: Problem, target: Target, given_sizes: Sizes) -> 
 
 
 def _pack_left(b: Builder, problem: Problem, tile: DotTile, block: StreamedBlock) -> None:
-    """The rows of a block in tiles: at each step along the sum, a vector of each row. What a last vector has in common
-    with the one before it is zero; rows that a last tile lacks are the last there is."""
+    """Pack the rows of a block in tiles: at each step along the sum, a vector of each row. A last vector is zero where
+    it overlaps the previous one; missing rows of a last tile repeat the last row."""
     source, kind, stored = problem.left_dtype, memory_kind(problem.left_dtype), memory_kind(problem.dtype)
     lanes, apart, step = tile.lanes, problem.m[0].left if problem.m else 0, problem.k[0].left
     pack, after = b.new_label("pack"), b.new_label("packed")
@@ -214,7 +214,7 @@ def _fresh_lanes(count: int, lanes: int) -> LlvmValue:
 @dataclass(slots=True)
 class _Dots:
     """The function that computes a block: rows of a packed left factor, `steep` elements each, by `cols` rows of the
-    right one, `apart` from each other; of `depth` elements, of which `rest` are no whole vector."""
+    right factor, `apart` from each other; `depth` elements, of which the last `rest` do not fill a vector."""
 
     b: Builder
     problem: Problem
@@ -297,15 +297,14 @@ class _Dots:
         return cast(self.b, from_memory(self.b, raw, source), source, self.problem.dtype)
 
     def _with_rest(self, lines: list[str], panel: str, sums: list[LlvmValue]) -> list[LlvmValue]:
-        """A last vector that overlaps the one before it: what was seen already is zero in both."""
+        """A last vector that overlaps the previous one: elements seen before are zero in both factors."""
         b, lanes, depth = self.b, self.tile.lanes, LlvmValue("%depth", "i64")
         fresh = _fresh_lanes(self.rest, lanes)
         right = [b.select(fresh, self._right(line, b.sub(depth, lanes)), 0.0) for line in lines]
         return self._multiplied(self._left(panel, b.and_(depth, -lanes)), right, sums)
 
     def _store_totals(self, sums: list[LlvmValue], place: str) -> None:
-        """The totals of a row, as many at once as a register has room for. What is past the last of them is
-        the next tile's, which is yet to write there, or nobody's."""
+        """Store the totals of a row, a register at a time. The excess is overwritten by the next tile or not read."""
         group = _group(self.problem)
         for first in range(0, len(sums), group):
             together = sums[first : first + group]
@@ -318,7 +317,7 @@ class _Dots:
 
 
 def _totals(b: Builder, sums: list[LlvmValue]) -> LlvmValue:
-    """Vectors → a vector of what the lanes of each come to, as many as there are in a register of 128 bits."""
+    """The lane sums of several vectors as one vector of 128 bits."""
     while len(sums) > 1:
         sums = [_neighbours_added(b, *sums[place : place + 2]) for place in range(0, len(sums), 2)]
     (total,) = sums
@@ -330,7 +329,7 @@ def _totals(b: Builder, sums: list[LlvmValue]) -> LlvmValue:
 
 
 def _neighbours_added(b: Builder, one: LlvmValue, other: LlvmValue) -> LlvmValue:
-    """In each 128 bits: the sums of neighbours of `one`, then those of `other`."""
+    """In each 128 bits: the sums of adjacent elements of `one`, then those of `other`."""
     group = _REGISTER_BITS // BITS[one.kind]
     parts = []
     for odd in (0, 1):

@@ -46,7 +46,7 @@ class DriveForm:
 
 @functools.cache
 def drive(tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, form: DriveForm) -> Helper:
-    """`(numbers, buffers, mine, first, last, left, right, helpers of each, what follows, or where results are)`."""
+    """`(numbers, buffers, mine, first, last, left, right, helpers of each, epilogue or results)`."""
     writer = _Drive(tile, dtype, micro_kernel, target, form)
     writer.write()
     signature = f"internal void @{writer.name}({_WHO}, {_BY}, ptr %{'out' if form.in_place else 'finish'})"
@@ -170,7 +170,7 @@ class _Drive:
         return b.select(self.alone, b.const("i64", 0), b.mul(self.numbers["stride"], self.tile.rows))
 
     def _left(self, panel: LlvmValue, length: LlvmValue) -> str:
-        """What a micro-kernel is given of the left factor: a panel, or where the first step is, and the rows."""
+        """The left argument of a micro-kernel: a panel, or the address of the first step and the rows."""
         b = self.b
         if not self.stays:
             return f"ptr {b.element(self.panels['left'], self.kind, b.mul(panel, length))}"
@@ -181,7 +181,7 @@ class _Drive:
     def _store(
         self, args: str, adds: LlvmValue, finished: LlvmValue, where: tuple[str, LlvmValue, LlvmValue, LlvmValue]
     ) -> None:
-        """A tile in place; one that is not whole by way of the workspace, its numbers one by one at the end."""
+        """Store a tile in place; a partial tile goes through the workspace, and its elements are copied one by one."""
         b, tile, numbers = self.b, self.tile, self.numbers
         place, top, start, height = where
         width = b.intrinsic("llvm.smin", b.sub(self.width, start), b.const("i64", tile.cols))

@@ -26,8 +26,8 @@ def epilogue_lanes(problem: Problem, target: Target, most: int) -> int:
 
 @dataclass(slots=True)
 class Epilogue:
-    """The state of writing it. The axes of rows, and of cols but for the last, are set in `at.axes` by whoever writes
-    the loops."""
+    """The state of writing it. The writer of the loops sets the axes of rows, and of cols but the last, in
+    `at.axes`."""
 
     b: Builder
     problem: Problem
@@ -48,7 +48,7 @@ class Epilogue:
         return cls(b, problem, at, InstructionWriter.of(b, plan, at), inside, outside)
 
     def begin_row(self) -> None:
-        """Where the axes of rows have come to stand."""
+        """Compute the row values at the current position of the row axes."""
         self.code.begin_row()
         self.at.lanes = 1
         for instruction in self.outside:

@@ -118,8 +118,8 @@ def cycles(problem: Problem, target: Target) -> float:
 
 
 def blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBlocks:
-    """Blocks as wide as the cache takes, so that rows of the right factor are read in long runs; where all of them are
-    side by side, in pieces that threads share, and each then joins what is its own."""
+    """Blocks as wide as the cache allows, so that rows of the right factor are read in long runs; if there is one row
+    of blocks, it is cut into pieces that threads share, and each thread joins its own pieces."""
     row_step = min(_ROWS // tile.rows * tile.rows, hint(problem.rows))
     block_rows = -(-row_step // tile.rows) * tile.rows
     most = max(_LEAST_COLS, _ARRAY_BYTES // (block_rows * problem.dtype.itemsize))
@@ -331,7 +331,7 @@ class _Rows:
         return places
 
     def _add(self, line: str, column: LlvmValue, sums: list[LlvmValue], goes_on: LlvmValue) -> None:
-        """To what the array has of a tile; that is nothing where the sum begins."""
+        """Add to the array's sums of a tile, which are zero at the beginning."""
         b = self.b
         adds, begins, after = b.new_label("adds"), b.new_label("begins"), b.new_label("after")
         b.branch(goes_on, adds, begins)
@@ -350,8 +350,7 @@ class _Rows:
             self.b.store(total, place)
 
     def _along(self, panel: str, column: LlvmValue, first: LlvmValue, until: LlvmValue) -> list[LlvmValue]:
-        """The loop along the sum of one tile, which starts at zero: what is added to in between is shorter, and more
-        exact."""
+        """The loop along the sum of one tile, starting at zero: shorter partial sums are more accurate."""
         b, tile = self.b, self.tile
         started = [b.const(self._kind, 0.0, tile.lanes)] * (tile.rows * tile.vectors)
         here = b.element("%right", memory_kind(self.source), column)

@@ -94,7 +94,7 @@ def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, i
 
 
 def _transposed_sums(b: Builder, sums: list[LlvmValue], tile: TileShape) -> list[LlvmValue]:
-    """The vectors of a tile of `tile.cols` rows, in order, out of those of one of `tile.rows`; lanes are four."""
+    """Transpose the vectors of a tile of `tile.rows` rows into those of one of `tile.cols` rows, in four lanes."""
     vectors, groups = tile.cols // tile.lanes, tile.rows // tile.lanes
     squares = [
         [transposed(b, [sums[(g * tile.lanes + i) * vectors + v] for i in range(tile.lanes)]) for g in range(groups)]
@@ -108,8 +108,8 @@ def _load(b: Builder, base: str, kind: str, offset: int, lanes: int) -> LlvmValu
 
 
 def _spread(b: Builder, base: str, kind: str, tile: TileShape) -> list[LlvmValue]:
-    """One step's numbers of the left panel, each in all lanes of a vector: lanes of what is loaded as vectors, where a
-    multiply-add takes them so."""
+    """One step of the left panel, each number broadcast to a vector: by lanes of loaded vectors, if the target's
+    multiply-add takes those."""
     if not b.target.fma_by_lane or tile.rows % tile.lanes:
         return [b.splat(_load(b, base, kind, i, 1), tile.lanes) for i in range(tile.rows)]
     spread = []
@@ -125,7 +125,7 @@ def _spread_lane(b: Builder, vector: LlvmValue, lane: int) -> LlvmValue:
 
 
 def _finished(b: Builder, sums: list[LlvmValue], kind: str, tile: TileShape) -> None:
-    """The end of a function: the tile is stored, or added to what is there."""
+    """The end of a function: store the tile, or add it to memory."""
     adding, storing = b.new_label("adding"), b.new_label("storing")
     b.branch(LlvmValue("%adds", "i1"), adding, storing)
     for label, adds in ((adding, True), (storing, False)):

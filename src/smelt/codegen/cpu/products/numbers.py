@@ -40,13 +40,13 @@ def read(b: Builder, table: str, names: Sequence[str], name: str) -> LlvmValue:
 
 
 def _pairs(axes: Sequence[ProductAxis], index: Index) -> list[Size]:
-    """Size and step of each axis; of one point, where there is none."""
+    """Size and step of each axis; one of extent one if there is none."""
     return [each for axis in axes for each in (axis.size, index.stride(axis.name))] or [1, 0]
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The table of one product: sizes, and names of what follows from those, in `_COMPUTED`."""
+    """The table of one product: sizes, and the names of derived numbers, in `_COMPUTED`."""
 
     values: tuple[Size | str, ...]
 
@@ -161,7 +161,7 @@ def _side(tiling: Tiling, space: PanelSpace, number: int) -> list[Size | str]:
 
 
 def _ascends(points: Sequence[ProductAxis], index: Index) -> bool:
-    """Whether each point lies behind the one before it."""
+    """Whether each point is at a higher address than the previous one."""
     reach: Size = 0
     for axis in reversed(points):
         step = index.stride(axis.name)

@@ -57,7 +57,7 @@ def fill(kind: str, target: Target) -> Helper:
 
 
 def _axes(b: Builder, record: str, groups: Sequence[str]) -> str:
-    """Where the axes of an index are that come after those of `groups`."""
+    """The address of an index's axes after those of `groups`."""
     place = b.element(record, "i64", RECORD)
     for group in groups:
         place = b.element(place, "i64", b.shl(read(b, "%side", SIDE, f"{group}_count"), 1))
@@ -105,7 +105,7 @@ _ARGUMENTS = "ptr %side, ptr %mine, ptr %from, i64 %first, i64 %steps, i64 %pane
 
 @dataclass(frozen=True, slots=True)
 class PanelForm:
-    """What panels are made of and hold, and how many points each has."""
+    """Source and panel dtypes, and points per panel."""
 
     source: torch.dtype
     dtype: torch.dtype
@@ -113,8 +113,8 @@ class PanelForm:
 
 
 class PackerFrame:
-    """A packing function being written: what it is given, read out of the record of its side, and its tables of steps
-    filled."""
+    """A packing function being written: its arguments, read from the record of its side, and its filled tables of
+    steps."""
 
     def __init__(self, name: str, form: PanelForm, target: Target, *, bounds: int = 0, at_once: bool = False) -> None:
         self.source, self.dtype, self.width = form.source, form.dtype, form.width
@@ -187,12 +187,12 @@ class _Packer(PackerFrame):
         return self.b.element(self.to, self.kind, self.b.mul(step, self.width))
 
     def source_of(self, point: LlvmValue | int) -> str:
-        """Where what a point of the panel is, but for the step."""
+        """The address of a point of the panel, without the step."""
         return self.b.element("%from", self.memory, self.b.load(self.b.element(self.xs, "i64", point), "i64"))
 
     def side_by_side(self) -> tuple[LlvmValue, LlvmValue]:
-        """Whether the panel's points are, of which each lies behind the one before; and where the first one is. A panel
-        that is not whole ends in the same point twice, and may reach as far as a whole one."""
+        """Whether the panel's points are contiguous, given that addresses ascend; and the address of the first. A
+        partial panel ends with its last point twice, and may extend as far as a whole one."""
         b = self.b
         first, almost, last = (
             b.load(b.element(self.xs, "i64", place), "i64") for place in (0, self.width - 2, self.width - 1)
@@ -213,8 +213,8 @@ class _Packer(PackerFrame):
 
 @functools.cache
 def pack(form: PanelForm, target: Target) -> Helper:
-    """`(side, mine, from, first, steps, panels)`: points of any layout; whole vectors where they lie side by side, if
-    each is known to lie behind the one before."""
+    """`(side, mine, from, first, steps, panels)`: points of any layout; whole vectors where they are contiguous, if
+    addresses are known to ascend."""
     packer = _Packer("pack", form, target)
     b, width = packer.b, form.width
     together, first = packer.side_by_side()
@@ -241,8 +241,8 @@ def pack(form: PanelForm, target: Target) -> Helper:
 
 @functools.cache
 def pack_along(form: PanelForm, target: Target) -> Helper:
-    """The same where steps lie side by side: several are read at once, and transposed in registers. The table of
-    steps has the first one's offset alone."""
+    """The same for contiguous steps: several are loaded together and transposed in registers. The table of steps has
+    only the first offset."""
     packer = _Packer("pack_along", form, target, chunk=_ALL)
     b, width = packer.b, form.width
     begin = b.load(packer.ks, "i64")
@@ -278,7 +278,7 @@ def _transpose(packer: _Packer, sources: list[str], to: str) -> None:
 
 @functools.cache
 def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:
-    """The same with positions that must lie within their extents, or else the element is zero."""
+    """The same with bounds: elements at positions outside their extents are zero."""
     packer = _Packer(f"pack_bounded{bounds}", form, target, bounds=bounds)
     b, width = packer.b, form.width
     size = packer.number("size")

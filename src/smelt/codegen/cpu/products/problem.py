@@ -32,7 +32,7 @@ class ProductAxis:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A contraction and what surrounds it. `kernel` is the one asked for, in the shape that code is written for."""
+    """A contraction and the rest of its kernel. `kernel` is the original one, in the shape that code is written for."""
 
     kernel: Kernel
     contract: Contract
@@ -52,7 +52,7 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What is summed in."""
+        """The accumulator dtype."""
         return self.contract.dtype
 
     @property
@@ -187,8 +187,8 @@ def _empty_sum(contract: Contract) -> Contract:
 
 
 def _with_merged_sum(kernel: Kernel) -> Kernel:
-    """The axes summed over in the order the right factor lies in memory, but for those of one point; neighbours that
-    both factors walk as one are one."""
+    """The summed axes in the memory order of the right factor, without extents of one, and with axes merged that both
+    factors walk together."""
     contract = contraction(kernel)
     assert contract is not None
     if _sums_nothing(kernel, contract):

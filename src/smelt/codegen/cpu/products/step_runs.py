@@ -25,7 +25,7 @@ def _is_bounded(factor: Factor, axis: ProductAxis) -> bool:
 
 
 def period(factor: Factor, k: Sequence[ProductAxis]) -> int:
-    """After how many steps positions in bounds repeat, while what is read moves on; 0 if never or after many."""
+    """The number of steps after which bounded positions repeat while addresses move on; 0 if never or after many."""
     inner = tuple(takewhile(lambda axis: _is_bounded(factor, axis), reversed(k)))
     outer = k[: len(k) - len(inner)]
     moves_on = not any(_is_bounded(factor, axis) for axis in outer) and _never_goes_back(factor, outer)
@@ -34,8 +34,8 @@ def period(factor: Factor, k: Sequence[ProductAxis]) -> int:
 
 
 def _never_goes_back(factor: Factor, axes: Sequence[ProductAxis]) -> bool:
-    """Whether no step along the axes, the last one fastest, is to a place before the one it comes from: what is out of
-    bounds is read at the beginning of the buffer, as much further on as the sum has moved since its block began."""
+    """Whether no step along the axes, the last one fastest, goes to a lower address: out-of-bounds elements are read at
+    the beginning of the buffer, plus the distance that the sum has moved since its block began."""
     reach: Size = 0
     for axis in reversed(axes):
         step = factor.index.stride(axis.name)

@@ -86,8 +86,8 @@ class StreamedBlock:
 
 
 def as_matrices(problem: Problem) -> Problem:
-    """A product of matrices, or several: of axes that only one factor names, one is left to it, and the others count
-    products as a batch does. Columns are what the result runs along; for a matrix by a vector, the axis there is."""
+    """The product as one of matrices, or a batch of them: each factor keeps one of its own axes, and the others become
+    batch axes. The result is contiguous along columns; for a matrix by a vector, along its only axis."""
     kernel = problem.kernel
     along = (problem.n or problem.m)[-1:]
     if [axis.name for axis in kernel.cols[-1:]] != [axis.name for axis in along]:
@@ -101,7 +101,7 @@ def as_matrices(problem: Problem) -> Problem:
 
 
 def why_no_blocks(problem: Problem) -> str | None:
-    """Why a product is not one of plain matrices, of which there is something to compute."""
+    """Why a product is not one of plain, non-empty matrices."""
     if problem.is_bounded:
         return "a factor has bounds"
     if len(problem.k) != 1:
@@ -176,7 +176,7 @@ class StreamedBlocksWriter:
         return b.element(at.pointers[factor.buffer], at.layout.kinds[factor.buffer], total)
 
     def _finish(self, block: StreamedBlock, top: LlvmValue, left: LlvmValue, is_last: LlvmValue) -> None:
-        """The epilogue of a finished block, row by row, in vectors of which the last overlaps the one before it."""
+        """The epilogue of a finished block, row by row, in vectors; the last one overlaps the previous one."""
         b, blocks, lanes = self.b, self.blocks, self.blocks.lanes
         problem, kind = blocks.problem, memory_kind(blocks.problem.dtype)
         rows = b.begin(b.const("i64", 0), block.rows, 1, (), guard=False)

@@ -101,7 +101,7 @@ SINGLE_DEPTH = 128  # of one row or column: the library has many sums for each o
 
 @dataclass(frozen=True, slots=True)
 class BlockForm:
-    """What blocks are made of: tiles, and multiples of `step` as cols. Of right panels up to `kept` elements are kept
+    """The unit sizes of blocks: tiles, and multiples of `step` as cols. Right panels of up to `kept` elements are kept
     from one block of rows to the next."""
 
     tile: TileShape
@@ -148,7 +148,7 @@ class Blocks:
 
 
 def longest(size: Size, of_block: int, step: int) -> int:
-    """No block of so many rows, cols or steps is longer than this, whatever the other sizes are."""
+    """The maximum rows, cols and steps of a block, whatever the other sizes are."""
     most = rounded(of_block, step)
     return most if is_symsize(size) else max(step, min(most, rounded(size, step)))
 

@@ -95,7 +95,7 @@ def _filled(b: Builder, numbers: Numbers) -> str:
 
 
 def _helpers(tiling: Tiling, target: Target, *, in_place: bool) -> dict[str, Helper]:
-    """The functions that a product shares with others, by what each is for."""
+    """The functions that a product shares with others, by purpose."""
     problem, tile = tiling.problem, tiling.tile
     if tiling.stays:
         innermost = micro_kernel_along(tile, problem.dtype, target, is_transposed=tiling.is_transposed)
@@ -144,7 +144,7 @@ def _write_part(b: Builder, tiling: Tiling, helpers: dict[str, Helper], out: Sto
 
 
 class _Finish:
-    """Writing what follows the sums of one panel's rows."""
+    """Writes the epilogue for the rows of one panel."""
 
     def __init__(self, b: Builder, tiling: Tiling, space: PanelSpace) -> None:
         self.b, self.tiling, self.stride, self.kind = b, tiling, space.stride, VALUE_KINDS[tiling.problem.dtype]
@@ -187,15 +187,15 @@ class _Finish:
         loop.end()
 
     def _place(self, axes: Sequence[ProductAxis], point: LlvmValue) -> None:
-        """The positions of axes of which `point` counts the points."""
+        """The positions of the axes whose points `point` numbers."""
         for number, axis in enumerate(reversed(axes)):
             last = number == len(axes) - 1
             self.rest.at.axes[axis.name] = point if last else self.b.binary("urem", point, axis.size)
             point = point if last else self.b.binary("udiv", point, axis.size)
 
     def _row(self, line: str, left: LlvmValue, width: LlvmValue) -> None:
-        """Vectors of a row of the block. The last begins earlier where it would reach past the end, if it does no harm
-        to do a point twice and the row is long enough; otherwise what it would hold is done point by point."""
+        """Vectors of a row of the block. The last one overlaps the previous one if computing a point twice is harmless
+        and the row is long enough; otherwise the remainder is computed point by point."""
         b = self.b
         overlaps = idempotent(self.rest.inside)
         if self.lanes == 1 or (overlaps and self.least >= self.lanes):

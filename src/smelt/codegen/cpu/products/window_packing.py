@@ -64,8 +64,8 @@ class _WindowPacker(PackerFrame):
 
 @functools.cache
 def pack_windows(form: PanelForm, bounds: int, target: Target) -> Helper:
-    """As `pack_bounded`, where the positions of steps repeat after a period of them, and what is between the same step
-    of one period and the next is no less than zero. The table: see `step_runs.table_bytes`."""
+    """Like `pack_bounded`, where positions repeat after a period of steps, and addresses do not decrease from one
+    period to the next. For the table see `step_runs.table_bytes`."""
     packer = _WindowPacker("pack_windows", form, bounds, target)
     b, width, period, table = packer.b, form.width, packer.number("period"), packer.array("table")
     first = b.extract(packer.places, 0)

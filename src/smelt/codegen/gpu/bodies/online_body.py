@@ -41,7 +41,7 @@ class OnlineBody(PhaseBody):
             super()._stage(stage)
 
     def _between(self) -> list[Instruction]:
-        """What is computed once a row between the two loops."""
+        """The row values computed between the two loops."""
         stages = self.kernel.stages
         after = stages[[stage is self.online.first for stage in stages].index(True) + 1 :]
         within = takewhile(lambda stage: stage is not self.online.second, after)
@@ -103,7 +103,7 @@ class OnlineBody(PhaseBody):
         return tuple(self.b.select(mask, each, neutral(fold.op, _F32)) for each in values)
 
     def _share(self, most: LlvmValue, reference: LlvmValue, total: LlvmValue) -> None:
-        """What all threads of the team found."""
+        """Combine the results of all threads of the team."""
         b, plan, online = self.b, self.plan, self.online
         (whole,) = reduce_team(b, [("max", _F32)], [most], plan.team, plan.threads)
         before = {**self.values}

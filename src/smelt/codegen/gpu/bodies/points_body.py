@@ -29,7 +29,7 @@ class PointsBody(PhaseBody):
         return any(isinstance(i, Load) for i in stage.body[first:])
 
     def _read_all(self) -> None:
-        """What all vectors of a thread read, before anything is stored: as much as there is comes at the same time."""
+        """Issue the loads of all vectors of a thread before the first store."""
         (stage,) = self.kernel.stages
         stores = {(i.buffer, i.index) for i in stage.body if isinstance(i, Store)}
         written = {name for name, _ in stores}

@@ -77,8 +77,7 @@ class RowReductionsBody(PhaseBody):
 
     @property
     def _waits(self) -> int:
-        """How often the threads of a block wait for each other in a row. After two waits nobody reads what was written
-        before the first."""
+        """How many barriers a block passes per row. After two barriers nothing reads data written before the first."""
         if self.plan.team <= self.b.warp:
             return 0
         return sum(stage.loop and bool(self._reduces(stage)) for stage in self.kernel.stages)
@@ -106,8 +105,7 @@ class RowReductionsBody(PhaseBody):
         self.group = self._coordinates(group, folds.groups)
 
     def _turns(self) -> LlvmValue:
-        """How many rows this block goes through, or how often it comes back to several at once, of which the last may
-        be none."""
+        """How many iterations this block makes over rows, of one or several rows each; the last may have none."""
         b, folds = self.b, self.folds
         if self.plan.rows_at_once > 1:
             return b.const("i64", folds.each)
@@ -142,7 +140,7 @@ class RowReductionsBody(PhaseBody):
         return [(load, -1) for load in row_reads(self.kernel, self.folds, loop=False)] + loops
 
     def _read_row(self, turn: LlvmValue) -> list[LlvmValue]:
-        """All of a row, as it is in memory, in words."""
+        """A whole row, unconverted, in words."""
         words: list[LlvmValue] = []
         rows, _ = self._row(turn, beyond=True) if self.plan.prefetches else ({}, None)
         for load, tile in self._reads:
@@ -164,7 +162,7 @@ class RowReductionsBody(PhaseBody):
         return loaded
 
     def _preloaded(self) -> dict[tuple[str, Index, int], Values]:
-        """What is the same in all rows of this block: loaded once."""
+        """Values that are the same in all rows of this block, loaded once."""
         if not self.plan.unrolled or not self.plan.preloads:
             return {}
         loaded: dict[tuple[str, Index, int], Values] = {}
@@ -218,7 +216,7 @@ class RowReductionsBody(PhaseBody):
         self.carried[slot] = self._combined(fold, self.carried[slot], value)
 
     def _add_in_memory(self, fold: Accumulate, where: Coordinates, values: Values) -> None:
-        """To what this thread left there for the row before. Cols beyond the last are the first one again."""
+        """Add to this thread's partials in memory. Cols beyond the last repeat the first."""
         b, dtype = self.b, self._dtype(fold)
         begins = b.icmp("eq", self.turn, 0)
         before = self._load(fold.buffer, fold.index, where, constant=False, base=self._base(fold))

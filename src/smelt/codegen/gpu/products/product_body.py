@@ -36,7 +36,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What a block has of a factor in shared memory: a line of so many elements for each term."""
+    """A block's part of a factor in shared memory: a line of so many elements for each term."""
 
     array: int
     line: int
@@ -94,11 +94,11 @@ class ProductBody(PhaseBody):
         return _Side(array, line, tuple(reads))
 
     def _runs_along_terms(self, factor: Factor) -> bool:
-        """Whether its terms lie side by side in memory."""
+        """Whether its terms are contiguous in memory."""
         return bool(self.tile.inner) and factor.index.stride(self.tile.inner[-1].name) == 1
 
     def _fetched(self, read: _Read, first: LlvmValue) -> LlvmValue:
-        """The element of the turn that begins with the term `first`; zero where there is none."""
+        """The element of the iteration that begins with the term `first`; zero if there is none."""
         b, tile, factor = self.b, self.tile, read.factor
         term = b.add(first, read.term)
         inside = b.icmp("slt", term, b.index(tile.term_count))

@@ -118,7 +118,7 @@ def _named(factor: Factor) -> frozenset[str]:
 
 
 def _shape(tile: ProductTile, size: int) -> TileShape:
-    """The largest that is not mostly empty, and of which there are enough to keep a chip busy."""
+    """The largest tile that is not mostly empty and leaves enough blocks to occupy the chip."""
     rows, cols = hint(tile.row_count), hint(tile.col_count)
     sides = [((each.height, rows), (each.width, cols)) for each in SHAPES]
     full = [all(side <= _LEAST or 4 * count >= 3 * side for side, count in pair) for pair in sides]
@@ -134,8 +134,8 @@ def _shape(tile: ProductTile, size: int) -> TileShape:
 
 
 def in_parts(kernel: Kernel, contract: Contract) -> list[Kernel] | None:
-    """A kernel of which each row is a part of the terms, and one that adds parts up and does what follows; None where
-    there are blocks enough, or terms vary in number."""
+    """A kernel whose rows are parts of the terms, and one that adds the parts and runs the epilogue; None if there are
+    enough blocks, or the number of terms is dynamic."""
     tile = product_tile(kernel, contract)
     sizes = [axis.size for axis in contract.axes]
     if not sizes or any(is_symsize(size) for size in sizes) or tile.term_count < 2 * _LEAST_TERMS:

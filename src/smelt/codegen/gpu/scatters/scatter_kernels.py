@@ -50,8 +50,8 @@ _INT32 = 1 << 31
 
 
 def split_scatters(kernel: Kernel) -> tuple[Kernel | None, list[Kernel]]:
-    """What is left of a kernel without its scatters, and a kernel for each of these, to be run after that: one loop
-    over all points, in order."""
+    """The kernel without its scatters, and a kernel for each scatter, to run after it: one loop over all points, in
+    order."""
     apart: list[Kernel] = []
     for stage in kernel.stages:
         for scatter in stage.body:
@@ -74,8 +74,8 @@ def split_scatters(kernel: Kernel) -> tuple[Kernel | None, list[Kernel]]:
 def _from_staged(
     kernel: Kernel, scatter: Scatter, axes: Sequence[Axis]
 ) -> tuple[Kernel, list[Instruction], list[Buffer]]:
-    """A scatter of what is left for it in the workspace, and what leaves it there. What follows from inputs
-    alone is recomputed."""
+    """A scatter of operands staged in the workspace, and the instructions that stage them. Values that depend only on
+    inputs are recomputed."""
     dtypes = value_dtypes(kernel)
     size, index = product(axis.size for axis in axes), dense(axes)
     code: list[Instruction] = []
@@ -157,7 +157,7 @@ class Places:
         return code, "key"
 
     def _lowest(self) -> Size:
-        """What is added so that no key is below zero."""
+        """The offset that makes all keys nonnegative."""
         sizes = {axis.name: axis.size for axis in self.events}
         steps = [(stride, sizes[name]) for name, stride in self.scatter.index.terms if name in sizes]
         steps += [(stride, extent) for _, stride, extent in self.scatter.by]
@@ -182,7 +182,7 @@ def _leading_to(kernel: Kernel, values: Sequence[str]) -> list[Instruction]:
 
 
 def places_of(kernel: Kernel) -> Places:
-    """Of a kernel that `split_scatters` gives."""
+    """The places of a kernel returned by `split_scatters`."""
     scatter = next(i for i in kernel.instructions() if isinstance(i, Scatter))
     code = _leading_to(kernel, [name for name, _, _ in scatter.by])
     choosing = {name for i in code if isinstance(i, Access | Position) for name in i.index.axes}

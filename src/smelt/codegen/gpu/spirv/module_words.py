@@ -100,7 +100,7 @@ class Op(IntEnum):
 
 
 class Storage(IntEnum):
-    """Where what a pointer points to is."""
+    """The storage class of a pointer."""
 
     INPUT = 1
     WORKGROUP = 4
@@ -139,7 +139,7 @@ def instruction(op: int, *operands: int) -> list[int]:
 
 
 class ModuleWords:
-    """A module: what is declared once, and the words of its functions."""
+    """A module: declarations, and the words of its functions."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -231,7 +231,7 @@ class ModuleWords:
         return self._once[key]
 
     def typed_constant(self, op: int, kind: int, *operands: int) -> int:
-        """True, false, null, or one made of others."""
+        """True, false, null, or a composite."""
         key = (op, kind, *operands)
         if key not in self._once:
             result = self._once[key] = self.new_id()

@@ -23,7 +23,7 @@ from smelt.ir.kernel_code import GridPhase
 
 
 class SpirvGenerator(GpuGenerator):
-    """For chips with Vulkan, or whatever else takes its SPIR-V. `compile` is the chip's."""
+    """For Vulkan and other chips that take SPIR-V. `compile` is the chip's."""
 
     def __init__(self, compile: Callable[[KernelModule], Any]) -> None:
         self._compile = compile
@@ -53,6 +53,6 @@ class SpirvGenerator(GpuGenerator):
 
 
 def spirv_module(text: str) -> KernelModule:
-    """What a chip is given for a text: a binary for each function that is launched."""
+    """The module of a text for a chip: a binary for each launched function."""
     binaries = translated(text)
     return KernelModule("spirv", tuple(binaries.values()), tuple(binaries))

@@ -54,7 +54,7 @@ class Spirv(OneThread):
         return self._wide(self._asked("llvm.spv.subgroup.id"))
 
     def block_number(self) -> LlvmValue:
-        """A launch of more groups than a device takes at once comes in pieces."""
+        """A launch with more groups than the device allows comes in pieces."""
         if "block" not in self._known:
             here = self._asked("llvm.spv.group.id.i32", "i32", "i32 0")
             self.declared.add("declare i64 @smelt.first_block()")

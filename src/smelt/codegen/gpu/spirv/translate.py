@@ -65,7 +65,7 @@ _ORDERED = 0x8 | 0x40 | 0x100  # acquire and release, of buffers and of shared m
 
 
 def _parts(text: str) -> list[str]:
-    """What is between commas, but for those in brackets."""
+    """Split at commas outside brackets."""
     parts, depth, begin = [], 0, 0
     for place, letter in enumerate(text):
         if letter in "<([{":
@@ -121,7 +121,7 @@ def translated(text: str) -> dict[str, bytes]:
 
 
 class _Module:
-    """One entry and what it calls."""
+    """One entry and the functions it calls."""
 
     def __init__(self, defined: dict[str, _Definition], tables: dict[str, tuple[str, int, str, str]]) -> None:
         self.m = ModuleWords()
@@ -169,7 +169,7 @@ class _Module:
         return m.integer(int(kind[1:]), int(text))
 
     def table(self, name: str) -> _Place:
-        """An array of the module: constants, or what a group of threads shares."""
+        """An array of the module: constants, or shared memory of a group."""
         if name not in self._variables:
             kind, length, element, rest = self.tables[name]
             array = self.m.array_type(self.kind(element), length)
@@ -374,7 +374,7 @@ class _Function:
         return write(code, self.module.kind(kind), a, b)
 
     def _exactly(self, op: int, kind: int, *operands: int) -> int:
-        """Rounded by itself, not together with what comes before or after it."""
+        """Rounded separately: not contracted with neighbouring operations."""
         result = self.op(op, kind, *operands)
         self.m.decorations += instruction(Op.DECORATE, result, 42)
         return result
@@ -658,7 +658,7 @@ class _Function:
         return self.op(Op.BITCAST, self.module.kind(kind), self.op(Op.BITWISE_OR, whole, kept, mark))
 
     def _saturated(self, kind: str, source: str, value: int) -> int:
-        """What is too large is the largest; NaN is nothing."""
+        """Saturates large values; NaN becomes zero."""
         bits, result, into = int(kind[1:]), self.m.bool_type(), self.module.kind(kind)
         low, high = -(2.0 ** (bits - 1)), 2.0 ** (bits - 1)
         least, most = (self.module.constant(source, repr(each)) for each in (low, high))

@@ -29,7 +29,7 @@ class WideIntegers:
         return self.m.integer(64, value), self.m.integer(64, value >> 64)
 
     def compute(self, what: str, a: Pair, b: Pair, constant: int | None) -> Pair:
-        """`constant`: what the second operand is, if that is known."""
+        """`constant`: the second operand, if it is known."""
         match what:
             case "or":
                 return self._do(Op.BITWISE_OR, a[0], b[0]), self._do(Op.BITWISE_OR, a[1], b[1])

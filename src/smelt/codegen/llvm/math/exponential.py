@@ -140,9 +140,9 @@ def sigmoid(b: Builder, x: LlvmValue) -> LlvmValue:
 
 
 def tanh(b: Builder, x: LlvmValue) -> LlvmValue:
-    """By h = expm1(2|x|) / 2, which does not cancel near zero: h / (1 + h) as h - h · h / (1 + h), where what division
-    rounded counts for less. Further out by its distance from one, as 1 - 1 / (1 + h): slopes are made of that distance.
-    For f32, whose n · ln 2 needs no second part here."""
+    """By h = expm1(2|x|) / 2, which does not cancel near zero: h / (1 + h) as h - h · h / (1 + h), where the rounding
+    of the division matters less. Further out by the distance from one, 1 - 1 / (1 + h), because gradients depend on
+    that distance. For f32, whose n · ln 2 needs no second part here."""
     limited = b.minimum(_TANH_IS_ONE[x.kind], b.fabs(x))
     twice = b.fadd(limited, limited)
     n, held = round_scaled(b, twice, LOG2E)
@@ -155,8 +155,8 @@ def tanh(b: Builder, x: LlvmValue) -> LlvmValue:
 
 
 def tanh_wide(b: Builder, x: LlvmValue) -> LlvmValue:
-    """For f64, by m = expm1(-2|x|), which does not cancel near zero: -m / (2 + m). Further out by its distance from
-    one, 2(1 + m) / (2 + m): slopes are made of that distance, and it is rounded but once."""
+    """For f64, by m = expm1(-2|x|), which does not cancel near zero: -m / (2 + m). Further out by the distance from
+    one, 2(1 + m) / (2 + m), which is rounded once, because gradients depend on it."""
     limited = b.minimum(_TANH_IS_ONE[x.kind], b.fabs(x))
     small, held = _expm1_of_reduced(b, b.fmul(limited, -2.0))
     power = two_to(b, held)

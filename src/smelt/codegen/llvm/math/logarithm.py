@@ -32,7 +32,7 @@ def _split(b: Builder, x: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
 
 
 def _split_any(b: Builder, x: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
-    """f and k as floats, for any positive x: what is below the normal range is scaled into it first."""
+    """f and k as floats, for any positive x: subnormal numbers are scaled first."""
     form = FORMS[x.kind]
     tiny = b.fcmp("olt", x, 2.0**form.smallest_exponent)
     m, k = _split(b, b.select(tiny, b.fmul(x, 2.0**form.mantissa), x))
@@ -51,7 +51,7 @@ def _curved(b: Builder, f: LlvmValue, lower: LlvmValue | None = None) -> LlvmVal
 
 
 def _curved_by_quotient(b: Builder, f: LlvmValue, lower: LlvmValue | None) -> LlvmValue:
-    """f²/2 is subtracted by itself: what is left, s·(f²/2 + s²·P(s²)), is small, and so is its rounding."""
+    """f²/2 is subtracted separately: the rest, s·(f²/2 + s²·P(s²)), is small, and so is its rounding."""
     s = b.fdiv(f, b.fadd(f, 2.0))
     square = b.fmul(s, s)
     half = b.fmul(b.fmul(f, 0.5), f)

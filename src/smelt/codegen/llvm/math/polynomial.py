@@ -98,7 +98,7 @@ def scale_by_two_to(b: Builder, x: LlvmValue, n: LlvmValue, held: LlvmValue) -> 
 
 
 def divided(b: Builder, a: LlvmValue, by: LlvmValue) -> LlvmValue:
-    """A quotient of numbers of middle size: what a product with about 1 / `by` leaves is divided once more."""
+    """A quotient of numbers of moderate size: a product with about 1 / `by`, then one correction step."""
     if not b.target.approximates or by.kind != "f32":
         return b.fdiv(a, by)
     near = b.near_reciprocal(by)
