@@ -32,9 +32,9 @@ def vector_width(kernel: Kernel, axis: Axis | None, extents: Sequence[Size]) -> 
         return 1
     most = min(_MOST, _BYTES // max(2, min(size for _, size, _ in moved)))
     widths = [width for width in (8, 4, 2) if width <= most and not any(hint(extent) % width for extent in extents)]
-    best, score = 1, _score(kernel, moved, axis, 1)
+    best, score = 1, _score(moved, axis, 1)
     for width in widths:
-        reached = _score(kernel, moved, axis, width)
+        reached = _score(moved, axis, width)
         if reached > score:
             best, score = width, reached
     return best if _relied_on(moved, axis, extents, best) else 1
@@ -61,7 +61,7 @@ def _steps(index: Index, axis: Axis, width: int) -> list[Size]:
     return [first, *(stride for name, stride in index.terms if name != axis.name)]
 
 
-def _score(kernel: Kernel, moved: Sequence[tuple[Index, int, int]], axis: Axis, width: int) -> float:
+def _score(moved: Sequence[tuple[Index, int, int]], axis: Axis, width: int) -> float:
     """The bytes per access, weighted by the bytes moved. An unaligned access is one of single elements, which are
     further apart between threads."""
     total = 0.0

@@ -252,7 +252,7 @@ def cast(b: Builder, value: LlvmValue, source: torch.dtype, dtype: torch.dtype) 
     if dtype is torch.bool:
         return b.fcmp("une", value, 0.0) if source.is_floating_point else b.icmp("ne", value, 0)
     if source.is_floating_point:
-        return _from_float(b, value, source, dtype)
+        return _from_float(b, value, dtype)
     unsigned = source in (torch.bool, torch.uint8)
     if dtype.is_floating_point:
         return b.convert("uitofp" if unsigned else "sitofp", value, kind)
@@ -261,7 +261,7 @@ def cast(b: Builder, value: LlvmValue, source: torch.dtype, dtype: torch.dtype) 
     return b.convert("zext" if unsigned else "sext", value, kind)
 
 
-def _from_float(b: Builder, value: LlvmValue, source: torch.dtype, dtype: torch.dtype) -> LlvmValue:
+def _from_float(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
     kind = VALUE_KINDS[dtype]
     if dtype.is_floating_point:
         return b.convert("fpext" if dtype is torch.float64 else "fptrunc", value, kind)

@@ -146,7 +146,7 @@ def _pass(
     bound = Bound("chunk", "item", _CHUNK, count)
     here = Index((("chunk", _CHUNK), ("item", 1)))
     table, starts = (_buffer(places, f"{name}.{shift}", _DIGITS * chunks) for name in ("counts", "starts"))
-    digit = _digit_code(keys, here, dtype, shift)
+    digit = _digit_code(keys, here, shift)
 
     counting = [*digit, *(Reduce(f"count.{word}", "sum", f"one.{word}") for word in (0, 1))]
     after: list[Instruction] = [Const("mask", 255, torch.int64)]
@@ -197,7 +197,7 @@ def _pass(
     return [PhaseKernel(counts, (bound,)), PhaseKernel(scan), PhaseKernel(put, (bound,))], new_keys, new_order
 
 
-def _digit_code(keys: Buffer, here: Index, dtype: torch.dtype, shift: int) -> Sequence[Instruction]:
+def _digit_code(keys: Buffer, here: Index, shift: int) -> Sequence[Instruction]:
     """A key's digit, and one for it in the counter that counts it."""
     return [
         Load("key", keys.name, here),

@@ -17,8 +17,6 @@ _MAGIC, _VERSION = 0x07230203, 0x00010500
 class Op(IntEnum):
     """Instructions that are not one for one LLVM's."""
 
-    UNDEF = 1
-    EXTENSION = 10
     EXT_INST_IMPORT = 11
     EXT_INST = 12
     MEMORY_MODEL = 14
@@ -60,14 +58,12 @@ class Op(IntEnum):
     F_CONVERT = 115
     CONVERT_U_TO_PTR = 120
     BITCAST = 124
-    F_NEGATE = 127
     IADD = 128
     FADD = 129
     ISUB = 130
     FSUB = 131
     IMUL = 132
     FMUL = 133
-    U_MUL_EXTENDED = 151
     LOGICAL_EQUAL = 164
     LOGICAL_NOT_EQUAL = 165
     LOGICAL_OR = 166
@@ -78,8 +74,6 @@ class Op(IntEnum):
     I_NOT_EQUAL = 171
     U_GREATER = 172
     U_LESS = 176
-    S_LESS = 177
-    F_ORD_EQUAL = 180
     F_ORD_LESS = 184
     F_ORD_GREATER_EQUAL = 190
     SHIFT_RIGHT_LOGICAL = 194
@@ -96,7 +90,6 @@ class Op(IntEnum):
     BRANCH_CONDITIONAL = 250
     RETURN = 253
     GROUP_SHUFFLE = 345
-    GROUP_SHUFFLE_XOR = 346
 
 
 class Storage(IntEnum):

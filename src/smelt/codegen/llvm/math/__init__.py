@@ -12,7 +12,7 @@ from smelt.codegen.llvm.math.exponential import exp, exp2, exp_of_negative, expm
 from smelt.codegen.llvm.math.logarithm import log, log1p, log2
 from smelt.codegen.llvm.math.normal import gelu_slope, gelu_slope_wide, normal_share, normal_share_wide
 from smelt.codegen.llvm.math.power import power, power_wide
-from smelt.codegen.llvm.math.trigonometry import cos, cos_wide, sin, sin_wide
+from smelt.codegen.llvm.math.trigonometry import cos, sin
 
 Function = Callable[..., LlvmValue]
 
@@ -38,7 +38,7 @@ FLOAT32: dict[str, Function] = _EXACT | {
 }  # fmt: skip
 
 FLOAT64: dict[str, Function] = FLOAT32 | {
-    "tanh": tanh_wide, "sin": sin_wide, "cos": cos_wide, "erf": erf_wide, "pow": power_wide,
+    "tanh": tanh_wide, "sin": sin, "cos": cos, "erf": erf_wide, "pow": power_wide,
     "ndtr": normal_share_wide, "gelu_slope": gelu_slope_wide,
 }  # fmt: skip
 

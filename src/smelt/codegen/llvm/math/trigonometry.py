@@ -31,6 +31,7 @@ _HALF_PI_64 = (1.5707963109016418, 1.5893254773528196e-08)  # the first with tra
 # For f64; all but the last so short that their products with whole numbers below 2^20 are exact.
 _HALF_PI_WIDE = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487111665e-21, 8.4784276603689e-32)
 _LARGE = {"f32": 65536.0, "f64": 1048576.0}
+_SMALL = {"f32": 2.0**-12, "f64": 2.0**-27}
 
 # 2/π in binary, after 32 zeros so that every window starts inside.
 _TWO_OVER_PI_WORDS = (
@@ -248,8 +249,8 @@ done:
 
 def sin(b: Builder, x: LlvmValue) -> LlvmValue:
     r, quadrant = _reduce(b, x)
-    # Below 2^-12 the sine is the angle; said apart so that the sign of zero stays.
-    return b.select(b.fcmp("olt", b.fabs(x), 2.0**-12), x, _by_quadrant(b, r, quadrant))
+    # The sine of a small angle is the angle; a separate case keeps the sign of zero.
+    return b.select(b.fcmp("olt", b.fabs(x), _SMALL[x.kind]), x, _by_quadrant(b, r, quadrant))
 
 
 def cos(b: Builder, x: LlvmValue) -> LlvmValue:
@@ -325,15 +326,3 @@ def _reduce_each(b: Builder, x: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
     return angles, b.op(
         f"load {type_text(kind, x.lanes)}, ptr {behind.name}, align {8 if wide else 4}", kind, x.lanes
     )
-
-
-def sin_wide(b: Builder, x: LlvmValue) -> LlvmValue:
-    """For f64."""
-    r, quadrant = _reduce(b, x)
-    return b.select(b.fcmp("olt", b.fabs(x), 2.0**-27), x, _by_quadrant(b, r, quadrant))
-
-
-def cos_wide(b: Builder, x: LlvmValue) -> LlvmValue:
-    """For f64."""
-    r, quadrant = _reduce(b, x)
-    return _by_quadrant(b, r, b.add(quadrant, 1))
