@@ -73,7 +73,7 @@ def _forbid_calls(lowered: Lowered, name: str, traced: Traced) -> None:
             lines.setdefault(str(item.op), {})["" if origin is None else origin.line] = None
     if reasons:
         joined = {op: "; ".join(why) for op, why in reasons.items()}
-        raise LibraryError(name, joined, {op: ", ".join(filter(None, found)) for op, found in lines.items()})
+        raise LibraryError(name, joined, {op: ", ".join(filter(None, places)) for op, places in lines.items()})
 
 
 def _rematerialize(lowered: Lowered, context: FusionContext) -> Lowered:
