@@ -10,7 +10,7 @@ from smelt.base.errors import SmeltError, SpecError, is_fault
 from smelt.base.options import config
 from smelt.symbolic.expressions import DataDependent
 
-_STAGES = ("smelt.pipeline.compile._trace_in_symbols", "smelt.pipeline.sizes.template.Template._made")
+_STAGES = ("smelt.pipeline.compile.Compilation.trace", "smelt.pipeline.sizes.template.Template._made")
 
 
 def _program(x: torch.Tensor) -> torch.Tensor:

@@ -148,7 +148,7 @@ def test_what_cannot_be_compiled_in_symbols_is_compiled_alone(monkeypatch: pytes
 
     smelt.reset()
     with monkeypatch.context() as patched:
-        patched.setattr("smelt.pipeline.compile._trace_in_symbols", refuse)
+        patched.setattr("smelt.pipeline.compile.Compilation.trace", refuse)
         compiled = smelt.compile(function, dynamic=True)
         for rows in (3, 4, 5):
             agrees(function, compiled, torch.randn(rows, 4, dtype=torch.float64, requires_grad=True))

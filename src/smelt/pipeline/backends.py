@@ -51,11 +51,11 @@ def _eager(options: Options) -> GraphCompiler:
 
 def _aot_eager(options: Options) -> GraphCompiler:
     def compile_graph(traced: Traced) -> Callable[..., tuple[object, ...]]:
-        from smelt.pipeline.compile import compile_aot_eager  # a start from the cache loads no stages
+        from smelt.pipeline.compile import EagerCompilation  # a start from the cache loads no stages
 
         if has_data_sizes(traced):
-            return in_parts(traced, lambda part: compile_aot_eager(part, options))
-        return compile_aot_eager(traced, options)
+            return in_parts(traced, compile_graph)
+        return EagerCompilation(options).compile(traced)
 
     return compile_graph
 
@@ -79,9 +79,9 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
     looked_up = look_up(traced, options, Arenas(), _beside_stored) if _is_fixed(traced) else None
     if looked_up is not None and looked_up[1] is not None:
         return looked_up[1].joined()
-    from smelt.pipeline.compile import compile_llvm as compile_by_stages
+    from smelt.pipeline.compile import Compilation
 
-    return compile_by_stages(traced, options, looked_up)
+    return Compilation(options, looked_up).compile(traced)
 
 
 def _for_chip(traced: Traced, options: Options) -> Flat | None:

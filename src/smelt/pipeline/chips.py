@@ -17,7 +17,7 @@ from smelt.base.options import KERNELS_FIRST, Options
 from smelt.device import chip_on, device_of, multiplies
 from smelt.device.host_library import HOST
 from smelt.ir.graph import Traced
-from smelt.pipeline.compile import compile_llvm
+from smelt.pipeline.compile import Compilation
 from smelt.pipeline.host_part import HostPart, divided, run_divided
 from smelt.pipeline.parts import Parts
 from smelt.pipeline.placement import devices_of, hosted, moved, names_devices, why_not_hosted
@@ -49,8 +49,7 @@ def compile_for_chip(traced: Traced, options: Options, name: str) -> Flat:
     library = options.library if options.library == "none" else KERNELS_FIRST
     products = "library" if library == KERNELS_FIRST and multiplies(name) else "own"
     options = replace(options, target=name, library=library, products=products, tune=False)
-    joined = _Joining(traced, device)
-    return compile_llvm(hosted(traced, device), options, joined=joined)
+    return Compilation(options, join=_Joining(traced, device)).compile(hosted(traced, device))
 
 
 def _as_tuple(found: object) -> tuple[object, ...]:

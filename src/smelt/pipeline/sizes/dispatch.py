@@ -8,7 +8,7 @@ is compiled for each combination, `LIMIT` of them; further ones fall back to eag
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -34,26 +34,26 @@ BOUND_LIMIT = 256
 STORED = 8
 """How many of them go to the disk cache, where finding one takes as long as binding a few."""
 
-# Compiles a graph with plain sizes: what was compiled in symbols bound to them, or where that yields None, for them.
-Compile = Callable[[Traced, Callable[[], Bound | None]], Flat]
-# Binds what was compiled in symbols; the graph with plain sizes is made where it is asked for.
-Bind = Callable[[Bound, Callable[[], Traced]], Flat]
-Trace = Callable[[Traced, ShapeEnv], Tracing]
+
+class SizeCompiler(Protocol):
+    """Compiles for plain sizes or in symbols. Raises `CannotTrace` if numbers among the inputs cannot stay dynamic."""
+
+    check_specs: bool  # raise the compiler's own errors
+
+    def compile_static(self, traced: Traced, in_symbols: Callable[[], Bound | None]) -> Flat:
+        """Compile for plain sizes, unless `in_symbols` returns a graph in symbols to bind to them."""
+
+    def bind(self, bound: Bound, traced: Callable[[], Traced]) -> Flat:
+        """Bind a graph in symbols. `traced` makes the graph with plain sizes, if needed."""
+
+    def trace(self, traced: Traced, shape_env: ShapeEnv) -> Tracing: ...
 
 
 class SizedGraph(OpenGraph):
-    """Calls the version of a graph that was compiled for, or bound to, the sizes of a call.
+    """Calls the version of a graph that was compiled for, or bound to, the sizes of a call."""
 
-    `compile_graph` and `trace` raise `CannotTrace` if numbers among the inputs cannot stay dynamic.
-    """
-
-    def __init__(
-        self, traced: Traced, compile_graph: Compile, bind: Bind, trace: Trace, checks: bool = False
-    ) -> None:
-        self._compile = compile_graph
-        self._bind = bind
-        self._trace = trace
-        self._checks = checks  # raise the compiler's own errors
+    def __init__(self, traced: Traced, compiler: SizeCompiler) -> None:
+        self._compiler = compiler
         self._versions: dict[tuple[Any, ...], Flat] = {}
         self._bound_keys: dict[tuple[Any, ...], None] = {}  # those that can be bound without compiling
         self._lock = locks.lock()
@@ -140,7 +140,7 @@ class SizedGraph(OpenGraph):
         return run
 
     def _compiled(self, values: Values) -> Flat:
-        return self._compile(self.at(values), lambda: self._in_symbols(values))
+        return self._compiler.compile_static(self.at(values), lambda: self._in_symbols(values))
 
     def _bound(self, values: Values) -> Flat | None:
         """A version by binding only: a KV cache has another length at every token."""
@@ -149,7 +149,7 @@ class SizedGraph(OpenGraph):
         found = self._tracing(values)
         if found is None or not found.is_made_for(numbers := self._numbers(values)):
             return None
-        return self._bind(Bound(found, numbers), lambda: self.at(values))
+        return self._compiler.bind(Bound(found, numbers), lambda: self.at(values))
 
     def _fall_back(self) -> Flat:
         if self._eager_run is None:
@@ -193,9 +193,9 @@ class SizedGraph(OpenGraph):
         if found is None:
             try:
                 traced, shape_env = self.over(values)
-                found = self._trace(traced, shape_env)
+                found = self._compiler.trace(traced, shape_env)
             except Exception as error:  # compile for plain sizes instead
-                if self._checks and is_fault(error, DataDependent, GhostError):
+                if self._compiler.check_specs and is_fault(error, DataDependent, GhostError):
                     raise
                 self._compile_static(f"{type(error).__name__}: {error}")
                 return None

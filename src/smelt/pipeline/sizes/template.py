@@ -167,9 +167,9 @@ class Tracing:
 
     number: int
     shape_env: ShapeEnv
-    found: Pure | Halves
+    graphs: Pure | Halves
     facts: tuple[SizeGuard, ...]
-    generate: Generate | None
+    generate: Generate
     templates: dict[str, Template] = field(default_factory=dict)
     checks: bool = False  # raise the compiler's own errors
 
@@ -179,8 +179,7 @@ class Tracing:
         return bool(found) and all(any(hold(each.facts, values) for each in made.versions) for made in found)
 
     def template(self, half: Traced, name: str) -> Template:
-        """`half` is one of the graphs found, or a part of one; equal names, equal halves."""
-        assert self.generate is not None
+        """`half` is one of the graphs, or a part of one; equal names, equal halves."""
         return self.templates.setdefault(name, Template(half, self.shape_env, name, self.generate, checks=self.checks))
 
 
@@ -192,7 +191,7 @@ class Bound:
     values: Values
 
     def plan(self) -> JointPlan:
-        found: JointPlan = resized(self.tracing.found.plan, at(self.values))
+        found: JointPlan = resized(self.tracing.graphs.plan, at(self.values))
         return found
 
     def program(self, half: Traced, name: str) -> tuple[Program, Built] | None:
@@ -205,7 +204,7 @@ class Bound:
 
     def halves(self) -> Halves | None:
         """The graphs for the sizes, and the plan in symbols."""
-        found = self.tracing.found
+        found = self.tracing.graphs
         if isinstance(found, Pure):
             return None
         backward = None if found.backward is None else self.graph(found.backward)
