@@ -87,12 +87,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "memory_peak",
     ),
     "dispatch": (
-        "tensors", "recurrent", "loss_scaling", "fused_optimizers", "device_operators", "operators", "autocast",
-        "streams", "module", "files", "copies", "accelerator", "torch_hooks", "device",
+        "tensors", "signatures", "real_call", "recurrent", "loss_scaling", "fused_optimizers", "device_operators",
+        "operators", "autocast", "streams", "module", "files", "copies", "accelerator", "torch_hooks", "moved_modules",
+        "device", "owner",
     ),
     "lazy": (
         "lines",
-        "signatures",
         "steps",
         "memory",
         "describe",
@@ -108,7 +108,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "at_once",
         "owner",
         "block",
-        "moved_modules",
         "enabling",
     ),
     "runtime": ("cache", "collectives", "overlap", "preserved_state", "cuda", "program", "autograd"),

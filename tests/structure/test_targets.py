@@ -21,7 +21,7 @@ ALLOWED = {
     "ir/serialize.py": _TABLE,
     "ir/tensorspec.py": "numbers of Python are tensors of the host to PyTorch",
     "autograd/engine/read_graph.py": _TABLE,
-    "lazy/moved_modules.py": "the name of a method of modules",
+    "dispatch/moved_modules.py": "the name of a method of modules",
     "runtime/autograd/split_nodes.py": "an empty tensor that only ties nodes together",
     "runtime/program/flatten.py": "PyTorch's C functions for the host; other devices are called by the dispatcher",
     "runtime/program/library_workspace.py": _LIBRARY,

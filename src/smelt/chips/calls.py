@@ -22,9 +22,9 @@ from smelt.chips.kinds import Operands, graph_of, pattern_of, read
 from smelt.chips.runtime import ChipDevice
 from smelt.device.host_library import HOST
 from smelt.dispatch import tensors
+from smelt.dispatch.signatures import Signature
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy.describe import Undescribed, describe_call
-from smelt.lazy.signatures import Signature
 from smelt.lazy.steps import Fresh, Result, View, at
 from smelt.meta.devices import tensors_in
 from smelt.meta.effects import is_pointwise_op

@@ -15,10 +15,10 @@ import torch
 from torch import fx
 
 from smelt.device.host_library import HOST, on_host
+from smelt.dispatch.signatures import Kind, Signature
 from smelt.dispatch.tensors import layout_of
 from smelt.ir.graph import GraphLevel, Traced, add_node
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec
-from smelt.lazy.signatures import Kind, Signature
 from smelt.symbolic.expressions import SMALLEST, Expression, ShapeEnv
 from smelt.symbolic.symnode import Formula, as_number
 

@@ -29,16 +29,10 @@ from smelt.device import Target
 from smelt.device.chip import Chip, offers, why_not_chip
 from smelt.device.fusion_limits import Limits
 from smelt.device.host_library import HOST
-from smelt.dispatch.accelerator import answer_for_accelerator
-from smelt.dispatch.copies import keep_sharing
-from smelt.dispatch.device import claim
-from smelt.dispatch.files import register_files
 from smelt.dispatch.module import DeviceModule
-from smelt.dispatch.torch_hooks import answer_torch
 from smelt.ir.graph import GraphCompiler, Traced
 from smelt.ir.kernel_code import KernelCode
 from smelt.lazy.enabling import follow
-from smelt.lazy.moved_modules import keep_parameters
 from smelt.lazy.owner import LazyOwner
 
 ENTRY_POINT_GROUP = "smelt.chips"
@@ -46,7 +40,6 @@ EAGER = Options(library="none", products="own", fallback=False)
 """Options of single operators: what is not a kernel is the host's."""
 
 _owners: dict[str, ChipOwner] = {}
-_held: list[Any] = []  # registrations, which end when they die
 
 
 class ChipModule(DeviceModule):
@@ -85,15 +78,9 @@ def register_chip(name: str, chip: Chip | None = None) -> torch.device:
         what = f"describe() returned a {type(device.target).__name__}, not a smelt.chips.Target"
         raise SmeltError("SM070", f"the device {name!r} cannot be made: {what}", hint="host_target makes one")
     owner = ChipOwner(device, _compiler())
-    module = ChipModule(device)
-    claim(name, owner, module)
+    owner.register(ChipModule(device), HOST)
     _offer(name, device)
-    register_files(name, device.to_chip)
-    keep_parameters(name)
-    keep_sharing(name)
-    _held.extend(answer_for_accelerator(name, module, HOST))
     _print_copies(name)
-    answer_torch(name, module)
     _owners[name] = owner
     lazy.offer_chip(name, functools.partial(_recording, owner))
     os.register_at_fork(

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from smelt.dispatch import tensors
+from smelt.dispatch.real_call import RealCall
+from smelt.dispatch.signatures import Signature, signature
 from smelt.dispatch.tensors import Layout, layout_of, memory_of
 from smelt.lazy.memory import Memory, layout_of_real
 from smelt.lazy.recorder import Recorder
 from smelt.lazy.runs import Runs
-from smelt.lazy.signatures import Signature, signature
 from smelt.lazy.timeline import Timeline
 from smelt.meta.devices import result_device, tensors_in
 
@@ -103,44 +104,22 @@ class AtOnce:
         foreign = [each for each in tensors_in((*args, *kwargs.values())) if not self._recorder.is_ours(each)]
         if foreign:
             result_device(known.operator, args, {name: value for name, value in kwargs.items() if name != "device"})
-        run = _Call(self, self._recorder, reason)
-        real_args = run.real(args)
-        real_kwargs = {name: run.real(value) for name, value in kwargs.items()}
-        if known.takes_device and (kwargs.get("device") is not None or not run.given):
-            real_kwargs["device"] = self._recorder.real_device
-        with torch._C._InferenceMode(False), torch._C.DisableTorchFunction(), torch.no_grad():
-            found = known.operator(*real_args, **real_kwargs)
-            run.take_layouts()
-            return run.wrapped(found)
+        return _Call(self, self._recorder, reason).run(known, args, kwargs)
 
 
-class _Call:
-    """The arguments of one call on real tensors, and the way back."""
-
+class _Call(RealCall):
     def __init__(self, at_once: AtOnce, recorder: Recorder, reason: str) -> None:
-        self._at_once = at_once
-        self._recorder = recorder
-        self._reason = reason
-        self.given: list[tuple[torch.Tensor, torch.Tensor, Any]] = []  # lazy, real, the layout that the real one had
+        super().__init__(recorder.device_type, recorder.real_device)
+        self._at_once, self._recorder, self._reason = at_once, recorder, reason
 
-    def real(self, value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)([self.real(item) for item in value])
-        if not self._recorder.is_ours(value):
-            return value
-        for lazy, real, _ in self.given:
-            if lazy is value:  # PyTorch asks whether what is written is an operand: `add(a, b, out=a)`
-                return real
-        found = self._at_once.real(value, self._reason)
-        if found is memory_of(value).real:
-            found = found.view_as(found)  # the operator may change its layout
-        self.given.append((value, found, layout_of(found)))
-        return found
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        real = self._at_once.real(tensor, self._reason)
+        return real.view_as(real) if real is memory_of(tensor).real else real  # the operator may change its layout
 
-    def take_layouts(self) -> None:
-        """What the operator has given another shape, as `resize_` and `out=` do."""
-        for lazy, real, had in self.given:
-            if layout_of(real) == had:
+    def write_back(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Apply changes of shape, by `resize_` and `out=`."""
+        for lazy, real, layout_before in self.pairs:
+            if layout_of(real) == layout_before:
                 continue
             storage = real.untyped_storage()
             whole = torch.empty(0, dtype=real.dtype, device=real.device).set_(storage)
@@ -154,33 +133,10 @@ class _Call:
             offset: Any = real.storage_offset()
             tensors.set_layout(lazy, held, offset, real.shape, real.stride())
 
-    def wrapped(self, value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)([self.wrapped(item) for item in value])
-        if not isinstance(value, torch.Tensor):
-            return value
-        if (kind := _strange_kind(value)) is not None:
-            raise NotImplementedError(f"the device {self._recorder.device_type!r} has no {kind}")
-        for lazy, real, _ in self.given:
-            if real is value:
-                return lazy
-        for lazy, real, _ in self.given:
-            if value.numel() and real.untyped_storage()._cdata == value.untyped_storage()._cdata:
-                base: Any = memory_of(lazy).real
-                offset: Any = value.storage_offset() - base.storage_offset()
-                return tensors.view_as(lazy, value.dtype, value.shape, value.stride(), offset)
-        if value.is_conj() or value.is_neg():
-            value = value.resolve_conj().resolve_neg()
-        reach = tensors.bytes_of(value.shape, value.stride(), 0, value.dtype)
-        if value.storage_offset() or value.untyped_storage().nbytes() != reach:
-            value = value.clone()
-        return self._recorder.wrap(value)
+    def offset(self, ours: torch.Tensor, view: torch.Tensor) -> int:
+        return int(view.storage_offset()) - int(memory_of(ours).real.storage_offset())
 
-
-def _strange_kind(tensor: torch.Tensor) -> str | None:
-    """What a tensor is that a storage and strides do not describe."""
-    if tensor.is_nested:
-        return "nested tensors"
-    if tensor.is_quantized:
-        return "quantized tensors"
-    return None if tensor.layout is torch.strided else f"tensors of layout {tensor.layout}"
+    def bring(self, real: torch.Tensor) -> torch.Tensor:
+        reach = tensors.bytes_of(real.shape, real.stride(), 0, real.dtype)
+        is_whole = not real.storage_offset() and real.untyped_storage().nbytes() == reach
+        return self._recorder.wrap(real if is_whole else real.clone())

@@ -21,10 +21,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.dispatch import tensors
+from smelt.dispatch.signatures import Signature, signature
 from smelt.dispatch.tensors import layout_of, memory_of
 from smelt.lazy import lines
 from smelt.lazy.memory import Memory
-from smelt.lazy.signatures import Signature, signature
 from smelt.lazy.trials import Trial
 
 if TYPE_CHECKING:

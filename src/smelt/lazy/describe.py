@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from smelt.dispatch import fused_optimizers
+from smelt.dispatch.signatures import Signature
 from smelt.dispatch.tensors import Layout, bytes_of, layout_of, memory_of
 from smelt.ir.tensorspec import TensorSpec, UnplacedSpec
-from smelt.lazy.signatures import Signature
 from smelt.lazy.steps import Fresh, Result, Same, View
 from smelt.meta.ghost import GhostTensor, described
 

@@ -6,15 +6,9 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from smelt.base.unseen import unseen
-from smelt.dispatch.accelerator import answer_for_accelerator
-from smelt.dispatch.copies import keep_sharing
-from smelt.dispatch.device import UNNAMED, claim
-from smelt.dispatch.files import register_files
 from smelt.dispatch.module import DeviceModule
-from smelt.dispatch.torch_hooks import answer_torch
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy.composites import Composites
-from smelt.lazy.moved_modules import keep_parameters
 from smelt.lazy.owner import LazyOwner
 from smelt.lazy.real_device import RealDevice
 
@@ -47,10 +41,8 @@ def make_owner(name: str, real: RealDevice, compiler: GraphCompiler) -> LazyOwne
     module = LazyModule(real.generator)
     owner = LazyOwner(name, real, compiler)
     module.owner = owner
-    claim(name, owner, module, real.device.type)
+    owner.register(module, real.device)
     _held.extend(Composites(owner.recorder).register())
-    if name != UNNAMED:
-        _answer_by_name(name, owner, module)
     follow(owner)
     return owner
 
@@ -63,12 +55,3 @@ def follow(owner: LazyOwner) -> None:
     _owners.append(owner)
     lock = owner.recorder.lock
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-
-
-def _answer_by_name(name: str, owner: LazyOwner, module: LazyModule) -> None:
-    """What PyTorch asks a device for that programs have tensors on."""
-    register_files(name, owner.brought)
-    keep_parameters(name)
-    keep_sharing(name)
-    _held.extend(answer_for_accelerator(name, module, owner.real.device))
-    answer_torch(name, module)

@@ -13,10 +13,9 @@ import torch
 
 from smelt import _native
 from smelt.device.host_library import HOST
-from smelt.dispatch import tensors
-from smelt.dispatch.device_operators import device_operators
-from smelt.dispatch.module import check_index
 from smelt.dispatch.operators import overload_of
+from smelt.dispatch.owner import DeviceOwner
+from smelt.dispatch.signatures import recorded_operator, signature
 from smelt.dispatch.tensors import layout_of
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy.at_once import AtOnce
@@ -25,7 +24,6 @@ from smelt.lazy.lines import Line
 from smelt.lazy.real_device import CudaDevice, RealDevice
 from smelt.lazy.recorder import Foreign, Recorder
 from smelt.lazy.runs import Runs
-from smelt.lazy.signatures import recorded_operator, signature
 from smelt.lazy.timeline import LazyExplanation, Timeline
 from smelt.lazy.trials import Trial
 
@@ -37,59 +35,45 @@ MOST_OPERATORS = 20_000
 MOST_BYTES = 8 << 30
 """So many bytes of recorded results run by themselves."""
 
-Answer = Callable[..., Any]
 
-
-class LazyOwner:
-    """Owner of the device `lazy` (`smelt.dispatch.operators.Owner`)."""
+class LazyOwner(DeviceOwner):
+    """Records operators on the device `lazy`, or on a chip's."""
 
     def __init__(self, name: str, real: RealDevice, compiler: GraphCompiler) -> None:
+        super().__init__(name)
         self.timeline = Timeline()
         self.real = real
         self.recorder = Recorder(name, real.device)
         self.recorder.most_bytes = MOST_BYTES
         self.runs = Runs(self.recorder, real, compiler, self.timeline)
         self.at_once = AtOnce(self.recorder, self.runs, self.timeline)
+        self.read = self.at_once.real
         self.blocks: list[Any] = []  # the `Shadows` of those that record
         self.open_blocks: list[Any] = []  # those that are entered
         self._trials: dict[Line | None, tuple[Trial, Trial]] = {}  # of a block, and of steps of the loop in it
-        self._answers: dict[torch._ops.OpOverload, Answer] = {
-            aten.empty.memory_format: self._empty,
-            aten.empty_strided.default: self._empty_strided,
-            aten._local_scalar_dense.default: self._item,
-            aten._to_copy.default: self._to_copy,
-            aten.copy_.default: self._copy,
-            aten._copy_from.default: self._copy_from,
-            aten._copy_from_and_resize.default: self._copy_from,
-            aten.set_.source_Storage_storage_offset: self._set,
-            aten.set_.source_Tensor: self._set_tensor,
-            aten.set_.source_Storage: self._set_storage,
+        self.answers |= {
             aten.resize_.default: self._resize,
             aten.native_batch_norm.default: self._batch_norm,
             aten._efficientzerotensor.default: self._zeros,
-            **device_operators(self._recorded, self.call),
         }
         if isinstance(real, CudaDevice):
-            self._answers[aten.native_dropout.default] = self._dropout
-            self._answers[aten._scaled_dot_product_flash_attention.default] = self._flash_attention
-            self._answers[aten._scaled_dot_product_cudnn_attention.default] = self._cudnn_attention
+            self.answers[aten.native_dropout.default] = self._dropout
+            self.answers[aten._scaled_dot_product_flash_attention.default] = self._flash_attention
+            self.answers[aten._scaled_dot_product_cudnn_attention.default] = self._cudnn_attention
 
     def call(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with self.recorder.lock, self.real.working():
-            answer = self._answers.get(operator)
-            return self._recorded(operator, args, kwargs) if answer is None else answer(*args, **kwargs)
+            return super().call(operator, args, kwargs)
 
-    def _recorded(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def compute(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         known = signature(operator)
         if known.draws(args, kwargs):
             return self.at_once.draw(known, args, kwargs)
         if not known.returns_tensors:
             return self.at_once.call(known, args, kwargs, f"{operator} needs numbers")
+        if known.takes_device and (elsewhere := self.call_elsewhere(operator, args, kwargs)) is not None:
+            return elsewhere
         recorder = self.recorder
-        if known.takes_device and (device := kwargs.get("device")) is not None:
-            if device.type != recorder.device_type:  # `empty_like(x, device="cpu")`: it reads no numbers
-                return operator(*map(_without_data, args), **kwargs)
-            check_index(device.index)
         try:
             found = recorder.record(known, args, kwargs)
         except (Foreign, Undescribed) as error:
@@ -108,7 +92,7 @@ class LazyOwner:
         """An operator by name, and how it is recorded; None for one that is not simply recorded."""
         operator = overload_of(name)
         known = signature(operator)
-        is_simple = operator not in self._answers and not known.is_random and known.returns_tensors
+        is_simple = operator not in self.answers and not known.is_random and known.returns_tensors
         return operator, recorded_operator(operator) if is_simple else None
 
     def declined(
@@ -119,7 +103,7 @@ class LazyOwner:
         with self.real.working():
             if isinstance(error, Foreign):
                 args, kwargs = self.recorder.brought(known, args, kwargs)
-                return self._recorded(operator, args, kwargs)
+                return self.compute(operator, args, kwargs)
             return self.at_once.fall_back(known, args, kwargs, str(error))
 
     def run_full(self) -> None:
@@ -191,33 +175,8 @@ class LazyOwner:
 
     # Memory.
 
-    def _empty(self, size: Any, *, memory_format: Any = None, **options: Any) -> torch.Tensor:
-        self._check(options)
-        chosen = memory_format or torch.contiguous_format
-        like = torch.empty(size, dtype=options.get("dtype"), memory_format=chosen, device="meta")
-        return self.recorder.empty(layout_of(like))
-
-    def _empty_strided(self, size: Any, stride: Any, **options: Any) -> torch.Tensor:
-        self._check(options)
-        dtype = options.get("dtype") or torch.get_default_dtype()
-        return self.recorder.empty((torch.Size(size), tuple(stride), 0, dtype))
-
-    def _check(self, options: Mapping[str, Any]) -> None:
-        device = options.get("device")
-        check_index(None if device is None else device.index)
-
-    def _set(self, tensor: torch.Tensor, storage: Any, offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
-        if not stride and size:
-            stride = torch.empty(size, device="meta").stride()
-        tensors.set_layout(tensor, storage, offset, size, stride)
-        return tensor
-
-    def _set_tensor(self, tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        offset: Any = source.storage_offset()
-        return self._set(tensor, source.untyped_storage(), offset, source.shape, source.stride())
-
-    def _set_storage(self, tensor: torch.Tensor, storage: Any) -> torch.Tensor:
-        return self._set(tensor, storage, 0, [storage.nbytes() // tensor.dtype.itemsize], [1])
+    def new(self, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        return self.recorder.empty((torch.Size(shape), tuple(stride), 0, dtype))
 
     def _resize(self, tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
         if tuple(tensor.shape) == tuple(size) and memory_format is None:
@@ -229,7 +188,7 @@ class LazyOwner:
 
     def _zeros(self, size: Any, **options: Any) -> Any:
         """PyTorch's zeros of forward gradients have no memory: what runs later cannot read them."""
-        return self._recorded(aten.zeros.default, (size,), options)
+        return self.compute(aten.zeros.default, (size,), options)
 
     def _batch_norm(
         self, tensor: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
@@ -237,7 +196,7 @@ class LazyOwner:
         """Running statistics are written, of which this operator's schema says nothing; that of another one does."""
         writes = training and mean is not None and var is not None
         operator = aten._native_batch_norm_legit.default if writes else aten.native_batch_norm.default
-        return self._recorded(operator, (tensor, weight, bias, mean, var, training, momentum, eps), {})
+        return self.compute(operator, (tensor, weight, bias, mean, var, training, momentum, eps), {})
 
     # What a GPU does by kernels of its own.
 
@@ -247,8 +206,8 @@ class LazyOwner:
             operator = aten.native_dropout.default
             return self.at_once.call(signature(operator), (tensor, p, train), {}, f"{operator} draws random numbers")
         mask = self.recorder.wrap(self.at_once.dropout_mask(layout_of(tensor), p))
-        kept = self._recorded(aten.mul.Tensor, (tensor, mask), {})
-        return self._recorded(aten.mul.Tensor, (kept, _scale(p, tensor.dtype)), {}), mask
+        kept = self.compute(aten.mul.Tensor, (tensor, mask), {})
+        return self.compute(aten.mul.Tensor, (kept, _scale(p, tensor.dtype)), {}), mask
 
     def _flash_attention(self, *args: Any, **kwargs: Any) -> Any:
         return self._attention(aten._scaled_dot_product_flash_attention.default, args, kwargs)
@@ -267,55 +226,26 @@ class LazyOwner:
 
     # Copies.
 
-    def brought(self, whole: torch.Tensor) -> torch.Tensor:
-        """A tensor of the host that nobody else uses, as a lazy one."""
+    def adopt(self, host: torch.Tensor) -> torch.Tensor:
         with self.real.working():
-            return self.recorder.wrap(whole.to(self.recorder.real_device))
+            return self.recorder.wrap(host.to(self.recorder.real_device))
 
-    def _item(self, tensor: torch.Tensor) -> Any:
-        return self.at_once.real(tensor, "a number is needed").item()
+    def lend(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.real.lend(tensor)
 
-    def _to_copy(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        device = options.get("device") or tensor.device
-        options = {name: value for name, value in options.items() if name not in ("device", "pin_memory")}
-        if device.type == self.recorder.device_type:
-            check_index(device.index)
-        if not self.recorder.is_ours(tensor):  # from the host
-            real = aten._to_copy.default(tensor.detach(), device=self.recorder.real_device, **options)
-            return self.recorder.wrap(real)
-        if device.type == self.recorder.device_type:
-            options.pop("non_blocking", None)
-            found: torch.Tensor = self._recorded(aten._to_copy.default, (tensor,), options)
-            return found
-        real = self.at_once.real(tensor, f"it is copied to {device}")
-        return self.real.lend(aten._to_copy.default(real, device=device, **options))
+    def copy_in(self, tensor: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+        real = aten._to_copy.default(tensor.detach(), device=self.recorder.real_device, **options)
+        return self.recorder.wrap(real)
 
-    def _copy(self, tensor: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
-        if not self.recorder.is_ours(tensor):  # to the host
-            tensor.copy_(self.at_once.real(source, f"it is copied to {tensor.device}"), non_blocking)
-            return tensor
-        if not isinstance(source, torch.Tensor):  # a number
-            self._recorded(aten.fill_.Scalar, (tensor, source), {})
-            return tensor
-        if self.recorder.is_ours(source):
-            self._recorded(aten.copy_.default, (tensor, source), {})
-            return tensor
+    def fill(self, tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
         real = source.detach().to(self.recorder.real_device, copy=True, non_blocking=non_blocking)
         if self.at_once.is_free(tensor) and real.shape == tensor.shape:
             self.at_once.fill(tensor, real)
-            return tensor
-        self._recorded(aten.copy_.default, (tensor, self.recorder.wrap(real)), {})
-        return tensor
-
-    def _copy_from(self, source: torch.Tensor, tensor: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        return self._copy(tensor, source, non_blocking)
+        else:
+            self.copy_within(tensor, self.recorder.wrap(real))
 
 
 def _scale(p: float, dtype: torch.dtype) -> float:
     """What kept numbers are multiplied by, as the kernel of a GPU computes it."""
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     return float(1 / torch.tensor(1.0 - p, dtype=torch.float64, device=HOST).to(wide))
-
-
-def _without_data(value: Any) -> Any:
-    return tensors.on_meta(value) if isinstance(value, torch.Tensor) else value

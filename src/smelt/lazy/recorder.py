@@ -13,11 +13,11 @@ import torch
 
 from smelt import _native
 from smelt.dispatch import tensors
+from smelt.dispatch.signatures import Kind, Signature, recorded_operator, signature
 from smelt.dispatch.tensors import Layout, layout_of, memory_of
 from smelt.lazy import lines
 from smelt.lazy.describe import Undescribed, describe_call
 from smelt.lazy.memory import Memory, owned
-from smelt.lazy.signatures import Kind, Signature, recorded_operator, signature
 from smelt.lazy.steps import REFS, Fresh, Operand, Step, View
 from smelt.meta.devices import result_device
 

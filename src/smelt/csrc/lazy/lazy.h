@@ -71,7 +71,7 @@ typedef struct Step {
 
 typedef enum { TENSOR_KIND, NUMBER_KIND, LITERAL_KIND, DEVICE_KIND } ArgumentKind;
 
-/* One overload, as recording needs it: see lazy/signatures.py. */
+/* One overload, as recording needs it: see dispatch/signatures.py. */
 typedef struct {
     PyObject_HEAD
     PyObject *known; /* its Signature */
