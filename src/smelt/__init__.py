@@ -126,8 +126,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _native.PausedGC():
         module = import_module(_LATER[name])
-    found = globals()[name] = module if module.__name__.endswith(f".{name}") else getattr(module, name)
-    return found
+    value = globals()[name] = module if module.__name__.endswith(f".{name}") else getattr(module, name)
+    return value
 
 
 if _no_torch is None and _no_compiler is None:

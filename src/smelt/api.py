@@ -216,10 +216,10 @@ def _compiled_class(cls: Any, original: list[Any], region: CompiledRegion, setti
     def compiled_forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal known
         model = model_of(self)
-        forward: Any = _forward_behind(made, type(model)) if isinstance(model, made) else type(model).forward
+        forward: Any = _forward_behind(compiled, type(model)) if isinstance(model, compiled) else type(model).forward
         seen, enter = known
         if seen is not forward:  # the first call, or the class has been given another
-            enter = _entering(_forward_behind(made, type(model)), region)
+            enter = _entering(_forward_behind(compiled, type(model)), region)
             known = forward, enter
         return enter(model, *args, **kwargs)
 
@@ -262,15 +262,15 @@ def _compiled_class(cls: Any, original: list[Any], region: CompiledRegion, setti
         "_smelt_region": region,
         "_smelt_model": property(model_of),
     }
-    made: Any = type(cls.__name__, (cls,), members)
+    compiled: Any = type(cls.__name__, (cls,), members)
 
     def follow_own_forward() -> None:
-        if "__call__" not in vars(made):
-            made.__call__ = _compiled_call(cls.__call__, model_of, region)
+        if "__call__" not in vars(compiled):
+            compiled.__call__ = _compiled_call(cls.__call__, model_of, region)
 
     if original and "forward" in original[0].__dict__:
         follow_own_forward()
-    return made  # type: ignore[no-any-return]
+    return compiled  # type: ignore[no-any-return]
 
 
 def _compiled_call(call: Callable[..., Any], model_of: Callable[..., Any], region: CompiledRegion) -> Any:
@@ -287,9 +287,9 @@ def _compiled_call(call: Callable[..., Any], model_of: Callable[..., Any], regio
     return opaque(compiled_call)
 
 
-def _forward_behind(made: type, kind: type) -> Any:
+def _forward_behind(compiled: type, kind: type) -> Any:
     """The `forward` of a class as it is written there, and not that of a compiled class it may be made of."""
-    classes = kind.__mro__[kind.__mro__.index(made) + 1 :] if made in kind.__mro__ else kind.__mro__
+    classes = kind.__mro__[kind.__mro__.index(compiled) + 1 :] if compiled in kind.__mro__ else kind.__mro__
     return next(vars(base)["forward"] for base in classes if "forward" in vars(base))
 
 

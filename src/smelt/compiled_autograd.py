@@ -53,12 +53,12 @@ def disable() -> contextlib.AbstractContextManager[None]:
 class _Installed(contextlib.ContextDecorator):
     """A block in which backwards of this thread are compiled, or left alone; a generator would cost as much again."""
 
-    def __init__(self, found: CompiledBackwards | None) -> None:
-        self.found = found
+    def __init__(self, backwards: CompiledBackwards | None) -> None:
+        self.backwards = backwards
 
     def __enter__(self) -> None:
         _put_in_place(1)
-        _enabled.compilers.append(self.found)
+        _enabled.compilers.append(self.backwards)
 
     def __exit__(self, *error: object) -> None:
         _enabled.compilers.pop()
@@ -67,13 +67,13 @@ class _Installed(contextlib.ContextDecorator):
 
 def _backwards_of(compiler: Any) -> CompiledBackwards:
     with _native.Held(_lock):
-        found = _known.get(compiler)
-        if found is None:
-            made = CompiledBackwards(*backward_compilers(compiler))
+        backwards = _known.get(compiler)
+        if backwards is None:
+            new = CompiledBackwards(*backward_compilers(compiler))
             while len(_known) >= _REMEMBERED:
                 del _known[next(iter(_known))]
-            found = _known[compiler] = made
-        return found
+            backwards = _known[compiler] = new
+        return backwards
 
 
 def _switched_on() -> CompiledBackwards:
@@ -97,10 +97,10 @@ class _Engine:
         self.engine = engine
 
     def run_backward(self, *args: Any, **named: Any) -> Any:
-        found = _compiler_here()
-        if found is None:
+        compiler = _compiler_here()
+        if compiler is None:
             return self.engine.run_backward(*args, **named)
-        return found.run_backward(self.engine, *args, **named)
+        return compiler.run_backward(self.engine, *args, **named)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)

@@ -65,10 +65,10 @@ class SmeltError(RuntimeError):
 
 
 def _restored(kind: type[SmeltError], args: tuple[Any, ...], state: dict[str, Any]) -> SmeltError:
-    made = kind.__new__(kind, *args)
-    made.args = args
-    made.__dict__.update(state)
-    return made
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class GraphBreakError(SmeltError):

@@ -211,10 +211,10 @@ def carrying(function: Callable[[Given], Found]) -> Callable[[Given], Found]:
     """The same function for threads that work for this one: what they emit goes to who collects here."""
     lists = _sinks.lists
 
-    def call(given: Given) -> Found:
+    def call(argument: Given) -> Found:
         before, _sinks.lists = _sinks.lists, lists
         try:
-            return function(given)
+            return function(argument)
         finally:
             _sinks.lists = before
 

@@ -28,14 +28,14 @@ else:
         *, frozen: bool = False, slots: bool = False, eq: bool = True, repr: bool = True
     ) -> Callable[[type], type]:
         """As `dataclasses.dataclass`, with those of its arguments that are in use here."""
-        return lambda given: _made(given, frozen, slots, eq, repr)
+        return lambda plain: _made(plain, frozen, slots, eq, repr)
 
 
-def _made(given: type, frozen: bool, slots: bool, eq: bool, repr: bool) -> type:
-    own = frozenset(vars(given))
-    has_hash = vars(given).get("__hash__") is not None  # a class that has `__eq__` of its own has None there
-    given.__doc__ = given.__doc__ or given.__name__  # else the decorator makes one, of a signature that it asks for
-    cls: type = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(given)
+def _made(plain: type, frozen: bool, slots: bool, eq: bool, repr: bool) -> type:
+    own = frozenset(vars(plain))
+    has_hash = vars(plain).get("__hash__") is not None  # a class that has `__eq__` of its own has None there
+    plain.__doc__ = plain.__doc__ or plain.__name__  # else the decorator makes one, of a signature that it asks for
+    cls: type = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(plain)
     methods: dict[str, Callable[..., Any] | None] = {"__init__": _init(cls, frozen)}
     if repr:
         methods["__repr__"] = _repr
@@ -101,9 +101,9 @@ def _init(cls: type, frozen: bool) -> Callable[..., Any]:
             defaults.append(default)
         if frozen:
             known[f"_set{number}"] = _setter(cls, each.name)
-    made = _named(cls, _init_code(tuple(shape), frozen, hasattr(cls, "__post_init__")), names, known)
-    made.__defaults__, made.__kwdefaults__ = tuple(defaults) or None, defaults_by_name or None
-    return made
+    init = _named(cls, _init_code(tuple(shape), frozen, hasattr(cls, "__post_init__")), names, known)
+    init.__defaults__, init.__kwdefaults__ = tuple(defaults) or None, defaults_by_name or None
+    return init
 
 
 def _setter(cls: type, name: str) -> Callable[[Any, Any], None]:

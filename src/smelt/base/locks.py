@@ -19,9 +19,9 @@ _all: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 def lock() -> Any:
     """A new lock."""
-    made = threading.RLock()
-    _all.add(made)
-    return made
+    new = threading.RLock()
+    _all.add(new)
+    return new
 
 
 def free(taken: Any) -> None:

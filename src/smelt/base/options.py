@@ -105,22 +105,22 @@ class Options:
     fallback: bool = option(True, "run eagerly, with a warning, what cannot be compiled; else raise", in_key=False)
 
     @classmethod
-    def from_user(cls, given: Mapping[str, Any] | None) -> "Options":
+    def from_user(cls, options: Mapping[str, Any] | None) -> "Options":
         """Checked construction from the `options=` mapping of `smelt.compile`."""
-        given = dict(given or {})
+        options = dict(options or {})
         kinds = typing.get_type_hints(cls)
-        for name, value in given.items():
+        for name, value in options.items():
             _check_name("option", name, kinds)
             _check_type("option", name, value, kinds[name])
-        budget = given.get("memory_budget")
+        budget = options.get("memory_budget")
         if budget is not None and not (budget >= 0 and (isinstance(budget, int) or budget <= 1)):
             raise SmeltError("SM003", f"memory_budget is bytes (an int) or a part from 0.0 to 1.0, not {budget!r}")
         for name, choices in (("convolutions", CONVOLUTIONS), ("products", PRODUCTS), ("library", LIBRARY)):
-            if given.get(name, choices[0]) not in choices:
-                raise SmeltError("SM003", f"unknown {name} {given[name]!r}", hint="choose from " + ", ".join(choices))
-        if given.get("library") == "none":
-            given |= {"products": "own", "fallback": False}  # eager is the library, too
-        return cls(**given)
+            if options.get(name, choices[0]) not in choices:
+                raise SmeltError("SM003", f"unknown {name} {options[name]!r}", hint="choose from " + ", ".join(choices))
+        if options.get("library") == "none":
+            options |= {"products": "own", "fallback": False}  # eager is the library, too
+        return cls(**options)
 
 
 @dataclass(slots=True)

@@ -45,10 +45,10 @@ def run_rows(
         if row.burns is Burns.ONE and fuel.left == 0:
             continue
         fuel.stage = f"{stage}, {row.name}"
-        found = row.run(value, context)
-        if found is not value and row.burns is Burns.ONE and not fuel.take(of):
+        result = row.run(value, context)
+        if result is not value and row.burns is Burns.ONE and not fuel.take(of):
             continue
-        value = found
+        value = result
         if check is not None:
             check(value, row.name)
     return value

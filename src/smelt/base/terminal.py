@@ -75,9 +75,9 @@ class _Line:
 def _show(line: "Callable[[], _Line | None]", ended: threading.Event) -> None:
     if ended.wait(PATIENCE):
         return
-    if (found := line()) is not None:
-        found.shown = True
-        del found
+    if (shown_line := line()) is not None:
+        shown_line.shown = True
+        del shown_line
     try:
         from rich.console import Console
         from rich.live import Live
@@ -93,8 +93,8 @@ def _show(line: "Callable[[], _Line | None]", ended: threading.Event) -> None:
 
 
 def _text(line: "Callable[[], _Line | None]") -> str:
-    found = line()
-    return "" if found is None else found.text()
+    shown_line = line()
+    return "" if shown_line is None else shown_line.text()
 
 
 class _Current(threading.local):

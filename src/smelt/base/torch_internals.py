@@ -72,13 +72,13 @@ class MissingInternal:
 def internal(path: str, module: str = "torch") -> Any:
     """`<module>.<path>`, or a `MissingInternal`."""
     try:
-        found: Any = import_module(module)
+        value: Any = import_module(module)
         for name in path.split("."):
-            found = getattr(found, name)
+            value = getattr(value, name)
     except (ImportError, AttributeError):
         MISSING.append(f"{module}.{path}")
         return MissingInternal()
-    return found
+    return value
 
 
 def require_all() -> None:

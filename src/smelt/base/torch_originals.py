@@ -61,8 +61,8 @@ def _is_own_function(function: types.FunctionType) -> bool:
     if code.co_name == function.__name__:
         return True
     # Of a decorator, which anyone may use: what it was given is in its closure.
-    given = [held for held in map(_content, function.__closure__ or ()) if callable(held) and held is not function]
-    return not given or (code in _FACTORIES and all(map(_is_own_callable, given)))
+    wrapped = [held for held in map(_content, function.__closure__ or ()) if callable(held) and held is not function]
+    return not wrapped or (code in _FACTORIES and all(map(_is_own_callable, wrapped)))
 
 
 def _is_own_callable(held: Any) -> bool:
@@ -91,29 +91,29 @@ def is_found(operator: Any) -> bool:
     path = [str(getattr(operator, "_qualified_op_name", None) or operator._schema.name).replace("::", ".")]
     if isinstance(operator, torch._ops.OpOverload):
         path.append(operator._overloadname)
-    found: Any = torch.ops
+    value: Any = torch.ops
     for name in ".".join(path).split("."):
-        found = getattr(found, name, None)
-    return found is operator
+        value = getattr(value, name, None)
+    return value is operator
 
 
-def is_own(found: Any) -> bool:
+def is_own(attribute: Any) -> bool:
     """Whether what a class of tensors holds under a name, found without running descriptors, is PyTorch's own."""
-    if isinstance(found, types.FunctionType):
-        return _is_own_function(found)
-    if type(found) is property:
-        return all(each is None or is_own(each) for each in (found.fget, found.fset, found.fdel))
-    if type(found) in (classmethod, staticmethod):
-        return is_own(found.__func__)
-    return type(found) in _OF_C or not (callable(found) or hasattr(type(found), "__get__"))
+    if isinstance(attribute, types.FunctionType):
+        return _is_own_function(attribute)
+    if type(attribute) is property:
+        return all(each is None or is_own(each) for each in (attribute.fget, attribute.fset, attribute.fdel))
+    if type(attribute) in (classmethod, staticmethod):
+        return is_own(attribute.__func__)
+    return type(attribute) in _OF_C or not (callable(attribute) or hasattr(type(attribute), "__get__"))
 
 
 def held_by(kind: type, name: str) -> Any:
     """What a class or its bases hold under a name; None if nothing. No descriptor is run."""
     for base in kind.__mro__:
-        found = base.__dict__.get(name, _ABSENT)
-        if found is not _ABSENT:
-            return found
+        attribute = base.__dict__.get(name, _ABSENT)
+        if attribute is not _ABSENT:
+            return attribute
     return None
 
 
@@ -139,18 +139,18 @@ def replaced_underneath() -> str | None:
         if not is_own(held_by(torch.Tensor, name)):
             return f"Tensor.{name}"
     for name in ASKED_OF_TORCH:
-        found = torch.__dict__.get(name)
-        if isinstance(found, types.FunctionType) and not _is_own_function(found):
+        function = torch.__dict__.get(name)
+        if isinstance(function, types.FunctionType) and not _is_own_function(function):
             return f"torch.{name}"
     return None
 
 
 def _unwrapped(function: Any) -> Any:
     """What a wrapper of the program's says it wraps, if that is PyTorch's own; else the function itself."""
-    found = function
-    while isinstance(found, types.FunctionType) and not _is_own_function(found):
-        found = found.__dict__.get("__wrapped__")
-    return function if found is None else found
+    inner = function
+    while isinstance(inner, types.FunctionType) and not _is_own_function(inner):
+        inner = inner.__dict__.get("__wrapped__")
+    return function if inner is None else inner
 
 
 class _Originals(types.ModuleType):
@@ -162,12 +162,12 @@ class _Originals(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         for place in self._places:
-            found = place.get(name) if isinstance(place, dict) else getattr(place, name, None)
-            if isinstance(found, types.FunctionType | types.BuiltinFunctionType):
-                self.__dict__[name] = found = _unwrapped(found)
-                return found
-        self.__dict__[name] = found = getattr(self._module, name)
-        return found
+            value = place.get(name) if isinstance(place, dict) else getattr(place, name, None)
+            if isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+                self.__dict__[name] = value = _unwrapped(value)
+                return value
+        self.__dict__[name] = value = getattr(self._module, name)
+        return value
 
 
 # As they are when smelt is imported: wrappers that say what they wrap are seen through.
@@ -191,11 +191,11 @@ _PLACES += [
 
 def originals_of_tensors() -> dict[str, Any]:
     """What `torch.Tensor` held under the names that the program has put something else under."""
-    found = {}
+    originals = {}
     for name, held in vars(torch.Tensor).items():
         if not is_own(held):
-            found[name] = getattr(BASE, name, None) if name not in _OF_TENSORS else _unwrapped(_OF_TENSORS[name])
-    return {name: original for name, original in found.items() if original is not None and is_own(original)}
+            originals[name] = getattr(BASE, name, None) if name not in _OF_TENSORS else _unwrapped(_OF_TENSORS[name])
+    return {name: original for name, original in originals.items() if original is not None and is_own(original)}
 
 
 def meant(function: Any) -> Any:

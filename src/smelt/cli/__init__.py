@@ -52,18 +52,18 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _needs_torch(given: argparse.Namespace) -> int:
+def _needs_torch(args: argparse.Namespace) -> int:
     raise BadTarget(f"this command needs PyTorch, which cannot be imported ({smelt._no_torch}); install torch")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the `smelt` command."""
-    given = parser().parse_args(arguments)
+    parsed = parser().parse_args(arguments)
     own = sys.argv
     try:
-        code: int = given.do(given)
+        code: int = parsed.do(parsed)
     except (BadTarget, SmeltError) as error:
-        print(f"smelt {given.command}: {error}", file=sys.stderr)
+        print(f"smelt {parsed.command}: {error}", file=sys.stderr)
         return 2
     finally:
         sys.argv = own  # a program was given arguments of its own

@@ -47,12 +47,12 @@ def add_export(commands: Commands) -> None:
     parser.set_defaults(do=_export)
 
 
-def _export(given: argparse.Namespace) -> int:
+def _export(args: argparse.Namespace) -> int:
     from smelt.deploy.artifact import export
 
-    target = load(given.target)
+    target = load(args.target)
     dynamic: dict[str, dict[int, Any]] = {}
-    for text in given.dynamic:
+    for text in args.dynamic:
         argument, dim, dimension = _dimension(text)
         dynamic.setdefault(argument, {})[dim] = dimension
     artifact = export(
@@ -60,10 +60,10 @@ def _export(given: argparse.Namespace) -> int:
         target.args,
         target.kwargs,
         dynamic=dynamic,
-        targets=given.target_names or None,
-        name=given.name,
+        targets=args.target_names or None,
+        name=args.name,
     )
-    written = artifact.save_static(given.output, given.static) if given.static else (artifact.save(given.output),)
+    written = artifact.save_static(args.output, args.static) if args.static else (artifact.save(args.output),)
     for path in written:
         print(f"{path}: {_bytes(path.stat().st_size)}")
     for note in artifact.machine.notes:
@@ -95,11 +95,11 @@ def add_inspect(commands: Commands) -> None:
     parser.set_defaults(do=_inspect)
 
 
-def _inspect(given: argparse.Namespace) -> int:
+def _inspect(args: argparse.Namespace) -> int:
     try:
-        data = Path(given.file).read_bytes()
+        data = Path(args.file).read_bytes()
     except OSError as error:
-        raise SmeltError("SM050", f"{given.file} cannot be read: {error.strerror}") from None
+        raise SmeltError("SM050", f"{args.file} cannot be read: {error.strerror}") from None
     print("\n".join(inspected(read(data), len(data))))
     return 0
 
@@ -129,8 +129,8 @@ def inspected(artifact: r.ArtifactFile, size: int) -> list[str]:
 
 def _told(artifact: r.ArtifactFile, key: str, kind: type) -> Any:
     """An entry of the manifest, empty if it is of another kind: anybody may have written it."""
-    found = artifact.manifest.get(key)
-    return found if isinstance(found, kind) else kind()
+    entry = artifact.manifest.get(key)
+    return entry if isinstance(entry, kind) else kind()
 
 
 def _states(table: r.Table) -> list[str]:
@@ -216,11 +216,11 @@ def add_cc(commands: Commands) -> None:
     parser.set_defaults(do=_cc)
 
 
-def _cc(given: argparse.Namespace) -> int:
+def _cc(args: argparse.Namespace) -> int:
     include = [f"-I{LIBRARY.parents[1] / 'include'}"]
     folder = LIBRARY.parent
-    linked = [str(LIBRARY.with_suffix(".a"))] if given.static else [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lsmelt"]
-    flags = [] if given.libs else include
-    flags += [] if given.cflags else [*linked, "-lm", "-lpthread"]
+    linked = [str(LIBRARY.with_suffix(".a"))] if args.static else [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lsmelt"]
+    flags = [] if args.libs else include
+    flags += [] if args.cflags else [*linked, "-lm", "-lpthread"]
     print(shlex.join(flags))
     return 0

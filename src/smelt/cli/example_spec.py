@@ -48,10 +48,10 @@ def load(text: str) -> Target:
     namespace = _namespace(place)
     if name not in namespace:
         raise BadTarget(f"{place} has no {name!r}")
-    made = namespace[name]()
-    if not (isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0])):
-        raise BadTarget(f"{name}() returned {type(made).__name__}, not (model, args) or (model, args, kwargs)")
-    model, args, *rest = made
+    example = namespace[name]()
+    if not (isinstance(example, tuple) and len(example) in (2, 3) and callable(example[0])):
+        raise BadTarget(f"{name}() returned {type(example).__name__}, not (model, args) or (model, args, kwargs)")
+    model, args, *rest = example
     if not isinstance(args, tuple | list):
         raise BadTarget(f"the arguments that {name}() returns must be a tuple, not {type(args).__name__}; (x,) for one")
     return Target(model, tuple(args), dict(rest[0]) if rest else {})

@@ -30,11 +30,11 @@ def add_explain(commands: Commands) -> None:
     parser.set_defaults(do=_explain)
 
 
-def _explain(given: argparse.Namespace) -> int:
-    target = load(given.target)
-    explanation = smelt.explain(target.model, backend=given.backend)(*target.args, **target.kwargs)
-    if given.full or given.guards:
-        print(explanation.text(full=given.full, guards=given.guards))
+def _explain(args: argparse.Namespace) -> int:
+    target = load(args.target)
+    explanation = smelt.explain(target.model, backend=args.backend)(*target.args, **target.kwargs)
+    if args.full or args.guards:
+        print(explanation.text(full=args.full, guards=args.guards))
     else:
         explanation.show()
     return 0
@@ -50,11 +50,11 @@ def add_verify(commands: Commands) -> None:
     parser.set_defaults(do=_verify)
 
 
-def _verify(given: argparse.Namespace) -> int:
-    target = load(given.target)
-    found = smelt.verify(target.model, target.args, target.kwargs)
-    print(found)
-    return 0 if found.ok else 1
+def _verify(args: argparse.Namespace) -> int:
+    target = load(args.target)
+    verification = smelt.verify(target.model, target.args, target.kwargs)
+    print(verification)
+    return 0 if verification.ok else 1
 
 
 def add_bisect(commands: Commands) -> None:
@@ -68,15 +68,15 @@ def add_bisect(commands: Commands) -> None:
     parser.set_defaults(do=_bisect)
 
 
-def _bisect(given: argparse.Namespace) -> int:
-    target = load(given.target)
+def _bisect(args: argparse.Namespace) -> int:
+    target = load(args.target)
     culprit = bisect(target.model, target.args, target.kwargs, smelt.compile)
     if culprit is None:
         print("every graph of the program agrees with eager")
         return 0
-    with open(given.out, "w", encoding="utf-8") as file:
+    with open(args.out, "w", encoding="utf-8") as file:
         file.write(culprit.source)
-    print(f"{culprit}\nwritten to {given.out}: run it with python")
+    print(f"{culprit}\nwritten to {args.out}: run it with python")
     return 1
 
 
@@ -92,21 +92,21 @@ def add_bench(commands: Commands) -> None:
     parser.set_defaults(do=_bench)
 
 
-def _bench(given: argparse.Namespace) -> int:
-    target = load(given.target)
+def _bench(args: argparse.Namespace) -> int:
+    target = load(args.target)
     compiled = smelt.compile(target.model)
 
     def once(function: Callable[..., Any]) -> float:
         start = time.perf_counter()
         result = function(*target.args, **target.kwargs)
-        if given.backward:
+        if args.backward:
             sum(part.sum() for part in _differentiable(result)).backward()  # type: ignore[union-attr]
         return time.perf_counter() - start
 
     once(target.model)
     first = once(compiled)
     times: dict[str, list[float]] = {"eager": [], "smelt": []}
-    end = time.perf_counter() + given.seconds
+    end = time.perf_counter() + args.seconds
     while time.perf_counter() < end or len(times["smelt"]) < 3:
         times["eager"].append(once(target.model))
         times["smelt"].append(once(compiled))

@@ -22,7 +22,7 @@ def add_doctor(commands: Commands) -> None:
     parser.set_defaults(do=_doctor)
 
 
-def _doctor(given: argparse.Namespace) -> int:
+def _doctor(args: argparse.Namespace) -> int:
     healthy = True
     for check in examine(smelt.compile):
         healthy = healthy and check.good is not False
@@ -41,10 +41,10 @@ def add_cache(commands: Commands) -> None:
     parser.set_defaults(do=_cache)
 
 
-def _cache(given: argparse.Namespace) -> int:
+def _cache(args: argparse.Namespace) -> int:
     """Works on the cache's directory whether or not compiling uses it just now."""
     store = CacheStore(directory(), config.disk_cache_limit)
-    if given.action == "clear":
+    if args.action == "clear":
         print(f"deleted {store.clear()} files from {store.directory}")
         return 0
     usage = store.usage()
@@ -65,8 +65,8 @@ def add_info(commands: Commands) -> None:
     parser.set_defaults(do=_info)
 
 
-def _info(given: argparse.Namespace) -> int:
-    if given.what == "stages":
+def _info(args: argparse.Namespace) -> int:
+    if args.what == "stages":
         from smelt.pipeline.stage_map import stage_map
 
         print(stage_map())

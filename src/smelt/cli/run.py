@@ -37,12 +37,12 @@ def add_run(commands: Commands) -> None:
     parser.set_defaults(do=_run)
 
 
-def _run(given: argparse.Namespace) -> int:
-    _must_exist(given.script)
+def _run(args: argparse.Namespace) -> int:
+    _must_exist(args.script)
     try:
-        run_script(given.script, given.arguments, given.backend)
+        run_script(args.script, args.arguments, args.backend)
     finally:
-        if not given.quiet:
+        if not args.quiet:
             print(f"smelt: {_summary()}", file=sys.stderr)
     return 0
 
@@ -74,13 +74,13 @@ def add_report(commands: Commands) -> None:
     parser.set_defaults(do=_report)
 
 
-def _report(given: argparse.Namespace) -> int:
-    _must_exist(given.script)
+def _report(args: argparse.Namespace) -> int:
+    _must_exist(args.script)
     try:
-        with smelt.record(given.out, os.path.basename(given.script), profile=given.profile):
-            run_script(given.script, given.arguments, given.backend)
+        with smelt.record(args.out, os.path.basename(args.script), profile=args.profile):
+            run_script(args.script, args.arguments, args.backend)
     finally:
-        print(f"smelt: {_summary()}; written to {given.out}", file=sys.stderr)
+        print(f"smelt: {_summary()}; written to {args.out}", file=sys.stderr)
     return 0
 
 

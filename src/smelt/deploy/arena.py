@@ -65,10 +65,10 @@ def _in_symbols(program: Program, lives: Lives, postfix: Postfix) -> Arena:
 
 
 def _largest(sizes: list[Code]) -> Code:
-    found, *others = dict.fromkeys(sizes)
+    largest, *others = dict.fromkeys(sizes)
     for each in others:
-        found = apply(Op.MAX, found, each)
-    rounded = apply(Op.DIV, apply(Op.ADD, found, number(ALIGNMENT - 1)), number(ALIGNMENT))
+        largest = apply(Op.MAX, largest, each)
+    rounded = apply(Op.DIV, apply(Op.ADD, largest, number(ALIGNMENT - 1)), number(ALIGNMENT))
     return apply(Op.MUL, rounded, number(ALIGNMENT))
 
 

@@ -24,7 +24,7 @@ class TorchArrays:
         self._torch = torch
         self._home: Any = None  # the device of the first tensor given that is not on the host
 
-    def given(self, value: Any, dtype: str) -> tuple[TensorAt, Any]:
+    def argument(self, value: Any, dtype: str) -> tuple[TensorAt, Any]:
         """Where a value's memory is, and what keeps it there. Python's numbers become tensors of `dtype`."""
         torch = self._torch
         tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
@@ -61,7 +61,7 @@ class NumpyArrays:
 
         self._numpy = numpy
 
-    def given(self, value: Any, dtype: str) -> tuple[TensorAt, Any]:
+    def argument(self, value: Any, dtype: str) -> tuple[TensorAt, Any]:
         """Where a value's memory is, and what keeps it there. Python's numbers become arrays of `dtype`."""
         numpy = self._numpy
         is_array = isinstance(value, numpy.ndarray | numpy.generic)
@@ -104,8 +104,8 @@ def arrays_for(leaves: Sequence[Any]) -> Arrays:
 def copied(arrays: Arrays, tensor: TensorAt) -> Any:
     """A new array with what is at an address."""
     assert tensor.dtype is not None
-    made = arrays.empty(tensor.dtype, tensor.sizes)
+    array = arrays.empty(tensor.dtype, tensor.sizes)
     size = math.prod(tensor.sizes) * DTYPES[tensor.dtype]
     if size:
-        ctypes.memmove(arrays.address(made), tensor.address, size)
-    return made
+        ctypes.memmove(arrays.address(array), tensor.address, size)
+    return array

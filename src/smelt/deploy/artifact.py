@@ -148,12 +148,12 @@ def export(
     if isinstance(targets, str) or not targets:
         raise ExportError("targets is a sequence of names", hint='targets=("host",)')
     called = name or _name_of(fn_or_module)
-    found = tuple(find_target(each) for each in targets)
+    found_targets = tuple(find_target(each) for each in targets)
     parts: dict[str, MachineCode] = {}
     with events.timed("export", called):
         # One program serves all processors, another one all GPUs.
-        for is_grids in dict.fromkeys(target.warp_size > 1 for target in found):
-            family = tuple(target for target in found if (target.warp_size > 1) is is_grids)
+        for is_grids in dict.fromkeys(target.warp_size > 1 for target in found_targets):
+            family = tuple(target for target in found_targets if (target.warp_size > 1) is is_grids)
             options = Options.from_user({"library": "none", "target": family[0].name if is_grids else ""})
             how = HowToLower(options, family)
             try:
@@ -161,7 +161,7 @@ def export(
             except LibraryError as missing:
                 raise LibraryError(called, missing.operators, missing.lines, exported=True) from None
             parts |= {each.code.target.name: each for each in _built(machine, family)}
-        return Artifact([parts[target.name] for target in found])
+        return Artifact([parts[target.name] for target in found_targets])
 
 
 def _built(machine: Machine, targets: Sequence[Target]) -> Iterator[MachineCode]:
@@ -182,5 +182,5 @@ def _default_target(function: Callable[..., Any], args: Sequence[Any], kwargs: M
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    found = getattr(function, "__name__", None) or type(function).__name__
-    return str(found).strip("<>") or "function"
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return str(name).strip("<>") or "function"

@@ -68,25 +68,25 @@ class CallForm:
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
         """Each once; those of one name have the same bounds."""
-        found: dict[str, Dimension] = {}
+        by_name: dict[str, Dimension] = {}
         for leaf in self.leaves:
             for _, dimension in leaf.sizes:
-                known = found.setdefault(dimension.name, dimension)
+                known = by_name.setdefault(dimension.name, dimension)
                 if known != dimension:
                     raise ExportError(f"dimension {dimension.name} has two sets of bounds")
-        return tuple(found.values())
+        return tuple(by_name.values())
 
     @property
     def example_sizes(self) -> dict[str, int]:
         """The sizes that the example has; of dimensions of one name the same."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for leaf in self.leaves:
             for dim, dimension in leaf.sizes:
                 size = leaf.example.shape[dim]
-                if found.setdefault(dimension.name, size) != size:
-                    other = found[dimension.name]
+                if sizes.setdefault(dimension.name, size) != size:
+                    other = sizes[dimension.name]
                     raise ExportError(f"{leaf.name} has {size} for {dimension.name}, another argument {other}")
-        return found
+        return sizes
 
     def arguments(self, sizes: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments for these sizes: where the example has others, tensors of zeros."""
@@ -113,8 +113,8 @@ def _leaf(name: str, path: Path, example: Any, dynamic: Any) -> Leaf:
     if isinstance(example, torch.Tensor):
         _check_tensor(name, example)
         marked = dict.fromkeys(example.__dict__.get(DYNAMIC, ()), True) | example.__dict__.get(BOUNDS, {})
-        given = _by_dimension(name, example, marked if dynamic is None else dynamic)
-        sizes = tuple((dim, _bounded(name, dim, what)) for dim, what in given)
+        by_dimension = _by_dimension(name, example, marked if dynamic is None else dynamic)
+        sizes = tuple((dim, _bounded(name, dim, what)) for dim, what in by_dimension)
         return Leaf(name, path, example if example.is_contiguous() else example.contiguous(), sizes)
     if not isinstance(example, PLAIN):
         kind = type(example).__qualname__
@@ -141,19 +141,19 @@ def _by_dimension(name: str, example: torch.Tensor, dynamic: Any) -> list[tuple[
         dynamic = {dynamic: True}
     elif not isinstance(dynamic, Mapping):
         dynamic = dict.fromkeys(range(example.dim()) if dynamic is True else dynamic, True)
-    found = []
+    pairs = []
     for dim, what in dynamic.items():
         if not -example.dim() <= dim < example.dim():
             raise ExportError(f"{name} has {example.dim()} dimensions, none numbered {dim}")
-        found.append((dim % example.dim(), what))
-    return sorted(found, key=lambda each: each[0])
+        pairs.append((dim % example.dim(), what))
+    return sorted(pairs, key=lambda each: each[0])
 
 
 def _bounded(name: str, dim: int, what: Any) -> Dimension:
-    found = _dimension(f"{name}.shape[{dim}]", what)
-    if not 0 <= found.least <= found.most:
-        raise ExportError(f"dimension {found.name} of {name} is from {found.least} to {found.most}: nothing is")
-    return found
+    bounds = _dimension(f"{name}.shape[{dim}]", what)
+    if not 0 <= bounds.least <= bounds.most:
+        raise ExportError(f"dimension {bounds.name} of {name} is from {bounds.least} to {bounds.most}: nothing is")
+    return bounds
 
 
 def _dimension(usual: str, what: Any) -> Dimension:
@@ -186,10 +186,10 @@ def _parameters(target: Callable[..., Any]) -> list[str]:
     """The names of positional parameters, as far as there are any."""
     function = target.forward if isinstance(target, torch.nn.Module) else target
     try:
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
-    return [each.name for each in found if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
 
 def _names(tree: Tree, parameters: list[str]) -> Iterator[str]:
@@ -217,10 +217,10 @@ def _below(tree: Tree, path: Path) -> Iterator[Path]:
 def _source(path: Path) -> Source:
     """The source of an argument, for its name."""
     slot, *keys = path
-    found = Source(None, ("slot", slot), "args" if slot == ARGS else "kwargs")
+    source = Source(None, ("slot", slot), "args" if slot == ARGS else "kwargs")
     for place, key in enumerate(keys):
-        found = found.item(key) if isinstance(key, int) and not (slot == KWARGS and place == 0) else found.key(key)
-    return found
+        source = source.item(key) if isinstance(key, int) and not (slot == KWARGS and place == 0) else source.key(key)
+    return source
 
 
 def with_examples(form: CallForm, values: Mapping[str, Any]) -> CallForm:

@@ -79,13 +79,13 @@ def flow_machine(form: CallForm, name: str, how: HowToLower) -> Machine:
 def _explored_sizes(form: CallForm) -> dict[str, int]:
     """Sizes to explore with: none is 0, 1 or another's, nor so small that parts of a tensor would be, where they may
     be others. Nothing of the example is read."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for each in form.dimensions:
         size = max(form.example_sizes[each.name], _EXPLORED)
-        while size in found.values():
+        while size in sizes.values():
             size += 1
-        found[each.name] = min(max(size, each.least), each.most)
-    return found
+        sizes[each.name] = min(max(size, each.least), each.most)
+    return sizes
 
 
 class _Lowering:
@@ -104,13 +104,13 @@ class _Lowering:
         register = self._traced.registers[number]
         if register.kind is RegisterKind.INPUT:
             places = zip(self._traced.arguments, self._registers.arguments, strict=True)
-            found = next(ours.register for theirs, ours in places if theirs.register == number)
-            assert found is not None
-            return found
+            argument = next(ours.register for theirs, ours in places if theirs.register == number)
+            assert argument is not None
+            return argument
         if register.tensor is None:
             return self._registers.local(register.dtype)
-        given = Given((("value", register.tensor),), register.name, register.tensor)
-        kept = self._registers.kept(register.tensor, given)
+        origin = Given((("value", register.tensor),), register.name, register.tensor)
+        kept = self._registers.kept(register.tensor, origin)
         if register.kind is RegisterKind.STATE:
             self._registers.write(kept)
         return kept
@@ -141,19 +141,19 @@ class _Lowering:
 
     def _variants(self, variant: TracedVariant, name: str) -> list[Variant]:
         """A program, and others for sizes and numbers for which what the first relies on does not hold."""
-        found: list[Variant] = []
+        variants: list[Variant] = []
         largest = min(max((each.most for each in self._form.dimensions), default=_MOST_SIZE), _MOST_SIZE)
         for values in _examples(variant, largest):
-            if any(_covers(each, values) for each in found):
+            if any(_covers(each, values) for each in variants):
                 continue
-            if len(found) == _MOST_VARIANTS:
+            if len(variants) == _MOST_VARIANTS:
                 shown = ", ".join(f"{name} = {value}" for name, value in values.items())
                 raise ExportError(
                     f"{_MOST_VARIANTS} variants do not cover all sizes: none is for {shown}", hint="give tighter bounds"
                 )
-            title = f"{name}_for_{len(found)}" if found else name
-            found.append(self._variant(variant, title, values))
-        return found
+            title = f"{name}_for_{len(variants)}" if variants else name
+            variants.append(self._variant(variant, title, values))
+        return variants
 
     def _variant(self, variant: TracedVariant, name: str, values: Mapping[str, int]) -> Variant:
         lowering = _VariantLowering(self._traced, variant, self._registers, self._numbers, self._how, name, values)
@@ -236,10 +236,10 @@ class _VariantLowering:
         results: tuple[int | None, ...] = ()
         if self._traced.traced is not None:
             graph = OpenGraph(self._traced.traced)
-            made, shape_env = self._lowered(graph)
-            inputs = self._inputs(graph, made)
-            results = self._results(made)
-            program, constants = without_constants(made.program, self._registers)
+            lowered, shape_env = self._lowered(graph)
+            inputs = self._inputs(graph, lowered)
+            results = self._results(lowered)
+            program, constants = without_constants(lowered.program, self._registers)
             inputs = (*inputs, *constants)
             rely_on_code(program, self._how.targets)
             for guard in shape_env.guards if shape_env is not None else ():
@@ -255,8 +255,8 @@ class _VariantLowering:
     def _lowered(self, graph: OpenGraph) -> tuple[WholeProgram, ShapeEnv | None]:
         wanted = [place for place, register in enumerate(self._traced.results) if register is not None]
         while True:
-            made, shape_env = self._program(graph, wanted)
-            same = [wanted[place] for place, each in enumerate(made.plan.outputs) if isinstance(each, SameAsOutput)]
+            lowered, shape_env = self._program(graph, wanted)
+            same = [wanted[place] for place, each in enumerate(lowered.plan.outputs) if isinstance(each, SameAsOutput)]
             if not same:
                 break
             original: Any = self._traced.traced
@@ -266,7 +266,7 @@ class _VariantLowering:
         for name, leaf in graph.symbols:
             known = self._bindings[leaf.text]
             self._bindings[name] = Binding(name, known.register, known.dim, SMALLEST)
-        return made, shape_env
+        return lowered, shape_env
 
     def _program(self, graph: OpenGraph, wanted: list[int]) -> tuple[WholeProgram, ShapeEnv | None]:
         try:
@@ -286,25 +286,25 @@ class _VariantLowering:
         numbers = len(graph.dynamic_scalars)
         return whole_program(traced, wanted, self._how.options, self._name, numbers), shape_env
 
-    def _inputs(self, graph: OpenGraph, made: WholeProgram) -> tuple[RegisterView | NumberOf, ...]:
-        program = made.program
+    def _inputs(self, graph: OpenGraph, lowered: WholeProgram) -> tuple[RegisterView | NumberOf, ...]:
+        program = lowered.program
         traced: Traced | None = self._traced.traced
         assert traced is not None
         nodes = zip(placeholders(traced.graph), self._traced.inputs, strict=True)
         tensors = [register for node, register in nodes if not isinstance(spec_of(node), NumberSpec)]
-        found: list[RegisterView | NumberOf] = []
+        inputs: list[RegisterView | NumberOf] = []
         for name, register in zip(program.inputs, tensors, strict=False):
             spec = program.buffer(name).spec
-            found.append(RegisterView(self._numbers[register], spec.shape, spec.stride))
-        found += [NumberOf(what) for what in graph.dynamic_scalars]
-        if made.draws:
-            found += self._registers.generator()
-        assert len(found) == len(program.inputs)
-        return tuple(found)
+            inputs.append(RegisterView(self._numbers[register], spec.shape, spec.stride))
+        inputs += [NumberOf(what) for what in graph.dynamic_scalars]
+        if lowered.draws:
+            inputs += self._registers.generator()
+        assert len(inputs) == len(program.inputs)
+        return tuple(inputs)
 
-    def _results(self, made: WholeProgram) -> tuple[int | None, ...]:
+    def _results(self, lowered: WholeProgram) -> tuple[int | None, ...]:
         """Where each output of the program goes."""
-        program, plan = made.program, made.plan
+        program, plan = lowered.program, lowered.plan
         results: list[int | None] = [None] * len(program.outputs)
         wanted = [register for register in self._traced.results if register is not None]
         for register, output in zip(wanted, plan.outputs, strict=True):
@@ -314,12 +314,12 @@ class _VariantLowering:
                 raise ExportError(f"an output of the graph is {operand!r}, no tensor")
             results[output.index] = self._numbers[register]
             self._made[register] = operand
-        own = plan.mutated_inputs[:-1] if made.draws else plan.mutated_inputs
+        own = plan.mutated_inputs[:-1] if lowered.draws else plan.mutated_inputs
         for place, index in enumerate(own, plan.results):
             results[place] = self._numbers[self._traced.inputs[index]]
-        if made.draws:
+        if lowered.draws:
             self._offset = results[plan.forward_outputs - 1] = self._registers.generator()[1].register
-        for place, text in enumerate(made.required, plan.forward_outputs):
+        for place, text in enumerate(lowered.required, plan.forward_outputs):
             register = self._registers.local(torch.bool)
             results[place] = register
             self._required.append((register, Raise("IndexError", text)))

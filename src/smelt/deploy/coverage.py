@@ -111,25 +111,25 @@ class Following:
 
 def _driving(variants: Sequence[Variant]) -> set[int]:
     """Registers of numbers that decide which variant runs, directly or by way of others."""
-    found: set[int] = set()
+    driving: set[int] = set()
     for variant in variants:
         by_symbol = {each.symbol: each.register for each in variant.symbols if each.dim is None}
         for check in variant.checks:
             if isinstance(check, SizeCheck):
-                found |= {by_symbol[each.text] for each in check.guard.expression.symbols() if each.text in by_symbol}
+                driving |= {by_symbol[each.text] for each in check.guard.expression.symbols() if each.text in by_symbol}
             elif isinstance(check, NumberCheck):
                 leaves = [*leaves_of(check.left), *leaves_of(check.right)]
-                found |= {by_symbol[str(each.text)] for each in leaves if str(each.text) in by_symbol}
-        found |= {each.register for each in variant.symbols if each.dim is None and each.least == each.most}
+                driving |= {by_symbol[str(each.text)] for each in leaves if str(each.text) in by_symbol}
+        driving |= {each.register for each in variant.symbols if each.dim is None and each.least == each.most}
     before = -1
-    while len(found) != before:
-        before = len(found)
+    while len(driving) != before:
+        before = len(driving)
         for variant in variants:
             by_symbol = {each.symbol: each.register for each in variant.symbols if each.dim is None}
             for register, new in variant.numbers:
-                if register in found:
-                    found |= {by_symbol[str(each.text)] for each in leaves_of(new) if str(each.text) in by_symbol}
-    return found
+                if register in driving:
+                    driving |= {by_symbol[str(each.text)] for each in leaves_of(new) if str(each.text) in by_symbol}
+    return driving
 
 
 def candidate_sizes(
@@ -165,17 +165,17 @@ def _sizes_of(dimension: Dimension, example: Mapping[str, int], turning: set[int
 
 def turning_points(variants: Sequence[Variant]) -> set[int]:
     """Integers that checks compare a single symbol with, and those beside them."""
-    found: set[int] = set()
+    points: set[int] = set()
     for variant in variants:
         for check in variant.checks:
             if isinstance(check, SizeCheck):
-                found |= _near(check.guard.expression, {0})
+                points |= _near(check.guard.expression, {0})
             elif isinstance(check, NumberCheck):
                 sides = check.left.what, check.right.what
                 constants = {0, *(round(each) for side in sides for each in _parts(side) if _is_integral(each))}
                 for expression in (each for side in sides for each in _parts(side) if isinstance(each, Expression)):
-                    found |= _near(expression, constants)
-    return found
+                    points |= _near(expression, constants)
+    return points
 
 
 def _parts(what: Any) -> Iterator[Any]:
@@ -234,29 +234,29 @@ def _evaluated(what: Any, values: Mapping[str, Any]) -> Any:
 def _symbol_values(form: CallForm, variant: Variant, sizes: Mapping[str, int]) -> dict[str, int]:
     """The symbols of a variant that are sizes of arguments, for these sizes."""
     dims = argument_dims(form)
-    found = {}
+    values = {}
     for binding in variant.symbols:
         if binding.dim is not None and (binding.register, binding.dim) in dims:
-            found[binding.symbol] = sizes[dims[binding.register, binding.dim]]
-    return found
+            values[binding.symbol] = sizes[dims[binding.register, binding.dim]]
+    return values
 
 
 def argument_dims(form: CallForm) -> dict[tuple[int, int], str]:
     """Dynamic sizes by the register of the argument and the dimension: registers of arguments come first."""
-    found: dict[tuple[int, int], str] = {}
+    names: dict[tuple[int, int], str] = {}
     register = 0
     for leaf in form.leaves:
         if isinstance(leaf.example, torch.Tensor) or leaf.is_open:
-            found |= {(register, dim): dimension.name for dim, dimension in leaf.sizes}
+            names |= {(register, dim): dimension.name for dim, dimension in leaf.sizes}
             register += 1
-    return found
+    return names
 
 
 def static_sizes(form: CallForm, variant: Variant) -> dict[str, int]:
     """Dynamic sizes that a variant is for one value of: 0 or 1."""
-    dims, found = argument_dims(form), dict[str, int]()
+    dims, sizes = argument_dims(form), dict[str, int]()
     for view in variant.inputs:
         for dim, size in enumerate(view.shape if isinstance(view, RegisterView) else ()):
             if type(size) is int and isinstance(view, RegisterView) and (view.register, dim) in dims:
-                found[dims[view.register, dim]] = size
-    return found
+                sizes[dims[view.register, dim]] = size
+    return sizes

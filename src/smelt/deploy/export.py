@@ -146,8 +146,8 @@ def _of_one_graph(form: CallForm, name: str, how: HowToLower) -> Machine:
         variants = _Variants(form, name, how, homes, kept)
         try:
             variants.build()
-        except OthersAreKept as found:  # another number is written than earlier captures were told of
-            kept = found.numbers
+        except OthersAreKept as restart:  # another number is written than earlier captures were told of
+            kept = restart.numbers
             continue
         return variants.machine()
 
@@ -223,8 +223,8 @@ class _Variants:
         def suppose(number: float, source: Source) -> tuple[float, bool]:
             home = self._homes.of(given_of(source).path)
             register = self._registers.number_at(home) if home in self._kept.state else None
-            found = number if register is None else numbers.get(register, number)
-            return found, home in self._kept.symbolic
+            supposed = number if register is None else numbers.get(register, number)
+            return supposed, home in self._kept.symbolic
 
         history.suppose = suppose
         args, kwargs = form.arguments(sizes)

@@ -69,13 +69,13 @@ class LoadedArtifact:
         except ValueError as error:
             raise SmeltError("SM052", str(error)) from None
         arrays = arrays_for(leaves)
-        given, kept = [], []
+        tensors, kept = [], []
         for (argument, value), info in zip(pairs, self._model.inputs, strict=True):
             tensor, keeps = _given(arrays, argument, value, info)
-            given.append(tensor)
+            tensors.append(tensor)
             kept.append(keeps)
         with self._lock:
-            self._session.run(given)
+            self._session.run(tensors)
             try:
                 returned = self.signature.returned(*self._session.returned(), len(self._model.outputs))
             except ValueError as error:
@@ -85,20 +85,20 @@ class LoadedArtifact:
                 output = self._session.output(place)
                 if output.dtype is None or (kind == "number" and output.sizes):
                     raise SmeltError("SM050", f"the manifest is damaged: output {place} is no {kind}")
-                found = copied(arrays, output)
-                outputs.append(found.item() if kind == "number" else arrays.at_home(found))
+                array = copied(arrays, output)
+                outputs.append(array.item() if kind == "number" else arrays.at_home(array))
         return returned.build(outputs)
 
     def state_dict(self) -> dict[str, Any]:
         """What it keeps from call to call, by name: copies, tensors where torch is installed, else arrays."""
         arrays = arrays_for(())
-        found = {}
+        state = {}
         with self._lock:
             for number, info in enumerate(self._model.state):
-                made = arrays.empty(_dtype(info), _sizes(info))
-                self._session.read_state(number, arrays.address(made), _bytes(info))
-                found[info.name] = made
-        return found
+                array = arrays.empty(_dtype(info), _sizes(info))
+                self._session.read_state(number, arrays.address(array), _bytes(info))
+                state[info.name] = array
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Take over state by name. `strict`: all of it has to be there, and nothing else."""
@@ -114,7 +114,7 @@ class LoadedArtifact:
                     self._write(arrays, *places[name], value)
 
     def _write(self, arrays: Arrays, number: int, info: RegisterInfo, value: Any) -> None:
-        tensor, kept = arrays.given(value, _dtype(info))
+        tensor, kept = arrays.argument(value, _dtype(info))
         if tensor.dtype != info.dtype or tensor.sizes != _sizes(info):
             shown = f"{tensor.dtype}{list(tensor.sizes)}"
             raise SmeltError("SM052", f"{info.name} is {info.dtype}{list(_sizes(info))}, not {shown}")
@@ -170,7 +170,7 @@ def _given(arrays: Arrays, argument: ArgumentForm, value: Any, info: RegisterInf
             raise SmeltError("SM052", f"argument {argument.name} is the str {value!r}, and must be {kind}")
         value = info.choices.index(value)
     try:
-        return arrays.given(value, _dtype(info))
+        return arrays.argument(value, _dtype(info))
     except (TypeError, ValueError, RuntimeError) as error:
         raise SmeltError("SM052", f"argument {argument.name}: {error}") from None
 

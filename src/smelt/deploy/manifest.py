@@ -79,8 +79,8 @@ class ReturnForm:
 
     def build(self, outputs: Sequence[Any]) -> Any:
         """The function's result, of what the runtime returned."""
-        given = iter(outputs)
-        leaves = [leaf[1] if leaf[0] == "literal" else next(given) for leaf in self.leaves]
+        remaining = iter(outputs)
+        leaves = [leaf[1] if leaf[0] == "literal" else next(remaining) for leaf in self.leaves]
         return self.tree.build(iter(leaves))
 
 
@@ -104,28 +104,28 @@ class Signature:
             )
             returns: dict[tuple[int, int], ReturnForm] = {}
             for each in manifest["returns"]:
-                made = ReturnForm(Tree.from_data(each["tree"]), tuple(tuple(leaf) for leaf in each["leaves"]))
-                if not all(leaf in (("tensor",), ("number",)) or leaf[:-1] == ("literal",) for leaf in made.leaves):
+                form = ReturnForm(Tree.from_data(each["tree"]), tuple(tuple(leaf) for leaf in each["leaves"]))
+                if not all(leaf in (("tensor",), ("number",)) or leaf[:-1] == ("literal",) for leaf in form.leaves):
                     raise ValueError("the manifest is damaged: a result is neither a tensor nor a number nor a value")
-                if made.tree.leaves != len(made.leaves):
+                if form.tree.leaves != len(form.leaves):
                     raise ValueError("the manifest is damaged: a result has other leaves than its tree")
-                returns |= {(int(state), int(variant)): made for state, variant in each["states"]}
+                returns |= {(int(state), int(variant)): form for state, variant in each["states"]}
             if any(each.kind not in _ARGUMENTS or (each.kind == "value" and not each.choices) for each in arguments):
                 raise ValueError("the manifest is damaged: an argument is of no kind, or has no choices")
             parameters = Tree.from_data(manifest["parameters"])
-            found = cls(str(manifest["name"]), parameters, arguments, returns, tuple(map(str, manifest["state"])))
+            signature = cls(str(manifest["name"]), parameters, arguments, returns, tuple(map(str, manifest["state"])))
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError) as error:
             raise ValueError(f"the manifest is damaged: {error!r}") from error
         if parameters.leaves != len(arguments):
             raise ValueError("the manifest is damaged: the arguments are not those of its tree")
-        return found
+        return signature
 
     def returned(self, state: int, variant: int, outputs: int) -> ReturnForm:
         """What a call returns that ended there; `outputs`: how many the file has."""
-        found = self.returns.get((state, variant))
-        if found is None or len(found.outputs) > outputs:
+        form = self.returns.get((state, variant))
+        if form is None or len(form.outputs) > outputs:
             raise ValueError(f"the manifest is damaged: state {state}, variant {variant} returns something else")
-        return found
+        return form
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call's arguments."""

@@ -46,17 +46,17 @@ def _number(what: Described, where: str) -> Any:
 def number_type(what: Described) -> type | None:
     """int or float; None for what is no number that can be computed without Python."""
     try:
-        found = _number(what, "")
+        value = _number(what, "")
     except ExportError:
         return None
-    return float if isinstance(found, float | Formula) else int
+    return float if isinstance(value, float | Formula) else int
 
 
-def leaf_of(given: Given) -> Any:
+def leaf_of(origin: Given) -> Any:
     """A number from outside as a symbol, or as a float that is given."""
-    if type(given.real) is float:
-        return Formula(None, (), given.real, given.text, given)
-    return Expression.of(Symbol(given.text, given.real, given))
+    if type(origin.real) is float:
+        return Formula(None, (), origin.real, origin.text, origin)
+    return Expression.of(Symbol(origin.text, origin.real, origin))
 
 
 def _applied(function: Callable[..., Any], operands: list[Any], where: str) -> Any:
@@ -87,10 +87,10 @@ def origin_of(call: DescribedCall, leaf: Symbol | Formula) -> tuple[Given, int |
     """Where a symbol is read from, and which dimension of that; None for a number."""
     if isinstance(leaf.origin, Given):
         return leaf.origin, None
-    given, what, dim = call.origin_of(leaf)
+    origin, what, dim = call.origin_of(leaf)
     if what == "stride":
         raise ExportError(f"{leaf.text} differs from call to call", hint="arguments with dynamic sizes are contiguous")
-    return given, dim if what == "size" else None
+    return origin, dim if what == "size" else None
 
 
 FUNCTIONS: frozenset[Any] = frozenset(

@@ -57,7 +57,7 @@ class Postfix:
             return self.expression(size.expression)
         return number(int(size))
 
-    def given(self, what: Any) -> Code:
+    def operand(self, what: Any) -> Code:
         """A number that kernels or programs are given: an integer, or a float by its bits."""
         if isinstance(what, Expression):
             return self.expression(what)
@@ -73,8 +73,8 @@ class Postfix:
         for monomial, factor in sorted(expression.terms.items(), key=lambda term: -len(term[0])):
             product: Code | None = None
             for atom in monomial:
-                made = self._atom(atom)
-                product = made if product is None else apply(Op.MUL, product, made)
+                atom_code = self._atom(atom)
+                product = atom_code if product is None else apply(Op.MUL, product, atom_code)
             if product is None:
                 product = number(factor)
             elif factor != 1:
@@ -97,8 +97,8 @@ class Postfix:
         if check.relation in (">", ">="):
             left, right = right, left
         op = {"==": Op.FEQ, "!=": Op.FEQ, "<": Op.FLT, ">": Op.FLT, "<=": Op.FLE, ">=": Op.FLE}[check.relation]
-        found = apply(op, left, right)
-        return found if (check.relation != "!=") == check.holds else apply(Op.NOT, found)
+        compared = apply(op, left, right)
+        return compared if (check.relation != "!=") == check.holds else apply(Op.NOT, compared)
 
     def floating(self, what: Any) -> Code:
         """A number as a float, by its bits."""

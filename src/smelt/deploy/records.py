@@ -64,28 +64,28 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def kernel_places(machine: Machine) -> dict[tuple[int, int, str], Kernel]:
     """Every kernel that is launched, by state, variant and name."""
-    found: dict[tuple[int, int, str], Kernel] = {}
+    kernels: dict[tuple[int, int, str], Kernel] = {}
     for number, state in enumerate(machine.states):
         for place, variant in enumerate(state.variants):
             for step in variant.program.steps if variant.program is not None else ():
                 for kernel, _ in step.parts if isinstance(step, Launch) else ():
-                    found.setdefault((number, place, kernel.name), kernel)
-    return found
+                    kernels.setdefault((number, place, kernel.name), kernel)
+    return kernels
 
 
 def unaligned_kernels(machine: Machine) -> frozenset[int]:
     """Which of `kernel_places`, by number, are given memory that may begin anywhere: parts of registers do."""
-    found = set()
+    unaligned = set()
     for number, (state, place, name) in enumerate(kernel_places(machine)):
         variant = machine.states[state].variants[place]
         assert variant.program is not None
-        given = dict(zip(variant.program.inputs, variant.inputs, strict=True))
+        view_of_input = dict(zip(variant.program.inputs, variant.inputs, strict=True))
         for step in variant.program.steps:
             for kernel, args in step.parts if isinstance(step, Launch) else ():
-                views = [given[arg] for arg in args if arg in given]
+                views = [view_of_input[arg] for arg in args if arg in view_of_input]
                 if kernel.name == name and not all(_is_aligned(machine, view) for view in views):
-                    found.add(number)
-    return frozenset(found)
+                    unaligned.add(number)
+    return frozenset(unaligned)
 
 
 def _is_aligned(machine: Machine, view: RegisterView | NumberOf) -> bool:
@@ -153,10 +153,10 @@ class _Table:
             self._states[number] = r.State(state.name, tuple(variants))
         buffers = _buffer_counts(machine, self._entries)
         names = {entry.symbol: name for (_, _, name), entry in reversed(list(self._entries.items()))}
-        found = {entry.symbol: entry for entry in self._entries.values()}
-        made = [_kernel(names[each], buffers[each], found[each]) for each in self._symbols]
+        entry_of = {entry.symbol: entry for entry in self._entries.values()}
+        kernels = [_kernel(names[each], buffers[each], entry_of[each]) for each in self._symbols]
         outputs = self._outputs()
-        return r.Table(machine.name, tuple(self._registers), outputs, tuple(made), tuple(self._states))
+        return r.Table(machine.name, tuple(self._registers), outputs, tuple(kernels), tuple(self._states))
 
     # Registers.
 
@@ -183,39 +183,39 @@ class _Table:
         self._numbers[number] = len(self._registers)
         data = None if register.storage is None else f"storage {register.storage}"
         name = register.name or f"r{number}"
-        made = r.Register(
+        record = r.Register(
             name, _KINDS[register.kind], dtype_name(register.dtype), tuple(dims), data,
             offset=register.offset, strides=register.stride,
         )  # fmt: skip
-        self._registers.append(made)
+        self._registers.append(record)
 
     def _outputs(self) -> tuple[r.Output, ...]:
         ends = [variant.next for state in self._machine.states for variant in state.variants]
         described = [self._described(end) for end in ends if isinstance(end, Return)]
         longest = max(described, key=len, default=[])
-        found = []
+        outputs = []
         for place, (name, _, _) in enumerate(longest):
             there = [each[place] for each in described if place < len(each)]
             dtypes = {(dtype, len(sizes)) for _, dtype, sizes in there}
             dims = [sizes for _, _, sizes in there]
             if len(dtypes) > 1:
-                found.append(r.Output(name, None))
+                outputs.append(r.Output(name, None))
                 continue
             same = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*dims, strict=True)]
             bounds = tuple(r.Dim(0) if size is None else r.Dim(size, size) for size in same)
-            found.append(r.Output(name, next(iter(dtypes))[0], bounds))
-        return tuple(found)
+            outputs.append(r.Output(name, next(iter(dtypes))[0], bounds))
+        return tuple(outputs)
 
     def _described(self, end: Return) -> list[tuple[str, str, tuple[int | None, ...]]]:
         names = list(end.tree.names("output" if end.tree.kind == "leaf" else ""))
-        found = []
+        described = []
         for name, value in zip(names, end.values, strict=True):
             if isinstance(value, Literal):
                 continue
             dtype = dtype_name(self._machine.registers[value.register].dtype)
             shape = value.shape if isinstance(value, RegisterView) else ()
-            found.append((name, dtype, tuple(None if is_symsize(size) else int(size) for size in shape)))
-        return found
+            described.append((name, dtype, tuple(None if is_symsize(size) else int(size) for size in shape)))
+        return described
 
     # Variants.
 
@@ -236,17 +236,17 @@ class _Table:
         return _Symbols(tuple(records), Postfix(places))
 
     def _checks(self, variant: Variant, symbols: _Symbols) -> tuple[r.Check, ...]:
-        found = []
+        checks = []
         for check in variant.checks:
             if isinstance(check, SizeCheck):
-                found.append(r.Check(symbols.code.guard(check.guard), str(check.guard)))
+                checks.append(r.Check(symbols.code.guard(check.guard), str(check.guard)))
             elif isinstance(check, NumberCheck):
-                found.append(r.Check(symbols.code.comparison(check), _check_text(check)))
+                checks.append(r.Check(symbols.code.comparison(check), _check_text(check)))
             elif check.argument in self._values:
                 argument = self._machine.arguments[check.argument]
                 place = next(number for number, each in enumerate(symbols.records) if each.name == argument.name)
-                found.append(r.Check(_equal(place, argument, check.value), f"{argument.name} is {check.value!r}"))
-        return tuple(found)
+                checks.append(r.Check(_equal(place, argument, check.value), f"{argument.name} is {check.value!r}"))
+        return tuple(checks)
 
     def _variant(self, state: int, place: int, variant: Variant) -> r.Variant:
         symbols = self._bound(variant)
@@ -261,8 +261,8 @@ class _Table:
             end, variant = r.Jump(len(self._states) - 1), first
         for register, failure in reversed(variant.required):
             end = self._required(register, failure, end, symbols)
-        made = self._made_of(variant, entries, symbols, end, f"variant {place}")
-        return replace(made, checks=self._checks(variant, symbols))
+        record = self._made_of(variant, entries, symbols, end, f"variant {place}")
+        return replace(record, checks=self._checks(variant, symbols))
 
     def _made_of(
         self, variant: Variant, entries: Mapping[str, KernelEntry], symbols: _Symbols, end: r.Next, name: str
@@ -274,13 +274,13 @@ class _Table:
             name = variant.program.name
         for register, number in variant.numbers:
             steps.number(register, number)
-        made = tuple(steps.produced), tuple(steps.values), tuple(steps.steps), steps.arena
-        return r.Variant(name, end, symbols.records, (), *made)
+        body = tuple(steps.produced), tuple(steps.values), tuple(steps.steps), steps.arena
+        return r.Variant(name, end, symbols.records, (), *body)
 
     def _writes(self, variant: Variant) -> bool:
         """Whether anything is written that is still there after a call that fails."""
-        made = [register for register in variant.results if register is not None]
-        kept = [*made, *variant.written, *(register for register, _ in variant.numbers)]
+        result_registers = [register for register in variant.results if register is not None]
+        kept = [*result_registers, *variant.written, *(register for register, _ in variant.numbers)]
         return not all(map(self.is_local, kept))
 
     def _required(self, register: int, failure: Raise, end: r.Next, symbols: _Symbols) -> r.Next:
@@ -346,10 +346,10 @@ class _Steps:
         """A program's buffers as values, its launches as steps, and where its results go."""
         variant = self._variant
         written = {name for step in program.steps for name in writes(step)}
-        for name, given in zip(program.inputs, variant.inputs, strict=True):
-            self._places[name] = self._value(self._input(program, name, given, name in written))
-        made = self._made(program)
-        arena = planned(program, made, self._code)
+        for name, view in zip(program.inputs, variant.inputs, strict=True):
+            self._places[name] = self._value(self._input(program, name, view, name in written))
+        produced_buffers = self._made(program)
+        arena = planned(program, produced_buffers, self._code)
         self.arena = arena.bytes
         for buffer in program.buffers:
             if buffer.name not in self._places and buffer.name in arena.offsets:
@@ -359,7 +359,7 @@ class _Steps:
             assert isinstance(step, Launch)
             for kernel, args in step.parts:
                 self._launch(entries[kernel.name], kernels, args)
-        self._copy_results(program, made)
+        self._copy_results(program, produced_buffers)
 
     def _value(self, value: r.Value) -> int:
         self.values.append(value)
@@ -368,17 +368,17 @@ class _Steps:
     def _bytes(self, shape: Any, stride: Any, dtype: torch.dtype) -> r.Expression:
         return self._code.size(span(shape, stride) * dtype.itemsize)
 
-    def _input(self, program: Program, name: str, given: RegisterView | NumberOf, written: bool) -> r.Value:
-        if isinstance(given, NumberOf):
-            return r.SizesValue((self._code.given(given.what),))
+    def _input(self, program: Program, name: str, view: RegisterView | NumberOf, written: bool) -> r.Value:
+        if isinstance(view, NumberOf):
+            return r.SizesValue((self._code.operand(view.what),))
         spec = program.buffer(name).spec
         size = self._bytes(spec.shape, spec.stride, spec.dtype)
-        offset = self._code.size(given.offset * spec.dtype.itemsize)
-        return r.RegisterValue(self._table.number_of(given.register), size, offset, written)
+        offset = self._code.size(view.offset * spec.dtype.itemsize)
+        return r.RegisterValue(self._table.number_of(view.register), size, offset, written)
 
     def _made(self, program: Program) -> dict[str, int]:
         """Buffers that are registers the variant makes anew, each for the first result that it is."""
-        found: dict[str, int] = {}
+        produced_places: dict[str, int] = {}
         inputs = set(program.inputs)
         for output, register in zip(program.outputs, self._variant.results, strict=True):
             if not isinstance(output, Operand) or register is None or not self._table.is_local(register):
@@ -387,21 +387,21 @@ class _Steps:
             self.produced.append(r.Produced(self._table.number_of(register), dims))
             spec = program.buffer(output.buffer).spec
             whole = known_equal(span(spec.shape, spec.stride), span(output.shape, output.stride))
-            if output.buffer not in found and output.buffer not in inputs and whole:
-                found[output.buffer] = len(self.produced) - 1
+            if output.buffer not in produced_places and output.buffer not in inputs and whole:
+                produced_places[output.buffer] = len(self.produced) - 1
                 size = self._bytes(spec.shape, spec.stride, spec.dtype)
-                self._places[output.buffer] = self._value(r.ProducedValue(found[output.buffer], size))
-        return found
+                self._places[output.buffer] = self._value(r.ProducedValue(produced_places[output.buffer], size))
+        return produced_places
 
     def _launch(self, entry: KernelEntry, kernels: list[str], args: tuple[str, ...]) -> None:
         values = [self._places[name] for name in args]
         if entry.params:
-            values.append(self._value(r.SizesValue(tuple(map(self._code.given, entry.params)))))
+            values.append(self._value(r.SizesValue(tuple(map(self._code.operand, entry.params)))))
         workspace = self._code.size(entry.workspace)
         fixed, each = (workspace, r.ZERO) if entry.is_grids else (r.ZERO, workspace)
         self.steps.append(r.Launch(kernels.index(entry.symbol), tuple(values), fixed, each))
 
-    def _copy_results(self, program: Program, made: dict[str, int]) -> None:
+    def _copy_results(self, program: Program, produced_buffers: dict[str, int]) -> None:
         """Results that are not where they go yet."""
         count = -1
         for output, register in zip(program.outputs, self._variant.results, strict=True):
@@ -411,7 +411,7 @@ class _Steps:
             size = self._bytes(output.shape, output.stride, dtype)
             if self._table.is_local(register):
                 count += 1
-                if made.get(output.buffer) == count:
+                if produced_buffers.get(output.buffer) == count:
                     continue
                 to: r.Value = r.ProducedValue(count, size)
             else:
@@ -420,7 +420,7 @@ class _Steps:
 
     def number(self, register: int, number: NumberOf) -> None:
         """A register gets a number."""
-        source = self._value(r.SizesValue((self._code.given(number.what),)))
+        source = self._value(r.SizesValue((self._code.operand(number.what),)))
         size = r.number(8)
         if self._table.is_local(register):
             self.produced.append(r.Produced(self._table.number_of(register)))
@@ -447,24 +447,24 @@ def _deciding(variant: Variant) -> Variant | None:
             return None
         steps.append(step)
         wanted |= {*reads(step), *writes(step)}
-    given = [pair for pair in zip(program.inputs, variant.inputs, strict=True) if pair[0] in wanted]
-    made = replace(
+    wanted_inputs = [pair for pair in zip(program.inputs, variant.inputs, strict=True) if pair[0] in wanted]
+    deciding_program = replace(
         program,
         name=f"{program.name}, what it requires",
         buffers=tuple(buffer for buffer in program.buffers if buffer.name in wanted),
-        inputs=tuple(name for name, _ in given),
+        inputs=tuple(name for name, _ in wanted_inputs),
         outputs=tuple(output for output, _ in decided),
         steps=tuple(reversed(steps)),
     )
     return replace(
-        variant, program=made, inputs=tuple(view for _, view in given),
+        variant, program=deciding_program, inputs=tuple(view for _, view in wanted_inputs),
         results=tuple(register for _, register in decided), written=(), numbers=(),
     )  # fmt: skip
 
 
 def _local_shapes(machine: Machine) -> dict[int, tuple[int | None, ...]]:
     """The sizes of local registers; None where they differ."""
-    found: dict[int, tuple[int | None, ...]] = {}
+    shapes: dict[int, tuple[int | None, ...]] = {}
     for state in machine.states:
         for variant in state.variants:
             outputs = variant.program.outputs if variant.program is not None else ()
@@ -472,23 +472,23 @@ def _local_shapes(machine: Machine) -> dict[int, tuple[int | None, ...]]:
                 if register is None or not isinstance(output, Operand):
                     continue
                 shape = tuple(None if is_symsize(size) else int(size) for size in output.shape)
-                known = found.setdefault(register, shape)
+                known = shapes.setdefault(register, shape)
                 if len(known) == len(shape):
                     pairs = zip(known, shape, strict=True)
-                    found[register] = tuple(one if one == other else None for one, other in pairs)
-    return found
+                    shapes[register] = tuple(one if one == other else None for one, other in pairs)
+    return shapes
 
 
 def _buffer_counts(machine: Machine, entries: Entries) -> dict[str, int]:
     """How many buffers kernels are given, by their symbols."""
-    found = {}
+    counts = {}
     for (state, place, name), entry in entries.items():
         program = machine.states[state].variants[place].program
         steps = program.steps if program is not None else ()
         parts = [part for step in steps if isinstance(step, Launch) for part in step.parts]
         args = next(args for kernel, args in parts if kernel.name == name)
-        found[entry.symbol] = len(args) + bool(entry.params)
-    return found
+        counts[entry.symbol] = len(args) + bool(entry.params)
+    return counts
 
 
 def _kernel(name: str, buffers: int, entry: KernelEntry) -> r.Kernel:

@@ -94,7 +94,7 @@ class RegisterInfo:
 @cache
 def library() -> Any:
     """The C runtime, loaded when it is first asked for."""
-    found = ctypes.CDLL(os.fspath(LIBRARY))
+    loaded = ctypes.CDLL(os.fspath(LIBRARY))
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     error, tensor = ctypes.POINTER(_Error), ctypes.POINTER(_Tensor)
     out = ctypes.POINTER(pointer)
@@ -119,15 +119,15 @@ def library() -> Any:
         signatures[f"smelt_model_{kind}_count"] = (size, [pointer])
         signatures[f"smelt_model_{kind}"] = (ctypes.POINTER(_Info), [pointer, size])
     for name, (returned, taken) in signatures.items():
-        function = getattr(found, name)
+        function = getattr(loaded, name)
         function.restype, function.argtypes = returned, taken
-    return found
+    return loaded
 
 
-def _checked(name: str, *given: Any) -> None:
+def _checked(name: str, *arguments: Any) -> None:
     """Call a function that may fail."""
     error = _Error()
-    status = getattr(library(), name)(*given, ctypes.byref(error))
+    status = getattr(library(), name)(*arguments, ctypes.byref(error))
     if status:
         raise ArtifactFailed(status, error.message.decode(errors="replace"))
 
@@ -162,28 +162,28 @@ class Model:
         size = ctypes.c_size_t()
         address = library().smelt_model_manifest(self._address, ctypes.byref(size))
         try:
-            found = json.loads(ctypes.string_at(address, size.value))
+            manifest = json.loads(ctypes.string_at(address, size.value))
         except (ValueError, RecursionError) as error:
             raise SmeltError("SM050", f"the manifest is damaged: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(manifest, dict):
             raise SmeltError("SM050", "the manifest is no object")
-        return found
+        return manifest
 
     def _infos(self, kind: str) -> tuple[RegisterInfo, ...]:
         count = getattr(library(), f"smelt_model_{kind}_count")(self._address)
-        found = getattr(library(), f"smelt_model_{kind}")
-        return tuple(_info(found(self._address, place)[0]) for place in range(count))
+        info_of = getattr(library(), f"smelt_model_{kind}")
+        return tuple(_info(info_of(self._address, place)[0]) for place in range(count))
 
     def __del__(self) -> None:
         if self._address:
             self._close(self._address)
 
 
-def _info(found: Any) -> RegisterInfo:
-    dims = [found.dims[place] for place in range(found.rank)]
+def _info(record: Any) -> RegisterInfo:
+    dims = [record.dims[place] for place in range(record.rank)]
     shown = tuple((dim.low, dim.high, None if dim.name is None else dim.name.decode()) for dim in dims)
-    choices = tuple(found.choices[place].decode() for place in range(found.choice_count))
-    return RegisterInfo(found.name.decode(), _dtype(found.dtype), shown, choices)
+    choices = tuple(record.choices[place].decode() for place in range(record.choice_count))
+    return RegisterInfo(record.name.decode(), _dtype(record.dtype), shown, choices)
 
 
 def _dtype(number: int) -> str | None:
@@ -202,22 +202,22 @@ class Session:
 
     def run(self, inputs: Sequence[TensorAt]) -> None:
         """One call; what the inputs' addresses lead to must stay meanwhile."""
-        given = (_Tensor * max(len(inputs), 1))()
+        tensors = (_Tensor * max(len(inputs), 1))()
         kept = []
         for place, tensor in enumerate(inputs):
             sizes = (ctypes.c_int64 * max(len(tensor.sizes), 1))(*tensor.sizes)
             strides = None if tensor.strides is None else (ctypes.c_int64 * max(len(tensor.sizes), 1))(*tensor.strides)
             kept.append((sizes, strides))
             dtype = -1 if tensor.dtype is None else DTYPE_NAMES.index(tensor.dtype)
-            given[place] = _Tensor(dtype, len(tensor.sizes), sizes, strides, tensor.address)
-        _checked("smelt_run", self._address, given, len(inputs))
+            tensors[place] = _Tensor(dtype, len(tensor.sizes), sizes, strides, tensor.address)
+        _checked("smelt_run", self._address, tensors, len(inputs))
 
     def output(self, number: int) -> TensorAt:
         """An output of the last call, contiguous, where the session keeps it until the next."""
-        found = _Tensor()
-        _checked("smelt_output", self._address, number, ctypes.byref(found))
-        sizes = tuple(found.sizes[place] for place in range(found.rank))
-        return TensorAt(_dtype(found.dtype), sizes, None, found.data or 0)
+        tensor = _Tensor()
+        _checked("smelt_output", self._address, number, ctypes.byref(tensor))
+        sizes = tuple(tensor.sizes[place] for place in range(tensor.rank))
+        return TensorAt(_dtype(tensor.dtype), sizes, None, tensor.data or 0)
 
     def returned(self) -> tuple[int, int]:
         """The state, and the variant of it, that the last call ended in."""

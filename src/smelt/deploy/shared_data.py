@@ -20,15 +20,15 @@ def with_shared_data(
     table: r.Table, storages: Sequence[Storage], weights: Mapping[str, Any]
 ) -> tuple[r.Table, dict[str, Any]]:
     """A table whose registers name the data they hold by keys of the weights that come with it."""
-    found, keys = dict(weights), dict[str, str]()
+    shared, keys = dict(weights), dict[str, str]()
     seen: Counter[str] = Counter()
     for number, storage in enumerate(storages):
         data = storage.data.numpy()
         key = f"{storage.name} {seen[storage.name]}"  # several of one machine may have one name
         seen[storage.name] += 1
-        while key in found and not numpy.array_equal(found[key], data):
+        while key in shared and not numpy.array_equal(shared[key], data):
             key += "'"
-        found[key] = data
+        shared[key] = data
         keys[f"storage {number}"] = key
     registers = [each if each.data is None else replace(each, data=keys[each.data]) for each in table.registers]
-    return replace(table, registers=tuple(registers)), found
+    return replace(table, registers=tuple(registers)), shared

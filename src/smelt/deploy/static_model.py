@@ -51,10 +51,10 @@ def save_static(machine: Machine, path: str | os.PathLike[str], target_name: str
     base = Path(path)
     if base.suffix in _SUFFIXES:
         base = base.with_suffix("")
-    made = static_model_of(machine, target_name, base.name)
-    files: dict[str, bytes] = {".o": made.object, ".h": made.header.encode()}
-    if made.module is not None and made.javascript is not None and made.types is not None:
-        files |= {".wasm": made.module, ".mjs": made.javascript.encode(), ".d.mts": made.types.encode()}
+    model = static_model_of(machine, target_name, base.name)
+    files: dict[str, bytes] = {".o": model.object, ".h": model.header.encode()}
+    if model.module is not None and model.javascript is not None and model.types is not None:
+        files |= {".wasm": model.module, ".mjs": model.javascript.encode(), ".d.mts": model.types.encode()}
     written = []
     for suffix, content in files.items():
         written.append(base.with_name(base.name + suffix))

@@ -92,25 +92,25 @@ class VariantBuilder:
         call = self._call
         want = [*_outputs_in(call.result), *(state.output for state in self._effects.tensors)]
         self._outputs = {number: place for place, number in enumerate(dict.fromkeys(want))}
-        numbers = [(self._registers.number(each.given), each) for each in self._effects.numbers]
-        for given, value in self._effects.fixed:
-            self._bindings[given.text] = Binding(given.text, self._registers.number(given), None, value, value)
+        numbers = [(self._registers.number(each.origin), each) for each in self._effects.numbers]
+        for origin, value in self._effects.fixed:
+            self._bindings[origin.text] = Binding(origin.text, self._registers.number(origin), None, value, value)
         program: Program | None = None
         inputs: tuple[RegisterView | NumberOf, ...] = ()
         results: tuple[int | None, ...] = ()
         written: tuple[int, ...] = ()
         if call.traced is not None:
             graph = OpenGraph(call.traced)
-            made, shape_env = self._lowered(graph)
-            inputs = self._inputs(graph, made)
-            results, written = self._results(made, inputs)
-            program, constants = without_constants(made.program, self._registers)
+            lowered, shape_env = self._lowered(graph)
+            inputs = self._inputs(graph, lowered)
+            results, written = self._results(lowered, inputs)
+            program, constants = without_constants(lowered.program, self._registers)
             inputs = (*inputs, *constants)
             rely_on_code(program, self._targets)
             self._rely_on(graph, shape_env)
         for register, state in numbers:
             self._registers.write(register)
-            number = number_of(state.number, state.given.text)
+            number = number_of(state.number, state.origin.text)
             self._updates.append((register, number))
             self._bind_leaves(number)
         self._refuse_relied_data()
@@ -131,44 +131,44 @@ class VariantBuilder:
 
     # Inputs.
 
-    def _inputs(self, graph: OpenGraph, made: WholeProgram) -> tuple[RegisterView | NumberOf, ...]:
-        program = made.program
-        given = [each for each in self._call.inputs if not _is_number(each)]
-        found: list[RegisterView | NumberOf] = []
-        for name, each in zip(program.inputs, given, strict=False):
+    def _inputs(self, graph: OpenGraph, lowered: WholeProgram) -> tuple[RegisterView | NumberOf, ...]:
+        program = lowered.program
+        tensors = [each for each in self._call.inputs if not _is_number(each)]
+        inputs: list[RegisterView | NumberOf] = []
+        for name, each in zip(program.inputs, tensors, strict=False):
             spec = program.buffer(name).spec
-            found.append(RegisterView(self._register_of(each), spec.shape, spec.stride))
+            inputs.append(RegisterView(self._register_of(each), spec.shape, spec.stride))
         for what in graph.dynamic_scalars:
             number = NumberOf(what)
             self._bind_leaves(number)
-            found.append(number)
-        if made.draws:
-            found += self._registers.generator()
-        assert len(found) == len(program.inputs)
-        return tuple(found)
+            inputs.append(number)
+        if lowered.draws:
+            inputs += self._registers.generator()
+        assert len(inputs) == len(program.inputs)
+        return tuple(inputs)
 
-    def _register_of(self, given: Given | MadeBefore) -> int:
-        if isinstance(given, Given):
-            return self._registers.tensor(given)
-        args = [each.real if isinstance(each, Given) else each for each in given.args]
-        kwargs = {name: each.real if isinstance(each, Given) else each for name, each in given.kwargs.items()}
-        made = given.function(*args, **kwargs)
-        whole = Given((("value", made),), f"made by {given.function.__name__}", made)
-        return self._registers.kept_at(self._effects.made.get(given.number), made, whole)
+    def _register_of(self, origin: Given | MadeBefore) -> int:
+        if isinstance(origin, Given):
+            return self._registers.tensor(origin)
+        args = [each.real if isinstance(each, Given) else each for each in origin.args]
+        kwargs = {name: each.real if isinstance(each, Given) else each for name, each in origin.kwargs.items()}
+        tensor = origin.function(*args, **kwargs)
+        whole = Given((("value", tensor),), f"made by {origin.function.__name__}", tensor)
+        return self._registers.kept_at(self._effects.new_homes.get(origin.number), tensor, whole)
 
     # Results.
 
-    def _results(self, made: WholeProgram, inputs: Any) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+    def _results(self, lowered: WholeProgram, inputs: Any) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
         """Where each output of the program goes: wanted outputs to registers, new values to what they are of."""
-        program, plan, registers = made.program, made.plan, self._registers
+        program, plan, registers = lowered.program, lowered.plan, self._registers
         results: list[int | None] = [None] * len(program.outputs)
         written: list[Any] = []
         indices = [self._result_of(plan.outputs, place) for place in range(len(plan.outputs))]
         for state in self._effects.tensors:
             index = indices[self._outputs[state.output]]
             if results[index] is not None:
-                raise ExportError(f"{state.given.text} is the same tensor as another that is kept", hint="keep a copy")
-            results[index] = self._state(state.given, program.outputs[index], program)
+                raise ExportError(f"{state.origin.text} is the same tensor as another that is kept", hint="keep a copy")
+            results[index] = self._state(state.origin, program.outputs[index], program)
             written.append(results[index])
         self._replaced = frozenset(written)
         for place, index in enumerate(indices):
@@ -185,7 +185,7 @@ class VariantBuilder:
             results[place] = view.register
             written.append(view.register)
         self._refuse_ambiguous(written, [view.register for view in inputs if isinstance(view, RegisterView)])
-        for place, text in enumerate(made.required, plan.forward_outputs):
+        for place, text in enumerate(lowered.required, plan.forward_outputs):
             register = registers.local(torch.bool)
             results[place] = register
             self._required.append((register, Raise("IndexError", text)))
@@ -211,16 +211,16 @@ class VariantBuilder:
                         hint="read and write it by one name",
                     )
 
-    def _state(self, given: Given, operand: Any, program: Program) -> int:
+    def _state(self, origin: Given, operand: Any, program: Program) -> int:
         """The register of a tensor that is replaced by another with each call: one that is as large."""
         assert isinstance(operand, Operand)
-        old, spec = given.real, program.buffer(operand.buffer).spec
+        old, spec = origin.real, program.buffer(operand.buffer).spec
         if tuple(old.shape) != operand.shape or old.dtype is not spec.dtype or not old.is_contiguous():
             raise ExportError(
-                f"{given.text} is replaced by a tensor of another shape, dtype or layout with each call: {spec}",
+                f"{origin.text} is replaced by a tensor of another shape, dtype or layout with each call: {spec}",
                 hint="have it as large as it ever gets, and write into it",
             )
-        register = self._registers.kept(old, given)
+        register = self._registers.kept(old, origin)
         self._registers.write(register)
         return register
 
@@ -260,7 +260,7 @@ class VariantBuilder:
 
     def _container(self, what: Container, where: str) -> tuple[Tree, list[Value]]:
         parts = [self._value(item, where) for item in what.items]
-        values = [value for _, found in parts for value in found]
+        values = [value for _, part_values in parts for value in part_values]
         trees = tuple(tree for tree, _ in parts)
         if issubclass(what.kind, tuple) and hasattr(what.kind, "_fields"):
             return Tree("record", tuple(what.kind._fields), trees, what.kind.__name__), values
@@ -288,8 +288,8 @@ class VariantBuilder:
             for symbol in guard.expression.symbols():
                 self._bind(symbol.text, symbol)
             self._check_size(guard)
-        for function, sides, found in self._call.shape_env.decisions.values():
-            self._check_decision(function, sides, found)
+        for function, sides, answer in self._call.shape_env.decisions.values():
+            self._check_decision(function, sides, answer)
         for leaf in self._call.shape_env.fixed:
             number = self._registers.value_of(origin_of(self._call, leaf)[0])
             if number is None:
@@ -300,10 +300,10 @@ class VariantBuilder:
 
     def _refuse_relied_data(self) -> None:
         """What the elements of a tensor decided holds for good only if nothing writes it."""
-        for given in self._call.relied_data:
-            if isinstance(given, Given) and not self._registers.changes(self._registers.tensor(given)):
+        for origin in self._call.relied_data:
+            if isinstance(origin, Given) and not self._registers.changes(self._registers.tensor(origin)):
                 continue
-            text = given.text if isinstance(given, Given) else "a tensor that its first call makes"
+            text = origin.text if isinstance(origin, Given) else "a tensor that its first call makes"
             raise DecidesByState(
                 f"what the function does depends on the value of {text}, which changes",
                 hint="outside of training, a branch on a tensor's value is exported both ways; a training step decides "
@@ -311,7 +311,7 @@ class VariantBuilder:
                 code="SM060",
             )
 
-    def _check_decision(self, function: Any, sides: tuple[Any, ...], found: Any) -> None:
+    def _check_decision(self, function: Any, sides: tuple[Any, ...], answer: Any) -> None:
         """What was decided by a float that one number from outside makes."""
         relation = RELATIONS.get(function)
         if relation is None or len(sides) != 2:
@@ -320,7 +320,7 @@ class VariantBuilder:
         left, right = map(NumberOf, sides)
         self._bind_leaves(left)
         self._bind_leaves(right)
-        self._checks[NumberCheck(relation, left, right, bool(found))] = None
+        self._checks[NumberCheck(relation, left, right, bool(answer))] = None
 
     def _bind_leaves(self, number: NumberOf) -> None:
         refuse_unknown(number.what)
@@ -330,21 +330,21 @@ class VariantBuilder:
     def _bind(self, name: str, leaf: Symbol | Formula) -> None:
         if name in self._bindings:
             return
-        given, dim = origin_of(self._call, leaf)
+        origin, dim = origin_of(self._call, leaf)
         if dim is not None:
-            self._bindings[name] = Binding(name, self._registers.tensor(given), dim, SMALLEST)
+            self._bindings[name] = Binding(name, self._registers.tensor(origin), dim, SMALLEST)
         elif isinstance(leaf, Symbol) and leaf.shape_env is not None:
-            self._bindings[name] = Binding(name, self._registers.number(given), None, SMALLEST)
+            self._bindings[name] = Binding(name, self._registers.number(origin), None, SMALLEST)
         else:
-            self._bindings[name] = Binding(name, self._registers.number(given))
+            self._bindings[name] = Binding(name, self._registers.number(origin))
 
 
 def without_constants(program: Program, registers: Registers) -> tuple[Program, list[RegisterView]]:
     """A program with tensors that were captured with the graph as inputs, and what those are."""
     views = []
     for name, tensor in program.constants:
-        given = Given((("value", tensor),), f"{program.name}.{name}", tensor)
-        views.append(RegisterView(registers.kept(tensor, given), tuple(tensor.shape), tuple(tensor.stride())))
+        origin = Given((("value", tensor),), f"{program.name}.{name}", tensor)
+        views.append(RegisterView(registers.kept(tensor, origin), tuple(tensor.shape), tuple(tensor.stride())))
     names = {name for name, _ in program.constants}
     buffers = [replace(each, place=Place.INPUT) if each.name in names else each for each in program.buffers]
     inputs = (*program.inputs, *(name for name, _ in program.constants))
@@ -373,5 +373,5 @@ def _takes_item(what: ReadFrom) -> bool:
     return len(what.parts) == 1 and isinstance(what.parts[0], OutputOf) and what.make.__name__ in names
 
 
-def _is_number(given: Given | MadeBefore) -> bool:
-    return isinstance(given, Given) and not isinstance(given.real, torch.Tensor)
+def _is_number(origin: Given | MadeBefore) -> bool:
+    return isinstance(origin, Given) and not isinstance(origin.real, torch.Tensor)

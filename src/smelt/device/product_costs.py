@@ -79,8 +79,8 @@ def library_costs(sizes: MatrixSizes, dtype: torch.dtype, *, along: bool) -> Pro
     known = _MEASURED.get((_processor(), dtype))
     if known is None:
         return f"multiplies {sizes}, for which nothing was measured on such a processor"
-    found = known.get(_kind(sizes, dtype, along))
-    return f"multiplies {sizes}, which nobody has measured" if found is None else found
+    costs = known.get(_kind(sizes, dtype, along))
+    return f"multiplies {sizes}, which nobody has measured" if costs is None else costs
 
 
 def is_as_fast(dtype: torch.dtype) -> bool:

@@ -50,12 +50,12 @@ def restore(saved: Saved) -> None:
 
 def all_devices() -> tuple[str, ...]:
     """Every device of this process that random numbers are drawn on."""
-    found = [str(HOST)]
+    names = [str(HOST)]
     for name in ("cuda", "xpu", "mps"):
         backend = getattr(torch, name, None)
         if backend is not None and getattr(backend, "is_initialized", backend.is_available)():
-            found += [f"{name}:{index}" for index in range(len(getattr(backend, "default_generators", ())))]
-    return tuple(found)
+            names += [f"{name}:{index}" for index in range(len(getattr(backend, "default_generators", ())))]
+    return tuple(names)
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ def withdraw(name: str) -> None:
         _offers.pop(name, None)
         _made.pop(name, None)
         _placed.pop(name, None)
-        for device in [device for device, found in _by_device.items() if found == name]:
+        for device in [device for device, target in _by_device.items() if target == name]:
             del _by_device[device]
 
 
@@ -135,9 +135,9 @@ def target_of(device: torch.device, wanted: str = "") -> str | None:
     if wanted and device.type in _offer(wanted).devices:
         return wanted
     if device.type in _choices and device.type not in _by_device:
-        found = _choices[device.type]()
+        target = _choices[device.type]()
         with _native.Held(_lock):
-            _by_device.setdefault(device.type, found)
+            _by_device.setdefault(device.type, target)
     return _by_device.get(device.type)
 
 

@@ -115,13 +115,13 @@ class Expression:
 
     def symbols(self) -> set[Symbol]:
         """Every symbol it depends on."""
-        found: set[Symbol] = set()
+        symbols: set[Symbol] = set()
         for atom in self.atoms():
             if isinstance(atom, Symbol):
-                found.add(atom)
+                symbols.add(atom)
             else:
-                found |= atom.left.symbols() | atom.right.symbols()
-        return found
+                symbols |= atom.left.symbols() | atom.right.symbols()
+        return symbols
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Expression) and self._hash == other._hash and self.terms == other.terms
@@ -231,10 +231,10 @@ class ShapeEnv:
         """A new integer that may differ from call to call; `text` says what it is."""
         if example < SMALLEST:
             raise ValueError(f"{text} is {example}: a symbol stands for at least {SMALLEST}")
-        made = self.reading(text, example, origin)
-        self.symbols.append(made)
+        new = self.reading(text, example, origin)
+        self.symbols.append(new)
         self.from_data = self.from_data or origin is FROM_DATA
-        return made
+        return new
 
     def reading(self, text: str, example: int, origin: Any = None) -> Symbol:
         """An integer for guards alone, of which nothing is known. Two that are called the same are not the same."""
@@ -247,13 +247,13 @@ class ShapeEnv:
 
     def with_examples(self, values: Callable[[Symbol], int]) -> "ShapeEnv":
         """The same symbols with these values as the example, and the guards from here."""
-        made = ShapeEnv()
+        shape_env = ShapeEnv()
         for symbol in self.symbols:
-            made.symbol(symbol.text, values(symbol), symbol.origin)
+            shape_env.symbol(symbol.text, values(symbol), symbol.origin)
         for guard in self.guards:
-            if made.guard(guard.relation, made.own(guard.expression), ZERO) is False:
+            if shape_env.guard(guard.relation, shape_env.own(guard.expression), ZERO) is False:
                 raise ValueError(f"{guard} does not hold")
-        return made
+        return shape_env
 
     def own(self, expression: Expression) -> Expression:
         """An expression over symbols of another `ShapeEnv`, over those of the same names here."""
@@ -388,9 +388,9 @@ class ShapeEnv:
 
     def specialize(self, expression: Expression) -> int:
         """The integer an expression is; it is relied on from now on."""
-        found = self.example(expression)
-        self.guard("==", expression, Expression.of(found))
-        return found
+        value = self.example(expression)
+        self.guard("==", expression, Expression.of(value))
+        return value
 
     def specialize_leaf(self, leaf: Any) -> None:
         """A symbol, or a float that is given at each call, is what it is in the example from now on."""
@@ -461,9 +461,9 @@ def _bounds(expression: Expression, known: Least) -> tuple[int | None, int | Non
 
 def _least(atom: Atom, known: Least) -> int | None:
     """The least value of an atom, None if it may be negative without end. `known`: of atoms of which more is known."""
-    found = known.get(atom)
-    if found is not None:
-        return found
+    least = known.get(atom)
+    if least is not None:
+        return least
     if isinstance(atom, Symbol):
         return SMALLEST
     (left, _), (right, _) = _bounds(atom.left, known), _bounds(atom.right, known)

@@ -46,13 +46,13 @@ class Formula:
         """The symbols and given floats it depends on."""
         if self.function is None:
             return {self}
-        found: set[Symbol | Formula] = set()
+        leaves: set[Symbol | Formula] = set()
         for each in self.operands:
             if isinstance(each, Expression):
-                found |= each.symbols()
+                leaves |= each.symbols()
             elif isinstance(each, Formula):
-                found |= each.leaves()
-        return found
+                leaves |= each.leaves()
+        return leaves
 
     @property
     def is_computed(self) -> bool:
@@ -253,10 +253,10 @@ class Node:
 
     def pow_by_natural(self, other: "Node") -> "Node":
         assert isinstance(self._what, Expression) and isinstance(other._what, Expression)
-        made = ONE
+        power = ONE
         for _ in range(self.env.specialize(other._what)):
-            made = made * self._what
-        return Node(self.env, self.env.simplest(made))
+            power = power * self._what
+        return Node(self.env, self.env.simplest(power))
 
     def pow(self, other: "Node") -> "Node":
         """As C++ asks, which takes the square root of a float by it."""
@@ -410,8 +410,8 @@ def meaning(number: Any) -> Any:
 def apply(function: Callable[..., Any], *numbers: Any) -> Any:
     """A function that returns a float, of numbers one of which is symbolic: computed at each call."""
     shape_env = next(number.node.env for number in numbers if is_symbolic(number))
-    made = _formula(shape_env, function, tuple(map(meaning, numbers)))
-    return torch.SymFloat(Node(shape_env, made))  # type: ignore[no-untyped-call]
+    formula = _formula(shape_env, function, tuple(map(meaning, numbers)))
+    return torch.SymFloat(Node(shape_env, formula))  # type: ignore[no-untyped-call]
 
 
 _DIVISIONS = frozenset({operator.truediv, operator.floordiv, operator.mod})
@@ -430,11 +430,11 @@ def _formula(shape_env: ShapeEnv, function: Callable[..., Any], operands: tuple[
     if isinstance(divisor, Expression) and not shape_env.closed:
         shape_env.guard("==", divisor, ZERO)  # by 0, the next line raises
     example = function(*[_example(shape_env, each) for each in operands])
-    made = shape_env.formulas[key] = Formula(function, operands, example, f"{function.__name__}(…)")
+    formula = shape_env.formulas[key] = Formula(function, operands, example, f"{function.__name__}(…)")
     certain = function in _OF_ALL_NUMBERS or (divisor is not None and not isinstance(divisor, Formula))
-    if not certain and not shape_env.closed and not made.is_computed:
-        shape_env.computed[made] = None
-    return made
+    if not certain and not shape_env.closed and not formula.is_computed:
+        shape_env.computed[formula] = None
+    return formula
 
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -461,5 +461,5 @@ def surely_equal(left: Any, right: Any) -> bool:
 
 
 def _expression(number: Any) -> Expression:
-    found = meaning(number)
-    return found if isinstance(found, Expression) else Expression.of(found)
+    what = meaning(number)
+    return what if isinstance(what, Expression) else Expression.of(what)

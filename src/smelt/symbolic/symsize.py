@@ -148,13 +148,13 @@ class SymSize(_Base):
 def moving(shape_env: ShapeEnv) -> Callable[[Any], Any]:
     """What moves sizes and numbers to another `ShapeEnv`, each expression once: kernels have the same ones many times.
     To be used while nothing new is relied on there."""
-    found: dict[Expression | str, Any] = {}
+    moved_sizes: dict[Expression | str, Any] = {}
 
     def moved(size: Any) -> Any:
         key = size.expression if type(size) is SymSize else size.text
-        if key not in found:
-            found[key] = size.moved(shape_env)
-        return found[key]
+        if key not in moved_sizes:
+            moved_sizes[key] = size.moved(shape_env)
+        return moved_sizes[key]
 
     return moved
 
@@ -205,9 +205,9 @@ class SymScalar(_FloatBase):
 
 
 def _sym_float(shape_env: ShapeEnv, formula: Formula) -> Any:
-    made = object.__new__(SymScalar)
-    made.shape_env, made.formula, made.text = shape_env, formula, _text(formula)
-    return made
+    scalar = object.__new__(SymScalar)
+    scalar.shape_env, scalar.formula, scalar.text = shape_env, formula, _text(formula)
+    return scalar
 
 
 def _text(what: Any) -> str:
@@ -239,9 +239,9 @@ def sym_size(shape_env: ShapeEnv, what: Any) -> Any:
     expression = shape_env.simplest(Expression.of(what))
     if expression.constant is not None:
         return expression.constant
-    made = object.__new__(SymSize)
-    made.shape_env, made._expression = shape_env, expression
-    return made
+    size = object.__new__(SymSize)
+    size.shape_env, size._expression = shape_env, expression
+    return size
 
 
 def expression_of(size: int) -> Expression:
@@ -298,15 +298,15 @@ def lesser(left: int, right: int) -> int:
 def _extreme(function: str, left: int, right: int) -> int:
     if is_symsize(left) or is_symsize(right):
         shape_env = _shape_env_of(left, right)
-        found: int = sym_size(shape_env, shape_env.apply(function, expression_of(left), expression_of(right)))
-        return found
+        extreme: int = sym_size(shape_env, shape_env.apply(function, expression_of(left), expression_of(right)))
+        return extreme
     return max(left, right) if function == "max" else min(left, right)
 
 
 def _shape_env_of(left: int, right: int) -> ShapeEnv:
-    found = left if type(left) is SymSize else right
-    assert type(found) is SymSize
-    return found.shape_env
+    size = left if type(left) is SymSize else right
+    assert type(size) is SymSize
+    return size.shape_env
 
 
 def _combined(size: SymSize, other: Any, function: Callable[[Expression, Expression], Expression]) -> Any:

@@ -36,7 +36,7 @@ from smelt.symbolic.expressions import SMALLEST
 class StateTensor:
     """A tensor that is kept gets the graph's output number `output`."""
 
-    given: Given
+    origin: Given
     output: int
 
 
@@ -44,7 +44,7 @@ class StateTensor:
 class StateNumber:
     """A number that is kept gets another."""
 
-    given: Given
+    origin: Given
     number: Described
 
 
@@ -65,7 +65,7 @@ class Reliance:
             if not known:
                 is_number = check[0] == "equals" and type(check[1]) in (int, float)
                 numbers[homes.of(path)] = Given(path, text, None), check[1] if is_number else None
-        read |= {homes.of(given.path) for given in (*call.inputs, *call.origins.values()) if isinstance(given, Given)}
+        read |= {homes.of(each.path) for each in (*call.inputs, *call.origins.values()) if isinstance(each, Given)}
         return cls(frozenset(read), numbers)
 
 
@@ -80,18 +80,18 @@ class SortedEffects:
     written: frozenset[Home]
     dropped: dict[Home, str]
     fixed: tuple[tuple[Given, int], ...]
-    made: dict[int, Home]
+    new_homes: dict[int, Home]
     notes: tuple[str, ...]
 
 
 class _Sorting:
     def __init__(self, call: DescribedCall, homes: Homes, reliance: Reliance, state: Set[Home]) -> None:
-        self.inputs = {id(given.real) for given in call.inputs if isinstance(given, Given)}
+        self.inputs = {id(origin.real) for origin in call.inputs if isinstance(origin, Given)}
         self.tensors: list[StateTensor] = []
         self.numbers: list[StateNumber] = []
         self.written: set[Home] = set()
         self.dropped: dict[Home, str] = {}
-        self.made: dict[int, Home] = {}
+        self.new_homes: dict[int, Home] = {}
         self.notes: dict[str, None] = {}
         self._homes, self._reliance, self._state = homes, reliance, state
 
@@ -101,8 +101,8 @@ class _Sorting:
         if effect.key == "grad" and isinstance(effect.owner.real, torch.Tensor):
             self._gradient(effect)
         elif numbers is not None and all(number is not None for _, number in numbers):
-            for given, number in numbers:
-                self._number(given, number)
+            for origin, number in numbers:
+                self._number(origin, number)
         elif isinstance(after, Known):
             self._constant(effect, after)
         elif isinstance(after, OutputOf):
@@ -110,23 +110,23 @@ class _Sorting:
         elif isinstance(after, FromOutside) and before is not None and after.given.real is before.real:
             return
         elif isinstance(after, FromMade | Container) and _is_made(after):
-            self.made |= _made_in(after, self._homes.inside(effect.owner.path, effect.key))
+            self.new_homes |= _made_in(after, self._homes.inside(effect.owner.path, effect.key))
             self.notes[f"{_name(effect)} is made before the first call"] = None
         elif effect.was_read or before is None or after is None:
             raise _refused(effect)
         else:
             self._drop(effect)
 
-    def _number(self, given: Given, number: Any) -> None:
-        home = self._homes.of(given.path)
+    def _number(self, origin: Given, number: Any) -> None:
+        home = self._homes.of(origin.path)
         relied = self._reliance.numbers.get(home)
         if isinstance(number, Known) and relied is not None and _is_same(relied[1], number.value):
             return
         self.written.add(home)
         if home in self._state:
-            self.numbers.append(StateNumber(given, number))
+            self.numbers.append(StateNumber(origin, number))
         else:
-            self.notes[f"{given.text} is not kept: nothing reads it"] = None
+            self.notes[f"{origin.text} is not kept: nothing reads it"] = None
 
     def _drop(self, effect: Effect) -> None:
         self.dropped[self._homes.inside(effect.owner.path, effect.key)] = _name(effect)
@@ -191,11 +191,11 @@ def _made_in(what: Described, home: Home) -> dict[int, Home]:
     """The tensors that are made before the graph runs, by their numbers: where they will be."""
     if isinstance(what, FromMade):
         return {what.number: home}
-    found: dict[int, Home] = {}
+    homes: dict[int, Home] = {}
     if isinstance(what, Container):
         for key, item in zip(what.keys or range(len(what.items)), what.items, strict=True):
-            found |= _made_in(item, (*home, key))
-    return found
+            homes |= _made_in(item, (*home, key))
+    return homes
 
 
 def _name(effect: Effect) -> str:
@@ -225,13 +225,13 @@ def sorted_effects(call: DescribedCall, homes: Homes, reliance: Reliance, state:
     for what in call.deferred:
         raise ExportError(f"{what} is called after the graph, in Python", hint="move it out of the exported function")
     fixed = []
-    for home, (given, value) in reliance.numbers.items():
+    for home, (origin, value) in reliance.numbers.items():
         if home in state:
             if type(value) is not int or value >= SMALLEST:
-                text = f"{given.text} changes with each call, and the code relies on what it is"
+                text = f"{origin.text} changes with each call, and the code relies on what it is"
                 raise ExportError(text, hint="keep it in a tensor")
-            fixed.append((given, value))
+            fixed.append((origin, value))
     return SortedEffects(
         tuple(sorting.tensors), tuple(sorting.numbers), frozenset(sorting.written), sorting.dropped, tuple(fixed),
-        sorting.made, tuple(sorting.notes),
+        sorting.new_homes, tuple(sorting.notes),
     )  # fmt: skip

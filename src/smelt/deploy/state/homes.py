@@ -32,8 +32,8 @@ class Homes:
 
     def value(self, path: Path, default: Any) -> Any:
         """What is there now."""
-        found = self._followed(path)[1]
-        return default if found is _UNKNOWN else found
+        value = self._followed(path)[1]
+        return default if value is _UNKNOWN else value
 
     def inside(self, owner: Path, key: Any) -> Home:
         """The home of an entry or attribute of what a path leads to."""
@@ -46,11 +46,11 @@ class Homes:
 
     def _followed(self, path: Path) -> tuple[Home, Any]:
         identity = tuple(map(identity_of, path))
-        found = self._known.get(identity)
-        if found is None:
+        followed = self._known.get(identity)
+        if followed is None:
             self._held.append(path)
-            found = self._known[identity] = self._step(path) or (identity, _UNKNOWN)
-        return found
+            followed = self._known[identity] = self._step(path) or (identity, _UNKNOWN)
+        return followed
 
     def _step(self, path: Path) -> tuple[Home, Any] | None:
         """The home and the value at the end of a path, from those at the end of all but its last part."""
@@ -72,9 +72,9 @@ class Homes:
 
 def _read(value: Any, kind: str, key: Any) -> Any:
     if kind == "attr":
-        found = inspect.getattr_static(value, key, _UNKNOWN)
-        of_class = isinstance(found, MemberDescriptorType | GetSetDescriptorType)
-        return found.__get__(value) if of_class else found
+        attribute = inspect.getattr_static(value, key, _UNKNOWN)
+        of_class = isinstance(attribute, MemberDescriptorType | GetSetDescriptorType)
+        return attribute.__get__(value) if of_class else attribute
     if kind == "dict":
         return getattr(value, "__dict__", _UNKNOWN)
     if kind == "key":

@@ -31,10 +31,10 @@ class StateNames:
         for name, tensor in [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]:
             self._known.setdefault(id(tensor), f"{prefix}{name}")
 
-    def of(self, given: Given) -> str:
+    def of(self, origin: Given) -> str:
         """The name of something from outside; none is given twice."""
-        name = self._known.get(id(given.real)) if isinstance(given.real, torch.Tensor) else None
-        name = name or self._by_path(given) or given.text
+        name = self._known.get(id(origin.real)) if isinstance(origin.real, torch.Tensor) else None
+        name = name or self._by_path(origin) or origin.text
         unique, copies = name, 1
         while unique in self._taken:
             copies += 1
@@ -42,11 +42,11 @@ class StateNames:
         self._taken.add(unique)
         return unique
 
-    def _by_path(self, given: Given) -> str:
+    def _by_path(self, origin: Given) -> str:
         text = ""
-        if any(accessor[0] == "closure" for accessor in given.path):
-            text = re.split(r"\W", given.text, maxsplit=1)[0]  # a cell has no name, the variable has
-        for accessor in given.path if given.path[0][0] != "slot" else given.path[1:]:
+        if any(accessor[0] == "closure" for accessor in origin.path):
+            text = re.split(r"\W", origin.text, maxsplit=1)[0]  # a cell has no name, the variable has
+        for accessor in origin.path if origin.path[0][0] != "slot" else origin.path[1:]:
             if len(accessor) < 2 or accessor[0] in ("value", "globals", "closure") or accessor[1] in _REGISTRIES:
                 continue
             key = accessor[1]
@@ -65,18 +65,18 @@ def _modules_of(target: Callable[..., Any]) -> list[tuple[str, torch.nn.Module]]
         return [("", target)]
     owner = getattr(target, "__self__", None)
     function = inspect.unwrap(getattr(target, "__func__", target))
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if inspect.isfunction(function):
         seen = inspect.getclosurevars(function)
-        found |= {**seen.globals, **seen.nonlocals}
+        values |= {**seen.globals, **seen.nonlocals}
     if isinstance(owner, torch.nn.Module):
-        found[""] = owner
+        values[""] = owner
     elif owner is not None:
-        found |= vars(owner) if hasattr(owner, "__dict__") else {}
-    named = [(f"{name}." if name else "", each) for name, each in found.items() if isinstance(each, torch.nn.Module)]
+        values |= vars(owner) if hasattr(owner, "__dict__") else {}
+    named = [(f"{name}." if name else "", each) for name, each in values.items() if isinstance(each, torch.nn.Module)]
     return named
 
 
-def is_target(given: Given) -> bool:
+def is_target(origin: Given) -> bool:
     """Whether something is reached from the function or module that is exported."""
-    return given.slot == TARGET
+    return origin.slot == TARGET

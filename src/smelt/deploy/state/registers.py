@@ -67,54 +67,54 @@ class Registers:
         self._drafts.append(draft)
         return len(self._drafts) - 1
 
-    def argument_of(self, given: Given) -> int | None:
+    def argument_of(self, origin: Given) -> int | None:
         """The register of an argument; None for anything else."""
-        return self._by_path.get((given.slot, *given.keys)) if given.slot is not None else None
+        return self._by_path.get((origin.slot, *origin.keys)) if origin.slot is not None else None
 
-    def value_of(self, given: Given) -> int | None:
+    def value_of(self, origin: Given) -> int | None:
         """The number of an argument that is one value of some; None for anything else."""
-        found = self.paths.get((given.slot, *given.keys))
-        return found if found is not None and self.arguments[found].kind is ArgumentKind.VALUE else None
+        argument = self.paths.get((origin.slot, *origin.keys))
+        return argument if argument is not None and self.arguments[argument].kind is ArgumentKind.VALUE else None
 
-    def tensor(self, given: Given) -> int:
+    def tensor(self, origin: Given) -> int:
         """The register of a tensor from outside: an argument, or one that is kept."""
-        found = self.argument_of(given)
-        if found is not None:
-            return found
-        return self.kept(given.real, given)
+        register = self.argument_of(origin)
+        if register is not None:
+            return register
+        return self.kept(origin.real, origin)
 
-    def kept(self, tensor: torch.Tensor, given: Given) -> int:
+    def kept(self, tensor: torch.Tensor, origin: Given) -> int:
         """The register of a tensor that is kept between calls."""
         known = self._by_tensor.get(id(tensor))
         if known is None:
-            _check_kept(tensor, given)
+            _check_kept(tensor, origin)
             self._kept.append(tensor)
-            name = self._names.of(given)
+            name = self._names.of(origin)
             known = self._added(_Draft(name, tensor.dtype, tuple(tensor.shape), tensor.detach()))
             self._by_tensor[id(tensor)] = known
         return known
 
-    def kept_at(self, home: Home | None, tensor: torch.Tensor, given: Given) -> int:
+    def kept_at(self, home: Home | None, tensor: torch.Tensor, origin: Given) -> int:
         """The register of a tensor that is made before the first call and kept there: one for all variants."""
         known = None if home is None else self._by_home.get(home)
         if known is None:
-            known = self.kept(tensor, given)
+            known = self.kept(tensor, origin)
             if home is not None:
                 self._by_home[home] = known
         return known
 
-    def number(self, given: Given) -> int:
+    def number(self, origin: Given) -> int:
         """The register of a Python number from outside."""
-        found = self.argument_of(given)
-        if found is not None:
-            return found
-        home = self._homes.of(given.path)
+        register = self.argument_of(origin)
+        if register is not None:
+            return register
+        home = self._homes.of(origin.path)
         known = self._by_home.get(home)
         if known is None:
-            value = self._homes.value(given.path, given.real)
+            value = self._homes.value(origin.path, origin.real)
             dtype = torch.float64 if type(value) is float else torch.int64
             held = torch.tensor(value, dtype=dtype)
-            known = self._by_home[home] = self._added(_Draft(self._names.of(given), dtype, (), held))
+            known = self._by_home[home] = self._added(_Draft(self._names.of(origin), dtype, (), held))
         return known
 
     def numbers(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -197,11 +197,11 @@ def _register(draft: _Draft, place: tuple[int, int, RegisterKind] | None) -> Reg
     return Register(draft.name, kind, draft.dtype, draft.shape, stride, storage, offset)
 
 
-def _check_kept(tensor: torch.Tensor, given: Given) -> None:
+def _check_kept(tensor: torch.Tensor, origin: Given) -> None:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        raise ExportError(f"{given.text} is a {type(tensor).__qualname__} of layout {tensor.layout}")
+        raise ExportError(f"{origin.text} is a {type(tensor).__qualname__} of layout {tensor.layout}")
     if tensor.is_conj() or tensor.is_neg():
-        raise ExportError(f"{given.text} is a conjugated or negated view", hint="resolve it first: x.resolve_conj()")
+        raise ExportError(f"{origin.text} is a conjugated or negated view", hint="resolve it first: x.resolve_conj()")
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
