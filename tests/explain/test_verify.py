@@ -24,7 +24,7 @@ def test_a_model_that_is_right_is_found_right_and_stays_as_it_was() -> None:
     assert found.ok and found.first_wrong is None
     assert [verdict.backend for verdict in found.verdicts] == ["eager", "aot_eager", "llvm"]
     assert found.reference == "the same program in float64"
-    names = {each.name for each in found.verdicts[-1].found}
+    names = {each.name for each in found.verdicts[-1].compared}
     assert {"output", "gradient of 0.weight", "gradient of argument[0][0]", "1.running_mean afterwards"} <= names
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     assert x.grad is None and all(p.grad is None and p.dtype is torch.float32 for p in net.parameters())
@@ -55,7 +55,7 @@ def test_cancellation_in_a_random_program_is_no_error_of_a_backend() -> None:
     torch.manual_seed(0)
     found = smelt.verify(sampled_mean, (torch.randn(4096, 8, requires_grad=True),))
     assert found.ok, str(found)
-    assert all(each.error <= 2 for verdict in found.verdicts for each in verdict.found)
+    assert all(each.error <= 2 for verdict in found.verdicts for each in verdict.compared)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_cancellation_in_a_random_program_is_no_error_of_a_backend() -> None:
 def test_every_kind_of_draw_is_replayed_in_float64(draw: Any) -> None:
     found = smelt.verify(lambda x: draw(x).exp(), (X.clone().requires_grad_(),), backends=("eager", "aot_eager"))
     assert found.ok and found.reference.endswith("with the same random numbers"), str(found)
-    assert all(each.error <= 1 for verdict in found.verdicts for each in verdict.found)
+    assert all(each.error <= 1 for verdict in found.verdicts for each in verdict.compared)
 
 
 def test_a_wrong_number_in_a_random_program_is_found() -> None:
@@ -111,7 +111,7 @@ def test_functions_with_modules_outside_and_results_of_any_shape() -> None:
 
     found = smelt.verify(program, (X, {"n": 3}))
     assert found.ok
-    assert {"output['logits']", "output['parts'][0]"} <= {each.name for each in found.verdicts[0].found}
+    assert {"output['logits']", "output['parts'][0]"} <= {each.name for each in found.verdicts[0].compared}
     assert all(p.grad is None for p in net.parameters())
 
 

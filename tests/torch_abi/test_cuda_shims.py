@@ -57,7 +57,7 @@ def streams(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 def test_what_works_is_used(streams: Streams, cuda: FakeCuda) -> None:
     assert cuda_shims.connect() and cuda_shims.connect()
-    assert cuda_shims.EXPERIMENT.found == cuda.torch_functions()
+    assert cuda_shims.EXPERIMENT.result == cuda.torch_functions()
     assert cuda.workspaces == (1, 1)
 
 
@@ -86,7 +86,7 @@ def test_no_functions(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None
 def test_memory_that_cannot_be_had_leaves_the_stream(streams: Streams, cuda: FakeCuda) -> None:
     cuda.fail("raw_alloc", 1)
     assert cuda_shims.connect()
-    assert list(cuda_shims.EXPERIMENT.found or {}) == [cuda_shims.STREAM]
+    assert list(cuda_shims.EXPERIMENT.result or {}) == [cuda_shims.STREAM]
 
 
 def test_here_is_no_pytorch_for_cuda() -> None:

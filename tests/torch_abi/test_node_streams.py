@@ -23,7 +23,7 @@ HOST = torch.device("cpu")
 def words_of(tensor: torch.Tensor) -> Any:
     """The words of a node's first input."""
     assert why_not_read_nodes() is None
-    layout = NODES.found
+    layout = NODES.result
     assert layout is not None
     first = ctypes.c_uint64.from_address(address_of(tensor.grad_fn) + layout.inputs).value
     return (ctypes.c_uint64 * (layout.input_size // 8)).from_address(first)
@@ -33,7 +33,7 @@ def words_of(tensor: torch.Tensor) -> Any:
 def place() -> Iterator[int]:
     """Where inputs have the number of a stream: behind the sizes, a word that is zero on the host."""
     assert why_not_read_nodes() is None
-    layout = NODES.found
+    layout = NODES.result
     assert layout is not None
     words = words_of(torch.ones(2, 3, requires_grad=True) * 2)
     free = [number for number in range(layout.shape_kind // 8 + 1, len(words)) if words[number] == 0]
@@ -56,7 +56,7 @@ def test_they_are_part_of_what_a_backward_depends_on(place: int) -> None:
     for stream in (7, 8, 1 << 40):
         words[place // 8] = stream
         keys.add(read(tensor).key)
-        layout = NODES.found
+        layout = NODES.result
         assert layout is not None and streams_of(layout, place, address_of(tensor.grad_fn)) == [stream]
     words[place // 8] = 0
     assert len(keys) == 4 and read(tensor).key == before
@@ -76,7 +76,7 @@ def test_a_backward_runs_on_the_streams_of_its_forward(place: int, monkeypatch: 
     assert devices_of(reading.nodes) == frozenset() and devices_of(nodes) == {gpu}
     assert why_other_stream(reading.nodes, reading.addresses) is None
     assert why_other_stream(nodes, reading.addresses) == "it is not known on which streams the forward ran"
-    monkeypatch.setattr(node_streams.EXPERIMENT, "found", place)
+    monkeypatch.setattr(node_streams.EXPERIMENT, "result", place)
     for current, stream, told in ((0, 0, False), (9, 0, True), (0, 9, True), (9, 9, True)):  # the leaf's is 0
         monkeypatch.setattr(node_streams, "current_streams", lambda current=current: (current,))
         words_of(tensor)[place // 8] = stream
@@ -86,11 +86,11 @@ def test_a_backward_runs_on_the_streams_of_its_forward(place: int, monkeypatch: 
 
 def test_nodes_are_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks first: where inputs of nodes are is found out before what is in them."""
-    monkeypatch.setattr(NODES, "found", None)
+    monkeypatch.setattr(NODES, "result", None)
     monkeypatch.setattr(NODES, "_reason", None)
     with pytest.raises((RuntimeError, AssertionError)):  # there is no CUDA to make nodes on
         node_streams._find()
-    assert NODES.found is not None
+    assert NODES.result is not None
 
 
 def test_other_devices_have_no_streams_that_are_known() -> None:

@@ -36,7 +36,7 @@ def test_an_experiment_is_done_once_and_says_why_it_failed() -> None:
     done: list[str] = []
     good = Experiment(lambda: done.append("find") or 3 * WORD, lambda found: done.append(f"install {found}"))
     assert good.why_not() is None and good.why_not() is None
-    assert (good.found, done) == (24, ["find", "install 24"])
+    assert (good.result, done) == (24, ["find", "install 24"])
 
     def fail() -> int:
         done.append("fail")
@@ -44,7 +44,7 @@ def test_an_experiment_is_done_once_and_says_why_it_failed() -> None:
 
     bad = Experiment(fail, lambda found: pytest.fail("nothing was found"))
     assert bad.why_not() == bad.why_not() == "nothing of the kind"
-    assert bad.found is None and done.count("fail") == 1
+    assert bad.result is None and done.count("fail") == 1
 
 
 @pytest.mark.parametrize("value", ["1", "yes"])
@@ -91,7 +91,7 @@ assert smelt.counters["graphs"] == 1 and smelt.counters["compiled_autograd_captu
 assert overlap((x, x[1:]), (0,)) and not overlap((x, x.clone()), (0,))
 assert _native.overlap([x, x], (0,)) is None and _native.storages([x]) is None
 for module in (aoti_shims, node_layout, tensor_layout):
-    assert module.EXPERIMENT.found is None, module
+    assert module.EXPERIMENT.result is None, module
 
 
 class Passing(torch.autograd.Function):

@@ -58,26 +58,26 @@ class Advice:
 
     def lines(self, number: int) -> list[str]:
         """Its part of the printed explanation: the advice, then each reason with the lines it is for."""
-        found = [f"  {number}. {self.hint}"]
+        lines = [f"  {number}. {self.hint}"]
         for reason in dict.fromkeys(cause.reason for cause in self.causes):
-            found.append(f"     {reason}")
-            found += [f"       {cause.text()}" for cause in self.causes if cause.reason == reason]
-        return found
+            lines.append(f"     {reason}")
+            lines += [f"       {cause.text()}" for cause in self.causes if cause.reason == reason]
+        return lines
 
 
 def advice(
     breaks: Sequence[BreakRecord], recompiles: Sequence[RecompileRecord], saved_bytes: int
 ) -> tuple[Advice, ...]:
     """What to change to get fewer breaks, recompiles and bytes."""
-    found: dict[str, dict[Cause, None]] = {}
+    by_hint: dict[str, dict[Cause, None]] = {}
     for broken in breaks:
-        found.setdefault(broken.hint, {})[_of_break(broken)] = None  # versions of one function have the same advice
+        by_hint.setdefault(broken.hint, {})[_of_break(broken)] = None  # versions of one function have the same advice
     for recompiled in recompiles:
         if not (recompiled.resumed and breaks):  # fixed with the breaks
             reason = f"{recompiled.function} was recompiled: {recompiled.reason}"
             cause = Cause(reason, recompiled.file, recompiled.line, recompiled.function)
-            found.setdefault(recompiled.hint, {})[cause] = None
-    advices = [Advice(hint, tuple(_once_per_line(causes))) for hint, causes in found.items()]
+            by_hint.setdefault(recompiled.hint, {})[cause] = None
+    advices = [Advice(hint, tuple(_once_per_line(causes))) for hint, causes in by_hint.items()]
     if saved_bytes > _MUCH:
         saved = f"{saved_bytes / 1e6:.1f} MB are saved for the backward"
         advices.append(Advice(f"{saved}: options={{'memory_budget': 0.5}} saves half of them"))
@@ -103,7 +103,7 @@ def _of_break(record: BreakRecord) -> Cause:
 
 def _once_per_line(causes: Iterable[Cause]) -> list[Cause]:
     """Later versions of a function fail on other values of the same variable: the first is enough."""
-    found: dict[tuple[str, str, str], Cause] = {}
+    first_causes: dict[tuple[str, str, str], Cause] = {}
     for cause in causes:
-        found.setdefault((cause.where, cause.code, cause.reason.partition(": expected ")[0]), cause)
-    return list(found.values())
+        first_causes.setdefault((cause.where, cause.code, cause.reason.partition(": expected ")[0]), cause)
+    return list(first_causes.values())

@@ -72,18 +72,18 @@ def _graphs_of(
     model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], compile: Compile
 ) -> list[_Recorded]:
     """The graphs a run captures, each with what it was first called with."""
-    found: list[_Recorded] = []
+    graphs: list[_Recorded] = []
 
     def backend(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
-            if all(each.graph is not graph for each in found):
-                found.append(_Recorded(graph, tuple(map(_clone, inputs))))
+            if all(each.graph is not graph for each in graphs):
+                graphs.append(_Recorded(graph, tuple(map(_clone, inputs))))
             return graph(*inputs)
 
         return run
 
     compile(model, backend=backend)(*args, **kwargs)
-    return found
+    return graphs
 
 
 def _clone(value: Any) -> Any:
@@ -160,8 +160,8 @@ def _with_input(recorded: _Recorded, name: str) -> _Recorded | None:
         return None
     last = [each for each in graph.nodes if each.op == "placeholder"]
     with graph.inserting_after(last[-1]) if last else graph.inserting_before(next(iter(graph.nodes))):
-        given = graph.placeholder(f"{name}_given")
-    node.replace_all_uses_with(given)
+        placeholder = graph.placeholder(f"{name}_given")
+    node.replace_all_uses_with(placeholder)
     inputs = (*recorded.inputs, value.detach().clone().requires_grad_(value.requires_grad))
     return _cleaned(_Recorded(recorded.graph, inputs), graph)
 
@@ -187,16 +187,16 @@ def _cleaned(recorded: _Recorded, graph: fx.Graph) -> _Recorded:
 
 def _values(recorded: _Recorded) -> dict[str, Any]:
     """What each node computes in eager."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
 
     class Noting(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
-            found[n.name] = value = super().run_node(n)
+            values[n.name] = value = super().run_node(n)
             return value
 
     torch.manual_seed(0)
     Noting(recorded.graph).run(*map(_clone, recorded.inputs))
-    return found
+    return values
 
 
 def _is_tensor(node: fx.Node, recorded: _Recorded) -> bool:

@@ -74,11 +74,11 @@ def _llvmlite() -> tuple[bool, str]:
     from smelt.codegen.llvm import compile as engine
 
     try:
-        found = engine.version()
+        version = engine.version()
     except ImportError as error:
         return False, f"cannot be imported ({error}): pip install llvmlite"
     target = cpu.describe_host()
-    return True, f"{found}: {target.cpu}, vectors of {target.vector_bits} bits"
+    return True, f"{version}: {target.cpu}, vectors of {target.vector_bits} bits"
 
 
 def _threads() -> tuple[bool, str]:
@@ -101,11 +101,11 @@ def _layouts() -> tuple[bool | None, str]:
         "autograd nodes": node_layout.EXPERIMENT.why_not(),
         "exported functions": library.why_not(),
     }
-    found = [name for name, why in missing.items() if why is None]
-    if library.found is not None:
-        found[-1] = f"{len(library.found.functions)} {found[-1]}"
+    available = [name for name, why in missing.items() if why is None]
+    if library.result is not None:
+        available[-1] = f"{len(library.result.functions)} {available[-1]}"
     lost = [f"not {name} ({why})" for name, why in missing.items() if why is not None]
-    return not lost, "PyTorch's memory: " + ", ".join([*found, *lost])
+    return not lost, "PyTorch's memory: " + ", ".join([*available, *lost])
 
 
 def _gpu() -> tuple[bool | None, str]:
@@ -118,12 +118,12 @@ def _gpu() -> tuple[bool | None, str]:
     seen_by_torch = torch.cuda.is_available()
     if reason is not None:
         return None, f"{'PyTorch runs graphs on its own' if seen_by_torch else 'none'}: {reason}"
-    found = driver()
+    cuda = driver()
     names = [
         f"{each.name} (sm_{each.capability[0]}{each.capability[1]}" + (", too old)" if why_not_device(each) else ")")
-        for each in found.devices
+        for each in cuda.devices
     ]
-    text = f"CUDA driver {found.text}: {', '.join(names)}"
+    text = f"CUDA driver {cuda.text}: {', '.join(names)}"
     if not seen_by_torch:
         return None, f"{text}; this PyTorch cannot use it"
     target = target_of(torch.device("cuda"))
@@ -155,10 +155,10 @@ def _self_check(compile: Compile, device: torch.device) -> tuple[bool | None, st
     torch.manual_seed(0)
     nn = torch.nn
     model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4), nn.Softmax(-1))
-    given = torch.randn(8, 16).to(device).requires_grad_()
-    judge = Judge(model.to(device), (given,), {}, compile)
-    found = verify(judge, ("eager", "aot_eager", "llvm"), {"fallback": False})
-    if found.first_wrong is not None:
-        return False, str(found.first_wrong)
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    judge = Judge(model.to(device), (x,), {}, compile)
+    verification = verify(judge, ("eager", "aot_eager", "llvm"), {"fallback": False})
+    if verification.first_wrong is not None:
+        return False, str(verification.first_wrong)
     where = "" if device is HOST else f" for {torch.cuda.get_device_name(device)}"
     return True, f"a small model compiled by every backend{where}; results and gradients are right"

@@ -35,10 +35,10 @@ class GuardWords:
     machinery: int  # checks of modules, classes, globals and hooks
 
     def lines(self) -> list[str]:
-        found = [*self.values, *self.settings]
+        lines = [*self.values, *self.settings]
         if self.machinery:
-            found.append(f"modules, classes, hooks and globals must stay as they are ({self.machinery} checks)")
-        return found
+            lines.append(f"modules, classes, hooks and globals must stay as they are ({self.machinery} checks)")
+        return lines
 
 
 def in_words(roots: Sequence[Any], translated: Callable[[str], str] = str) -> GuardWords:

@@ -40,9 +40,9 @@ def _distinct(names: Iterable[str]) -> dict[str, None]:
 
 def _device_for(target: str) -> CudaDevice | None:
     """A GPU of this machine that runs code for a target."""
-    found = [each for each in devices() if why_not_device(each) is None]
-    alike = [each for each in found if target.startswith(f"sm_{each.capability[0]}{each.capability[1]}")]
-    return next(iter(alike or found), None)
+    usable = [each for each in devices() if why_not_device(each) is None]
+    alike = [each for each in usable if target.startswith(f"sm_{each.capability[0]}{each.capability[1]}")]
+    return next(iter(alike or usable), None)
 
 
 def _usage(code: object, phase: GridPhase, device: CudaDevice | None) -> FunctionUsage | None:

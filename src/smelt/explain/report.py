@@ -35,7 +35,7 @@ def page(events: Sequence[Event], title: str) -> str:
     data = json.dumps(report_data(events, title, codes), separators=(",", ":")).replace("<", "\\u003c")
     parts = {name: "\n".join(map(_asset, names)) for name, names in _PARTS.items()}
     parts |= {"data": data, "codes": codes.packed(), "title": _escaped(f"smelt: {title}")}
-    return _PLACE.sub(lambda found: parts[found[1]], text)
+    return _PLACE.sub(lambda match: parts[match[1]], text)
 
 
 def write(path: str | os.PathLike[str], events: Sequence[Event], title: str) -> None:

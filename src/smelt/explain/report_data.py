@@ -52,7 +52,7 @@ def report_data(events: Sequence[Event], title: str, codes: Codes) -> dict[str, 
             "seconds": sum(seconds for _, seconds in explained.compile_times),
         },
         "files": files.texts(),
-        "graphs": _Graphs(events, explained, files, codes).made(),
+        "graphs": _Graphs(events, explained, files, codes).entries(),
         "breaks": [{**each, "file": files.number(each["file"])} for each in data["break_reasons"]],
         "recompiles": [{**each, "file": files.number(each["file"])} for each in data["recompile_reasons"]],
         "left": data["skipped_frames"],
@@ -88,8 +88,8 @@ class _Files:
             for file, lines in story.lines.items():
                 self._wanted.setdefault(file, set()).update(lines)
         causes = (cause for each in explained.advices for cause in each.causes)
-        for found in (explained.break_reasons, explained.recompile_reasons, causes):
-            for record in found:
+        for records in (explained.break_reasons, explained.recompile_reasons, causes):
+            for record in records:
                 self._wanted.setdefault(record.file, set()).add(record.line)
         paths = sorted(self._wanted, key=is_installed)
         self._numbers = {path: number for number, path in enumerate(paths)}
@@ -144,7 +144,7 @@ class _Graphs:
         if self._graphs and isinstance(subject, Halves | Pure):
             self._graphs[-1]["stages"] = [self._graphs[-1]["stages"][0], *self._pure_stages(subject)]
 
-    def made(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[dict[str, Any]]:
         stories = self._explained.stories
         for graph, story, eager, apart in zip(self._graphs, stories, self._eager, self._apart, strict=True):
             graph["programs"] = [self._programs[each.name] for each in story.programs]
@@ -162,14 +162,14 @@ class _Graphs:
         stage = {"name": "captured", "kind": "captured", **self._drawn(story.record.traced.graph, ())}
         return {**data, "ops": len(story.ops), "line": story.record.line, "stages": [stage]}
 
-    def _pure_stages(self, found: Halves | Pure) -> list[dict[str, Any]]:
-        if isinstance(found, Pure):
-            return [{"name": "pure", "kind": "forward", **self._drawn(found.traced.graph, ())}]
-        saved = [each.name for each in found.plan.saved]
-        name = "pure" if found.backward is None else "forward"
-        stages = [{"name": name, "kind": "forward", **self._drawn(found.forward.graph, saved)}]
-        if found.backward is not None:
-            drawn = self._drawn(found.backward.graph, saved, in_backward=True)
+    def _pure_stages(self, graphs: Halves | Pure) -> list[dict[str, Any]]:
+        if isinstance(graphs, Pure):
+            return [{"name": "pure", "kind": "forward", **self._drawn(graphs.traced.graph, ())}]
+        saved = [each.name for each in graphs.plan.saved]
+        name = "pure" if graphs.backward is None else "forward"
+        stages = [{"name": name, "kind": "forward", **self._drawn(graphs.forward.graph, saved)}]
+        if graphs.backward is not None:
+            drawn = self._drawn(graphs.backward.graph, saved, in_backward=True)
             stages.append({"name": "backward", "kind": "backward", **drawn})
         return stages
 

@@ -46,8 +46,8 @@ def _of_programs(forward: Program, backward: Program | None, halves: Halves | No
     plan = halves.plan
     saved_keys = {key for key in usage.returned[plan.forward_outputs :] if key is not None}
     results = usage.bytes_of(usage.returned[: plan.results])
-    given = handed_over(usage, plan, len(backward.inputs))
-    later = program_usage(backward.unplanned(), given)
+    owned = handed_over(usage, plan, len(backward.inputs))
+    later = program_usage(backward.unplanned(), owned)
     saved: set[Hashable] = set(backward.inputs[: len(plan.saved)])
     ours = [*_spread(_alive(usage), 0), *_spread([results + size for size in _alive(later)], 1)]
     return ours, [*_spread(_alive(usage, saved_keys), 0), *_spread(_alive(later, saved), 1)]
@@ -60,9 +60,9 @@ def _of_eager(graph: fx.Graph, plan: JointPlan) -> Curve:
     for key in usage.returned[plan.results : plan.forward_outputs]:
         if key is not None and key not in usage.returned[: plan.results]:
             usage.sizes[key] = 0
-    given = sum(node.op == "placeholder" for node in graph.nodes)  # they come first, and take no time
-    alive = _alive(usage)[given:] or [0, 0]
-    late = [number - given for number, node in enumerate(graph.nodes) if phase_of(node) is Phase.BACKWARD]
+    input_count = sum(node.op == "placeholder" for node in graph.nodes)  # they come first, and take no time
+    alive = _alive(usage)[input_count:] or [0, 0]
+    late = [number - input_count for number, node in enumerate(graph.nodes) if phase_of(node) is Phase.BACKWARD]
     if not late:
         return _spread(alive, 0)
     turn = max(1, min(late[0], len(alive) - 2))
@@ -86,20 +86,20 @@ def _alive(usage: MemoryUsage, only: set[Hashable] | None = None) -> list[int]:
         end = last if key in returned else min(usage.last[key], last)
         change[usage.first[key]] += size
         change[end + 1] -= size
-    found, now = [], 0
+    bytes_alive, now = [], 0
     for step in range(last + 1):
         now += change[step]
-        found.append(now if only is not None else now + usage.scratch.get(step, 0))
-    return found
+        bytes_alive.append(now if only is not None else now + usage.scratch.get(step, 0))
+    return bytes_alive
 
 
 def _recomputed(halves: Halves | None) -> list[dict[str, Any]]:
     """What the backward recomputes instead of saving it, the largest first."""
     if halves is None or halves.backward is None:
         return []
-    found = []
+    rows = []
     for node in halves.backward.graph.nodes:
         spec = spec_of(node)
         if node.op == "call_function" and phase_of(node) is not Phase.BACKWARD and isinstance(spec, TensorSpec):
-            found.append({"name": node.name, "bytes": hint(spec.nbytes)})
-    return sorted(found, key=lambda each: -each["bytes"])
+            rows.append({"name": node.name, "bytes": hint(spec.nbytes)})
+    return sorted(rows, key=lambda each: -each["bytes"])

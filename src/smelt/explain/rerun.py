@@ -53,9 +53,9 @@ class _Replayed(_Mode):  # type: ignore[no-untyped-call]
         self.left = list(reversed(drawn))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {} if kwargs is None else kwargs
-        result = func(*args, **given)
-        if not draws_random(func, args, given):
+        keywords = {} if kwargs is None else kwargs
+        result = func(*args, **keywords)
+        if not draws_random(func, args, keywords):
             return result
         if not self.left:
             raise CannotReplayError(f"{func} draws once more than before")
@@ -82,8 +82,8 @@ def replayed(drawn: Sequence[Draw]) -> Iterator[None]:
 
 
 def _native_dropout(result: tuple[torch.Tensor, ...], args: tuple[Any, ...]) -> torch.Tensor:
-    given: torch.Tensor = args[0]
-    return given * result[1] * (0.0 if args[1] == 1 else 1 / (1 - args[1]))
+    tensor: torch.Tensor = args[0]
+    return tensor * result[1] * (0.0 if args[1] == 1 else 1 / (1 - args[1]))
 
 
 # Operators that also use what they draw: how the first result follows from the rest.

@@ -42,15 +42,15 @@ class GraphStory:
     @property
     def lines(self) -> dict[str, list[int]]:
         """The lines of each file that the graph computes, those that only call what it computes too."""
-        found: dict[str, set[int]] = {}
+        by_file: dict[str, set[int]] = {}
         for file, line in self.record.called_from:
-            found.setdefault(file, set()).add(line)
+            by_file.setdefault(file, set()).add(line)
         for node in self.record.traced.graph.nodes:
             match = PLACE.match(node.stack_trace or "")
             if match is not None:
-                found.setdefault(match["file"], set()).add(int(match["line"]))
-        ordered = sorted(found, key=lambda file: (is_installed(file), file != self.record.file))  # the user's first
-        return {file: sorted(found[file]) for file in ordered}
+                by_file.setdefault(match["file"], set()).add(int(match["line"]))
+        ordered = sorted(by_file, key=lambda file: (is_installed(file), file != self.record.file))  # the user's first
+        return {file: sorted(by_file[file]) for file in ordered}
 
     @property
     def ops(self) -> list[Any]:
@@ -201,8 +201,8 @@ class Story:
     @property
     def recompiles_behind_breaks(self) -> list[str]:
         """Recompiles of the parts behind breaks, a line each: fixing the breaks comes first."""
-        found = (each for each in self.recompile_reasons if each.resumed and self.break_reasons)
-        return list(dict.fromkeys(f"{each.where} in {each.function}: {each.reason}" for each in found))
+        recompiles = (each for each in self.recompile_reasons if each.resumed and self.break_reasons)
+        return list(dict.fromkeys(f"{each.where} in {each.function}: {each.reason}" for each in recompiles))
 
     def __str__(self) -> str:
         return self.text()

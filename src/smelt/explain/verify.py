@@ -49,23 +49,23 @@ class Verdict:
     """What one backend made of the program."""
 
     backend: str
-    found: tuple[Found, ...]
+    compared: tuple[Found, ...]
     failure: str | None = None  # what it raised, if it did
 
     @property
     def right(self) -> bool:
         """Whether it ran, and every value is as exact as expected."""
-        return self.failure is None and all(each.fault is None for each in self.found)
+        return self.failure is None and all(each.fault is None for each in self.compared)
 
     def __str__(self) -> str:
         if self.failure is not None:
             return f"{self.backend:11} FAILED  {self.failure}"
-        faults = [f"{each.name}: {each.fault}" for each in self.found if each.fault is not None]
+        faults = [f"{each.name}: {each.fault}" for each in self.compared if each.fault is not None]
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
             return f"{self.backend:11} WRONG   {faults[0]}{more}"
-        worst = max((each.error for each in self.found), default=0.0)
-        return f"{self.backend:11} right   {len(self.found)} values, largest error {worst:.2g} of what is expected"
+        worst = max((each.error for each in self.compared), default=0.0)
+        return f"{self.backend:11} right   {len(self.compared)} values, largest error {worst:.2g} of what is expected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class _Program:
     """A program with all it starts from, to be run any number of times from the same state."""
 
     def __init__(self, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.given = (tuple(args), dict(kwargs))
+        self.arguments = (tuple(args), dict(kwargs))
         self.modules = list(_modules_of(model))
 
     def run(
@@ -202,7 +202,7 @@ class _Program:
             for name, tensor in state.items():
                 tensor.grad = None
                 leaves[name] = tensor
-            args, kwargs = _copied(self.given, "argument", double, leaves)
+            args, kwargs = _copied(self.arguments, "argument", double, leaves)
             torch.manual_seed(seed)
             with around():
                 returned = dict(_flattened(function(*args, **kwargs), "output"))

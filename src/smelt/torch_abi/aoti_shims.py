@@ -74,11 +74,11 @@ def connect() -> bool:
 def find_library() -> Library:
     """The interface of this PyTorch."""
     with torch.no_grad():
-        found = {name: find_symbol(name) for name in _NEEDED}
-        found["wrap"] = next((address for name in _WRAP if (address := find_in_bindings(name))), None)
-        if missing := [name for name, address in found.items() if not address]:
+        symbols = {name: find_symbol(name) for name in _NEEDED}
+        symbols["wrap"] = next((address for name in _WRAP if (address := find_in_bindings(name))), None)
+        if missing := [name for name, address in symbols.items() if not address]:
             raise NotFound(f"{missing[0]} is not exported")
-        addresses = {name: address for name, address in found.items() if address is not None}
+        addresses = {name: address for name, address in symbols.items() if address is not None}
         samples = _samples()
         body = find_body(samples)
         if not _works(addresses, body, samples):
@@ -89,8 +89,8 @@ def find_library() -> Library:
 
 
 def _answered_questions(body: int) -> dict[str, int]:
-    found = {name: address for name in _QUESTIONS if (address := find_symbol(name)) is not None}
-    return {name: address for name, address in found.items() if _is_answered(name, address, body)}
+    symbols = {name: address for name in _QUESTIONS if (address := find_symbol(name)) is not None}
+    return {name: address for name, address in symbols.items() if _is_answered(name, address, body)}
 
 
 def _is_answered(name: str, address: int, body: int) -> bool:
@@ -100,8 +100,8 @@ def _is_answered(name: str, address: int, body: int) -> bool:
     return not ask(id(tensor) + body, ctypes.byref(answer)) and answer.value == wanted
 
 
-def _install(found: Library) -> None:
-    _native.set_library(torch.Tensor, torch.nn.Parameter, found.body, found.storage, found.memory, found.functions)
+def _install(lib: Library) -> None:
+    _native.set_library(torch.Tensor, torch.nn.Parameter, lib.body, lib.storage, lib.memory, lib.functions)
 
 
 EXPERIMENT = Experiment(lambda: find_library(), _install)
@@ -147,8 +147,8 @@ def _memory_places() -> tuple[int, int, int]:
     """How many bytes into a storage the address of its memory is, its size, and whether PyTorch allocated it; zeros if
     that is not clear. Of memory that it did not allocate the owner is noted too, which is why some is among these."""
     numbers = torch.arange(96, dtype=torch.uint8, device="cpu")
-    given = [torch.frombuffer(bytearray(size), dtype=torch.uint8) for size in (24, 104)]
-    storages = [t.untyped_storage() for t in (numbers, numbers[:40].clone(), *given)]
+    borrowed = [torch.frombuffer(bytearray(size), dtype=torch.uint8) for size in (24, 104)]
+    storages = [t.untyped_storage() for t in (numbers, numbers[:40].clone(), *borrowed)]
     words = [read_words(each._cdata, _STORAGE_WORDS) for each in storages]
     flags = [read_bytes(each._cdata, _STORAGE_WORDS * WORD) for each in storages]
     try:
@@ -164,8 +164,8 @@ def _works(addresses: dict[str, int], body: int, samples: Sequence[torch.Tensor]
     """Whether handles made of Python tensors are understood, and what the interface makes is what was asked for."""
 
     def function(name: str, *arguments: Any) -> Callable[..., Any]:
-        made: Callable[..., Any] = ctypes.CFUNCTYPE(ctypes.c_int32, *arguments)(addresses[name])
-        return made
+        callable_function: Callable[..., Any] = ctypes.CFUNCTYPE(ctypes.c_int32, *arguments)(addresses[name])
+        return callable_function
 
     word, number, numbers = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
     data_ptr = function("aoti_torch_get_data_ptr", word, ctypes.POINTER(word))
@@ -181,8 +181,8 @@ def _works(addresses: dict[str, int], body: int, samples: Sequence[torch.Tensor]
         return tensor
 
     for tensor in samples:
-        handle, found, copied, viewed = word(id(tensor) + body), word(), word(), word()
-        if data_ptr(handle, ctypes.byref(found)) or (found.value or 0) != tensor.data_ptr():
+        handle, address, copied, viewed = word(id(tensor) + body), word(), word(), word()
+        if data_ptr(handle, ctypes.byref(address)) or (address.value or 0) != tensor.data_ptr():
             return False
         # A handle of its own: as some versions declare it, the function may take what is in it.
         if copy(handle, ctypes.byref(copied)) or wrapped(copied) is not tensor:
@@ -193,10 +193,10 @@ def _works(addresses: dict[str, int], body: int, samples: Sequence[torch.Tensor]
             first = wrapped(viewed)
             if first.data_ptr() != tensor.data_ptr() or first.shape != (1,) or first.dtype is not tensor.dtype:
                 return False
-    made = word()
-    if empty(2, (number * 2)(3, 5), (number * 2)(1, 3), dtype_code(torch.float32), 0, -1, ctypes.byref(made)):
+    new = word()
+    if empty(2, (number * 2)(3, 5), (number * 2)(1, 3), dtype_code(torch.float32), 0, -1, ctypes.byref(new)):
         return False
-    tensor = wrapped(made)
+    tensor = wrapped(new)
     like = torch.empty_strided((3, 5), (1, 3), dtype=torch.float32, device="cpu")
     layout = (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
     return layout == (torch.Tensor, like.shape, like.stride(), like.dtype, like.device)

@@ -107,8 +107,8 @@ def boxed_call(
     """
     if op.namespace != "aten" or not _all_hold((CONNECTED,), asked):
         return None
-    found = _encoded(op, args, kwargs, tensor, ref)
-    return found[0] if found is not None and _all_hold(found[1], asked) else None
+    encoded = _encoded(op, args, kwargs, tensor, ref)
+    return encoded[0] if encoded is not None and _all_hold(encoded[1], asked) else None
 
 
 class _Unboxable(Exception):
@@ -166,12 +166,12 @@ _KINDS = {
 }
 
 
-def _kind(given: Any) -> Any:
-    name = given.kind()
+def _kind(schema_type: Any) -> Any:
+    name = schema_type.kind()
     if name == "OptionalType":
-        return ("optional", _kind(given.getElementType()))
+        return ("optional", _kind(schema_type.getElementType()))
     if name == "ListType":
-        return ("list", _kind(given.getElementType()))
+        return ("list", _kind(schema_type.getElementType()))
     return _KINDS.get(name, name)
 
 
@@ -301,12 +301,12 @@ def _holds(what: str) -> bool:
     operator does."""
     if what == CONNECTED:
         return connect()
-    found = _known.get(what)
-    if found is None:
+    holds = _known.get(what)
+    if holds is None:
         if torch._C._len_torch_dispatch_stack():
             return False  # a mode would see the attempt: next time
-        found = _known[what] = _native.preserving_state(lambda: _tried(what))
-    return found
+        holds = _known[what] = _native.preserving_state(lambda: _tried(what))
+    return holds
 
 
 def _tried(what: str) -> bool:
@@ -350,24 +350,24 @@ def _sample_works(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict
         return False
     wanted = op(*args, **kwargs)
     several = [wanted] if isinstance(wanted, torch.Tensor) else list(wanted)
-    found = _made_natively(encoded[0], several)
-    return found is not None and all(map(_is_same, found, several))
+    results = _made_natively(encoded[0], several)
+    return results is not None and all(map(_is_same, results, several))
 
 
 def _function_works(op: torch._ops.OpOverload) -> bool:
     factors = (0.5, 3.0) if FUNCTIONS[op] else ()
     batch = (2,) if op in (aten.bmm.out, aten.baddbmm.out) else ()
-    left, right, given = (_numbers(*batch, *shape) for shape in ((2, 3), (3, 4), (2, 4)))
-    tensors = [given, left, right] if factors else [left, right]
-    out = torch.empty_like(given)
-    wanted = op(*tensors, **dict(zip(FUNCTIONS[op], factors, strict=True)), out=torch.empty_like(given))
-    found = _made_natively(_function_call(op, (out, *tensors), factors), [])
-    return found is not None and _is_same(out, wanted)
+    left, right, addend = (_numbers(*batch, *shape) for shape in ((2, 3), (3, 4), (2, 4)))
+    tensors = [addend, left, right] if factors else [left, right]
+    out = torch.empty_like(addend)
+    wanted = op(*tensors, **dict(zip(FUNCTIONS[op], factors, strict=True)), out=torch.empty_like(addend))
+    results = _made_natively(_function_call(op, (out, *tensors), factors), [])
+    return results is not None and _is_same(out, wanted)
 
 
-def _is_same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    layout = [(each.dtype, each.shape, each.stride(), each.device) for each in (found, wanted)]
-    return layout[0] == layout[1] and torch.equal(found, wanted)
+def _is_same(actual: torch.Tensor, wanted: torch.Tensor) -> bool:
+    layout = [(each.dtype, each.shape, each.stride(), each.device) for each in (actual, wanted)]
+    return layout[0] == layout[1] and torch.equal(actual, wanted)
 
 
 def _made_natively(call: NativeCall, like: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
@@ -376,12 +376,12 @@ def _made_natively(call: NativeCall, like: Sequence[torch.Tensor]) -> Sequence[t
     def refused(*_: Any, **__: Any) -> Any:
         raise _Wrong
 
-    tensors, given = call.tensors, len(call.tensors)
-    call = call._replace(tensors=tuple(Ref(value) for value in range(given)))
+    tensors, input_count = call.tensors, len(call.tensors)
+    call = call._replace(tensors=tuple(Ref(value) for value in range(input_count)))
     values = tuple(FlatValue("", t.dtype, t.device, tuple(t.shape), t.stride()) for t in (*tensors, *like))
-    results = tuple(range(given, len(values)))
+    results = tuple(range(input_count, len(values)))
     step = CallStep(call.name, refused, results=results, is_one=call.returns == 1, native=call)
-    program = FlatProgram("", values, given, (), 0, 0, (step,), tuple(map(Ref, results)))
+    program = FlatProgram("", values, input_count, (), 0, 0, (step,), tuple(map(Ref, results)))
     run = _native.Runner(
         *write(program, dtype_code, device_code), threads=refused, acquire=refused, release=refused, allocate=refused,
         view=refused, fit=refused, watchers=(),

@@ -22,7 +22,7 @@ _BYTES = 4096
 
 def connect() -> bool:
     """Tell the C part where the functions are, if they are there and work; asked again it has the answer ready."""
-    if EXPERIMENT.found is not None:
+    if EXPERIMENT.result is not None:
         return True
     initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if not initialized or torch.cuda.is_current_stream_capturing():
@@ -37,11 +37,11 @@ def find_functions() -> dict[str, int]:
         raise NotFound(f"{STREAM} is not exported")
     if not _finds_streams(stream):
         raise NotFound(f"{STREAM} does not say which stream is current")
-    found = {STREAM: stream}
+    functions = {STREAM: stream}
     allocate, free = find_in_cuda(ALLOCATE), find_in_cuda(FREE)
     if allocate is not None and free is not None and _allocates(allocate, free):
-        found |= {ALLOCATE: allocate, FREE: free}
-    return found
+        functions |= {ALLOCATE: allocate, FREE: free}
+    return functions
 
 
 EXPERIMENT = Experiment(lambda: find_functions(), _native.set_cuda_library)

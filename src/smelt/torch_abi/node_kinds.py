@@ -83,10 +83,10 @@ def _header() -> str:
 
 def _members(name: str) -> dict[str, str] | None:
     """Member → type, of the class that the header declares for a kind of node."""
-    found = re.search(rf"struct (?:TORCH_API )?{name} : public \w+ \{{(.*?)\n\}};", _header(), re.DOTALL)
-    if found is None:
+    match = re.search(rf"struct (?:TORCH_API )?{name} : public \w+ \{{(.*?)\n\}};", _header(), re.DOTALL)
+    if match is None:
         return None
-    body = found[1]
+    body = match[1]
     body = body[body.rindex("SwapSavedVariables& saved) override;") :] if "SwapSavedVariables" in body else body
     members = {}
     for line in body.splitlines()[1:]:

@@ -78,11 +78,11 @@ def find_layout() -> NodeLayout:
     wrapped = type((torch.ones(3, requires_grad=True) * 2).grad_fn).__basicsize__
     if wrapped not in (24, 32):  # an object's head, and a pointer that counts references one way or the other
         raise NotFound(f"an object for a node holds more than a pointer ({wrapped} bytes)")
-    found: dict[str, int] = {"wrapped": 2 * WORD}
+    offsets: dict[str, int] = {"wrapped": 2 * WORD}
     missing = []
     for find in _FINDERS:
         try:
-            found |= find(found)
+            offsets |= find(offsets)
         except NotFound as error:
             missing.append(str(error))
         except KeyError as needed:
@@ -91,7 +91,7 @@ def find_layout() -> NodeLayout:
             raise NotFound(f"memory cannot be looked at ({error})") from error
     if missing:
         raise NotFound("; ".join(missing))
-    return NodeLayout(**found)
+    return NodeLayout(**offsets)
 
 
 EXPERIMENT = Experiment(
@@ -100,7 +100,7 @@ EXPERIMENT = Experiment(
 )
 
 
-def _find_leaf(found: dict[str, int]) -> dict[str, int]:
+def _find_leaf(offsets: dict[str, int]) -> dict[str, int]:
     """Where the hooks of a leaf are, which its node asks it for."""
     plain, hooked, later, both = (torch.ones(3, requires_grad=True) for _ in range(4))
     for leaf in (hooked, both):
@@ -175,7 +175,7 @@ def address_of(node: Any) -> int:
     return read_words(id(node) + 2 * WORD, 1)[0]
 
 
-def _find_hooks(kind: str, found: dict[str, int]) -> dict[str, int]:
+def _find_hooks(kind: str, offsets: dict[str, int]) -> dict[str, int]:
     """The vector that holds hooks of a kind, and the class of those that hold a dict of Python functions."""
     plain, hooked, twice = (_leaf() * 2 for _ in range(3))
     dicts = []
@@ -195,7 +195,7 @@ def _find_hooks(kind: str, found: dict[str, int]) -> dict[str, int]:
     return {kind: place * WORD, f"{kind}_class": only(classes, f"the class of {kind}-hooks")}
 
 
-def _find_retained(found: dict[str, int]) -> dict[str, int]:
+def _find_retained(offsets: dict[str, int]) -> dict[str, int]:
     """How many of a node's results retain their gradient."""
     counts = []
     for retained in range(4):
@@ -206,13 +206,13 @@ def _find_retained(found: dict[str, int]) -> dict[str, int]:
     return {"retained": find_place(counts, [0, 1, 2, 3], "retained gradients") * WORD}
 
 
-def _find_sequence(found: dict[str, int]) -> dict[str, int]:
+def _find_sequence(offsets: dict[str, int]) -> dict[str, int]:
     samples: list[Any] = [(_leaf() * 2).grad_fn for _ in range(3)]
     rows = [try_words(address_of(node), _WORDS) for node in samples]
     return {"sequence": find_place(rows, [node._sequence_nr() for node in samples], "numbers of nodes") * WORD}
 
 
-def _find_edges(found: dict[str, int]) -> dict[str, int]:
+def _find_edges(offsets: dict[str, int]) -> dict[str, int]:
     """The vector of edges, the size of one, and where in it the number of the input is."""
     parts = (_leaf() * 2).unbind()
     sums = [parts[2] + parts[1], torch.stack([parts[0], parts[2], parts[1], parts[2]])]
@@ -239,7 +239,7 @@ def _has_edges(node: Any, place: int, size: int, before: int) -> bool:
     return all(edges[step * number] == before for number in range(len(wanted))) and numbers == wanted
 
 
-def _find_inputs(found: dict[str, int]) -> dict[str, int]:
+def _find_inputs(offsets: dict[str, int]) -> dict[str, int]:
     """The vector of inputs, the size of one, where in it the sizes are and what tells that they are sizes."""
     node: Any = torch.ones(3, 5, 7, requires_grad=True).mul(1).unbind()[0].grad_fn
     words = try_words(address_of(node), _WORDS)
@@ -274,13 +274,13 @@ def _find_shape_kind(inputs: int, shape: int) -> int:
     return shape + find_place(kinds, [0, 1], "the kind of sizes", first=7) * WORD
 
 
-def _find_options(found: dict[str, int]) -> dict[str, int]:
+def _find_options(offsets: dict[str, int]) -> dict[str, int]:
     """The word of dtype, device and layout: it differs where one of them does, and nowhere else."""
     tensors = [torch.ones(2, 3, requires_grad=True), torch.ones(5, requires_grad=True)]
     others = [torch.ones(2, dtype=dtype, requires_grad=True) for dtype in (torch.float64, torch.bfloat16)]
     others += [torch.ones(2, 3, device="meta", requires_grad=True), torch.ones(2, 3).to_sparse().requires_grad_()]
 
-    inputs, size = found["inputs"], found["input_size"] // WORD
+    inputs, size = offsets["inputs"], offsets["input_size"] // WORD
 
     def words(tensor: torch.Tensor) -> list[int]:
         return try_words(try_words(address_of(tensor.unsqueeze(0).grad_fn) + inputs, 1)[0], size)
@@ -291,21 +291,21 @@ def _find_options(found: dict[str, int]) -> dict[str, int]:
         kinds = {row[place] for row in different}
         return len({row[place] for row in alike}) == 1 and len(kinds) == len(others) and alike[0][place] not in kinds
 
-    places = (place for place in range(found["shape"] // WORD) if tells(place))
+    places = (place for place in range(offsets["shape"] // WORD) if tells(place))
     return {"options": only(places, "dtypes of inputs") * WORD}
 
 
-def _find_python_node(found: dict[str, int]) -> dict[str, int]:
+def _find_python_node(offsets: dict[str, int]) -> dict[str, int]:
     """Where the object for a node that is written in Python points to it."""
     wrappers = [_pass(_leaf()) for _ in range(3)]
     after = [tensor * 2 for tensor in wrappers]
-    nodes = [try_words(try_words(address_of(tensor.grad_fn) + found["edges"], 1)[0], 1)[0] for tensor in after]
+    nodes = [try_words(try_words(address_of(tensor.grad_fn) + offsets["edges"], 1)[0], 1)[0] for tensor in after]
     size = type(wrappers[0].grad_fn).__basicsize__ // WORD
     rows = [read_words(id(tensor.grad_fn), size) for tensor in wrappers]
     return {"python_wrapped": find_place(rows, nodes, "nodes written in Python") * WORD}
 
 
-def _find_release(found: dict[str, int]) -> dict[str, int]:
+def _find_release(offsets: dict[str, int]) -> dict[str, int]:
     """The place of `release_variables` in the tables of classes: PyTorch exports that of one class."""
     exported = find_in_bindings(_RELEASE) or find_symbol(_RELEASE)
     if exported is None:

@@ -30,7 +30,7 @@ def current_streams() -> tuple[int, ...]:
 
 def why_not_read_streams() -> str | None:
     """Teach the C part where to look, once; or why that cannot be found out."""
-    if EXPERIMENT.found is None and torch.cuda.is_current_stream_capturing():
+    if EXPERIMENT.result is None and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being recorded, and it is not known yet where nodes keep their streams"
     reason = EXPERIMENT.why_not()
     return reason and f"the streams of autograd's nodes cannot be read in this PyTorch: {reason}"
@@ -38,8 +38,8 @@ def why_not_read_streams() -> str | None:
 
 def devices_of(nodes: Iterable[Any]) -> frozenset[torch.device]:
     """The devices besides the host that gradients are on."""
-    found = (metadata.device for node in nodes for metadata in node._input_metadata)
-    return frozenset(device for device in found if not on_host(device))
+    devices = (metadata.device for node in nodes for metadata in node._input_metadata)
+    return frozenset(device for device in devices if not on_host(device))
 
 
 def why_other_stream(nodes: Sequence[Any], addresses: bytes) -> str | None:
@@ -49,7 +49,7 @@ def why_other_stream(nodes: Sequence[Any], addresses: bytes) -> str | None:
         return None
     if any(device.type != "cuda" for device in devices):
         return f"gradients are on {', '.join(sorted({device.type for device in devices}))}"
-    layout, place, current = NODES.found, EXPERIMENT.found, current_streams()
+    layout, place, current = NODES.result, EXPERIMENT.result, current_streams()
     if layout is None or place is None:
         return "it is not known on which streams the forward ran"
     for node, address in zip(nodes, memoryview(addresses).cast("Q"), strict=True):
@@ -68,7 +68,7 @@ def streams_of(layout: NodeLayout, place: int, address: int) -> list[int]:
 
 def _find() -> int:
     """Where an input has it: nodes on three streams differ there."""
-    reason, layout = NODES.why_not(), NODES.found
+    reason, layout = NODES.why_not(), NODES.result
     if layout is None:
         raise NotFound(f"inputs of nodes: {reason}")
     leaf = torch.empty(2, 3, device="cuda", requires_grad=True)

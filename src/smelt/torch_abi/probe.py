@@ -50,13 +50,13 @@ class Experiment(Generic[_Found]):
 
     def __init__(self, find: Callable[[], _Found], install: Callable[[_Found], object]) -> None:
         self.find, self.install = find, install
-        self.found: _Found | None = None
+        self.result: _Found | None = None
         self._reason: str | None = None  # why nothing was found
 
     def why_not(self) -> str | None:
         """Why nothing is known; None if it was found. Done when first asked; under a mode tensors are not what they
         seem, so not then but when asked again."""
-        if self.found is not None:
+        if self.result is not None:
             return None
         if self._reason is None:
             reason = why_not_probe()
@@ -70,13 +70,13 @@ class Experiment(Generic[_Found]):
     def _do(self) -> str | None:
         try:
             with without_default_devices(), torch._C._InferenceMode(False), torch.enable_grad():
-                found = self.find()
+                result = self.find()
         except NotFound as missing:
             return str(missing)
         except AttributeError as missing:  # this PyTorch lacks what the experiment asks it
             return str(missing)
-        self.install(found)
-        self.found = found
+        self.install(result)
+        self.result = result
         return None
 
 
@@ -89,10 +89,10 @@ def find_place(rows: Sequence[Sequence[int]], wanted: Sequence[int], what: str, 
 
 def only(places: Iterable[_Place], what: str) -> _Place:
     """The one place there is."""
-    found = list(places)
-    if len(found) != 1:
-        raise NotFound(f"{what}: {len(found)} places fit")
-    return found[0]
+    fitting = list(places)
+    if len(fitting) != 1:
+        raise NotFound(f"{what}: {len(fitting)} places fit")
+    return fitting[0]
 
 
 def find_body(tensors: Sequence[torch.Tensor]) -> int:

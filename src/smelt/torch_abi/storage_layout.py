@@ -47,10 +47,10 @@ def _find_release(lent: Sequence[Sequence[int]], address: int) -> tuple[int, int
 
     Memory that PyTorch allocated is freed by its address. The function is beside that, one for all such memory, and
     another one for all that was lent by Python."""
-    made = [torch.empty(size, dtype=torch.uint8, device="cpu").untyped_storage() for size in (24, 40, 200)]
-    own = [read_words(_body(storage), _WORDS) for storage in made]
+    storages = [torch.empty(size, dtype=torch.uint8, device="cpu").untyped_storage() for size in (24, 40, 200)]
+    own = [read_words(_body(storage), _WORDS) for storage in storages]
     try:
-        context = find_place(own, [storage.data_ptr() for storage in made], "what frees memory", first=address + 1)
+        context = find_place(own, [storage.data_ptr() for storage in storages], "what frees memory", first=address + 1)
         beside = [place for place in (context - 1, context + 1) if place != address]
         functions = [place for place in beside if _is_one(own, place) and _is_one(lent, place)]
         release = only((place for place in functions if own[0][place] != lent[0][place]), "who frees memory")
@@ -77,7 +77,7 @@ def storages_keep_memory() -> bool:
     """Whether a storage can keep an object of ours as its memory: told to the C part, and tried."""
     if EXPERIMENT.why_not() is not None or not _native.reads_storages():
         return False
-    layout = EXPERIMENT.found
+    layout = EXPERIMENT.result
     assert layout is not None
     memory = _native.DeviceMemory()
     before = sys.getrefcount(memory)
@@ -91,11 +91,11 @@ def storages_keep_memory() -> bool:
 
 def describe(storage: torch.UntypedStorage, size: int, address: int) -> bool:
     """Give a storage without data a size in bytes and an address; False where those places are not known."""
-    layout = EXPERIMENT.found
+    layout = EXPERIMENT.result
     if layout is None:
         if EXPERIMENT.why_not() is not None:
             return False
-        layout = EXPERIMENT.found
+        layout = EXPERIMENT.result
         assert layout is not None
     body: int = storage._cdata
     _word(body + layout.address).value = address
@@ -107,5 +107,5 @@ _word = ctypes.c_uint64.from_address
 
 
 def _body(storage: Any) -> int:
-    found: int = storage._cdata
-    return found
+    address: int = storage._cdata
+    return address

@@ -35,11 +35,11 @@ def find_symbol(name: str) -> int | None:
         return _native.simt_barrier_address()
     for library in _libraries():
         try:
-            found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+            address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
         except AttributeError:
             continue
-        if found:
-            return found
+        if address:
+            return address
     return None
 
 

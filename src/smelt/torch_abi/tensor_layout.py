@@ -92,11 +92,11 @@ def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable
     masks = _find_masks(numel + 1, keys + 1, usable)
     if not _tells_kinds_apart(numel + 1, masks):
         raise NotFound("dtype, device and flags cannot be told apart")
-    found = _find_gradients(usable)
-    if len({(place, plain, wanted) for place, plain, wanted, _ in found}) != 1:
+    gradients = _find_gradients(usable)
+    if len({(place, plain, wanted) for place, plain, wanted, _ in gradients}) != 1:
         raise NotFound("what autograd knows of a tensor: several places fit")
-    place, plain, wanted, _ = found[0]
-    history = tuple(sorted(frozenset.intersection(*(words for _, _, _, words in found))))
+    place, plain, wanted, _ = gradients[0]
+    history = tuple(sorted(frozenset.intersection(*(words for _, _, _, words in gradients))))
     if not 1 <= len(history) <= 4:
         raise NotFound(f"the node that computed a tensor: {len(history)} places fit")
     return TensorLayout(
@@ -115,9 +115,9 @@ def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable
 
 def _samples() -> list[torch.Tensor]:
     plain = torch.empty(7, 11, 13)
-    made = [plain, plain[2:, 3], torch._neg_view(plain), torch.empty(17, dtype=torch.int64), torch.empty(())]
-    made += [torch.empty(2, 3, 5, 7, 19, device="meta")[:, 1:], torch.empty(3, dtype=torch.complex64).conj()]
-    return [*made, torch.nn.Parameter(torch.empty(23, 29)), torch.empty(3, 31).t(), torch.empty(0, 37)]
+    samples = [plain, plain[2:, 3], torch._neg_view(plain), torch.empty(17, dtype=torch.int64), torch.empty(())]
+    samples += [torch.empty(2, 3, 5, 7, 19, device="meta")[:, 1:], torch.empty(3, dtype=torch.complex64).conj()]
+    return [*samples, torch.nn.Parameter(torch.empty(23, 29)), torch.empty(3, 31).t(), torch.empty(0, 37)]
 
 
 def _has_sizes(tensor: torch.Tensor, words: Sequence[int], place: int) -> bool:
@@ -154,12 +154,12 @@ def _made_in_known_memory(size: int, fill: int) -> list[torch.Tensor]:
     Whatever is let go meanwhile, by the garbage collector for one, may be handed out first. What was made is held, so
     that it is used up.
     """
-    made: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for _ in range(_ROUNDS):
         filled = _fill_free_memory(size, fill)
-        made += [torch.empty(2, 3) for _ in range(2 * len(filled))]
-        if any(tensor._cdata in filled for tensor in made):
-            return made
+        tensors += [torch.empty(2, 3) for _ in range(2 * len(filled))]
+        if any(tensor._cdata in filled for tensor in tensors):
+            return tensors
     raise NotFound("no tensor was made in memory of known content")
 
 
@@ -211,15 +211,15 @@ _Gradient = tuple[int, int, int, frozenset[int]]
 
 def _find_gradients(usable: Callable[[int], int]) -> list[_Gradient]:
     """What is found in memory of each content; in some of them old bits can hide a place."""
-    found, missing = [], NotFound("what autograd knows of a tensor")
+    gradients, missing = [], NotFound("what autograd knows of a tensor")
     for fill in _FILLS:
         try:
-            found.append(_find_gradient(usable, fill))
+            gradients.append(_find_gradient(usable, fill))
         except NotFound as error:
             missing = error
-    if not found:
+    if not gradients:
         raise missing
-    return found
+    return gradients
 
 
 def _find_gradient(usable: Callable[[int], int], fill: int) -> _Gradient:
@@ -256,7 +256,7 @@ def _find_gradient(usable: Callable[[int], int], fill: int) -> _Gradient:
     wanting.requires_grad_(False)
     wants.append(record(frozen))
     frozens.append(record(wanting))
-    firsts = {found[:WORD] for found in (*wants, *frozens)}
+    firsts = {words[:WORD] for words in (*wants, *frozens)}
     if len(firsts) != 1 or firsts & {record(view)[:WORD] for view in views}:
         raise NotFound("views cannot be told from other tensors")
     rows = [*wants, *frozens, *computed]
@@ -264,8 +264,8 @@ def _find_gradient(usable: Callable[[int], int], fill: int) -> _Gradient:
     history = frozenset(
         word
         for word in range(0, min(map(len, rows)), WORD)
-        if not any(any(found[word : word + WORD]) for found in (*wants, *frozens))
-        and all(any(found[word : word + WORD]) for found in computed)
+        if not any(any(words[word : word + WORD]) for words in (*wants, *frozens))
+        and all(any(words[word : word + WORD]) for words in computed)
     )
     return place, int.from_bytes(firsts.pop(), sys.byteorder), wanted, history
 

@@ -154,7 +154,7 @@ def test_under_a_mode_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> Non
         assert experiment.why_not() == "a mode is active"
     monkeypatch.setattr(experiment, "find", lambda: "a layout")
     install_tensor_layout()
-    assert experiment.found == "a layout" and experiment.why_not() is None
+    assert experiment.result == "a layout" and experiment.why_not() is None
 
 
 @needs_layout
@@ -163,7 +163,7 @@ def test_a_default_device_does_not_hinder(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tensor_layout, "EXPERIMENT", experiment)
     with torch.device("meta"):
         install_tensor_layout()
-    assert experiment.found == "cpu"
+    assert experiment.result == "cpu"
 
 
 class Lookalike:
