@@ -56,11 +56,11 @@ class Ahead:
 
     def generate(self) -> Built:
         """The code of all kernels, by name within each program."""
-        made: dict[str, Any] = {}
+        code: dict[str, Any] = {}
         for program in self.programs:
             built = codegen.compile_kernels(program.kernels, self.options, Fuel(self.options.fuel), program.name)
-            made |= {f"{program.name}.{name}": kernel for name, kernel in built.items()}
-        return made
+            code |= {f"{program.name}.{name}": kernel for name, kernel in built.items()}
+        return code
 
 
 def spec_like(shape: Sequence[int], dtype: torch.dtype = torch.float32, device: str = "cuda") -> TensorSpec:
@@ -110,10 +110,10 @@ def _is_spec(value: Any) -> bool:
 
 
 def _device_of(specs: Sequence[TensorSpec]) -> torch.device:
-    found = {with_index(spec.device) for spec in specs if spec.shape or not on_host(spec.device)}
-    if len(found) != 1:
-        raise ValueError(f"compiling ahead takes inputs on one device, not on {sorted(map(str, found)) or 'none'}")
-    return found.pop()
+    devices = {with_index(spec.device) for spec in specs if spec.shape or not on_host(spec.device)}
+    if len(devices) != 1:
+        raise ValueError(f"compiling ahead takes inputs on one device, not on {sorted(map(str, devices)) or 'none'}")
+    return devices.pop()
 
 
 def _source(function: Callable[..., Any], leaves: Sequence[Any], tree: Any) -> TraceSource:

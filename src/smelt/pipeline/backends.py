@@ -60,18 +60,18 @@ def _aot_eager(options: Options) -> GraphCompiler:
     return compile_graph
 
 
-def _beside_stored(*given: Any) -> Parts:
+def _beside_stored(*arguments: Any) -> Parts:
     from smelt.pipeline.compile import beside_stored  # a start from the cache loads no stages
 
-    return beside_stored(*given)
+    return beside_stored(*arguments)
 
 
 def compile_llvm(traced: Traced, options: Options) -> Flat:
     """One torch-level graph, as an earlier process has left it or through the stages."""
     if has_data_sizes(traced):
         return in_parts(traced, lambda part: compile_llvm(part, options))
-    if has_chips() and (found := _for_chip(traced, options)) is not None:
-        return found
+    if has_chips() and (run := _for_chip(traced, options)) is not None:
+        return run
     if options.tune:
         from smelt.pipeline.tuning import tuned
 

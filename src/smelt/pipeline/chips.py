@@ -52,8 +52,8 @@ def compile_for_chip(traced: Traced, options: Options, name: str) -> Flat:
     return Compilation(options, join=_Joining(traced, device)).compile(hosted(traced, device))
 
 
-def _as_tuple(found: object) -> tuple[object, ...]:
-    return tuple(found) if isinstance(found, tuple | list) else (found,)
+def _as_tuple(result: object) -> tuple[object, ...]:
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 class _Joining:

@@ -230,8 +230,8 @@ def _has_numbers(traced: Traced) -> bool:
 def _why_not_open(traced: Traced) -> str | None:
     """Why numbers among the inputs cannot stay open: they turned out to be sizes."""
     for node in traced.graph.nodes:
-        found = spec_of(node)
-        for spec in found if isinstance(found, tuple) else (found,):
+        specs = spec_of(node)
+        for spec in specs if isinstance(specs, tuple) else (specs,):
             if isinstance(spec, TensorSpec) and any(map(is_symbolic, (*spec.shape, *spec.stride, spec.offset))):
                 return f"the size of {node.name} depends on a number"
     return None

@@ -71,7 +71,7 @@ def _replace(graph: fx.Graph, node: fx.Node, spec: TensorSpec, number: float) ->
     value: Any = number if spec.dtype.is_floating_point else bool(number) if spec.dtype is torch.bool else int(number)
     options: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
     with graph.inserting_before(node):
-        made = graph.call_function(aten.full.default, (list(spec.shape), value), options)
-    set_spec(made, spec)
-    node.replace_all_uses_with(made)
+        full = graph.call_function(aten.full.default, (list(spec.shape), value), options)
+    set_spec(full, spec)
+    node.replace_all_uses_with(full)
     graph.erase_node(node)  # it may be one that raises for some values, which it has none of

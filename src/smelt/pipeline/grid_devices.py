@@ -75,15 +75,15 @@ def _moved(value: Any) -> Any:
 
 
 def _is_elsewhere(spec: Any) -> bool:
-    found = False
+    is_elsewhere = False
 
     def see(device: Any) -> Any:
-        nonlocal found
-        found = True
+        nonlocal is_elsewhere
+        is_elsewhere = True
         return device
 
     resized(spec, see, _is_gpu)
-    return found
+    return is_elsewhere
 
 
 def _is_name(value: Any) -> bool:

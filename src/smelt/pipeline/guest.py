@@ -50,10 +50,10 @@ def why_not_taken(module: fx.GraphModule) -> str | None:
 
 
 def _attribute(module: torch.nn.Module, path: str) -> Any:
-    found: Any = module
+    value: Any = module
     for name in path.split("."):
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 class _Guest:
@@ -80,15 +80,15 @@ class _Guest:
         return run
 
     def _make(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        graph, made = fx.Graph(), dict[fx.Node, Any]()
+        graph, copies = fx.Graph(), dict[fx.Node, Any]()
         constants: dict[str, torch.Tensor] = {}
-        given = iter(inputs)
+        remaining = iter(inputs)
         for node in self._module.graph.nodes:
-            value = next(given) if node.op == "placeholder" else None
+            value = next(remaining) if node.op == "placeholder" else None
             if node.op == "placeholder" and not isinstance(value, torch.Tensor):
-                made[node] = value  # a number: it is part of the key
+                copies[node] = value  # a number: it is part of the key
                 continue
-            copy = made[node] = graph.node_copy(node, made.__getitem__)
+            copy = copies[node] = graph.node_copy(node, copies.__getitem__)
             if isinstance(value, torch.Tensor):
                 set_spec(copy, TensorSpec.of(value))
             if node.op == "get_attr":

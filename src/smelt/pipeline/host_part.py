@@ -60,11 +60,11 @@ def divided(traced: Traced) -> HostPart | str:
     returned = outputs(graph)
     if any(isinstance(each, fx.Node) and each in items for each in returned):
         return "a number of the host is returned"
-    given = [node for node in graph.nodes if node.op == "placeholder"]
-    made = [node for node in dict.fromkeys(returned) if isinstance(node, fx.Node) and node in ours]
-    host_inputs = tuple(place for place, node in enumerate(given) if node in ours)
-    chip_inputs = tuple(place for place, node in enumerate(given) if node not in ours)
-    host = _copied(traced, [node for node in graph.nodes if node in ours], [*items, *made])
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    host_results = [node for node in dict.fromkeys(returned) if isinstance(node, fx.Node) and node in ours]
+    host_inputs = tuple(place for place, node in enumerate(inputs) if node in ours)
+    chip_inputs = tuple(place for place, node in enumerate(inputs) if node not in ours)
+    host = _copied(traced, [node for node in graph.nodes if node in ours], [*items, *host_results])
     rest = [each for each in returned if not (isinstance(each, fx.Node) and each in ours)]
     chip = _with_numbers(traced, ours, items, rest)
     if isinstance(chip, str):
@@ -72,7 +72,7 @@ def divided(traced: Traced) -> HostPart | str:
     results, place = [], 0
     for each in returned:
         if isinstance(each, fx.Node) and each in ours:
-            results.append((True, len(items) + made.index(each)))
+            results.append((True, len(items) + host_results.index(each)))
         else:
             results.append((False, place))
             place += 1
@@ -91,31 +91,31 @@ def run_divided(traced: Traced, parts: HostPart, chip: Run) -> Run:
             before = [each.clone() for each in ours] if writes else []
             counted = host(*ours)
         try:
-            found = chip(*[inputs[place] for place in parts.chip_inputs], *[counted[place] for place in parts.numbers])
+            outputs = chip(*[inputs[i] for i in parts.chip_inputs], *[counted[place] for place in parts.numbers])
         except BaseException:
             with torch.no_grad():  # what was not computed is not counted
                 for each, was in zip(ours, before, strict=False):
                     each.copy_(was)
             raise
-        return tuple([counted[place] if is_host else found[place] for is_host, place in parts.results])
+        return tuple([counted[place] if is_host else outputs[place] for is_host, place in parts.results])
 
     return run if traced.undoing is None else traced.undoing(run)
 
 
 def _host_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Tensors of the host, what is computed of them alone, and numbers that are read out of these."""
-    found: set[fx.Node] = set()
+    ours: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
             is_ours = _is_host_tensor(spec_of(node))
         elif _is_item(node):
-            is_ours = node.args[0] in found
+            is_ours = node.args[0] in ours
         else:
             known = node.op in ("call_function", "call_method") and _name(node) in _COUNTS
-            is_ours = known and _is_host_tensor(spec_of(node)) and all(each in found for each in node.all_input_nodes)
+            is_ours = known and _is_host_tensor(spec_of(node)) and all(each in ours for each in node.all_input_nodes)
         if is_ours:
-            found.add(node)
-    return found
+            ours.add(node)
+    return ours
 
 
 def _written_name(node: fx.Node) -> str:
@@ -144,10 +144,10 @@ def _is_host_tensor(spec: Any) -> bool:
 
 
 def _copied(traced: Traced, nodes: Sequence[fx.Node], returned: Sequence[fx.Node]) -> Traced:
-    graph, made = fx.Graph(), dict[fx.Node, Any]()
+    graph, copies = fx.Graph(), dict[fx.Node, Any]()
     for node in nodes:
-        made[node] = add_copy(graph, node, made.__getitem__)
-    graph.output(tuple(made[node] for node in returned))
+        copies[node] = add_copy(graph, node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in returned))
     return Traced(graph, traced.level, traced.constants)
 
 
@@ -155,26 +155,26 @@ def _with_numbers(
     traced: Traced, ours: set[fx.Node], items: Sequence[fx.Node], returned: Sequence[Any]
 ) -> Traced | str:
     """The chip's part, with numbers that the host has read as its last inputs."""
-    graph, made = fx.Graph(), dict[fx.Node, Any]()
+    graph, copies = fx.Graph(), dict[fx.Node, Any]()
     rest = [node for node in traced.graph.nodes if node not in ours and node.op != "output"]
     for node in rest:
         if node.op == "placeholder":
-            made[node] = add_copy(graph, node, made.__getitem__)
+            copies[node] = add_copy(graph, node, copies.__getitem__)
     for node in items:
-        made[node] = graph.placeholder(node.name)
+        copies[node] = graph.placeholder(node.name)
         spec = spec_of(node)
         assert isinstance(spec, NumberSpec)
-        set_spec(made[node], NumberSpec(Formula(None, (), float(_example(spec.what)), made[node].name)))
+        set_spec(copies[node], NumberSpec(Formula(None, (), float(_example(spec.what)), copies[node].name)))
     for node in rest:
         if node.op == "placeholder":
             continue
-        made[node] = add_copy(graph, node, made.__getitem__)
-        if isinstance(spec_of(node), NumberSpec) and any(_is_new(made[each]) for each in node.all_input_nodes):
-            what = _formula(made[node])
+        copies[node] = add_copy(graph, node, copies.__getitem__)
+        if isinstance(spec_of(node), NumberSpec) and any(_is_new(copies[each]) for each in node.all_input_nodes):
+            what = _formula(copies[node])
             if what is None:
                 return f"{node.name} is a number that is not computed by an operator"
-            set_spec(made[node], NumberSpec(what))
-    graph.output(tuple(made[each] if isinstance(each, fx.Node) else each for each in returned))
+            set_spec(copies[node], NumberSpec(what))
+    graph.output(tuple(copies[each] if isinstance(each, fx.Node) else each for each in returned))
     return replace(traced, graph=graph, undoing=None)
 
 
@@ -195,8 +195,8 @@ def _formula(node: fx.Node) -> Formula | None:
         return None
     operands: list[Any] = []
     examples: list[Any] = []
-    given: tuple[Any, ...] = node.args
-    for each in given:
+    args: tuple[Any, ...] = node.args
+    for each in args:
         spec = spec_of(each) if isinstance(each, fx.Node) else None
         if spec is not None and not (isinstance(spec, NumberSpec) and isinstance(spec.what, Formula | Expression)):
             return None

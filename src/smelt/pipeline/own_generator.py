@@ -28,15 +28,15 @@ def with_own_generator(pure: Traced, plan: JointPlan) -> tuple[Traced, JointPlan
         return pure, plan, False
     device = tensor_spec(drawn[0]).device
     number = TensorSpec((), (), torch.int64, device)
-    given = placeholders(graph)
+    inputs = placeholders(graph)
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         seed, offset = (_with_spec(graph.placeholder(name), number) for name in ("random_seed", "random_offset"))
     for after, node in enumerate(drawn):
         with graph.inserting_before(node):
-            made = graph.call_function(PHILOX_WORDS, (seed, offset, node.args[0], after))
-        made.meta.update(node.meta)
-        node.replace_all_uses_with(made)
+            words = graph.call_function(PHILOX_WORDS, (seed, offset, node.args[0], after))
+        words.meta.update(node.meta)
+        node.replace_all_uses_with(words)
         graph.erase_node(node)
     end = output_node(graph)
     returned: list[Any] = list(outputs(graph))
@@ -46,7 +46,7 @@ def with_own_generator(pure: Traced, plan: JointPlan) -> tuple[Traced, JointPlan
     returned.insert(place, moved)
     end.args = (tuple(returned),)
     writes = tuple((at + (at >= place), index) for at, index in pure.writes)
-    index = len(given) + 1
+    index = len(inputs) + 1
     made_plan = replace(
         plan,
         inputs=plan.inputs + 2,

@@ -65,10 +65,10 @@ def _one_at_once(backwards: MakeBackward, plan: JointPlan) -> MakeBackward:
     everything = (1 << len(plan.tangents)) - 1
     losses = sum(1 << number for number, spec in enumerate(plan.tangents) if not spec.shape)
     likely = losses or everything
-    made = backwards(likely)
-    if made is None and likely != everything:
-        likely, made = everything, backwards(everything)
-    return lambda arrived: made if arrived == likely else backwards(arrived)
+    backward = backwards(likely)
+    if backward is None and likely != everything:
+        likely, backward = everything, backwards(everything)
+    return lambda arrived: backward if arrived == likely else backwards(arrived)
 
 
 def executable_of(run: Flat) -> Executable:
@@ -87,8 +87,8 @@ def launcher_for(target: str, code: KernelCode, kernel: Callable[[], AnyKernel],
 
         return compile_unaligned(kernel(), options)
 
-    made: BuiltKernel = launcher_of(target)(code, unaligned)
-    return made
+    launcher: BuiltKernel = launcher_of(target)(code, unaligned)
+    return launcher
 
 
 def bind(

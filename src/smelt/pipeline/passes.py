@@ -81,36 +81,36 @@ def run_trace_joint(traced: Traced, context: PassContext) -> Joint:
     return trace_joint(traced, context.decompositions)
 
 
-def run_lay_images(found: Pure | Joint, context: PassContext) -> Pure | Joint:
+def run_lay_images(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
     # What is not decomposed is run operator by operator, as eager would.
     # Kernels of our own take images as they are.
     own = context.options.convolutions == "auto" and context.options.products == "own"
     how = context.options.convolutions if context.decompositions and not own else "library"
-    lay_images(found.traced, context.fuel, how)
-    return found
+    lay_images(graph.traced, context.fuel, how)
+    return graph
 
 
-def run_share_heads(found: Pure | Joint, context: PassContext) -> Pure | Joint:
+def run_share_heads(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
     if context.decompositions:
-        share_heads(found.traced, context.fuel)
-    return found
+        share_heads(graph.traced, context.fuel)
+    return graph
 
 
-def run_draw_in_kernels(found: Pure | Joint, context: PassContext) -> Pure | Joint:
+def run_draw_in_kernels(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
     dropout = torch.ops.aten.native_dropout.default
-    if context.decompositions and any(node.target is dropout for node in found.traced.graph.nodes):
+    if context.decompositions and any(node.target is dropout for node in graph.traced.graph.nodes):
         # Most graphs have none, and these define operators.
         from smelt.runtime.cuda.dropout_check import blocks_for
         from smelt.simplify.philox_masks import draw_in_kernels
 
-        draw_in_kernels(found.traced, context.fuel, partial(blocks_for, target=context.options.target))
-    return found
+        draw_in_kernels(graph.traced, context.fuel, partial(blocks_for, target=context.options.target))
+    return graph
 
 
-def run_keep_masks(found: Pure | Joint, context: PassContext) -> Pure | Joint:
+def run_keep_masks(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
     if context.decompositions:
-        keep_masks(found.traced, context.fuel)
-    return found
+        keep_masks(graph.traced, context.fuel)
+    return graph
 
 
 def run_split(joint: Joint, context: PassContext) -> Halves:
@@ -192,8 +192,8 @@ def why_not_generate(traced: Traced, wanted: str = "") -> str | None:
     if numbers is not None:
         return numbers
     for node in traced.graph.nodes:
-        found = spec_of(node)
-        for spec in found if isinstance(found, tuple) else (found,):
+        specs = spec_of(node)
+        for spec in specs if isinstance(specs, tuple) else (specs,):
             if isinstance(spec, TensorSpec) and target_of(spec.device, wanted) is None:
                 return f"{node.name} is on {spec.device.type}, and kernels are made for {', '.join(devices())} only"
     return None

@@ -31,8 +31,8 @@ def _is(value: Any, device: torch.device) -> bool:
 def devices_of(traced: Traced) -> Iterator[torch.device]:
     """The devices that a torch-level graph's inputs are on, and those that its calls name."""
     for node in traced.graph.nodes:
-        found = spec_of(node)
-        for spec in found if isinstance(found, tuple) else (found,):
+        specs = spec_of(node)
+        for spec in specs if isinstance(specs, tuple) else (specs,):
             if isinstance(spec, TensorSpec):
                 yield spec.device
         yield from _named((node.args, dict(node.kwargs)))
@@ -53,8 +53,8 @@ def why_not_hosted(traced: Traced, chip: torch.device) -> str | None:
     """Why a graph cannot be computed by a chip alone. Numbers of the host's that it is given are copied there."""
     returned = outputs(traced.graph)
     for node in traced.graph.nodes:
-        found = spec_of(node)
-        for spec in found if isinstance(found, tuple) else (found,):
+        specs = spec_of(node)
+        for spec in specs if isinstance(specs, tuple) else (specs,):
             if not isinstance(spec, TensorSpec) or spec.device.type == chip.type:
                 continue
             if node.op != "placeholder" or spec.shape or node in returned or spec.device.type != HOST.type:
@@ -74,11 +74,11 @@ def hosted(traced: Traced, chip: torch.device) -> Traced:
     """The graph of a chip as the host's."""
     graph = copied_graph(traced.graph)
     for node in graph.nodes:
-        found = spec_of(node)
-        if node.op == "placeholder" and isinstance(found, TensorSpec) and found.device.type == HOST.type:
-            set_spec(node, replace(found, is_number=True))  # `why_not_hosted` lets no others pass
+        spec = spec_of(node)
+        if node.op == "placeholder" and isinstance(spec, TensorSpec) and spec.device.type == HOST.type:
+            set_spec(node, replace(spec, is_number=True))  # `why_not_hosted` lets no others pass
         else:
-            set_spec(node, moved(found, chip, HOST))
+            set_spec(node, moved(spec, chip, HOST))
         node.args = _renamed(moved(node.args, chip, HOST), chip)
         node.kwargs = _renamed(moved(dict(node.kwargs), chip, HOST), chip)
     return replace(traced, graph=graph)

@@ -30,11 +30,11 @@ _TABLES: Tables = {
 
 def tables() -> Tables:
     """Every table, those of the targets on offer included."""
-    found = dict(_TABLES)
+    tables_by_name = dict(_TABLES)
     for name in names():
         generator: Generator = generator_of(name)
-        found |= {f"generate for {name}: {title}": rows for title, rows in generator.TABLES.items()}
-    return found
+        tables_by_name |= {f"generate for {name}: {title}": rows for title, rows in generator.TABLES.items()}
+    return tables_by_name
 
 
 def stage_map() -> str:

@@ -84,15 +84,15 @@ def tuned(traced: Traced, options: Options, compile_graph: Compile) -> Options:
         return replace(options, **(known or {}))
     try:
         with events.timed("tuning"), random_state.kept(), without_caller_hooks():
-            found = _search(traced, options, choices, compile_graph)
+            fastest = _search(traced, options, choices, compile_graph)
     except Exception as reason:  # numbers drawn at random are not what the program was made for
         events.emit("tuning", f"nothing was tried: the graph cannot be run on numbers of no meaning ({reason})")
         return options
-    chosen = {choice.name: getattr(found, choice.name) for choice in choices}
+    chosen = {choice.name: getattr(fastest, choice.name) for choice in choices}
     events.count("tuned_graphs")
     if store is not None:
         store.put(key, [json.dumps(chosen).encode()])
-    return found
+    return fastest
 
 
 def _is_open(choice: Choice, options: Options) -> bool:
@@ -112,14 +112,14 @@ def _read(store: CacheStore, key: str) -> Mapping[str, Any] | None:
         return None
     allowed = {choice.name: choice for choice in CHOICES}
     try:
-        found = json.loads(parts[0])
+        settings = json.loads(parts[0])
         defaults = Options()
-        for name, value in found.items():
+        for name, value in settings.items():
             if value not in (getattr(defaults, name), *allowed[name].values):
                 return None
     except (ValueError, KeyError, AttributeError, TypeError):
         return None
-    return dict(found)
+    return dict(settings)
 
 
 def _search(traced: Traced, options: Options, choices: Sequence[Choice], compile_graph: Compile) -> Options:
@@ -170,10 +170,10 @@ def _inputs(traced: Traced) -> list[Any]:
 
 def _example(spec: TensorSpec) -> torch.Tensor:
     """Numbers for an input: small ones round zero, and zero itself for what may be an index."""
-    made = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    tensor = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
     with torch.no_grad():
         if spec.dtype.is_floating_point or spec.dtype.is_complex:
-            made.normal_()
+            tensor.normal_()
         else:
-            made.zero_()
-    return made.requires_grad_(spec.requires_grad)
+            tensor.zero_()
+    return tensor.requires_grad_(spec.requires_grad)

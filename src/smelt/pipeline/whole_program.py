@@ -62,7 +62,7 @@ def whole_program(
     context = PassContext(options, name, Fuel(options.fuel), table)
     traced = on_host_alone(traced)
     pure, plan = _pure(_with_outputs(traced, wanted), context)
-    aliases = {place for place, made in enumerate(plan.outputs) if not _is_own(made)}
+    aliases = {place for place, output in enumerate(plan.outputs) if not _is_own(output)}
     if aliases:
         pure, plan = _pure(_with_outputs(traced, wanted, aliases), context)
     pure, plan, draws = with_own_generator(pure, plan)
@@ -92,13 +92,13 @@ def _without_raising(program: Program) -> tuple[Program, tuple[str, ...]]:
     buffers = [replace(each, place=Place.FRESH, offset=0) if each.name in decides else each for each in program.buffers]
     views = [Operand(name, (), ()) for name in decides if name is not None]
     steps = tuple(step for step in program.steps if step not in raising)
-    made = replace(program, buffers=tuple(buffers), steps=steps, outputs=(*program.outputs, *views))
-    return made, tuple(f"{name}: an index or a value is out of range" for name in decides.values())
+    changed = replace(program, buffers=tuple(buffers), steps=steps, outputs=(*program.outputs, *views))
+    return changed, tuple(f"{name}: an index or a value is out of range" for name in decides.values())
 
 
-def _is_own(made: object) -> bool:
+def _is_own(output: object) -> bool:
     """Whether an output is a result as it is, or the same as another output."""
-    return isinstance(made, SameAsOutput) or (isinstance(made, FromResult) and not made.steps)
+    return isinstance(output, SameAsOutput) or (isinstance(output, FromResult) and not output.steps)
 
 
 def _with_outputs(traced: Traced, wanted: Sequence[int], copied: Collection[int] = ()) -> Traced:
@@ -120,9 +120,9 @@ def _with_outputs(traced: Traced, wanted: Sequence[int], copied: Collection[int]
 
 
 def _added(graph: fx.Graph, method: str, value: fx.Node, spec: TensorSpec) -> fx.Node:
-    made = graph.call_method(method, (value,))
-    set_spec(made, spec)
-    return made
+    node = graph.call_method(method, (value,))
+    set_spec(node, spec)
+    return node
 
 
 def _pure(traced: Traced, context: PassContext) -> tuple[Traced, JointPlan]:
@@ -132,15 +132,15 @@ def _pure(traced: Traced, context: PassContext) -> tuple[Traced, JointPlan]:
             halves: Halves = run_passes(traced, TRACE_JOINT, context)
         if halves.backward is not None or halves.plan.saved:
             raise CannotTrace("a result has a history that nothing here runs a backward of")
-        found, plan = halves.forward, halves.plan
+        graph, plan = halves.forward, halves.plan
     else:
         with torch.no_grad():
             pure: Pure = run_passes(_without_grad_switches(traced), TRACE_FORWARD, context)
-        found, plan = pure.traced, pure.plan
-    reason = why_not_generate(found, context.options.target)
+        graph, plan = pure.traced, pure.plan
+    reason = why_not_generate(graph, context.options.target)
     if reason is not None:
         raise CannotTrace(reason)
-    return found, plan
+    return graph, plan
 
 
 def _without_grad_switches(traced: Traced) -> Traced:
@@ -200,8 +200,8 @@ def _copied(graph: fx.Graph, value: fx.Node, spec: TensorSpec, stride: Shape) ->
     rows = contiguous_stride(shape)
     moved = graph.call_function(_PERMUTE, (value, order))
     set_spec(moved, replace(spec, shape=shape, stride=tuple(spec.stride[dim] for dim in order)))
-    made = graph.call_function(torch.ops.aten.clone.default, (moved,), {"memory_format": torch.contiguous_format})
-    set_spec(made, replace(spec, shape=shape, stride=rows, offset=0))
-    seen = graph.call_function(_PERMUTE, (made, back))
+    clone = graph.call_function(torch.ops.aten.clone.default, (moved,), {"memory_format": torch.contiguous_format})
+    set_spec(clone, replace(spec, shape=shape, stride=rows, offset=0))
+    seen = graph.call_function(_PERMUTE, (clone, back))
     set_spec(seen, replace(spec, stride=tuple(rows[place] for place in back), offset=0))
     return seen

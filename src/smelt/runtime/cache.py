@@ -101,7 +101,7 @@ class CacheStore:
             self.path(key).unlink()
 
     def usage(self) -> CacheUsage:
-        sizes = [found.st_size for path, found in self._entries() if path.endswith(SUFFIX)]
+        sizes = [status.st_size for path, status in self._entries() if path.endswith(SUFFIX)]
         return CacheUsage(self.directory, len(sizes), sum(sizes), self.limit)
 
     def clear(self) -> int:
@@ -110,8 +110,8 @@ class CacheStore:
 
     def _entries(self) -> Iterator[tuple[str, os.stat_result]]:
         """The cache's own files. Others may come and go at any moment."""
-        with contextlib.suppress(OSError), os.scandir(self.directory) as found:
-            for entry in found:
+        with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
+            for entry in entries:
                 with contextlib.suppress(OSError):
                     if entry.name.endswith(SUFFIX) or entry.name.startswith(_TEMPORARY):
                         yield entry.path, entry.stat(follow_symlinks=False)
@@ -122,13 +122,13 @@ class CacheStore:
         # A file larger than the limit is not ours, and no reason to evict others.
         entries = sorted(self._entries(), key=lambda each: (each[1].st_size <= self.limit, each[1].st_mtime))
         now = time.time()
-        total = sum(found.st_size for _, found in entries)
+        total = sum(status.st_size for _, status in entries)
         wanted = self.limit if total <= self.limit else self.limit * 9 // 10
-        for path, found in entries:
+        for path, status in entries:
             finished = path.endswith(SUFFIX)
-            if (total > wanted) if finished else (now - found.st_mtime > _ABANDONED):
+            if (total > wanted) if finished else (now - status.st_mtime > _ABANDONED):
                 _deleted(path)
-                total -= found.st_size
+                total -= status.st_size
         return total
 
 
@@ -186,18 +186,18 @@ def _read(path: Path, most: int) -> bytes:
     before it is read: opening a pipe must not wait for a writer, and a sparse file may claim a terabyte."""
     descriptor = os.open(path, functools.reduce(operator.or_, (getattr(os, name, 0) for name in _OPENING), os.O_RDONLY))
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise Damaged("it is no plain file")
-        if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
+        if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
             raise Damaged("others may write it")
-        if found.st_size > most:
+        if status.st_size > most:
             raise Damaged("it is larger than the whole cache may be")
         if os.read(descriptor, len(MAGIC)) != MAGIC:
             raise Damaged("it is in another format")
         with open(descriptor, "rb", closefd=False) as file:
             file.seek(0)
-            return file.read(found.st_size)
+            return file.read(status.st_size)
     finally:
         os.close(descriptor)
 

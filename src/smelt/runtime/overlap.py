@@ -25,12 +25,12 @@ Range = tuple[int, int]
 
 def overlap(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
     """Whether one of the `written` overlaps another of these. What is no tensor overlaps nothing."""
-    found = _native.overlap(tensors, written)  # type: ignore[arg-type]  # a list or a tuple, as all callers have
-    if found is None and connect():  # now C knows where to look
-        found = _native.overlap(tensors, written)  # type: ignore[arg-type]
-    if found is None:
+    answer = _native.overlap(tensors, written)  # type: ignore[arg-type]  # a list or a tuple, as all callers have
+    if answer is None and connect():  # now C knows where to look
+        answer = _native.overlap(tensors, written)  # type: ignore[arg-type]
+    if answer is None:
         return _overlap_by_methods(tensors, written)
-    return found == _OVERLAP or (found == _MAYBE_MAPPED_TWICE and _mapped_twice(tensors, written))
+    return answer == _OVERLAP or (answer == _MAYBE_MAPPED_TWICE and _mapped_twice(tensors, written))
 
 
 def overlap_between(written: Sequence[torch.Tensor], others: Sequence[Any]) -> bool:
@@ -60,14 +60,14 @@ def _overlap_by_methods(tensors: Sequence[Any], written: tuple[int, ...]) -> boo
 
 def storages(tensors: list[Any]) -> bytes:
     """Which storage each of these tensors has, a word each: one that was given other memory has another word."""
-    found = _native.storages(tensors)
-    return _storages_as_asked(tensors) if found is None else found
+    words = _native.storages(tensors)
+    return _storages_as_asked(tensors) if words is None else words
 
 
 def _storages_as_asked(tensors: list[Any]) -> bytes:
     """The same words where the C part does not know where to look: it is told, or the tensors are asked."""
-    found = _native.storages(tensors) if connect() else None
-    return struct.pack(f"{len(tensors)}Q", *map(_storage_of, tensors)) if found is None else found
+    words = _native.storages(tensors) if connect() else None
+    return struct.pack(f"{len(tensors)}Q", *map(_storage_of, tensors)) if words is None else words
 
 
 def _storage_of(tensor: Any) -> int:

@@ -26,7 +26,7 @@ _FLAGS = (
 
 
 def _settings() -> tuple[Any, ...]:
-    found: list[Any] = [
+    settings: list[Any] = [
         ((torch.is_grad_enabled,), torch._C._set_grad_enabled, ()),
         ((torch.is_autocast_cache_enabled,), torch.set_autocast_cache_enabled, ()),
         ((torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled), torch.set_anomaly_enabled, ()),
@@ -39,9 +39,9 @@ def _settings() -> tuple[Any, ...]:
         ),
     ]
     for device in AUTOCAST_DEVICES:
-        found.append(((torch.is_autocast_enabled,), torch.set_autocast_enabled, (device,)))
-        found.append(((torch.get_autocast_dtype,), torch.set_autocast_dtype, (device,)))
-    return tuple(found)
+        settings.append(((torch.is_autocast_enabled,), torch.set_autocast_enabled, (device,)))
+        settings.append(((torch.get_autocast_dtype,), torch.set_autocast_dtype, (device,)))
+    return tuple(settings)
 
 
 def _flags() -> tuple[Any, ...]:

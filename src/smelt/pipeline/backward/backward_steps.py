@@ -99,18 +99,18 @@ def run_module(call: Callable[..., Any], step: Graph, done: Sequence[int], run: 
     inputs = [_hook(run, each) if isinstance(each, HookAt) else values[each] for each in step.inputs]
     for slot in done:
         values[slot] = None
-    made = call(*inputs, *run.numbers)
-    for slot, value in zip(step.outputs, made, strict=True):
+    results = call(*inputs, *run.numbers)
+    for slot, value in zip(step.outputs, results, strict=True):
         values[slot] = value
 
 
 def find_hooks(reading: GraphReading, places: Sequence[HookAt]) -> dict[HookAt, tuple[Any, int]]:
     """The hooks, looked up before the first of them runs: it may remove others, or itself."""
-    found = {}
+    hooks = {}
     for at in places:
         functions = _functions(reading, at)
-        found[at] = (functions, list(functions)[at.number])
-    return found
+        hooks[at] = (functions, list(functions)[at.number])
+    return hooks
 
 
 def _hook(run: "BackwardRun", at: HookAt) -> Any:
@@ -155,17 +155,17 @@ def _call_leaf_hooks(step: CallLeafHooks, run: BackwardRun) -> None:
 def _hooks_by_engine(step: HooksByEngine, run: BackwardRun) -> None:
     node, values = run.reading.nodes[step.node], run.values
     edges = tuple(GradientEdge(node, place) for place, _, _ in step.gradients)
-    given = tuple(values[slot] for _, slot, _ in step.gradients)
-    made = run.engine.run_backward(edges, given, True, False, edges, allow_unreachable=True, accumulate_grad=False)
-    for (_, before, after), value in zip(step.gradients, made, strict=True):
+    gradients = tuple(values[slot] for _, slot, _ in step.gradients)
+    new = run.engine.run_backward(edges, gradients, True, False, edges, allow_unreachable=True, accumulate_grad=False)
+    for (_, before, after), value in zip(step.gradients, new, strict=True):
         values[after] = laid_out(value, dense_spec(spec_of_tensor(values[before])).stride)
 
 
 def _call_node(step: CallNode, run: BackwardRun) -> None:
     node, values = run.reading.nodes[step.node], run.values
     gradients = [None if slot is None else values[slot] for slot in step.gradients]
-    found = _called_python(node, gradients) if step.python else _called(node, gradients)
-    for result, expected, (after, _) in zip(found, step.results, node.next_functions, strict=True):
+    results = _called_python(node, gradients) if step.python else _called(node, gradients)
+    for result, expected, (after, _) in zip(results, step.results, node.next_functions, strict=True):
         if after is None:
             continue
         if (result is None) != (expected is None):
@@ -179,8 +179,8 @@ def _call_node(step: CallNode, run: BackwardRun) -> None:
 
 
 def _called(node: Any, gradients: Sequence[Any]) -> Sequence[Any]:
-    made = node(*gradients)
-    return made if isinstance(made, tuple | list) else (made,)
+    results = node(*gradients)
+    return results if isinstance(results, tuple | list) else (results,)
 
 
 def _called_python(node: Any, gradients: list[Any]) -> Sequence[Any]:
@@ -189,15 +189,15 @@ def _called_python(node: Any, gradients: list[Any]) -> Sequence[Any]:
         for place, expected in enumerate(node._input_metadata):
             if gradients[place] is None:
                 gradients[place] = torch.zeros(tuple(expected.shape), dtype=expected.dtype, device=expected.device)
-    made = node.apply(*gradients)
-    made = tuple(made) if isinstance(made, tuple | list) else (made,)
+    results = node.apply(*gradients)
+    results = tuple(results) if isinstance(results, tuple | list) else (results,)
     needed = node.needs_input_grad
-    if len(made) < len(needed) or any(extra is not None for extra in made[len(needed) :]):
+    if len(results) < len(needed) or any(extra is not None for extra in results[len(needed) :]):
         raise RuntimeError(
             f"function {node.name()} returned an incorrect number of gradients "
-            f"(expected {len(needed)}, got {len(made)})"
+            f"(expected {len(needed)}, got {len(results)})"
         )
-    wanted = iter([result for result, needs in zip(made, needed, strict=False) if needs])
+    wanted = iter([result for result, needs in zip(results, needed, strict=False) if needs])
     return [None if after is None else next(wanted) for after, _ in node.next_functions]
 
 
@@ -242,8 +242,8 @@ def run_inside_engine(engine: Any, work: Callable[[], None], keep_graph: bool, d
     holds is never looked at, so nothing runs on the device."""
     with torch._C._InferenceMode(False), torch.enable_grad():
         carrier = _engine_node(work, torch.empty((), device=device, requires_grad=True))
-    given = torch.empty((), device=device)
-    engine.run_backward((carrier,), (given,), keep_graph, False, (), allow_unreachable=True, accumulate_grad=True)
+    gradient = torch.empty((), device=device)
+    engine.run_backward((carrier,), (gradient,), keep_graph, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def spec_of_tensor(tensor: torch.Tensor) -> TensorSpec:

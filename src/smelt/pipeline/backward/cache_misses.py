@@ -66,8 +66,8 @@ class Misses:
 def _described(reading: GraphReading, number: int) -> _Node:
     node = reading.nodes[number]
     edges = tuple(None if after is None else (after.name(), place) for after, place in node.next_functions)
-    found, retained = reading.hooks(number)
-    hooks: list[Any] = [(kind, functions is not None and len(functions), index) for kind, functions, index in found]
+    all_hooks, retained = reading.hooks(number)
+    hooks: list[Any] = [(kind, functions is not None and len(functions), index) for kind, functions, index in all_hooks]
     hooks.append(retained)
     if type(node) is ACCUMULATE:
         leaf = node.variable

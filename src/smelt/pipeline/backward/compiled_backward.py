@@ -70,9 +70,9 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.hooks = self.backward.hooks
-        given = [step.gradients for step in self.backward.steps if isinstance(step, AccumulateGrads)]
+        accumulated = [step.gradients for step in self.backward.steps if isinstance(step, AccumulateGrads)]
         single = [step.node for step in self.backward.steps if isinstance(step, AccumulateByEngine)]
-        self.leaves = (*(node for gradients in given for node, _ in gradients), *single)
+        self.leaves = (*(node for gradients in accumulated for node, _ in gradients), *single)
 
 
 _all: "weakref.WeakSet[CompiledBackwards]" = weakref.WeakSet()
@@ -121,10 +121,10 @@ class CompiledBackwards:
 
         def by_engine() -> tuple[Any, ...]:
             named = {"allow_unreachable": allow_unreachable, "accumulate_grad": accumulate_grad}
-            found: tuple[Any, ...] = _native.suspended(
+            results: tuple[Any, ...] = _native.suspended(
                 engine.run_backward, tensors, gradients, keep_graph, create_graph, inputs, **named
             )
-            return found
+            return results
 
         if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
             return by_engine()  # a tracer at work, or a mode that is to see every operator
@@ -132,8 +132,8 @@ class CompiledBackwards:
         if reason is None:
             try:
                 request = _request(tensors, gradients, inputs, allow_unreachable, accumulate_grad)
-                found: tuple[Any, ...] = _native.suspended(self._run, engine, request, keep_graph, by_engine)
-                return found
+                results: tuple[Any, ...] = _native.suspended(self._run, engine, request, keep_graph, by_engine)
+                return results
             except Unreadable as unreadable:
                 reason = str(unreadable)
         events.count("engine_backwards")
@@ -209,11 +209,11 @@ class CompiledBackwards:
                 return Entry(backward, steps, values)
         self._log_capture(request.reading, backward)
         if family.first is not None and len(family.general) < _GENERAL:
-            found = generalize(*family.first, backward, numbers)
-            if found is not None:
-                steps = self._compiled(with_numbers(found), dynamic=True)
-                family.general.append((found, steps))
-                values = found.values(numbers)
+            generalized = generalize(*family.first, backward, numbers)
+            if generalized is not None:
+                steps = self._compiled(with_numbers(generalized), dynamic=True)
+                family.general.append((generalized, steps))
+                values = generalized.values(numbers)
                 assert values is not None
                 return Entry(backward, steps, values)
         family.first = (backward, numbers)
@@ -257,12 +257,12 @@ class CompiledBackwards:
                 last_use[slot] = position
         last_use.update((slot, len(backward.steps)) for slot in backward.wanted if slot is not None)
         accumulated = _only_accumulated(backward)
-        made: list[Run] = []
+        runs: list[Run] = []
         for position, step in enumerate(backward.steps):
             done = tuple(slot for slot in set(read_slots(step)) if last_use[slot] == position)
             step = detached(step, accumulated) if isinstance(step, Graph) else step
-            made.append(self._step(step, done, dynamic))
-        return made
+            runs.append(self._step(step, done, dynamic))
+        return runs
 
     def _step(self, step: Step, done: tuple[int, ...], dynamic: bool) -> Run:
         if isinstance(step, Graph):
@@ -293,17 +293,17 @@ def _device_of_python(reading: GraphReading, backward: Backward) -> torch.device
 def _accumulates_into_inputs(reading: GraphReading, leaves: Sequence[int], values: Sequence[Any]) -> bool:
     """Whether a leaf's gradient overlaps memory that is read: the engine accumulates as early as it can, and here that
     is done last."""
-    found = [reading.nodes[number].variable.grad for number in leaves]
-    gradients = [gradient for gradient in found if gradient is not None]
+    grads = [reading.nodes[number].variable.grad for number in leaves]
+    gradients = [gradient for gradient in grads if gradient is not None]
     return bool(gradients) and overlap_between(gradients, values)
 
 
 def _only_accumulated(backward: Backward) -> frozenset[int]:
     """Slots whose values are only accumulated into leaves."""
-    given = [step for step in backward.steps if isinstance(step, AccumulateGrads)]
+    accumulating = [step for step in backward.steps if isinstance(step, AccumulateGrads)]
     seen = [step for step in backward.steps if not isinstance(step, AccumulateGrads | Graph)]
-    found = {slot for step in given for slot in read_slots(step)}
-    return frozenset(found.difference(backward.wanted, *map(read_slots, seen)))
+    slots = {slot for step in accumulating for slot in read_slots(step)}
+    return frozenset(slots.difference(backward.wanted, *map(read_slots, seen)))
 
 
 @dataclass(slots=True)
@@ -386,16 +386,16 @@ def _ends(
         raise Unreadable("inputs= has an element that is no plain tensor")
     numbers = {id(node): number for number, node in enumerate(reading.nodes)}
     leaves = {id(node.variable): number for number, node in enumerate(reading.nodes) if type(node) is ACCUMULATE}
-    found: list[tuple[int, int] | None] = []
+    ends: list[tuple[int, int] | None] = []
     for tensor in inputs:
         number = leaves.get(id(tensor)) if tensor.grad_fn is None else numbers.get(id(tensor.grad_fn))
         if number is not None and tensor.is_leaf and get_gradient_edge(tensor).node is not reading.nodes[number]:
             number = None  # a leaf with a new storage is another one to autograd
         if number is None and not (allow_unreachable and tensor.requires_grad):
             raise Unreadable("the graph does not reach one of inputs=")
-        found.append(None if number is None else (number, tensor.output_nr))
+        ends.append(None if number is None else (number, tensor.output_nr))
     if not accumulate_grad:
-        return tuple(found), None
+        return tuple(ends), None
     if any(tensor.grad_fn is not None for tensor in inputs):
         raise Unreadable("inputs= of backward() has a non-leaf tensor")
-    return None, frozenset(at[0] for at in found if at is not None)
+    return None, frozenset(at[0] for at in ends if at is not None)

@@ -149,14 +149,14 @@ class CacheEntry:
                 events.count("cache_misses", not self.first)
                 return None
             try:
-                found = unpacked(parts)
+                value = unpacked(parts)
             except Exception as reason:  # whatever it is, compiling is the answer
                 events.count("cache_misses", not self.first)
                 events.emit("cache", f"{self.store.path(key).name} is not used: {reason}")
                 self.store.drop(key)
                 return None
         events.count("cache_hits")
-        return found
+        return value
 
     def _write(self, key: str, executable: Executable, *more: object) -> None:
         with events.timed("cache write"):
@@ -259,10 +259,10 @@ def _bound(half: Any, parts: list[bytes], consuming: bool, options: Options, are
 
     @functools.cache
     def program() -> Program:
-        found = serialize.parse(text.decode())
-        if not isinstance(found, Program):
+        parsed = serialize.parse(text.decode())
+        if not isinstance(parsed, Program):
             raise ValueError("it holds no program")
-        return found
+        return parsed
 
     reader = TableReader(table)
     if reader.header.consuming != consuming:
@@ -290,8 +290,8 @@ def _kernels(rows: Any, described: Any, codes: Sequence[bytes], target: str) -> 
     for name, place, symbol, buffers, size_count, numbers, per_thread, phases, workspace in rows:
         if not 0 <= place < len(images):
             raise ValueError(f"kernel {name} has no code")
-        found, functions = images[place], [phase.symbol for phase in phases] or [symbol]
-        if isinstance(found, Loaded) and not all(each in found.offsets for each in functions):
+        image, functions = images[place], [phase.symbol for phase in phases] or [symbol]
+        if isinstance(image, Loaded) and not all(each in image.offsets for each in functions):
             raise ValueError(f"kernel {name} has no code")
-        kernels[name] = StoredCode(found, symbol, buffers, size_count, bytes(numbers), per_thread, phases, workspace)
+        kernels[name] = StoredCode(image, symbol, buffers, size_count, bytes(numbers), per_thread, phases, workspace)
     return kernels

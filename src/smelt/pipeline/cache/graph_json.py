@@ -39,10 +39,10 @@ def dump(graph: fx.Graph) -> list[Any]:
         target = other(node.target) if node.op == "call_function" else node.target
         spec = None
         if node.op == "placeholder":
-            found = spec_of(node)
-            if not isinstance(found, TensorSpec):
+            tensor_spec = spec_of(node)
+            if not isinstance(tensor_spec, TensorSpec):
                 raise Unstorable("an input is a number")
-            spec = serialize.dump(found)
+            spec = serialize.dump(tensor_spec)
         rows.append([node.op, node.name, target, encode(node.args, other), encode(node.kwargs, other), spec])
         places[node] = place
     return rows
@@ -84,16 +84,16 @@ def _called(form: Any) -> Any:
     _, module, path = form
     if module.partition(".")[0] not in KNOWN:
         raise ValueError(f"{module} is not PyTorch's")
-    found = reduce(getattr, path.split("."), sys.modules[module])
-    if not _is_original(found, module, path):
+    function = reduce(getattr, path.split("."), sys.modules[module])
+    if not _is_original(function, module, path):
         raise ValueError(f"{module}.{path} was replaced by the program")
-    return found
+    return function
 
 
-def _is_original(found: Any, module: str, path: str) -> bool:
-    if isinstance(found, types.FunctionType) and not (own_name(found) or is_of_smelt(found)):
+def _is_original(function: Any, module: str, path: str) -> bool:
+    if isinstance(function, types.FunctionType) and not (own_name(function) or is_of_smelt(function)):
         return False
     try:
-        return function_place(found) == (module, path)
+        return function_place(function) == (module, path)
     except Unstorable:
         return False

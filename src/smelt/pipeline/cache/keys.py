@@ -94,15 +94,15 @@ def installation() -> tuple[str, ...]:
 
 def _files(folder: str, inside: str = "") -> list[tuple[str, int, int]]:
     """Every file of the package by size and time: a version number says too little while code is being changed."""
-    found = []
+    files = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith((".py", ".so")):
                 known = entry.stat()
-                found.append((inside + entry.name, known.st_size, known.st_mtime_ns))
+                files.append((inside + entry.name, known.st_size, known.st_mtime_ns))
             elif entry.name != "__pycache__" and entry.is_dir():
-                found += _files(entry.path, f"{inside}{entry.name}/")
-    return sorted(found)
+                files += _files(entry.path, f"{inside}{entry.name}/")
+    return sorted(files)
 
 
 def _stamp(folder: str, stem: str) -> str:
@@ -252,9 +252,9 @@ def _found_name(function: Any, module: str, owner: Any) -> str:
     """The name under which a function is found again in its module."""
     place = owner if owner is not None else sys.modules.get(module)
     for name in (function.__name__, function.__qualname__):
-        found: Any = place
+        value: Any = place
         for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is function or (owner is not None and found == function):
+            value = getattr(value, part, None)
+        if value is function or (owner is not None and value == function):
             return f"{owner.__qualname__}.{name}" if owner is not None else name
     raise Unstorable(f"{module}.{function.__qualname__} is not found under its name")

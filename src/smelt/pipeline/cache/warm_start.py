@@ -39,8 +39,8 @@ def look_up(
 def load_stored(text: str, traced: Callable[[], Traced], options: Options, make_rest: MakeRest) -> Flat | None:
     """What the cache has of a graph whose part of the key is known; the graph is made when something asks for it."""
     entry = CacheEntry.of_text(text, options)
-    found = None if entry is None else _load(entry, traced, options, Arenas(), make_rest)
-    return None if found is None else found.joined()
+    parts = None if entry is None else _load(entry, traced, options, Arenas(), make_rest)
+    return None if parts is None else parts.joined()
 
 
 def _load(
@@ -51,10 +51,10 @@ def _load(
     The graphs that were traced from it are not stored: if a backward was never compiled, they are traced anew, and are
     the same.
     """
-    found = entry.read(options, arenas)
-    if found is None:
+    stored = entry.read(options, arenas)
+    if stored is None:
         return None
-    plan, ambient, number = found.plan, Ambient.now(), found.forward.name.removeprefix("forward")
+    plan, ambient, number = stored.plan, Ambient.now(), stored.forward.name.removeprefix("forward")
     events.count("saved_bytes", plan.saved_bytes)
 
     @functools.cache
@@ -62,10 +62,10 @@ def _load(
         return make_rest(traced(), options, plan, arenas, f"backward{number}", ambient)
 
     parts = Parts(
-        found.forward.run,
+        stored.forward.run,
         plan,
         eager=lambda *inputs: rest().eager(*inputs),
-        replay=found.why_not_replay or (lambda inputs: rest().replay(inputs)),
+        replay=stored.why_not_replay or (lambda inputs: rest().replay(inputs)),
         backwards=(lambda arrived: rest().backwards(arrived)) if plan.tangents else None,
         graphs=lambda arrived: rest().graphs(arrived),
         parts=lambda arrived, source: rest().parts(arrived, source),
@@ -80,12 +80,12 @@ def with_stored_backwards(parts: Parts, entry: CacheEntry, options: Options, are
         return parts
 
     def backward(arrived: int) -> Flat | None:
-        found = entry.read_backward(arrived, options, arenas)
-        if found is not None:
-            return found.run
-        made = make(arrived)
-        if made is not None and "executable" in made.__dict__:  # else PyTorch runs it
-            entry.write_backward(arrived, executable_of(made))
-        return made
+        stored = entry.read_backward(arrived, options, arenas)
+        if stored is not None:
+            return stored.run
+        compiled = make(arrived)
+        if compiled is not None and "executable" in compiled.__dict__:  # else PyTorch runs it
+            entry.write_backward(arrived, executable_of(compiled))
+        return compiled
 
     return replace(parts, backwards=backward)

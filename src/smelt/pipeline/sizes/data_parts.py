@@ -85,14 +85,14 @@ class _Chain:
 def _step(node: fx.Node, values: Values, numbers: Numbers) -> None:
     """Run one node as PyTorch does."""
 
-    def given(each: fx.Node) -> Any:
+    def value_of(each: fx.Node) -> Any:
         if each in values:
             return values[each]
         spec = spec_of(each)
         assert isinstance(spec, NumberSpec)
         return spec.what.evaluate(numbers.__getitem__)
 
-    args, kwargs = map_arg((node.args, dict(node.kwargs)), given)
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
     function: Any = method(str(node.target)) if node.op == "call_method" else node.target
     values[node] = function(*args, **kwargs)
     if isinstance(node.target, SizeCheck):
@@ -103,7 +103,7 @@ def _cut(traced: Traced, compile_part: CompilePart) -> "list[fx.Node | Part] | N
     """Parts, and nodes that are run between them; None if a number that a part computes is needed by another."""
     nodes = [node for node in traced.graph.nodes if node.op not in ("placeholder", "output")]
     between = _between(nodes)
-    found: list[fx.Node | Part] = []
+    steps: list[fx.Node | Part] = []
     rest: list[fx.Node] = []
 
     def end_part() -> None:
@@ -111,8 +111,8 @@ def _cut(traced: Traced, compile_part: CompilePart) -> "list[fx.Node | Part] | N
         while rest and rest[-1].target in _AMBIENT:
             after.append(rest.pop())
         if any(not _is_size(node) for node in rest):
-            found.append(Part(list(rest), traced, compile_part))
-        found.extend(reversed(after))
+            steps.append(Part(list(rest), traced, compile_part))
+        steps.extend(reversed(after))
         rest.clear()
 
     records = began_recording = True
@@ -126,23 +126,23 @@ def _cut(traced: Traced, compile_part: CompilePart) -> "list[fx.Node | Part] | N
         if node in between or (node.target in _AMBIENT and not rest):
             if not isinstance(spec_of(node), NumberSpec) or not _is_size(node):
                 end_part()
-            found.append(node)
+            steps.append(node)
         else:
             rest.append(node)
     end_part()
-    computed = [node for part in found if isinstance(part, Part) for node in part.outputs if _is_number(node)]
-    return None if computed else found
+    computed = [node for part in steps if isinstance(part, Part) for node in part.outputs if _is_number(node)]
+    return None if computed else steps
 
 
 def _between(nodes: list[fx.Node]) -> set[fx.Node]:
     """What tells sizes, with what checks them, and takes one of several results."""
     checks = [node for node in nodes if isinstance(node.target, SizeCheck)]
-    found = {each for check in checks for each in (check, *_leading_to(check))}
+    nodes_between = {each for check in checks for each in (check, *_leading_to(check))}
     for node in nodes:
         taken = node.args[0] if node.target is operator.getitem else None
-        if isinstance(taken, fx.Node) and taken in found and isinstance(spec_of(taken), tuple | list):
-            found.add(node)
-    return found
+        if isinstance(taken, fx.Node) and taken in nodes_between and isinstance(spec_of(taken), tuple | list):
+            nodes_between.add(node)
+    return nodes_between
 
 
 def _leading_to(check: fx.Node) -> Iterator[fx.Node]:
@@ -196,14 +196,14 @@ def _dropped(steps: "list[fx.Node | Part]", outputs: Any) -> list[list[fx.Node]]
     """Of each step, the values that nothing needs after it."""
     kept: set[fx.Node] = set()
     map_arg(outputs, kept.add)
-    found: list[list[fx.Node]] = []
+    last_uses: list[list[fx.Node]] = []
     for step in reversed(steps):
         used = [*step.inputs, *step.outputs] if isinstance(step, Part) else [*step.all_input_nodes, step]
         ran = [node for node in dict.fromkeys(used) if not _is_size(node) or _ran(node, steps)]
         last = [node for node in ran if node not in kept]
-        found.append(last)
+        last_uses.append(last)
         kept |= set(last)
-    return found[::-1]
+    return last_uses[::-1]
 
 
 def _ran(node: fx.Node, steps: "list[fx.Node | Part]") -> bool:
@@ -237,46 +237,46 @@ class Part:
             sizes = _Put(small, numbers)
             version = self._versions[key] = self._made(sizes, eager=len(self._versions) >= _VERSIONS)
         run, leaves, inputs = version
-        given = [values[node] for node in inputs]
-        if not self._laid_out(given, inputs, numbers):
+        tensors = [values[node] for node in inputs]
+        if not self._laid_out(tensors, inputs, numbers):
             if self._eager is None:
                 self._eager = self._made(_Put({}, numbers), eager=True)
             run, leaves, inputs = self._eager
-        found = run(*given, *[numbers[leaf] for leaf in leaves])
-        values.update(zip(self.outputs, found, strict=True))
+        results = run(*tensors, *[numbers[leaf] for leaf in leaves])
+        values.update(zip(self.outputs, results, strict=True))
 
-    def _laid_out(self, given: list[Any], inputs: list[fx.Node], numbers: Numbers) -> bool:
+    def _laid_out(self, tensors: list[Any], inputs: list[fx.Node], numbers: Numbers) -> bool:
         """Whether the inputs are as they were captured: of what PyTorch returned only that shows it."""
-        return all(_is_as(tensor, spec_of(node), numbers) for tensor, node in zip(given, inputs, strict=True))
+        return all(_is_as(tensor, spec_of(node), numbers) for tensor, node in zip(tensors, inputs, strict=True))
 
     def _made(self, sizes: "_Put", eager: bool) -> tuple[Flat, list[Any], list[fx.Node]]:
         """The part for these sizes as numbers: a function, the numbers it takes behind its tensors, and those."""
         graph = fx.Graph()
-        made: dict[fx.Node, Any] = {}
+        copies: dict[fx.Node, Any] = {}
         for node in self.inputs:
-            made[node] = graph.placeholder(node.name)
-            set_spec(made[node], sizes.into(spec_of(node)))
+            copies[node] = graph.placeholder(node.name)
+            set_spec(copies[node], sizes.into(spec_of(node)))
         leaves: list[Any] = []
         last = next(iter(reversed(list(graph.nodes))), None)
 
-        def given(leaf: Any) -> fx.Node:
+        def node_of(leaf: Any) -> fx.Node:
             nonlocal last
             for node in self.inputs if isinstance(leaf, Symbol) else ():
                 spec = spec_of(node)
                 for dim, size in enumerate(spec.shape if isinstance(spec, TensorSpec) else ()):
                     what = meaning(size)
                     if isinstance(what, Expression) and what.symbol == leaf:
-                        return graph.call_method("size", (made[node], dim))
+                        return graph.call_method("size", (copies[node], dim))
             with graph.inserting_after(last) if last is not None else graph.inserting_before(_first(graph)):
                 last = graph.placeholder(f"number{len(leaves)}")
             leaves.append(leaf)
             return last
 
-        writer = NumberWriter(graph, given)
+        writer = NumberWriter(graph, node_of)
 
         def operand(node: fx.Node) -> Any:
-            if node in made:
-                return made[node]
+            if node in copies:
+                return copies[node]
             spec = spec_of(node)
             assert isinstance(spec, NumberSpec)
             return writer.write(sizes.number(spec.what))
@@ -284,16 +284,16 @@ class Part:
         for node in self._nodes:
             for each in node.all_input_nodes:
                 operand(each)  # before the node itself, where sizes are read
-            made[node] = graph.node_copy(node, operand)
-            set_spec(made[node], spec_of(node))
-        graph.output(tuple(made[node] for node in self.outputs))
+            copies[node] = graph.node_copy(node, operand)
+            set_spec(copies[node], spec_of(node))
+        graph.output(tuple(copies[node] for node in self.outputs))
         part = Traced(graph, self._traced.level, self._traced.constants)
         return (part.plainly() if eager else self._compile(part)), leaves, self.inputs
 
 
 def _first(graph: fx.Graph) -> fx.Node:
-    found: fx.Node = next(iter(graph.nodes))
-    return found
+    node: fx.Node = next(iter(graph.nodes))
+    return node
 
 
 class _Put:
@@ -335,17 +335,17 @@ class _Put:
         return as_number(shape_env, Expression.of(own))
 
     def _env(self, captured: ShapeEnv) -> ShapeEnv:
-        made = self._made.get(id(captured))
-        if made is not None:
-            return made
-        made = self._made[id(captured)] = ShapeEnv()
+        shape_env = self._made.get(id(captured))
+        if shape_env is not None:
+            return shape_env
+        shape_env = self._made[id(captured)] = ShapeEnv()
         for symbol in captured.symbols:
             example = self._numbers.get(symbol, symbol.example)
-            made.symbol(symbol.text, max(example, SMALLEST), symbol.origin)
+            shape_env.symbol(symbol.text, max(example, SMALLEST), symbol.origin)
         for guard in captured.guards:
             if self._small.keys().isdisjoint(guard.expression.symbols()) and guard.holds(self._example):
-                made.guard(guard.relation, made.own(guard.expression), ZERO)
-        return made
+                shape_env.guard(guard.relation, shape_env.own(guard.expression), ZERO)
+        return shape_env
 
     def _example(self, symbol: Symbol) -> int:
         return self._numbers.get(symbol, symbol.example)  # type: ignore[no-any-return]

@@ -68,8 +68,8 @@ class SizedGraph(OpenGraph):
     def _set_dynamic_scalars(self, numbers: list[fx.Node]) -> None:
         super()._set_dynamic_scalars(numbers)
         self._readers = [self._places[leaf] for leaf in self._fixed]
-        given = len(self._inputs) < len(placeholders(self._traced.graph))
-        self._only_sizes = not given and not numbers and len(self._symbols) == len(self._fixed)
+        has_static_numbers = len(self._inputs) < len(placeholders(self._traced.graph))
+        self._only_sizes = not has_static_numbers and not numbers and len(self._symbols) == len(self._fixed)
         self._tracings: list[tuple[tuple[Any, ...], Tracing]] = []  # with the floats it was specialized on
         self._why_static: str | None = None if self._symbols else "no size is dynamic"
 
@@ -146,10 +146,10 @@ class SizedGraph(OpenGraph):
         """A version by binding only: a KV cache has another length at every token."""
         if len(self._versions) < STORED or not self._fits_symbols(values):
             return None
-        found = self._tracing(values)
-        if found is None or not found.is_made_for(numbers := self._numbers(values)):
+        tracing = self._tracing(values)
+        if tracing is None or not tracing.is_made_for(numbers := self._numbers(values)):
             return None
-        return self._compiler.bind(Bound(found, numbers), lambda: self.at(values))
+        return self._compiler.bind(Bound(tracing, numbers), lambda: self.at(values))
 
     def _fall_back(self) -> Flat:
         if self._eager_run is None:
@@ -189,11 +189,11 @@ class SizedGraph(OpenGraph):
         """The graph in symbols, with the sizes to bind; None, with a reason, if it cannot be."""
         if not self._fits_symbols(values):
             return None
-        found = self._tracing(values)
-        if found is None:
+        tracing = self._tracing(values)
+        if tracing is None:
             try:
                 traced, shape_env = self.over(values)
-                found = self._compiler.trace(traced, shape_env)
+                tracing = self._compiler.trace(traced, shape_env)
             except Exception as error:  # compile for plain sizes instead
                 if self._compiler.check_specs and is_fault(error, DataDependent, GhostError):
                     raise
@@ -203,8 +203,8 @@ class SizedGraph(OpenGraph):
                 self._compile_static(f"it relies on each: {', '.join(map(str, shape_env.guards))}")
                 return None
             count("sizes_traced")
-            self._tracings.append((self._floats(values), found))
-        return Bound(found, self._numbers(values))
+            self._tracings.append((self._floats(values), tracing))
+        return Bound(tracing, self._numbers(values))
 
     def _compile_static(self, reason: str) -> None:
         self._why_static = reason

@@ -35,9 +35,9 @@ def _symbols_of(node: fx.Node) -> list[tuple[Leaf, Callable[[Any], Any]]]:
     if isinstance(spec, NumberSpec):
         return [(_leaf(spec), lambda number: number)]
     assert isinstance(spec, TensorSpec)
-    found = [(meaning(size), _size(dim)) for dim, size in enumerate(spec.shape)]
-    found += [(meaning(step), _step(dim)) for dim, step in enumerate(spec.stride)]
-    symbols = [(what.symbol, read) for what, read in found if isinstance(what, Expression)]
+    sizes = [(meaning(size), _size(dim)) for dim, size in enumerate(spec.shape)]
+    sizes += [(meaning(step), _step(dim)) for dim, step in enumerate(spec.stride)]
+    symbols = [(what.symbol, read) for what, read in sizes if isinstance(what, Expression)]
     return [(symbol, read) for symbol, read in symbols if symbol is not None]
 
 
@@ -50,9 +50,9 @@ def _step(dim: int) -> Callable[[Any], Any]:
 
 
 def _leaf(spec: NumberSpec) -> Leaf:
-    found = spec.what if isinstance(spec.what, Formula) else spec.what.symbol
-    assert found is not None
-    return found
+    leaf = spec.what if isinstance(spec.what, Formula) else spec.what.symbol
+    assert leaf is not None
+    return leaf
 
 
 def _leaves(spec: NumberSpec) -> set[Any]:
@@ -143,24 +143,24 @@ class OpenGraph:
     def at(self, values: Values) -> Traced:
         """The graph for these sizes: inputs have plain shapes, numbers are dynamic inputs or constants."""
         graph = fx.Graph()
-        made: dict[fx.Node, Any] = {}
+        copies: dict[fx.Node, Any] = {}
         for node in placeholders(self._traced.graph):
             spec = spec_of(node)
             if isinstance(spec, TensorSpec):
-                made[node] = graph.node_copy(node, made.__getitem__)
-                set_spec(made[node], _spec_at(spec, values))
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+                set_spec(copies[node], _spec_at(spec, values))
         for node in self._dynamic_scalars:
-            made[node] = graph.placeholder(node.name)
-            set_spec(made[node], _dynamic_spec(node, values))
+            copies[node] = graph.placeholder(node.name)
+            set_spec(copies[node], _dynamic_spec(node, values))
         for node in self._traced.graph.nodes:
-            if node in made:
+            if node in copies:
                 continue
             spec = spec_of(node)
             if isinstance(spec, NumberSpec) and _is_known_from_inputs(node):
-                found = _evaluated(spec.what, values)
-                made[node] = graph.call_function(to_symbolic, (from_symbolic(found),)) if is_symbolic(found) else found
+                x = _evaluated(spec.what, values)
+                copies[node] = graph.call_function(to_symbolic, (from_symbolic(x),)) if is_symbolic(x) else x
             else:
-                made[node] = graph.node_copy(node, made.__getitem__)
+                copies[node] = graph.node_copy(node, copies.__getitem__)
         return Traced(graph, self._traced.level, self._traced.constants, recurs=self._traced.recurs)
 
 
@@ -176,7 +176,7 @@ def _is_known_from_inputs(node: fx.Node) -> bool:
 
 def _find_dynamic_scalars(traced: Traced) -> list[fx.Node]:
     """Numbers that may stay dynamic: floats, and integers from outside, which are never 0 or 1; not sizes."""
-    found = []
+    scalars = []
     for node in traced.graph.nodes:
         spec = spec_of(node)
         is_known = isinstance(spec, NumberSpec) and _is_known_from_inputs(node)
@@ -184,8 +184,8 @@ def _find_dynamic_scalars(traced: Traced) -> list[fx.Node]:
             integer = isinstance(spec.what, Expression)
             from_outside = node.op == "placeholder" and not _is_told(spec)
             if (integer and from_outside) or (not integer and _depends_on_given(spec, traced)):
-                found.append(node)
-    return found
+                scalars.append(node)
+    return scalars
 
 
 def _is_told(spec: NumberSpec) -> bool:
@@ -195,8 +195,8 @@ def _is_told(spec: NumberSpec) -> bool:
 
 
 def _depends_on_given(spec: NumberSpec, traced: Traced) -> bool:
-    given = {_leaf(each) for node in placeholders(traced.graph) if isinstance(each := spec_of(node), NumberSpec)}
-    return not given.isdisjoint(_leaves(spec))
+    input_leaves = {_leaf(each) for node in placeholders(traced.graph) if isinstance(each := spec_of(node), NumberSpec)}
+    return not input_leaves.isdisjoint(_leaves(spec))
 
 
 def number_at(node: fx.Node, values: Values) -> Any:

@@ -92,8 +92,8 @@ class TemplateForm:
                 steps.append(Launch(kernel, (*step.args, sizes) if sizes else step.args))
             else:
                 steps.append(step if call is None else call(change))
-        made = replace(program, buffers=tuple(buffers), constants=tuple(constants), steps=tuple(steps), outputs=outputs)
-        return plan(made, self.lives), codes
+        new = replace(program, buffers=tuple(buffers), constants=tuple(constants), steps=tuple(steps), outputs=outputs)
+        return plan(new, self.lives), codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ class Template:
     def at(self, values: Values) -> tuple[Program, Built] | None:
         """The program and its kernels for these sizes; None if the half must be compiled statically."""
         with _native.Held(self.lock):
-            found = next((version for version in self.versions if hold(version.facts, values)), None)
-            if found is None and self.why_static is None and len(self.versions) < VERSIONS:
+            chosen = next((version for version in self.versions if hold(version.facts, values)), None)
+            if chosen is None and self.why_static is None and len(self.versions) < VERSIONS:
                 try:
-                    found = self._made(values)
+                    chosen = self._made(values)
                 except ChipFailed:
                     raise
                 except Exception as error:  # compile for plain sizes instead
@@ -132,8 +132,8 @@ class Template:
                     text = f"{self.name} is compiled for each combination of sizes: {self.why_static}"
                     events.emit("sizes", text)
                 else:
-                    self.versions.append(found)
-        return None if found is None else found.form.at(values)
+                    self.versions.append(chosen)
+        return None if chosen is None else chosen.form.at(values)
 
     def _made(self, values: Values) -> _Version:
         shape_env = self.shape_env.with_examples(values.__getitem__)
@@ -175,8 +175,8 @@ class Tracing:
 
     def is_made_for(self, values: Values) -> bool:
         """Whether each program compiled from it in symbols fits these sizes, and there is one."""
-        found = self.templates.values()
-        return bool(found) and all(any(hold(each.facts, values) for each in made.versions) for made in found)
+        templates = self.templates.values()
+        return bool(templates) and all(any(hold(each.facts, values) for each in one.versions) for one in templates)
 
     def template(self, half: Traced, name: str) -> Template:
         """`half` is one of the graphs, or a part of one; equal names, equal halves."""
@@ -191,8 +191,8 @@ class Bound:
     values: Values
 
     def plan(self) -> JointPlan:
-        found: JointPlan = resized(self.tracing.graphs.plan, at(self.values))
-        return found
+        plan: JointPlan = resized(self.tracing.graphs.plan, at(self.values))
+        return plan
 
     def program(self, half: Traced, name: str) -> tuple[Program, Built] | None:
         """A half of the graph, or a part of one, as a program for the sizes; None if it must be compiled statically."""
@@ -204,10 +204,10 @@ class Bound:
 
     def halves(self) -> Halves | None:
         """The graphs for the sizes, and the plan in symbols."""
-        found = self.tracing.graphs
-        if isinstance(found, Pure):
+        graphs = self.tracing.graphs
+        if isinstance(graphs, Pure):
             return None
-        backward = None if found.backward is None else self.graph(found.backward)
-        arriving = found.arriving
+        backward = None if graphs.backward is None else self.graph(graphs.backward)
+        arriving = graphs.arriving
         marked = None if arriving is None else lambda: self.graph(arriving())
-        return replace(found, forward=self.graph(found.forward), backward=backward, arriving=marked)
+        return replace(graphs, forward=self.graph(graphs.forward), backward=backward, arriving=marked)

@@ -32,28 +32,28 @@ def finisher(plan: JointPlan) -> Callable[..., tuple[Any, ...]] | None:
     outputs = plan.outputs
 
     def finish(inputs: Sequence[Any], values: Sequence[Any], there: Mapping[int, Any] = _NOTHING) -> tuple[Any, ...]:
-        made = dict(there)
-        return tuple([make_output(place, outputs, inputs, values, made) for place in range(len(outputs))])
+        results = dict(there)
+        return tuple([make_output(place, outputs, inputs, values, results) for place in range(len(outputs))])
 
     return finish
 
 
 def make_output(
-    place: int, outputs: Sequence[Output], inputs: Sequence[Any], values: Sequence[Any], made: dict[int, Any]
+    place: int, outputs: Sequence[Output], inputs: Sequence[Any], values: Sequence[Any], results: dict[int, Any]
 ) -> Any:
     """The output at a position, with the outputs that it is a view of; all go into `made`."""
-    if place not in made:
+    if place not in results:
         output = outputs[place]
         if isinstance(output, Plain):
-            made[place] = output.value
+            results[place] = output.value
         elif isinstance(output, SameAsOutput):
-            made[place] = make_output(output.index, outputs, inputs, values, made)
+            results[place] = make_output(output.index, outputs, inputs, values, results)
         elif output.through is not None:
-            made[place] = _view_of(output, make_output(output.through, outputs, inputs, values, made))
+            results[place] = _view_of(output, make_output(output.through, outputs, inputs, values, results))
         else:
             tensor = values[output.index] if isinstance(output, FromResult) else inputs[output.index]
-            made[place] = _view_of(output, tensor) if output.alias else tensor
-    return made[place]
+            results[place] = _view_of(output, tensor) if output.alias else tensor
+    return results[place]
 
 
 def _view_of(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:

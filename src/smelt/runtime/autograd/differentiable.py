@@ -52,7 +52,7 @@ class Differentiable:
         self.can_be_inlined = graphs is not None and has_static_shapes
         self.parts = parts
         # By the results that gradients arrive for: the backward, and whether it takes zeros for the others.
-        self.made: dict[int, tuple[Flat, bool]] = {}
+        self._compiled_backwards: dict[int, tuple[Flat, bool]] = {}
         self.made_parts: dict[tuple[int, int | None], Flat] = {}
         self.making = locks.lock()
         self.number = next(_numbers)
@@ -89,59 +89,59 @@ class Differentiable:
 
     def backward_for(self, arrived: int) -> tuple[Flat, bool]:
         """The backward for gradients of these results, and whether it takes zeros for the others."""
-        found = self.made.get(arrived)
-        if found is not None:
-            return found
+        backward = self._compiled_backwards.get(arrived)
+        if backward is not None:
+            return backward
         try:
             # Compiling must not disturb the thread state of the program.
-            found = _native.aside(_native.preserving_state, self._make_once, arrived)
+            backward = _native.aside(_native.preserving_state, self._make_once, arrived)
         except NotEnoughMemory as reason:
-            found = self._plain_backward(arrived)
-            if found is None:
+            backward = self._plain_backward(arrived)
+            if backward is None:
                 raise
             warn(f"SM020: a backward could not be compiled and runs in eager mode, operator by operator. {reason}")
-            self.made[arrived] = found
-        return found
+            self._compiled_backwards[arrived] = backward
+        return backward
 
     def visible_backward_for(self, arrived: int) -> tuple[Flat, bool]:
         """The same, operator by operator, so that active dispatch modes see every operator."""
         with _disable_current_modes():
-            found = self._plain_backward(arrived)
-        return self.backward_for(arrived) if found is None else found
+            backward = self._plain_backward(arrived)
+        return self.backward_for(arrived) if backward is None else backward
 
     def _plain_backward(self, arrived: int) -> tuple[Flat, bool] | None:
         if self.graphs is None:
             return None
-        found = _native.aside(self.graphs, arrived)
-        zeros = found is None
-        found = found or _native.aside(self.graphs, (1 << len(self.tangents)) - 1)
-        if found is None:
+        graph = _native.aside(self.graphs, arrived)
+        zeros = graph is None
+        graph = graph or _native.aside(self.graphs, (1 << len(self.tangents)) - 1)
+        if graph is None:
             return None
-        run = found.plainly()
-        return (lambda given: run(*given)) if self.consuming else run, zeros
+        run = graph.plainly()
+        return (lambda values: run(*values)) if self.consuming else run, zeros
 
     def part_for(self, arrived: int, source: int | None = None) -> Flat:
         """A part of a backward: see `MakePart`."""
-        found = self.made_parts.get((arrived, source))
-        return found or _native.aside(_native.preserving_state, self._make_part, arrived, source)
+        part = self.made_parts.get((arrived, source))
+        return part or _native.aside(_native.preserving_state, self._make_part, arrived, source)
 
     def _make_part(self, arrived: int, source: int | None) -> Flat:
         with _native.Held(self.making):
-            found = self.made_parts.get((arrived, source))
-            if found is None:
-                found = None if self.parts is None else self.parts(arrived, source)
-                if found is None:
+            part = self.made_parts.get((arrived, source))
+            if part is None:
+                part = None if self.parts is None else self.parts(arrived, source)
+                if part is None:
                     raise SmeltError(
                         "SM041",
                         "the gradient of an output of a compiled graph that other outputs depend on cannot be computed",
                         hint="call this part under smelt.disable, or put the hook or retain_grad() on another tensor",
                     )
-                self.made_parts[arrived, source] = found
-        return found
+                self.made_parts[arrived, source] = part
+        return part
 
     def _make_once(self, arrived: int) -> tuple[Flat, bool]:
         with _native.Held(self.making):
-            return self.made.get(arrived) or self._make(arrived)
+            return self._compiled_backwards.get(arrived) or self._make(arrived)
 
     def _make(self, arrived: int) -> tuple[Flat, bool]:
         run, zeros = self.backwards(arrived), False
@@ -149,8 +149,8 @@ class Differentiable:
             everything = (1 << len(self.tangents)) - 1
             if arrived == everything:
                 raise ValueError("a plan with tangents needs a backward")
-            run, zeros = (self.made.get(everything) or self._make(everything))[0], True
-        self.made[arrived] = (run, zeros)
+            run, zeros = (self._compiled_backwards.get(everything) or self._make(everything))[0], True
+        self._compiled_backwards[arrived] = (run, zeros)
         return run, zeros
 
 

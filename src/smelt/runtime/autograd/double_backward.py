@@ -120,8 +120,8 @@ def needs_double_backward(tangents: Sequence[Any]) -> bool:
     subclass with `__torch_dispatch__`, which may have no memory."""
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return True
-    given = [tangent for tangent in tangents if tangent is not None]
-    return any(is_batched(tangent) or _has_torch_dispatch(type(tangent)) for tangent in given)
+    arrived = [tangent for tangent in tangents if tangent is not None]
+    return any(is_batched(tangent) or _has_torch_dispatch(type(tangent)) for tangent in arrived)
 
 
 def _has_torch_dispatch(kind: type[torch.Tensor]) -> bool:
@@ -151,8 +151,8 @@ def differentiable_backward(
         # Aliases: hooks on the inputs must fire once, when the engine accumulates these gradients.
         alike = [BASE.view_as(tensor, tensor) if tensor.requires_grad else tensor for tensor in inputs]
         written = state.plan.mutated_inputs
-        given = [BASE.clone(tensor) if index in written else tensor for index, tensor in enumerate(alike)]
-        return alike, replay(given)
+        replay_inputs = [BASE.clone(tensor) if index in written else tensor for index, tensor in enumerate(alike)]
+        return alike, replay(replay_inputs)
 
     replay, records = state.replay, torch.is_grad_enabled()
     now = None if random is None else save_random(state.plan.random)

@@ -32,5 +32,5 @@ _apply: Callable[..., Any] = super(torch.autograd.Function, _FreedNode).apply
 
 def as_freed(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, with a `grad_fn` whose backward raises that the graph was freed."""
-    made: torch.Tensor = _native.recorded(_apply, torch.empty(0, requires_grad=True), [tensor])
-    return made
+    freed: torch.Tensor = _native.recorded(_apply, torch.empty(0, requires_grad=True), [tensor])
+    return freed

@@ -92,12 +92,12 @@ def gradients_of(
         inputs = saved_inputs(state, saved, unsaved or [])
         gradients: Sequence[Any] = differentiable_backward(state, inputs, random, tangents)
     else:
-        given = list(saved)
+        operands = list(saved)
         del saved
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only `given` holds them now
         if unsaved and freed:
             drop_unsaved(unsaved)
-        fit_saved(given, state, hooked)
+        fit_saved(operands, state, hooked)
         if observers is not None and observers.observed_now():
             backward, zeros = state.part_for(arrived), False
         elif torch._C._len_torch_dispatch_stack():
@@ -106,8 +106,8 @@ def gradients_of(
             backward, zeros = state.backward_for(arrived)
         for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):
             if tangent is not None or zeros:
-                given.append(fit_tangent(tangent, spec, stride))
-        gradients = without_autocast(backward, (given,) if state.consuming else given)
+                operands.append(fit_tangent(tangent, spec, stride))
+        gradients = without_autocast(backward, (operands,) if state.consuming else operands)
         if state.plan.grad_depends_on:
             gradients = without_unreached(gradients, state.plan.grad_depends_on, arrived)
     return by_input(state.plan, gradients)

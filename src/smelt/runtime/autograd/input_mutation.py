@@ -51,10 +51,10 @@ def forbids_mutation(tensor: torch.Tensor) -> bool:
 
 def with_copies(kept_old_values: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs, with differentiable copies of those that are about to be mutated, or may be before the backward."""
-    given = list(inputs)
+    copies = list(inputs)
     for index in kept_old_values:
-        given[index] = _native.recorded(_clone_with_strides, given[index])
-    return given
+        copies[index] = _native.recorded(_clone_with_strides, copies[index])
+    return copies
 
 
 def clone_aliased(values: Sequence[Any], copied: Sequence[int]) -> list[Any]:
@@ -73,10 +73,10 @@ def _clone_with_strides(tensor: torch.Tensor) -> torch.Tensor:
     repeats = [step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)]
     if any(repeats) and not tensor.requires_grad:
         return _clone_with_strides(tensor[tuple([slice(1 if each else None) for each in repeats])]).expand(tensor.shape)
-    made = BASE.clone(tensor)
-    if made.stride() == tensor.stride():
-        return made
-    return torch.empty_strided(made.shape, tensor.stride(), dtype=made.dtype, device=made.device).copy_(made)
+    clone = BASE.clone(tensor)
+    if clone.stride() == tensor.stride():
+        return clone
+    return torch.empty_strided(clone.shape, tensor.stride(), dtype=clone.dtype, device=clone.device).copy_(clone)
 
 
 def _view_of_copy(tensor: torch.Tensor) -> torch.Tensor:

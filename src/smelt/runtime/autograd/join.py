@@ -113,8 +113,8 @@ def _eagerly(eager: Flat | None, inputs: Sequence[Any], error: UnexpectedResult)
     if str(error) not in _said:
         _said.add(str(error))
         warn(f"{error}. The graph runs in eager PyTorch instead, at every call.")
-    made: tuple[Any, ...] = eager(*inputs)
-    return made
+    results: tuple[Any, ...] = eager(*inputs)
+    return results
 
 
 _said: set[str] = set()
@@ -144,17 +144,17 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
     ):
         return state.eager(*inputs)
     copied = (*plan.kept_old_values, *(index for index in plan.copied_saved_inputs if not inputs[index].is_leaf))
-    given = with_copies(copied, inputs) if copied else inputs
+    autograd_inputs = with_copies(copied, inputs) if copied else inputs
     # Arguments of the node; the forward appends values that are not its results.
     observers = GradObservers() if plan.output_deps else None
     box: list[Any] = [state, random_state.save(plan.random) if plan.random else None, observers]
-    given = _detached(_inputs_without_grad(state), given)
+    autograd_inputs = _detached(_inputs_without_grad(state), autograd_inputs)
     try:
         if state.partly_reached and not transformed and needs_split(state, inputs):
-            differentiable = apply_split(state, box, given)
+            differentiable = apply_split(state, box, autograd_inputs)
         else:
             run: Flat = Compiled.apply if transformed else apply
-            differentiable = run(box, *state.out(given))
+            differentiable = run(box, *state.out(autograd_inputs))
     except UnexpectedResult as error:
         if box[1] is not None:
             random_state.restore(box[1])
@@ -164,12 +164,12 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
         values = box[3]
         for position, value in zip(plan.differentiable, differentiable, strict=True):
             values[position] = value
-    made: Any = ()
+    by_position: Any = ()
     if observers is not None:
-        values, made = attach_dependencies(state, observers, inputs, values)
+        values, by_position = attach_dependencies(state, observers, inputs, values)
     elif plan.mutated_inputs:
         write_back(plan, inputs, values[plan.results :])
-    result: tuple[Any, ...] = values if state.finish is None else state.finish(inputs, values, made)
+    result: tuple[Any, ...] = values if state.finish is None else state.finish(inputs, values, by_position)
     return result
 
 
@@ -266,11 +266,11 @@ def _detached(without_grad: tuple[int, ...], inputs: Any) -> Any:
     what is saved there, which in eager it never reaches."""
     if not any(getattr(inputs[index], "requires_grad", False) for index in without_grad):
         return inputs
-    given = list(inputs)
+    detached = list(inputs)
     for index in without_grad:
-        if getattr(given[index], "requires_grad", False):
-            given[index] = BASE.detach(given[index])
-    return tuple(given)
+        if getattr(detached[index], "requires_grad", False):
+            detached[index] = BASE.detach(detached[index])
+    return tuple(detached)
 
 
 def _is_checkpointed() -> bool:

@@ -14,12 +14,12 @@ from smelt.ir.tensorspec import WORKSPACE, TensorSpec
 from smelt.runtime.autograd.differentiable import Differentiable, Flat
 
 
-def fit_saved(given: list[Any], state: Differentiable, hooked: bool) -> None:
+def fit_saved(saved: list[Any], state: Differentiable, hooked: bool) -> None:
     """Bring saved tensors into the expected layout, in the list: saved-tensor hooks may return another one."""
     if state.old_values:
-        del given[-len(state.old_values) :]
+        del saved[-len(state.old_values) :]
     if hooked:
-        given[:] = [fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
+        saved[:] = [fit(tensor, kept.spec) for tensor, kept in zip(saved, state.plan.saved, strict=True)]
 
 
 def fit_tangent(tangent: torch.Tensor | None, spec: TensorSpec, stride: Sequence[int]) -> torch.Tensor:

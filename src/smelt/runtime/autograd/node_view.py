@@ -46,9 +46,9 @@ class CompiledNodeView:
         """The backward for gradients of some results, and whether it takes zeros for the others."""
         graph_for = self.state.graphs
         assert graph_for is not None
-        found = graph_for(arrived)
-        if found is not None:
-            return found, False
+        graph = graph_for(arrived)
+        if graph is not None:
+            return graph, False
         whole = graph_for((1 << len(self.tangents)) - 1)
         assert whole is not None
         return whole, True

@@ -90,10 +90,10 @@ def _callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 
 def _wants_nonleaf(caller: types.FrameType) -> bool:
-    given = caller.f_locals["args"]
-    if len(given) <= _INPUTS:
+    args = caller.f_locals["args"]
+    if len(args) <= _INPUTS:
         return True
-    return any(not isinstance(each, torch.Tensor) or each.grad_fn is not None for each in given[_INPUTS] or ())
+    return any(not isinstance(each, torch.Tensor) or each.grad_fn is not None for each in args[_INPUTS] or ())
 
 
 @leave_alone
@@ -131,12 +131,12 @@ def _flowing_to_outputs(node: Any, state: Differentiable, number: int, gradient:
             "observed (by a hook, retain_grad() or torch.autograd.grad)",
             hint="call this part under smelt.disable to differentiate it twice",
         )
-    given = list(peek_saved(node, state, 1 << number)[0])
-    fit_saved(given, state, node.compiled_call[2])
-    given.append(fit_tangent(gradient, *state.tangents[number]))
+    operands = list(peek_saved(node, state, 1 << number)[0])
+    fit_saved(operands, state, node.compiled_call[2])
+    operands.append(fit_tangent(gradient, *state.tangents[number]))
     part = state.part_for(1 << number, number)
-    found: Sequence[Any] = without_autocast(part, (given,) if state.consuming else given)
-    return found
+    gradients: Sequence[Any] = without_autocast(part, (operands,) if state.consuming else operands)
+    return gradients
 
 
 def attach_dependencies(
@@ -145,7 +145,7 @@ def attach_dependencies(
     """Results, with a node for each that depends on other outputs; and those outputs, by position. Mutated inputs have
     their new values afterwards."""
     plan, values = state.plan, list(results)
-    made: dict[int, Any] = {}
+    outputs: dict[int, Any] = {}
     waiting = bool(plan.mutated_inputs)
     watched: set[int] = set()
 
@@ -155,7 +155,7 @@ def attach_dependencies(
             write_back(plan, inputs, values[plan.results :])
             waiting = False
         if place < len(plan.outputs):
-            tensor = make_output(place, plan.outputs, inputs, values, made)
+            tensor = make_output(place, plan.outputs, inputs, values, outputs)
         else:
             tensor = inputs[plan.mutated_inputs[place - len(plan.outputs)]]
         if place not in watched:
@@ -170,4 +170,4 @@ def attach_dependencies(
         output(place)
     if waiting:
         write_back(plan, inputs, values[plan.results :])
-    return values, made
+    return values, outputs

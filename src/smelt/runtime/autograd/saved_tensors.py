@@ -77,8 +77,8 @@ def _check_storages(ctx: Any, state: Differentiable, saved: Saved, memory: bytes
     """Saved tensors whose storage changed: a hook on that tensor returned a copy, which is fitted; or a parameter was
     released and gathered again, with the same values. Otherwise the program gave an input a new storage, and the values
     that the forward used are lost: an error."""
-    found, width = list(saved), len(memory) // len(saved)
-    now = storages(found)
+    fitted, width = list(saved), len(memory) // len(saved)
+    now = storages(fitted)
     parameters = {place: before for place, *before in ctx.__dict__.get("parameters", ())}
     for place, (tensor, specs) in enumerate(zip(saved, state.plan.saved, strict=False)):
         at = slice(place * width, (place + 1) * width)
@@ -90,8 +90,8 @@ def _check_storages(ctx: Any, state: Differentiable, saved: Saved, memory: bytes
                 f"`set_`) since the forward: a tensor of shape {tuple(specs.spec.shape)}, an input of a compiled "
                 "graph. Use `copy_` to change its values, or change them after the backward."
             )
-        found[place] = fit(tensor, specs.spec)
-    return found
+        fitted[place] = fit(tensor, specs.spec)
+    return fitted
 
 
 def _has_values(tensor: torch.Tensor, spec: TensorSpec, storage: torch.UntypedStorage, offset: int) -> bool:

@@ -75,8 +75,8 @@ class SplitCall:
             if task != -1:  # input nodes that the engine skips would leave it here
                 engine: Any = torch.autograd.Variable._execution_engine
                 engine.queue_callback(lambda: self._arrived.pop(task, None))
-        found = zip(numbers, tangents, strict=True)
-        self._arrived[task].tangents.update((number, each) for number, each in found if each is not None)
+        pairs = zip(numbers, tangents, strict=True)
+        self._arrived[task].tangents.update((number, each) for number, each in pairs if each is not None)
 
     def flowing_to(self, inputs: Sequence[int]) -> list[Any]:
         """Gradients of some inputs; each is passed on once."""
@@ -84,12 +84,12 @@ class SplitCall:
         if arrived is None:
             return [None] * len(inputs)
         if arrived.tangents:
-            given, arrived.tangents = arrived.tangents, {}
-            tangents = [given.pop(number, None) for number in range(len(self.state.tangents))]
-            found = gradients_of(self.ctx, tangents, *self.ctx.compiled_call)
+            by_number, arrived.tangents = arrived.tangents, {}
+            tangents = [by_number.pop(number, None) for number in range(len(self.state.tangents))]
+            new_gradients = gradients_of(self.ctx, tangents, *self.ctx.compiled_call)
             arrived.gradients = [
                 new if old is None else old if new is None else old + new
-                for old, new in zip(arrived.gradients, found, strict=True)
+                for old, new in zip(arrived.gradients, new_gradients, strict=True)
             ]
         taken = [arrived.gradients[index] for index in inputs]
         for index in inputs:
@@ -101,8 +101,8 @@ class _ForwardNode(torch.autograd.Function):
     """Runs the forward and holds what it saved. No backward reaches it."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, box: list[Any], inputs: Sequence[Any], found: list[Any]) -> Any:
-        found += compute(ctx, box, inputs)
+    def forward(ctx: Any, anchor: torch.Tensor, box: list[Any], inputs: Sequence[Any], results: list[Any]) -> Any:
+        results += compute(ctx, box, inputs)
         return torch.empty(0, device="cpu")
 
 
@@ -158,12 +158,12 @@ def apply_split(state: Differentiable, box: list[Any], inputs: Sequence[Any]) ->
     groups: dict[int, Any] = {}
     for bits, indices in reversed(state.input_groups.items()):  # the engine runs the highest sequence number first
         groups[bits] = _input_group(split_call, indices, *[inputs[index] for index in indices])
-    made: list[Any] = [None] * len(plan.differentiable)
+    differentiable: list[Any] = [None] * len(plan.differentiable)
     for reached, numbers in state.results_by_groups.items():
-        given = [values[plan.differentiable[number]] for number in numbers]
-        results = _result_group(split_call, numbers, given, _anchor, *[groups[bits] for bits in reached])
+        group_values = [values[plan.differentiable[number]] for number in numbers]
+        results = _result_group(split_call, numbers, group_values, _anchor, *[groups[bits] for bits in reached])
         for number, result in zip(numbers, results, strict=True):
-            made[number] = result
+            differentiable[number] = result
     if not state.only_results:
         box.append([*detach_views(values[: plan.results]), *values[plan.results : plan.forward_outputs]])
-    return tuple(made)
+    return tuple(differentiable)

@@ -72,14 +72,14 @@ class CudaDriver:
 
 def why_not_cuda() -> str | None:
     """Why no kernel of ours can run on a GPU here; None if one can."""
-    found = _opened()
-    if isinstance(found, str):
-        return found
-    if found.version < LEAST_DRIVER:
-        return f"the CUDA driver is for CUDA {found.text}, and {LEAST_DRIVER // 1000} is needed"
-    if not found.devices:
+    opened = _opened()
+    if isinstance(opened, str):
+        return opened
+    if opened.version < LEAST_DRIVER:
+        return f"the CUDA driver is for CUDA {opened.text}, and {LEAST_DRIVER // 1000} is needed"
+    if not opened.devices:
         return "the CUDA driver sees no GPU"
-    reasons = [why_not_device(device) for device in found.devices]
+    reasons = [why_not_device(device) for device in opened.devices]
     if all(reasons):
         return reasons[0]
     return _refused[0] if _refused else None
@@ -95,16 +95,16 @@ def why_not_device(device: CudaDevice) -> str | None:
 
 def driver() -> CudaDriver:
     """The driver; a `SmeltError` says why there is none."""
-    found = _opened()
-    if isinstance(found, str):
-        raise SmeltError("SM030", found)
-    return found
+    opened = _opened()
+    if isinstance(opened, str):
+        raise SmeltError("SM030", opened)
+    return opened
 
 
 def devices() -> tuple[CudaDevice, ...]:
     """The GPUs that PyTorch sees too, in its order; () where there is no driver."""
-    found = _opened()
-    return () if isinstance(found, str) else found.devices
+    opened = _opened()
+    return () if isinstance(opened, str) else opened.devices
 
 
 def ptx_version(version: int) -> int:
@@ -138,6 +138,6 @@ def _opened() -> CudaDriver | str:
 
 
 def _device(number: int) -> CudaDevice:
-    found = {name: _native.cuda_attribute(number, attribute) for name, attribute in _ATTRIBUTES.items()}
+    attributes = {name: _native.cuda_attribute(number, attribute) for name, attribute in _ATTRIBUTES.items()}
     capability = (_native.cuda_attribute(number, _MAJOR), _native.cuda_attribute(number, _MINOR))
-    return CudaDevice(number, _native.cuda_device_name(number), capability, **found)
+    return CudaDevice(number, _native.cuda_device_name(number), capability, **attributes)

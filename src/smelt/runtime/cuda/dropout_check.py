@@ -60,7 +60,7 @@ def is_drawn(device: torch.device, dtype: torch.dtype, draws: Draws) -> bool:
     _, kept = torch.native_dropout(x, 1 - _KEPT, True)
     moved = generator.get_offset() - offset
     signed = seed - (1 << 64) if seed >> 63 else seed
-    given = [torch.tensor(number, dtype=torch.int64, device=HOST) for number in (signed, offset)]
+    state = [torch.tensor(number, dtype=torch.int64, device=HOST) for number in (signed, offset)]
     below = threshold(1 - (1 - _KEPT), dtype)
-    want = mask(given[0], given[1], draws.count, draws.threads, draws.at_once, below, 0, device=device)
+    want = mask(state[0], state[1], draws.count, draws.threads, draws.at_once, below, 0, device=device)
     return moved == draws.words and torch.equal(kept, want)

@@ -127,13 +127,13 @@ class CudaCode:
 
 
 def _device(number: int) -> CudaDevice:
-    found = driver().devices
-    if not 0 <= number < len(found):
-        raise SmeltError("SM030", f"there is no GPU number {number}, the CUDA driver sees {len(found)}")
-    reason = why_not_device(found[number])
+    gpus = driver().devices
+    if not 0 <= number < len(gpus):
+        raise SmeltError("SM030", f"there is no GPU number {number}, the CUDA driver sees {len(gpus)}")
+    reason = why_not_device(gpus[number])
     if reason is not None:
         raise SmeltError("SM030", reason)
-    return found[number]
+    return gpus[number]
 
 
 def _key(capability: tuple[int, int], driver: int) -> str:

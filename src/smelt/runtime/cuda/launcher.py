@@ -96,8 +96,8 @@ class _Support:
         return tuple([self.code.function(grid.symbol, device, grid.shared_bytes) for grid in self.grids])
 
     def stream(self, device: int) -> int:
-        found: int = torch.cuda.current_stream(device).cuda_stream
-        return found
+        stream: int = torch.cuda.current_stream(device).cuda_stream
+        return stream
 
     def workspace(self, device: int, nbytes: int) -> torch.Tensor:
         return or_spare(lambda: torch.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", device)))
@@ -111,7 +111,7 @@ def launch_error(code: int, symbol: str) -> RuntimeError:
     text = _native.cuda_error_text(code)
     if code == _OUT_OF_MEMORY:
         return torch.OutOfMemoryError(f"CUDA out of memory. The driver has none left to launch {symbol}.")
-    made: Any = getattr(torch, "AcceleratorError", RuntimeError)(f"CUDA error: {text}\n{_ADVICE}")
-    made.error_code = code  # as PyTorch's have it
-    assert isinstance(made, RuntimeError)
-    return made
+    error: Any = getattr(torch, "AcceleratorError", RuntimeError)(f"CUDA error: {text}\n{_ADVICE}")
+    error.error_code = code  # as PyTorch's have it
+    assert isinstance(error, RuntimeError)
+    return error

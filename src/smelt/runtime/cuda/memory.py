@@ -26,7 +26,7 @@ def or_spare(allocate: Callable[[], _Made]) -> _Made:
     try:
         return allocate()
     except torch.OutOfMemoryError:
-        found = [let_go() for let_go in _spare]  # every one of them
-        if not any(found):
+        freed = [let_go() for let_go in _spare]  # every one of them
+        if not any(freed):
             raise
     return allocate()

@@ -50,16 +50,16 @@ class _Arena:
         self.views: WeakKeyDictionary[_Viewer, _Views] = WeakKeyDictionary()
 
     def see(self, views: Sequence[FlatValue]) -> _Views:
-        made = _Views()
-        made.arena = self
+        tensors = _Views()
+        tensors.arena = self
         for view in views:
             device, dtype = view.device, view.dtype
             if device not in self.blocks:
                 self.blocks[device] = _aligned_block(self.size, device)
             typed = self.blocks[device][view.arena_offset :]
             typed = typed[: typed.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-            made.append(typed.as_strided(view.shape, view.stride, typed.storage_offset() + view.offset))
-        return made
+            tensors.append(typed.as_strided(view.shape, view.stride, typed.storage_offset() + view.offset))
+        return tensors
 
 
 _all: "WeakSet[Arenas]" = WeakSet()
@@ -139,8 +139,8 @@ def _gpus_among(devices: Iterable[torch.device]) -> tuple[int, ...]:
 
 
 def _current_stream(gpu: int) -> int:
-    found: int = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device() if gpu < 0 else gpu)
-    return found
+    stream: int = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device() if gpu < 0 else gpu)
+    return stream
 
 
 def _aligned_block(size: int, device: torch.device) -> torch.Tensor:

@@ -35,9 +35,9 @@ def _scatter(view: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A copy of a tensor with a part of it replaced. PyTorch's own would copy all of the memory the tensor lies in."""
 
     def call(whole: torch.Tensor, part: torch.Tensor, *where: Any, **named: Any) -> torch.Tensor:
-        made = BASE.clone(whole)
-        BASE.copy_(view(made, *where, **named), part)
-        return made
+        copy = BASE.clone(whole)
+        BASE.copy_(view(copy, *where, **named), part)
+        return copy
 
     return call
 
@@ -93,9 +93,9 @@ class _Flattener:
         self.refs: dict[str, Ref] = {}  # to whole buffers, which most are
         self.layouts = self._layouts()
         self.fresh = {buffer.name for buffer in program.buffers if buffer.place is Place.FRESH}
-        made = [each.name for each in program.buffers if each.place is Place.LIBRARY or each.name in self.fresh]
-        self.local = {*made, *program.inputs} if consuming else set(made)  # what is dropped after its last use
-        self.names = (*program.inputs, *(name for name, _ in program.constants), *made)
+        new = [each.name for each in program.buffers if each.place is Place.LIBRARY or each.name in self.fresh]
+        self.local = {*new, *program.inputs} if consuming else set(new)  # what is dropped after its last use
+        self.names = (*program.inputs, *(name for name, _ in program.constants), *new)
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self.arena_first = len(self.names)
         self.arena_views: dict[Operand, Ref] = {}
@@ -228,17 +228,17 @@ class _Flattener:
         return Operand(name, spec.shape, spec.stride)
 
     def _whole(self, name: str) -> Ref:
-        found = self.refs.get(name)
-        if found is None:
-            found = self.refs[name] = self._ref(self._operand(name))
-        return found
+        ref = self.refs.get(name)
+        if ref is None:
+            ref = self.refs[name] = self._ref(self._operand(name))
+        return ref
 
     def _ref(self, operand: Operand) -> Ref:
         if self.buffers[operand.buffer].place is Place.ARENA:
-            found = self.arena_views.get(operand)
-            if found is None:
-                found = self.arena_views[operand] = Ref(self.arena_first + len(self.arena_views))
-            return found
+            ref = self.arena_views.get(operand)
+            if ref is None:
+                ref = self.arena_views[operand] = Ref(self.arena_first + len(self.arena_views))
+            return ref
         number = self.numbers[operand.buffer]
         if operand.offset == 0 and (operand.shape, operand.stride) == self.layouts[operand.buffer]:
             return Ref(number)

@@ -54,9 +54,9 @@ class Executable:
     ) -> "Executable":
         """A program that was flattened before; what `program` returns is asked for by people only."""
         connect()
-        made = cls.__new__(cls)
-        made._bind(flat, program, threads, keep_alive, arenas)
-        return made
+        executable = cls.__new__(cls)
+        executable._bind(flat, program, threads, keep_alive, arenas)
+        return executable
 
     def _bind(
         self, flat: FlatTable, program: Callable[[], Program], threads: int, keep_alive: Any, arenas: Arenas
@@ -110,8 +110,8 @@ def fit(tensor: torch.Tensor, shape: Shape, stride: Shape, dtype: torch.dtype, w
     if shape == WORKSPACE and tensor.dtype is dtype:
         return tensor
     if tensor.shape != shape or tensor.dtype is not dtype:
-        found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-        raise UnexpectedResult("SM023", f"{what} returned {found}, but its meta kernel says {dtype} of shape {shape}")
+        actual = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        raise UnexpectedResult("SM023", f"{what} returned {actual}, but its meta kernel says {dtype} of shape {shape}")
     if not tensor.is_neg() and not tensor._is_zerotensor():
         if tensor.stride() == stride:
             return tensor

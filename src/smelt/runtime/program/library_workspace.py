@@ -32,20 +32,20 @@ def scratch_of(op: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> in
     0 where it is unknown: for what draws random numbers, writes arguments or does anything else that shows, for
     what raises on zeros, and on devices other than the CPU.
     """
-    given = (tuple(args), tuple(kwargs.items()))
-    specs = list(_specs_in(given))
+    arguments = (tuple(args), tuple(kwargs.items()))
+    specs = list(_specs_in(arguments))
     if not isinstance(op, torch._ops.OpOverload) or not all(_can_be_made(spec) for spec in specs):
         return 0
     if effect_of(op, args, kwargs) is not None and not _is_out_variant(op):
         return 0
-    key = (op, repr(given), torch.get_num_threads())
-    found = _known.get(key)
-    if found is None:
+    key = (op, repr(arguments), torch.get_num_threads())
+    scratch = _known.get(key)
+    if scratch is None:
         with _native.Held(_one_at_a_time):
             if len(_known) >= _MOST:
                 _known.clear()
-            found = _known[key] = _tried(function_of(op), *_map((tuple(args), dict(kwargs)), _zeros))
-    return found
+            scratch = _known[key] = _tried(function_of(op), *_map((tuple(args), dict(kwargs)), _zeros))
+    return scratch
 
 
 def scratch_of_step(program: Program, step: Library) -> int:
@@ -108,14 +108,14 @@ def _can_be_made(spec: TensorSpec) -> bool:
 def _zeros(value: Any) -> Any:
     if not isinstance(value, TensorSpec):
         return value
-    made = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
-    return BASE.zero_(made)
+    tensor = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
+    return BASE.zero_(tensor)
 
 
 def _specs_in(value: Any) -> "Sequence[TensorSpec]":
-    found: list[TensorSpec] = []
-    _map(value, lambda each: found.append(each) if isinstance(each, TensorSpec) else None)
-    return found
+    specs: list[TensorSpec] = []
+    _map(value, lambda each: specs.append(each) if isinstance(each, TensorSpec) else None)
+    return specs
 
 
 def _map(value: Any, change: Callable[[Any], Any]) -> Any:

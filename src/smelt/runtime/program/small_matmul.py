@@ -47,8 +47,8 @@ def as_called(tensors: Sequence[Operand], dtypes: set[torch.dtype]) -> Sequence[
         return tensors
     if out.stride[-1] != 1 or left.stride[-1] != 1 or right.stride[-2] != 1:
         return tensors  # it goes that way already
-    given = [Operand(each.buffer, out.shape, _expanded(each, out.shape), each.offset) for each in tensors[1:-2]]
-    return [_transposed(each) for each in (out, *given, right, left)]
+    addends = [Operand(each.buffer, out.shape, _expanded(each, out.shape), each.offset) for each in tensors[1:-2]]
+    return [_transposed(each) for each in (out, *addends, right, left)]
 
 
 def _transposed(operand: Operand) -> Operand:

@@ -55,10 +55,10 @@ def _named_objects(reader: TableReader, launch: Launch) -> Iterator[tuple[int, C
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name} is no dtype")
-    return found
+    return dtype
 
 
 def _function(name: str) -> Callable[..., Any]:
