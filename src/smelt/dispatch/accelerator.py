@@ -47,7 +47,7 @@ def _pinning(name: str, real: torch.device) -> Callable[..., torch.Tensor]:
             device = real
         if device is not None and on_host(device):
             return tensor.clone()
-        found: torch.Tensor = torch.ops.aten._pin_memory.default._op_dk(pytorchs, tensor, device)
-        return found
+        copy: torch.Tensor = torch.ops.aten._pin_memory.default._op_dk(pytorchs, tensor, device)
+        return copy
 
     return pin

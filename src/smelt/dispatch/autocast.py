@@ -126,8 +126,8 @@ def _with_wide_results(operator: torch._ops.OpOverload, args: tuple[Any, ...], k
     if not is_narrow or "dtype" not in names:
         return operator(*args, **kwargs)
     place = names.index("dtype")
-    given = args[place] if place < len(args) else kwargs.get("dtype")
-    if given is not None:
+    dtype = args[place] if place < len(args) else kwargs.get("dtype")
+    if dtype is not None:
         return operator(*args, **kwargs)
     after = dict(zip(names[place + 1 :], args[place + 1 :], strict=False))
     return operator(*args[:place], **{**kwargs, **after, "dtype": torch.float32})
@@ -142,13 +142,13 @@ def _dtype(name: str, device_type: str, policies: Policies, values: Any) -> torc
 
 
 def _floats(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    floats: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, tuple | list):
-            found += _floats(value)
+            floats += _floats(value)
         elif isinstance(value, torch.Tensor) and value.is_floating_point():
-            found.append(value)
-    return found
+            floats.append(value)
+    return floats
 
 
 def _cast(value: Any, to: torch.dtype) -> Any:

@@ -45,20 +45,20 @@ def _copying(copied: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(copied)
     def copying(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
         is_known = id(tensor) in memo
-        made = copied(tensor, memo)
+        copy = copied(tensor, memo)
         if is_known or tensor.device.type != name or tensor.is_conj() or tensor.is_neg():
-            return made
+            return copy
         storage: Any = tensor.untyped_storage()
         shared = memo.get(storage._cdata)
         if shared is None:
             is_whole = tensors.bytes_of(*tensors.layout_of(tensor)) == storage.nbytes() and not tensor.storage_offset()
-            if is_whole and made.stride() == tensor.stride():
-                memo[storage._cdata] = made.untyped_storage()
-                return made
+            if is_whole and copy.stride() == tensor.stride():
+                memo[storage._cdata] = copy.untyped_storage()
+                return copy
             shared = memo[storage._cdata] = storage.clone()
         offset: Any = tensor.storage_offset()
-        tensors.set_layout(made, shared, offset, tensor.shape, tensor.stride())
-        return made
+        tensors.set_layout(copy, shared, offset, tensor.shape, tensor.stride())
+        return copy
 
     return copying
 
@@ -67,8 +67,8 @@ def _cloning(cloned: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(cloned)
     def cloning(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         if storage.device.type != name:
-            found: torch.UntypedStorage = cloned(storage)
-            return found
+            clone: torch.UntypedStorage = cloned(storage)
+            return clone
         with torch.no_grad():
             whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
             return whole.clone().untyped_storage()

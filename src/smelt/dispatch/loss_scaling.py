@@ -10,19 +10,19 @@ from typing import Any
 import torch
 
 
-def unscale(grads: Sequence[torch.Tensor], found: torch.Tensor, scale: torch.Tensor) -> None:
+def unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, scale: torch.Tensor) -> None:
     """`_amp_foreach_non_finite_check_and_unscale_`."""
     for grad in grads:
-        found.copy_(torch.maximum(found, grad.isfinite().all().logical_not().to(found.dtype)))
+        found_inf.copy_(torch.maximum(found_inf, grad.isfinite().all().logical_not().to(found_inf.dtype)))
         wide = grad.to(torch.promote_types(grad.dtype, scale.dtype))  # a scale may be none of a narrow dtype's numbers
         grad.copy_(wide * scale)
 
 
 def update_scale(
-    scale: torch.Tensor, steps: torch.Tensor, found: torch.Tensor, growth: float, backoff: float, interval: int
+    scale: torch.Tensor, steps: torch.Tensor, found_inf: torch.Tensor, growth: float, backoff: float, interval: int
 ) -> torch.Tensor:
     """`_amp_update_scale_`: smaller after something infinite, larger after so many steps without."""
-    is_bad = found > 0
+    is_bad = found_inf > 0
     taken = steps + 1
     is_due = (taken == interval) & ~is_bad
     grown = scale * growth

@@ -69,11 +69,11 @@ def _warn_of_trainers(name: str) -> None:
         warn(_TAKEN.format(trainer=trainer.partition(".")[0], name=name))
 
 
-def _is_on(name: str, given: object) -> bool:
+def _is_on(name: str, argument: object) -> bool:
     """Whether an argument of `to` names the device, or is on it."""
-    if isinstance(given, str):
-        return given.partition(":")[0] == name
-    device = given.device if isinstance(given, torch.Tensor) else given
+    if isinstance(argument, str):
+        return argument.partition(":")[0] == name
+    device = argument.device if isinstance(argument, torch.Tensor) else argument
     return isinstance(device, torch.device) and device.type == name
 
 

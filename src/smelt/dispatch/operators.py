@@ -52,8 +52,8 @@ def names() -> Iterator[str]:
 
 def overload_of(name: str) -> torch._ops.OpOverload:
     base, _, overload = name.partition(".")
-    found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, base), overload or "default")
-    return found
+    operator: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, base), overload or "default")
+    return operator
 
 
 def register(owner: Owner) -> list[Any]:

@@ -14,24 +14,24 @@ Call = Callable[..., Any]
 Tensor = torch.Tensor
 
 
-def _gates(call: Call, given: Tensor, hidden: Tensor, given_bias: Tensor | None, hidden_bias: Tensor | None) -> Any:
+def _gates(call: Call, gates: Tensor, hidden: Tensor, gates_bias: Tensor | None, hidden_bias: Tensor | None) -> Any:
     """Both parts with their biases."""
-    first = given if given_bias is None else call(aten.add.Tensor, given, given_bias)
+    first = gates if gates_bias is None else call(aten.add.Tensor, gates, gates_bias)
     second = hidden if hidden_bias is None else call(aten.add.Tensor, hidden, hidden_bias)
     return first, second
 
 
 def lstm_cell(
-    call: Call, given: Tensor, hidden: Tensor, cell: Tensor, given_bias: Any = None, hidden_bias: Any = None
+    call: Call, gates: Tensor, hidden: Tensor, cell: Tensor, gates_bias: Any = None, hidden_bias: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The new hidden state, the new cell, and the gates."""
-    first, second = _gates(call, given, hidden, given_bias, hidden_bias)
-    parts = call(aten.split.Tensor, call(aten.add.Tensor, first, second), given.shape[1] // 4, 1)
+    first, second = _gates(call, gates, hidden, gates_bias, hidden_bias)
+    parts = call(aten.split.Tensor, call(aten.add.Tensor, first, second), gates.shape[1] // 4, 1)
     enter, forget, out = (call(aten.sigmoid.default, parts[place]) for place in (0, 1, 3))
     new = call(aten.tanh.default, parts[2])
-    made = call(aten.add.Tensor, call(aten.mul.Tensor, forget, cell), call(aten.mul.Tensor, enter, new))
-    state = call(aten.mul.Tensor, out, call(aten.tanh.default, made))
-    return state, made, call(aten.cat.default, [enter, forget, new, out], 1)
+    new_cell = call(aten.add.Tensor, call(aten.mul.Tensor, forget, cell), call(aten.mul.Tensor, enter, new))
+    state = call(aten.mul.Tensor, out, call(aten.tanh.default, new_cell))
+    return state, new_cell, call(aten.cat.default, [enter, forget, new, out], 1)
 
 
 def lstm_cell_backward(
@@ -44,10 +44,10 @@ def lstm_cell_backward(
     squashed = call(aten.tanh.default, after)
 
     def times(*values: Tensor) -> Tensor:
-        found = values[0]
+        product = values[0]
         for value in values[1:]:
-            found = call(aten.mul.Tensor, found, value)
-        return found
+            product = call(aten.mul.Tensor, product, value)
+        return product
 
     gate_out, grad = None, grad_cell
     if grad_state is not None:
@@ -66,18 +66,18 @@ def lstm_cell_backward(
 
 
 def gru_cell(
-    call: Call, given: Tensor, hidden: Tensor, state: Tensor, given_bias: Any = None, hidden_bias: Any = None
+    call: Call, gates: Tensor, hidden: Tensor, state: Tensor, gates_bias: Any = None, hidden_bias: Any = None
 ) -> tuple[Tensor, Tensor]:
     """The new state, and what the backward needs: reset, update, new, the state before, the hidden part of new."""
-    first, second = _gates(call, given, hidden, given_bias, hidden_bias)
-    width = given.shape[1] // 3
+    first, second = _gates(call, gates, hidden, gates_bias, hidden_bias)
+    width = gates.shape[1] // 3
     ours, theirs = (call(aten.split.Tensor, each, width, 1) for each in (first, second))
     reset = call(aten.sigmoid.default, call(aten.add.Tensor, ours[0], theirs[0]))
     update = call(aten.sigmoid.default, call(aten.add.Tensor, ours[1], theirs[1]))
     new = call(aten.tanh.default, call(aten.add.Tensor, ours[2], call(aten.mul.Tensor, reset, theirs[2])))
     apart = call(aten.sub.Tensor, state, new)
-    made = call(aten.add.Tensor, call(aten.mul.Tensor, apart, update), new)
-    return made, call(aten.cat.default, [reset, update, new, state, theirs[2]], 1)
+    new_state = call(aten.add.Tensor, call(aten.mul.Tensor, apart, update), new)
+    return new_state, call(aten.cat.default, [reset, update, new, state, theirs[2]], 1)
 
 
 def gru_cell_backward(call: Call, grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ def gru_cell_backward(call: Call, grad: Tensor, workspace: Tensor, has_bias: boo
     grad_new = call(aten.tanh_backward.default, times(grad, call(aten.rsub.Scalar, update, 1)), new)
     grad_update = call(aten.sigmoid_backward.default, times(grad, call(aten.sub.Tensor, state, new)), update)
     grad_reset = call(aten.sigmoid_backward.default, times(grad_new, hidden), reset)
-    given = call(aten.cat.default, [grad_reset, grad_update, grad_new], 1)
-    kept = call(aten.cat.default, [grad_reset, grad_update, times(grad_new, reset)], 1)
-    biases = [call(aten.sum.dim_IntList, each, [0], False) if has_bias else None for each in (given, kept)]
-    return given, kept, times(grad, update), *biases
+    grad_gates = call(aten.cat.default, [grad_reset, grad_update, grad_new], 1)
+    grad_hidden = call(aten.cat.default, [grad_reset, grad_update, times(grad_new, reset)], 1)
+    biases = [call(aten.sum.dim_IntList, each, [0], False) if has_bias else None for each in (grad_gates, grad_hidden)]
+    return grad_gates, grad_hidden, times(grad, update), *biases

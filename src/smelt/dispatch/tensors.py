@@ -80,15 +80,15 @@ def bytes_of(shape: Sequence[int], stride: Sequence[int], offset: int, dtype: to
 
 def view(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """A tensor over the same storage."""
-    made: torch.Tensor = _as_strided._op_dk(_META, tensor, shape, stride, offset)
-    return made
+    viewed: torch.Tensor = _as_strided._op_dk(_META, tensor, shape, stride, offset)
+    return viewed
 
 
 def view_as(tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int) -> Any:
     """A tensor of another dtype over the same storage."""
-    made = torch._C._acc.create_empty_tensor((0,), dtype)
-    _set_storage._op_dk(_META, made, tensor.untyped_storage(), offset, shape, stride)
-    return made
+    viewed = torch._C._acc.create_empty_tensor((0,), dtype)
+    _set_storage._op_dk(_META, viewed, tensor.untyped_storage(), offset, shape, stride)
+    return viewed
 
 
 def set_layout(
@@ -105,9 +105,9 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 def memory_of(tensor: torch.Tensor) -> Any:
     """What `make` was given for the storage of this tensor. `AttributeError` for a tensor of another device."""
-    found = _native.device_memory_of(tensor)
-    if found is not None:
-        return found
+    memory = _native.device_memory_of(tensor)
+    if memory is not None:
+        return memory
     storage: Any = tensor.untyped_storage()
     try:
         return storage.smelt_memory
@@ -115,9 +115,9 @@ def memory_of(tensor: torch.Tensor) -> Any:
         if storage.device.type != torch._C._get_privateuse1_backend_name() or not storage.data_ptr():
             raise
         # PyTorch has made a second storage over the address of one of ours: it writes old files so.
-        found = _native.device_memory_at(storage.data_ptr()) or _by_address.get(storage.data_ptr())
-        if found is not None:
-            return found
+        memory = _native.device_memory_at(storage.data_ptr()) or _by_address.get(storage.data_ptr())
+        if memory is not None:
+            return memory
         ours: Any = torch.UntypedStorage._new_with_weak_ptr(storage.data_ptr())
         return ours.smelt_memory
 

@@ -93,11 +93,11 @@ def _allow_fake_tensors(name: str) -> None:
         source, callback = options.get("source"), options.get("callback") or self._identity_callable
         described = self.describer.describe_tensor(t, trace=source is not None and options.get("trace", True))
         with suspend_functionalization():
-            made = self.meta_tensor(described, shape_env, callback, source, options.get("symbolic_context"))
+            fake = self.meta_tensor(described, shape_env, callback, source, options.get("symbolic_context"))
         if type(t) is nn.Parameter:
-            made._is_param = True
+            fake._is_param = True
         if getattr(t, "_is_buffer", False):
-            made._is_buffer, made.persistent = True, getattr(t, "persistent", True)
-        return made
+            fake._is_buffer, fake.persistent = True, getattr(t, "persistent", True)
+        return fake
 
     MetaConverter.__call__ = convert  # type: ignore[method-assign]

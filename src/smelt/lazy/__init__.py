@@ -82,8 +82,8 @@ def tensor(data: Any, **options: Any) -> "torch.Tensor":
     """A lazy tensor of `data`, with the options of `torch.tensor` (`dtype`, `requires_grad`)."""
     import torch
 
-    found: torch.Tensor = torch.tensor(data, device=_enabled().recorder.device, **options)
-    return found
+    lazy_tensor: torch.Tensor = torch.tensor(data, device=_enabled().recorder.device, **options)
+    return lazy_tensor
 
 
 def step() -> None:

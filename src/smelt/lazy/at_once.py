@@ -38,10 +38,10 @@ class AtOnce:
             raise memory.lost
         self._stand_up(memory)
         with torch._C._InferenceMode(False), torch.no_grad():
-            found = memory.view(layout_of(tensor))
+            view = memory.view(layout_of(tensor))
             if tensor.is_conj():
-                found = found.conj()
-            return found._neg_view() if tensor.is_neg() else found
+                view = view.conj()
+            return view._neg_view() if tensor.is_neg() else view
 
     def _stand_up(self, memory: Memory) -> None:
         """Numbers for memory that nobody has written."""
@@ -95,9 +95,9 @@ class AtOnce:
 
     def fall_back(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str) -> Any:
         """What cannot be recorded. An error is PyTorch's own, and no fallback."""
-        found = self.call(known, args, kwargs, f"{known.operator} runs at once")
+        results = self.call(known, args, kwargs, f"{known.operator} runs at once")
         self._timeline.fall_back(str(known.operator), reason)
-        return found
+        return results
 
     def call(self, known: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str) -> Any:
         """Run an operator on real tensors, now."""

@@ -88,8 +88,8 @@ class Shadow:
 
     @property
     def memory(self) -> Memory:
-        found: Memory = memory_of(self.whole)
-        return found
+        memory: Memory = memory_of(self.whole)
+        return memory
 
     @property
     def storage(self) -> Any:
@@ -274,13 +274,13 @@ class Shadows:
                 self.settle(reason)
                 return operator(*args, **kwargs)
             if known.is_view or operator in _VIEWS:
-                _VIEWS.get(operator, operator)(*call.given(args), **call.given(kwargs))
+                _VIEWS.get(operator, operator)(*call.lazy(args), **call.lazy(kwargs))
                 return operator(*args, **kwargs)
-            named = dict(call.given(kwargs))
+            named = dict(call.lazy(kwargs))
             if known.takes_device and (named.get("device") is not None or not call.pairs):
                 named["device"] = self._owner.recorder.device
                 named.pop("pin_memory", None)
-            return call.returned(operator(*call.given(args), **named))
+            return call.returned(operator(*call.lazy(args), **named))
 
     def _follow_stream(self) -> None:
         """What was recorded on another stream of the program is there before anything comes on this one."""
@@ -338,8 +338,8 @@ class Shadows:
             return whole
         if dtype == whole.dtype:
             return tensors.view(whole, shape, stride, offset)
-        found: torch.Tensor = tensors.view_as(whole, dtype, shape, stride, offset)
-        return found
+        lazy: torch.Tensor = tensors.view_as(whole, dtype, shape, stride, offset)
+        return lazy
 
     def _entered(self, tensor: torch.Tensor, storage: Any) -> torch.Tensor:
         """The shadow of a tensor from outside, for as long as this recording lasts."""
@@ -365,14 +365,14 @@ class Shadows:
     def result(self, lazy: torch.Tensor) -> torch.Tensor:
         """A tensor of the host for a result; its memory is filled when somebody looks."""
         shape, stride, _, dtype = layout_of(lazy)
-        made = torch.empty_strided(shape, stride, dtype=dtype, device=self._device)
-        storage = _storage_of(made)
+        host = torch.empty_strided(shape, stride, dtype=dtype, device=self._device)
+        storage = _storage_of(host)
         whole = lazy
         if lazy.storage_offset() or tensors.bytes_of(*layout_of(lazy)) != storage.nbytes():
             whole = lazy.clone()
         storage.smelt_shadow = shadow = Shadow(whole, storage)
         self._results.add(shadow)
-        return made
+        return host
 
     # Memory.
 
@@ -424,15 +424,15 @@ class _ShadowedCall:
         self._shadows = shadows
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # lazy, of the host
 
-    def given(self, value: Any) -> Any:
+    def lazy(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             lazy = self._shadows.lazy_of(value)
             self.pairs.append((lazy, value))
             return lazy
         if isinstance(value, tuple | list):
-            return type(value)([self.given(item) for item in value])
+            return type(value)([self.lazy(item) for item in value])
         if isinstance(value, Mapping):
-            return {name: self.given(item) for name, item in value.items()}
+            return {name: self.lazy(item) for name, item in value.items()}
         return value
 
     def returned(self, value: Any) -> Any:
@@ -452,13 +452,13 @@ class _ShadowedCall:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    collected: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            collected.append(value)
         elif isinstance(value, tuple | list):
-            found += _tensors(value)
-    return found
+            collected += _tensors(value)
+    return collected
 
 
 _storage_of: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage

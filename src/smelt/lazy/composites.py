@@ -35,11 +35,11 @@ class Composites:
     def register(self) -> list[Any]:
         """Let them be taken apart so. It ends when what is returned dies."""
         library: Any = torch.library.Library  # untyped
-        found = library("aten", "IMPL")
+        aten_library = library("aten", "IMPL")
         for operator in (aten.scaled_dot_product_attention.default,):
             for key in _KEYS:
-                found.impl(operator._schema.name.partition("::")[2], self._kernel(operator), key)
-        return [found]
+                aten_library.impl(operator._schema.name.partition("::")[2], self._kernel(operator), key)
+        return [aten_library]
 
     def _kernel(self, operator: torch._ops.OpOverload) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -52,10 +52,10 @@ class Composites:
 
     def _graph(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What a call consists of on the real device; None if it cannot be asked for."""
-        given = (*args, *kwargs.values())
-        if not all(map(self._recorder.is_ours, _tensors(given))):
+        values = (*args, *kwargs.values())
+        if not all(map(self._recorder.is_ours, _tensors(values))):
             return None
-        key = (operator, tuple(map(_kind, given)), tuple(kwargs), torch.is_grad_enabled(), _settings())
+        key = (operator, tuple(map(_kind, values)), tuple(kwargs), torch.is_grad_enabled(), _settings())
         if key not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
@@ -71,8 +71,8 @@ class Composites:
         try:
             with torch._C._InferenceMode(False), torch._C.DisableTorchFunction(), writer:
                 named = {name: stand_in(value) for name, value in kwargs.items()}
-                made = operator(*map(stand_in, args), **named)
-            writer.output([made])
+                result = operator(*map(stand_in, args), **named)
+            writer.output([result])
         except Exception:  # the call itself raises in PyTorch's words
             return None
         return None if writer.constants else writer.graph
@@ -82,9 +82,9 @@ class Composites:
         real = self._recorder.real_device
         return TensorSpec(spec.shape, spec.stride, spec.dtype, real, spec.offset, requires_grad=spec.requires_grad)
 
-    def _called(self, graph: fx.Graph, given: list[torch.Tensor]) -> Any:
+    def _called(self, graph: fx.Graph, tensors: list[torch.Tensor]) -> Any:
         values: dict[fx.Node, Any] = {}
-        inputs = iter(given)
+        inputs = iter(tensors)
         for node in graph.nodes:
             if node.op == "placeholder":
                 values[node] = next(inputs)

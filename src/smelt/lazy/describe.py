@@ -128,8 +128,8 @@ def _result(
     path = (position,) if position < len(args) else (kind[1],)
     if kind[0] == "view":
         return View(layout, path)
-    given: Any = args[position] if position < len(args) else kwargs[kind[1]]
-    if layout_of(given)[0] != layout[0]:
+    argument: Any = args[position] if position < len(args) else kwargs[kind[1]]
+    if layout_of(argument)[0] != layout[0]:
         raise Undescribed(f"{known.operator} changes the shape of what it writes")
     return Same(path)
 

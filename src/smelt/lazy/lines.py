@@ -19,8 +19,8 @@ class Line:
     in_backward: bool = False
 
     def __str__(self) -> str:
-        found = f"{self.code.co_filename}:{self.number}"
-        return f"the backward at {found}" if self.in_backward else found
+        text = f"{self.code.co_filename}:{self.number}"
+        return f"the backward at {text}" if self.in_backward else text
 
     @property
     def number(self) -> int:
@@ -32,9 +32,9 @@ class Line:
 
 def here() -> Line | None:
     """Where the program is."""
-    found = _users(sys._getframe(1))
-    if found is not None:
-        return Line(found.f_code, found.f_lasti)
+    frame = _users(sys._getframe(1))
+    if frame is not None:
+        return Line(frame.f_code, frame.f_lasti)
     main = threading.main_thread().ident
     waiting = _users(sys._current_frames().get(main)) if main is not None else None
     return None if waiting is None else Line(waiting.f_code, waiting.f_lasti, in_backward=True)

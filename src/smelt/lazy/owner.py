@@ -75,12 +75,12 @@ class LazyOwner(DeviceOwner):
             return elsewhere
         recorder = self.recorder
         try:
-            found = recorder.record(known, args, kwargs)
+            results = recorder.record(known, args, kwargs)
         except (Foreign, Undescribed) as error:
             return self.declined(operator, args, kwargs, error)
         if recorder.now.count >= recorder.most_operators or recorder.now.bytes >= MOST_BYTES:
             self.run_full()
-        return found
+        return results
 
     # What the kernels in C ask for (`csrc/lazy/kernel.c`).
 
@@ -181,10 +181,10 @@ class LazyOwner(DeviceOwner):
     def _resize(self, tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
         if tuple(tensor.shape) == tuple(size) and memory_format is None:
             return tensor
-        found: torch.Tensor = self.at_once.call(
+        resized: torch.Tensor = self.at_once.call(
             signature(aten.resize_.default), (tensor, size), {"memory_format": memory_format}, "a tensor is resized"
         )
-        return found
+        return resized
 
     def _zeros(self, size: Any, **options: Any) -> Any:
         """PyTorch's zeros of forward gradients have no memory: what runs later cannot read them."""
@@ -220,9 +220,9 @@ class LazyOwner(DeviceOwner):
         known = signature(operator)
         if known.draws(args, kwargs):
             return self.at_once.draw(known, args, kwargs)
-        found = list(self.recorder.record(known, args, kwargs))
-        found[4:6] = [args[0].shape[2], args[1].shape[2]]
-        return tuple(found)
+        results = list(self.recorder.record(known, args, kwargs))
+        results[4:6] = [args[0].shape[2], args[1].shape[2]]
+        return tuple(results)
 
     # Copies.
 

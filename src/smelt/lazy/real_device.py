@@ -73,8 +73,8 @@ class CudaDevice(RealDevice):
 
     @property
     def generator(self) -> torch.Generator:
-        found: torch.Generator = self._cuda.default_generators[self.device.index]
-        return found
+        generator: torch.Generator = self._cuda.default_generators[self.device.index]
+        return generator
 
     def working(self) -> AbstractContextManager[None]:
         is_current = self._cuda.current_device() == self.device.index
@@ -84,8 +84,8 @@ class CudaDevice(RealDevice):
         return self._cuda.current_stream(self.device)
 
     def on(self, stream: Any) -> AbstractContextManager[None]:
-        found: AbstractContextManager[None] = self._cuda.stream(stream)
-        return found
+        context: AbstractContextManager[None] = self._cuda.stream(stream)
+        return context
 
     def is_elsewhere(self, device: torch.device) -> bool:
         return with_index(device) != self.device
@@ -107,8 +107,8 @@ class CudaDevice(RealDevice):
                 before.wait_stream(self.stream)
 
     def selected(self) -> AbstractContextManager[None]:
-        found: AbstractContextManager[None] = self._cuda.device(self.device)
-        return found
+        context: AbstractContextManager[None] = self._cuda.device(self.device)
+        return context
 
     def lend(self, tensor: torch.Tensor) -> torch.Tensor:
         """Its memory is the stream's: it may be used anew only after what the program's stream does with it."""

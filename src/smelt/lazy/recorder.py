@@ -109,8 +109,8 @@ class Recorder(_native.LazyRecorder):
         if memory.serial != self.now.serial:
             self.enter(memory)
         layout = layout_of(tensor)
-        found: int | None = memory.find(layout)
-        return self._derived(memory, layout) if found is None else found
+        number: int | None = memory.find(layout)
+        return self._derived(memory, layout) if number is None else number
 
     def plain_dtype(self, tensor: torch.Tensor) -> torch.dtype | None:
         """The dtype of a tensor of the device that says nothing else of itself."""

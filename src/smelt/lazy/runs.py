@@ -87,10 +87,10 @@ class Runs:
         took = (time.perf_counter() - started) * 1000
         if variant is not None and is_new:
             variant.kernels = counters["kernels"] - kernels
-        made = 0 if variant is None else variant.kernels
+        kernel_count = 0 if variant is None else variant.kernels
         line = str(lines.here() or "an unknown line")
         shape = (now.count, len(now.inputs), len(alive))
-        self._timeline.add(LazyRun(self._timeline.count + 1, reason, line, *shape, how, made, took, started))
+        self._timeline.add(LazyRun(self._timeline.count + 1, reason, line, *shape, how, kernel_count, took, started))
 
     def _run(self, program: PathProgram, variant: Variant | None, now: _native.Recording, alive: Alive) -> None:
         inputs: list[Any] = [memory.real for memory in now.inputs]
@@ -136,16 +136,16 @@ def _writes(path: Sequence[Step]) -> bool:
 def _adopted(real: Any, memory: Memory) -> torch.Tensor:
     """A result with the layout that was told to the program when it was recorded."""
     shape, stride, _, dtype = memory.layout
-    found: torch.Tensor = real
-    if found.shape != shape or found.dtype != dtype:
-        raise RuntimeError(f"a result is {found.dtype} {tuple(found.shape)}, and was said to be {dtype} {tuple(shape)}")
-    if found.storage_offset():  # recorded views count from the beginning of their memory
-        found = found.clone()
-    if found.stride() == stride:
-        return found
-    if all(one == other or size < 2 for one, other, size in zip(found.stride(), stride, shape, strict=True)):
-        return found.as_strided(shape, stride)
-    return torch.empty_strided(shape, stride, dtype=dtype, device=found.device).copy_(found)
+    tensor: torch.Tensor = real
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise RuntimeError(f"a result is {tensor.dtype} {tuple(tensor.shape)}, recorded as {dtype} {tuple(shape)}")
+    if tensor.storage_offset():  # recorded views count from the beginning of their memory
+        tensor = tensor.clone()
+    if tensor.stride() == stride:
+        return tensor
+    if all(one == other or size < 2 for one, other, size in zip(tensor.stride(), stride, shape, strict=True)):
+        return tensor.as_strided(shape, stride)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=tensor.device).copy_(tensor)
 
 
 def _keep_what_is(failed: Failed, alive: Sequence[tuple[int, Memory]]) -> None:

@@ -81,19 +81,19 @@ class Step(_native.Step):
 
     def path(self) -> list["Step"]:
         """The steps from the root to this one, without the root."""
-        found: list[Step] = []
+        steps: list[Step] = []
         step: Step = self
         while step.before is not None:
-            found.append(step)
+            steps.append(step)
             step = step.before
-        found.reverse()
-        return found
+        steps.reverse()
+        return steps
 
 
 def at(path: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The argument at a path: a position or a name, then positions in lists."""
     first, *rest = path
-    found: Any = args[first] if type(first) is int else kwargs[first]
+    argument: Any = args[first] if type(first) is int else kwargs[first]
     for place in rest:
-        found = found[place]
-    return found
+        argument = argument[place]
+    return argument

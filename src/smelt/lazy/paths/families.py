@@ -29,10 +29,10 @@ _SIZE = object()
 def size_arguments(operator: torch._ops.OpOverload) -> frozenset[str]:
     """Arguments that are sizes: PyTorch says so by their types, and `arange` has numbers where it could have sizes."""
     schema = str(operator._schema)
-    found = frozenset(re.findall(r"SymInt(?:\[\d*\])?\??(?:\[\d*\])? (\w+)", schema.partition(" -> ")[0]))
+    names = frozenset(re.findall(r"SymInt(?:\[\d*\])?\??(?:\[\d*\])? (\w+)", schema.partition(" -> ")[0]))
     if schema.startswith("aten::arange"):
-        found |= {"start", "end", "step"}
-    return found
+        names |= {"start", "end", "step"}
+    return names
 
 
 class _Reading:
@@ -92,7 +92,7 @@ class SymbolicSizes:
     shape_env: ShapeEnv
     symbols: tuple[tuple[int, Symbol], ...]
     expressions: dict[int, Expression]
-    given: tuple[int, ...]
+    argument_places: tuple[int, ...]
     row: Row
 
     def fits(self, row: Row) -> bool:
@@ -119,22 +119,22 @@ def in_symbols(path: Sequence[Step], row: Row, others: Sequence[Row]) -> Symboli
     by_column: dict[Row, Expression] = {}
     symbols: list[tuple[int, Symbol]] = []
     expressions: dict[int, Expression] = {}
-    given: list[int] = []
+    argument_places: list[int] = []
     for place in sorted(changed, key=lambda each: (each not in shapes, each)):
         column = columns[place]
-        found = by_column.get(column)
-        if found is None and place not in shapes:
-            found = _fitting(column, by_column)
-        if found is None:
+        expression = by_column.get(column)
+        if expression is None and place not in shapes:
+            expression = _fitting(column, by_column)
+        if expression is None:
             if row[place] < SMALLEST:
                 return None
             origin = None if place in inputs else AS_SIZE
             symbol = shape_env.symbol(f"size_{len(symbols)}", row[place], origin)
             symbols.append((place, symbol))
-            found = by_column[column] = Expression.of(symbol)
-            given += [] if place in inputs else [place]
-        expressions[place] = found
-    return SymbolicSizes(shape_env, tuple(symbols), expressions, tuple(given), row)
+            expression = by_column[column] = Expression.of(symbol)
+            argument_places += [] if place in inputs else [place]
+        expressions[place] = expression
+    return SymbolicSizes(shape_env, tuple(symbols), expressions, tuple(argument_places), row)
 
 
 def _at(row: Row, places: set[int]) -> list[tuple[int, int]]:
@@ -173,8 +173,8 @@ def _fitting(column: Row, known: dict[Row, Expression]) -> Expression | None:
         if len(differences) == 1:
             return what + Expression.of(differences.pop())
     for sizes, what in several:
-        if (found := _line(column, sizes)) is not None:
-            return what * Expression.of(found[0]) + Expression.of(found[1])
+        if (line := _line(column, sizes)) is not None:
+            return what * Expression.of(line[0]) + Expression.of(line[1])
     return None
 
 

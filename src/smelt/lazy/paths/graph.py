@@ -134,17 +134,17 @@ class _Sizes:
 
     def rows(self, path: Sequence[Step]) -> list[int]:
         """Where the sizes of each step begin in the row of the path."""
-        found: list[int] = []
+        starts: list[int] = []
         place = 0
         for step in path:
-            found.append(place)
+            starts.append(place)
             if self._sizes is None:
                 continue
             if step.layout is not None:
                 place += 2 * len(step.layout[0]) + 1
             else:
                 place += sum(_count(value) for _, value in _sized(step))
-        return found
+        return starts
 
     def placeholder(self, layout: Any, row: int, number: int, device: torch.device) -> fx.Node:
         shape, stride, offset, dtype = layout
@@ -155,8 +155,8 @@ class _Sizes:
         symbols = dict(self._sizes.symbols)
         numbers: list[Any] = []
         for place, plain in enumerate((*shape, *stride, offset), row):
-            found = self._sizes.expressions.get(place)
-            numbers.append(plain if found is None else as_number(self._sizes.shape_env, found))
+            expression = self._sizes.expressions.get(place)
+            numbers.append(plain if expression is None else as_number(self._sizes.shape_env, expression))
             if place in symbols:
                 dim, count = place - row, len(shape)
                 read = aten.sym_size.int if dim < count else aten.sym_stride.int
@@ -169,7 +169,7 @@ class _Sizes:
         """Sizes that are no input's."""
         if self._sizes is None:
             return
-        for place in self._sizes.given:
+        for place in self._sizes.argument_places:
             node = self._graph.placeholder(f"given_{place}")
             what = self._sizes.expressions[place]
             set_spec(node, NumberSpec(what))
@@ -181,21 +181,21 @@ class _Sizes:
         if self._sizes is None:
             return step.args, step.kwargs
         place = row
-        found: dict[Any, Any] = {}
+        replaced: dict[Any, Any] = {}
         for name, value in _sized(step):
-            found[name] = self._replaced(value, place)
+            replaced[name] = self._replaced(value, place)
             place += _count(value)
-        args = tuple([found.get(number, value) for number, value in enumerate(step.args)])
-        return args, {name: found.get(name, value) for name, value in step.kwargs.items()}
+        args = tuple([replaced.get(number, value) for number, value in enumerate(step.args)])
+        return args, {name: replaced.get(name, value) for name, value in step.kwargs.items()}
 
     def _replaced(self, value: Any, place: int) -> Any:
         assert self._sizes is not None
         if isinstance(value, tuple | list):
-            made: list[Any] = []
+            items: list[Any] = []
             for item in value:
-                made.append(self._replaced(item, place))
+                items.append(self._replaced(item, place))
                 place += _count(item)
-            return made
+            return items
         what = self._sizes.expressions.get(place) if type(value) is int else None
         return value if what is None else self._node(what)
 
@@ -229,8 +229,8 @@ def _sized(step: Step) -> list[tuple[Any, Any]]:
     assert step.operator is not None
     sizes = size_arguments(step.operator)
     names = [argument.name for argument in step.operator._schema.arguments]
-    found: list[tuple[Any, Any]] = [(place, value) for place, value in enumerate(step.args) if names[place] in sizes]
-    return [*found, *((name, value) for name, value in step.kwargs.items() if name in sizes)]
+    args = [(place, value) for place, value in enumerate(step.args) if names[place] in sizes]
+    return [*args, *((name, value) for name, value in step.kwargs.items() if name in sizes)]
 
 
 def _count(value: Any) -> int:

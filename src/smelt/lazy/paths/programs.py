@@ -48,7 +48,7 @@ class Sites:
 
     def varying(self, path: Sequence[Step], numbers: Sequence[Any]) -> set[int]:
         """The places of numbers that another path had otherwise."""
-        found: set[int] = set()
+        places: set[int] = set()
         occurrences: Counter[Any] = Counter()
         for step in path:
             if step.before is None or step.numbers == step.before.numbers:
@@ -59,8 +59,8 @@ class Sites:
                 site = (*where, occurrences[where], place - step.before.numbers)
                 value = exact(numbers[place])
                 if self._seen.setdefault(site, value) != value:
-                    found.add(place)
-        return found
+                    places.add(place)
+        return places
 
 
 class Variant:
@@ -88,8 +88,8 @@ class Variant:
 
     def beside(self, row: Row, numbers: Sequence[Any]) -> list[Any]:
         """Inputs of the program after the tensors."""
-        found = [numbers[place] for place in self.varying]
-        return found if self.sizes is None else [*found, *[row[place] for place in self.sizes.given]]
+        scalars = [numbers[place] for place in self.varying]
+        return scalars if self.sizes is None else [*scalars, *[row[place] for place in self.sizes.argument_places]]
 
 
 class Family:
@@ -120,13 +120,13 @@ class Programs:
 
     def of(self, step: Step, live: tuple[int, ...], numbers: Sequence[Any]) -> "PathProgram":
         """What was compiled for the path up to a step, which decides what types its numbers are."""
-        found: PathProgram | None = step.programs.get(live)
-        if found is None:
+        program: PathProgram | None = step.programs.get(live)
+        if program is None:
             path = step.path()
             skeleton, row = self._skeletons.read(path, numbers)
             family = self._families.setdefault((skeleton, live), Family())
-            found = step.programs[live] = PathProgram(path, live, row, family)
-        return found
+            program = step.programs[live] = PathProgram(path, live, row, family)
+        return program
 
     def prepare(self, program: "PathProgram", variant: Variant, numbers: Sequence[Any]) -> None:
         """Have what a run would make first: on the thread for that, with nothing of the program's state."""
@@ -159,10 +159,10 @@ class Programs:
                     return known, False
                 break
         family = program.family
-        made = self._symbolic(program, numbers, varying) or self._static(program, numbers, varying)
+        variant = self._symbolic(program, numbers, varying) or self._static(program, numbers, varying)
         if program.row not in family.rows:
             family.rows = [*family.rows[1 - ROWS :], program.row]
-        return made, made.run is not None
+        return variant, variant.run is not None
 
     def _prepared(self, program: "PathProgram", known: Variant, numbers: Sequence[Any]) -> bool:
         """Whether a program in symbols is ready for the sizes of a path now."""
@@ -185,12 +185,12 @@ class Programs:
         for known in family.symbolic:
             varying |= set(known.varying)
             varying |= {place for place, value in known.constants.items() if exact(numbers[place]) != value}
-        made = self._compiled(program, numbers, varying, sizes)
-        if made.run is None:
+        variant = self._compiled(program, numbers, varying, sizes)
+        if variant.run is None:
             family.refused += 1
             return None
-        family.symbolic.insert(0, made)
-        return made
+        family.symbolic.insert(0, variant)
+        return variant
 
     def _static(self, program: "PathProgram", numbers: Sequence[Any], varying: set[int]) -> Variant:
         if program.family.static >= STATIC:
@@ -200,9 +200,9 @@ class Programs:
             varying |= set(known.varying)
         if len(program.variants) >= VARIANTS:
             varying = set(range(len(numbers)))
-        made = self._compiled(program, numbers, varying)
+        variant = self._compiled(program, numbers, varying)
         program.family.static += not program.variants
-        return made
+        return variant
 
     def _compiled(
         self, program: "PathProgram", numbers: Sequence[Any], varying: set[int], sizes: SymbolicSizes | None = None
@@ -221,9 +221,9 @@ class Programs:
                 break
         constants = {place: exact(value) for place, value in enumerate(numbers) if place not in attempt}
         self.compiled += run is not None
-        made = Variant(constants if run is not None else {}, tuple(sorted(attempt)), run, sizes, reason)
-        made.kernels = events.counters["kernels"] - kernels
-        return made
+        variant = Variant(constants if run is not None else {}, tuple(sorted(attempt)), run, sizes, reason)
+        variant.kernels = events.counters["kernels"] - kernels
+        return variant
 
     def _failed(self, program: "PathProgram", error: Exception) -> str:
         reason = f"{type(error).__name__}: {error}"
@@ -235,14 +235,14 @@ class Programs:
     def take(self, job: Job) -> tuple[Variant, bool]:
         """What a job has made. A graph that is not compiled is told of, once for each reason."""
         try:
-            made, compiled = job.wait()
+            variant, compiled = job.wait()
         except Exception as error:
-            made, compiled = Variant({}, (), None, None, f"{type(error).__name__}: {error}"), False
-        if made.run is None:
-            self.not_compiled[made.reason] += 1
-            if self.not_compiled[made.reason] == 1:
-                warn(f"SM020: a recorded graph is not compiled and runs operator by operator: {made.reason}")
-        return made, compiled
+            variant, compiled = Variant({}, (), None, None, f"{type(error).__name__}: {error}"), False
+        if variant.run is None:
+            self.not_compiled[variant.reason] += 1
+            if self.not_compiled[variant.reason] == 1:
+                warn(f"SM020: a recorded graph is not compiled and runs operator by operator: {variant.reason}")
+        return variant, compiled
 
 
 class PathProgram:
@@ -267,11 +267,11 @@ class PathProgram:
                 self._job = programs.job(self, numbers)
             if not wait and not self._job.is_done:
                 return None, False
-            made, compiled = programs.take(self._job)
+            variant, compiled = programs.take(self._job)
             self._job = None
-            self.variants.insert(0, made)
-            if made.fits(numbers):
-                return made, compiled and wait
+            self.variants.insert(0, variant)
+            if variant.fits(numbers):
+                return variant, compiled and wait
 
     def run(self, variant: Variant, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[Any]:
         if variant.run is None:

@@ -27,7 +27,7 @@ def replay(
 ) -> dict[int, Any]:
     """The values of a path, of which those in `keep` are sure to be there: others are let go after their last use."""
     values: dict[int, Any] = {}
-    given = iter(inputs)
+    remaining = iter(inputs)
     last = _last_uses(path)
 
     def real(argument: Any) -> Any:
@@ -41,18 +41,18 @@ def replay(
 
     for number, step in enumerate(path):
         if step.operator is None:
-            values[step.first_value] = next(given)
+            values[step.first_value] = next(remaining)
             continue
         try:
-            found = step.operator(*map(real, step.args), **{name: real(value) for name, value in step.kwargs.items()})
+            results = step.operator(*map(real, step.args), **{name: real(value) for name, value in step.kwargs.items()})
         except Exception as error:
             raise Failed(step, error, values) from error
         value = step.first_value
         for place, result in enumerate(step.results):
             if isinstance(result, Fresh | View):
-                values[value] = found if step.form is None else found[place]
+                values[value] = results if step.form is None else results[place]
                 value += 1
-        del found
+        del results
         for gone in last.get(number, ()):
             if gone not in keep:
                 del values[gone]
@@ -75,7 +75,7 @@ def _last_uses(path: Sequence[Step]) -> dict[int, list[int]]:
             last[value] = number
         for argument in (*step.args, *step.kwargs.values()):
             used(argument, number)
-    found: dict[int, list[int]] = {}
+    last_uses: dict[int, list[int]] = {}
     for value, number in last.items():
-        found.setdefault(number, []).append(value)
-    return found
+        last_uses.setdefault(number, []).append(value)
+    return last_uses

@@ -24,21 +24,21 @@ def calls_of(shape: Shape, stride: Shape, seen_shape: Shape, seen_stride: Shape,
     if 0 in shape or 0 in seen_shape:
         return None
     whole, seen = _dims(shape, stride), _dims(seen_shape, seen_stride)
-    found = _cut(whole, [dim for dim in seen if dim[1]], offset)
-    if found is None:
+    calls = _cut(whole, [dim for dim in seen if dim[1]], offset)
+    if calls is None:
         return None
     single = [1 if not step else size for size, step in zip(seen_shape, seen_stride, strict=True)]
-    found.append((aten.view.default, (single,)))
+    calls.append((aten.view.default, (single,)))
     if single != list(seen_shape):
-        found.append((aten.expand.default, (list(seen_shape),)))
-    made = torch.empty_strided(tuple(shape), tuple(stride), device="meta")
+        calls.append((aten.expand.default, (list(seen_shape),)))
+    tensor = torch.empty_strided(tuple(shape), tuple(stride), device="meta")
     try:
-        for operator, args in found:
-            made = operator(made, *args)
+        for operator, args in calls:
+            tensor = operator(tensor, *args)
     except RuntimeError:  # dimensions that cannot be merged
         return None
-    same = made.shape == torch.Size(seen_shape) and made.storage_offset() == offset
-    return found if same and _dims(made.shape, made.stride()) == seen else None
+    same = tensor.shape == torch.Size(seen_shape) and tensor.storage_offset() == offset
+    return calls if same and _dims(tensor.shape, tensor.stride()) == seen else None
 
 
 def _dims(shape: Shape, stride: Shape) -> list[Dim]:
@@ -73,30 +73,30 @@ def _cut(whole: list[Dim], seen: list[Dim], offset: int) -> list[Call] | None:
 def _parts(dim: Dim, boundaries: Sequence[int]) -> list[Dim]:
     """A dimension as several, one ending where another stride begins: (6, 1) at 3 is (2, 3), (3, 1)."""
     size, step = dim
-    found: list[Dim] = []
+    inner: list[Dim] = []
     for boundary in boundaries:
         if step < boundary < step * size and boundary % step == 0 and (step * size) % boundary == 0:
-            found.append((boundary // step, step))
+            inner.append((boundary // step, step))
             size, step = size * step // boundary, boundary
-    return [(size, step), *reversed(found)]
+    return [(size, step), *reversed(inner)]
 
 
 def _places(whole: list[Dim], parts: list[Dim]) -> list[int] | None:
     """Which dimension of the whole each part is, or is taken of in steps; each is taken once."""
-    found: list[int] = []
+    places: list[int] = []
     for _, stride in parts:
-        fitting = [place for place, (_, step) in enumerate(whole) if stride % step == 0 and place not in found]
+        fitting = [place for place, (_, step) in enumerate(whole) if stride % step == 0 and place not in places]
         if not fitting:
             return None
-        found.append(max(fitting, key=lambda place: whole[place][1]))
-    return found
+        places.append(max(fitting, key=lambda place: whole[place][1]))
+    return places
 
 
 def _begins(whole: list[Dim], offset: int) -> list[int] | None:
     """The index in each dimension of what is at `offset`."""
-    found = [0] * len(whole)
+    indices = [0] * len(whole)
     for place in sorted(range(len(whole)), key=lambda place: -whole[place][1]):
         size, step = whole[place]
-        found[place] = min(offset // step, size - 1)
-        offset -= found[place] * step
-    return found if offset == 0 else None
+        indices[place] = min(offset // step, size - 1)
+        offset -= indices[place] * step
+    return indices if offset == 0 else None
