@@ -58,9 +58,9 @@ def aot_function(
     numbers and other plain values. Tensors that `fn` reaches in other ways are constants, and must not require grad.
     What no graph can do, for example giving an input another shape, falls back to eager, with a warning.
     """
-    for name, given in (("fn", fn), ("fw_compiler", fw_compiler)):
-        if not callable(given):
-            raise SmeltError("SM001", f"aot_function takes a callable as {name}, not {type(given).__name__}")
+    for name, value in (("fn", fn), ("fw_compiler", fw_compiler)):
+        if not callable(value):
+            raise SmeltError("SM001", f"aot_function takes a callable as {name}, not {type(value).__name__}")
     stage = _Stage(fw_compiler, bw_compiler or fw_compiler, partition_fn or partition.default, decompositions)
     versions = _Versions(fn, stage)
 
@@ -96,8 +96,8 @@ def aot_module_simplified(
     if not any(map(varies, pytree.tree_leaves(args))):  # else there is one for each of the sizes that come
         versions.prepare((state_of(mod), *args), {})
 
-    def call(*given: Any) -> Any:
-        return versions((state_of(mod), *given), {})
+    def call(*args: Any) -> Any:
+        return versions((state_of(mod), *args), {})
 
     return call
 
@@ -145,8 +145,8 @@ class _Versions:
         key = (tree, *map(key_of, leaves), *around)
         if key in self._ready:
             return self._ready[key]
-        found: _Entry | None = _native.preserving_state(self._made_once, key, leaves, tree)
-        return found
+        entry: _Entry | None = _native.preserving_state(self._made_once, key, leaves, tree)
+        return entry
 
     def _made_once(self, key: Any, leaves: Sequence[Any], tree: Any) -> "_Entry | None":
         with _native.Held(self._building):
@@ -265,12 +265,12 @@ class _Entry:
 
 
 def _compiled(compiler: Compiler, traced: Traced) -> Callable[..., tuple[Any, ...]]:
-    made = compiler(traced.to_module(), _examples(traced))
-    if not callable(made):
-        raise SmeltError("SM002", f"compiler {compiler!r} returned {type(made).__name__}, not a callable")
+    function = compiler(traced.to_module(), _examples(traced))
+    if not callable(function):
+        raise SmeltError("SM002", f"compiler {compiler!r} returned {type(function).__name__}, not a callable")
 
     def call(*inputs: Any) -> tuple[Any, ...]:
-        result = made(*inputs)
+        result = function(*inputs)
         return tuple(result) if isinstance(result, tuple | list) else (result,)
 
     return call

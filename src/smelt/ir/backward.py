@@ -95,13 +95,13 @@ class Backward:
     @property
     def hooks(self) -> tuple[HookAt, ...]:
         """All hooks that are called by name."""
-        found: list[HookAt] = []
+        hooks: list[HookAt] = []
         for step in self.steps:
             if isinstance(step, Graph):
-                found += [source for source in step.inputs if isinstance(source, HookAt)]
+                hooks += [source for source in step.inputs if isinstance(source, HookAt)]
             elif isinstance(step, CallLeafHooks):
-                found += step.hooks
-        return tuple(found)
+                hooks += step.hooks
+        return tuple(hooks)
 
     @property
     def runs_python(self) -> bool:

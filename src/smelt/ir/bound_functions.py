@@ -49,7 +49,7 @@ class BoundCode(fx.graph.CodeGen):
     def _gen_python_code(self, nodes: Any, *args: Any, **kwargs: Any) -> Any:
         named: dict[str, Any] = {}
         changed: list[tuple[fx.Node, str, Any]] = []
-        made: dict[int, _Global] = {}
+        names: dict[int, _Global] = {}
         nodes = list(nodes)
         try:
             for node in nodes:
@@ -57,7 +57,7 @@ class BoundCode(fx.graph.CodeGen):
                 if target is not None:
                     changed.append((node, node.op, node.target))
                     object.__setattr__(node, "op", "call_function")
-                    object.__setattr__(node, "target", made.setdefault(id(target), _Global(target)))
+                    object.__setattr__(node, "target", names.setdefault(id(target), _Global(target)))
             code = super()._gen_python_code(nodes, *args, **kwargs)
         finally:
             for node, opcode, target in changed:

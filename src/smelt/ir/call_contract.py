@@ -37,8 +37,8 @@ class Phase(Enum):
 
 
 def phase_of(node: fx.Node) -> Phase:
-    found: Phase = node.meta.get(_PHASE, Phase.FORWARD)
-    return found
+    phase: Phase = node.meta.get(_PHASE, Phase.FORWARD)
+    return phase
 
 
 def set_phase(node: fx.Node, phase: Phase) -> None:
@@ -79,8 +79,8 @@ class ViewStep:
     item: int | None = None
 
     def apply(self, tensor: torch.Tensor) -> Any:
-        made = self.op(tensor, *self.args, **dict(self.kwargs))
-        return made if self.item is None else made[self.item]
+        result = self.op(tensor, *self.args, **dict(self.kwargs))
+        return result if self.item is None else result[self.item]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,36 +192,36 @@ class JointPlan:
     def watched(self) -> tuple[int, ...]:
         """Outputs, and behind them written inputs, that something is computed from which gradients arrive for: those
         that `output_deps` names, and outputs that those are views of."""
-        found = {place for _, places in self.output_deps for place in places}
-        for place in list(found):
-            while place < len(self.outputs) and isinstance(made := self.outputs[place], FromResult | FromInput):
-                found.add(place)
-                if made.through is None:
-                    whole = FromResult(made.index) if isinstance(made, FromResult) and made.alias else None
-                    found.update([self.outputs.index(whole)] if whole in self.outputs else [])
+        watched_places = {place for _, places in self.output_deps for place in places}
+        for place in list(watched_places):
+            while place < len(self.outputs) and isinstance(output := self.outputs[place], FromResult | FromInput):
+                watched_places.add(place)
+                if output.through is None:
+                    whole = FromResult(output.index) if isinstance(output, FromResult) and output.alias else None
+                    watched_places.update([self.outputs.index(whole)] if whole in self.outputs else [])
                     break
-                place = made.through
-        return tuple(sorted(found))
+                place = output.through
+        return tuple(sorted(watched_places))
 
     @property
     def showing_written(self) -> frozenset[int]:
         """Outputs that show the memory of written inputs, and behind the outputs those inputs themselves."""
         outputs = [
             place
-            for place, made in enumerate(self.outputs)
-            if isinstance(made, FromInput) and made.index in self.mutated_inputs
+            for place, output in enumerate(self.outputs)
+            if isinstance(output, FromInput) and output.index in self.mutated_inputs
         ]
         return frozenset([*outputs, *range(len(self.outputs), len(self.outputs) + len(self.mutated_inputs))])
 
     def tangent_of(self, output: int) -> int | None:
         """The number of the tangent that is the gradient of an output itself, not of what it is a view of."""
         behind = output - len(self.outputs)
-        made = self.outputs[output] if behind < 0 else FromInput(self.mutated_inputs[behind])
-        if not isinstance(made, FromResult | FromInput) or made.alias:
+        kind = self.outputs[output] if behind < 0 else FromInput(self.mutated_inputs[behind])
+        if not isinstance(kind, FromResult | FromInput) or kind.alias:
             return None
-        if isinstance(made, FromInput) and made.index not in self.mutated_inputs:
+        if isinstance(kind, FromInput) and kind.index not in self.mutated_inputs:
             return None
-        place = made.index if isinstance(made, FromResult) else self.results + self.mutated_inputs.index(made.index)
+        place = kind.index if isinstance(kind, FromResult) else self.results + self.mutated_inputs.index(kind.index)
         return self.differentiable.index(place) if place in self.differentiable else None
 
     @property

@@ -58,20 +58,20 @@ NARROW_FLOATS = (torch.float16, torch.bfloat16)
 def value_dtypes(kernel: Kernel) -> dict[str, torch.dtype]:
     """The dtype of every value a kernel names. Names that are not defined are left out, for the rules to find."""
     buffers = {buffer.name: buffer.dtype for buffer in kernel.buffers}
-    found: dict[str, torch.dtype] = {}
+    dtypes: dict[str, torch.dtype] = {}
     for instruction in kernel.instructions():
         match instruction:
             case Const(out, _, dtype) | Compute(out, _, _, dtype) | Cast(out, _, dtype) | Contract(out, dtype=dtype):
-                found[out] = dtype
+                dtypes[out] = dtype
             case (Load(out, buffer, _) | Gather(out, buffer, _, _)) if buffer in buffers:
-                found[out] = buffers[buffer]
+                dtypes[out] = buffers[buffer]
             case Position(out, _):
-                found[out] = torch.int64
-            case (Reduce(out, _, value) | Scan(out, _, value)) if value in found:
-                found[out] = found[value]
-            case Softmax(out, value, sums) if value in found:
-                found[out] = found[sums] = found[value]
-    return found
+                dtypes[out] = torch.int64
+            case (Reduce(out, _, value) | Scan(out, _, value)) if value in dtypes:
+                dtypes[out] = dtypes[value]
+            case Softmax(out, value, sums) if value in dtypes:
+                dtypes[out] = dtypes[sums] = dtypes[value]
+    return dtypes
 
 
 def operands(instruction: Instruction) -> tuple[str, ...]:
@@ -228,24 +228,24 @@ def _rule_operands(kernel: Kernel) -> Iterator[Fault]:
         elif len(instruction.args) != op.arity:
             yield instruction, f"{op.name} takes {op.arity} operands"
         elif all(name in dtypes for name in instruction.args):
-            given = [dtypes[name] for name in instruction.args]
-            fault = _operand_fault(op.name, given, instruction.dtype)
+            operand_dtypes = [dtypes[name] for name in instruction.args]
+            fault = _operand_fault(op.name, operand_dtypes, instruction.dtype)
             if fault:
                 yield instruction, fault
 
 
-def _operand_fault(name: str, given: list[torch.dtype], out: torch.dtype) -> str | None:
+def _operand_fault(name: str, dtypes: list[torch.dtype], out: torch.dtype) -> str | None:
     op = SCALAR_OPS[name]
     if name == "where":
-        condition, *given = given
+        condition, *dtypes = dtypes
         if condition is not torch.bool:
             return f"where chooses by a bool, not by {short_name(condition)}"
-    if len(set(given)) != 1:
-        return f"operands of {name} differ: {', '.join(map(short_name, given))}"
-    if kind_of(given[0]) not in op.kinds:
-        return f"{name} is not defined on {short_name(given[0])}"
-    expected = torch.bool if op.result == "bool" else given[0]
-    return None if out is expected else f"{name} of {short_name(given[0])} gives {short_name(expected)}"
+    if len(set(dtypes)) != 1:
+        return f"operands of {name} differ: {', '.join(map(short_name, dtypes))}"
+    if kind_of(dtypes[0]) not in op.kinds:
+        return f"{name} is not defined on {short_name(dtypes[0])}"
+    expected = torch.bool if op.result == "bool" else dtypes[0]
+    return None if out is expected else f"{name} of {short_name(dtypes[0])} gives {short_name(expected)}"
 
 
 def _rule_narrow(kernel: Kernel) -> Iterator[Fault]:
@@ -547,13 +547,13 @@ def _rule_scatters(kernel: Kernel) -> Iterator[Fault]:
 def _rule_contractions(kernel: Kernel) -> Iterator[Fault]:
     """One contraction at most, in the one loop of its kernel and without other folds; of floats this kernel reads. What
     is weighed may come of several, and a row stage may follow."""
-    found = [(stage, each) for stage, each in _staged(kernel) if isinstance(each, Contract | WeightedSum)]
-    if not found:
+    contractions = [(stage, each) for stage, each in _staged(kernel) if isinstance(each, Contract | WeightedSum)]
+    if not contractions:
         return
     weighs = is_attention(kernel)
-    if len(found) > 1 and not weighs:
-        yield found[1][1], "a kernel has one contraction at most"
-    for stage, each in found:
+    if len(contractions) > 1 and not weighs:
+        yield contractions[1][1], "a kernel has one contraction at most"
+    for stage, each in contractions:
         if not stage.loop or stage is not kernel.stages[0] or len(kernel.stages) > (2 if weighs else 1):
             yield each, "a contraction stands in a loop, the only one of its kernel"
         if each.dtype not in (torch.float32, torch.float64):
@@ -580,9 +580,9 @@ def _factor_fault(buffer: Buffer, dtype: torch.dtype) -> str | None:
 
 def _rule_softmax(kernel: Kernel) -> Iterator[Fault]:
     """Of floats, in the loop of a kernel that weighs with it, and only one."""
-    found = [(stage, each) for stage, each in _staged(kernel) if isinstance(each, Softmax)]
+    softmaxes = [(stage, each) for stage, each in _staged(kernel) if isinstance(each, Softmax)]
     dtypes = value_dtypes(kernel)
-    for number, (stage, each) in enumerate(found):
+    for number, (stage, each) in enumerate(softmaxes):
         if not is_attention(kernel) or not stage.loop or number:
             yield each, "one softmax at most stands in a kernel, in a loop that weighs with it"
         if dtypes.get(each.value, torch.float32) not in (torch.float32, torch.float64):
@@ -687,5 +687,5 @@ class _Excerpt:
 
 
 def _error(what: str, rule: str, fault: str, place: object, lines: list[tuple[object, str]], after: str) -> SpecError:
-    made = f" after {after}" if after else ""
-    return SpecError("SM022", f'{what} breaks rule "{rule}"{made}: {fault}\n{_Excerpt(lines, place)}')
+    when = f" after {after}" if after else ""
+    return SpecError("SM022", f'{what} breaks rule "{rule}"{when}: {fault}\n{_Excerpt(lines, place)}')

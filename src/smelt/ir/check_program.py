@@ -161,12 +161,12 @@ def _rule_one_device(program: Program) -> Iterator[Fault]:
             continue
         pairs = [pair for pair in zip(step.args, step.kernel.parameters, strict=False) if pair[0] in device]
         kept = {name for name, buffer in pairs if buffer.name == SIZES or buffer.on_host} | numbers
-        found = {device[name] for name, _ in pairs if name not in kept}
+        devices = {device[name] for name, _ in pairs if name not in kept}
         for name, buffer in pairs:
-            if buffer.on_host and device[name] in found and name not in numbers:
+            if buffer.on_host and device[name] in devices and name not in numbers:
                 yield step, f"{name} is on {device[name]} as the kernel is, and is read on the host"
-        if len(found) > 1:
-            yield step, f"a kernel on {' and '.join(sorted(map(str, found)))}"
+        if len(devices) > 1:
+            yield step, f"a kernel on {' and '.join(sorted(map(str, devices)))}"
 
 
 def _apart(first: tuple[int, int], second: tuple[int, int]) -> bool:

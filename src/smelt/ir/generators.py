@@ -35,8 +35,8 @@ def name_generators(graph: fx.Graph) -> None:
     if not known:
         return
     for node in graph.nodes:
-        given = (*node.args, *node.kwargs.values())
-        if any(type(each) is torch.Generator for each in given):
+        operands = (*node.args, *node.kwargs.values())
+        if any(type(each) is torch.Generator for each in operands):
             node.args = tuple(_named(each, known) for each in node.args)
             node.kwargs = {name: _named(each, known) for name, each in node.kwargs.items()}
 
@@ -52,10 +52,10 @@ def _named(value: Any, known: dict[int, Own]) -> Any:
 
 def make_own(device: torch.device) -> Own:
     """A new one; it lives as long as some graph has it."""
-    made = Own(device)
-    made.number = next(_numbers)
-    _made[made.number] = made
-    return made
+    generator = Own(device)
+    generator.number = next(_numbers)
+    _made[generator.number] = generator
+    return generator
 
 
 _register_custom_builtin("own_generator", "from smelt.ir.generators import own_generator", own_generator)

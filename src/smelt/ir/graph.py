@@ -215,10 +215,10 @@ def add_node(
     return node
 
 
-def add_copy(graph: fx.Graph, node: fx.Node, made: Callable[[fx.Node], Any]) -> fx.Node:
+def add_copy(graph: fx.Graph, node: fx.Node, copy_of: Callable[[fx.Node], Any]) -> fx.Node:
     """`graph.node_copy`, likewise: a node of another graph, with what `made` says for those that it uses."""
     args, kwargs = node.args, node.kwargs
-    args, kwargs = fx.map_arg(args, made) if args else args, fx.map_arg(kwargs, made) if kwargs else kwargs
+    args, kwargs = fx.map_arg(args, copy_of) if args else args, fx.map_arg(kwargs, copy_of) if kwargs else kwargs
     copy = add_node(graph, node.op, node.target, args, kwargs, node.name)
     if node.type is not None:
         copy.type = node.type
@@ -228,9 +228,9 @@ def add_copy(graph: fx.Graph, node: fx.Node, made: Callable[[fx.Node], Any]) -> 
 
 def copied_graph(graph: fx.Graph) -> fx.Graph:
     copy = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
+    copies: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        made[node] = add_copy(copy, node, made.__getitem__)
+        copies[node] = add_copy(copy, node, copies.__getitem__)
     return copy
 
 
@@ -241,8 +241,8 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 def output_node(graph: fx.Graph) -> fx.Node:
     """The one output node."""
-    found: fx.Node = next(node for node in reversed(graph.nodes) if node.op == "output")
-    return found
+    output: fx.Node = next(node for node in reversed(graph.nodes) if node.op == "output")
+    return output
 
 
 def outputs(graph: fx.Graph) -> list[object]:

@@ -63,10 +63,10 @@ def _items(form: Any, other: Other) -> list[Any]:
 
 
 def _torch_name(form: Any, kind: type) -> Any:
-    found = getattr(torch, form[1])
-    if type(found) is not kind:
+    value = getattr(torch, form[1])
+    if type(value) is not kind:
         raise ValueError(f"torch.{form[1]} is no {kind.__name__}")
-    return found
+    return value
 
 
 _READERS: dict[str, Callable[[Any, Other], Any]] = {

@@ -69,8 +69,8 @@ def _fetching(names: set[str], before: Callable[[Lines], Lines] | None) -> Calla
     """Code in which operators of these names, of which the last part is a word of Python's own, are fetched by it."""
     called = re.compile(r"(?<![\w.'\"])(" + "|".join(map(re.escape, sorted(names))) + r")\(")
 
-    def fetch(found: "re.Match[str]") -> str:
-        owner, _, overload = found[1].rpartition(".")
+    def fetch(match: "re.Match[str]") -> str:
+        owner, _, overload = match[1].rpartition(".")
         return f"getattr({owner}, {overload!r})("
 
     def transform(body: Lines) -> Lines:

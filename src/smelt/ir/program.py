@@ -169,8 +169,8 @@ def touched(step: Step) -> tuple[str, ...]:
 
 def touches(program: Program) -> dict[str, tuple[int, int]]:
     """First and last step that touches each buffer."""
-    found: dict[str, tuple[int, int]] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for number, step in enumerate(program.steps):
         for name in touched(step):
-            found[name] = (found.get(name, (number, number))[0], number)
-    return found
+            spans[name] = (spans.get(name, (number, number))[0], number)
+    return spans

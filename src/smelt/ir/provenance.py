@@ -32,8 +32,8 @@ class Origin:
     @property
     def line(self) -> str:
         """`model.py:7`, of the innermost line; empty if none is known."""
-        found = re.findall(r'File "([^"]+)", line (\d+)', self.place)
-        return f"{found[-1][0]}:{found[-1][1]}" if found else ""
+        lines = re.findall(r'File "([^"]+)", line (\d+)', self.place)
+        return f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
 
 
 class _Now(threading.local):
@@ -81,8 +81,8 @@ def current(thread: Mapping[str, Any]) -> Origin | None:
 
 
 def origin_of(node: fx.Node) -> Origin | None:
-    found: Origin | None = node.meta.get(_ORIGIN)
-    return found
+    origin: Origin | None = node.meta.get(_ORIGIN)
+    return origin
 
 
 def set_origin(node: fx.Node, origin: Origin | None) -> None:

@@ -35,10 +35,10 @@ def _gelu_slope(x: torch.Tensor) -> torch.Tensor:
     return slope
 
 
-def _philox(*given: torch.Tensor) -> torch.Tensor:
+def _philox(*operands: torch.Tensor) -> torch.Tensor:
     """One word of four that Philox4x32-10 makes of a seed, a sequence and a counter, each of 64 bits: from 0 to
     2³² - 1, as far as the dtype holds it."""
-    whole = [each.to(torch.int64) for each in given]
+    whole = [each.to(torch.int64) for each in operands]
     seed, sequence, counter, word = torch.broadcast_tensors(*whole)  # type: ignore[no-untyped-call]
     mask = 0xFFFFFFFF
 
@@ -54,8 +54,8 @@ def _philox(*given: torch.Tensor) -> torch.Tensor:
         keys = low + number * 0x9E3779B9 & mask, high + number * 0xBB67AE85 & mask
         first, second = upper(x, 0xD2511F53), upper(z, 0xCD9E8D57)
         x, y, z, w = second ^ y ^ keys[0], z * 0xCD9E8D57 & mask, first ^ w ^ keys[1], x * 0xD2511F53 & mask
-    found = torch.stack([x, y, z, w])
-    return found.gather(0, (word & 3)[None])[0].to(given[0].dtype)
+    all_words = torch.stack([x, y, z, w])
+    return all_words.gather(0, (word & 3)[None])[0].to(operands[0].dtype)
 
 
 SCALAR_OPS: dict[str, ScalarOp] = {}

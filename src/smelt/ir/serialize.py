@@ -105,10 +105,10 @@ def operator(form: Any) -> torch._ops.OpOverload:
         raise ValueError(f"{namespace} is not a namespace of PyTorch's own")
     if namespace == "smelt":
         defining(name)
-    found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    if type(found) is not torch._ops.OpOverload:
+    resolved = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    if type(resolved) is not torch._ops.OpOverload:
         raise ValueError(f"{namespace}.{name}.{overload} is no operator")
-    return found
+    return resolved
 
 
 _KINDS: dict[str, Callable[[Any], Any]] = {

@@ -61,8 +61,8 @@ def filling(value: Any, is_size: Callable[[Any], bool] = varies) -> Fill | None:
         kind = list if isinstance(value, list) else tuple
         return lambda change: kind([item if fill is None else fill(change) for item, fill in items])
     if isinstance(value, dict):
-        found = {name: fill for name, item in value.items() if (fill := filling(item, is_size)) is not None}
-        return (lambda change: value | {name: fill(change) for name, fill in found.items()}) if found else None
+        fills = {name: fill for name, item in value.items() if (fill := filling(item, is_size)) is not None}
+        return (lambda change: value | {name: fill(change) for name, fill in fills.items()}) if fills else None
     if is_dataclass(value) and not isinstance(value, type):
         held = ((each.name, filling(getattr(value, each.name), is_size)) for each in fields(value))
         parts = {name: fill for name, fill in held if fill is not None}
@@ -83,8 +83,8 @@ def over_own_symbols(kernel: Kernel) -> tuple[Kernel, ShapeEnv]:
         return kernel, own
     for each in shape_env.symbols:
         own.symbol(each.text, each.example)
-    found: Kernel = resized(kernel, moving(own))
-    return found, own
+    moved: Kernel = resized(kernel, moving(own))
+    return moved, own
 
 
 def _sizes_in(kernel: Kernel) -> Iterator[Any]:
@@ -198,8 +198,8 @@ def lengthened(kernel: Kernel, axis: Axis, length: Size) -> Kernel:
 
 def _steps(kernel: Kernel, axis: Axis) -> dict[str, set[Size]]:
     """How far a step along the axis moves in each buffer."""
-    found: dict[str, set[Size]] = {}
+    steps: dict[str, set[Size]] = {}
     for instruction in kernel.instructions():
         if isinstance(instruction, Load | Store | Accumulate):
-            found.setdefault(instruction.buffer, set()).add(instruction.index.stride(axis.name))
-    return found
+            steps.setdefault(instruction.buffer, set()).add(instruction.index.stride(axis.name))
+    return steps

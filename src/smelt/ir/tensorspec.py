@@ -144,16 +144,16 @@ NodeSpec = TensorSpec | tuple["TensorSpec | None", ...] | NumberSpec | None
 
 def spec_of(node: fx.Node) -> NodeSpec:
     """What `node` returns, or None for a node that returns no tensor."""
-    found: NodeSpec = node.meta.get(_SPEC)
-    return found
+    spec: NodeSpec = node.meta.get(_SPEC)
+    return spec
 
 
 def tensor_spec(node: fx.Node) -> TensorSpec:
     """The spec of a node that returns one tensor."""
-    found = node.meta.get(_SPEC)
-    if not isinstance(found, TensorSpec):
+    spec = node.meta.get(_SPEC)
+    if not isinstance(spec, TensorSpec):
         raise TypeError(f"{node.format_node()} does not return one tensor")
-    return found
+    return spec
 
 
 def set_spec(node: fx.Node, spec: NodeSpec) -> None:

@@ -130,8 +130,8 @@ def kernel_lines(kernel: Kernel) -> Iterator[tuple[object, str]]:
     where = "" if kernel.target == HOST else f" on {kernel.target}"
     yield kernel, f"kernel {kernel.name} rows({_format_axes(kernel.rows)}) cols({_format_axes(kernel.cols)}){where}"
     for buffer in kernel.buffers:
-        given = " of the host" if buffer.on_host else ""
-        yield buffer, f"  {buffer.role.value} {buffer.name}: {short_name(buffer.dtype)}[{buffer.size}]{given}"
+        place = " of the host" if buffer.on_host else ""
+        yield buffer, f"  {buffer.role.value} {buffer.name}: {short_name(buffer.dtype)}[{buffer.size}]{place}"
     for stage in kernel.stages:
         yield stage, "  loop:" if stage.loop else "  row:"
         for instruction in stage.body:

@@ -46,10 +46,10 @@ class Product:
     names: tuple[int, ...]
 
     def value(self, values: Sequence[int]) -> int:
-        found = self.factor
+        product = self.factor
         for name in self.names:
-            found *= values[name]
-        return found
+            product *= values[name]
+        return product
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,10 @@ class General:
                 if step != mine:
                     return False
                 continue
-            found = _numbers_in(step)
-            if _outline(step) != _outline(mine) or len(found) != len(pattern):
+            numbers = _numbers_in(step)
+            if _outline(step) != _outline(mine) or len(numbers) != len(pattern):
                 return False
-            if any(have != _value(want, values) for have, want in zip(found, pattern, strict=True)):
+            if any(have != _value(want, values) for have, want in zip(numbers, pattern, strict=True)):
                 return False
         return (backward.slots, backward.wanted, backward.arrived, backward.ran) == (
             self.backward.slots,
@@ -118,10 +118,10 @@ def generalize(
         if not isinstance(left, Graph) or not isinstance(right, Graph) or _outline(left) != _outline(right):
             return None
         both = zip(_numbers_in(left), _numbers_in(right), strict=True)
-        found = [a if a == b else _product((a, b), pairs) for a, b in both]
-        if any(each is None for each in found):
+        pattern = [a if a == b else _product((a, b), pairs) for a, b in both]
+        if any(each is None for each in pattern):
             return None
-        patterns.append(tuple(found))
+        patterns.append(tuple(pattern))
     return General(other, tuple(tuple(each) for each in places.values()), tuple(fixed), tuple(patterns))
 
 
@@ -143,7 +143,7 @@ def _product(pair: tuple[Any, Any], pairs: Sequence[tuple[int, int]]) -> Product
 def _numbers_in(step: Step) -> list[Any]:
     """All numbers in the calls of a graph, in order."""
     assert isinstance(step, Graph)
-    found: list[Any] = []
+    numbers: list[Any] = []
 
     def walk(part: Any) -> None:
         if isinstance(part, tuple | list):
@@ -153,11 +153,11 @@ def _numbers_in(step: Step) -> list[Any]:
             for item in part.values():
                 walk(item)
         elif isinstance(part, int | float) and not isinstance(part, bool):
-            found.append(part if isinstance(part, int) else (float, part.hex()))
+            numbers.append(part if isinstance(part, int) else (float, part.hex()))
 
     for node in step.traced.graph.nodes:
         walk((node.args, node.kwargs))
-    return found
+    return numbers
 
 
 def _outline(step: Step) -> Any:
@@ -196,7 +196,7 @@ def with_numbers(general: General) -> Backward:
 
 def _opened(step: Graph, pattern: Sequence[Any], count: int) -> Graph:
     graph = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
+    copies: dict[fx.Node, fx.Node] = {}
     waiting = iter(pattern)
     numbers: list[fx.Node] = []
     known: dict[Product, fx.Node] = {}
@@ -213,7 +213,7 @@ def _opened(step: Graph, pattern: Sequence[Any], count: int) -> Graph:
 
     def walk(part: Any) -> Any:
         if isinstance(part, fx.Node):
-            return made[part]
+            return copies[part]
         if isinstance(part, tuple | list):
             return type(part)(walk(item) for item in part)
         if isinstance(part, dict):
@@ -227,7 +227,7 @@ def _opened(step: Graph, pattern: Sequence[Any], count: int) -> Graph:
     nodes = list(step.traced.graph.nodes)
     for node in nodes:
         if node.op == "placeholder":
-            made[node] = graph.placeholder(str(node.target))
+            copies[node] = graph.placeholder(str(node.target))
     numbers = [graph.placeholder(f"number_{name}") for name in range(count)]
     for node in nodes:
         if node.op == "placeholder":
@@ -235,8 +235,8 @@ def _opened(step: Graph, pattern: Sequence[Any], count: int) -> Graph:
         elif node.op == "output":
             graph.output(walk(node.args[0]))
         elif node.op == "get_attr":
-            made[node] = graph.get_attr(str(node.target))
+            copies[node] = graph.get_attr(str(node.target))
         else:
             args, named = walk((node.args, node.kwargs))
-            made[node] = graph.create_node(node.op, node.target, args, named, name=node.name)
+            copies[node] = graph.create_node(node.op, node.target, args, named, name=node.name)
     return Graph(Traced(graph, GraphLevel.TORCH, step.traced.constants), step.inputs, step.outputs)

@@ -83,10 +83,10 @@ def read(roots: tuple[Any, ...]) -> GraphReading:
 
 
 def _read(roots: tuple[Any, ...]) -> GraphReading:
-    found = _native.read_graph(roots, _reading_plans, _plan_reading, _exact_key, layout, _number)
-    if isinstance(found, str):
-        raise Unreadable(found)
-    nodes, structure, values, addresses, hooked, tensors, special = found
+    reading = _native.read_graph(roots, _reading_plans, _plan_reading, _exact_key, layout, _number)
+    if isinstance(reading, str):
+        raise Unreadable(reading)
+    nodes, structure, values, addresses, hooked, tensors, special = reading
     compiled: list[tuple[int, CompiledNodeView]] = []
     dependent: list[int] = []
     split: dict[int, int] = {}
@@ -152,8 +152,8 @@ def _kind(node: Any) -> NodeKind:
 
 
 def _hooks_key(address: int) -> tuple[Any, ...]:
-    found, retained = _native.node_hooks(address)
-    return retained, *((kind, functions is None, _functions_key(functions), index) for kind, functions, index in found)
+    hooks, retained = _native.node_hooks(address)
+    return retained, *((kind, functions is None, _functions_key(functions), index) for kind, functions, index in hooks)
 
 
 def _functions_key(functions: Any) -> int:

@@ -212,7 +212,7 @@ class _Tracer:
         self.splits = {first: _SplitState() for first in set(reading.split.values())}
         self.arrived: dict[int, int] = {}
         self.wanted = wanted
-        self.found: dict[tuple[int, int], int] = {}
+        self.wanted_slots: dict[tuple[int, int], int] = {}
         self.targets = _targets(self.edges, wanted, leaves)
         self.buffers: dict[int, list[GhostTensor | None]] = {}
         self.pending: list[tuple[int, int]] = []  # gradients to be accumulated into leaves
@@ -249,7 +249,7 @@ class _Tracer:
                 self._evaluate(self.ready.pop())
         self._accumulate_pending()
         self.recorder.close()
-        wanted = tuple(None if at is None else self.found.get(at) for at in self.wanted or ())
+        wanted = tuple(None if at is None else self.wanted_slots.get(at) for at in self.wanted or ())
         arrived = tuple((number, self.arrived.get(number, 0)) for number, _ in self.reading.compiled)
         return Backward(self.recorder.finish(), self.recorder.slots, wanted, arrived, self._nodes_run())
 
@@ -283,7 +283,7 @@ class _Tracer:
         for at in captured:
             ghost = gradients[at[1]]
             if ghost is not None:
-                self.found[at] = self.recorder.slot(ghost)
+                self.wanted_slots[at] = self.recorder.slot(ghost)
         if captured and not any(edge is not None and edge[0] in self.targets for edge in self.edges[number]):
             return
         if is_leaf:
@@ -320,9 +320,9 @@ class _Tracer:
         if why_whole is not None:
             return self._called(number, gradients)
         self.recorder.saved_by_node = self.spans[number]
-        made = node(*gradients)
+        returned = node(*gradients)
         self.recorder.saved_by_node = ()
-        results = list(made) if isinstance(made, tuple | list) else [made]
+        results = list(returned) if isinstance(returned, tuple | list) else [returned]
         if len(results) < count:
             raise Unreadable(f"{node.name()} returns {len(results)} gradients for {count} edges")
         for result in results:
@@ -346,10 +346,10 @@ class _Tracer:
     # Hooks and other Python code.
 
     def _hooks(self, number: int) -> tuple[list[tuple[str, Any, int]], int]:
-        found, retained = self.reading.hooks(number)
+        hooks, retained = self.reading.hooks(number)
         if type(self.nodes[number]) is ACCUMULATE:
-            found = [*_native.leaf_hooks(self.nodes[number].variable), *found]
-        return found, retained
+            hooks = [*_native.leaf_hooks(self.nodes[number].variable), *hooks]
+        return hooks, retained
 
     def _is_watched(self, number: int) -> bool:
         """Whether a leaf's `AccumulateGrad` node has hooks (as DDP registers in C++), or the leaf has hooks that Python
@@ -358,8 +358,8 @@ class _Tracer:
         return unseen or bool(self.reading.hooks(number)[0])
 
     def _with_tensor_hooks(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
-        found, retained = self._hooks(number)
-        own = [(place, hook) for place, hook in enumerate(found) if hook[0] == "tensor_pre_hook"]
+        hooks, retained = self._hooks(number)
+        own = [(place, hook) for place, hook in enumerate(hooks) if hook[0] == "tensor_pre_hook"]
         if retained or any(functions is None for _, (_, functions, _) in own):
             return self._hooked_by_engine(number, gradients)
         for place, (kind, functions, index) in own:
@@ -375,8 +375,8 @@ class _Tracer:
         recorder = self.recorder
         hook = recorder.source(at, "hook", None)
         spec = dense_spec(TensorSpec.of(ghost))
-        given = recorder.node_of(ghost)
-        node = recorder.graph.call_function(call_hook, (hook, given), {"stride": spec.stride, "hook_type": at.kind})
+        operand = recorder.node_of(ghost)
+        node = recorder.graph.call_function(call_hook, (hook, operand), {"stride": spec.stride, "hook_type": at.kind})
         set_spec(node, spec)
         return GhostTensor(spec, node)
 
@@ -400,22 +400,22 @@ class _Tracer:
         recorder = self.recorder
         hook = recorder.source(at, "hook", None)
         specs = [None if ghost is None else dense_spec(TensorSpec.of(ghost)) for ghost in gradients]
-        given = recorder.node_of(tuple(gradients))
+        operand = recorder.node_of(tuple(gradients))
         beside = None if others is None else recorder.node_of(tuple(others))
         strides = tuple(None if spec is None else spec.stride for spec in specs)
         named: dict[str, Any] = {"strides": strides, "hook_type": at.kind}
-        node = recorder.graph.call_function(call_hook_on_all, (hook, given, beside), named)
+        node = recorder.graph.call_function(call_hook_on_all, (hook, operand, beside), named)
         set_spec(node, tuple(specs))
         node.name = node.name.replace("call_hook_on_all", "call_hook")
-        made: list[GhostTensor | None] = []
+        results: list[GhostTensor | None] = []
         for position, spec in enumerate(specs):
             if spec is None:
-                made.append(None)
+                results.append(None)
                 continue
             item = recorder.graph.call_function(operator.getitem, (node, position))
             set_spec(item, spec)
-            made.append(GhostTensor(spec, item))
-        return made
+            results.append(GhostTensor(spec, item))
+        return results
 
     def _hooked_by_engine(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
         self._accumulate_pending()
@@ -455,8 +455,8 @@ class _Tracer:
         hooks = leaf._post_accumulate_grad_hooks
         if hooks and gradient is not None:
             self._accumulate_pending()
-            found = tuple(HookAt(number, "post_accumulate_grad_hook", 0, each) for each in range(len(hooks)))
-            self.recorder.between(CallLeafHooks(found, number))
+            positions = tuple(HookAt(number, "post_accumulate_grad_hook", 0, each) for each in range(len(hooks)))
+            self.recorder.between(CallLeafHooks(positions, number))
 
     def _accumulate_by_engine(self, number: int, gradient: GhostTensor | None) -> None:
         self._accumulate_pending()
@@ -502,37 +502,37 @@ class _Tracer:
             return [None] * len(compiled.state.plan.gradients), arrived
         with _disable_current_modes():  # it may be traced only now
             traced, zeros = compiled.graph(arrived)
-        given: list[Any] = [
+        operands: list[Any] = [
             self.recorder.from_slot(self.compiled_slots[number] + place, spec, "saved")
             for place, spec in enumerate(compiled.specs)
         ]
         for ghost, spec in zip(gradients, compiled.tangents, strict=True):
             if ghost is not None:
-                given.append(_laid_out(ghost, spec))
+                operands.append(_laid_out(ghost, spec))
             elif zeros:
-                given.append(aten.full.default(list(spec.shape), 0, dtype=spec.dtype, device=spec.device))
-        return self._copied(traced, given, f"aot{compiled.number}_"), arrived
+                operands.append(aten.full.default(list(spec.shape), 0, dtype=spec.dtype, device=spec.device))
+        return self._copied(traced, operands, f"aot{compiled.number}_"), arrived
 
-    def _copied(self, traced: Traced, given: Sequence[GhostTensor], prefix: str) -> list[GhostTensor | None]:
+    def _copied(self, traced: Traced, operands: Sequence[GhostTensor], prefix: str) -> list[GhostTensor | None]:
         graph = self.recorder.graph
         inputs = placeholders(traced.graph)
-        if len(inputs) != len(given) or any(isinstance(spec_of(node), NumberSpec) for node in inputs):
+        if len(inputs) != len(operands) or any(isinstance(spec_of(node), NumberSpec) for node in inputs):
             raise Unreadable("a compiled backward takes inputs that are not tensors")
-        made: dict[fx.Node, fx.Node] = {
-            node: self.recorder.node_of(ghost) for node, ghost in zip(inputs, given, strict=True)
+        new: dict[fx.Node, fx.Node] = {
+            node: self.recorder.node_of(ghost) for node, ghost in zip(inputs, operands, strict=True)
         }
         for node in traced.graph.nodes:
             if node.op == "get_attr":
-                made[node] = self.recorder.own_constant(traced.constants[str(node.target)])
+                new[node] = self.recorder.own_constant(traced.constants[str(node.target)])
             elif node.op == "call_function":
                 if yields_sparse(node.target, node.args, node.kwargs):
                     raise CannotTrace(f"{node.target} returns a sparse gradient")
-                args, named = map_arg((node.args, node.kwargs), made.__getitem__)
-                made[node] = graph.create_node("call_function", node.target, args, named, name=prefix + node.name)
-                set_spec(made[node], spec_of(node))
+                args, named = map_arg((node.args, node.kwargs), new.__getitem__)
+                new[node] = graph.create_node("call_function", node.target, args, named, name=prefix + node.name)
+                set_spec(new[node], spec_of(node))
         results = []
         for value in outputs(traced.graph):
-            results.append(GhostTensor(tensor_spec(made[value]), made[value]) if isinstance(value, fx.Node) else None)
+            results.append(GhostTensor(tensor_spec(new[value]), new[value]) if isinstance(value, fx.Node) else None)
         return results
 
 
@@ -554,13 +554,13 @@ def _targets(
         for edge in own:
             if edge is not None:
                 users[edge[0]].append(number)
-    found, pending = set(ends), list(ends)
+    targets, pending = set(ends), list(ends)
     while pending:
         for user in users[pending.pop()]:
-            if user not in found:
-                found.add(user)
+            if user not in targets:
+                targets.add(user)
                 pending.append(user)
-    return frozenset(found)
+    return frozenset(targets)
 
 
 def _may_be_no_result(expected: Any) -> bool:
@@ -582,5 +582,5 @@ def _laid_out(ghost: GhostTensor, spec: TensorSpec) -> GhostTensor:
     if tuple(ghost.stride()) == tuple(spec.stride):
         return ghost
     fitted = aten.empty_strided.default(list(spec.shape), list(spec.stride), dtype=spec.dtype, device=spec.device)
-    made: GhostTensor = fitted.copy_(ghost)
-    return made
+    copy: GhostTensor = fitted.copy_(ghost)
+    return copy

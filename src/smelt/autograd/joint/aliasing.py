@@ -78,15 +78,15 @@ def views_to_copy(gradients: Mapping[int, fx.Node | None]) -> list[int]:
     by_root: dict[fx.Node, list[list[fx.Node]]] = {}
     for chain in chains.values():
         by_root.setdefault(chain[0], []).append(chain)
-    found = []
+    indices = []
     for index, chain in chains.items():
         root, spec = chain[0], tensor_spec(chain[-1])
         if len(chain) == 1 or not is_dense(spec.shape, spec.stride):
             continue
         others = [other for other in by_root[root] if other is not chain]
         if root.op != "call_function" or not all(_are_disjoint(chain, other) for other in others):
-            found.append(index)
-    return found
+            indices.append(index)
+    return indices
 
 
 def _view_chain(node: fx.Node) -> list[fx.Node]:
@@ -217,8 +217,8 @@ def _alias_of(output: object, base: torch.Tensor) -> tuple[Steps, bool, bool, st
     """(steps, alias, detached, creation_meta) that make `output` of `base`."""
     assert isinstance(output, torch.Tensor)
     if output is base:
-        made = _creation_meta(output)
-        return (), made != "DEFAULT", False, made
+        creation_meta = _creation_meta(output)
+        return (), creation_meta != "DEFAULT", False, creation_meta
     if output.requires_grad and _creation_meta(output) == "IN_CUSTOM_FUNCTION":
         raise CannotTrace("an output is a view made by a torch.autograd.Function")
     detached = base.requires_grad and not output.requires_grad
@@ -245,10 +245,10 @@ def _creation_meta(output: torch.Tensor) -> str:
 def _copied(results: Sequence[Result]) -> tuple[int, ...]:
     """Results whose node aliases an input, a constant or an earlier result, though eager's does not."""
     taken: set[fx.Node] = set()
-    found: list[int] = []
+    indices: list[int] = []
     for index, result in enumerate(results):
         root = view_root(result.node)
         if root in taken or root.op in ("placeholder", "get_attr"):
-            found.append(index)
+            indices.append(index)
         taken.add(root)
-    return tuple(found)
+    return tuple(indices)

@@ -82,22 +82,22 @@ class DecompositionTemplate:
     result: Any
     specs: dict[_Place, TensorSpec]  # of the results that are returned
 
-    def written(self, given: Sequence[fx.Node], ghosts: Sequence[GhostTensor], write: Write) -> Any:
+    def written(self, operand_nodes: Sequence[fx.Node], ghosts: Sequence[GhostTensor], write: Write) -> Any:
         """Write the calls for other tensors, given as nodes and as ghosts; what the decomposition would return."""
-        nodes: list[Sequence[fx.Node | None]] = [given]
+        nodes: list[Sequence[fx.Node | None]] = [operand_nodes]
         for call in self.calls:
             kwargs = {name: _filled(value, nodes) for name, value in call.kwargs.items()}
             nodes.append(write(call.func, _filled(call.args, nodes), kwargs, call.spec))
-        made: dict[_Place, GhostTensor] = {}
+        new_ghosts: dict[_Place, GhostTensor] = {}
 
         def returned(value: Any) -> Any:
             if not isinstance(value, _Place):
                 return type(value)(map(returned, value)) if isinstance(value, tuple | list) else value
             if value.call == 0:
                 return ghosts[value.part]
-            if value not in made:
-                made[value] = GhostTensor(self.specs[value], nodes[value.call][value.part])
-            return made[value]
+            if value not in new_ghosts:
+                new_ghosts[value] = GhostTensor(self.specs[value], nodes[value.call][value.part])
+            return new_ghosts[value]
 
         return returned(self.result)
 
@@ -114,11 +114,11 @@ def _filled(value: Any, nodes: Sequence[Sequence[fx.Node | None]]) -> Any:
 class TemplateLog:
     """What a decomposition does to the tensors it is given, on the thread that runs it."""
 
-    def __init__(self, given: Sequence[GhostTensor]) -> None:
+    def __init__(self, operands: Sequence[GhostTensor]) -> None:
         self._thread = threading.get_ident()
-        self._given = given
+        self._given = operands
         self._calls: list[_TemplateCall] = []
-        self._places = {id(ghost): _Place(0, part) for part, ghost in enumerate(given)}
+        self._places = {id(ghost): _Place(0, part) for part, ghost in enumerate(operands)}
         self._specs: dict[_Place, TensorSpec] = {}
         self._is_whole = True
 

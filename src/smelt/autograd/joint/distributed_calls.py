@@ -25,8 +25,8 @@ Wrap = Callable[[GhostTensor], torch.Tensor]
 def traced_call(call: DistributedCall, operands: tuple[Any, ...], unwrap: Unwrap, wrap: Wrap) -> tuple[Any, ...]:
     """What a call returns of functional tensors; `unwrap` and `wrap` lead to ghosts and back."""
     needs_grad = torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in operands)
-    found: tuple[Any, ...] = _run_on_ghosts(call, unwrap, wrap, needs_grad, *operands)
-    return found
+    results: tuple[Any, ...] = _run_on_ghosts(call, unwrap, wrap, needs_grad, *operands)
+    return results
 
 
 @leave_alone
@@ -38,28 +38,28 @@ class _CallNode(torch.autograd.Function):
         ghosts = [unwrap(each) if isinstance(each, torch.Tensor) else each for each in operands]
         wanted = ctx.needs_input_grad[4:]
         with _below_functionalization(), torch.set_grad_enabled(needs_grad):
-            given = [
+            inputs = [
                 each.detach().requires_grad_(needed) if isinstance(each, torch.Tensor) else each
                 for each, needed in zip(ghosts, wanted, strict=True)
             ]
-            made = call(*given)
+            outputs = call(*inputs)
         ctx.set_materialize_grads(False)
-        ctx.given, ctx.made, ctx.unwrap, ctx.wrap = given, made, unwrap, wrap
-        results = [_shown(each, ghosts, operands, wrap) for each in made]
-        ctx.mark_non_differentiable(*(have for have, each in zip(results, made, strict=True) if not each.requires_grad))
+        ctx.inputs, ctx.outputs, ctx.unwrap, ctx.wrap = inputs, outputs, unwrap, wrap
+        results = [_shown(each, ghosts, operands, wrap) for each in outputs]
+        ctx.mark_non_differentiable(*(shown for shown, x in zip(results, outputs, strict=True) if not x.requires_grad))
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> Any:
-        leaves = [each for each in ctx.given if isinstance(each, torch.Tensor) and each.requires_grad]
+        leaves = [each for each in ctx.inputs if isinstance(each, torch.Tensor) and each.requires_grad]
         ghosts = [None if each is None else ctx.unwrap(each) for each in tangents]
-        pairs = [(each, ghost) for each, ghost in zip(ctx.made, ghosts, strict=True) if ghost is not None]
+        pairs = [(each, ghost) for each, ghost in zip(ctx.outputs, ghosts, strict=True) if ghost is not None]
         with _below_functionalization():
-            results, given = [each for each, _ in pairs], [ghost for _, ghost in pairs]
-            found = iter(torch.autograd.grad(results, leaves, given, retain_graph=True, allow_unused=True))
+            results, cotangents = [each for each, _ in pairs], [ghost for _, ghost in pairs]
+            remaining = iter(torch.autograd.grad(results, leaves, cotangents, retain_graph=True, allow_unused=True))
         gradients = []
-        for each in ctx.given:
-            gradient = next(found) if isinstance(each, torch.Tensor) and each.requires_grad else None
+        for each in ctx.inputs:
+            gradient = next(remaining) if isinstance(each, torch.Tensor) and each.requires_grad else None
             gradients.append(None if gradient is None else ctx.wrap(gradient.detach()))
         return (None, None, None, None, *gradients)
 
@@ -71,9 +71,9 @@ def _below_functionalization() -> Any:
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
 
 
-def _shown(made: Any, ghosts: list[Any], operands: tuple[Any, ...], wrap: Wrap) -> torch.Tensor:
+def _shown(result: Any, ghosts: list[Any], operands: tuple[Any, ...], wrap: Wrap) -> torch.Tensor:
     """The functional tensor of a result; where it is an operand's memory, the same view of the operand."""
-    bare: GhostTensor = made.detach()
+    bare: GhostTensor = result.detach()
     places = {ghost.node: operand for ghost, operand in zip(ghosts, operands, strict=True) if _is_ghost(ghost)}
     views: list[fx.Node] = []
     node = bare.node

@@ -114,9 +114,9 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
             self._reuse(known)
             return known
         parts = super().write(func, args, kwargs, spec)
-        made = [part for part in parts if part is not None]
+        nodes = [part for part in parts if part is not None]
         here, backward = provenance.current(self._origins), running_backward(self._backwards)
-        for node in made:
+        for node in nodes:
             for each in (node, node.all_input_nodes[0]) if node.target is operator.getitem else (node,):
                 set_phase(each, self.phase)
                 provenance.set_origin(each, here)
@@ -238,12 +238,12 @@ def _check_storage_offset(func: Any, args: tuple[Any, ...], kwargs: Mapping[str,
     """
     position = STORAGE_OFFSETS[func]
     named = {**dict(zip(("size", "stride", "storage_offset"), args[position - 2 :], strict=False)), **kwargs}
-    given, root = named.get("storage_offset"), _memory_of(args[0])
-    if given is not None and (func is not aten.as_strided.default or root.op != "call_function"):
+    offset, root = named.get("storage_offset"), _memory_of(args[0])
+    if offset is not None and (func is not aten.as_strided.default or root.op != "call_function"):
         raise CannotTrace(f"{func} takes a storage offset into memory that the graph does not own")
     seen, value = tensor_spec(args[0]), tensor_spec(root)
     unit, units = seen.dtype.itemsize, value.dtype.itemsize
-    first = seen.offset if given is None else given
+    first = seen.offset if offset is None else offset
     after = first + span(tuple(named["size"]), tuple(named["stride"]))
     room = value.offset + span(value.shape, value.stride)
     if root.op == "call_function" and (first * unit < value.offset * units or after * unit > room * units):
@@ -298,8 +298,8 @@ def _mutated(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> S
     """Tensors that a call mutates by its name, `x.masked_fill_(…)`, `torch.relu_(x)`, `out=`, with their strides."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     named = name.endswith("_") and not name.endswith("__") and not _is_inplace_view(name)
-    given = [*(args[:1] if named else ()), kwargs.get("out")]
-    return [(each, each.stride()) for each in given if isinstance(each, torch.Tensor)]
+    candidates = [*(args[:1] if named else ()), kwargs.get("out")]
+    return [(each, each.stride()) for each in candidates if isinstance(each, torch.Tensor)]
 
 
 @functools.cache
@@ -322,8 +322,8 @@ def _restore_strides(mutated: Strides) -> None:
         order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim]), reverse=True)
         with torch.no_grad():
             rows = BASE.clone(tensor.permute(order), memory_format=torch.contiguous_format)
-            made = synced(rows.permute([order.index(dim) for dim in range(len(shape))]))
-        torch._functionalize_replace(tensor, made)
+            restored = synced(rows.permute([order.index(dim) for dim in range(len(shape))]))
+        torch._functionalize_replace(tensor, restored)
         torch._functionalize_commit_update(tensor)
 
 
@@ -331,14 +331,14 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
     """Run a torch-level graph node by node. Values are freed after their last use."""
     values: dict[fx.Node, Any] = {}
     waiting = {node: len(node.users) for node in traced.graph.nodes}
-    given = iter(inputs)
+    remaining = iter(inputs)
 
     def look_up(node: fx.Node) -> Any:
         return values[node]
 
     for node in traced.graph.nodes:
         if node.op == "placeholder":
-            values[node] = next(given)
+            values[node] = next(remaining)
         elif node.op == "get_attr":
             values[node] = constants[node.target]
         elif node.op == "output":
@@ -349,18 +349,18 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
             kwargs = map_arg(node.kwargs, look_up)
             mutated = _mutated(node, args, kwargs)
             if _is_float(node) and any(map(is_symbolic, args)):
-                made = apply(node.target, *args)  # PyTorch's own operators would ask for the values
+                result = apply(node.target, *args)  # PyTorch's own operators would ask for the values
             elif node.op == "call_method" or type(node.target) in METHODS_OF_C:
-                made = call_method(node.target, *args, **kwargs)
+                result = call_method(node.target, *args, **kwargs)
             elif isinstance(node.target, DistributedCall):
-                made = traced_call(node.target, args, synced, functional)
+                result = traced_call(node.target, args, synced, functional)
             else:
-                made = node.target(*args, **kwargs)
-                watch(node.target, made)
+                result = node.target(*args, **kwargs)
+                watch(node.target, result)
             if mutated:
                 _restore_strides(mutated)
             if node.users:
-                values[node] = made
+                values[node] = result
             for used in node.all_input_nodes:
                 waiting[used] -= 1
                 if waiting[used] == 0:
@@ -395,8 +395,8 @@ def synced(tensor: torch.Tensor) -> GhostTensor:
 
 def storage_id(tensor: torch.Tensor) -> int:
     """Equal for functional tensors that share a storage in eager."""
-    found: int = tensor.untyped_storage()._cdata
-    return found
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def plain_spec(spec: TensorSpec) -> TensorSpec:

@@ -30,8 +30,8 @@ _MATH, _FLASH, _EFFICIENT = 0, 1, 2  # as `torch._C._SDPBackend` counts them
 
 def capability(target: str) -> tuple[int, int]:
     """`sm_90a` → (9, 0); (8, 0) where nothing is said: what all kernels of PyTorch run on."""
-    found = re.fullmatch(r"sm_(\d+)(\d)[af]?", target)
-    return (int(found[1]), int(found[2])) if found is not None else (8, 0)
+    match = re.fullmatch(r"sm_(\d+)(\d)[af]?", target)
+    return (int(match[1]), int(match[2])) if match is not None else (8, 0)
 
 
 def attention_of(
@@ -106,9 +106,9 @@ def _flash(
     """Heads are padded to eights; the scale is that of the heads as they were."""
     width = query.shape[-1]
     scale = 1 / math.sqrt(width) if scale is None else scale
-    given = [each if width % 8 == 0 else F.pad(each, [0, 8 - width % 8]) for each in (query, key, value)]
-    made = aten._scaled_dot_product_flash_attention.default(*given, dropout, causal, False, scale=scale)[0]
-    return made if width % 8 == 0 else made[..., :width]
+    padded = [each if width % 8 == 0 else F.pad(each, [0, 8 - width % 8]) for each in (query, key, value)]
+    attended = aten._scaled_dot_product_flash_attention.default(*padded, dropout, causal, False, scale=scale)[0]
+    return attended if width % 8 == 0 else attended[..., :width]
 
 
 def _efficient(

@@ -80,10 +80,10 @@ def _value(nodes: Sequence[fx.Node]) -> torch.Tensor:
     values: dict[fx.Node, Any] = {}
     for node in nodes:
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-        kwargs = {name: HOST if name == "device" and given is not None else given for name, given in kwargs.items()}
+        kwargs = {name: HOST if name == "device" and each is not None else each for name, each in kwargs.items()}
         values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-    made: torch.Tensor = values[nodes[-1]]
-    return made
+    mask: torch.Tensor = values[nodes[-1]]
+    return mask
 
 
 def _kept(mask: torch.Tensor) -> torch.Tensor | None:
@@ -96,12 +96,12 @@ def _kept(mask: torch.Tensor) -> torch.Tensor | None:
 
 def _made_of(last: fx.Node) -> list[fx.Node] | None:
     """The calls that one comes of, in order; None if there is something else among them, or too much of it."""
-    found: dict[fx.Node, None] = {}
+    calls: dict[fx.Node, None] = {}
     elements = 0
     waiting = [last]
     while waiting:
         node = waiting.pop()
-        if node in found:
+        if node in calls:
             continue
         spec = spec_of(node)
         if node.op != "call_function" or not isinstance(spec, TensorSpec):
@@ -111,9 +111,9 @@ def _made_of(last: fx.Node) -> list[fx.Node] | None:
         if not all(type(size) is int for size in spec.shape):
             return None
         elements += product(spec.shape)
-        found[node] = None
-        if elements > _MOST_ELEMENTS or len(found) > _MOST_NODES:
+        calls[node] = None
+        if elements > _MOST_ELEMENTS or len(calls) > _MOST_NODES:
             return None
         waiting += node.all_input_nodes
     order = {node: place for place, node in enumerate(last.graph.nodes)}
-    return sorted(found, key=order.__getitem__)
+    return sorted(calls, key=order.__getitem__)

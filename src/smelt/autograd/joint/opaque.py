@@ -37,14 +37,14 @@ class NeedsData(Exception):
     """A derivative was marked as opaque: retrace the graph."""
 
 
-def watch(target: object, made: Any) -> None:
+def watch(target: object, result: Any) -> None:
     """Wrap the derivative that a call of a custom operator has just put into autograd's graph.
 
     PyTorch gives such an operator a `torch.autograd.Function`, whose `ctx` is the node of the graph.
     """
     if not isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket | CustomOpDef):
         return
-    for part in made if isinstance(made, tuple | list) else (made,):
+    for part in result if isinstance(result, tuple | list) else (result,):
         node = part.grad_fn if isinstance(part, torch.Tensor) else None
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             node._forward_cls = _Watched(node._forward_cls)
@@ -57,12 +57,12 @@ class _Watched:
         self.kind: Any = kind.kind if isinstance(kind, _Watched) else kind
         self.vjp = torch.autograd.Function.vjp  # the engine checks which of the two was overridden
 
-    def backward(self, ctx: Any, *given: Any) -> Any:
+    def backward(self, ctx: Any, *tangents: Any) -> Any:
         if self.kind in _opaque:
-            return _call(self.kind, ctx, given)
+            return _call(self.kind, ctx, tangents)
         try:
             with WithoutData():
-                return self.kind.backward(ctx, *given)
+                return self.kind.backward(ctx, *tangents)
         except Exception as error:
             _contents(ctx)  # raises if it cannot be opaque either
             _opaque.add(self.kind)
@@ -97,20 +97,20 @@ def _contents(ctx: Any) -> tuple[list[torch.Tensor], dict[str, Any]]:
     return tensors, held({**attributes, "saved_tensors": ctx.saved_tensors, "needs_input_grad": ctx.needs_input_grad})
 
 
-def _call(kind: Any, ctx: Any, given: Sequence[Any]) -> tuple[Any, ...]:
+def _call(kind: Any, ctx: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
     """The gradients, computed by one opaque operator."""
     tensors, attributes = _contents(ctx)
     behind = [node._input_metadata[place] for node, place in ctx.next_functions if node is not None]
     needed = [place for place, needs in enumerate(ctx.needs_input_grad) if needs]
     if len(behind) != len(needed):
         raise GhostError("the derivative of an operator depends on data, and some arguments are lists")
-    arrived = [each is not None for each in given]
-    operands = [*(each for each in given if each is not None), *tensors]
+    arrived = [each is not None for each in tangents]
+    operands = [*(each for each in tangents if each is not None), *tensors]
     dtypes = [each.dtype for each in behind]
     call = _defined(_Derivative(kind, attributes, arrived, needed, dtypes), len(operands))
-    made = call(*operands, *(tuple(each.shape) for each in behind))
-    found = dict(zip(needed, made if isinstance(made, tuple) else (made,), strict=True))
-    return tuple(found.get(place) for place in range(len(ctx.needs_input_grad)))
+    results = call(*operands, *(tuple(each.shape) for each in behind))
+    by_place = dict(zip(needed, results if isinstance(results, tuple) else (results,), strict=True))
+    return tuple(by_place.get(place) for place in range(len(ctx.needs_input_grad)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class _Derivative:
     def __call__(self, *operands: Any) -> Any:
         tensors, sizes = operands[: -len(self.needed)], operands[-len(self.needed) :]
         remaining = iter(tensors)
-        given = [next(remaining) if there else None for there in self.arrived]
+        tangents = [next(remaining) if there else None for there in self.arrived]
         saved = list(remaining)
 
         def real(value: Any) -> Any:
@@ -137,11 +137,11 @@ class _Derivative:
             return {key: real(each) for key, each in value.items()} if isinstance(value, dict) else value
 
         ctx = SimpleNamespace(**real(self.attributes))
-        made = self.kind.backward(ctx, *given)
-        made = made if isinstance(made, tuple) else (made,)
-        found = [self._fitted(made[place], size, dtype)
+        returned = self.kind.backward(ctx, *tangents)
+        returned = returned if isinstance(returned, tuple) else (returned,)
+        gradients = [self._fitted(returned[place], size, dtype)
                  for place, size, dtype in zip(self.needed, sizes, self.dtypes, strict=True)]  # fmt: skip
-        return tuple(found) if len(found) > 1 else found[0]
+        return tuple(gradients) if len(gradients) > 1 else gradients[0]
 
     def _fitted(self, gradient: Any, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A gradient summed and cast to fit its tensor, as the engine does; contiguous, in its own memory."""
@@ -156,9 +156,9 @@ class _Derivative:
     def sizes(self, *operands: Any) -> Any:
         """The results on the meta device."""
         count = len(self.needed)
-        made = [torch.empty(size, dtype=dtype, device="meta")
+        results = [torch.empty(size, dtype=dtype, device="meta")
                 for size, dtype in zip(operands[-count:], self.dtypes, strict=True)]  # fmt: skip
-        return tuple(made) if count > 1 else made[0]
+        return tuple(results) if count > 1 else results[0]
 
 
 def _defined(derivative: _Derivative, operands: int) -> Callable[..., Any]:

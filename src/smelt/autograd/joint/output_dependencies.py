@@ -41,11 +41,11 @@ class VisibleTensors:
 
     def places(self) -> dict[tuple[Any, int], int]:
         """Positions in `tensors`, by autograd node and output number."""
-        found: dict[tuple[Any, int], int] = {}
+        places_by_node: dict[tuple[Any, int], int] = {}
         for place, tensor in enumerate(self.tensors()):
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None and not self._is_given(place):
-                found.setdefault((tensor.grad_fn, tensor.output_nr), place)
-        return found
+                places_by_node.setdefault((tensor.grad_fn, tensor.output_nr), place)
+        return places_by_node
 
     def _is_given(self, place: int) -> bool:
         """Whether this is an unchanged input, or the same tensor as another output."""
@@ -69,14 +69,14 @@ def find_output_deps(seen: VisibleTensors, results: int, values: Mapping[int, to
     places = seen.places()
     if not places:
         return ()
-    found: dict[Any, int] = {}  # per node, the positions it reaches without passing another, a bit each
+    reached: dict[Any, int] = {}  # per node, the positions it reaches without passing another, a bit each
     for node in behind(value.grad_fn for value in values.values()):
         bits = 0
         for before, number in node.next_functions:
             place = places.get((before, number))
-            bits |= found.get(before, 0) if place is None else 1 << place
-        found[node] = bits
-    deps = {position: _bits_of(found.get(value.grad_fn, 0)) for position, value in values.items()}
+            bits |= reached.get(before, 0) if place is None else 1 << place
+        reached[node] = bits
+    deps = {position: _bits_of(reached.get(value.grad_fn, 0)) for position, value in values.items()}
     number_of = {position: number for number, position in enumerate(values)}
     ordered: list[tuple[int, tuple[int, ...]]] = []
     waiting = {position for position, places in deps.items() if places}

@@ -34,8 +34,8 @@ def for_tangents(backward: Traced, plan: JointPlan, arrived: int) -> Traced | No
     None if a missing value cannot be replaced by zeros.
     """
     tangents = placeholders(backward.graph)[-len(plan.tangents) :]
-    given = {node: node for number, node in enumerate(tangents) if arrived >> number & 1}
-    partial = _PartialGraph(backward, given, [node for node in tangents if node not in given], tangents)
+    present = {node: node for number, node in enumerate(tangents) if arrived >> number & 1}
+    partial = _PartialGraph(backward, present, [node for node in tangents if node not in present], tangents)
     return partial.returning(_gradients(partial, backward, plan, arrived)) if partial.complete else None
 
 
@@ -51,9 +51,9 @@ def cut_at_outputs(marked: Traced, plan: JointPlan, arrived: int, source: int | 
     mark_of = {plan.tangent_of(place): node for place, node in marks.items()}
     sources = [mark_of.get(number, node) for number, node in enumerate(tangents)]
     taken = arrived if source is None else 1 << source
-    given = {sources[number]: node for number, node in enumerate(tangents) if taken >> number & 1}
-    missing = [node for node in (*tangents, *marks.values()) if node not in given]
-    partial = _PartialGraph(marked, given, missing, tangents)
+    present = {sources[number]: node for number, node in enumerate(tangents) if taken >> number & 1}
+    missing = [node for node in (*tangents, *marks.values()) if node not in present]
+    partial = _PartialGraph(marked, present, missing, tangents)
     if not partial.complete:
         return None
     if source is None:
@@ -68,47 +68,47 @@ class _PartialGraph:
     def __init__(
         self,
         backward: Traced,
-        given: dict[fx.Node, fx.Node],
+        present: dict[fx.Node, fx.Node],
         missing: Sequence[fx.Node],
         tangents: Sequence[fx.Node],
     ) -> None:
         self.backward, self.graph = backward, fx.Graph()
-        self.made: dict[fx.Node, Any] = dict.fromkeys(missing, _ABSENT)
+        self.copies: dict[fx.Node, Any] = dict.fromkeys(missing, _ABSENT)
         self._single_summand: dict[fx.Node, fx.Node] = {}  # sums with one summand present, in another layout
         self.complete = False
-        depends_on_tangent = {*tangents, *given}
+        depends_on_tangent = {*tangents, *present}
         for node in placeholders(backward.graph):
-            if node not in self.made and node not in tangents:
-                self.made[node] = add_copy(self.graph, node, self.made.__getitem__)
-        for node, tangent in given.items():
-            self.made[node] = add_copy(self.graph, tangent, self.made.__getitem__)
+            if node not in self.copies and node not in tangents:
+                self.copies[node] = add_copy(self.graph, node, self.copies.__getitem__)
+        for node, tangent in present.items():
+            self.copies[node] = add_copy(self.graph, tangent, self.copies.__getitem__)
         for node in backward.graph.nodes:
             if node.op == "output":
                 break
             sources = [used for used in node.all_input_nodes if used in depends_on_tangent]
             if sources:
                 depends_on_tangent.add(node)
-            if node in self.made:
+            if node in self.copies:
                 continue
-            if sources and all(self.made[used] is _ABSENT for used in sources):
-                self.made[node] = _ABSENT
+            if sources and all(self.copies[used] is _ABSENT for used in sources):
+                self.copies[node] = _ABSENT
                 continue
-            summand = _only_summand(node, self.made)
+            summand = _only_summand(node, self.copies)
             if summand is not None and spec_of(summand) == spec_of(node):
-                self.made[node] = self.made[summand]
+                self.copies[node] = self.copies[summand]
                 continue
             if summand is not None:
-                self._single_summand[node] = self.made[summand]
-            copied = _copied(self.graph, node, self.made)
+                self._single_summand[node] = self.copies[summand]
+            copied = _copied(self.graph, node, self.copies)
             if copied is None:
                 return
-            self.made[node] = copied
+            self.copies[node] = copied
         self.complete = True
 
     def of(self, value: Any) -> Any:
         """The node that is returned for a value, laid out as in eager; None for one that is missing."""
-        found = self._single_summand.get(value, self.made[value]) if isinstance(value, fx.Node) else value
-        return None if found is _ABSENT else found
+        node = self._single_summand.get(value, self.copies[value]) if isinstance(value, fx.Node) else value
+        return None if node is _ABSENT else node
 
     def returning(self, values: Sequence[Any] | None) -> Traced | None:
         if values is None:
@@ -122,12 +122,12 @@ def _gradients(partial: _PartialGraph, backward: Traced, plan: JointPlan, arrive
     returned: list[Any] = []
     gradients = outputs(backward.graph)
     for value, fed in zip(gradients, plan.grad_depends_on or (1,) * len(gradients), strict=True):
-        found = partial.of(value)
-        if found is None and isinstance(value, fx.Node) and fed & arrived:
+        node = partial.of(value)
+        if node is None and isinstance(value, fx.Node) and fed & arrived:
             if not _can_be_zeros(value):
                 return None
-            found = _zeros(partial.graph, value)
-        returned.append(found)
+            node = _zeros(partial.graph, value)
+        returned.append(node)
     for index in views_to_copy(dict(enumerate(returned))):
         copy = partial.graph.call_function(aten.clone.default, (returned[index],))
         set_spec(copy, replace(tensor_spec(returned[index]), offset=0))
@@ -155,11 +155,11 @@ def _memory_order(spec: TensorSpec) -> list[int] | None:
     return order if dense == tuple(spec.stride[dimension] for dimension in order) else None
 
 
-def _only_summand(node: fx.Node, made: dict[fx.Node, Any]) -> fx.Node | None:
+def _only_summand(node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node | None:
     """The summand of a sum that is present while the other is absent, if the sum then equals it."""
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
-    there = [used for used in node.args if isinstance(used, fx.Node) and made[used] is not _ABSENT]
+    there = [used for used in node.args if isinstance(used, fx.Node) and copies[used] is not _ABSENT]
     if len(there) != 1 or len(node.all_input_nodes) != 2:
         return None
     summand, total = spec_of(there[0]), spec_of(node)
@@ -167,13 +167,13 @@ def _only_summand(node: fx.Node, made: dict[fx.Node, Any]) -> fx.Node | None:
     return there[0] if (summand.shape, summand.dtype) == (total.shape, total.dtype) else None
 
 
-def _copied(graph: fx.Graph, node: fx.Node, made: dict[fx.Node, Any]) -> fx.Node | None:
+def _copied(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node | None:
     """`node` in the new graph, with zeros for what is absent."""
-    absent = [used for used in node.all_input_nodes if made[used] is _ABSENT]
+    absent = [used for used in node.all_input_nodes if copies[used] is _ABSENT]
     if not all(map(_can_be_zeros, absent)):
         return None
     zeros = {used: _zeros(graph, used) for used in absent}
-    return add_copy(graph, node, lambda used: zeros.get(used) or made[used])
+    return add_copy(graph, node, lambda used: zeros.get(used) or copies[used])
 
 
 def _zeros(graph: fx.Graph, node: fx.Node) -> fx.Node:
@@ -182,11 +182,11 @@ def _zeros(graph: fx.Graph, node: fx.Node) -> fx.Node:
     named: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
     order = None if spec.is_contiguous else _memory_order(spec)
     shape = spec.shape if order is None else tuple(spec.shape[dimension] for dimension in order)
-    made = graph.create_node("call_function", aten.full.default, (list(shape), 0), named, name="zeros")
+    zeros = graph.create_node("call_function", aten.full.default, (list(shape), 0), named, name="zeros")
     if order is None:
-        set_spec(made, spec)
-        return made
-    set_spec(made, TensorSpec(shape, contiguous_stride(shape), spec.dtype, spec.device))
-    transposed = graph.call_function(aten.permute.default, (made, [order.index(place) for place in range(len(order))]))
+        set_spec(zeros, spec)
+        return zeros
+    set_spec(zeros, TensorSpec(shape, contiguous_stride(shape), spec.dtype, spec.device))
+    transposed = graph.call_function(aten.permute.default, (zeros, [order.index(place) for place in range(len(order))]))
     set_spec(transposed, spec)
     return transposed

@@ -56,5 +56,5 @@ def pushed_to_pop(wanted: Sequence[int]) -> list[int]:
     ready = ReadyQueue()
     for place in range(len(wanted)):
         ready.push(place, 0)
-    found = {ready.pop(): node for node in wanted}
-    return [found[place] for place in range(len(wanted))]
+    pushed = {ready.pop(): node for node in wanted}
+    return [pushed[place] for place in range(len(wanted))]

@@ -61,12 +61,12 @@ def standing_in(source: TraceSource, device: torch.device, target: str = "") -> 
     return replace(source, specs=specs, call=call)
 
 
-def on_device(found: Found, device: torch.device) -> Found:
+def on_device(traced_graph: Found, device: torch.device) -> Found:
     """What was traced so, on the device itself."""
-    _place(found.traced, device)
-    named = tuple(str(device) if name == "meta" else name for name in found.plan.random)
-    plan = replace(resized(found.plan, lambda _: device, _is_stand_in), random=named)
-    return replace(found, plan=plan)
+    _place(traced_graph.traced, device)
+    named = tuple(str(device) if name == "meta" else name for name in traced_graph.plan.random)
+    plan = replace(resized(traced_graph.plan, lambda _: device, _is_stand_in), random=named)
+    return replace(traced_graph, plan=plan)
 
 
 def _place(traced: Traced, device: torch.device) -> None:
@@ -103,10 +103,10 @@ class StandIn(TorchFunctionMode):
             with self:
                 return _body(func)(*args, **kwargs)
         chosen = _CHOSEN.get(func) if self._device.type == "cuda" else None
-        made = NotImplemented if chosen is None else chosen(self._target, *args, **kwargs)
-        if made is NotImplemented and self._device.type == "cuda":
-            made = by_cudnn(func, args, kwargs, _is_for_cudnn)
-        return func(*args, **kwargs) if made is NotImplemented else made
+        result = NotImplemented if chosen is None else chosen(self._target, *args, **kwargs)
+        if result is NotImplemented and self._device.type == "cuda":
+            result = by_cudnn(func, args, kwargs, _is_for_cudnn)
+        return func(*args, **kwargs) if result is NotImplemented else result
 
     def _stand_in(self, value: Any, may_name: bool) -> Any:
         """Meta for the device, which in some places goes by its name."""
@@ -122,12 +122,12 @@ def _body(function: Any) -> Callable[..., Any]:
     """A function of PyTorch's, written in Python, that is not handed to modes as a whole: they see what it calls."""
     handed_on = {name: _is_handed_on for name in function.__globals__ if name.startswith("has_torch_function")}
     names = {**function.__globals__, **handed_on}
-    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    body = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
 
 
-def _is_handed_on(*given: Any) -> bool:
+def _is_handed_on(*_args: Any) -> bool:
     return False
 
 

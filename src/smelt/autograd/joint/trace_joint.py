@@ -76,13 +76,13 @@ class TraceSource:
             return interpret(traced, inputs, constants)
 
         nodes = placeholders(traced.graph)
-        found = [spec_of(node) for node in nodes]
-        numbers = {place: spec for place, spec in enumerate(found) if isinstance(spec, NumberSpec)}
+        node_specs = [spec_of(node) for node in nodes]
+        numbers = {place: spec for place, spec in enumerate(node_specs) if isinstance(spec, NumberSpec)}
         specs = tuple(spec.as_tensor() if isinstance(spec, NumberSpec) else tensor_spec(node)
-                      for node, spec in zip(nodes, found, strict=True))  # fmt: skip
+                      for node, spec in zip(nodes, node_specs, strict=True))  # fmt: skip
         return cls(specs, tuple(node.name for node in nodes), call, traced.constants, numbers, traced.undoing)
 
-    def given(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def arguments(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Inputs of compiled code as the function takes them: numbers unpacked from tensors."""
         if not self.numbers:
             return inputs
@@ -92,7 +92,7 @@ class TraceSource:
         """The original as PyTorch runs it."""
 
         def run(*inputs: torch.Tensor) -> tuple[object, ...]:
-            return tuple(self.call(self.given(inputs), self.constants))
+            return tuple(self.call(self.arguments(inputs), self.constants))
 
         return run if self.undoing is None else self.undoing(run)
 
@@ -252,10 +252,10 @@ def _run(source: TraceSource, recorder: SharingRecorder, *, with_gradients: bool
     before = {name: synced(tensor).node for name, tensor in constants.items()}
     try:
         with Substituting(recorder.functions, WriteWatch(run.inputs)), restored():
-            given = list(run.inputs)
+            values = list(run.inputs)
             for place, number_spec in source.numbers.items():
-                given[place] = recorder.number_in(run.primals[place], number_spec)
-            run.outputs = source.call(given, constants)
+                values[place] = recorder.number_in(run.primals[place], number_spec)
+            run.outputs = source.call(values, constants)
     except (GhostError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, CannotTrace):
             raise
@@ -274,9 +274,9 @@ def _run(source: TraceSource, recorder: SharingRecorder, *, with_gradients: bool
 
 def _refuse_gradients(run: _Run) -> None:
     """Raise if results require grad though gradients are off: the function enabled them, or made a new leaf."""
-    given = {id(tensor) for tensor in run.inputs}
+    input_ids = {id(tensor) for tensor in run.inputs}
     for output in run.outputs:
-        if isinstance(output, torch.Tensor) and output.requires_grad and id(output) not in given:
+        if isinstance(output, torch.Tensor) and output.requires_grad and id(output) not in input_ids:
             raise CannotTrace("the function enables gradients inside")
     for spec, tensor in zip(run.specs, run.inputs, strict=True):
         if tensor.grad_fn is not None or tensor.requires_grad is not spec.requires_grad:
@@ -285,9 +285,9 @@ def _refuse_gradients(run: _Run) -> None:
 
 def _refuse_new_leaves(run: _Run) -> None:
     """Raise if the function makes or unmakes leaves: all results of a compiled graph have its node as `grad_fn`."""
-    given = {id(tensor) for tensor in run.inputs}
+    input_ids = {id(tensor) for tensor in run.inputs}
     for output in run.outputs:
-        if isinstance(output, torch.Tensor) and output.requires_grad and output.is_leaf and id(output) not in given:
+        if isinstance(output, torch.Tensor) and output.requires_grad and output.is_leaf and id(output) not in input_ids:
             raise CannotTrace("a result is a leaf that requires grad")
     for spec, tensor, history in zip(run.specs, run.inputs, run.histories, strict=True):
         if spec.requires_grad and (not tensor.requires_grad or (tensor.grad_fn is None and history is not None)):
@@ -298,7 +298,7 @@ def _refuse_new_leaves(run: _Run) -> None:
 
 def _written(source: TraceSource, run: _Run) -> list[_Write]:
     """Inputs that the graph writes."""
-    found: list[_Write] = []
+    writes: list[_Write] = []
     for index, (name, spec, tensor) in enumerate(zip(source.names, source.specs, run.inputs, strict=True)):
         if storage_id(tensor) != run.storages[index]._cdata:
             raise CannotTrace(f"input {name} is given a new storage")
@@ -309,8 +309,8 @@ def _written(source: TraceSource, run: _Run) -> list[_Write]:
             gaps = "" if is_dense(spec.shape, spec.stride) else ", which is not dense,"
             raise CannotTrace(f"input {name}{gaps} changes its shape or layout in place")
         rebased = tensor.grad_fn is not run.histories[index]
-        found.append(_Write(index, tensor, ghost.node, tensor._version, rebased))
-    return found
+        writes.append(_Write(index, tensor, ghost.node, tensor._version, rebased))
+    return writes
 
 
 def _refuse_checked(run: _Run) -> None:
@@ -329,8 +329,8 @@ def _backward(
     """Run the engine. Returns the specs of the tangents, gradient nodes by input, and the order in which they
     arrived."""
     specs = tuple(_tangent_spec(node) for node, _ in values)
-    given = [run.recorder.placeholder(f"tangents_{number}", spec) for number, spec in enumerate(specs, 1)]
-    tangents = list(map(functional, given))
+    ghosts = [run.recorder.placeholder(f"tangents_{number}", spec) for number, spec in enumerate(specs, 1)]
+    tangents = list(map(functional, ghosts))
     wanted = [index for index, tensor in enumerate(run.leaves) if tensor.requires_grad]
     if not values or not wanted:
         return (), {}, []
@@ -349,16 +349,16 @@ def _backward(
         if isinstance(error, CannotTrace):
             raise
         raise CannotTrace(f"the backward does not run without data: {type(error).__name__}: {error}") from error
-    if any(synced(tangent).node is not ghost.node for tangent, ghost in zip(tangents, given, strict=True)):
+    if any(synced(tangent).node is not ghost.node for tangent, ghost in zip(tangents, ghosts, strict=True)):
         raise CannotTrace("the backward writes a gradient that it is given, which only PyTorch does")
-    found: dict[int, torch.Tensor] = {}
+    by_input: dict[int, torch.Tensor] = {}
     for index, gradient in zip(wanted, gradients, strict=True):
         if gradient is None:
             continue
         if not torch._is_functional_tensor(gradient):
             raise CannotTrace("a gradient escaped functionalization")
-        found[index] = gradient
-    return specs, _unshared(found), arrivals
+        by_input[index] = gradient
+    return specs, _unshared(by_input), arrivals
 
 
 def _note(arrivals: list[int], index: int, gradient: torch.Tensor) -> None:
@@ -401,13 +401,13 @@ def _histories(
     for node in reversed(order):
         for before, _ in node.next_functions:
             bits[before] = bits.get(before, 0) | bits.get(node, 0)
-    found = {id(node.variable): bits.get(node, 0) for node in order if hasattr(node, "variable")}
+    bits_of_leaf = {id(node.variable): bits.get(node, 0) for node in order if hasattr(node, "variable")}
     saving = {bits.get(node, 0) for node in order if _saves(type(node))}  # type: ignore[arg-type]
     frees_saved_of = [0] * len(results)
     for shared in saving:
         for number in range(len(results)):
             frees_saved_of[number] |= shared if shared >> number & 1 else 0
-    return tuple(found.get(id(leaves[index]), 0) for index in wanted), tuple(frees_saved_of)
+    return tuple(bits_of_leaf.get(id(leaves[index]), 0) for index in wanted), tuple(frees_saved_of)
 
 
 @functools.cache
@@ -421,10 +421,10 @@ def _run_engine(
 ) -> tuple[torch.Tensor | None, ...]:
     """`torch.autograd.grad` without its checks of the tangents, which import sympy (half a second and more)."""
     keep_graph, create_graph, allow_unused = False, False, True
-    found: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
+    gradients: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
         outputs, tangents, keep_graph, create_graph, inputs, allow_unused, accumulate_grad=False
     )
-    return found
+    return gradients
 
 
 def _tangent_spec(node: fx.Node) -> TensorSpec:
@@ -463,12 +463,12 @@ def _finish(recorder: SharingRecorder) -> Traced:
 def _inputs_behind(run: _Run, values: Iterable[fx.Node], candidates: Sequence[int]) -> tuple[int, ...]:
     """Those of the given inputs that some of `values` depend on."""
     pending = list(values) if candidates else []
-    found = set(pending)
+    reached = set(pending)
     while pending:
-        new = [node for node in pending.pop().all_input_nodes if node not in found]
-        found.update(new)
+        new = [node for node in pending.pop().all_input_nodes if node not in reached]
+        reached.update(new)
         pending.extend(new)
-    return tuple(index for index in candidates if run.primals[index] in found)
+    return tuple(index for index in candidates if run.primals[index] in reached)
 
 
 def _replay(source: TraceSource, plan: JointPlan, recorder: SharingRecorder) -> Replay | str:
@@ -483,7 +483,7 @@ def replaying(source: TraceSource, plan: JointPlan) -> Replay:
     """A function that recomputes the differentiable results of a source."""
 
     def replay(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        outputs = source.call(source.given(inputs), source.constants)
+        outputs = source.call(source.arguments(inputs), source.constants)
         shown = [outputs[position]._base if is_base else outputs[position] for position, is_base in plan.result_views]
         shown += [inputs[index] for index in plan.mutated_inputs]
         return [shown[position] for position in plan.differentiable]

@@ -35,28 +35,28 @@ class WriteWatch:
         """The tensor arguments of a call, with how often they and their memory were written."""
         if _name_of(func) in _COPYING and any(map(self._is_overlapping, _tensors(args[:1]))):
             raise CannotTrace(f"{_name_of(func)} of a tensor with overlapping elements")
-        given = {id(each): each for each in (*_tensors(args), *_tensors(tuple(kwargs.values())))}
-        return [(each, _writes(each)) for each in given.values()]
+        tensors = {id(each): each for each in (*_tensors(args), *_tensors(tuple(kwargs.values())))}
+        return [(each, _writes(each)) for each in tensors.values()]
 
     def after(
-        self, func: Any, args: Sequence[Any], given: list[tuple[torch.Tensor, tuple[int, int]]], made: Any
+        self, func: Any, args: Sequence[Any], operands: list[tuple[torch.Tensor, tuple[int, int]]], result: Any
     ) -> None:
         """Raise if a call mutated overlapping elements, or memory that it was given twice."""
         name = _name_of(func)
-        written = [tensor for tensor, (version, _) in given if tensor._version != version]
+        written = [tensor for tensor, (version, _) in operands if tensor._version != version]
         if not written and name.endswith("_") and name.startswith("_foreach_"):
             written = list(_tensors(args[:1]))
             if len({id(each) for each in written}) != len(written):
                 raise CannotTrace(f"{name} modifies a tensor more than once")
             torch.autograd.graph.increment_version(written)  # functionalization does not count writes to lists
         if not written:  # nor do operators whose schemas do not tell, as those of running statistics
-            written = [tensor for tensor, (_, count) in given if _writes(tensor)[1] != count]
+            written = [tensor for tensor, (_, count) in operands if _writes(tensor)[1] != count]
         if any(map(self._is_overlapping, written)):
             raise CannotTrace(f"{name} modifies a tensor with overlapping elements in-place")
-        if written and len(given) > 1 and not _is_put_back(func, args):
-            _check_disjoint(name, [tensor for tensor, _ in given], {storage_id(tensor) for tensor in written})
-        spread = {storage_id(tensor) for tensor, _ in given if id(tensor) in self._overlapping}
-        for tensor in _tensors((made,)):
+        if written and len(operands) > 1 and not _is_put_back(func, args):
+            _check_disjoint(name, [tensor for tensor, _ in operands], {storage_id(tensor) for tensor in written})
+        spread = {storage_id(tensor) for tensor, _ in operands if id(tensor) in self._overlapping}
+        for tensor in _tensors((result,)):
             if storage_id(tensor) in spread or _repeats_elements(name, tensor):
                 self._overlapping[id(tensor)] = tensor
 
@@ -74,11 +74,11 @@ def _name_of(func: Any) -> str:
     return str(getattr(func, "__name__", func)).partition(".")[0]
 
 
-def _repeats_elements(name: str, made: torch.Tensor) -> bool:
+def _repeats_elements(name: str, view: torch.Tensor) -> bool:
     # Functionalization scatters zeros between the windows of `unfold`, so it counts even without overlap.
-    if name == "unfold" or any(step == 0 and size != 1 for size, step in zip(made.shape, made.stride(), strict=True)):
+    if name == "unfold" or any(step == 0 and size != 1 for size, step in zip(view.shape, view.stride(), strict=True)):
         return True
-    return name in _RESTRIDING and _overlaps_itself(made)
+    return name in _RESTRIDING and _overlaps_itself(view)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
@@ -105,10 +105,10 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
     return may_overlap(tuple(tensor.shape), tensor.stride())
 
 
-def _check_disjoint(name: str, given: Sequence[torch.Tensor], written: set[int]) -> None:
+def _check_disjoint(name: str, operands: Sequence[torch.Tensor], written: set[int]) -> None:
     """Raise if a call mutates memory that it is given twice, unless the two are equal or disjoint."""
     groups: dict[int, list[torch.Tensor]] = {}
-    for tensor in given:
+    for tensor in operands:
         groups.setdefault(storage_id(tensor), []).append(tensor)
     for storage, group in groups.items():
         if storage not in written or len(group) == 1:

@@ -28,8 +28,8 @@ _LIBRARY_PASSES = 4  # how often an unknown operator is assumed to go through it
 
 def bytes_of(node: fx.Node) -> int:
     """The bytes of what a node returns: all of its tensors, dense."""
-    found = spec_of(node)
-    specs = found if isinstance(found, tuple) else (found,)
+    node_spec = spec_of(node)
+    specs = node_spec if isinstance(node_spec, tuple) else (node_spec,)
     return sum(hint(spec.nbytes) for spec in specs if isinstance(spec, TensorSpec))
 
 

@@ -83,13 +83,13 @@ class Network:
         return True
 
     def _reaching_sink(self) -> set[int]:
-        found = {self.sink}
+        reaching = {self.sink}
         queue = deque([self.sink])
         while queue:
             vertex = queue.popleft()
             for edge in self._heads[vertex]:
                 origin = self._to[edge]
-                if self._left[edge ^ 1] > 0 and origin not in found:
-                    found.add(origin)
+                if self._left[edge ^ 1] > 0 and origin not in reaching:
+                    reaching.add(origin)
                     queue.append(origin)
-        return found
+        return reaching

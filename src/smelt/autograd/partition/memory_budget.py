@@ -168,14 +168,14 @@ def choices(problem: Problem) -> list[Choice]:
     usual = costs.choice(costs.usual)
     if costs.total == 0:
         return [usual]
-    found = {usual.saved: usual}
+    by_saved = {usual.saved: usual}
     for cuts in (_shares, _single_values):
         for wanted in _plans(_Chain(costs, cuts)):
             choice = costs.choice(wanted)
-            found.setdefault(choice.saved, choice)
+            by_saved.setdefault(choice.saved, choice)
     simulator = PeakSimulator(problem)
-    peaks = {choice: simulator.peaks(set(choice.saved)) for choice in found.values()}
-    ordered = sorted(found.values(), key=lambda choice: (choice.work, peaks[choice]))
+    peaks = {choice: simulator.peaks(set(choice.saved)) for choice in by_saved.values()}
+    ordered = sorted(by_saved.values(), key=lambda choice: (choice.work, peaks[choice]))
     best = peaks[usual]
     saved_nodes = [usual]
     for choice in ordered:  # ever more work: worth it only for fewer bytes, counted in one way or the other
@@ -204,14 +204,14 @@ class _Chain:
                     root = view_root(used)
                     if self.costs.bytes[root]:
                         last[root] = index
-        found: list[frozenset[fx.Node]] = []
+        crossings: list[frozenset[fx.Node]] = []
         open_now: set[fx.Node] = set()
         for index, node in enumerate(self.nodes):
             open_now = {value for value in open_now if last[value] >= index}
-            found.append(frozenset(open_now))
+            crossings.append(frozenset(open_now))
             if node in last:
                 open_now.add(node)
-        return [*found, frozenset()]
+        return [*crossings, frozenset()]
 
     def _base(self) -> list[int]:
         """By block: the most the backward's own values take while it goes through the block.
@@ -248,12 +248,12 @@ class _Chain:
         by_price = self._saved_by_price()
         options: list[list[_Option]] = []
         for first in range(self.blocks):
-            found = self._options(first, first + 1, self.costs.usual, needs_entry=False)
+            ways = self._options(first, first + 1, self.costs.usual, needs_entry=False)
             for saved_nodes in by_price:
-                found += self._options(first, first + 1, saved_nodes, needs_entry=True)
+                ways += self._options(first, first + 1, saved_nodes, needs_entry=True)
             for last in range(first + 2, self.blocks + 1):
-                found += self._options(first, last, by_price[-1], needs_entry=True)
-            options.append(list(dict.fromkeys(found)))
+                ways += self._options(first, last, by_price[-1], needs_entry=True)
+            options.append(list(dict.fromkeys(ways)))
         return options
 
     def _saved_by_price(self) -> list[frozenset[fx.Node]]:
@@ -264,7 +264,7 @@ class _Chain:
         def work(node: fx.Node) -> int:
             return INFINITE if node in costs.never else costs.work[node] * PER_BYTE
 
-        found: list[frozenset[fx.Node]] = []
+        saved: list[frozenset[fx.Node]] = []
         for price in PRICES:
 
             def bytes_at(node: fx.Node, price: float = price) -> int:
@@ -272,23 +272,23 @@ class _Chain:
                     return INFINITE
                 return 1 if node in there else int(costs.bytes[node] * price * PER_BYTE) + 1
 
-            found.append(frozenset(problem.cheapest(bytes_at, work)) - there)
-        return found
+            saved.append(frozenset(problem.cheapest(bytes_at, work)) - there)
+        return saved
 
     def _options(self, first: int, last: int, inside: frozenset[fx.Node], *, needs_entry: bool) -> list[_Option]:
         """To save `inside` of the blocks, with or without what crosses out of them."""
         nodes = self.nodes[self.cuts[first] : self.cuts[last]]
         saved_nodes = frozenset(node for node in nodes if node in inside)
         ends = self.crossing[self.cuts[last]] - (self.crossing[self.cuts[first]] if needs_entry else frozenset())
-        found = []
+        options = []
         for saves_exit in (False, True) if ends else (False,):
             mine = saved_nodes | ends if saves_exit else saved_nodes
             rebuilt = self.costs.size(node for node in nodes if node in self.costs.usual and node not in mine)
             base = max(self.base[first:last])
             work = self._work(nodes, mine) if needs_entry else 0
             size = self.costs.size(mine)
-            found.append(_Option(first, last, needs_entry, saves_exit, mine, size, rebuilt, base, work))
-        return found
+            options.append(_Option(first, last, needs_entry, saves_exit, mine, size, rebuilt, base, work))
+        return options
 
     def _work(self, nodes: Sequence[fx.Node], saved_nodes: Collection[fx.Node]) -> int:
         """The work of recomputing within some blocks, given all that crosses into them."""
@@ -345,12 +345,12 @@ class _Partial:
     before: "_Partial | None"
 
     def saved_nodes(self) -> frozenset[fx.Node]:
-        found: set[fx.Node] = set()
+        nodes: set[fx.Node] = set()
         partial: _Partial | None = self
         while partial is not None and partial.option is not None:
-            found |= partial.option.saved_nodes
+            nodes |= partial.option.saved_nodes
             partial = partial.before
-        return frozenset(found)
+        return frozenset(nodes)
 
 
 def _plans(chain: _Chain) -> list[frozenset[fx.Node]]:
@@ -358,7 +358,7 @@ def _plans(chain: _Chain) -> list[frozenset[fx.Node]]:
 
     What the backward's own values add is an estimate, so plans are made with and without it.
     """
-    found: list[frozenset[fx.Node]] = []
+    plans: list[frozenset[fx.Node]] = []
     for share in (1, 0):
         usual, high = 0, 0
         for block in range(chain.blocks):
@@ -368,8 +368,8 @@ def _plans(chain: _Chain) -> list[frozenset[fx.Node]]:
         for step in range(1, BOUNDS):
             partial = _least_work(chain, high * step // BOUNDS, share)
             if partial is not None:
-                found.append(partial.saved_nodes())
-    return found
+                plans.append(partial.saved_nodes())
+    return plans
 
 
 def _least_work(chain: _Chain, bound: int, share: int) -> _Partial | None:

@@ -54,8 +54,8 @@ class Problem:
     @cached_property
     def read(self) -> frozenset[fx.Node]:
         """Early values that the backward itself reads, or returns as gradients."""
-        found = {node for node in self.early if any(user in self.late for user in node.users)}
-        return frozenset(found | {node for node in gradients_of(self.joint) if node not in self.late})
+        read = {node for node in self.early if any(user in self.late for user in node.users)}
+        return frozenset(read | {node for node in gradients_of(self.joint) if node not in self.late})
 
     @cached_property
     def live_anyway(self) -> frozenset[object]:
@@ -148,24 +148,24 @@ def gradients_of(joint: Joint) -> list[fx.Node]:
 
 def depending_on(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """The given nodes and everything computed from them."""
-    found = set(nodes)
+    dependents = set(nodes)
     pending = list(nodes)
     while pending:
         for user in pending.pop().users:
-            if user not in found and user.op != "output":
-                found.add(user)
+            if user not in dependents and user.op != "output":
+                dependents.add(user)
                 pending.append(user)
-    return found
+    return dependents
 
 
 def needed_for(wanted: Iterable[fx.Node], stop: Callable[[fx.Node], bool]) -> set[fx.Node]:
     """`wanted` and all they depend on; nodes for which `stop` holds are in it, their inputs are not."""
-    found: set[fx.Node] = set()
+    needed: set[fx.Node] = set()
     pending = list(wanted)
     while pending:
         node = pending.pop()
-        if node not in found:
-            found.add(node)
+        if node not in needed:
+            needed.add(node)
             if not stop(node):
                 pending.extend(node.all_input_nodes)
-    return found
+    return needed

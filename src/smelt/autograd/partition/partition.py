@@ -164,7 +164,7 @@ def _why_saved(node: fx.Node, behind: "_Behind") -> str:
     if reason is not None:
         return reason
     count, largest = behind.of(node)
-    names = [f"{found.name} ({behind.heavy(found) or 'saved too'}, {bytes_of(found)} bytes)" for found in largest]
+    names = [f"{source.name} ({behind.heavy(source) or 'saved too'}, {bytes_of(source)} bytes)" for source in largest]
     more = f" and {count - 2} more" if count > 2 else ""
     return f"cheaper to save than what it is computed from: {', '.join(names)}{more}"
 
@@ -246,8 +246,8 @@ def _halves(
     if plan.tangents:
         also = [node for node in effects if node in late]
         recomputed = frozenset(node for node in joint.traced.graph.nodes if node not in late)
-        given = [*saved, *tangents_of(joint)]
-        extract = partial(_extract, joint.traced, given, gradients_of(joint), also=also, when_needed=recomputed)
+        inputs = [*saved, *tangents_of(joint)]
+        extract = partial(_extract, joint.traced, inputs, gradients_of(joint), also=also, when_needed=recomputed)
         backward = extract()
         arriving = partial(extract, marked=True) if plan.output_deps else None
     records = tuple(
@@ -282,18 +282,18 @@ def _extract(
     Marks of where gradients arrive are kept if `marked`.
     """
     graph = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
+    copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
-        made[node] = graph.placeholder(node.name)
-        set_spec(made[node], spec_of(node))
+        copies[node] = graph.placeholder(node.name)
+        set_spec(copies[node], spec_of(node))
     nodes = [node for node in wanted if isinstance(node, fx.Node)]
-    needed = needed_for([*nodes, *also], stop=lambda node: node in made)
+    needed = needed_for([*nodes, *also], stop=lambda node: node in copies)
     constants = {}
-    for node in _in_order(traced.graph, needed, made, when_needed):
+    for node in _in_order(traced.graph, needed, copies, when_needed):
         if not marked and arrival_of(node) is not None:
-            made[node] = made[node.all_input_nodes[0]]
+            copies[node] = copies[node.all_input_nodes[0]]
             continue
-        made[node] = add_copy(graph, node, made.__getitem__)
+        copies[node] = add_copy(graph, node, copies.__getitem__)
         if node.op == "get_attr":
             constants[str(node.target)] = traced.constants[str(node.target)]
     returned: list[object] = []
@@ -301,7 +301,7 @@ def _extract(
         if not isinstance(value, fx.Node):
             returned.append(value)
             continue
-        node = made[value]
+        node = copies[value]
         if position >= first_copied and value in copied:
             node = graph.call_function(_CLONE, (node,))
             set_spec(node, spec_of(value))
@@ -311,14 +311,14 @@ def _extract(
 
 
 def _in_order(
-    graph: fx.Graph, needed: Collection[fx.Node], made: Collection[fx.Node], when_needed: Collection[fx.Node]
+    graph: fx.Graph, needed: Collection[fx.Node], available: Collection[fx.Node], when_needed: Collection[fx.Node]
 ) -> Iterator[fx.Node]:
     """The needed nodes that are not made yet, each after all it reads; `when_needed` as late as that allows.
 
     Otherwise all that the backward recomputes would be alive from its beginning. Results of one operator are taken
     apart at once, or those that nobody needs any more would live as long as the last of the others.
     """
-    done = set(made)
+    done = set(available)
     nodes = [node for node in graph.nodes if node in needed]
     for wanted in (*(node for node in nodes if node not in when_needed), *nodes):
         pending = [wanted]

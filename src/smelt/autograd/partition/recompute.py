@@ -134,8 +134,8 @@ def _narrow_noise(graph: fx.Graph, node: fx.Node) -> None:
         mask = _call(graph, aten._to_copy.default, (node,), _like(spec, torch.bool), dtype=torch.bool)
     with graph.inserting_after(mask):
         widened = _call(graph, aten._to_copy.default, (mask,), _like(spec, spec.dtype), dtype=spec.dtype)
-    for made in (mask, widened):
-        set_phase(made, Phase.FORWARD)
+    for new in (mask, widened):
+        set_phase(new, Phase.FORWARD)
     for user in users:
         user.replace_input_with(node, widened)
 

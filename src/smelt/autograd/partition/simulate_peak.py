@@ -103,7 +103,7 @@ class PeakSimulator:
 
     def _read_by(self, node: fx.Node, saved: Collection[fx.Node]) -> list[fx.Node]:
         """The values in memory that a value is computed from, through those that are fused into it."""
-        found: dict[fx.Node, None] = {}
+        sources: dict[fx.Node, None] = {}
         seen: set[fx.Node] = set()
         pending = list(node.all_input_nodes)
         while pending:
@@ -112,7 +112,7 @@ class PeakSimulator:
                 continue
             seen.add(source)
             if source in self.in_memory or source in saved:
-                found[source] = None
+                sources[source] = None
             else:
                 pending.extend(source.all_input_nodes)
-        return list(found)
+        return list(sources)

@@ -93,11 +93,11 @@ def _storage_faults(machine: Machine, register: Register) -> Iterator[Fault]:
 
 
 def _rows(shape: list[int]) -> tuple[int, ...]:
-    step, found = 1, []
+    step, strides = 1, []
     for size in reversed(shape):
-        found.append(step)
+        strides.append(step)
         step *= max(size, 1)
-    return tuple(reversed(found))
+    return tuple(reversed(strides))
 
 
 def _rule_arguments(machine: Machine) -> Iterator[Fault]:
@@ -151,17 +151,17 @@ def _rule_programs(machine: Machine) -> Iterator[Fault]:
 def _register_faults(machine: Machine, variant: Variant) -> Iterator[Fault]:
     assert variant.program is not None
     for view, name in zip(variant.inputs, variant.program.inputs, strict=True):
-        given = view if isinstance(view, NumberOf) else _register(machine, view.register)
-        if given is None:
+        source = view if isinstance(view, NumberOf) else _register(machine, view.register)
+        if source is None:
             yield variant, f"there is no register {format_value(view)}"
-        elif given.dtype is not variant.program.buffer(name).spec.dtype:
+        elif source.dtype is not variant.program.buffer(name).spec.dtype:
             yield variant, f"{format_value(view)} has another dtype than {name}"
     for number in (*variant.results, *variant.written, *(register for register, _ in variant.numbers)):
-        found = None if number is None else _register(machine, number)
-        if number is not None and found is None:
+        target = None if number is None else _register(machine, number)
+        if number is not None and target is None:
             yield variant, f"there is no register r{number}"
-        elif found is not None and found.kind in (RegisterKind.INPUT, RegisterKind.CONSTANT):
-            yield variant, f"r{number} is {found.kind.value} and is written"
+        elif target is not None and target.kind in (RegisterKind.INPUT, RegisterKind.CONSTANT):
+            yield variant, f"r{number} is {target.kind.value} and is written"
 
 
 def _register(machine: Machine, number: int) -> Register | None:
@@ -175,9 +175,9 @@ def _rule_symbols(machine: Machine) -> Iterator[Fault]:
         if len(set(names)) != len(names):
             yield variant, "a symbol that is bound twice"
         for binding in variant.symbols:
-            found = _register(machine, binding.register)
-            short = found is not None and found.shape is not None and (binding.dim or 0) >= max(len(found.shape), 1)
-            if found is None or short:
+            source = _register(machine, binding.register)
+            short = source is not None and source.shape is not None and (binding.dim or 0) >= max(len(source.shape), 1)
+            if source is None or short:
                 yield variant, f"{binding.symbol} is bound to a size that is not there"
         for name in _symbols_used(variant):
             if name not in names:

@@ -52,13 +52,13 @@ class Tree:
         """The object that the leaves make."""
         if self.kind == "leaf":
             return next(leaves)
-        made = [item.build(leaves) for item in self.items]
+        items = [item.build(leaves) for item in self.items]
         if self.kind == "tuple":
-            return tuple(made)
+            return tuple(items)
         if self.kind == "list":
-            return made
+            return items
         kind: Any = Record if self.kind == "record" else dict
-        return kind(zip(self.keys, made, strict=True))
+        return kind(zip(self.keys, items, strict=True))
 
     def flatten(self, value: Any, where: str = "the arguments") -> Iterator[Any]:
         """The leaves of an object of this form; `ValueError` if it has another."""
@@ -73,10 +73,10 @@ class Tree:
             if not isinstance(value, list | tuple) or len(value) != len(self.items):
                 raise ValueError(f"{where} is a {self.kind} of {len(self.items)} items, not {_described(value)}")
             return [(f"{where}[{number}]", item) for number, item in enumerate(value)]
-        found = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-        if set(found) != set(self.keys):
+        parts_by_key = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        if set(parts_by_key) != set(self.keys):
             raise ValueError(f"{where} has {', '.join(map(str, self.keys)) or 'nothing'}, not {_described(value)}")
-        return [(f"{where}.{key}", found[key]) for key in self.keys]
+        return [(f"{where}.{key}", parts_by_key[key]) for key in self.keys]
 
     def to_data(self) -> Any:
         """As lists and strings, for a manifest."""

@@ -202,8 +202,8 @@ class _VariantCheck:
             require(register.kind == RegisterKind.INPUT, where, "asks whether another than an INPUT was given")
 
     def produced(self) -> None:
-        made = [each.register for each in self.variant.produced]
-        require(len(set(made)) == len(made), self.where, "produces a register twice")
+        registers = [each.register for each in self.variant.produced]
+        require(len(set(registers)) == len(registers), self.where, "produces a register twice")
         for each in self.variant.produced:
             register = self.register(self.where, each.register)
             require(register.kind == RegisterKind.LOCAL, self.where, f"produces {register.name}, which is not LOCAL")
@@ -240,13 +240,13 @@ class _VariantCheck:
 
     def numbers(self, where: str, step: r.Launch, kernel: r.Kernel) -> None:
         """What a GPU's kernel is given by value is there."""
-        given = [self.variant.values[each] for each in step.values]
+        values = [self.variant.values[each] for each in step.values]
         if kernel.sizes:
-            last = given.pop()
+            last = values.pop()
             fits = isinstance(last, r.SizesValue) and len(last.numbers) == kernel.sizes
             require(fits, where, f"gives {kernel.name} other sizes than it takes")
         if kernel.grids:
-            arrays = [each for each in given if isinstance(each, r.SizesValue)]
+            arrays = [each for each in values if isinstance(each, r.SizesValue)]
             require(all(each.numbers for each in arrays), where, f"gives {kernel.name} a number that is none")
 
     def next(self, where: str, following: r.Next) -> None:

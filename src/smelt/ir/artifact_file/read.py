@@ -61,9 +61,9 @@ def read(data: Any) -> r.ArtifactFile:
         machine = _member(where, Machine, table.machine)
         state_machine = _TableReader(_part(view, table), contents, weights).table()
         parts.append(r.TargetPart(machine, table.features, state_machine, _read_code(_part(view, code))))
-    made = r.ArtifactFile(_manifest(view, sections), tuple(parts), weights)
-    check_artifact(made)
-    return made
+    artifact = r.ArtifactFile(_manifest(view, sections), tuple(parts), weights)
+    check_artifact(artifact)
+    return artifact
 
 
 def read_manifest(data: Any) -> Mapping[str, Any]:
@@ -107,9 +107,9 @@ def _holds(data: Any, checksum: int) -> bool:
 
 
 def _only(sections: list[SectionRecord], kind: Kind) -> SectionRecord:
-    found = [section for section in sections if section.kind == kind]
-    require(len(found) == 1, _FILE, f"has {len(found)} sections {kind.name}")
-    return found[0]
+    matching = [section for section in sections if section.kind == kind]
+    require(len(matching) == 1, _FILE, f"has {len(matching)} sections {kind.name}")
+    return matching[0]
 
 
 def _targets(sections: list[SectionRecord]) -> list[tuple[SectionRecord, SectionRecord]]:
@@ -134,11 +134,11 @@ def _part(view: memoryview, section: SectionRecord) -> memoryview:
 
 def _manifest(view: memoryview, sections: list[SectionRecord]) -> Mapping[str, Any]:
     try:
-        found = json.loads(bytes(_part(view, _only(sections, Kind.MANIFEST))))
+        manifest = json.loads(bytes(_part(view, _only(sections, Kind.MANIFEST))))
     except ValueError as error:
         raise ArtifactError(f"the manifest is not JSON: {error}") from error
-    require(isinstance(found, dict), "the manifest", "is not an object")
-    return dict(found)
+    require(isinstance(manifest, dict), "the manifest", "is not an object")
+    return dict(manifest)
 
 
 _Enum = TypeVar("_Enum", bound=IntEnum)
@@ -220,11 +220,11 @@ class _TableReader:
         for number, row in enumerate(self.rows[name]):
             for field, (rule, section) in rules.items():
                 place = row._fields.index(field)
-                limit, found = len(self.rows[section]), row[place]
+                limit, first = len(self.rows[section]), row[place]
                 if rule == "SPAN":
-                    holds = 0 <= found <= limit and 0 <= row[place + 1] <= limit - found
+                    holds = 0 <= first <= limit and 0 <= row[place + 1] <= limit - first
                 else:
-                    holds = 0 <= found < limit or (rule == "OPTIONAL" and found == -1)
+                    holds = 0 <= first < limit or (rule == "OPTIONAL" and first == -1)
                 require(holds, f"{name} {number}", f"has a wrong {field}")
 
     def _string(self, number: int) -> str:
@@ -233,9 +233,9 @@ class _TableReader:
         fits = 0 <= offset < size and 0 <= length < size - offset
         require(fits and not self.view[self.header.blob + offset + length], f"strings {number}", "has a wrong length")
         begin = self.header.blob + offset
-        found = _text(f"strings {number}", self.view[begin : begin + length])
-        require("\0" not in found, f"strings {number}", "has a zero byte")
-        return found
+        text = _text(f"strings {number}", self.view[begin : begin + length])
+        require("\0" not in text, f"strings {number}", "has a zero byte")
+        return text
 
     def _expression(self, number: int) -> r.Expression:
         first, count = self.rows["expressions"][number]

@@ -46,12 +46,12 @@ _SECTION_WORDS = len(SectionRecord._fields)
 def write(artifact: r.ArtifactFile) -> bytes:
     """The file's bytes; an error SM050 says what is wrong with the records."""
     sections = _sections(artifact)
-    found = bytearray(_end(sections))
+    buffer = bytearray(_end(sections))
     for section in sections:
         for place, data in section.parts:
-            found[place : place + len(data)] = data
-    _seal(memoryview(found), sections)
-    return bytes(found)
+            buffer[place : place + len(data)] = data
+    _seal(memoryview(buffer), sections)
+    return bytes(buffer)
 
 
 def save(artifact: r.ArtifactFile, path: str | os.PathLike[str]) -> None:
@@ -207,12 +207,12 @@ class _TableWriter:
         return self._strings.setdefault(text, len(self._strings))
 
     def expression(self, code: r.Expression) -> int:
-        found = self._expressions.get(code)
-        if found is None:
-            found = self._expressions[code] = len(self._expressions)
+        number = self._expressions.get(code)
+        if number is None:
+            number = self._expressions[code] = len(self._expressions)
             self.rows["expressions"].append((len(self.rows["instructions"]), len(code)))
             self.rows["instructions"] += [(int(each.op), each.operand) for each in code]
-        return found
+        return number
 
     def references(self, numbers: Sequence[int]) -> tuple[int, int]:
         """Where a list begins, and its length."""

@@ -60,14 +60,14 @@ class TableReader:
 
     def rows(self, section: str) -> list[Any]:
         """The records of a section."""
-        found = self._rows.get(section)
-        if found is None:
+        rows = self._rows.get(section)
+        if rows is None:
             first, count, width = self._place(section)
             record = SECTIONS[section]
-            found = self._rows[section] = [
+            rows = self._rows[section] = [
                 record._make(self.words[at : at + width]) for at in range(first, first + count * width, width)
             ]
-        return found
+        return rows
 
     def length_of(self, section: str) -> int:
         """How many records a section has."""
@@ -97,8 +97,8 @@ class TableReader:
 
     def layout(self, numbers: int, rank: int) -> tuple[Shape, Shape, int]:
         """Sizes, strides and offset."""
-        found = tuple(self.numbers[numbers : numbers + 2 * rank + 1])
-        return found[:rank], found[rank:-1], found[-1]
+        row = tuple(self.numbers[numbers : numbers + 2 * rank + 1])
+        return row[:rank], row[rank:-1], row[-1]
 
     def value(self, value: ValueRecord) -> FlatValue:
         """A tensor of the program."""
@@ -153,8 +153,8 @@ class _Program(TableReader):
         if item.kind == Item.VALUE:
             return Ref(item.what, *(self.layout(item.numbers, item.length) if item.numbers >= 0 else ()))
         if item.kind in (Item.TUPLE, Item.LIST):
-            found = [self._item(each) for each in self.rows("items")[item.what : item.what + item.length]]
-            return found if item.kind == Item.LIST else tuple(found)
+            items = [self._item(each) for each in self.rows("items")[item.what : item.what + item.length]]
+            return items if item.kind == Item.LIST else tuple(items)
         if item.kind == Item.BOOL:
             return bool(item.what)
         if item.kind == Item.DOUBLE:

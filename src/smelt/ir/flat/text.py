@@ -30,10 +30,10 @@ def text_of(program: FlatProgram) -> str:
 
 
 def _place(program: FlatProgram, number: int) -> str:
-    made = program.inputs + len(program.constants)
+    first_made = program.inputs + len(program.constants)
     if number >= len(program.values) - program.arena:
         return f"arena at {program.values[number].arena_offset}"
-    return "input" if number < program.inputs else "constant" if number < made else "made"
+    return "input" if number < program.inputs else "constant" if number < first_made else "made"
 
 
 def _layout(value: FlatValue) -> str:

@@ -53,8 +53,8 @@ _ALLOCATE, _LAUNCH, _CALL, _DROP = map(int, StepKind)
 
 def double_bits(number: float) -> int:
     """The bits of a double, as a signed integer."""
-    found: int = struct.unpack("<q", struct.pack("<d", number))[0]
-    return found
+    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
+    return bits
 
 
 _ONE = double_bits(1.0)
@@ -93,55 +93,55 @@ class TableWriter:
     def string(self, text: str) -> int:
         return self._strings.setdefault(text, len(self._strings))
 
-    def object(self, given: Any) -> int:
-        found = self._objects.get(id(given))
-        if found is None:
-            found = self._objects[id(given)] = len(self.objects)
-            self.objects.append(given)
-        return found
+    def object(self, referenced: Any) -> int:
+        number = self._objects.get(id(referenced))
+        if number is None:
+            number = self._objects[id(referenced)] = len(self.objects)
+            self.objects.append(referenced)
+        return number
 
     def layout(self, shape: Shape, stride: Shape, offset: Size = 0) -> int:
         """Where sizes, strides and the offset are."""
         key = (shape, stride, offset)
-        found = self._numbers.get(key)
-        if found is None:
+        place = self._numbers.get(key)
+        if place is None:
             if len(shape) != len(stride):
                 raise ValueError(f"sizes {shape} and strides {stride} are not of one length")
-            found = self._numbers[key] = len(self.numbers)
+            place = self._numbers[key] = len(self.numbers)
             self.numbers += (*shape, *stride, offset)
-        return found
+        return place
 
     def _code(self, numbers: tuple[int, ...]) -> int:
-        found = self._numbers.get(numbers)
-        if found is None:
-            found = self._numbers[numbers] = len(self.numbers)
+        place = self._numbers.get(numbers)
+        if place is None:
+            place = self._numbers[numbers] = len(self.numbers)
             self.numbers += numbers
-        return found
+        return place
 
     def _dtype(self, dtype: Any) -> int:
-        found = self._dtypes.get(dtype)
-        if found is None:
-            found = self._dtypes[dtype] = len(self._dtypes)
+        number = self._dtypes.get(dtype)
+        if number is None:
+            number = self._dtypes[dtype] = len(self._dtypes)
             name = self.string(str(dtype).removeprefix("torch."))
             self.dtypes += DtypeRecord(name, code=self.dtype_code(dtype), object=self.object(dtype))
-        return found
+        return number
 
     def _device(self, device: Any) -> int:
-        found = self._devices.get(device)
-        if found is None:
-            found = self._devices[device] = len(self._devices)
+        place = self._devices.get(device)
+        if place is None:
+            place = self._devices[device] = len(self._devices)
             kind, number = self.device_code(device) or (-1, -1)
             self.devices += DeviceRecord(self.string(str(device)), kind, number, object=self.object(device))
-        return found
+        return place
 
     def _kernel(self, name: str, function: Any, buffers: int, target: str) -> int:
         key = (name, id(function), buffers)
-        found = self._kernels.get(key)
-        if found is None:
-            found = self._kernels[key] = len(self._kernels)
+        number = self._kernels.get(key)
+        if number is None:
+            number = self._kernels[key] = len(self._kernels)
             named = self.string(name), self.string(target)
             self.kernels += KernelRecord(*named, object=self.object(function), buffers=buffers)
-        return found
+        return number
 
     def _references(self, values: Sequence[int]) -> int:
         first = len(self.references)
@@ -150,12 +150,12 @@ class TableWriter:
 
     # --- items ------------------------------------------------------------------------------------
 
-    def _items(self, given: Sequence[Any]) -> int:
+    def _items(self, values: Sequence[Any]) -> int:
         """A row of items: the number of the first. What is inside of them comes later in the table."""
         items = self.items
         first = len(items)
         inside: list[tuple[int, Any]] = []
-        for value in given:
+        for value in values:
             if type(value) is Ref:
                 number, shape, stride, offset = value
                 if shape is None:

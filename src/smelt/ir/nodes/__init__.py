@@ -13,5 +13,5 @@ _DEFINED_IN = {
 
 def defining(operator: str) -> Any:
     """The module that defines an operator of our own, by its name; its `FUNCTIONS` say what computes each."""
-    found = _DEFINED_IN.get(operator.removeprefix("smelt::"), "cudnn_recurrent")
-    return importlib.import_module(f"smelt.ir.nodes.{found}")
+    module = _DEFINED_IN.get(operator.removeprefix("smelt::"), "cudnn_recurrent")
+    return importlib.import_module(f"smelt.ir.nodes.{module}")

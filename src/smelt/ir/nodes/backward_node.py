@@ -51,8 +51,8 @@ def running_backward(thread: Mapping[str, Any]) -> int | None:
 
 def backward_of(node: fx.Node) -> int | None:
     """The number of the backward inside the graph that a node was recorded in; they grow in the order of the graph."""
-    found: int | None = node.meta.get(_BACKWARD)
-    return found
+    number: int | None = node.meta.get(_BACKWARD)
+    return number
 
 
 def set_backward(node: fx.Node, number: int) -> None:
@@ -83,8 +83,8 @@ def unhooked(
             for each, functions in zip(hooks, before, strict=True):
                 each.update(functions)
 
-        found: tuple[torch.Tensor | None, ...] = _native.undoing(put_back, compute)
-        return found
+        computed: tuple[torch.Tensor | None, ...] = _native.undoing(put_back, compute)
+        return computed
 
 
 def accumulable(
@@ -93,10 +93,10 @@ def accumulable(
     """Gradients as they come to be in `.grad` of leaves that have none yet."""
     if all(each.is_leaf for each in inputs):
         return _accumulated(outputs, tangents, inputs, retain)
-    found = gradients(outputs, tangents, inputs, retain, False)
+    computed = gradients(outputs, tangents, inputs, retain, False)
     with torch.no_grad():  # what stands for a leaf that is written is none
         return tuple(
-            None if gradient is None else _kept(gradient, leaf) for gradient, leaf in zip(found, inputs, strict=True)
+            None if gradient is None else _kept(gradient, leaf) for gradient, leaf in zip(computed, inputs, strict=True)
         )
 
 
@@ -104,10 +104,10 @@ def accumulable_create_graph(
     outputs: Tensors, tangents: Sequence[torch.Tensor | None], inputs: Tensors, retain: bool
 ) -> tuple[torch.Tensor | None, ...]:
     """The same with `create_graph=True`: gradients have a history themselves."""
-    found = gradients(outputs, tangents, inputs, retain, True)
+    computed = gradients(outputs, tangents, inputs, retain, True)
     with torch.enable_grad():
         return tuple(
-            None if gradient is None else _kept(gradient, leaf) for gradient, leaf in zip(found, inputs, strict=True)
+            None if gradient is None else _kept(gradient, leaf) for gradient, leaf in zip(computed, inputs, strict=True)
         )
 
 
@@ -132,8 +132,8 @@ def _accumulated(
             for leaf, gradient in zip(leaves, before, strict=True):
                 leaf.grad = gradient
 
-        found: tuple[torch.Tensor | None, ...] = _native.undoing(put_back, compute)
-        return found
+        computed: tuple[torch.Tensor | None, ...] = _native.undoing(put_back, compute)
+        return computed
 
 
 def _run_engine(
@@ -145,18 +145,18 @@ def _run_engine(
     create: bool = False,
     accumulate: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
-    given = tuple(
+    arriving = tuple(
         torch.ones_like(output, memory_format=torch.preserve_format) if tangent is None else tangent
         for output, tangent in zip(outputs, tangents, strict=True)
     )
     before, _now.backward = _now.backward, next(_numbers)
     try:
-        found: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
-            tuple(outputs), given, retain, create, tuple(inputs), allow_unreachable=True, accumulate_grad=accumulate
+        results: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
+            tuple(outputs), arriving, retain, create, tuple(inputs), allow_unreachable=True, accumulate_grad=accumulate
         )
     finally:
         _now.backward = before
-    return found
+    return results
 
 
 def _kept(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
@@ -165,5 +165,5 @@ def _kept(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
         return BASE.clone(gradient, memory_format=torch.contiguous_format)
     if gradient.stride() == leaf.stride():
         return BASE.clone(gradient, memory_format=torch.preserve_format)
-    made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=gradient.dtype, device=gradient.device)
-    return BASE.copy_(made, gradient)
+    copy = torch.empty_strided(leaf.shape, leaf.stride(), dtype=gradient.dtype, device=gradient.device)
+    return BASE.copy_(copy, gradient)

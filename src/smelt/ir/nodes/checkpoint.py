@@ -56,11 +56,11 @@ class Checkpoint:
         if not torch.is_grad_enabled():
             plainly: tuple[Any, ...] = self._run(*inputs)
             return plainly
-        made: tuple[Any, ...] = checkpoint(
+        results: tuple[Any, ...] = checkpoint(
             self._run,
             *inputs,
             use_reentrant=False,
             context_fn=self.contexts,
             preserve_rng_state=self.preserves_random_state,
         )
-        return made
+        return results

@@ -205,11 +205,11 @@ def _forward_specs(input: torch.Tensor, hx: Tensors, weights: Tensors, *settings
 def _backward(grads: Any, input: Any, hx: Any, weights: Any, output: Any, workspaces: Any, wanted: Any,
               *settings: Any) -> list[torch.Tensor]:  # fmt: skip
     layers = Layers(*settings)
-    made = run_backward(layers, grads, input, hx, weights, output, workspaces, wanted)
-    found = [gradient for gradient, want in zip(made, wanted, strict=True) if want]
+    gradients = run_backward(layers, grads, input, hx, weights, output, workspaces, wanted)
+    kept = [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
     return [
         _steps_first(_steps_first(gradient, layers).contiguous(), layers) if place == 0 else gradient.contiguous()
-        for place, gradient in enumerate(found, start=0 if wanted[0] else 1)
+        for place, gradient in enumerate(kept, start=0 if wanted[0] else 1)
         if gradient is not None
     ]
 
@@ -218,8 +218,8 @@ def _backward_specs(grads: Any, input: Any, hx: Any, weights: Any, output: Any, 
                     *settings: Any) -> list[torch.Tensor]:  # fmt: skip
     layers = Layers(*settings)
     first = _steps_first(input.new_empty(_steps_first(input, layers).shape), layers)
-    made = [first, *(each.new_empty(each.shape) for each in (*hx, *weights))]
-    return [each for each, want in zip(made, wanted, strict=True) if want]
+    gradients = [first, *(each.new_empty(each.shape) for each in (*hx, *weights))]
+    return [each for each, want in zip(gradients, wanted, strict=True) if want]
 
 
 def _steps_first(value: torch.Tensor, layers: Layers) -> torch.Tensor:
@@ -241,9 +241,9 @@ def _derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     hx, weights, output = saved[:states], saved[states : states + count], saved[-4]
     needs_input, needs_states, needs_weights, *_ = ctx.needs_input_grad
     wanted = [needs_input, *needs_states, *needs_weights]
-    made = iter(_BACKWARD(grads[:3], input, hx, weights, output, saved[-3:], wanted, *ctx.settings))
-    found = [next(made) if want else None for want in wanted]
-    return (found[0], found[1 : 1 + states], found[1 + states :], *([None] * len(ctx.settings)))
+    remaining = iter(_BACKWARD(grads[:3], input, hx, weights, output, saved[-3:], wanted, *ctx.settings))
+    gradients = [next(remaining) if want else None for want in wanted]
+    return (gradients[0], gradients[1 : 1 + states], gradients[1 + states :], *([None] * len(ctx.settings)))
 
 
 for _name, _impl, _specs in (

@@ -59,8 +59,8 @@ class Derivative:
     def __call__(self, outputs: tuple[Any, ...], others: tuple[Any, ...], *inputs: torch.Tensor) -> tuple[Any, ...]:
         if self._kind is None:  # PyTorch's errors name it
             self._kind = type(self.name, (_TiedOnce if self.once else _Tied,), {})
-        made: tuple[Any, ...] = self._kind.apply(self, outputs, others, *inputs)
-        return made
+        results: tuple[Any, ...] = self._kind.apply(self, outputs, others, *inputs)
+        return results
 
     def keep(self, outputs: Sequence[Any], others: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """What the backward reads."""
@@ -72,15 +72,15 @@ class Derivative:
         }
         return [places[place][number] for place, number in self.kept]
 
-    def gradients(self, given: Sequence[Any], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
+    def gradients(self, cotangents: Sequence[Any], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
         """Run the backward."""
-        if not self.materializes and all(each is None for each in given):
+        if not self.materializes and all(each is None for each in cotangents):
             return (None,) * len(outputs(self.backward.graph))
         left = {False: iter(tensors), True: iter(numbers)}
         kept = [next(left[place is SavedForBackward.NUMBER]) for place, _ in self.kept]
         if self._run is None:
             self._run = self.backward.to_module().forward
-        return self._run(*(each for each in given if each is not None), *kept)
+        return self._run(*(each for each in cotangents if each is not None), *kept)
 
 
 @leave_alone
@@ -98,12 +98,12 @@ class _Tied(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *given: Any) -> tuple[Any, ...]:
-        return (None, None, None, *ctx.derivative.gradients(given, ctx.saved_tensors, ctx.numbers))
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        return (None, None, None, *ctx.derivative.gradients(cotangents, ctx.saved_tensors, ctx.numbers))
 
 
 class _TiedOnce(_Tied):
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *given: Any) -> tuple[Any, ...]:
-        return (None, None, None, *ctx.derivative.gradients(given, ctx.saved_tensors, ctx.numbers))
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        return (None, None, None, *ctx.derivative.gradients(cotangents, ctx.saved_tensors, ctx.numbers))

@@ -39,8 +39,8 @@ class Layout:
 
     def whole(self, local: Any, *masks: Any) -> Any:
         """The `DTensor` of a local tensor, known to autograd."""
-        size, given = {"shape": torch.Size(self.shape), "stride": self.stride}, iter(masks)
-        placements = [_masked(each, given) if hasattr(each, "mask_buffer") else each for each in self.placements]
+        size, remaining = {"shape": torch.Size(self.shape), "stride": self.stride}, iter(masks)
+        placements = [_masked(each, remaining) if hasattr(each, "mask_buffer") else each for each in self.placements]
         with torch.enable_grad():  # without, it would be a leaf, and not lead to the local tensor
             return self.kind.from_local(local, self.mesh, placements, run_check=False, **size)
 
@@ -121,29 +121,29 @@ class DistributedCall:
 
     def __call__(self, *operands: Any) -> tuple[Any, ...]:
         # PyTorch's own Python is none of the program's: it is not looked at.
-        found: tuple[Any, ...] = _native.suspended(self._run, operands)
-        return found
+        results: tuple[Any, ...] = _native.suspended(self._run, operands)
+        return results
 
     def _run(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         copied = self.writes or ()
-        given = list(operands)
+        tensors = list(operands)
         for place, layout in enumerate(self.layouts):
             if layout is not None:
                 part = operands[place] if torch.is_grad_enabled() else operands[place].detach()
                 masks = operands[place + 1 : place + 1 + layout.masks]
-                given[place] = layout.whole(part.clone() if place in copied else part, *masks)
-        args, kwargs = _filled(self.args, given), _filled(self.kwargs, given)
-        made: list[Any] = []
+                tensors[place] = layout.whole(part.clone() if place in copied else part, *masks)
+        args, kwargs = _filled(self.args, tensors), _filled(self.kwargs, tensors)
+        locals_made: list[Any] = []
         if self.writes is None:
             with _Watch() as watch:
-                found = self.function(*args, **kwargs)
-            self.writes, self.shares = watch.places(given), not watch.is_new(found, given)
-            if any(self.layouts[place] != Layout.of(given[place]) for place in self.writes if self.layouts[place]):
+                result = self.function(*args, **kwargs)
+            self.writes, self.shares = watch.places(tensors), not watch.is_new(result, tensors)
+            if any(self.layouts[place] != Layout.of(tensors[place]) for place in self.writes if self.layouts[place]):
                 raise NotImplementedError("it changes how a DTensor is laid out")
         else:
-            found = self.function(*args, **kwargs)
-        self.result = _localized(found, given, made)
-        return (*made, *[local_of(given[place]) for place in copied])
+            result = self.function(*args, **kwargs)
+        self.result = _localized(result, tensors, locals_made)
+        return (*locals_made, *[local_of(tensors[place]) for place in copied])
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -161,20 +161,20 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[place] if place < len(args) else named.get(argument.name)
                 self._written += _tensors_in(value)
-        found = function(*args, **named)
+        result = function(*args, **named)
         if not any(each.alias_info is not None for each in schema.returns):
-            self._new += [each._local_tensor for each in _tensors_in(found) if hasattr(each, "_local_tensor")]
-        return found
+            self._new += [each._local_tensor for each in _tensors_in(result) if hasattr(each, "_local_tensor")]
+        return result
 
     def places(self, tensors: list[Any]) -> tuple[int, ...]:
         """The places of those that were written, by themselves or by a view."""
         written = {id(whole) for each in self._written for whole in (each, each._base)}
         return tuple(place for place, tensor in enumerate(tensors) if id(tensor) in written)
 
-    def is_new(self, found: Any, given: list[Any]) -> bool:
+    def is_new(self, result: Any, operands: list[Any]) -> bool:
         """Whether all tensors in `found` have memory of their own, but for those that were given."""
-        new, known = set(map(id, self._new)), set(map(id, given))
-        return all(id(each) in known or id(getattr(each, "_local_tensor", None)) in new for each in _tensors_in(found))
+        new, known = set(map(id, self._new)), set(map(id, operands))
+        return all(id(each) in known or id(getattr(each, "_local_tensor", None)) in new for each in _tensors_in(result))
 
 
 def _tensors_in(value: Any) -> list[Any]:
@@ -183,30 +183,30 @@ def _tensors_in(value: Any) -> list[Any]:
     return [value] if isinstance(value, torch.Tensor) else []
 
 
-def _filled(value: Any, given: list[Any]) -> Any:
+def _filled(value: Any, operands: list[Any]) -> Any:
     if isinstance(value, Given):
-        return given[value.place]
+        return operands[value.place]
     if type(value) in (tuple, list):
-        return type(value)(_filled(item, given) for item in value)
+        return type(value)(_filled(item, operands) for item in value)
     if type(value) is slice:
-        return slice(*(_filled(item, given) for item in (value.start, value.stop, value.step)))
+        return slice(*(_filled(item, operands) for item in (value.start, value.stop, value.step)))
     if type(value) is dict:
-        return {key: _filled(item, given) for key, item in value.items()}
+        return {key: _filled(item, operands) for key, item in value.items()}
     return value
 
 
-def _localized(value: Any, given: list[Any], made: list[Any]) -> Any:
+def _localized(value: Any, operands: list[Any], local_tensors: list[Any]) -> Any:
     if hasattr(value, "_local_tensor"):
-        for place, operand in enumerate(given):
+        for place, operand in enumerate(operands):
             if operand is value:
                 return SameAs(place)
         layout = Layout.of(value)
-        made += [local_of(value), *layout.take_masks()]
+        local_tensors += [local_of(value), *layout.take_masks()]
         return layout
     if isinstance(value, torch.Tensor):
-        made.append(_waited(value))
-        return Given(len(made) - 1)
+        local_tensors.append(_waited(value))
+        return Given(len(local_tensors) - 1)
     if isinstance(value, tuple | list):
-        items = [_localized(item, given, made) for item in value]
+        items = [_localized(item, operands, local_tensors) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
     return value

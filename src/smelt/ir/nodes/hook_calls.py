@@ -40,15 +40,15 @@ def call_hook_on_all(
         result = (result,)
     if len(result) != len(gradients):
         raise RuntimeError(f"hook '{_name(hook)}' has returned an incorrect number of values")
-    made = []
+    results = []
     for value, before, stride in zip(result, gradients, strides, strict=True):
         if (value is None) != (stride is None):
             raise RuntimeError(
                 f"hook '{_name(hook)}' returned a gradient where there was none, or none where there was one: "
                 "leave what it is on out of compiled autograd"
             )
-        made.append(None if stride is None else laid_out(_checked(hook, value, before), stride))
-    return tuple(made)
+        results.append(None if stride is None else laid_out(_checked(hook, value, before), stride))
+    return tuple(results)
 
 
 def _checked(hook: Callable[..., Any], value: Any, before: Any) -> torch.Tensor:

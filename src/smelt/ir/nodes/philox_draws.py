@@ -111,22 +111,22 @@ def _is_recorded(device: torch.device) -> bool:
     return bool(backend.is_current_stream_capturing())
 
 
-def _why_not(given: Tensors, device: torch.device, blocks: int, alignment: int) -> str | None:
+def _why_not(tensors: Tensors, device: torch.device, blocks: int, alignment: int) -> str | None:
     """Why PyTorch's own kernel would draw otherwise than masks were computed for, or may not be left out."""
     if _is_recorded(device):
         return "a CUDA graph is recorded, which draws new numbers each time it is run"
     if most_blocks(device) != blocks:
         return f"{device} has other dropout than the GPU that the graph was compiled for"
-    if any(each.data_ptr() % alignment for each in given):
+    if any(each.data_ptr() % alignment for each in tensors):
         return "what dropout is given begins at another place of memory than most tensors do"
     return None
 
 
 def _state(
-    given: Tensors, device: torch.device, words: int, blocks: int, alignment: int
+    tensors: Tensors, device: torch.device, words: int, blocks: int, alignment: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Its seed and its offset before, as numbers of the host: kernels are given them when they are launched."""
-    reason = _why_not(given, device, blocks, alignment)
+    reason = _why_not(tensors, device, blocks, alignment)
     if reason is not None:
         raise UnexpectedResult("SM023", reason)
     seed, offset = moved(device, words)
@@ -136,7 +136,7 @@ def _state(
 
 
 def _state_specs(
-    given: Tensors, device: torch.device, words: int, blocks: int, alignment: int
+    tensors: Tensors, device: torch.device, words: int, blocks: int, alignment: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty((), dtype=torch.int64, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
 

@@ -35,21 +35,21 @@ class Transform:
     def inner_graphs(self) -> dict[str, Traced]:
         return {"body": self.body}
 
-    def __call__(self, *given: Any) -> tuple[Any, ...]:
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
         if self._run is None:
             self._run = self.body.to_module().forward
         # PyTorch's own Python is none of the program's: it is not looked at.
-        found: tuple[Any, ...] = _native.suspended(_KINDS[self.kind], self._run, given, **self.options)
-        return found
+        results: tuple[Any, ...] = _native.suspended(_KINDS[self.kind], self._run, args, **self.options)
+        return results
 
 
-def _vmap(run: Any, given: tuple[Any, ...], in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any) -> Any:
+def _vmap(run: Any, args: tuple[Any, ...], in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any) -> Any:
     """`in_dims` of the arguments, and `out_dims` of the results, one for each tensor."""
-    dims = (*in_dims, *[None] * (len(given) - len(in_dims)))
-    return torch.func.vmap(run, dims, out_dims, randomness, chunk_size=chunk_size)(*given)
+    dims = (*in_dims, *[None] * (len(args) - len(in_dims)))
+    return torch.func.vmap(run, dims, out_dims, randomness, chunk_size=chunk_size)(*args)
 
 
-def _grad(run: Any, given: tuple[Any, ...], places: tuple[int, ...]) -> tuple[Any, ...]:
+def _grad(run: Any, operands: tuple[Any, ...], places: tuple[int, ...]) -> tuple[Any, ...]:
     """Gradients by the arguments at `places`, then the value, then what the body returns beside it."""
 
     def value(*args: Any) -> Any:
@@ -57,13 +57,13 @@ def _grad(run: Any, given: tuple[Any, ...], places: tuple[int, ...]) -> tuple[An
         return first, tuple(others)
 
     derivative: Any = torch.func.grad_and_value(value, places, has_aux=True)
-    found, (first, others) = derivative(*given)
-    return (*found, first, *others)
+    gradients, (first, others) = derivative(*operands)
+    return (*gradients, first, *others)
 
 
-def _vjp(run: Any, given: tuple[Any, ...], places: tuple[int, ...], cotangents: int, differentiated: int) -> Any:
+def _vjp(run: Any, operands: tuple[Any, ...], places: tuple[int, ...], cotangents: int, differentiated: int) -> Any:
     """Cotangents of the arguments at `places`, from those of the first results, which are the last of what is given."""
-    args, arriving = list(given[: len(given) - cotangents]), given[len(given) - cotangents :]
+    args, arriving = list(operands[: len(operands) - cotangents]), operands[len(operands) - cotangents :]
 
     def function(*primals: Any) -> Any:
         for place, primal in zip(places, primals, strict=True):
@@ -74,42 +74,42 @@ def _vjp(run: Any, given: tuple[Any, ...], places: tuple[int, ...], cotangents: 
     return pulling[1](tuple(arriving))
 
 
-def _jvp(run: Any, given: tuple[Any, ...], places: tuple[int, ...], differentiated: int) -> Any:
+def _jvp(run: Any, operands: tuple[Any, ...], places: tuple[int, ...], differentiated: int) -> Any:
     """Results, then their tangents, then what the body returns beside them; the tangents of the arguments at `places`
     are the last of what is given."""
-    args, arriving = list(given[: len(given) - len(places)]), given[len(given) - len(places) :]
+    args, arriving = list(operands[: len(operands) - len(places)]), operands[len(operands) - len(places) :]
 
     def function(*primals: Any) -> Any:
         for place, primal in zip(places, primals, strict=True):
             args[place] = primal
-        found = tuple(run(*args))
-        return found[:differentiated], found[differentiated:]
+        results = tuple(run(*args))
+        return results[:differentiated], results[differentiated:]
 
     primals = tuple(args[place] for place in places)
     pushed: Any = torch.func.jvp(function, primals, tuple(arriving), has_aux=True)
-    found, tangents, others = pushed
-    return (*found, *tangents, *others)
+    outputs, tangents, others = pushed
+    return (*outputs, *tangents, *others)
 
 
 def _jacobian(
-    run: Any, given: tuple[Any, ...], transforms: tuple[str, ...], places: tuple[int, ...], differentiated: int
+    run: Any, operands: tuple[Any, ...], transforms: tuple[str, ...], places: tuple[int, ...], differentiated: int
 ) -> tuple[Any, ...]:
     """Of each result, its derivatives by the arguments at `places`, by the `transforms`, of which the last is applied
     first; then what the body returns beside them."""
 
     def function(*args: Any) -> Any:
-        found = tuple(run(*args))
-        return found[:differentiated], found[differentiated:]
+        results = tuple(run(*args))
+        return results[:differentiated], results[differentiated:]
 
     transformed: Any = function
     for name in reversed(transforms):
         transformed = getattr(torch.func, name)(transformed, places, has_aux=True)
-    found, others = transformed(*given)
-    return (*_flat(found), *others)
+    derivatives, others = transformed(*operands)
+    return (*_flat(derivatives), *others)
 
 
-def _flat(found: Any) -> list[Any]:
-    return [each for item in found for each in _flat(item)] if isinstance(found, tuple) else [found]
+def _flat(value: Any) -> list[Any]:
+    return [each for item in value for each in _flat(item)] if isinstance(value, tuple) else [value]
 
 
 _KINDS: dict[str, Any] = {"vmap": _vmap, "grad": _grad, "vjp": _vjp, "jvp": _jvp, "jacobian": _jacobian}
