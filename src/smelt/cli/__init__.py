@@ -13,20 +13,57 @@ import smelt
 from smelt.base.errors import SmeltError
 from smelt.cli.example_spec import BadTarget
 
-COMMANDS = {  # each with the module that has `add_NAME`
-    "run": "run",
-    "report": "run",
-    "explain": "inspect_cmds",
-    "verify": "inspect_cmds",
-    "bisect": "inspect_cmds",
-    "bench": "inspect_cmds",
-    "export": "deploy_cmds",
-    "inspect": "deploy_cmds",
-    "cc": "deploy_cmds",
-    "conform": "conform_cmd",
-    "doctor": "maintenance",
-    "cache": "maintenance",
-    "info": "maintenance",
+# By name: the module with its `do_NAME` (and `add_NAME`, if it takes arguments), its help, an example.
+COMMANDS = {
+    "run": ("run", "run a script with its models compiled, without editing it", "train.py --epochs 3"),
+    "report": (
+        "run",
+        "run a script compiled, and write a page that shows what the compiler did",
+        "--profile --out report.html train.py --epochs 1",
+    ),
+    "explain": (
+        "inspect_cmds",
+        "what the compiler does with a program, and what to change in it; more on request",
+        "train.py:example",
+    ),
+    "verify": (
+        "inspect_cmds",
+        "whether every backend agrees with eager, forward and gradients; exit code 1 if not",
+        "train.py:example",
+    ),
+    "bisect": (
+        "inspect_cmds",
+        "find the rewrite that makes a result wrong, and write a small program that shows it; then exit code 1",
+        "train.py:example --out repro.py",
+    ),
+    "bench": ("inspect_cmds", "how fast a program runs compiled, compared with eager", "train.py:example --backward"),
+    "export": (
+        "deploy_cmds",
+        "write a program to one file that runs without Python",
+        "job.py:example -o model.smelt --dynamic x:0=batch:1:64",
+    ),
+    "inspect": ("deploy_cmds", "what an artifact takes and returns, its states, memory and code", "model.smelt"),
+    "cc": (
+        "deploy_cmds",
+        "the flags that build a C or C++ program against the runtime",
+        "--static, in a build: cc infer.c $(smelt cc) -o infer",
+    ),
+    "conform": (
+        "conform_cmd",
+        "check whether a chip does what smelt needs, as a scorecard; exit code 1 if a check failed",
+        "sim --html scorecard.html --json scorecard.json",
+    ),
+    "doctor": (
+        "maintenance",
+        "whether everything needed is there, by a small model compiled and checked; exit code 1 if not",
+        "",
+    ),
+    "cache": ("maintenance", "the disk cache of compiled graphs", "info"),
+    "info": (
+        "maintenance",
+        "versions, backends, options and log channels; `smelt info stages`: every step of the compiler",
+        "stages",
+    ),
 }
 WITHOUT_TORCH = ("inspect", "cc")
 
@@ -42,9 +79,12 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=smelt.__version__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in COMMANDS.items():
+    for name, (module_name, text, example) in COMMANDS.items():
         if smelt._no_torch is None or name in WITHOUT_TORCH:
-            getattr(import_module(f"smelt.cli.{module}"), f"add_{name}")(commands)
+            module = import_module(f"smelt.cli.{module_name}")
+            command = commands.add_parser(name, help=text, epilog=f"example: smelt {name} {example}".rstrip())
+            getattr(module, f"add_{name}", lambda _: None)(command)
+            command.set_defaults(do=getattr(module, f"do_{name}"))
         else:
             missing = commands.add_parser(name, help="needs PyTorch, which cannot be imported here", prefix_chars="\0")
             missing.add_argument("rest", nargs="*")

@@ -3,15 +3,10 @@
 import argparse
 from importlib.util import find_spec
 
-from smelt.cli.example_spec import BadTarget, Commands
+from smelt.cli.example_spec import BadTarget
 
 
-def add_conform(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "conform",
-        help="check whether a chip does what smelt needs, as a scorecard; exit code 1 if a check failed",
-        epilog="example: smelt conform sim --html scorecard.html --json scorecard.json",
-    )
+def add_conform(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="the chip: its name in an installed package, or the name to use with --import")
     help_import = "a module that registers the chip, or contains its class"
     parser.add_argument("--import", dest="importing", metavar="MODULE[:CLASS]", help=help_import)
@@ -23,10 +18,9 @@ def add_conform(commands: Commands) -> None:
     parser.add_argument("--strict", action="store_true", help="also fail on fallbacks and on missing features")
     parser.add_argument("--no-speed", action="store_true", help="measure no speeds")
     parser.add_argument("--list", action="store_true", help="list the checks without running them")
-    parser.set_defaults(do=_conform)
 
 
-def _conform(arguments: argparse.Namespace) -> int:
+def do_conform(arguments: argparse.Namespace) -> int:
     if find_spec("smelt_conform") is None:
         raise BadTarget(
             "the checks are not installed; run `pip install smelt-conform`, "

@@ -7,19 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from smelt.base.errors import SmeltError
-from smelt.cli.example_spec import BadTarget, Commands, add_target, load
+from smelt.cli.example_spec import BadTarget, add_target, load
 from smelt.deploy.runtime import LIBRARY
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.layout import FEATURES, LARGEST, Bind, Machine, Op, RegisterKind
 from smelt.ir.artifact_file.read import read
 
 
-def add_export(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "export",
-        help="write a program to one file that runs without Python",
-        epilog="example: smelt export job.py:example -o model.smelt --dynamic x:0=batch:1:64",
-    )
+def add_export(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("-o", "--output", required=True, help="the file to write, model.smelt")
     parser.add_argument("--name", help="what it is called in messages (default: the function's name)")
@@ -44,10 +39,9 @@ def add_export(commands: Commands) -> None:
         metavar="ARGUMENT:DIMENSION=NAME[:LEAST:MOST]",
         help="a size that differs from call to call; may be repeated",
     )
-    parser.set_defaults(do=_export)
 
 
-def _export(args: argparse.Namespace) -> int:
+def do_export(args: argparse.Namespace) -> int:
     from smelt.deploy.artifact import export
 
     target = load(args.target)
@@ -85,17 +79,11 @@ def _dimension(text: str) -> tuple[str, int, Any]:
         raise BadTarget(f"{text!r} is no dimension; write ARGUMENT:DIMENSION=NAME or …=NAME:LEAST:MOST") from None
 
 
-def add_inspect(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "inspect",
-        help="what an artifact takes and returns, its states, memory and code",
-        epilog="example: smelt inspect model.smelt",
-    )
+def add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="model.smelt")
-    parser.set_defaults(do=_inspect)
 
 
-def _inspect(args: argparse.Namespace) -> int:
+def do_inspect(args: argparse.Namespace) -> int:
     try:
         data = Path(args.file).read_bytes()
     except OSError as error:
@@ -203,20 +191,14 @@ def _bytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def add_cc(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "cc",
-        help="the flags that build a C or C++ program against the runtime",
-        epilog="example: smelt cc --static, in a build: cc infer.c $(smelt cc) -o infer",
-    )
+def add_cc(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--static", action="store_true", help="link libsmelt.a into the program")
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--cflags", action="store_true", help="those of the compiler alone")
     part.add_argument("--libs", action="store_true", help="those of the linker alone")
-    parser.set_defaults(do=_cc)
 
 
-def _cc(args: argparse.Namespace) -> int:
+def do_cc(args: argparse.Namespace) -> int:
     include = [f"-I{LIBRARY.parents[1] / 'include'}"]
     folder = LIBRARY.parent
     linked = [str(LIBRARY.with_suffix(".a"))] if args.static else [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lsmelt"]

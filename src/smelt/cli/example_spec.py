@@ -21,9 +21,6 @@ from smelt.base.fast_dataclass import dataclass
 SHAPE = "FILE.py:FUNCTION or MODULE:FUNCTION, where FUNCTION() returns (model, args) or (model, args, kwargs)"
 
 
-Commands = Any  # argparse keeps the class of its subparsers to itself
-
-
 class BadTarget(Exception):
     """The target cannot be loaded; the message says why and what it should look like."""
 

@@ -9,16 +9,11 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.cli.example_spec import Commands, add_target, load
+from smelt.cli.example_spec import add_target, load
 from smelt.explain.bisect import bisect
 
 
-def add_explain(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "explain",
-        help="what the compiler does with a program, and what to change in it; more on request",
-        epilog="example: smelt explain train.py:example",
-    )
+def add_explain(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--backend", default="llvm", help="backend of smelt.compile (default: llvm)")
     parser.add_argument(
@@ -27,10 +22,9 @@ def add_explain(commands: Commands) -> None:
         help="after the summary: break reasons with stacks, operators, kernels, saved values, guards, times",
     )
     parser.add_argument("--guards", action="store_true", help="after the summary: guards, in words and one by one")
-    parser.set_defaults(do=_explain)
 
 
-def _explain(args: argparse.Namespace) -> int:
+def do_explain(args: argparse.Namespace) -> int:
     target = load(args.target)
     explanation = smelt.explain(target.model, backend=args.backend)(*target.args, **target.kwargs)
     if args.full or args.guards:
@@ -40,35 +34,23 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_verify(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "verify",
-        help="whether every backend agrees with eager, forward and gradients; exit code 1 if not",
-        epilog="example: smelt verify train.py:example",
-    )
+def add_verify(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
-    parser.set_defaults(do=_verify)
 
 
-def _verify(args: argparse.Namespace) -> int:
+def do_verify(args: argparse.Namespace) -> int:
     target = load(args.target)
     verification = smelt.verify(target.model, target.args, target.kwargs)
     print(verification)
     return 0 if verification.ok else 1
 
 
-def add_bisect(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "bisect",
-        help="find the rewrite that makes a result wrong, and write a small program that shows it; then exit code 1",
-        epilog="example: smelt bisect train.py:example --out repro.py",
-    )
+def add_bisect(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--out", default="smelt_repro.py", help="where the program is written (default: %(default)s)")
-    parser.set_defaults(do=_bisect)
 
 
-def _bisect(args: argparse.Namespace) -> int:
+def do_bisect(args: argparse.Namespace) -> int:
     target = load(args.target)
     culprit = bisect(target.model, target.args, target.kwargs, smelt.compile)
     if culprit is None:
@@ -80,19 +62,13 @@ def _bisect(args: argparse.Namespace) -> int:
     return 1
 
 
-def add_bench(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "bench",
-        help="how fast a program runs compiled, compared with eager",
-        epilog="example: smelt bench train.py:example --backward",
-    )
+def add_bench(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--backward", action="store_true", help="time forward and backward of the summed results")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure (default: %(default)s)")
-    parser.set_defaults(do=_bench)
 
 
-def _bench(args: argparse.Namespace) -> int:
+def do_bench(args: argparse.Namespace) -> int:
     target = load(args.target)
     compiled = smelt.compile(target.model)
 

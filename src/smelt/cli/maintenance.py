@@ -8,21 +8,11 @@ import torch
 import smelt
 from smelt.base.events import CHANNELS
 from smelt.base.options import ENVIRONMENT, Config, Options, config, describe
-from smelt.cli.example_spec import Commands
 from smelt.explain.doctor import examine
 from smelt.runtime.cache import CacheStore, directory, open_store
 
 
-def add_doctor(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="whether everything needed is there, by a small model compiled and checked; exit code 1 if not",
-        epilog="example: smelt doctor",
-    )
-    parser.set_defaults(do=_doctor)
-
-
-def _doctor(args: argparse.Namespace) -> int:
+def do_doctor(args: argparse.Namespace) -> int:
     healthy = True
     for check in examine(smelt.compile):
         healthy = healthy and check.good is not False
@@ -31,17 +21,11 @@ def _doctor(args: argparse.Namespace) -> int:
     return 0 if healthy else 1
 
 
-def add_cache(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "cache",
-        help="the disk cache of compiled graphs",
-        epilog="example: smelt cache info",
-    )
+def add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("info", "clear"), help="say where it is and what it holds, or empty it")
-    parser.set_defaults(do=_cache)
 
 
-def _cache(args: argparse.Namespace) -> int:
+def do_cache(args: argparse.Namespace) -> int:
     """Works on the cache's directory whether or not compiling uses it just now."""
     store = CacheStore(directory(), config.disk_cache_limit)
     if args.action == "clear":
@@ -55,17 +39,11 @@ def _cache(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_info(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "info",
-        help="versions, backends, options and log channels; `smelt info stages`: every step of the compiler",
-        epilog="example: smelt info stages",
-    )
+def add_info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=("stages",), help="stages: the steps a graph goes through, in order")
-    parser.set_defaults(do=_info)
 
 
-def _info(args: argparse.Namespace) -> int:
+def do_info(args: argparse.Namespace) -> int:
     if args.what == "stages":
         from smelt.pipeline.stage_map import stage_map
 

@@ -19,25 +19,19 @@ import torch
 import smelt
 from smelt.base.events import counters
 from smelt.capture.polyfills.library import POLYFILLS
-from smelt.cli.example_spec import BadTarget, Commands
+from smelt.cli.example_spec import BadTarget
 
 _REPLACED = "compile"  # of torch: here it only gets another function
 
 
-def add_run(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "run",
-        help="run a script with its models compiled, without editing it",
-        epilog="example: smelt run train.py --epochs 3",
-    )
+def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="llvm", help="backend of smelt.compile (default: llvm)")
     parser.add_argument("--quiet", action="store_true", help="do not say at the end what was compiled")
     parser.add_argument("script", help="the script; what follows it are its own arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(do=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def do_run(args: argparse.Namespace) -> int:
     _must_exist(args.script)
     try:
         run_script(args.script, args.arguments, args.backend)
@@ -60,21 +54,15 @@ def run_script(script: str, arguments: Sequence[str], backend: str) -> None:
         runpy.run_path(script, run_name="__main__")
 
 
-def add_report(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "report",
-        help="run a script compiled, and write a page that shows what the compiler did",
-        epilog="example: smelt report --profile --out report.html train.py --epochs 1",
-    )
+def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="smelt_report.html", help="where the page is written (default: %(default)s)")
     parser.add_argument("--profile", action="store_true", help="time every kernel and library call, too")
     parser.add_argument("--backend", default="llvm", help="backend of smelt.compile (default: llvm)")
     parser.add_argument("script", help="the script; what follows it are its own arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(do=_report)
 
 
-def _report(args: argparse.Namespace) -> int:
+def do_report(args: argparse.Namespace) -> int:
     _must_exist(args.script)
     try:
         with smelt.record(args.out, os.path.basename(args.script), profile=args.profile):
