@@ -30,7 +30,7 @@ from smelt.autograd.partition import partition
 from smelt.autograd.partition.partition import Halves
 from smelt.base import events, locks
 from smelt.base.errors import SmeltError, warn
-from smelt.ir.graph import Traced, placeholders
+from smelt.ir.graph import Traced, placeholders, returning_tuple
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
 from smelt.meta.ghost import GhostTensor
 from smelt.runtime.autograd.join import join
@@ -268,12 +268,7 @@ def _compiled(compiler: Compiler, traced: Traced) -> Callable[..., tuple[Any, ..
     function = compiler(traced.to_module(), _examples(traced))
     if not callable(function):
         raise SmeltError("SM002", f"compiler {compiler!r} returned {type(function).__name__}, not a callable")
-
-    def call(*inputs: Any) -> tuple[Any, ...]:
-        result = function(*inputs)
-        return tuple(result) if isinstance(result, tuple | list) else (result,)
-
-    return call
+    return returning_tuple(function)
 
 
 def _examples(traced: Traced) -> list[GhostTensor]:

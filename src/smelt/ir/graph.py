@@ -239,6 +239,16 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
+def returning_tuple(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    """A function that returns one result or several, as one that returns a tuple."""
+
+    def call(*inputs: Any) -> tuple[Any, ...]:
+        result = function(*inputs)
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+    return call
+
+
 def output_node(graph: fx.Graph) -> fx.Node:
     """The one output node."""
     output: fx.Node = next(node for node in reversed(graph.nodes) if node.op == "output")

@@ -156,6 +156,12 @@ def tensor_spec(node: fx.Node) -> TensorSpec:
     return spec
 
 
+def tensor_specs(node: fx.Node) -> list[TensorSpec]:
+    """The specs of all tensors that a node returns."""
+    spec = spec_of(node)
+    return [each for each in (spec if isinstance(spec, tuple) else (spec,)) if isinstance(each, TensorSpec)]
+
+
 def set_spec(node: fx.Node, spec: NodeSpec) -> None:
     node.meta[_SPEC] = spec
 

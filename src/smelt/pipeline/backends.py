@@ -11,13 +11,12 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
-import torch
 from torch import fx
 
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
 from smelt.device import check_launched, check_wanted, has_chips
-from smelt.ir.graph import GraphCompiler, Traced, placeholders
+from smelt.ir.graph import GraphCompiler, Traced, placeholders, returning_tuple
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.ghost import GhostTensor
 from smelt.pipeline.cache.keys import Unstorable, environment_key, text_of
@@ -44,7 +43,7 @@ def _eager(options: Options) -> GraphCompiler:
     def compile_graph(traced: Traced) -> Callable[..., tuple[object, ...]]:
         forward = traced.plainly()
         (output,) = traced.graph.output_node().args
-        return forward if isinstance(output, tuple) else _as_tuple(forward)
+        return forward if isinstance(output, tuple) else returning_tuple(forward)
 
     return compile_graph
 
@@ -193,7 +192,7 @@ def _custom(backend: CustomBackend) -> GraphCompiler:
         compiled = backend(traced.to_module(), examples)
         if not callable(compiled):
             raise SmeltError("SM002", f"backend {backend!r} returned {type(compiled).__name__}, not a callable")
-        return _as_tuple(compiled if traced.undoing is None else traced.undoing(compiled))
+        return returning_tuple(compiled if traced.undoing is None else traced.undoing(compiled))
 
     return compile_graph
 
@@ -203,11 +202,3 @@ def _example(node: fx.Node) -> Any:
     if isinstance(spec, NumberSpec):
         return spec.what.example if isinstance(spec.what, Formula) else spec.what.evaluate(lambda each: each.example)
     return GhostTensor(tensor_spec(node))
-
-
-def _as_tuple(function: Callable[..., Any]) -> Callable[..., tuple[object, ...]]:
-    def call(*inputs: torch.Tensor) -> tuple[object, ...]:
-        result = function(*inputs)
-        return tuple(result) if isinstance(result, tuple | list) else (result,)
-
-    return call

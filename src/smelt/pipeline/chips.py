@@ -16,7 +16,7 @@ from smelt.base.errors import SmeltError
 from smelt.base.options import KERNELS_FIRST, Options
 from smelt.device import chip_on, device_of, multiplies
 from smelt.device.host_library import HOST
-from smelt.ir.graph import Traced
+from smelt.ir.graph import Traced, returning_tuple
 from smelt.pipeline.compile import Compilation
 from smelt.pipeline.host_part import HostPart, divided, run_divided
 from smelt.pipeline.parts import Parts
@@ -44,16 +44,11 @@ def compile_for_chip(traced: Traced, options: Options, name: str) -> Flat:
         if not options.fallback:
             raise SmeltError("SM020", f"a graph cannot be compiled for {name}: {reason}")
         events.fell_back("a graph", reason)
-        forward = traced.plainly()
-        return lambda *inputs: _as_tuple(forward(*inputs))
+        return returning_tuple(traced.plainly())
     library = options.library if options.library == "none" else KERNELS_FIRST
     products = "library" if library == KERNELS_FIRST and multiplies(name) else "own"
     options = replace(options, target=name, library=library, products=products, tune=False)
     return Compilation(options, join=_Joining(traced, device)).compile(hosted(traced, device))
-
-
-def _as_tuple(result: object) -> tuple[object, ...]:
-    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 class _Joining:

@@ -19,10 +19,10 @@ from smelt.base.errors import LibraryError
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
 from smelt.ir.call_contract import JointPlan
-from smelt.ir.graph import GraphLevel, Traced, check_graph, placeholders
+from smelt.ir.graph import GraphLevel, Traced, check_graph, placeholders, returning_tuple
 from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.program import Program
-from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_specs
 from smelt.ops.decompositions import decompositions as decompositions_for
 from smelt.pipeline.backward.lazy_backwards import Backwards
 from smelt.pipeline.cache import pending_reuse
@@ -131,7 +131,7 @@ class Compilation:
             check_graph(traced.graph, GraphLevel.TORCH, after="capture")
         graphs = self._functional_or_eager(traced, f"graph{number}")
         if graphs is None:
-            return Parts(_eager_graph(traced))
+            return Parts(returning_tuple(traced.plainly()))
         if isinstance(graphs, Pure):
             return Parts(self.lower(graphs.traced, f"forward{number}", False, True), graphs.plan, graphs.eager)
         forward = self.lower(graphs.forward, f"forward{number}", False, graphs.planned)
@@ -230,10 +230,8 @@ def _has_numbers(traced: Traced) -> bool:
 def _why_not_open(traced: Traced) -> str | None:
     """Why numbers among the inputs cannot stay open: they turned out to be sizes."""
     for node in traced.graph.nodes:
-        specs = spec_of(node)
-        for spec in specs if isinstance(specs, tuple) else (specs,):
-            if isinstance(spec, TensorSpec) and any(map(is_symbolic, (*spec.shape, *spec.stride, spec.offset))):
-                return f"the size of {node.name} depends on a number"
+        if any(is_symbolic(x) for spec in tensor_specs(node) for x in (*spec.shape, *spec.stride, spec.offset)):
+            return f"the size of {node.name} depends on a number"
     return None
 
 
@@ -253,13 +251,3 @@ def _needs_gradients(traced: Traced) -> bool:
     if switched_on:
         raise CannotTrace("gradients are switched on inside a graph that begins without them")
     return False
-
-
-def _eager_graph(traced: Traced) -> Flat:
-    forward = traced.plainly()
-
-    def run(*inputs: Any) -> tuple[Any, ...]:
-        result = forward(*inputs)
-        return tuple(result) if isinstance(result, tuple | list) else (result,)
-
-    return run

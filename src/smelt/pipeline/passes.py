@@ -24,7 +24,7 @@ from smelt.device import devices, target_of
 from smelt.ir.check_kernel import check_program
 from smelt.ir.graph import GraphLevel, Traced, check_graph
 from smelt.ir.program import Program
-from smelt.ir.tensorspec import TensorSpec, spec_of
+from smelt.ir.tensorspec import tensor_specs
 from smelt.ir.text import format_program
 from smelt.meta.memory_peak import Peak, graph_peak, program_peak
 from smelt.pipeline.parts import bind
@@ -192,8 +192,7 @@ def why_not_generate(traced: Traced, wanted: str = "") -> str | None:
     if numbers is not None:
         return numbers
     for node in traced.graph.nodes:
-        specs = spec_of(node)
-        for spec in specs if isinstance(specs, tuple) else (specs,):
-            if isinstance(spec, TensorSpec) and target_of(spec.device, wanted) is None:
+        for spec in tensor_specs(node):
+            if target_of(spec.device, wanted) is None:
                 return f"{node.name} is on {spec.device.type}, and kernels are made for {', '.join(devices())} only"
     return None

@@ -16,7 +16,7 @@ from smelt.ir.graph import Traced, copied_graph, outputs
 from smelt.ir.kernel import SIZES
 from smelt.ir.program import Launch, Program, ProgramBuffer
 from smelt.ir.substitute_sizes import resized
-from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_specs
 
 
 def moved(value: Any, source: torch.device, to: torch.device) -> Any:
@@ -31,10 +31,7 @@ def _is(value: Any, device: torch.device) -> bool:
 def devices_of(traced: Traced) -> Iterator[torch.device]:
     """The devices that a torch-level graph's inputs are on, and those that its calls name."""
     for node in traced.graph.nodes:
-        specs = spec_of(node)
-        for spec in specs if isinstance(specs, tuple) else (specs,):
-            if isinstance(spec, TensorSpec):
-                yield spec.device
+        yield from (spec.device for spec in tensor_specs(node))
         yield from _named((node.args, dict(node.kwargs)))
     yield from (tensor.device for tensor in traced.constants.values())
 
@@ -53,9 +50,8 @@ def why_not_hosted(traced: Traced, chip: torch.device) -> str | None:
     """Why a graph cannot be computed by a chip alone. Numbers of the host's that it is given are copied there."""
     returned = outputs(traced.graph)
     for node in traced.graph.nodes:
-        specs = spec_of(node)
-        for spec in specs if isinstance(specs, tuple) else (specs,):
-            if not isinstance(spec, TensorSpec) or spec.device.type == chip.type:
+        for spec in tensor_specs(node):
+            if spec.device.type == chip.type:
                 continue
             if node.op != "placeholder" or spec.shape or node in returned or spec.device.type != HOST.type:
                 return f"{node.name} is on {spec.device}, beside tensors on {chip.type}"

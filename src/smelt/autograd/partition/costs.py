@@ -17,7 +17,7 @@ from torch import fx
 
 from smelt.autograd.joint.aliasing import is_view
 from smelt.autograd.partition.recompute import recomputable
-from smelt.ir.tensorspec import TensorSpec, spec_of
+from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_specs
 from smelt.symbolic.symsize import hint
 
 aten = torch.ops.aten
@@ -28,9 +28,7 @@ _LIBRARY_PASSES = 4  # how often an unknown operator is assumed to go through it
 
 def bytes_of(node: fx.Node) -> int:
     """The bytes of what a node returns: all of its tensors, dense."""
-    node_spec = spec_of(node)
-    specs = node_spec if isinstance(node_spec, tuple) else (node_spec,)
-    return sum(hint(spec.nbytes) for spec in specs if isinstance(spec, TensorSpec))
+    return sum(hint(spec.nbytes) for spec in tensor_specs(node))
 
 
 def own_bytes(node: fx.Node) -> int:
