@@ -15,9 +15,9 @@ from smelt.explain import kernel_usage
 from smelt.explain.kernel_usage import moved_bytes, usage_lines
 from smelt.explain.report_code import Codes
 from smelt.explain.report_data import report_data
-from smelt.pipeline.ahead import compile_ahead, spec_like
 from smelt.runtime.cuda.driver import CudaDevice
 from smelt.runtime.cuda.image import CudaCode, FunctionUsage
+from tests.absent_device.ahead import compile_ahead, spec_like
 from tests.targets import on_target
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

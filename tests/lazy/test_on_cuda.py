@@ -132,7 +132,7 @@ from smelt.lazy.real_device import RealDevice
 from smelt.autograd.joint.functional_trace import interpret
 from smelt.ir.program import Launch
 from smelt.ir.tensorspec import spec_of
-from smelt.pipeline.ahead import compile_ahead
+from tests.absent_device.ahead import compile_ahead
 
 owner = enabling.make_owner("lazy", RealDevice(torch.device("cuda", 0)), lambda traced: None)
 lazy._owner = owner

@@ -12,7 +12,7 @@ from smelt.ir.program import Launch
 from smelt.meta import ghost
 from smelt.meta.rules import lookup
 from smelt.ops.decompose import norms
-from smelt.pipeline.ahead import compile_ahead, spec_like
+from tests.absent_device.ahead import compile_ahead, spec_like
 
 
 def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -129,7 +129,7 @@ def test_what_models_do_loads_none_of_pytorchs_compiler() -> None:
 import sys, torch
 from torch import nn
 from smelt.base.options import Options
-from smelt.pipeline.ahead import compile_ahead, spec_like
+from tests.absent_device.ahead import compile_ahead, spec_like
 block = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
 model = nn.Sequential(nn.Embedding(11, 32), block, nn.Linear(32, 5))
 norm = nn.BatchNorm2d(8)

@@ -11,7 +11,7 @@ from torch import nn
 import smelt
 from smelt.base.events import collect
 from smelt.base.options import Options
-from smelt.pipeline.ahead import compile_ahead, spec_like
+from tests.absent_device.ahead import compile_ahead, spec_like
 from tests.targets import device_type
 
 OWN = {"products": "own", "check_specs": True}

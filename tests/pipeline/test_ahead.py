@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from smelt.autograd.joint.functional_trace import CannotTrace
-from smelt.autograd.joint.fused_attention import capability
-from smelt.autograd.joint.stand_in import is_here
 from smelt.base import events
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
@@ -21,7 +19,9 @@ from smelt.device import register, withdraw
 from smelt.device.fusion_limits import Limits
 from smelt.ir.program import Launch, Library, Operand, Place
 from smelt.ir.tensorspec import TensorSpec
-from smelt.pipeline.ahead import Ahead, compile_ahead, spec_like
+from tests.absent_device.ahead import Ahead, compile_ahead, spec_like
+from tests.absent_device.fused_attention import capability
+from tests.absent_device.stand_in import is_here
 from tests.processes import COMPILER, run
 
 aten = torch.ops.aten
@@ -84,7 +84,7 @@ import torch
 import torch.nn.functional as F
 from smelt.base.options import Options
 from smelt.ir.program import Library
-from smelt.pipeline.ahead import compile_ahead, spec_like
+from tests.absent_device.ahead import compile_ahead, spec_like
 
 def described(x, normalized, weight, eps):
     outer = x.shape[: x.dim() - len(normalized)]

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from smelt.autograd.joint.stand_in import is_here
 from smelt.base.options import Options
 from smelt.ir import serialize
 from smelt.ir.program import Library
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.ghost import GhostMode, GhostTensor
 from smelt.meta.recurrent_layers import is_for_cudnn
-from smelt.pipeline.ahead import Ahead, compile_ahead, spec_like
 from smelt.symbolic.shapes import contiguous_stride
+from tests.absent_device.ahead import Ahead, compile_ahead, spec_like
+from tests.absent_device.stand_in import is_here
 
 CUDA = torch.device("cuda", 0)
 BY_CUDNN = ["smelt::cudnn_recurrent", "smelt::cudnn_recurrent_backward"]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.autograd.joint.stand_in import is_here
 from smelt.base.options import Options
 from smelt.codegen.cpu.target import describe_host
 from smelt.device import register, withdraw
 from smelt.device.fusion_limits import Limits
 from smelt.ir.program import Launch, Library, Program
-from smelt.pipeline.ahead import Ahead, compile_ahead, spec_like
+from tests.absent_device.ahead import Ahead, compile_ahead, spec_like
+from tests.absent_device.stand_in import is_here
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)

@@ -20,8 +20,8 @@ from smelt.ir.nodes import philox_draws
 from smelt.ir.nodes.philox_draws import Draws, mask, taken_at_once, threshold
 from smelt.ir.program import Launch, Library, Program
 from smelt.ops.decompose import rearrange
-from smelt.pipeline.ahead import Ahead, compile_ahead, spec_like
 from smelt.runtime.cuda import dropout_check
+from tests.absent_device.ahead import Ahead, compile_ahead, spec_like
 from tests.codegen.gpu.test_philox import MASK, plain
 from tests.codegen.gpu.test_ptx import assembled, assembled_here
 from tests.targets import chosen

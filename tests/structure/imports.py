@@ -153,7 +153,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "passes",
         "stages",
         "stage_map",
-        "ahead",
         "own_generator",
         "empty_tensors",
         "grid_devices",

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import smelt
-from smelt.autograd.joint.stand_in import is_here
 from smelt.meta.devices import current_devices, current_index
+from tests.absent_device.stand_in import is_here
 from tests.capture.fake_gpus import Gpus
 
 GPU = [torch.device("cuda", number) for number in range(2)]

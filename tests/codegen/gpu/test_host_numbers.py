@@ -13,8 +13,8 @@ from smelt.ir.kernel import Axis, Buffer, Compute, Index, Kernel, Load, Role, St
 from smelt.ir.program import Launch, Library
 from smelt.ir.tensorspec import TensorSpec
 from smelt.ir.text import format_kernel
-from smelt.pipeline.ahead import Ahead, compile_ahead, spec_like
 from smelt.pipeline.parts import launcher_for
+from tests.absent_device.ahead import Ahead, compile_ahead, spec_like
 from tests.codegen.gpu.test_ptx import assembled, assembled_here
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

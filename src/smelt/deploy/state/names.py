@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from smelt.capture.driver.whole_call import TARGET
 from smelt.capture.replay.described import Given
 
 _REGISTRIES = ("_modules", "_parameters", "_buffers", "__self__")
@@ -75,8 +74,3 @@ def _modules_of(target: Callable[..., Any]) -> list[tuple[str, torch.nn.Module]]
         values |= vars(owner) if hasattr(owner, "__dict__") else {}
     named = [(f"{name}." if name else "", each) for name, each in values.items() if isinstance(each, torch.nn.Module)]
     return named
-
-
-def is_target(origin: Given) -> bool:
-    """Whether something is reached from the function or module that is exported."""
-    return origin.slot == TARGET

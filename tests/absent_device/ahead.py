@@ -1,9 +1,9 @@
 """Compiling ahead: a function or module for tensors that are not there, on a device that this process may not have.
 
-    found = compile_ahead(model, [TensorSpec((32, 784), (784, 1), torch.float32, torch.device("cuda", 0))],
+    ahead = compile_ahead(model, [TensorSpec((32, 784), (784, 1), torch.float32, torch.device("cuda", 0))],
                           Options(target="sm_90"))
-    found.forward, found.backward        kernel programs whose kernels are for sm_90
-    found.generate()                     their code, where something makes code for that target
+    ahead.forward, ahead.backward        kernel programs whose kernels are for sm_90
+    ahead.generate()                     their code, where something makes code for that target
 
 Nothing runs, and no data is made up. The function is called once, on tensors without data; what reads data raises
 `CannotTrace`. A module's parameters and buffers become inputs on the device, before the others.
@@ -22,7 +22,6 @@ from smelt.autograd.aot import lifted, state_of
 from smelt.autograd.aot_inputs import ProgramCode
 from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.autograd.joint.partial_backward import for_the_loss
-from smelt.autograd.joint.stand_in import is_here, on_device, standing_in
 from smelt.autograd.joint.trace_joint import TraceSource, trace_forward, trace_joint
 from smelt.autograd.partition.partition import Halves
 from smelt.base.fast_dataclass import dataclass
@@ -39,6 +38,7 @@ from smelt.ops.decompositions import decompositions
 from smelt.pipeline.parts import Built
 from smelt.pipeline.passes import PassContext, run_passes, why_not_generate
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
+from tests.absent_device.stand_in import is_here, on_device, standing_in
 
 
 @dataclass(frozen=True, slots=True)
