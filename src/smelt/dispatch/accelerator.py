@@ -1,4 +1,4 @@
-"""What PyTorch asks an accelerator for in C++, where a device that is written in Python has no answer: given here.
+"""Answers questions that PyTorch asks accelerators in C++, for a device written in Python.
 
     torch.accelerator.synchronize()          asks the device's module
     DataLoader(data, pin_memory=True)        pins for the device that does the work; memory of the host needs no pinning
@@ -17,7 +17,7 @@ _FUNCTIONS = ("synchronize", "empty_cache", "memory_allocated", "max_memory_allo
 
 
 def answer_for_accelerator(name: str, module: Any, real: torch.device) -> list[Any]:
-    """For the device of this name, whose operators run on `real`. It ends when what is returned dies."""
+    """For the device of this name, whose operators run on `real`. Ends when the returned registrations die."""
     accelerator: Any = torch.accelerator
     for function in _FUNCTIONS:
         if hasattr(accelerator, function) and hasattr(module, function):  # not all are there in every PyTorch

@@ -1,10 +1,10 @@
-"""Autocast on our device: what PyTorch casts on the device that does the work is cast here, by the same policies.
+"""Autocast on our device, with PyTorch's policies for the device that runs its operators.
 
     with torch.autocast("lazy", dtype=torch.bfloat16):
         x @ w            bfloat16          mse_loss(x, y)      float32          cat([x, y])      the widest of the two
 
-Which operators have a policy is asked of PyTorch. Few compute in the narrow dtype or promote; all others are float32.
-A GPU narrows more of them, and leaves operands of sums as they are: their results are float32.
+PyTorch says which operators have a policy. Few compute in the narrow dtype or promote; all others compute in float32.
+A GPU narrows more operators. It does not cast operands of sums, only their results, which are float32.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ KEY = "AutocastPrivateUse1"
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """PyTorch's for one kind of device, by operators. `wide_results` are given the dtype of their results."""
+    """PyTorch's policies for one type of device. `wide_results`: operators whose result dtype is set instead."""
 
     key: str
     narrow: frozenset[str]
@@ -70,7 +70,7 @@ POLICIES = {
 
 
 def register_autocast(device_type: str, like: str = HOST.type) -> list[Any]:
-    """Let autocast cast on our device, as on those of the kind `like`. It ends when what is returned dies."""
+    """Let autocast cast on our device as on devices of type `like`. Ends when the returned registrations die."""
     policies = POLICIES[like]
     library: Any = torch.library.Library  # untyped
     others = library("_", "IMPL", KEY)
@@ -112,7 +112,7 @@ _REFUSED = (
 
 
 def _with_wide_results(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Sums and their kin: where the program says nothing else, results are float32; operands stay as they are."""
+    """Sums and similar reductions: results are float32 unless the program sets a dtype; operands are not cast."""
     first = args[0]
     is_narrow = first.is_floating_point() and first.dtype is not torch.float64 and _is_ours(first)
     names = [argument.name for argument in operator._schema.arguments]
@@ -152,7 +152,7 @@ def _floats(values: Any) -> list[torch.Tensor]:
 
 
 def _cast(value: Any, to: torch.dtype) -> Any:
-    """As PyTorch casts arguments: floats of tensors on the device, but no doubles."""
+    """Cast as PyTorch does: floating-point tensors on the device, except float64."""
     if isinstance(value, tuple | list):
         return type(value)([_cast(item, to) for item in value])
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype is torch.float64:

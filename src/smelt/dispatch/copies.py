@@ -1,9 +1,9 @@
-"""Deep copies of tensors of our device: what shares memory shares it in the copy, as on the CPU.
+"""Deep copies of tensors of our device: tensors that share memory share it in the copy, as on the CPU.
 
     x, row = copy.deepcopy((x, x[1]))         row is a part of the new x
 
-PyTorch copies tensors of some devices one by one, by their names, and a storage by an allocator that a device written
-in Python has not. Parameters are copied one by one on every device.
+PyTorch copies tensors of some devices one by one, and storages by an allocator, which a device written in Python does
+not have. Parameters are copied one by one on every device.
 """
 
 import functools
@@ -25,7 +25,7 @@ def keep_sharing(name: str) -> None:
 
 
 def _making(make: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """`torch.UntypedStorage(8, device=name)`, for which PyTorch wants an allocator in C++ and ends the process."""
+    """`torch.UntypedStorage(8, device=name)`: PyTorch needs an allocator in C++ for it and aborts without one."""
 
     @functools.wraps(make)
     def making(kind: type, *args: Any, device: Any = None, **others: Any) -> Any:

@@ -1,4 +1,4 @@
-"""PyTorch's one device for outsiders (PrivateUse1), under a name of ours and with an owner that answers its operators.
+"""Claims PyTorch's PrivateUse1 device: gives it a name and an owner that answers its operators.
 
     device = claim("lazy", owner)          torch.device("lazy") exists from now on, and `torch.lazy` is its module
 
@@ -41,9 +41,9 @@ def why_not() -> str | None:
 
 
 def reserve() -> None:
-    """Say that a device may come. Autograd's engine starts its threads with the first backward of a process, one for
-    each device there is; one that comes later has none, and no backward. A process with such threads cannot run a
-    backward in its forked children, so nobody reserves a device for others."""
+    """Announce the device before the first backward. Autograd's engine starts one thread per device then, so a device
+    that comes later has no backward. Forked children of a process with such threads cannot run a backward, so only a
+    program that needs the device reserves it."""
     if why_not() is None and torch._C._get_privateuse1_backend_name() == UNNAMED:
         _held.append(_device_guard()())
         torch._C._acc.register_python_privateuseone_device_guard(_held[-1])
@@ -53,8 +53,8 @@ _held: list[Any] = []
 
 
 def _device_guard() -> type[Any]:
-    """The class of what PyTorch asks, several times for each node of autograd's graph, which device it is: it takes the
-    answer from C. A function of Python costs a backward half a microsecond at each."""
+    """The guard class that PyTorch asks for its device type several times per autograd node. It is a C function:
+    a Python function would cost half a microsecond each time."""
     answer = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
     guard: Any = torch._C._acc.DeviceGuard
     return type("DeviceGuard", (guard,), {"type_": staticmethod(answer)})
@@ -64,9 +64,9 @@ def claim(name: str, owner: Owner, module: DeviceModule, like: str = HOST.type) 
     """Name the device, and let `owner` answer its operators; `module` becomes `torch.<name>`. Autocast casts there what
     it casts on devices of the kind `like`.
 
-    PyTorch takes a device that has a name for the accelerator of the process, and its engine then has no streams for
-    tensors of a GPU, and no backward. Where there is a GPU, the device therefore leaves it that place. One that stays
-    `UNNAMED` never takes it; programs have no tensors there.
+    PyTorch makes a named device the accelerator of the process. Its engine then has no streams for GPU tensors, which
+    have no backward. If there is a GPU, the device therefore stops being the accelerator. An `UNNAMED` device never
+    becomes it, and programs have no tensors there.
     """
     if name not in _claimed:
         _refuse(name)

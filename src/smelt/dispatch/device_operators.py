@@ -1,4 +1,4 @@
-"""Operators that PyTorch calls on devices such as ours and not on the CPU, made of those that it calls there.
+"""Operators that PyTorch calls on PrivateUse1 devices but not on the CPU, in terms of operators of the CPU.
 
     convolution_overrideable(x, w, …)   →   convolution(x, w, …)
     native_dropout(x, p, True)          →   x · bernoulli(1 - p) / (1 - p), drawn as on the CPU
@@ -19,7 +19,7 @@ Compute = Callable[[torch._ops.OpOverload, tuple[Any, ...], Mapping[str, Any]], 
 
 
 def device_operators(compute: Compute, call: Compute) -> dict[torch._ops.OpOverload, Answer]:
-    """What answers each of them. `compute` does an operator, `call` one that the owner may answer in its own way."""
+    """A function for each operator. `compute` computes an operator, `call` asks the owner."""
 
     def one(operator: torch._ops.OpOverload, *args: Any) -> Any:
         return compute(operator, args, {})

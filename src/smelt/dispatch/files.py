@@ -1,4 +1,4 @@
-"""Reading and writing tensors of our device: files say where a storage was, and PyTorch asks who can put it there.
+"""Saves and loads tensors of our device: files name the device of each storage, and PyTorch asks who can restore it.
 
     torch.save({"x": x}, file)      the numbers, and the name of the device
     torch.load(file)                tensors of the device; with map_location="cpu" of the CPU, where smelt is not needed

@@ -1,4 +1,4 @@
-"""The module of our device, `torch.<name>`: what PyTorch asks a device for beside operators.
+"""The module of our device, `torch.<name>`: functions other than operators that PyTorch expects of a device.
 
 `torch.manual_seed`, `torch.autocast`, `torch.accelerator`, `fork_rng`, DataLoader and `torch.save` look there.
 """
@@ -12,13 +12,13 @@ from smelt.dispatch.streams import DeviceEvent, DeviceStream
 
 
 def check_index(index: int | None) -> None:
-    """Raise for a device of our kind that is not there."""
+    """Raise for a second device."""
     if index not in (None, 0):
         raise RuntimeError(f"there is one device of this kind, with number 0, not {index}")
 
 
 class DeviceModule:
-    """One device, whose random numbers are those of another one."""
+    """A single device, which draws from the generator of another one."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator

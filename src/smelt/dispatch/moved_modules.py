@@ -3,11 +3,11 @@
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.to("lazy")                     the optimizer trains what has moved, and tied weights stay tied
 
-PyTorch gives a parameter new data where both devices are of its own kinds. Elsewhere it makes new parameters, unless it
-is told to swap (`torch.__future__`). That holds for all modules of a process and refuses some, so it is switched on for
-such moves alone.
+PyTorch gives a parameter new data if both devices are its own. Otherwise it makes new parameters, unless
+`torch.__future__` sets swapping. That setting applies to all modules of a process and refuses some, so it is on only
+during such moves.
 
-A trainer that chooses its device by a list of its own takes a model from our device. That is said in a warning.
+Some trainers choose their device from a list and move the model away from ours. A warning says so.
 """
 
 import functools
@@ -82,8 +82,7 @@ def _has(module: nn.Module, name: str) -> bool:
 
 
 def _waiting(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
-    """Parameters and buffers that get their sizes at the first call. They say nothing of themselves until then, so they
-    move as plain empty ones."""
+    """Lazy parameters and buffers, which get their sizes at the first call. They move as plain empty ones."""
     parts: list[Any] = list(module.modules())
     held: list[dict[str, Any]] = [each for part in parts for each in (part._parameters, part._buffers)]
     return [(each, key, type(value)) for each in held for key, value in each.items() if is_lazy(value)]

@@ -1,8 +1,7 @@
 """Every ATen operator on our device, registered with PyTorch's dispatcher: a call goes to the device's owner.
 
-PyTorch keeps what is above a device: autograd, composite operators, functionalization. Not registered, so that
-PyTorch's own code runs, are operators that only change what a tensor says of itself (`t_`, `squeeze_`), that set a
-bit of it (`_conj`), and the `out=` variants that PyTorch writes by the functional operator and a copy."""
+Autograd, composite operators and functionalization stay PyTorch's. So do operators that only change metadata (`t_`,
+`squeeze_`) or set a bit (`_conj`), and `out=` variants that PyTorch computes by the functional operator and a copy."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -28,7 +27,7 @@ _PYTORCHS = frozenset(
 
 
 class Owner(Protocol):
-    """Who answers for the tensors of our device."""
+    """Answers for the tensors of our device."""
 
     def call(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What a call of an operator returns; at least one argument is a tensor of the device, or it is asked for."""

@@ -3,7 +3,7 @@
     start, end = torch.lazy.Event(enable_timing=True), torch.lazy.Event(enable_timing=True)
     start.record(); work(); end.record(); end.synchronize(); print(start.elapsed_time(end))
 
-`torch.Stream` and `torch.Event` ask a device in C++, where a device that is written in Python has no answer.
+`torch.Stream` and `torch.Event` need C++ functions, which a device written in Python does not have.
 """
 
 import time
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class DeviceStream:
-    """The one stream: what is asked of it is done in order."""
+    """The only stream: work runs in order."""
 
     stream_id = 0
 
@@ -24,15 +24,15 @@ class DeviceStream:
         self._wait()
 
     def query(self) -> bool:
-        """Whether all is done; asking for it makes it so."""
+        """Waits for all work, so it is always True."""
         self._wait()
         return True
 
     def wait_event(self, event: "DeviceEvent") -> None:
-        """What comes later waits, as it does anyhow."""
+        """Nothing to do: later work waits anyway."""
 
     def wait_stream(self, stream: "DeviceStream") -> None:
-        """What comes later waits, as it does anyhow."""
+        """Nothing to do: later work waits anyway."""
 
     def record_event(self, event: "DeviceEvent | None" = None) -> "DeviceEvent":
         event = event or DeviceEvent(self._wait)
@@ -53,7 +53,7 @@ class DeviceStream:
 
 
 class DeviceEvent:
-    """A point in what a program asks of the device. One that takes the time waits for what was asked for before it."""
+    """A point in the program's work. An event with timing waits for all earlier work."""
 
     def __init__(self, wait: Callable[[], None], enable_timing: bool = False, **_: Any) -> None:
         self._wait = wait
@@ -69,10 +69,10 @@ class DeviceEvent:
         self._wait()
 
     def wait(self, stream: DeviceStream | None = None) -> None:
-        """What comes later waits, as it does anyhow."""
+        """Nothing to do: later work waits anyway."""
 
     def query(self) -> bool:
-        """Whether all before it is done; asking for it makes it so."""
+        """Waits for all earlier work, so it is always True."""
         if self._time is not None:
             self._wait()
         return True

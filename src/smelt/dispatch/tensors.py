@@ -1,11 +1,10 @@
-"""Tensors of our device: a shape, strides and a dtype over a storage without data, which carries its owner's memory.
+"""Tensors of our device: a shape, strides and a dtype over a storage without data, which refers to the owner's memory.
 
     tensor = make((2, 3), (3, 1), torch.float32, memory)      tensor.device is ours, tensor.data_ptr() is 0
     memory_of(view(tensor, (3,), (1,), 3)) is memory          views share a storage, and so its memory
 
-What the numbers are is the owner's business. PyTorch keeps a storage's Python object for as long as the storage
-lives, so the memory is an attribute of it: it is found from `.data`, `detach()`, saved tensors and views alike, and
-it dies with the last tensor."""
+The owner knows the numbers. PyTorch keeps a storage's Python object as long as the storage, so the memory is an
+attribute of it: `.data`, `detach()`, saved tensors and views have the same memory, which dies with the last tensor."""
 
 import weakref
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What PyTorch's own compilers, fake tensors and `nn.DataParallel` ask of our device.
+"""Makes PyTorch's compilers, fake tensors and `nn.DataParallel` work with our device, or refuse it clearly.
 
     torch.compile(model)(x)            x on sim: SM070, which names smelt.compile
     torch.export.export(model, (x,))   operators of ATen, on fake tensors of the device
@@ -33,7 +33,7 @@ def answer_torch(name: str, module: DeviceModule) -> None:
 
 
 class NoCodegen:
-    """Stands where PyTorch's compiler looks for a device's code generators; whatever it asks of them is refused."""
+    """Replaces the code generators that PyTorch's compiler looks up for a device, and refuses every request."""
 
     def __init__(self, name: str) -> None:
         self._name = name

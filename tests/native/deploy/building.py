@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from smelt.base.c_library import INCLUDE, LIBRARY, build_flags
 from smelt.ir.artifact_file.write import save
+from tests.native.deploy.c_library import INCLUDE, LIBRARY, build_flags
 from tests.native.deploy.models import MODELS
 
 HERE = Path(__file__).parent

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from smelt.base.c_library import INCLUDE
 from smelt.ir.artifact_file import layout
+from tests.native.deploy.c_library import INCLUDE
 
 RECORDS = Path(__file__).parents[3] / "src" / "smelt" / "csrc" / "deploy" / "format" / "records.h"
 

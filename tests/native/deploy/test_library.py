@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from smelt.base.c_library import INCLUDE, LIBRARY, STATIC_LIBRARY, build_flags
 from tests.native.deploy.building import HERE, compiled, compiler, mutator, sanitized
+from tests.native.deploy.c_library import INCLUDE, LIBRARY, STATIC_LIBRARY, build_flags
 from tests.native.deploy.campaign import mutated
 
 LARGEST = 300_000

@@ -5,7 +5,9 @@
 
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent
+import smelt
+
+PACKAGE = Path(smelt.__file__).parent
 INCLUDE = PACKAGE / "include"
 """The folder of smelt.h and smelt.hpp."""
 LIBRARY = PACKAGE / "lib" / "libsmelt.so"
