@@ -14,6 +14,7 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.device.host_library import HOST
+from smelt.meta.devices import tensors_in
 
 KEY = "AutocastPrivateUse1"
 
@@ -136,19 +137,9 @@ def _with_wide_results(operator: torch._ops.OpOverload, args: tuple[Any, ...], k
 def _dtype(name: str, device_type: str, policies: Policies, values: Any) -> torch.dtype:
     if name in policies.narrow:
         return torch.get_autocast_dtype(device_type)
-    if name in policies.promoted and not any(each.dtype is torch.float32 for each in _floats(values)):
+    if name in policies.promoted and not any(each.dtype is torch.float32 for each in tensors_in(values)):
         return torch.get_autocast_dtype(device_type)
     return torch.float32
-
-
-def _floats(values: Any) -> list[torch.Tensor]:
-    floats: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, tuple | list):
-            floats += _floats(value)
-        elif isinstance(value, torch.Tensor) and value.is_floating_point():
-            floats.append(value)
-    return floats
 
 
 def _cast(value: Any, to: torch.dtype) -> Any:

@@ -26,6 +26,7 @@ from smelt.dispatch.tensors import layout_of, memory_of
 from smelt.lazy import lines
 from smelt.lazy.memory import Memory
 from smelt.lazy.trials import Trial
+from smelt.meta.devices import tensors_in
 
 if TYPE_CHECKING:
     from smelt.lazy.owner import LazyOwner
@@ -215,7 +216,7 @@ class _Looks(TorchFunctionMode):
             if function not in _COPIES and isinstance(args[0], torch.Tensor) and args[0].layout is torch.strided:
                 with torch._C.DisableTorchFunction():
                     _storage_of(args[0]).smelt_shared = True
-        elif function in _MAKES and _tensors((*args, *(kwargs or {}).values())):
+        elif function in _MAKES and tensors_in((*args, *(kwargs or {}).values())):
             self._shadows.settle(f"{function.__name__}() reads tensors")
         elif function in _READ_INTEGERS and any(map(self._waits_as_integers, (*args, *(kwargs or {}).values()))):
             self._shadows.settle(f"{function.__name__}() reads integers in memory")
@@ -258,7 +259,7 @@ class Shadows:
                 return operator(*args, **kwargs)
             known = signature(operator)
             call = _ShadowedCall(self)
-            involved = _tensors((*args, *kwargs.values()))
+            involved = tensors_in((*args, *kwargs.values()))
             if not involved and not known.returns_tensors:
                 return operator(*args, **kwargs)  # it has nothing to do with tensors
             if involved and all(self._real.is_elsewhere(tensor.device) for tensor in involved):
@@ -307,7 +308,7 @@ class Shadows:
             return f"{operator} {_AS_THEY_ARE[operator]}"
         if operator._schema.name in ("aten::resize_", "aten::set_", "aten::resize_as_", "aten::set_data"):
             return f"{operator} changes memory itself"
-        for tensor in _tensors((*args, *kwargs.values())):
+        for tensor in tensors_in((*args, *kwargs.values())):
             if type(tensor) not in _TYPES or tensor.layout is not torch.strided or tensor.is_quantized:
                 return f"{operator} is given a {type(tensor).__name__} of layout {tensor.layout}"
             if self._real.is_elsewhere(tensor.device):
@@ -449,16 +450,6 @@ class _ShadowedCall:
                 shape, stride, offset, _ = layout_of(value)
                 return host.as_strided(shape, stride, offset)
         return self._shadows.result(value)
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    collected: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            collected.append(value)
-        elif isinstance(value, tuple | list):
-            collected += _tensors(value)
-    return collected
 
 
 _storage_of: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage

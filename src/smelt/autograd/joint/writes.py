@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt.autograd.joint.functional_trace import CannotTrace, storage_id
+from smelt.meta.devices import tensors_in
 from smelt.symbolic.shapes import may_overlap, span
 
 # Views that may repeat elements though no stride is zero.
@@ -82,12 +83,9 @@ def _repeats_elements(name: str, view: torch.Tensor) -> bool:
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if value.layout is torch.strided and torch._is_functional_tensor(value) and not value.is_inference():
-                yield value
-        elif isinstance(value, tuple | list):
-            yield from _tensors(value)
+    for value in tensors_in(values):
+        if value.layout is torch.strided and torch._is_functional_tensor(value) and not value.is_inference():
+            yield value
 
 
 def _is_put_back(func: Any, args: Sequence[Any]) -> bool:

@@ -24,6 +24,7 @@ from smelt.ir.nodes.ambient import forget_casts, restored, set_autocast
 from smelt.ir.nodes.size_check import SizeCheck
 from smelt.ir.symbolic_numbers import NumberWriter
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of
+from smelt.pipeline.sizes.open_graph import is_known_from_inputs
 from smelt.runtime.autograd.differentiable import Flat
 from smelt.symbolic.expressions import FROM_DATA, SMALLEST, ZERO, Expression, ShapeEnv, Symbol
 from smelt.symbolic.symnode import Formula, apply, as_number, is_symbolic, meaning
@@ -163,13 +164,7 @@ def _is_number(node: fx.Node) -> bool:
 
 def _is_size(node: fx.Node) -> bool:
     """Whether a node is a number that sizes decide, or given ones: no data are needed to compute it."""
-    return _is_known(node) and not (node.op == "call_method" and node.target == "item")
-
-
-def _is_known(node: fx.Node) -> bool:
-    """Whether a node is a number that is known between parts: all but floats that a part computes."""
-    spec = spec_of(node)
-    return isinstance(spec, NumberSpec) and not (isinstance(spec.what, Formula) and spec.what.is_computed)
+    return is_known_from_inputs(node) and not (node.op == "call_method" and node.target == "item")
 
 
 def _readers(node: fx.Node) -> Iterator[tuple[Any, Callable[[Values], Any]]]:
@@ -216,10 +211,10 @@ class Part:
 
     def __init__(self, nodes: list[fx.Node], traced: Traced, compile_part: CompilePart) -> None:
         own = set(nodes)
-        self._nodes = [node for node in nodes if not _is_known(node)]
+        self._nodes = [node for node in nodes if not is_known_from_inputs(node)]
         self._traced, self._compile = traced, compile_part
         needed = [each for node in self._nodes for each in node.all_input_nodes]
-        self.inputs = list(dict.fromkeys(each for each in needed if each not in own and not _is_known(each)))
+        self.inputs = list(dict.fromkeys(each for each in needed if each not in own and not is_known_from_inputs(each)))
         self.outputs = [node for node in self._nodes if any(user not in own for user in node.users)]
         self._versions: dict[tuple[Any, ...], tuple[Flat, list[Any], list[fx.Node]]] = {}
         self._eager: tuple[Flat, list[Any], list[fx.Node]] | None = None

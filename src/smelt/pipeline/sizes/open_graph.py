@@ -113,7 +113,7 @@ class OpenGraph:
         self._dynamic_scalars = numbers
         fixed: set[Any] = {leaf for leaf, (number, _) in self._places.items() if number in self._inputs}
         for node in self._traced.graph.nodes:
-            if _is_known_from_inputs(node) and node not in numbers and not all(map(_is_known_from_inputs, node.users)):
+            if is_known_from_inputs(node) and node not in numbers and not all(map(is_known_from_inputs, node.users)):
                 spec = spec_of(node)
                 assert isinstance(spec, NumberSpec)
                 fixed |= _leaves(spec)
@@ -156,7 +156,7 @@ class OpenGraph:
             if node in copies:
                 continue
             spec = spec_of(node)
-            if isinstance(spec, NumberSpec) and _is_known_from_inputs(node):
+            if isinstance(spec, NumberSpec) and is_known_from_inputs(node):
                 x = _evaluated(spec.what, values)
                 copies[node] = graph.call_function(to_symbolic, (from_symbolic(x),)) if is_symbolic(x) else x
             else:
@@ -168,7 +168,7 @@ def _is_number(node: fx.Node) -> bool:
     return isinstance(spec_of(node), NumberSpec)
 
 
-def _is_known_from_inputs(node: fx.Node) -> bool:
+def is_known_from_inputs(node: fx.Node) -> bool:
     """Whether a node is a number known from the inputs, not one that the graph computes from data."""
     spec = spec_of(node)
     return isinstance(spec, NumberSpec) and not (isinstance(spec.what, Formula) and spec.what.is_computed)
@@ -179,8 +179,8 @@ def _find_dynamic_scalars(traced: Traced) -> list[fx.Node]:
     scalars = []
     for node in traced.graph.nodes:
         spec = spec_of(node)
-        is_known = isinstance(spec, NumberSpec) and _is_known_from_inputs(node)
-        if isinstance(spec, NumberSpec) and is_known and not all(map(_is_known_from_inputs, node.users)):
+        is_known = isinstance(spec, NumberSpec) and is_known_from_inputs(node)
+        if isinstance(spec, NumberSpec) and is_known and not all(map(is_known_from_inputs, node.users)):
             integer = isinstance(spec.what, Expression)
             from_outside = node.op == "placeholder" and not _is_told(spec)
             if (integer and from_outside) or (not integer and _depends_on_given(spec, traced)):
