@@ -106,8 +106,8 @@ class UnexpectedResult(SmeltError):
 
 
 class ChipFailed(SmeltError):
-    """Something that a chip was asked for has failed, maybe long ago. It is told once, so nothing may be tried another
-    way after it: what the chip's memory holds is not known."""
+    """Work on a chip has failed, perhaps an earlier call's. Raised once. Nothing may be retried another way after it,
+    because the contents of the chip's memory are unknown."""
 
 
 class NotEnoughMemory(SmeltError):

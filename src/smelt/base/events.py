@@ -130,8 +130,8 @@ def parse_channels(text: str) -> frozenset[str]:
 
 
 def channels_at_start(text: str) -> frozenset[str]:
-    """What `SMELT_LOGS` asks for. `help` lists the channels, and a name that is none is told: an import must not fail
-    for it."""
+    """The channels that `SMELT_LOGS` names. `help` lists all channels. An unknown name prints a message: an import must
+    not fail for it."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = [name for name in names if name in CHANNELS or name == "all"]
     unknown = [name for name in names if name not in known and name != "help"]

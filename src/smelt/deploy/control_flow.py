@@ -100,7 +100,7 @@ class _Lowering:
         self._numbers = {number: self._register(number) for number in range(len(traced.registers))}
 
     def _register(self, number: int) -> int:
-        """The number of an explored register among those of the artifact."""
+        """The artifact's register for a register of the explored machine."""
         register = self._traced.registers[number]
         if register.kind is RegisterKind.INPUT:
             places = zip(self._traced.arguments, self._registers.arguments, strict=True)

@@ -98,7 +98,7 @@ class Chip(Protocol):
     the others raise until they are written."""
 
     survives_fork: bool = False
-    """Whether a forked process may go on with its copy of this object. Drivers' contexts do not: it is told so."""
+    """Whether a forked process may use its copy of this object. If not, its calls raise an error that says so."""
 
     def describe(self) -> Target:
         """What it is: the form of its kernels, widths, dtypes, limits. Asked once."""

@@ -1,10 +1,9 @@
-"""Operators that PyTorch takes apart by their device, taken apart for our device as for the real one.
+"""Operators that PyTorch decomposes by device, decomposed for our device as for the real one.
 
     scaled_dot_product_attention(q, k, v)   →   _scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
 
-Of a device that it does not know, PyTorch takes attention for products and a softmax. Which operators it calls on the
-real device is asked by ghosts there, once for each kind of arguments; they are then called on lazy tensors, under
-autograd.
+For an unknown device, PyTorch decomposes attention into matmuls and a softmax. Fake tensors on the real device show
+which operators it calls there, once for each kind of arguments. These are then called on lazy tensors, under autograd.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +32,7 @@ class Composites:
         self._known: dict[Any, fx.Graph | None] = {}
 
     def register(self) -> list[Any]:
-        """Let them be taken apart so. It ends when what is returned dies."""
+        """Register the decompositions. They end when the returned registrations die."""
         library: Any = torch.library.Library  # untyped
         aten_library = library("aten", "IMPL")
         for operator in (aten.scaled_dot_product_attention.default,):

@@ -1,6 +1,6 @@
-"""One torch-level graph through the stages, to kernels of our own or to eager operators behind autograd.
+"""Compiles one torch-level graph: sends it through the stages to kernels, or to eager operators behind autograd.
 
-Traced ── trace, split ──► pure graphs ── simplify, fuse, generate ──► Parts ── joined ──► a callable
+Traced ── trace, split ──► ATen graphs ── simplify, fuse, generate ──► Parts ── joined ──► a callable
 """
 
 import itertools
@@ -216,7 +216,7 @@ class EagerCompilation(Compilation):
 def beside_stored(
     traced: Traced, options: Options, plan: JointPlan, arenas: Arenas, name: str, ambient: Ambient
 ) -> Parts:
-    """All but the forward of a graph that the cache has: what is needed where its stored parts do not reach."""
+    """All parts but the forward of a cached graph, for what the cache does not have: eager, replay, new backwards."""
     source = TraceSource.of_graph(traced)
     backwards = Compilation(options, arenas=arenas).backwards(traced, plan, name, ambient)
     eager, replay = source.eager(), replaying(source, plan)
@@ -228,7 +228,7 @@ def _has_numbers(traced: Traced) -> bool:
 
 
 def _why_not_open(traced: Traced) -> str | None:
-    """Why numbers among the inputs cannot stay open: they turned out to be sizes."""
+    """Why numbers among the inputs cannot stay dynamic: they are sizes."""
     for node in traced.graph.nodes:
         if any(is_symbolic(x) for spec in tensor_specs(node) for x in (*spec.shape, *spec.stride, spec.offset)):
             return f"the size of {node.name} depends on a number"

@@ -1,4 +1,4 @@
-"""What a graph became, as parts that are not joined to their caller yet, and programs bound to their machine code.
+"""The compiled parts of a graph before they are joined to autograd, and programs bound to their machine code.
 
 Program + kernels ── bind ──► Executable          Parts ── joined() ──► a callable with a node of autograd's
 """
@@ -30,7 +30,7 @@ Built = Mapping[str, "CompiledKernel"]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a graph became, before it is joined to its caller. Without a plan PyTorch runs it, as `forward`."""
+    """A compiled graph before it is joined to its caller. Without a plan, `forward` runs it in eager PyTorch."""
 
     forward: Flat
     plan: JointPlan | None = None
@@ -61,7 +61,7 @@ class Parts:
 
 
 def _one_at_once(backwards: MakeBackward, plan: JointPlan) -> MakeBackward:
-    """For whoever collects what is compiled, and may never run a backward: the one of the losses, if there are any."""
+    """Compile one backward eagerly, that of the losses if there are any: a collector of events may never run one."""
     everything = (1 << len(plan.tangents)) - 1
     losses = sum(1 << number for number, spec in enumerate(plan.tangents) if not spec.shape)
     likely = losses or everything

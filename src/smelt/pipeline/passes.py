@@ -1,4 +1,4 @@
-"""How a pass runs: what it is given besides its input, how forms are checked between passes, what each pass calls.
+"""Runs passes: their context, the checks between them, and the function that each pass calls.
 
 `stages.py` has the tables of passes; `compile.py` sends graphs through them.
 """
@@ -47,15 +47,15 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What passes are given besides their input."""
+    """Arguments of a pass besides its input."""
 
     options: Options
     name: str
     fuel: Fuel
     decompositions: Decompositions = field(default_factory=dict)
     consuming: bool = False  # whether inputs come in a list, to be freed after their last use
-    planned: bool = True  # whether temporary values lie in an arena
-    arenas: Arenas = field(default_factory=Arenas)  # memory that programs running in turn share
+    planned: bool = True  # whether temporary values are placed in an arena
+    arenas: Arenas = field(default_factory=Arenas)  # memory shared by programs that never run simultaneously
 
     @property
     def check_specs(self) -> bool:

@@ -1,9 +1,9 @@
-"""The way a graph takes, as data: read the tables below and you have the map.
+"""The pipeline as data: the passes of a graph in order, each with the reason for its position.
 
-    torch-level graph ── TRACE ──► pure graph, or a joint graph that is split into two ── SIMPLIFY ──► the same, simpler
+    torch-level graph ── TRACE ──► ATen graph, or a joint graph that is split into two ── SIMPLIFY ──► the same, simpler
                       ── LOWER ──► kernel program ──► machine code ──► a callable
 
-Every pass names the form it takes and the form it gives; with `check_specs` the rules of that form are run after it.
+Every pass names its input form and its output form. With `check_specs`, the rules of the output form are checked.
 "fuse" and "generate" have tables of their own (`fuse/fusion_passes.py`, and each target's); `smelt info stages` prints
 the whole map.
 """
