@@ -1,6 +1,6 @@
 """Debuggers and coverage tools that meet a compiled function: said once, as they do not see its lines run.
 
-    sys.settrace(…), or a tool of sys.monitoring      →     SM014: … breakpoints in f do not stop there …
+sys.settrace(…), or a tool of sys.monitoring      →     SM014: … breakpoints in f do not stop there …
 """
 
 import sys

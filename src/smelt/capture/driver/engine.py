@@ -313,9 +313,7 @@ class Engine:
         made: tuple[Plan, tuple[Any, ...]] | None = _native.preserving_state(self._planned, frames, key, state)
         return made
 
-    def _planned(
-        self, frames: list[LiveFrame], key: StateKey, state: list[Any]
-    ) -> tuple[Plan, tuple[Any, ...]] | None:
+    def _planned(self, frames: list[LiveFrame], key: StateKey, state: list[Any]) -> tuple[Plan, tuple[Any, ...]] | None:
         with _native.Held(self._lock):
             found = self._find(key, state)
             if found is not None or key in self._skipped:

@@ -603,9 +603,7 @@ class _Explorer:
             hint=hint,
         )
 
-    def _edge(
-        self, frames: list[LiveFrame], ambient: Ambient, value_of: "_Values", settle: bool = True
-    ) -> Edge:
+    def _edge(self, frames: list[LiveFrame], ambient: Ambient, value_of: "_Values", settle: bool = True) -> Edge:
         """The way to a state, which is explored if it is new."""
         if settle:
             store_result(frames[-1])

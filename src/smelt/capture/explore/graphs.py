@@ -1,7 +1,7 @@
 """What exploring does to captured graphs, so that each is a function of registers.
 
-    return x.t()               →   return x.t().contiguous()           a register is contiguous, and its own memory
-    x.add_(1)                  →   own = x.clone(); own.add_(1)        what the next state has for `x` is `own`
+return x.t()               →   return x.t().contiguous()           a register is contiguous, and its own memory
+x.add_(1)                  →   own = x.clone(); own.add_(1)        what the next state has for `x` is `own`
 """
 
 from dataclasses import replace

@@ -237,9 +237,7 @@ class _Allocation:
         makers = [self.makers.get(id(value)) for value in register.values]
         return any(maker is step or given in self._out(maker) for maker in makers if maker is not None)
 
-    def machine(
-        self, name: str, arguments: Arguments, policy: Policy, inputs: dict[int, SsaValue]
-    ) -> TracedMachine:
+    def machine(self, name: str, arguments: Arguments, policy: Policy, inputs: dict[int, SsaValue]) -> TracedMachine:
         described = []
         for leaf in arguments.leaves:
             if leaf.number not in inputs:

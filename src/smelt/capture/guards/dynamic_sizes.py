@@ -277,9 +277,7 @@ class _Registers:
 
 
 def _polynomial(expression: Expression, numbers: dict[Atom, int]) -> "Polynomial":
-    return tuple(
-        (factor, tuple(numbers[atom] for atom in monomial)) for monomial, factor in expression.terms.items()
-    )
+    return tuple((factor, tuple(numbers[atom] for atom in monomial)) for monomial, factor in expression.terms.items())
 
 
 def fact_text(fact: SizeGuard) -> str:

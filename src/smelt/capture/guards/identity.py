@@ -1,7 +1,7 @@
 """Which object is meant: guards ask for this very one only where the same one is found again.
 
-    a is b, once other objects were found there   →   a relation of the two, not a guard on each
-    table[a], the fourth object found there       →   a break: Python looks it up
+a is b, once other objects were found there   →   a relation of the two, not a guard on each
+table[a], the fourth object found there       →   a break: Python looks it up
 """
 
 import types

@@ -1,6 +1,6 @@
 """Sets on values: made, changed and combined as Python does, with the calls that made them written down.
 
-    s.update(names)     items of `s` changed, `Call("update", …)` put after the calls that made it
+s.update(names)     items of `s` changed, `Call("update", …)` put after the calls that made it
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The values that others hold: what the captured code can still come upon.
 
-    reachable([frame slot, …])   →   {id(value): value, …}, at whatever depth
+reachable([frame slot, …])   →   {id(value): value, …}, at whatever depth
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """Instructions of class bodies: their names live in a dict, and what is not there is a cell's, a global or a builtin.
 
-    class Point:              LOAD_BUILD_CLASS · the body as a function · CALL
-        k = 3                 STORE_NAME k
+class Point:              LOAD_BUILD_CLASS · the body as a function · CALL
+    k = 3                 STORE_NAME k
 """
 
 from smelt.capture.interpreter.dict_keys import hashable

@@ -19,9 +19,7 @@ def differentiate(func: Function, argnums: Any, has_aux: bool, args: Any, kwargs
     return (gradients, *value) if has_aux else (gradients, value, None)
 
 
-def batch(
-    func: Function, in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any, args: Any, kwargs: Any
-) -> Any:
+def batch(func: Function, in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any, args: Any, kwargs: Any) -> Any:
     return torch.func.vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)(*args, **kwargs)
 
 

@@ -578,7 +578,6 @@ def _cell(build: Rebuilder, value: Cell) -> Operand:
     return made
 
 
-
 def _instance(build: Rebuilder, value: Instance) -> Operand:
     base: Any = contents_kind(value.contents) or object
     given = _given_at_once(build, value.contents)
@@ -652,7 +651,6 @@ def _fill_instance(build: Rebuilder, value: Instance, base: Any, made: Operand) 
         first, changes = construction_of(contents.calls)
         build.step(set.__init__, made, *_set_arguments(build, first))
         changed_set(build, made, changes)
-
 
 
 def _fill_slots(names: tuple[str, ...], real: Any, *items: Any) -> None:

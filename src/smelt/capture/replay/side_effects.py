@@ -128,8 +128,6 @@ _WRITERS: dict[type, Callable[[Rebuilder, Any], None]] = {
     Cell: _cell,
 }
 
-WRITERS: frozenset[Callable[..., None]] = frozenset(
-    {_extend, _refill_list, _refill_deque, _write_items, _write_slots}
-)
+WRITERS: frozenset[Callable[..., None]] = frozenset({_extend, _refill_list, _refill_deque, _write_items, _write_slots})
 """What changes an object from outside: the steps of recipes that do are these, or partials of them, and the object is
 the first operand."""

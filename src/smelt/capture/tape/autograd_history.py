@@ -32,7 +32,6 @@ class Histories:
             return False
         return any(node in self._freed for node in behind([tensor.grad_fn]))
 
-
     def lead_to(self, tensors: Iterable[torch.Tensor], leaf: torch.Tensor) -> bool:
         """Whether a backward from some of these tensors would come to a leaf, and not upon what another has freed."""
         roots = [tensor.grad_fn for tensor in tensors]

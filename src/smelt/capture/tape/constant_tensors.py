@@ -21,9 +21,7 @@ _MAX_NODES = 24
 _MAX_ELEMENTS = 256
 
 
-def constant_item(
-    value: Tensor, tensors: dict[int, Tensor], untracked: dict[int, Any], listed: bool = False
-) -> Any:
+def constant_item(value: Tensor, tensors: dict[int, Tensor], untracked: dict[int, Any], listed: bool = False) -> Any:
     """The number that a tensor of one element holds, or with `listed` what its `tolist()` is; NotImplemented if
     constants do not decide it.
 

@@ -1,6 +1,6 @@
 """The mode that capture runs operators under: notes what they do besides yielding ghosts, and the sizes that data tell.
 
-    with EffectRecorder(tape): torch.rand(3)    →    a ghost, and the tape draws random numbers on the CPU
+with EffectRecorder(tape): torch.rand(3)    →    a ghost, and the tape draws random numbers on the CPU
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,4 +51,3 @@ class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
             if result is NotImplemented:
                 raise
             return result
-

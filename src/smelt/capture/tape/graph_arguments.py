@@ -1,6 +1,6 @@
 """Values as arguments of graph nodes: plain Python all the way down, with nodes or ghosts for tensors.
 
-    Sequence(list, [Tensor(x), Constant(2)])      →      [x, 2]
+Sequence(list, [Tensor(x), Constant(2)])      →      [x, 2]
 """
 
 from typing import Any

@@ -7,7 +7,6 @@ interpreted, and nothing that it reads is guarded, as `torch.compile` has it. Wh
 the call, which Python then makes.
 """
 
-
 from smelt.capture.calls.traced.recorder import Recorder, real_of
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
