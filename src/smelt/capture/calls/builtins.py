@@ -330,14 +330,6 @@ def _dict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
     return Mapping(unpacked(interp, args, kwargs))
 
 
-def _fromkeys(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    kind, keys, *rest = args
-    if not isinstance(kind, Object) or kind.value is not dict:
-        raise Unsupported("B002", "dict.fromkeys of a subclass")
-    value = rest[0] if rest else Constant(None)
-    return Mapping({hashable(interp, key): value for key in drain(interp, keys)})
-
-
 def _set(kind: type) -> Builtin:
     def make(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return new_set(interp, kind, args[0] if args else None)
@@ -692,7 +684,6 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
     max: (takes(1, ANY, names="key default"), _min_max(max, greatest)),
     sorted: (takes(1, names="key reverse"), _sorted),
     abs: (takes(1), _abs),
-    dict.__dict__["fromkeys"]: (takes(2, 3), _fromkeys),
     operator.abs: (takes(1), _abs),
     **{function: (takes(1, 2, names=None), rule) for function, rule in FUNCTION_CALLS.items()},
     **OPERATOR_CALLS,
@@ -716,6 +707,5 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
 }
 
 BUILTIN_CALLS: dict[Any, Builtin] = {
-    function: fitting(function, given, rule)
-    for function, (given, rule) in _RULES.items()
+    function: fitting(function, given, rule) for function, (given, rule) in _RULES.items()
 }

@@ -30,7 +30,7 @@ _MAX_CONSTANT = 4096
 _MAX_ELEMENTS = 1 << 22
 # What `torch._numpy` computes otherwise: cbrt of negative numbers, fix of fractions, signs of NaN and of -0.0.
 _COMPUTED_OTHERWISE = ("angle", "cbrt", "fix", "heaviside", "sign")
-_FROM_ARRAYS = (torch.from_numpy, torch.as_tensor, torch.tensor, torch.asarray)
+FROM_ARRAYS = (torch.from_numpy, torch.as_tensor, torch.tensor, torch.asarray)
 Values = list[Value]
 Named = dict[str, Value]
 
@@ -62,13 +62,10 @@ def is_numpy(function: Any) -> bool:
 
 
 def call_numpy(interp: Interpreter, function: Object, args: Values, kwargs: Named) -> Value | None:
-    """What a function of NumPy's yields, or one that makes a tensor of an array; None if it is neither."""
-    real = function.value
-    if any(real is each for each in _FROM_ARRAYS):
-        return _tensor_of(interp, real, args, kwargs) if args and isinstance(args[0], Array) else None
-    if not is_numpy(real) or interp.externals.explores:
+    """What a function of NumPy's yields; None where export explores."""
+    if interp.externals.explores:
         return None
-    interp.externals.guard_identity(function)
+    real = interp.externals.guard_identity(function)
     ours = _functions().get(id(real))
     if ours is None or "out" in kwargs or len(args) > getattr(real, "nin", len(args)):  # those of a ufunc; then `out`
         raise Unsupported("B002", f"numpy.{getattr(real, '__name__', real)}")
@@ -273,7 +270,7 @@ def _wrapped(interp: Interpreter, result: Any) -> Value:
     return Array(type(result), tensor=made)
 
 
-def _tensor_of(interp: Interpreter, real: Any, args: Values, kwargs: Named) -> Value:
+def tensor_of_array(interp: Interpreter, real: Any, args: Values, kwargs: Named) -> Value:
     """`torch.from_numpy(array)`, which shares its memory, `torch.as_tensor` and `torch.tensor`."""
     array = args[0]
     assert isinstance(array, Array)
