@@ -130,7 +130,7 @@ def _infer_parameters(interp: Interpreter, args: list[Value], kwargs: dict[str, 
     methods = [interp.tree.class_attribute(kind, name) for name in ("initialize_parameters", "reset_parameters")]
     of_torch = all(is_a(each, types.FunctionType) and is_library(each.__code__) for each in methods)
     sealed = interp.externals.no_side_effects or interp.externals.runs_later or interp.externals.explores
-    if given is None or not of_torch or sealed or interp.tape.draws_on or interp.externals.has_pending_writes():
+    if given is None or not of_torch or sealed or interp.tape.effects.draws_on or interp.externals.has_pending_writes():
         raise Unsupported("B002", "LazyModuleMixin._infer_parameters")
     inputs = interp.externals.items(given)
     if not all(isinstance(value, Tensor) for value in inputs):

@@ -347,7 +347,7 @@ class _Closing:
         self.build = Rebuilder(
             tape.node_of,
             tape.detached_if_freed,
-            tape.gradient_slots,
+            tape.leaves.gradient_slots,
             lambda value: preallocate()(value),  # type: ignore[misc]
             functools.partial(_kept_open, tape) if interp.externals.explores else functools.partial(_told, tape),
         )
@@ -417,12 +417,12 @@ class _Closing:
     def _graph_facts(self) -> GraphFacts:
         tape, externals = self.tape, self.interp.externals
         inputs = placeholders(tape.graph)
-        written = {self.joined.get(node, node) for node in tape.written()}
+        written = {self.joined.get(node, node) for node in tape.memory.written()}
         return GraphFacts(
             externals.sizes.shape_env,
             frozenset(externals.sizes.open_symbols),
             tuple(place for place, node in enumerate(inputs) if node in written),
-            tape.shared_memory(inputs, self.build.outputs),
+            tape.memory.shared_by(inputs, self.build.outputs),
             bool(externals.graph_generators),
             bool(externals.deferred_calls),
         )
@@ -448,7 +448,7 @@ class _Closing:
             return "it does not go from the start of a function to its end"
         if facts is not None or entry_state.computed or self.interp.externals.sizes.shape_env.from_data:
             return "it has dynamic sizes or scalars"
-        if self.tape.communicates:
+        if self.tape.effects.communicates:
             return "it has collectives"
         if self.compiled is None:
             return "PyTorch runs its graph, or there is none"
@@ -653,7 +653,7 @@ class _Closing:
     def _computation(self, arguments: tuple[int, ...], collected: int) -> Computation:
         recipe, self.number = self.build.finalize(collected, len(self.preallocated))
         run = None
-        if self.build.outputs or self.tape.has_effects:
+        if self.build.outputs or self.tape.effects:
             write_policy = self._write_policy(len(arguments) > 1)
             undoing, recurs = write_policy.undoing(), bool(self.preallocated)
             traced = Traced(self.tape.graph, GraphLevel.TORCH, {}, undoing=undoing, recurs=recurs)
@@ -676,7 +676,7 @@ class _Closing:
         final = self.final if self.final != self.entry else None
         dropped = tuple(cleared_grads(self.interp.externals.written.values())) if run is not None else ()
         preallocated = tuple(self.preallocated.values())
-        count_all, writes = collected + len(preallocated), self.tape.writes_inputs
+        count_all, writes = collected + len(preallocated), self.tape.memory.writes_inputs
         return Computation(run, arguments, count_all, recipe, self.entry, final, writes, dropped, preallocated)
 
     def _report(self, traced: Traced) -> None:
@@ -687,15 +687,15 @@ class _Closing:
         emit("graph", format_graph(traced.graph, f"graph of {names.function}"), record)
 
     def _write_policy(self, several: bool) -> WritePolicy:
-        found = (self.tape.written(), self.tape.mutated_with_grad(), self.tape.backed_up)
+        found = (self.tape.memory.written(), self.tape.memory.mutated_with_grad(), self.tape.effects.backed_up)
         kinds = [{self.joined.get(node, node) for node in kind} for kind in found]
         inputs = list(enumerate(placeholders(self.tape.graph)))
         written, mutated_with_grad, backed_up = (
             tuple(place for place, node in inputs if node in kind) for kind in kinds
         )
-        restores_rng = tuple(sorted(self.tape.draws_on)) if self.tape.raises else ()
+        restores_rng = tuple(sorted(self.tape.effects.draws_on)) if self.tape.effects.raises else ()
         devices = bool(self.entry.devices)
-        writes, requires_no_overlap = self.tape.writes_inputs, self.tape.requires_no_overlap
+        writes, requires_no_overlap = self.tape.memory.writes_inputs, self.tape.requires_no_overlap
         return WritePolicy(
             written,
             mutated_with_grad,
@@ -710,8 +710,8 @@ class _Closing:
         )
 
     def _collectives(self) -> Collectives | None:
-        started, waited = self.tape.collectives
-        return Collectives(waits_for_earlier=waited > started) if self.tape.communicates else None
+        started, waited = self.tape.effects.collectives
+        return Collectives(waits_for_earlier=waited > started) if self.tape.effects.communicates else None
 
     def _needs_real_autograd_nodes(self) -> bool:
         """Whether Python is about to ask for a node of autograd's graph, or to raise because a tensor may not be

@@ -213,7 +213,7 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
         raise Unsupported("B007", f"{name} of a tensor, whose attributes the program looks up itself")
     if not is_own(found):
         return _replaced_of_tensor(interp, value, found, name)
-    if name == "grad" and (value.real is not None or interp.tape.gradient_slots(value) is not None):
+    if name == "grad" and (value.real is not None or interp.tape.leaves.gradient_slots(value) is not None):
         return gradient_of(interp, value)
     set_to = read(interp, value, name) if name in ("data", "requires_grad") else None
     if set_to is not None:

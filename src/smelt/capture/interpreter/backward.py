@@ -62,11 +62,11 @@ def require_grad(interp: Interpreter, value: Tensor, args: list[Value], kwargs: 
 
 def slots_of(interp: Interpreter, value: Tensor) -> Slots:
     """Where the `.grad` of a leaf is kept, and what else the program changes of it."""
-    made = interp.tape.gradient_slots(value)
+    made = interp.tape.leaves.gradient_slots(value)
     if made is not None:
         return made
     if value.real is None and value.source is None and not value.ghost.requires_grad and value.ghost.is_leaf:
-        return interp.tape.note_leaf(value)
+        return interp.tape.leaves.add(value.ghost)
     if value.real is None or not value.real.is_leaf:
         raise Unsupported("B015", "Tensor.grad of a tensor that is no leaf, or not from outside")
     if value.source is None or not may_guard_identity(value):
@@ -294,7 +294,7 @@ def _leaves(interp: Interpreter, outputs: list[Tensor]) -> list[Tensor]:
     found: dict[int, Tensor] = {}
     for ghost in leaves_of([each.ghost for each in outputs]):
         leaf = interp.tape.value_of(ghost)
-        if leaf is not None and interp.tape.gradient_slots(leaf) is not None:
+        if leaf is not None and interp.tape.leaves.gradient_slots(leaf) is not None:
             found.setdefault(id(ghost), leaf)
             continue
         if leaf is None or leaf.real is None or not leaf.real.is_leaf:

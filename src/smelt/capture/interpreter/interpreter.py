@@ -240,8 +240,8 @@ class Interpreter:
         self.tape.line = instruction.line
         try:
             handler(self, frame, instruction)
-            if self.tape.raises_late:
-                self._refuse_late_errors(self.tape.raises_late)
+            if self.tape.effects.raises_late:
+                self._refuse_late_errors(self.tape.effects.raises_late)
         except Raised as raised:
             if raised.handled is None:
                 raised.handled = self.handled()
@@ -261,7 +261,7 @@ class Interpreter:
             raise Unsupported("B027", f"{what} inside a try or with block of the program, and a collective,")
         if what == "a collective" or self.externals.fullgraph:
             return  # whoever loses a peer does not go on
-        if self.externals.has_pending_writes() or self.externals.deferred_calls or self.tape.writes_inputs:
+        if self.externals.has_pending_writes() or self.externals.deferred_calls or self.tape.memory.writes_inputs:
             raise Unsupported("B027", f"{what} that may raise, a collective and a write before it")
 
     def handled(self) -> Value:

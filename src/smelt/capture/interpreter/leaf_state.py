@@ -23,7 +23,7 @@ def changed(value: Tensor, name: str) -> Value | None:
 
 def store_data(interp: Interpreter, leaf: Tensor, value: Value) -> None:
     """`leaf.data = value`, of the same size and kind."""
-    if interp.tape.is_data(value, leaf) and changed(leaf, "data") is None:
+    if interp.tape.memory.is_data(value, leaf) and changed(leaf, "data") is None:
         return  # `x.data += 1` puts back what it has read
     own, real = leaf.ghost, leaf.real
     if real is None and leaf.source is None and isinstance(value, Tensor):
@@ -45,7 +45,7 @@ def _become(interp: Interpreter, tensor: Tensor, other: Tensor) -> None:
     own, given = tensor.ghost, other.ghost
     alike = (given.dtype, given.device) == (own.dtype, own.device)
     recorded = own.requires_grad or given.requires_grad or tensor.node.graph is not interp.tape.graph
-    if not alike or recorded or interp.tape.gradient_slots(tensor) is not None or interp.tape.ambient.inference:
+    if not alike or recorded or interp.tape.leaves.gradient_slots(tensor) is not None or interp.tape.ambient.inference:
         raise Unsupported("B015", "Tensor.data = … of another kind, or with a history")
     shared = interp.tensor_call("call_method", "detach", [other])
     assert isinstance(shared, Tensor)

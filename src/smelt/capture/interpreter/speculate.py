@@ -56,7 +56,7 @@ def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[di
     if interp.externals.explores:
         raise Unsupported("B003", "a number that the graph computes decides the branch")
     steps = _steps(interp.tape, wanted)
-    if not interp.tape.communicating.isdisjoint(steps):
+    if not interp.tape.effects.communicating.isdisjoint(steps):
         raise Unsupported("B003", "a number that a collective decides")  # a guard would start it once more
     given = [node for node in steps if node.op == "placeholder"]
     if len(given) > 1 or any(interp.tape.inputs[node].value.real.numel() != 1 for node in given):
@@ -137,7 +137,7 @@ def _steps(tape: Tape, wanted: list[fx.Node]) -> list[fx.Node]:
     needed = set(wanted)
     found: list[fx.Node] = []
     for node in reversed(list(tape.graph.nodes)):
-        if node in needed or tape.written_by(node) & needed:
+        if node in needed or tape.memory.written_by(node) & needed:
             needed.add(node)
             needed.update(_operands(node, needed))
             found.append(node)

@@ -166,7 +166,7 @@ def _is_recorded(tape: Tape, operands: list[Tensor | Number]) -> bool:
 def _tried(tape: Tape, call: DistributedCall, values: list[Any], operands: list[Tensor | Number]) -> list[Any]:
     """The tensors that a call yields, of operands that are like those given."""
     copies = [_copy(each.ghost) if isinstance(each, Tensor) else each.symbolic for each in operands]
-    drawn, name = set(tape.draws_on), call.__name__
+    drawn, name = set(tape.effects.draws_on), call.__name__
     try:
         made = tape.run("call_function", call, copies, {})
     except BaseException:
@@ -178,8 +178,8 @@ def _tried(tape: Tape, call: DistributedCall, values: list[Any], operands: list[
         raise Unsupported("B006", f"DTensor, written before or by {name}, which autograd records,")
     if not all(isinstance(value, Distributed) and not value.memory.is_shared for value in written):
         raise Unsupported("B006", f"DTensor, written by {name} while other tensors show its memory,")
-    if tape.draws_on - drawn:
-        tape.draws_on = drawn
+    if tape.effects.draws_on - drawn:
+        tape.effects.draws_on = drawn
         raise Unsupported("B006", f"DTensor, for which {name} draws random numbers,")
     return list(made)
 

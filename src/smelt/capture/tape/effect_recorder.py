@@ -31,13 +31,13 @@ class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
         if answer is not OURS:
             return answer
         if draws_random(func, args, kwargs or {}):
-            self._tape.draws_on.add(str(result_device(func, args, kwargs or {})))
+            self._tape.effects.draws_on.add(str(result_device(func, args, kwargs or {})))
         if is_collective(func):
-            self._tape.communicate(waits(func))
+            self._tape.effects.communicate(waits(func))
         elif raises(func, args):
-            self._tape.may_raise()
+            self._tape.effects.may_raise()
         for tensor in quietly_written(func, args):
-            self._tape.note_untracked_write(tensor)
+            self._tape.memory.add_untracked_write(tensor)
         sizes = self._tape.data_sizes
         if sizes is None or not sizes.shape_env.quiet:
             return super().__torch_dispatch__(func, types, args, kwargs)

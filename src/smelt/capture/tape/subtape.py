@@ -113,7 +113,7 @@ class RegionTape(Subtape):
     def enter(self, ambient: Ambient) -> None:
         """Who runs the code does so in this state of the process."""
         self._entry = self._synced_ambient = ambient
-        self._before = (ambient, ambient, self.collectives)
+        self._before = (ambient, ambient, self.effects.collectives)
         self.set_ambient(ambient)
 
     def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:

@@ -6,14 +6,13 @@ tape.call("call_function", torch.relu, (x,), {})   →   Tensor(node relu, ghost
 import operator
 from collections.abc import Iterator as IteratorABC
 from collections.abc import Sequence as SequenceABC
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils._device import _device_constructors
 
-from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import held_by, is_own, method
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.source import Source
@@ -27,11 +26,15 @@ from smelt.capture.model.values import (
     is_constant,
     of_number,
 )
-from smelt.capture.tape.autograd_history import Histories, leaves_of
+from smelt.capture.tape.autograd_history import Histories
 from smelt.capture.tape.constant_tensors import constant_item
 from smelt.capture.tape.data_sizes import DataSizes, OtherSizes
 from smelt.capture.tape.device_numbers import chosen_kinds, current_number, numbered
 from smelt.capture.tape.graph_arguments import graph_argument
+from smelt.capture.tape.graph_effects import GraphEffects
+from smelt.capture.tape.made_leaves import MadeLeaves
+from smelt.capture.tape.memory import Memory
+from smelt.capture.tape.region import Region
 from smelt.capture.tape.small_sizes import Refit
 from smelt.capture.tape.uniform_bounds import decided
 from smelt.device.host_library import HOST, on_host
@@ -45,7 +48,6 @@ from smelt.meta.ghost import GhostError, GhostTensor
 from smelt.meta.nonleaf import computed
 from smelt.meta.symbolic_decomps import spell_out
 from smelt.symbolic.expressions import COMPUTED, FROM_DATA, DataDependent, Expression, ShapeEnv, Symbol
-from smelt.symbolic.shapes import may_overlap
 from smelt.symbolic.symnode import Formula, as_number, is_symbolic
 
 aten = torch.ops.aten
@@ -71,30 +73,23 @@ class Tape:
     def __init__(self, ambient: Ambient | None = None) -> None:
         self.graph = fx.Graph()
         self.inputs: dict[fx.Node, Source] = {}
+        self._by_ghost: dict[int, Tensor] = {}
+        self.memory = Memory(self._by_ghost)
+        self.effects = GraphEffects(self.memory)
+        self.leaves = MadeLeaves()
         self.place = ""
         self.callers: tuple[tuple[str, int], ...] = ()  # of the current instruction, where somebody wants to know
         self.called_from: dict[fx.Node, tuple[tuple[str, int], ...]] = {}
         self.line = 0
-        self.writes = False
-        self._histories: dict[fx.Node, tuple[Any, Any]] = {}
         self.requires_no_overlap = False  # whether it is right only if no inputs overlap: see `WritePolicy`
         self.methods: set[tuple[type, str]] = set()  # of tensors, which the graph finds by name
         self.current_devices: dict[str, int] = {}  # kinds of devices that were named without a number: the current one
-        self.draws_on: set[str] = set()  # devices whose default generators operators draw from
-        self.raises = False  # whether an operator raises for some values
-        self.backed_up: set[fx.Node] = set()  # inputs that are written before such an operator
-        self.collectives = (0, 0)  # how many are started, and how often one is waited for
-        self.communicating: set[fx.Node] = set()  # the nodes that do so
         self.deciding: set[fx.Node] = set()  # nodes whose values, which nothing from outside is part of, were relied on
-        self.raises_late = ""  # what of this instruction may raise when it is too late to run anything again
-        self._untracked_writes: dict[int, Any] = {}  # ghosts that are written without a count
-        self._made_leaves: dict[int, tuple[Any, Slots]] = {}  # that require grad, with their `.grad`
-        self._data: dict[int, tuple[Any, Tensor]] = {}  # what `.data` yielded, and of which tensor: also without
         self.ambient = ambient or Ambient.now()  # what the captured code has made of it
         self._entry = self.ambient
         self.inferred: set[fx.Node] = set()  # what yields tensors of an inference mode entered on the way
         self._synced_ambient = self.ambient  # what the nodes so far have made of it
-        self._before = (self.ambient, self.ambient, self.collectives)
+        self._before = (self.ambient, self.ambient, self.effects.collectives)
         self.regions: dict[fx.Graph, Region] = {}
         self.lifted: dict[Any, Tensor | Number] = {}  # of an outer graph: there is none
         self.once = False  # whether what is captured says of itself that it cannot be differentiated
@@ -102,10 +97,7 @@ class Tape:
         self.distributed: dict[fx.Node, Any] = {}  # inputs that are the local tensors of `DTensor`s
         self.data_sizes: DataSizes | None = None  # where sizes that only data tell are part of the graph
         self._last_input: fx.Node | None = None
-        self._by_ghost: dict[int, Tensor] = {}
         self._items: dict[Any, fx.Node] = {}
-        self._written: dict[fx.Node, list[int]] = {}  # the ghosts that a node writes, by their ids
-        self._names: dict[int, set[fx.Node]] = {}  # the nodes that yield a ghost which is written
         self._inputs_by_id: dict[int, list[tuple[fx.Node, Tensor]]] = {}
         self.histories = Histories()
         self._places: dict[Source, fx.Node] = {}
@@ -118,7 +110,9 @@ class Tape:
         met = (value for places in self._inputs_by_id.values() for _, value in places)
         for value in (*met, *self.distributed.values()):
             value.real = value.state = None
-        by_id = (self._inputs_by_id, self._by_ghost, self._data, self._made_leaves)
+        self.memory.release()
+        self.leaves.release()
+        by_id = (self._inputs_by_id, self._by_ghost)
         for table in (*by_id, self.inputs, self._places, self.lifted, self.distributed):
             table.clear()
 
@@ -127,8 +121,8 @@ class Tape:
         if self._added or self._rewritten:
             self._added.clear()
             self._rewritten.clear()
-        self._before = (self.ambient, self._synced_ambient, self.collectives)
-        self.raises_late = ""
+        self._before = (self.ambient, self._synced_ambient, self.effects.collectives)
+        self.effects.raises_late = ""
 
     @property
     def computes(self) -> bool:
@@ -150,7 +144,7 @@ class Tape:
         if self.data_sizes is not None:
             self.data_sizes.forget(self._added)
         self._added.clear()
-        ambient, self._synced_ambient, self.collectives = self._before
+        ambient, self._synced_ambient, self.effects.collectives = self._before
         self.set_ambient(ambient)
 
     def _placeholder(self, text: str) -> fx.Node:
@@ -202,7 +196,7 @@ class Tape:
             ghost = computed(ghost, lambda: GhostTensor(replace(spec, requires_grad=False)))
         value = Tensor(node, ghost, type(tensor), tensor, source=source)
         self._by_ghost[id(value.ghost)] = value
-        self._histories[node] = (ghost, ghost.grad_fn)
+        self.memory.add_input(node, ghost)
         met = self._inputs_by_id.setdefault(id(tensor), [])
         value.state = met[0][1].state if met else None
         met.append((node, value))
@@ -244,7 +238,7 @@ class Tape:
     def preallocate(self, value: Tensor) -> tuple[fx.Node, Any, tuple[Any, ...], dict[str, Any]] | None:
         """Let a tensor that the graph makes and then writes be an input, if it can be made before the graph runs: the
         new input, and the call that makes it, of constants and inputs."""
-        written = () if value.ghost.requires_grad else self._names.get(id(value.ghost), ())
+        written = () if value.ghost.requires_grad else self.memory.nodes_of_written(value.ghost)
         made = [node for node in written if node.op == "call_function" and node.target in _PREALLOCATABLE]
         if len(made) != 1 or made[0].graph is not self.graph or made[0] in self.inferred:
             return None
@@ -256,7 +250,7 @@ class Tape:
         set_spec(node, spec_of(made[0]))
         made[0].replace_all_uses_with(node)
         self.graph.erase_node(made[0])
-        self._histories[node] = (value.ghost, value.ghost.grad_fn)
+        self.memory.add_input(node, value.ghost)
         self.deciding |= {node} if made[0] in self.deciding else set()
         return node, *call
 
@@ -278,13 +272,13 @@ class Tape:
         ghosts = [graph_argument(value, self._ghost) for value in args]
         named = {name: graph_argument(value, self._ghost) for name, value in kwargs.items()}
         seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
-        collectives = self.collectives
+        collectives = self.effects.collectives
         result = self.run(opcode, target, ghosts, named)
         told: list[tuple[Symbol, tuple[int, ...]]] = []
         if self.data_sizes is not None and self.data_sizes.fresh:
             result, told = self.data_sizes.located(result, lambda: self.run(opcode, target, ghosts, named))
-            self.may_raise()  # the check of the sizes does
-        if self.data_sizes is not None and self.communicates and (told or self.data_sizes.defining):
+            self.effects.may_raise()  # the check of the sizes does
+        if self.data_sizes is not None and self.effects.communicates and (told or self.data_sizes.defining):
             raise Unsupported("B027", "a size that only data tell beside a collective")
         for kind in chosen_kinds(_ghosts_in((result,)), [tensor for tensor, _ in seen], (*args, *kwargs.values())):
             self.current_device(kind)
@@ -313,37 +307,22 @@ class Tape:
         if told and written:
             raise Unsupported("B004", _name_of(target))
         node = self._record(opcode, target, args, kwargs, result)
-        if self.collectives != collectives:
-            self.communicating.add(node)
+        if self.effects.collectives != collectives:
+            self.effects.communicating.add(node)
         if told:
             assert self.data_sizes is not None
             self.data_sizes.define(told, node)
         if isinstance(result, GhostTensor) and result.requires_grad and result.is_leaf and known is None:
-            self._note_leaf(result)
+            self.leaves.add(result)
         if target is getattr and ghosts[1] == "data":
             assert isinstance(args[0], Tensor)
-            self._data[id(result)] = (result, args[0])
-        for value in (*written, *self._written_through_data(written)):
-            self.writes = True
-            self._written.setdefault(node, []).append(id(value.ghost))
-            self._names.setdefault(id(value.ghost), set()).update((value.node, node))
+            self.memory.add_data(result, args[0])
+        for value in (*written, *self.memory.written_through_data(written)):
+            self.effects.writes = True
+            self.memory.add_write(node, value)
             if value.ghost is result:
                 self._rebind(value, node)
         return self._wrap(result, node)
-
-    def shared_memory(
-        self, inputs: SequenceABC[fx.Node], outputs: SequenceABC[fx.Node]
-    ) -> tuple[tuple[str, int] | None, ...]:
-        """Of each output, the input or earlier output that it shares memory with."""
-        bases = {value.node: id(self._memory(value.ghost)) for value in self._by_ghost.values()}
-        known = {bases[node]: ("input", place) for place, node in enumerate(inputs) if node in bases}
-        found: list[tuple[str, int] | None] = []
-        for place, node in enumerate(outputs):
-            base = bases.get(node)
-            found.append(None if base is None else known.get(base))
-            if base is not None:
-                known.setdefault(base, ("output", place))
-        return tuple(found)
 
     def current_device(self, kind: str) -> int:
         """The number of the current device of a kind; it is guarded."""
@@ -354,11 +333,11 @@ class Tape:
     def require(self, test: Value, text: str) -> None:
         """The graph fails, with everything undone, where `test` is false. It is the host that asks: a device that
         finds out would be lost to the process, and in eager PyTorch a branch waits for it as well."""
-        if self.communicates:
+        if self.effects.communicates:
             raise Unsupported("B003", "the value of a tensor, after a collective, which cannot be undone")
         if isinstance(test, Tensor) and not on_host(test.ghost.device):
             test = self.call("call_method", "to", (test, Constant(HOST)), {})
-        self.may_raise()
+        self.effects.may_raise()
         self._record("call_function", aten._assert_async.msg, (test, Constant(text)), {}, None)
 
     def write_size_checks(self, entry: Ambient) -> list[fx.Node]:
@@ -387,11 +366,11 @@ class Tape:
         """The integer that a tensor of one element holds when the graph comes to this place, as sizes are known;
         `supposed` is what it is before any call has told it."""
         assert self.data_sizes is not None
-        if self.communicates:
+        if self.effects.communicates:
             raise Unsupported("B027", "a number that a tensor holds, read after a collective")
         self.data_sizes.place = self.place
         number, symbol = self.data_sizes.number(supposed)
-        self.may_raise()
+        self.effects.may_raise()
         node = self._record("call_method", "item", (value,), {}, None)
         set_spec(node, NumberSpec(Expression.of(symbol)))
         self._numbers.given(symbol, node)
@@ -412,10 +391,6 @@ class Tape:
         if leaf not in self._items:
             raise Unsupported("B003", "a number that is given at each call, and one that is computed")
         return self._items[leaf]
-
-    def written_by(self, node: fx.Node) -> set[fx.Node]:
-        """The nodes that yield a tensor which this node writes."""
-        return {each for ghost in self._written.get(node, ()) for each in self._names.get(ghost, ())}
 
     def tie(
         self, target: Derivative, outputs: list[Value], others: list[Tensor | Number], inputs: list[Tensor]
@@ -443,7 +418,7 @@ class Tape:
         args = tuple(tape.lifted.values())
         node = self._record("call_function", target, args, {}, ())
         self.regions[tape.graph] = Region(self, node, tape.graph)
-        self._made_leaves |= tape._made_leaves
+        self.leaves.add_all(tape.leaves)
 
     def node_of(self, value: Tensor) -> fx.Node:
         """The node of this graph that yields a tensor; one that a region made becomes one of its results."""
@@ -499,115 +474,23 @@ class Tape:
 
     def known_item(self, value: Tensor, listed: bool = False) -> Any:
         """The number that a tensor made of constants holds, or its `tolist()`; NotImplemented of any other."""
-        return constant_item(value, self._by_ghost, self._untracked_writes, listed)
-
-    @property
-    def writes_inputs(self) -> bool:
-        """Whether a tensor from outside, or a view of one, is written."""
-        by_views = (value.source is not None and value.ghost._version > 0 for value in self._by_ghost.values())
-        return any(by_views) or bool(self.written())
-
-    @property
-    def has_effects(self) -> bool:
-        """Whether the graph runs even if nobody wants its results."""
-        return self.writes or bool(self.draws_on) or self.raises
-
-    def may_raise(self) -> None:
-        """The operator that comes now raises for some values: what is written by then may have to be undone."""
-        self.raises = True
-        self.raises_late = "an operator" if self.communicates else ""
-        self.backed_up |= self.written()
-
-    @property
-    def communicates(self) -> bool:
-        """Whether the graph has a collective so far."""
-        return self.collectives != (0, 0)
-
-    def communicate(self, waits: bool) -> None:
-        """The operator that comes now starts a collective, or waits for one."""
-        started, waited = self.collectives
-        self.collectives = (started + (not waits), waited + waits)
-        self.raises = True
-        self.backed_up |= self.written()
-        self.raises_late = self.raises_late or "a collective"
+        return constant_item(value, self._by_ghost, self.memory.untracked, listed)
 
     def require_grad(self, value: Tensor, wanted: bool) -> None:
         """`requires_grad_` of a tensor that the graph computes, which has no history."""
         self.run("call_method", "requires_grad_", [value.ghost, wanted], {})
         node = self._record("call_method", "requires_grad_", (value, Constant(wanted)), {}, value.ghost)
         self._rebind(value, node)
-        self._note_leaf(value.ghost)
-
-    def _note_leaf(self, ghost: Any) -> None:
-        self._made_leaves.setdefault(id(ghost), (ghost, Slots({"grad": Constant(None)})))
-
-    def note_leaf(self, value: Tensor) -> Slots:
-        """A tensor that the graph makes and that requires no gradient is given one all the same."""
-        self._note_leaf(value.ghost)
-        return self._made_leaves[id(value.ghost)][1]
-
-    def gradient_slots(self, value: Tensor) -> Slots | None:
-        """The `.grad` of a leaf that the graph makes; None for any other tensor."""
-        found = self._made_leaves.get(id(value.ghost))
-        return None if found is None else found[1]
-
-    def returns_new_leaves(self, outputs: SequenceABC[fx.Node]) -> bool:
-        """Whether a leaf that the graph makes comes out of it, or something that leads to no other leaves. Where others
-        are led to as well, nobody can see whether a gradient reaches one that has gone."""
-        nodes = set(outputs) if self._made_leaves else set()
-        handed = [value.ghost for value in self._by_ghost.values() if value.node in nodes and value.ghost.requires_grad]
-        if any(id(ghost) in self._made_leaves for ghost in handed):
-            return True
-        return any(all(id(leaf) in self._made_leaves for leaf in leaves_of([ghost])) for ghost in handed)
-
-    def is_data(self, value: Value, of: Tensor) -> bool:
-        """Whether a value is what `.data` of a tensor yielded."""
-        found = self._data.get(id(value.ghost)) if isinstance(value, Tensor) else None
-        return found is not None and found[1].ghost is of.ghost
+        self.leaves.add(value.ghost)
 
     def is_given_twice(self, out: Tensor, args: SequenceABC[Value], pointwise: bool) -> bool:
-        """Whether memory that a call is to write is among what it reads, or has elements that it shows more than once.
-        Element by element, a tensor may be written in its own place."""
-        if may_overlap(tuple(out.ghost.shape), out.ghost.stride()):
-            return True
+        """Whether memory that a call is to write is among what it reads."""
         read = _ghosts_in(tuple(graph_argument(value, self._ghost) for value in args))
-        memory = self._memory(out.ghost)
-        return any(self._memory(each) is memory for each in read if not (pointwise and each is out.ghost))
+        return self.memory.is_among(out.ghost, read, pointwise)
 
-    def share_memory(self, one: Tensor, other: Tensor) -> bool:
-        """Whether two tensors are views of the same memory."""
-        return self._memory(one.ghost) is self._memory(other.ghost)
-
-    def _memory(self, ghost: GhostTensor) -> Any:
-        """The tensor that all views of one memory are views of, `.data` included."""
-        whole = _base_of(ghost)
-        while id(whole) in self._data:
-            whole = _base_of(self._data[id(whole)][1].ghost)
-        return whole
-
-    def _written_through_data(self, written: list[Tensor]) -> list[Tensor]:
-        """The tensors that are written by way of their `.data`, whose version tells nothing."""
-        found = []
-        for value in written:
-            while (id(whole := _base_of(value.ghost))) in self._data:
-                value = self._data[id(whole)][1]
-                self.note_untracked_write(value.ghost)
-                found.append(value)
-        return found
-
-    def note_untracked_write(self, tensor: Any) -> None:
-        """A tensor is written, of which its version will tell nothing."""
-        whole = _base_of(tensor)
-        self._untracked_writes[id(whole)] = whole
-
-    def written(self) -> set[fx.Node]:
-        """Inputs that are written, by themselves or by a view."""
-        found = self._histories.items()
-        return {node for node, (ghost, _) in found if ghost._version or id(ghost) in self._untracked_writes}
-
-    def mutated_with_grad(self) -> set[fx.Node]:
-        """Inputs that are written with gradients: they have another history than they came with."""
-        return {node for node, (ghost, history) in self._histories.items() if ghost.grad_fn is not history}
+    def returns_new_leaves(self, outputs: SequenceABC[fx.Node]) -> bool:
+        """Whether leaves that the graph makes can be reached from its outputs."""
+        return self.leaves.are_returned(outputs, self._by_ghost.values())
 
     def is_entry_ambient(self) -> bool:
         """Whether the state of the process is the one that the captured code was entered in."""
@@ -740,29 +623,6 @@ class Tape:
         return self._wrap(item, part)
 
 
-@dataclass(slots=True, eq=False)
-class Region:
-    """A node that runs a graph of its own, whose results are named one by one."""
-
-    owner: Tape
-    node: fx.Node
-    graph: fx.Graph
-    results: list[fx.Node] = field(default_factory=list)
-    last: fx.Node | None = None
-
-    def result(self, inner: fx.Node) -> fx.Node:
-        """A new node of the outer graph for one that the region computes."""
-        with self.owner.graph.inserting_after(self.last or self.node):
-            self.last = self.owner.graph.call_function(operator.getitem, (self.node, len(self.results)))
-        set_spec(self.last, spec_of(inner))
-        self.results.append(inner)
-        return self.last
-
-    def close(self) -> None:
-        self.graph.output(tuple(self.results))
-        set_spec(self.node, tuple(tensor_spec(node) for node in self.results))
-
-
 _NEEDS_DATA = ("meta tensor", "1D meta Long tensor", "data is not allocated", "with symbolic sizes")
 """What operators say of a tensor that is none, when they want to read it."""
 
@@ -777,11 +637,6 @@ def _is_sure(target: Any, args: list[Any], result: Any) -> bool:
 
 def _name_of(target: Any) -> str:
     return target if isinstance(target, str) else str(getattr(target, "__name__", target))
-
-
-def _base_of(tensor: Any) -> Any:
-    """What a tensor is a view of, or itself."""
-    return tensor if tensor._base is None else tensor._base
 
 
 def _ghosts_in(values: tuple[Any, ...]) -> IteratorABC[GhostTensor]:

@@ -223,9 +223,9 @@ class _Given:
         for value, _, ones in self._arrays.values():
             shared = is_a(expected, _numpy().ndarray) and _numpy().may_share_memory(expected, ones)
             shares |= shared
-            if shared and not tape.share_memory(made, value.tensor):
+            if shared and not tape.memory.is_shared(made, value.tensor):
                 raise Unsupported("B002", f"NumPy's {name}, which yields a view where torch._numpy's copies")
-            if not shared and tape.share_memory(made, value.tensor):
+            if not shared and tape.memory.is_shared(made, value.tensor):
                 return self._copied(made)
         # An inverse transform may yield a conjugate that is still to be computed.
         return self._copied(made) if made.ghost.dtype.is_complex and not shares else made
