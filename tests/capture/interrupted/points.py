@@ -56,7 +56,7 @@ def _is_ours(frame: FrameType | None) -> bool:
 
 
 _NAMES = """
-    Engine._made_for Engine._planned Engine._capture Engine._load _capture_in_mode _capture _Closing._check_guards
+    Engine._made_for Engine._planned Engine._capture Engine._load _capture_in_mode _capture Closing._check_guards
     restored without_default_devices without_caller_hooks without_autocast functionalized trace_forward _trace_joint
     Recorder.__torch_dispatch__ TorchDispatchMode.__enter__ TorchDispatchMode.__exit__ TorchFunctionMode.__enter__
     TorchFunctionMode.__exit__ _push_mode _pop_mode no_grad.__enter__ no_grad.__exit__ enable_grad.__enter__

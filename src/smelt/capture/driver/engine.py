@@ -20,7 +20,9 @@ from smelt.base.events import count, counters, emit, timed
 from smelt.base.headroom import why_not_compile
 from smelt.base.options import config
 from smelt.base.torch_originals import replaced_underneath
-from smelt.capture.driver.capture_frame import EXPECTED_TO_RAISE, Captured, capture
+from smelt.capture.driver.break_records import EXPECTED_TO_RAISE
+from smelt.capture.driver.capture_frame import capture
+from smelt.capture.driver.closing import Captured
 from smelt.capture.driver.debuggers import tell_of_monitoring, watch
 from smelt.capture.driver.run_plan import drive, recover, run_eagerly
 from smelt.capture.driver.tracebacks import without_smelt

@@ -27,7 +27,8 @@ import torch
 from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
-from smelt.capture.driver.capture_frame import Captured, capture
+from smelt.capture.driver.capture_frame import capture
+from smelt.capture.driver.closing import Captured
 from smelt.capture.driver.run_plan import store_result
 from smelt.capture.explore.abstraction import STAND_IN, Abstraction, Known, Path, Policy
 from smelt.capture.explore.arguments import Arguments
