@@ -13,7 +13,7 @@ import torch
 
 import smelt
 from smelt.base.events import collect
-from smelt.capture.persist import deserialize, serialize
+from smelt.capture.persist import deserialize, plan_form, serialize
 from tests.capture.fake_gpus import Gpus
 from tests.capture.generated.grammar import program_of
 from tests.capture.generated.loaded import failure_of
@@ -564,9 +564,9 @@ def test_damaged_records_are_captured_anew(worlds: Worlds) -> None:
 
 def test_a_file_can_name_no_code_to_run(worlds: Worlds) -> None:
     for function in (os.system, eval, exec, print, subprocess.run, type(test_stale), type, test_stale):
-        assert not serialize.may_be_step(function)
+        assert not plan_form.may_be_step(function)
     for function in (list, dict, list.extend, object.__new__, serialize.refuse):
-        assert serialize.may_be_step(function)
+        assert plan_form.may_be_step(function)
 
 
 SCRIPT = """

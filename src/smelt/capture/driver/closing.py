@@ -180,7 +180,7 @@ class Closing:
     def _described(self, result: Value) -> DescribedCall:
         """The call as data; its graph has all its inputs and outputs by now."""
         externals = self.externals
-        describer = Describer(self.build, externals.sizes.shape_env)
+        describer = Describer(self.build)
         inputs = described_inputs(placeholders(self.tape.graph), self.tape.inputs, self.inputs.preallocated)
         effects = tuple(describer.effects(externals.written.values()))
         checks = tuple(checks_below(self.interp.tree.roots()))

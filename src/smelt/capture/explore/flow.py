@@ -104,11 +104,6 @@ class TracedMachine:
     smallest: int = 0
 
 
-def format_traced(machine: TracedMachine, graphs: bool = True) -> str:
-    """The machine as text, without a final newline. `graphs`: with the nodes of each."""
-    return "\n".join(_lines(machine, graphs))
-
-
 def _lines(machine: TracedMachine, graphs: bool) -> Iterator[str]:
     yield f"machine {machine.name}({', '.join(argument.name for argument in machine.arguments)})"
     for number, register in enumerate(machine.registers):

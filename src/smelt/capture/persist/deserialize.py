@@ -17,9 +17,9 @@ from smelt.capture.model.policy import OF_THE_MACHINE, known_name
 from smelt.capture.model.state import LiveFrame, flat
 from smelt.capture.model.static import ABSENT, static_lookup
 from smelt.capture.persist.object_names import EQUAL, WRAPPERS, NotPersistable, find, forget_classes, is_like
-from smelt.capture.persist.serialize import SerializedCapture, may_be_step, refuse, stamp_of, stamps_of
-from smelt.capture.replay.plan import Computation, EntryState, FrameRecipe, Return, alias_holds
-from smelt.capture.replay.reconstruct import Recipe
+from smelt.capture.persist.plan_form import plan_of, step_of
+from smelt.capture.persist.serialize import SerializedCapture, refuse, stamp_of, stamps_of
+from smelt.capture.replay.plan import EntryState, FrameRecipe, Return, alias_holds
 from smelt.capture.replay.rollback import WritePolicy
 from smelt.ir.graph import PersistentCompiler
 from smelt.ir.json_values import decode, encode
@@ -101,7 +101,8 @@ class CaptureLoader:
         run, traced = found
         events.count("graphs")
         events.count("captures_loaded")
-        return LoadedCapture(guards, self._plan(write_policy.around(run, traced), write_policy.writes), entry_state)
+        run = write_policy.around(run, traced)
+        return LoadedCapture(guards, plan_of(self.record["plan"], self._real, run, write_policy.writes), entry_state)
 
     def resolve_objects(self) -> None:
         """Know every object of the table."""
@@ -288,9 +289,9 @@ class CaptureLoader:
                 if kind == "remembered":
                     known = ("predicate", self.remembered[parts[0]].guard)
                 elif kind == "predicate":
-                    known = ("predicate", self._step(parts[0]))
+                    known = ("predicate", step_of(parts[0], self._real))
                 elif kind == "of class":
-                    known = ("of class", self._step(parts[0]), decode(parts[1], self._real))
+                    known = ("of class", step_of(parts[0], self._real), decode(parts[1], self._real))
                 else:
                     known = (kind, *[decode(part, self._real) for part in parts])
             except (KeyError, IndexError):
@@ -309,25 +310,6 @@ class CaptureLoader:
         frame = FrameRecipe(self.frame.info, 0, self.frame.discard, function, tuple(slots), ())
         relations = tuple((one, other, same) for one, other, same in self.record["relations"])
         return EntryState(relations, (), (frame,))
-
-    def _plan(self, run: Callable[..., Any], writes: bool) -> Return:
-        record = self.record
-        constants = tuple(decode(form, self._real) for form in record["constants"])
-        steps = tuple((self._step(form), tuple(operands)) for form, operands in record["steps"])
-        recipe = Recipe(constants, steps, record["writes"])
-        entry = Ambient.now()
-        return Return(
-            Computation(run, tuple(record["arguments"]), record["collected"], recipe, entry, None, writes),
-            record["result"],
-        )
-
-    def _step(self, form: Any) -> Callable[..., Any]:
-        if form[0] == "#partial":
-            return functools.partial(self._step(form[1]), *[decode(each, self._real) for each in form[2:]])
-        found: Callable[..., Any] = self._real(form)
-        if not may_be_step(found):
-            raise ValueError(f"{found!r} is no step")
-        return found
 
 
 def _of_machine(function: Any) -> Callable[[], Any]:

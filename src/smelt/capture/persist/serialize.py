@@ -8,11 +8,9 @@ says why.
 
 import functools
 import json
-import math
 import os
 import sys
 import types
-from collections import OrderedDict, defaultdict, deque
 from dataclasses import astuple
 from typing import Any
 
@@ -21,13 +19,11 @@ from smelt.capture.calls.lru_cache import Remembered
 from smelt.capture.guards.dynamic_sizes import History
 from smelt.capture.guards.tree import GuardTree
 from smelt.capture.model.marks import entered_by
-from smelt.capture.persist.object_names import Names, NotPersistable, file_of, is_library, own_folders
+from smelt.capture.persist.object_names import Names, NotPersistable, file_of, is_library
+from smelt.capture.persist.plan_form import plan_form, step_form
 from smelt.capture.replay.plan import EntryState, Return
 from smelt.capture.replay.rollback import WritePolicy
 from smelt.ir.json_values import encode
-
-_STEPS: tuple[Any, ...] = (object, list, tuple, dict, set, frozenset, slice, str, deque, OrderedDict, defaultdict)
-_STEPS += (types.CellType, sys.modules["_operator"], math)
 
 _IDENTIFIED = {"is": 1, "type": 1, "class has": 2}  # where in a check the object stands that is meant itself
 
@@ -50,13 +46,13 @@ def record_of(capture: SerializedCapture, graph: Any) -> dict[str, Any]:
     remembered = [_call(each, names) for each in capture.tree.remembered.values()]
     tree = _Tree(names, [each.guard for each in capture.tree.remembered.values()])
     roots = [tree.node(root) for root in capture.roots]
-    computation, entry_state = capture.plan.computation, capture.entry_state
+    entry_state = capture.entry_state
     (frame,) = entry_state.frames
     _refuse_compiled(names)
-    found = capture.tree.asked.values()
-    asked = [[names.itself(kind), names.itself(wanted), answer] for kind, wanted, answer in found]
+    answers = capture.tree.asked.values()
+    asked = [[names.itself(kind), names.itself(wanted), answer] for kind, wanted, answer in answers]
     machine = [[names.other(function), encode(answer, refuse)] for function, answer in capture.tree.machine.items()]
-    steps = [[_step(function, names), list(operands)] for function, operands in computation.recipe.steps]
+    plan = plan_form(capture.plan, names)
     return {
         "accessors": tree.accessors,
         "asked": asked,
@@ -64,15 +60,10 @@ def record_of(capture: SerializedCapture, graph: Any) -> dict[str, Any]:
         "remembered": remembered,
         "checks": tree.checks,
         "roots": roots,
-        "arguments": list(computation.arguments),
-        "collected": computation.collected,
+        "plan": plan,
         "relations": [list(relation) for relation in entry_state.relations],
         "frame": [frame.function, list(frame.slots)],
-        "constants": [_constant(constant, names) for constant in computation.recipe.constants],
-        "steps": steps,
-        "writes": computation.recipe.writes,
         "write_policy": [list(each) if isinstance(each, tuple) else each for each in astuple(capture.write_policy)],
-        "result": capture.plan.result,
         "history": encode(capture.history.seen(), refuse),
         "graph": graph,
         "objects": names.forms,
@@ -106,7 +97,7 @@ class _Tree:
         if kind == "predicate":
             return self._predicate(parts[0])
         if kind == "of class":
-            return ["of class", _step(parts[0], self.names), encode(parts[1], self.names.other)]
+            return ["of class", step_form(parts[0], self.names), encode(parts[1], self.names.other)]
         place = _IDENTIFIED.get(kind, 0)
         return [
             kind,
@@ -124,7 +115,7 @@ class _Tree:
         inner = function.func if type(function) is functools.partial else function
         if getattr(inner, "__closure__", None) is not None:
             raise NotPersistable(f"a guard is a function: {function.__qualname__}")
-        return ["predicate", _step(function, self.names)]
+        return ["predicate", step_form(function, self.names)]
 
     def _number(self, table: list[Any], form: Any) -> int:
         text = f"{id(table)} {json.dumps(form)}"
@@ -139,36 +130,6 @@ def _call(call: Remembered, names: Names) -> list[Any]:
     args = [encode(each, names.other) for each in call.args]
     named = [[name, encode(each, names.other)] for name, each in call.kwargs.items()]
     return [names.other(call.function), args, named, names.answer(call.answer)]
-
-
-def _constant(real: Any, names: Names) -> Any:
-    """What a recipe starts from: a plain value that nobody changes, or an object that is meant itself."""
-    return names.itself(real) if type(real) in (list, dict, set) else encode(real, names.other)
-
-
-def _step(function: Any, names: Names) -> Any:
-    """A step of a recipe: a function of smelt's or Python's own, or one with its first arguments given."""
-    if type(function) is functools.partial:
-        if function.keywords:
-            raise NotPersistable("a step has keywords")
-        return ["#partial", _step(function.func, names), *[_constant(each, names) for each in function.args]]
-    if not may_be_step(function):
-        raise NotPersistable(
-            f"a step is a function of the program's own: {getattr(function, '__qualname__', function)!r}"
-        )
-    return ["#", names.number(function)]
-
-
-def may_be_step(function: Any) -> bool:
-    """Whether a file may name it to be called: a function of smelt's, or of a plain type or of numbers in Python."""
-    if type(function) is types.FunctionType:
-        return function.__module__.startswith("smelt.") and _is_smelts(function.__code__)
-    owner = getattr(function, "__objclass__", None) or getattr(function, "__self__", None) or function
-    return any(owner is each for each in _STEPS)
-
-
-def _is_smelts(code: types.CodeType) -> bool:
-    return code.co_filename.startswith(own_folders()[-1])
 
 
 def _refuse_compiled(names: Names) -> None:

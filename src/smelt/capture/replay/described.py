@@ -8,6 +8,7 @@
 For whoever does not run the call here and now but writes it down. Objects of the program are held as long as this is.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -202,8 +203,8 @@ def _real(source: Source) -> Any:
 class Describer:
     """Values as data, once the graph's outputs are numbered."""
 
-    def __init__(self, build: Rebuilder, shape_env: ShapeEnv) -> None:
-        self._build, self._shape_env = build, shape_env
+    def __init__(self, build: Rebuilder) -> None:
+        self._build = build
         self._open: set[int] = set()
 
     def described(self, value: Any) -> Described:
@@ -270,25 +271,21 @@ class Describer:
             return
         original, owner = value.original or {}, given_of(source, getattr(getattr(value, "holder", None), "value", None))
         for key in [*original, *(key for key in value.items if key not in original)]:
-            before, after = original.get(key), value.items.get(key)
-            if before is not None and after is not None and unchanged(before, after):
-                continue
-            found = None if before is None else _given(before)
-            described = None if after is None else self.described(after)
-            yield Effect(owner, value.kind, key, found, described, _was_read(before))
+            yield from self._changed(owner, value.kind, key, original.get(key), value.items.get(key))
 
     def _sequence_effects(self, value: Sequence | Deque) -> Iterator[Effect]:
         if value.source is None:
             return
-        original, final, owner = value.original or (), value.raw_items, given_of(value.source)
-        for place in range(max(len(original), len(final))):
-            before = original[place] if place < len(original) else None
-            after = final[place] if place < len(final) else None
-            if before is not None and after is not None and unchanged(before, after):
-                continue
-            found = None if before is None else _given(before)
-            described = None if after is None else self.described(after)
-            yield Effect(owner, value.kind, place, found, described, _was_read(before))
+        owner, items = given_of(value.source), itertools.zip_longest(value.original or (), value.raw_items)
+        for place, (before, after) in enumerate(items):
+            yield from self._changed(owner, value.kind, place, before, after)
+
+    def _changed(self, owner: Given, kind: type, key: Any, before: Any, after: Any) -> Iterator[Effect]:
+        if before is None or after is None or not unchanged(before, after):
+            original = None if before is None else _given(before)
+            yield Effect(
+                owner, kind, key, original, None if after is None else self.described(after), _was_read(before)
+            )
 
 
 def _given(item: Any) -> Given | None:
