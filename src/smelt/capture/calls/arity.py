@@ -111,11 +111,11 @@ def wrong_call(
     return WrongCall("B019", f"TypeError: arguments do not fit {code.co_qualname}()")
 
 
-def fitting(function: Any, given: Takes, rule: Callable[..., Any]) -> Callable[..., Any]:
+def fitting(function: Any, accepted: Takes, rule: Callable[..., Any]) -> Callable[..., Any]:
     """A rule for builtins, asked only about calls that Python accepts."""
 
     def checked(interp: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if given.why_not(args, kwargs) is not None:
+        if accepted.why_not(args, kwargs) is not None:
             raise refusal(function, len(args), kwargs)
         return rule(interp, args, kwargs)
 

@@ -57,25 +57,25 @@ def _apply(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
     if not isinstance(args[0], Object) or not is_a(args[0].value, type):
         raise Unsupported("B022", "a class that is not known")
     kind = interp.externals.guard_identity(args[0])
-    given = _in_place(interp, kind, args[1:], kwargs)
-    for value in given:
+    operands = _in_place(interp, kind, args[1:], kwargs)
+    for value in operands:
         if isinstance(value, Object) and is_a(value.value, torch.Tensor):
             raise Unsupported("B006", type(value.value).__qualname__)
-    needs = [isinstance(value, Tensor) and value.ghost.requires_grad for value in given]
+    needs = [isinstance(value, Tensor) and value.ghost.requires_grad for value in operands]
     context = FunctionContext(FunctionCtx)
     context.attributes["needs_input_grad"] = Sequence(tuple, [Constant(each) for each in needs])
     records = interp.tape.ambient.records
     try:
-        output = _forward(interp, kind, context, given)
+        output = _forward(interp, kind, context, operands)
     except Raised:
         raise
     except Unsupported as stop:
         raise Unsupported("B022", f"{kind.__qualname__}.forward: {stop.reason}") from stop
     outputs = list(output.items) if isinstance(output, Sequence) and output.kind is tuple else [output]
-    _check_outputs(kind, given, outputs)
-    if not (records and any(needs)) and not any(_shows_another(value, given) for value in outputs):
+    _check_outputs(kind, operands, outputs)
+    if not (records and any(needs)) and not any(_shows_another(value, operands) for value in outputs):
         return output
-    outputs = _tie(interp, kind, context, given, outputs)
+    outputs = _tie(interp, kind, context, operands, outputs)
     return Sequence(tuple, outputs) if isinstance(output, Sequence) and output.kind is tuple else outputs[0]
 
 
@@ -97,12 +97,12 @@ def _in_place(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[s
     if sets_up and defaults:
         known: Any = interp.externals.value(defaults, source.attribute("__defaults__"))
         held = dict(zip(names[len(names) - len(defaults) :], interp.externals.items(known), strict=True))
-    given = {**held, **dict(zip(names[first:], args, strict=False)), **kwargs}
-    wanted = [name for name in names[first:] if name in given]
+    by_name = {**held, **dict(zip(names[first:], args, strict=False)), **kwargs}
+    wanted = [name for name in names[first:] if name in by_name]
     twice = set(kwargs) & set(names[first : first + len(args)])
     if twice or not set(kwargs) <= set(names) or wanted != list(names[first : first + len(wanted)]):
         raise Unsupported("B019", f"TypeError: arguments do not fit {kind.__qualname__}.forward()")
-    return [*[given[name] for name in wanted], *args[len(names) - first :]]
+    return [*[by_name[name] for name in wanted], *args[len(names) - first :]]
 
 
 @functools.cache
@@ -122,44 +122,44 @@ def _takes_keywords() -> bool:
 
 
 def _method(interp: Interpreter, kind: type, name: str) -> Value:
-    found = interp.tree.class_attribute(kind, name)
-    if not isinstance(found, staticmethod):
+    method = interp.tree.class_attribute(kind, name)
+    if not isinstance(method, staticmethod):
         raise Unsupported("B022", f"{kind.__qualname__}.{name} is not a static method")
-    return interp.externals.fixed(found.__func__)
+    return interp.externals.fixed(method.__func__)
 
 
-def _forward(interp: Interpreter, kind: type, context: FunctionContext, given: list[Value]) -> Value:
+def _forward(interp: Interpreter, kind: type, context: FunctionContext, operands: list[Value]) -> Value:
     """Run `forward` as it is declared, without gradients."""
     before = interp.tape.ambient
     interp.tape.set_ambient(replace(before, grad=False))
     try:
         own = interp.tree.class_attribute(kind, "setup_context")
         if own is static_lookup(Function, "setup_context"):
-            return interp.now(interp.call(_method(interp, kind, "forward"), [context, *given]))
-        output = interp.now(interp.call(_method(interp, kind, "forward"), list(given)))
+            return interp.now(interp.call(_method(interp, kind, "forward"), [context, *operands]))
+        output = interp.now(interp.call(_method(interp, kind, "forward"), list(operands)))
         setup = _method(interp, kind, "setup_context")
-        interp.now(interp.call(setup, [context, Sequence(tuple, list(given)), output]))
+        interp.now(interp.call(setup, [context, Sequence(tuple, list(operands)), output]))
         return output
     finally:
         interp.tape.set_ambient(replace(interp.tape.ambient, grad=before.grad))
 
 
-def _check_outputs(kind: type, given: list[Value], outputs: list[Value]) -> None:
+def _check_outputs(kind: type, operands: list[Value], outputs: list[Value]) -> None:
     """What autograd refuses falls back to eager, which raises."""
     tensors = [value for value in outputs if isinstance(value, Tensor)]
     if len({id(each) for each in tensors}) < len(tensors):
         raise Unsupported("B022", f"{kind.__qualname__} returns one tensor twice")
-    if any(value.source is not None and not _is_among(value, given) for value in tensors):
+    if any(value.source is not None and not _is_among(value, operands) for value in tensors):
         raise Unsupported("B022", f"{kind.__qualname__} returns a tensor that was not made in it")
     if not all(isinstance(value, Tensor | Constant) for value in outputs):
         raise Unsupported("B022", f"{kind.__qualname__} returns something else than tensors")
-    if len(tensors) > 1 and any(_shows_another(value, given) for value in tensors):
+    if len(tensors) > 1 and any(_shows_another(value, operands) for value in tensors):
         raise Unsupported("B022", f"{kind.__qualname__} returns a view, or an argument, and other tensors")
 
 
-def _shows_another(value: Value, given: list[Value]) -> bool:
+def _shows_another(value: Value, operands: list[Value]) -> bool:
     """Whether an output is a view, or an argument, of which autograd makes a view: it notes how these were made."""
-    return isinstance(value, Tensor) and (value.ghost._base is not None or _is_among(value, given))
+    return isinstance(value, Tensor) and (value.ghost._base is not None or _is_among(value, operands))
 
 
 def _is_among(value: Value, values: list[Value]) -> bool:
@@ -167,7 +167,7 @@ def _is_among(value: Value, values: list[Value]) -> bool:
 
 
 def _tie(
-    interp: Interpreter, kind: type, context: FunctionContext, given: list[Value], outputs: list[Value]
+    interp: Interpreter, kind: type, context: FunctionContext, operands: list[Value], outputs: list[Value]
 ) -> list[Value]:
     """The outputs as autograd knows them."""
     marks = context.attributes
@@ -185,7 +185,7 @@ def _tie(
         raise Unsupported("B022", f"{kind.__qualname__} sets set_materialize_grads(False) and has several outputs")
     if "to_save" in marks:
         marks["saved_tensors"] = marks["to_save"]
-    tape, wanted = LaterTape(_at_backward(interp)), len(given)
+    tape, wanted = LaterTape(_at_backward(interp)), len(operands)
     tape.methods, tape.current_devices = interp.tape.methods, interp.tape.current_devices
     gradients: list[Value] = [
         tape.argument(f"grad_{number}", TensorSpec.of(value.ghost))
@@ -194,10 +194,10 @@ def _tie(
         for number, value in enumerate(outputs)
     ]
     returned = _backward(interp, kind, tape, context, gradients, wanted)
-    inputs = [value for value in given if isinstance(value, Tensor)]
+    inputs = [value for value in operands if isinstance(value, Tensor)]
     yielded = [
-        tape.inner(made) if isinstance(made, Tensor) else None
-        for made, value in zip(returned, given, strict=True)
+        tape.inner(gradient) if isinstance(gradient, Tensor) else None
+        for gradient, value in zip(returned, operands, strict=True)
         if isinstance(value, Tensor)
     ]
     tape.graph.output(tuple(yielded))

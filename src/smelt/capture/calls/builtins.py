@@ -179,8 +179,8 @@ def _getattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -
     name = _name(interp, args[1])
     if len(args) == 2:
         return attribute(interp, args[0], name)
-    found = attribute_or_none(interp, args[0], name)
-    return args[2] if found is None else found
+    member = attribute_or_none(interp, args[0], name)
+    return args[2] if member is None else member
 
 
 def _hasattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -390,15 +390,15 @@ def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
     kind = python_type(value)
     if not isinstance(value, Instance | Object) or kind is None:
         raise Unsupported("B009", f"reversed of {describe(value)}")
-    found = interp.tree.class_attribute(kind, "__reversed__")
-    if isinstance(found, types.FunctionType):
-        return interp.call(interp.externals.fixed(found), [value])
+    method = interp.tree.class_attribute(kind, "__reversed__")
+    if isinstance(method, types.FunctionType):
+        return interp.call(interp.externals.fixed(method), [value])
     by_place = [interp.tree.class_attribute(kind, name) for name in ("__len__", "__getitem__")]
-    if found is None or (found is ABSENT and by_place[1] is ABSENT):
+    if method is None or (method is ABSENT and by_place[1] is ABSENT):
         raise lacking(value, "__reversed__")
-    if found is ABSENT and by_place[0] is ABSENT:
+    if method is ABSENT and by_place[0] is ABSENT:
         raise lacking(value, "__len__")
-    if found is not ABSENT or not all(isinstance(each, types.FunctionType) for each in by_place):
+    if method is not ABSENT or not all(isinstance(each, types.FunctionType) for each in by_place):
         raise Unsupported("B009", f"reversed of {describe(value)}")
     return interp.call(interp.externals.fixed(reversed_), [value])
 
@@ -628,8 +628,8 @@ def _as_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
         return interp.tensor_call("call_function", torch.tensor, args, kwargs)
     if kind not in (bool, int, float) or len(args) > 1:
         raise Unsupported("B002", "torch.as_tensor")
-    given = kwargs.get("dtype", Constant(None))
-    if kind is not float and isinstance(given, Constant) and given.value is None:
+    dtype = kwargs.get("dtype", Constant(None))
+    if kind is not float and isinstance(dtype, Constant) and dtype.value is None:
         kwargs = {**kwargs, "dtype": Constant(torch.bool if kind is bool else torch.int64)}
     return interp.tensor_call("call_function", torch.scalar_tensor, args, kwargs)
 
@@ -707,5 +707,5 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
 }
 
 BUILTIN_CALLS: dict[Any, Builtin] = {
-    function: fitting(function, given, rule) for function, (given, rule) in _RULES.items()
+    function: fitting(function, accepted, rule) for function, (accepted, rule) in _RULES.items()
 }

@@ -60,9 +60,9 @@ def _each(interp: Interpreter, classes: Value, what: str) -> list[Object]:
 
 
 def _fixed(interp: Interpreter, kind: type) -> Object:
-    found = interp.externals.fixed(kind)
-    assert isinstance(found, Object)
-    return found
+    class_value = interp.externals.fixed(kind)
+    assert isinstance(class_value, Object)
+    return class_value
 
 
 def _is_instance_of(interp: Interpreter, value: Value, wanted: Object) -> bool:
@@ -130,8 +130,8 @@ def is_registered(interp: Interpreter, value: Value, wanted: Object) -> bool:
 def _class_of(interp: Interpreter, value: Value) -> type:
     if not isinstance(value, Object) or not is_a(value.value, type):
         raise Unsupported("B008", f"issubclass of {describe(value)}")
-    found: type = interp.externals.guard_identity(value)
-    return found
+    real: type = interp.externals.guard_identity(value)
+    return real
 
 
 def registered(interp: Interpreter, kind: type, wanted: Object) -> bool:
@@ -186,13 +186,13 @@ def _follow_hook(interp: Interpreter, asked: type, hook: Any, kind: type, wanted
 
 def _below(kind: type) -> list[type]:
     """The subclasses that an abstract class asks in turn."""
-    found: dict[int, type] = {}  # by id: a metaclass may say which classes are equal
+    classes: dict[int, type] = {}  # by id: a metaclass may say which classes are equal
     pending = [kind]
     while pending:
-        new = [each for each in _subclasses_of(pending.pop()) if id(each) not in found]
-        found.update({id(each): each for each in new})
+        new = [each for each in _subclasses_of(pending.pop()) if id(each) not in classes]
+        classes.update({id(each): each for each in new})
         pending += new
-    return list(found.values())
+    return list(classes.values())
 
 
 def _asks_nobody(hook: Any) -> bool:
@@ -207,6 +207,6 @@ def _shown_class(interp: Interpreter, value: Value, kind: type) -> type:
         return kind
     shown = attribute_or_none(interp, value, "__class__")
     if isinstance(shown, Object) and is_a(shown.value, type):
-        found: type = interp.externals.guard_identity(shown)
-        return found
+        real: type = interp.externals.guard_identity(shown)
+        return real
     return kind

@@ -53,11 +53,11 @@ def build_class(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
 
 def type_of_three(interp: Interpreter, args: list[Value]) -> Value:
     """`type(name, bases, names)`."""
-    name, bases, given = args
-    if not isinstance(bases, Sequence) or not isinstance(given, Mapping) or "__classcell__" in given.items:
+    name, bases, namespace = args
+    if not isinstance(bases, Sequence) or not isinstance(namespace, Mapping) or "__classcell__" in namespace.items:
         raise _refused("other than a tuple and a dict")
-    interp.externals.complete(given)
-    names = Mapping({key: interp.externals.force(item) for key, item in given.items.items()})
+    interp.externals.complete(namespace)
+    names = Mapping({key: interp.externals.force(item) for key, item in namespace.items.items()})
     if "__module__" not in names.items:
         module = interp.externals.global_name(interp.frames[-1].globals, "__name__")
         if module is not None:
@@ -73,11 +73,11 @@ def _make(interp: Interpreter, name: str, bases: list[Value], names: Mapping, ce
     except (TypeError, ValueError) as error:
         raise Unsupported("B019", f"{type(error).__name__}: {error}") from None
     interp.tree.made_classes[id(kind)] = MadeClass(kind, bases, names, cell)
-    made = interp.externals.fixed(kind)
+    class_value = interp.externals.fixed(kind)
     if cell is not None:
         interp.before_mutation(cell)
-        cell.contents = made
-    return made
+        cell.contents = class_value
+    return class_value
 
 
 def _base(interp: Interpreter, base: Value) -> type:
@@ -86,8 +86,8 @@ def _base(interp: Interpreter, base: Value) -> type:
         raise _refused(f"the base {describe(base)}")
     if interp.tree.class_attribute(kind, "__init_subclass__") is not _PLAIN_HOOK:
         raise _refused(f"{describe(base)}, which looks at its subclasses")
-    found: type = kind
-    return found
+    real: type = kind
+    return real
 
 
 def _member(interp: Interpreter, value: Value) -> Any:
@@ -114,15 +114,15 @@ def _asks(interp: Interpreter, kind: type) -> Any:
 
 def _namedtuple(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`collections.namedtuple` of plain names."""
-    given = [interp.plain(value) for value in args]
+    plain = [interp.plain(value) for value in args]
     named = {key: interp.plain(value) for key, value in kwargs.items()}
     module = interp.externals.global_name(interp.frames[-1].globals, "__name__")
     named.setdefault("module", None if module is None else interp.plain(module))
     try:
-        kind = make_namedtuple(given, named)
+        kind = make_namedtuple(plain, named)
     except (TypeError, ValueError) as error:
         raise Unsupported("B019", f"{type(error).__name__}: {error}") from None
-    interp.tree.made_classes[id(kind)] = MadeClass(kind, [], Mapping({}), None, (given, named))
+    interp.tree.made_classes[id(kind)] = MadeClass(kind, [], Mapping({}), None, (plain, named))
     return interp.externals.fixed(kind)
 
 

@@ -130,8 +130,8 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
 
 def _python_new(interp: Interpreter, kind: type) -> types.FunctionType | None:
     """A class's own `__new__`, if it is written in Python."""
-    found = interp.tree.class_attribute(kind, "__new__")
-    function = found.__func__ if isinstance(found, staticmethod) else found
+    member = interp.tree.class_attribute(kind, "__new__")
+    function = member.__func__ if isinstance(member, staticmethod) else member
     return function if isinstance(function, types.FunctionType) and kind not in _GRAD_CLASSES else None
 
 
@@ -139,44 +139,44 @@ def _make_by_class(
     interp: Interpreter, kind: type, new: types.FunctionType, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     """What `__new__` returns, and if it is an object of the class, that after its `__init__`."""
-    made = interp.now(interp.call(interp.externals.fixed(new), [interp.externals.fixed(kind), *args], kwargs))
-    own = python_type(made)
+    instance = interp.now(interp.call(interp.externals.fixed(new), [interp.externals.fixed(kind), *args], kwargs))
+    own = python_type(instance)
     if own is None:
         raise Unsupported("B002", f"class {kind.__qualname__}")
     if not interp.tree.has_base(own, kind):
-        return made
+        return instance
     initialise = interp.tree.class_attribute(own, "__init__")
     if initialise is object.__init__:
-        return made  # which takes any arguments where the class has a `__new__`
-    answer = interp.now(interp.call(interp.externals.fixed(initialise), [made, *args], kwargs))
+        return instance  # which takes any arguments where the class has a `__new__`
+    answer = interp.now(interp.call(interp.externals.fixed(initialise), [instance, *args], kwargs))
     if not isinstance(answer, Constant) or answer.value is not None:
         raise Unsupported("B019", f"TypeError: __init__ of {kind.__qualname__} returns {describe(answer)}")
-    return made
+    return instance
 
 
 def _new(interp: Interpreter, kind: type, base: type, args: list[Value], kwargs: dict[str, Value]) -> Instance:
     """`base.__new__(kind, *args, **kwargs)`."""
-    made = Instance(kind)
+    instance = Instance(kind)
     if issubclass(base, dict):
-        made.contents = Mapping({}, base, owner=made)
+        instance.contents = Mapping({}, base, owner=instance)
     elif base is list:
-        made.contents = Sequence(list, [], owner=made)
+        instance.contents = Sequence(list, [], owner=instance)
     elif base is set:
-        made.contents = Set(set(), set, NOTHING, ordered=True, owner=made)
+        instance.contents = Set(set(), set, NOTHING, ordered=True, owner=instance)
     elif base is object:
-        return made
+        return instance
     elif kwargs or (base in (tuple, frozenset) and len(args) > 1):
         raise Unsupported("B002", f"class {kind.__qualname__}")
     elif base is tuple:
-        made.contents = Sequence(tuple, drain(interp, args[0], hinted=True) if args else [], owner=made)
+        instance.contents = Sequence(tuple, drain(interp, args[0], hinted=True) if args else [], owner=instance)
     elif base is frozenset:
-        made.contents = own_set(interp, frozenset, args[0] if args else None)
-        made.contents.owner = made
+        instance.contents = own_set(interp, frozenset, args[0] if args else None)
+        instance.contents.owner = instance
     else:
         number = interp.compute(base, *[interp.plain(value) for value in args])
         assert isinstance(number, Constant)
-        made.contents = number
-    return made
+        instance.contents = number
+    return instance
 
 
 def _new_by(base: type) -> Builtin:
@@ -256,30 +256,32 @@ def _layout_of_slots(kind: type) -> type | None:
     return base if len(set(names)) == len(names) and kind.__basicsize__ == size else None
 
 
-def _initialise(interp: Interpreter, made: Instance, base: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    kind = made.kind
+def _initialise(
+    interp: Interpreter, instance: Instance, base: type, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    kind = instance.kind
     initialise = interp.tree.class_attribute(kind, "__init__")
     if initialise is object.__init__:
         if base is object and (args or kwargs):
             raise Unsupported("B019", f"TypeError: {kind.__qualname__}() takes no arguments")
-        return made
-    if isinstance(made.contents, Sequence | Set) and not isinstance(initialise, types.FunctionType):
+        return instance
+    if isinstance(instance.contents, Sequence | Set) and not isinstance(initialise, types.FunctionType):
         if initialise is not static_lookup(base, "__init__"):
             raise Unsupported("B002", f"class {kind.__qualname__}")
-        interp.now(interp.call(interp.externals.fixed(initialise), [made, *args], kwargs))
-        return made
+        interp.now(interp.call(interp.externals.fixed(initialise), [instance, *args], kwargs))
+        return instance
     fills_plainly = all(
         interp.tree.class_attribute(kind, name) is static_lookup(base, name) for name in ("__init__", "__setitem__")
     )
     of_base = initialise is static_lookup(base, "__init__")
-    if isinstance(made.contents, Mapping) and (fills_plainly or (of_base and not args)):
+    if isinstance(instance.contents, Mapping) and (fills_plainly or (of_base and not args)):
         if kwargs and not fills_plainly:
             raise Unsupported("B002", f"class {kind.__qualname__}")
-        made.contents.items.update(unpacked(interp, args, kwargs, made.contents.kind))
-        return made
+        instance.contents.items.update(unpacked(interp, args, kwargs, instance.contents.kind))
+        return instance
     if not isinstance(initialise, types.FunctionType):
         raise Unsupported("B002", f"class {kind.__qualname__}")
-    return interp.push_init(made, initialise, args, kwargs)
+    return interp.push_init(instance, initialise, args, kwargs)
 
 
 def _is_named(interp: Interpreter, kind: type) -> bool:

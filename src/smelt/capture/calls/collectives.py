@@ -46,36 +46,36 @@ class _Call:
             return _describe(group, root)
 
         try:
-            found = described()
+            description = described()
         except (AttributeError, KeyError, RuntimeError, ValueError) as error:
             raise Unsupported("B019", f"{type(error).__name__}: {error}") from error
-        if found is None or function.source is None:
+        if description is None or function.source is None:
             raise Unsupported("B002", f"{self.name}, of a group that this process is not in,")
-        function.source.check(("predicate", answers_as(described, found)))
+        function.source.check(("predicate", answers_as(described, description)))
         interp.tree.why_not_persist = "process groups"
-        self.group, self.size, self.root = found
+        self.group, self.size, self.root = description
 
     def plain(self, name: str, default: Any) -> Any:
         return self.interp.plain(self.arguments[name]) if name in self.arguments else default
 
     def tensors(self, *names: str) -> list[Tensor]:
         """Arguments that are tensors of one kind, contiguous, and of no interest to autograd."""
-        found: list[Any] = []
+        tensors: list[Any] = []
         for name in names:
             value = self.arguments.get(name)
             is_list = name == "tensor_list" and isinstance(value, Sequence)
-            found += self.interp.externals.items(value) if is_list else [value]  # type: ignore[arg-type]
-        if not all(isinstance(each, Tensor) and not isinstance(each, Distributed) for each in found):
+            tensors += self.interp.externals.items(value) if is_list else [value]  # type: ignore[arg-type]
+        if not all(isinstance(each, Tensor) and not isinstance(each, Distributed) for each in tensors):
             raise Unsupported("B002", f"{self.name}, of something else than tensors,")
-        first = found[0].ghost
-        for each in found:
+        first = tensors[0].ghost
+        for each in tensors:
             ghost = each.ghost
             plain = ghost.is_contiguous() and not (ghost.dtype.is_complex or ghost.dtype is torch.bool)
             if not plain or (ghost.dtype, ghost.device) != (first.dtype, first.device):
                 raise Unsupported("B002", f"{self.name}, of tensors that are not contiguous or not of one kind,")
             if ghost.requires_grad and torch.is_grad_enabled():
                 raise Unsupported("B002", f"{self.name}, of a tensor that requires a gradient,")
-        return found
+        return tensors
 
     def reduction(self) -> Constant:
         """How the tensors are reduced, as the operators are told."""
@@ -87,11 +87,11 @@ class _Call:
         return Constant(_REDUCTIONS[name])
 
     def run(self, operator: Any, tensor: Tensor, *options: Value) -> Tensor:
-        given: list[Value] = [tensor, *options, Constant(self.group)]
-        started = self.interp.tensor_call("call_function", operator, given)
-        made = self.interp.tensor_call("call_function", _OPERATORS.wait_tensor.default, [started])
-        assert isinstance(made, Tensor)
-        return made
+        operands: list[Value] = [tensor, *options, Constant(self.group)]
+        started = self.interp.tensor_call("call_function", operator, operands)
+        result = self.interp.tensor_call("call_function", _OPERATORS.wait_tensor.default, [started])
+        assert isinstance(result, Tensor)
+        return result
 
     def write(self, tensor: Tensor, result: Value) -> None:
         self.interp.tensor_call("call_method", "copy_", [tensor, result])
@@ -123,29 +123,31 @@ def _broadcast(call: _Call) -> None:
 
 
 def _all_gather_into(call: _Call) -> None:
-    output, given = call.tensors("output_tensor", "input_tensor")
-    shape, own = tuple(output.ghost.shape), tuple(given.ghost.shape)
+    output, source = call.tensors("output_tensor", "input_tensor")
+    shape, own = tuple(output.ghost.shape), tuple(source.ghost.shape)
     call.refuse_unless(bool(own) and shape == (own[0] * call.size, *own[1:]))
-    found = call.run(_OPERATORS.all_gather_into_tensor.default, given, Constant(call.size))
-    call.write(output, found)
+    gathered = call.run(_OPERATORS.all_gather_into_tensor.default, source, Constant(call.size))
+    call.write(output, gathered)
 
 
 def _all_gather(call: _Call) -> None:
-    *outputs, given = call.tensors("tensor_list", "tensor")
-    own = tuple(given.ghost.shape)
+    *outputs, source = call.tensors("tensor_list", "tensor")
+    own = tuple(source.ghost.shape)
     call.refuse_unless(len(outputs) == call.size and all(tuple(each.ghost.shape) == own for each in outputs))
-    found = call.run(_OPERATORS.all_gather_into_tensor.default, given, Constant(call.size))
+    gathered = call.run(_OPERATORS.all_gather_into_tensor.default, source, Constant(call.size))
     sizes: list[Value] = [Constant(size) for size in (call.size, *own)]
-    parts = call.interp.tensor_call("call_method", "view", [found, *sizes])
+    parts = call.interp.tensor_call("call_method", "view", [gathered, *sizes])
     for place, output in enumerate(outputs):
         call.write(output, call.interp.tensor_call("call_method", "select", [parts, Constant(0), Constant(place)]))
 
 
 def _reduce_scatter(call: _Call) -> None:
-    output, given = call.tensors("output", "input")
-    shape, own = tuple(output.ghost.shape), tuple(given.ghost.shape)
+    output, source = call.tensors("output", "input")
+    shape, own = tuple(output.ghost.shape), tuple(source.ghost.shape)
     call.refuse_unless(bool(shape) and own == (shape[0] * call.size, *shape[1:]))
-    call.write(output, call.run(_OPERATORS.reduce_scatter_tensor.default, given, call.reduction(), Constant(call.size)))
+    call.write(
+        output, call.run(_OPERATORS.reduce_scatter_tensor.default, source, call.reduction(), Constant(call.size))
+    )
 
 
 _IN_PLACE: dict[str, Callable[[_Call], None]] = {

@@ -191,8 +191,8 @@ def _refill(interp: Interpreter, receiver: Sequence | Set, args: list[Value]) ->
         return change(interp, "update", receiver, args) if args else _NONE
     if args and receiver.kind is set:
         interp.before_set_mutation(receiver)
-        made = own_set(interp, set, args[0])
-        receiver.items, receiver.calls, receiver.ordered = made.items, made.calls, made.ordered
+        contents = own_set(interp, set, args[0])
+        receiver.items, receiver.calls, receiver.ordered = contents.items, contents.calls, contents.ordered
     return _NONE
 
 
@@ -364,9 +364,9 @@ def _default_factory(interp: Interpreter, receiver: Mapping, args: list[Value]) 
     """`defaultdict.__missing__`."""
     if receiver.factory is None:
         raise key_error(interp, args[0])
-    made = interp.now(interp.call(receiver.factory, []))
-    store_subscript(interp, receiver, args[0], made)
-    return made
+    default = interp.now(interp.call(receiver.factory, []))
+    store_subscript(interp, receiver, args[0], default)
+    return default
 
 
 def _text(how: str) -> Method:
@@ -406,14 +406,14 @@ def _by_operator(operate: Callable[..., Value], symbol: str, *, reflected: bool 
 
 def _operators(symbols: str, *, in_place: bool = False) -> "_METHOD":
     """The methods of binary operators, by their names."""
-    found: _METHOD = {}
+    methods: _METHOD = {}
     for symbol in symbols.split():
         name = BINARY_METHODS[symbol]
-        found[f"__{name}__"] = (takes(1), _by_operator(binary, symbol))
-        found[f"__r{name}__"] = (takes(1), _by_operator(binary, symbol, reflected=True))
+        methods[f"__{name}__"] = (takes(1), _by_operator(binary, symbol))
+        methods[f"__r{name}__"] = (takes(1), _by_operator(binary, symbol, reflected=True))
         if in_place:
-            found[f"__i{name}__"] = (takes(1), _by_operator(binary, f"{symbol}="))
-    return found
+            methods[f"__i{name}__"] = (takes(1), _by_operator(binary, f"{symbol}="))
+    return methods
 
 
 def _merge_into(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:

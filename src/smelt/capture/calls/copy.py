@@ -58,7 +58,7 @@ def deep(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Va
             if twin is not None:
                 known[id(value)] = known[id(twin)]
             else:
-                known[id(value)] = _copied(interp, value, once, lambda made: known.setdefault(id(value), made))
+                known[id(value)] = _copied(interp, value, once, lambda copied: known.setdefault(id(value), copied))
         return known[id(value)]
 
     return once(args[0])
@@ -93,7 +93,9 @@ def _is_atom(value: Value) -> bool:
 Each = Callable[[Any], Value]
 
 
-def _copied(interp: Interpreter, value: Value, each: Each, early: Callable[[Value], Any] = lambda made: None) -> Value:
+def _copied(
+    interp: Interpreter, value: Value, each: Each, early: Callable[[Value], Any] = lambda copied: None
+) -> Value:
     """A copy whose items are `each(item)`; `early` hears of it before its items are copied."""
     if isinstance(value, Constant) or (isinstance(value, Object) and is_a(value.value, _ATOMS)):
         return value
@@ -101,10 +103,10 @@ def _copied(interp: Interpreter, value: Value, each: Each, early: Callable[[Valu
         return _copied_sequence(interp, value, each, early)
     if isinstance(value, Mapping) and (value.owner is None or value.owner.members is value):
         interp.externals.complete(value)
-        made = Mapping({}, value.kind, factory=value.factory)
-        early(made)
-        made.items.update({key: each(item) for key, item in value.items.items()})
-        return made
+        copied = Mapping({}, value.kind, factory=value.factory)
+        early(copied)
+        copied.items.update({key: each(item) for key, item in value.items.items()})
+        return copied
     if isinstance(value, Set):
         return derived(interp, "copy", value, [])
     if isinstance(value, Slice):
@@ -116,10 +118,10 @@ def _copied(interp: Interpreter, value: Value, each: Each, early: Callable[[Valu
 
 def _copied_sequence(interp: Interpreter, value: Sequence, each: Each, early: Callable[[Value], Any]) -> Value:
     if value.kind is list:
-        made = Sequence(list, [])
-        early(made)
-        made.raw_items.extend(each(item) for item in interp.externals.items(value))
-        return made
+        copied = Sequence(list, [])
+        early(copied)
+        copied.raw_items.extend(each(item) for item in interp.externals.items(value))
+        return copied
     items = [each(item) for item in interp.externals.items(value)]
     if all(one is other for one, other in zip(items, value.items, strict=True)):
         return value  # a tuple of what is copied as itself is itself
@@ -131,17 +133,17 @@ def _copied_object(interp: Interpreter, value: Object | Instance, each: Each, ea
     if layout(interp, kind) is not object:
         raise Unsupported("B002", f"copy of {describe(value)}")
     for name in _HOOKS:
-        found = interp.tree.class_attribute(kind, name)
-        if found is not ABSENT and found not in _OF_OBJECT:
+        method = interp.tree.class_attribute(kind, name)
+        if method is not ABSENT and method not in _OF_OBJECT:
             raise Unsupported("B002", f"copy of {describe(value)}, which has its own {name}")
     members = value.members if isinstance(value, Instance) else interp.externals.members(value)
     interp.externals.complete(members)
     if any(name in members.items for name in _HOOKS):
         raise Unsupported("B002", f"copy of {describe(value)}")
-    made = Instance(kind)
-    early(made)
-    made.members.items.update({name: each(item) for name, item in members.items.items()})
-    return made
+    copied = Instance(kind)
+    early(copied)
+    copied.members.items.update({name: each(item) for name, item in members.items.items()})
+    return copied
 
 
 COPIES = {copy.copy: shallow, copy.deepcopy: deep}

@@ -20,13 +20,13 @@ _NONE = Constant(None)
 
 def make_deque(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`deque(iterable, maxlen)`."""
-    given = dict(zip(("iterable", "maxlen"), args, strict=False)) | kwargs
-    if len(args) > 2 or len(given) != len(args) + len(kwargs) or set(given) - {"iterable", "maxlen"}:
+    by_name = dict(zip(("iterable", "maxlen"), args, strict=False)) | kwargs
+    if len(args) > 2 or len(by_name) != len(args) + len(kwargs) or set(by_name) - {"iterable", "maxlen"}:
         raise Unsupported("B019", "TypeError: deque() takes an iterable and a maxlen")
-    maxlen = interp.plain(given["maxlen"]) if "maxlen" in given else None
+    maxlen = interp.plain(by_name["maxlen"]) if "maxlen" in by_name else None
     if maxlen is not None and (type(maxlen) is not int or maxlen < 0):
         raise Unsupported("B019", "ValueError: maxlen must be non-negative")
-    return Deque(drain(interp, given["iterable"]) if "iterable" in given else [], maxlen)
+    return Deque(drain(interp, by_name["iterable"]) if "iterable" in by_name else [], maxlen)
 
 
 def deque_method(interp: Interpreter, name: str, receiver: Deque, args: list[Value]) -> Value | None:

@@ -69,13 +69,13 @@ def _casts(interp: Interpreter) -> Any:
     return interp.tape.ambient.casts
 
 
-def _change(interp: Interpreter, given: Any, position: int, value: Any) -> Value:
-    if given not in AUTOCAST_DEVICES:
+def _change(interp: Interpreter, device_type: Any, position: int, value: Any) -> Value:
+    if device_type not in AUTOCAST_DEVICES:
         asked = (torch.is_autocast_enabled, torch.get_autocast_dtype)[position - 1]
-        if _elsewhere(interp, asked, given) == value:
+        if _elsewhere(interp, asked, device_type) == value:
             return Constant(None)
-        raise Unsupported("B002", f"torch.set_autocast({given!r})")
-    casts, device = list(_casts(interp)), AUTOCAST_DEVICES.index(given)
+        raise Unsupported("B002", f"torch.set_autocast({device_type!r})")
+    casts, device = list(_casts(interp)), AUTOCAST_DEVICES.index(device_type)
     cast = list(casts[device])
     cast[position] = value
     casts[device] = tuple(cast)

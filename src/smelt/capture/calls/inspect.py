@@ -38,8 +38,10 @@ def _signature(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
         if "__wrapped__" not in function.members.items:
             break
         function = interp.externals.force(function.members.items["__wrapped__"])
-    found = _of_new(interp, function) if isinstance(function, Function) else _of_real(interp, function)
-    return interp.externals.fixed(found.replace(parameters=list(found.parameters.values())[1:]) if bound else found)
+    signature = _of_new(interp, function) if isinstance(function, Function) else _of_real(interp, function)
+    return interp.externals.fixed(
+        signature.replace(parameters=list(signature.parameters.values())[1:]) if bound else signature
+    )
 
 
 def _of_real(interp: Interpreter, function: Value) -> inspect.Signature:

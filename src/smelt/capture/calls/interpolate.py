@@ -37,11 +37,11 @@ def resized(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[
     """What `interpolate` yields; None where nothing varies, or for what is rare or wrong."""
     if function is not F.interpolate or len(args) > len(_NAMES):
         return None
-    given = dict(zip(_NAMES, args, strict=False)) | kwargs
-    image, mode = given.pop("input", None), _plain(given.pop("mode", Constant("nearest")))
-    size, scale = given.pop("size", Constant(None)), given.pop("scale_factor", Constant(None))
-    aligned = _plain(given.pop("align_corners", Constant(None)))
-    if not isinstance(image, Tensor) or any(_plain(value) not in (None, False) for value in given.values()):
+    options = dict(zip(_NAMES, args, strict=False)) | kwargs
+    image, mode = options.pop("input", None), _plain(options.pop("mode", Constant("nearest")))
+    size, scale = options.pop("size", Constant(None)), options.pop("scale_factor", Constant(None))
+    aligned = _plain(options.pop("align_corners", Constant(None)))
+    if not isinstance(image, Tensor) or any(_plain(value) not in (None, False) for value in options.values()):
         return None
     dims = image.ghost.dim() - 2
     key, aligns = (mode, dims), (mode, dims) in _ALIGNING

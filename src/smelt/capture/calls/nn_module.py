@@ -125,14 +125,20 @@ def _infer_parameters(interp: Interpreter, args: list[Value], kwargs: dict[str, 
     """The first call of a lazy module: its parameters are made now, as large as what it is given asks for, and capture
     begins again. Not so where that would come before random numbers that the program draws first, or run its code."""
     module = args[0].value if isinstance(args[0], Object) else None
-    given = args[2] if len(args) > 2 and isinstance(args[2], Sequence) else None
+    arguments = args[2] if len(args) > 2 and isinstance(args[2], Sequence) else None
     kind = type(module)
     methods = [interp.tree.class_attribute(kind, name) for name in ("initialize_parameters", "reset_parameters")]
     of_torch = all(is_a(each, types.FunctionType) and is_library(each.__code__) for each in methods)
     sealed = interp.externals.no_side_effects or interp.externals.runs_later or interp.externals.explores
-    if given is None or not of_torch or sealed or interp.tape.effects.draws_on or interp.externals.has_pending_writes():
+    if (
+        arguments is None
+        or not of_torch
+        or sealed
+        or interp.tape.effects.draws_on
+        or interp.externals.has_pending_writes()
+    ):
         raise Unsupported("B002", "LazyModuleMixin._infer_parameters")
-    inputs = interp.externals.items(given)
+    inputs = interp.externals.items(arguments)
     if not all(isinstance(value, Tensor) for value in inputs):
         raise Unsupported("B002", "LazyModuleMixin._infer_parameters")
     shapes = [tuple(map(int, value.ghost.shape)) for value in inputs]  # type: ignore[attr-defined]

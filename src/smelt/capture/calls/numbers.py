@@ -70,16 +70,16 @@ def tensor_of(interp: Interpreter, function: Any, args: list[Value], kwargs: dic
     kinds = {python_type(item) for item in items}
     if not kinds <= {int, float}:
         return None
-    given = interp.plain(kwargs["dtype"]) if "dtype" in kwargs else None
-    dtype = given or (torch.get_default_dtype() if float in kinds else torch.int64)
+    chosen = interp.plain(kwargs["dtype"]) if "dtype" in kwargs else None
+    dtype = chosen or (torch.get_default_dtype() if float in kinds else torch.int64)
     if dtype not in (torch.float32, torch.float64) and (dtype is not torch.int64 or float in kinds):
         return None  # a number that does not fit raises, or is infinity
     kwargs = {**kwargs, "dtype": Constant(dtype)}
     nothing = Sequence(tuple, [])
-    made = [interp.tensor_call("call_function", torch.full, [nothing, item], dict(kwargs)) for item in items]
+    tensors = [interp.tensor_call("call_function", torch.full, [nothing, item], dict(kwargs)) for item in items]
     if not isinstance(args[0], Sequence):
-        return made[0]
-    return interp.tensor_call("call_function", torch.stack, [Sequence(list, made)])
+        return tensors[0]
+    return interp.tensor_call("call_function", torch.stack, [Sequence(list, tensors)])
 
 
 def _whole(function: Callable[[Any], int]) -> Callable[[Interpreter, list[Value]], Value | None]:
@@ -88,8 +88,8 @@ def _whole(function: Callable[[Any], int]) -> Callable[[Interpreter, list[Value]
     def rule(interp: Interpreter, args: list[Value]) -> Value | None:
         if len(args) != 1 or python_type(args[0]) is int:
             return args[0] if len(args) == 1 else None
-        found = NotImplemented if is_computed(args[0]) else decided(interp, function, args[0])
-        return None if found is NotImplemented else Constant(found)
+        answer = NotImplemented if is_computed(args[0]) else decided(interp, function, args[0])
+        return None if answer is NotImplemented else Constant(answer)
 
     return rule
 

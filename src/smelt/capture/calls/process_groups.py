@@ -43,15 +43,15 @@ _LISTS = (list, tuple)
 def ask(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The answer of a question, which a guard asks at each call: groups come and go under the same names."""
     real = interp.externals.guard_identity(function)
-    given = [_given(interp, value) for value in args]
+    plain = [_given(interp, value) for value in args]
     named = {name: _given(interp, value) for name, value in kwargs.items()}
     try:
-        answer = real(*given, **named)
+        answer = real(*plain, **named)
     except (RuntimeError, ValueError, AssertionError) as error:
         raise Unsupported("B019", f"{type(error).__name__}: {error}") from error
     if function.source is None:
         raise Unsupported("B002", real.__qualname__)
-    function.source.check(("predicate", _answers(real, given, named, answer)))
+    function.source.check(("predicate", _answers(real, plain, named, answer)))
     interp.tree.why_not_persist = "process groups"
     return _value(interp, answer)
 
@@ -77,9 +77,9 @@ def place(interp: Interpreter, function: Object, args: list[Value], kwargs: dict
     return interp.compute(interp.externals.guard_identity(function), *map(interp.plain, args), **named)
 
 
-def _answers(real: Any, given: list[Any], named: dict[str, Any], answer: Any) -> Callable[[Any], bool]:
+def _answers(real: Any, plain: list[Any], named: dict[str, Any], answer: Any) -> Callable[[Any], bool]:
     def asked() -> Any:
-        return real(*given, **named)
+        return real(*plain, **named)
 
     asked.__qualname__ = real.__qualname__
     return answers_as(asked, answer)
@@ -90,10 +90,10 @@ def answers_as(ask: Callable[[], Any], answer: Any) -> Callable[[Any], bool]:
 
     def answers_the_same(asked: Any) -> bool:
         try:
-            found = ask()
+            current = ask()
         except Exception:  # the group is gone, or there is none yet
             return False
-        return found is answer or (_is_plain(answer) and found == answer)
+        return current is answer or (_is_plain(answer) and current == answer)
 
     answers_the_same.__qualname__ = f"answering as it did when {ask.__qualname__} was asked"
     return answers_the_same
@@ -101,10 +101,10 @@ def answers_as(ask: Callable[[], Any], answer: Any) -> Callable[[Any], bool]:
 
 def known_group(interp: Interpreter, value: Value) -> Any:
     """The process group that a value is, or None."""
-    found = _given(interp, value)
-    if found is not None and not is_known_by_identity(found):
-        raise Unsupported("B002", f"a group of processes that is a {type(found).__qualname__}")
-    return found
+    group = _given(interp, value)
+    if group is not None and not is_known_by_identity(group):
+        raise Unsupported("B002", f"a group of processes that is a {type(group).__qualname__}")
+    return group
 
 
 def _given(interp: Interpreter, value: Value) -> Any:

@@ -93,10 +93,10 @@ def _not(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Va
 
 
 def _index(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    found = index_of(interp, args[0])
-    if python_type(found) is not int:
+    index = index_of(interp, args[0])
+    if python_type(index) is not int:
         raise Unsupported("B002", f"operator.index of {describe(args[0])}")
-    return found
+    return index
 
 
 def _length_hint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -177,15 +177,15 @@ def _real(interp: Interpreter, value: Value) -> Any:
 
 
 def _evaluated(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    given = [_real(interp, value) for value in args]
+    plain = [_real(interp, value) for value in args]
     named = {name: _real(interp, value) for name, value in kwargs.items()}
     try:
-        found = function(*given, **named)
+        result = function(*plain, **named)
     except (TypeError, IndexError, ValueError) as error:
         raise Raised.of(error) from error
     except re.error as error:
         raise Unsupported("B019", f"re.error: {error}") from None
-    return interp.externals.fixed(found) if type(found) in _OBJECTS else interp.wrap_plain(found)
+    return interp.externals.fixed(result) if type(result) in _OBJECTS else interp.wrap_plain(result)
 
 
 def expression_method(
@@ -205,10 +205,10 @@ def _of_annotation(function: Any) -> _Builtin:
     """`typing.get_origin(list[int])` and the like: parts of an annotation, which never change."""
 
     def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        found = function(interp.plain(args[0]))
-        if not isinstance(found, tuple):
-            return interp.externals.fixed(found)
-        return Sequence(tuple, [interp.externals.fixed(part) for part in found])
+        result = function(interp.plain(args[0]))
+        if not isinstance(result, tuple):
+            return interp.externals.fixed(result)
+        return Sequence(tuple, [interp.externals.fixed(part) for part in result])
 
     return rule
 

@@ -20,10 +20,10 @@ def _names(frame: Frame, instruction: Instruction) -> Mapping:
 
 @handles("LOAD_BUILD_CLASS")
 def _load_build_class(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    found = interp.externals.global_name(frame.globals, "__build_class__")
-    if found is None:
+    function = interp.externals.global_name(frame.globals, "__build_class__")
+    if function is None:
         raise Unsupported("B012", instruction.name)
-    frame.stack.append(found)
+    frame.stack.append(function)
 
 
 @handles("STORE_NAME")
@@ -44,8 +44,8 @@ def _delete_name(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 @handles("LOAD_NAME")
 def _load_name(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    found = _names(frame, instruction).items.get(instruction.value)
-    frame.stack.append(_global(interp, frame, instruction.value) if found is None else found)
+    value = _names(frame, instruction).items.get(instruction.value)
+    frame.stack.append(_global(interp, frame, instruction.value) if value is None else value)
 
 
 @handles("LOAD_LOCALS")
@@ -55,20 +55,20 @@ def _load_locals(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 @handles("LOAD_FROM_DICT_OR_GLOBALS")
 def _load_from_dict_or_globals(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
-    found = _in_dict(interp, frame.stack.pop(), instruction.value)
-    frame.stack.append(_global(interp, frame, instruction.value) if found is None else found)
+    value = _in_dict(interp, frame.stack.pop(), instruction.value)
+    frame.stack.append(_global(interp, frame, instruction.value) if value is None else value)
 
 
 @handles("LOAD_FROM_DICT_OR_DEREF")
 def _load_from_dict_or_deref(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
-    found = _in_dict(interp, frame.stack.pop(), frame.info.slot_names[instruction.arg])
-    frame.stack.append(_in_cell(interp, frame, instruction.arg) if found is None else found)
+    value = _in_dict(interp, frame.stack.pop(), frame.info.slot_names[instruction.arg])
+    frame.stack.append(_in_cell(interp, frame, instruction.arg) if value is None else value)
 
 
 @handles("LOAD_CLASSDEREF")
 def _load_classderef(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.11
-    found = _names(frame, instruction).items.get(frame.info.slot_names[instruction.arg])
-    frame.stack.append(_in_cell(interp, frame, instruction.arg) if found is None else found)
+    value = _names(frame, instruction).items.get(frame.info.slot_names[instruction.arg])
+    frame.stack.append(_in_cell(interp, frame, instruction.arg) if value is None else value)
 
 
 @handles("SETUP_ANNOTATIONS")
@@ -88,17 +88,17 @@ def _in_dict(interp: Interpreter, names: Value, name: str) -> Value | None:
 
 def _in_cell(interp: Interpreter, frame: Frame, slot: int) -> Value:
     cell = frame.slots[slot]
-    found = interp.externals.cell_contents(cell) if isinstance(cell, Cell) else None
-    if found is None:
+    contents = interp.externals.cell_contents(cell) if isinstance(cell, Cell) else None
+    if contents is None:
         raise Unsupported("B018", frame.info.slot_names[slot])
-    return found
+    return contents
 
 
 def _global(interp: Interpreter, frame: Frame, name: str) -> Value:
-    found = interp.externals.global_name(frame.globals, name)
-    if found is None:
+    value = interp.externals.global_name(frame.globals, name)
+    if value is None:
         raise _undefined(name)
-    return found
+    return value
 
 
 def _undefined(name: str) -> Raised:

@@ -58,10 +58,10 @@ def _derived(interp: Interpreter, group: ExceptionValue, errors: list[Value]) ->
         return _NONE
     if group.attributes:
         raise Unsupported("B012", "except* with a group that has notes or attributes")
-    made = make_group(interp, group.details["message"], errors)
-    made.places, made.cause, made.context = group.places, group.cause, group.context
-    made.suppresses = True  # Python sets the cause, none included, which says so
-    return made
+    derived = make_group(interp, group.details["message"], errors)
+    derived.places, derived.cause, derived.context = group.places, group.cause, group.context
+    derived.suppresses = True  # Python sets the cause, none included, which says so
+    return derived
 
 
 @handles("PREP_RERAISE_STAR")

@@ -54,8 +54,8 @@ def _match_class(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     if not is_instance(interp, subject, wanted):
         frame.stack.append(Constant(None))
         return
-    found = _matched(interp, subject, wanted, instruction.arg, interp.plain(names))
-    frame.stack.append(Constant(None) if found is None else Sequence(tuple, found))
+    values = _matched(interp, subject, wanted, instruction.arg, interp.plain(names))
+    frame.stack.append(Constant(None) if values is None else Sequence(tuple, values))
 
 
 def _matches_itself(kind: type) -> bool:
@@ -80,7 +80,7 @@ def _matched(
             raise Unsupported("B019", f"TypeError: {kind.__name__}() accepts fewer positional sub-patterns")
         if not all(type(name) is str for name in places):
             raise Unsupported("B019", f"TypeError: __match_args__ elements of {kind.__name__} must be strings")
-    found = [attribute_or_none(interp, subject, name) for name in (*places, *names)]
-    if None in found:
+    values = [attribute_or_none(interp, subject, name) for name in (*places, *names)]
+    if None in values:
         return None
-    return [*itself, *[value for value in found if value is not None]]
+    return [*itself, *[value for value in values if value is not None]]

@@ -214,9 +214,9 @@ def _load_method(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 def _load_super_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
     function, kind, receiver = take(frame, 3)
     parent = interp.call(function, [kind, receiver])
-    found = interp.now(attribute(interp, parent, instruction.value))
-    pair = (found, NULL) if CALLABLE_FIRST else (NULL, found)
-    frame.stack.extend(pair if instruction.arg & 1 else (found,))
+    member = interp.now(attribute(interp, parent, instruction.value))
+    pair = (member, NULL) if CALLABLE_FIRST else (NULL, member)
+    frame.stack.extend(pair if instruction.arg & 1 else (member,))
 
 
 @handles("IMPORT_NAME")
@@ -241,8 +241,8 @@ def _absolute(interp: Interpreter, frame: Frame, name: str, level: int) -> str |
     """The full name of a module: `from ..parts import x` counts from the package that the code is in."""
     if level == 0:
         return name
-    found = interp.externals.global_name(frame.globals, "__package__")
-    package = interp.plain(found) if found is not None else None
+    package_name = interp.externals.global_name(frame.globals, "__package__")
+    package = interp.plain(package_name) if package_name is not None else None
     if not isinstance(package, str) or package.count(".") < level - 1:
         return None
     return ".".join([*package.split(".")[: package.count(".") + 2 - level], *([name] if name else [])])
@@ -327,8 +327,8 @@ _BUILDS: dict[str, Callable[[Interpreter, list[Value]], Value]] = {
 
 @handles(*_YIELDS)
 def _yield(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    count, made = _YIELDS[instruction.name]
-    push(frame, made(interp, instruction, *take(frame, count)))
+    count, handler = _YIELDS[instruction.name]
+    push(frame, handler(interp, instruction, *take(frame, count)))
 
 
 @handles(*_DOES)

@@ -48,14 +48,14 @@ def module_to(
     memory_format: Any = None,
 ) -> Any:
     """`module.to(…)` of a module that is there already, which changes nothing."""
-    for given in args:
-        if isinstance(given, torch.Tensor):
-            device, dtype = given.device, given.dtype
-        elif isinstance(given, torch.dtype):
-            dtype = given
-        elif isinstance(given, (str, torch.device)):
-            device = given
-        elif not isinstance(given, bool):
+    for argument in args:
+        if isinstance(argument, torch.Tensor):
+            device, dtype = argument.device, argument.dtype
+        elif isinstance(argument, torch.dtype):
+            dtype = argument
+        elif isinstance(argument, (str, torch.device)):
+            device = argument
+        elif not isinstance(argument, bool):
             unsupported("Module.to")
     device = None if device is None else torch.device(device)
     if memory_format is not None or (dtype is not None and not dtype.is_floating_point):

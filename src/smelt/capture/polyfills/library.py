@@ -60,10 +60,10 @@ def chain_from_iterable(kind: type, iterables: Iterable[Iterable[Any]], /) -> It
 
 
 def fromkeys(kind: type, iterable: Iterable[Any], value: Any = None, /) -> Any:
-    made: Any = kind()
+    mapping: Any = kind()
     for key in iterable:
-        made[key] = value
-    return made
+        mapping[key] = value
+    return mapping
 
 
 def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
@@ -519,9 +519,9 @@ def functional_call(
     module: Any, state: Any, args: Any = None, kwargs: Any = None, *, tie_weights: bool = True, strict: bool = False
 ) -> Any:
     """For names that the module has, none of whose tensors is another's (`builtin_calls` sees to that)."""
-    given = state if isinstance(state, dict) else {name: each[name] for each in state for name in each}
+    tensors = state if isinstance(state, dict) else {name: each[name] for each in state for name in each}
     places = []
-    for path in given:
+    for path in tensors:
         *owners, name = path.split(".")
         owner = module
         for each in owners:
@@ -530,7 +530,7 @@ def functional_call(
     before = [registry[name] for registry, name in places]
     positional = () if args is None else args if isinstance(args, tuple) else (args,)
     try:
-        for (registry, name), tensor in zip(places, given.values(), strict=True):
+        for (registry, name), tensor in zip(places, tensors.values(), strict=True):
             put_for_now(registry, name, tensor)
         return module(*positional, **(kwargs or {}))
     finally:

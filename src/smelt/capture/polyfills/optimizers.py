@@ -190,13 +190,13 @@ def accumulate_grads(gradients: Any) -> None:
 
 
 def scale_updated(scale: Any, tracker: Any, found_inf: Any, growth: float, backoff: float, interval: int) -> Any:
-    found = found_inf > 0
+    overflows = found_inf > 0
     good = tracker + 1
     grown = scale * growth
     due = good == interval
     may = torch.logical_and(due, torch.isfinite(grown))
-    scale.copy_(torch.where(found, scale * backoff, torch.where(may, grown, scale)))
-    tracker.copy_(torch.where(torch.logical_or(found, due), torch.zeros_like(tracker), good))
+    scale.copy_(torch.where(overflows, scale * backoff, torch.where(may, grown, scale)))
+    tracker.copy_(torch.where(torch.logical_or(overflows, due), torch.zeros_like(tracker), good))
     return scale
 
 

@@ -33,8 +33,8 @@ def push_forward(func: Function, primals: Any, tangents: Any, strict: bool, has_
 
 def jacobian(name: str, func: Function, argnums: Any, has_aux: bool, args: Any) -> tuple[Any, Any]:
     """Derivatives of all results, and what is returned beside them."""
-    found = getattr(torch.func, name)(func, argnums, has_aux=has_aux)(*args)
-    return found if has_aux else (found, None)
+    result = getattr(torch.func, name)(func, argnums, has_aux=has_aux)(*args)
+    return result if has_aux else (result, None)
 
 
 def grad(func: Function, argnums: Any = 0, has_aux: bool = False) -> Function:
@@ -78,16 +78,16 @@ def jvp(func: Function, primals: Any, tangents: Any, *, strict: bool = False, ha
 
 def jacrev(func: Function, argnums: Any = 0, *, has_aux: bool = False) -> Function:
     def transformed(*args: Any) -> Any:
-        found, aux = jacobian("jacrev", func, argnums, has_aux, args)
-        return (found, aux) if has_aux else found
+        derivatives, aux = jacobian("jacrev", func, argnums, has_aux, args)
+        return (derivatives, aux) if has_aux else derivatives
 
     return transformed
 
 
 def jacfwd(func: Function, argnums: Any = 0, has_aux: bool = False, *, randomness: str = "error") -> Function:
     def transformed(*args: Any) -> Any:
-        found, aux = jacobian("jacfwd", func, argnums, has_aux, args)
-        return (found, aux) if has_aux else found
+        derivatives, aux = jacobian("jacfwd", func, argnums, has_aux, args)
+        return (derivatives, aux) if has_aux else derivatives
 
     return transformed
 

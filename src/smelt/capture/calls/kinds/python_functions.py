@@ -68,9 +68,9 @@ def _call_transformed(interp: Interpreter, function: Object, args: list[Value], 
     for name, default in defaults.items():
         if name in function.value.__code__.co_freevars and interp.plain(_in_closure(interp, function, name)) != default:
             raise Unsupported("B025", f"{function.value.__qualname__} with {name}")
-    given = [_in_closure(interp, function, name) for name in names]
-    made = interp.now(interp.call(interp.externals.fixed(make), given, {}))
-    return interp.call(made, args, kwargs)
+    captured = [_in_closure(interp, function, name) for name in names]
+    transformed = interp.now(interp.call(interp.externals.fixed(make), captured, {}))
+    return interp.call(transformed, args, kwargs)
 
 
 def _in_closure(interp: Interpreter, function: Object, name: str) -> Value:
@@ -108,9 +108,9 @@ def follow(interp: Interpreter, function: Object, args: list[Value], kwargs: dic
 
 
 def _cell(interp: Interpreter, real: types.CellType, source: Any) -> Cell:
-    found = interp.externals.value(real, source)
-    assert isinstance(found, Cell)
-    return found
+    cell = interp.externals.value(real, source)
+    assert isinstance(cell, Cell)
+    return cell
 
 
 def enter_function(interp: Interpreter, function: Function, args: list[Value], kwargs: dict[str, Value]) -> Value:

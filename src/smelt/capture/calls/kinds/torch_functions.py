@@ -62,15 +62,15 @@ def _call_torch(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[
 
 def _by_subclass(interp: Interpreter, real: Any, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """What a class of tensors of the program's makes of a call of PyTorch: its `__torch_function__` is followed."""
-    found = interp.tree.class_attribute(kind, "__torch_function__")
+    method = interp.tree.class_attribute(kind, "__torch_function__")
     others = [each for each in (*args, *kwargs.values()) if isinstance(each, Object) and is_a(each.value, torch.Tensor)]
-    own = isinstance(found, classmethod) and isinstance(found.__func__, types.FunctionType)
-    if not own or is_library(found.__func__.__code__) or any(type(each.value) is not kind for each in others):
+    own = isinstance(method, classmethod) and isinstance(method.__func__, types.FunctionType)
+    if not own or is_library(method.__func__.__code__) or any(type(each.value) is not kind for each in others):
         raise Unsupported("B006", kind.__qualname__)
     interp.rely_on_asked_classes(kind)
     fixed = interp.externals.fixed
-    given: list[Value] = [fixed(kind), fixed(real), Sequence(tuple, [fixed(kind)]), Sequence(tuple, list(args))]
-    return interp.call(fixed(found.__func__), [*given, Mapping(dict(kwargs))], {})
+    leading: list[Value] = [fixed(kind), fixed(real), Sequence(tuple, [fixed(kind)]), Sequence(tuple, list(args))]
+    return interp.call(fixed(method.__func__), [*leading, Mapping(dict(kwargs))], {})
 
 
 def _calls_back(value: Value) -> bool:

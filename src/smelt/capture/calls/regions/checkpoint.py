@@ -45,8 +45,8 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _checkpoint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    given = {name: kwargs.pop(name) for name in _DEFAULTS if name in kwargs}
-    options = {name: _DEFAULTS[name] if name not in given else _option(interp, given[name]) for name in _DEFAULTS}
+    chosen = {name: kwargs.pop(name) for name in _DEFAULTS if name in kwargs}
+    options = {name: _DEFAULTS[name] if name not in chosen else _option(interp, chosen[name]) for name in _DEFAULTS}
     function, operands = args[0], args[1:]
     if type(options["use_reentrant"]) is not bool or options["debug"] or (options["use_reentrant"] and kwargs):
         raise Unsupported("B024", "options that cannot be captured")
@@ -55,7 +55,7 @@ def _checkpoint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
     reentrant = options["use_reentrant"]
     if reentrant and not any(isinstance(value, Tensor) and value.ghost.requires_grad for value in operands):
         raise Unsupported("B024", "use_reentrant=True without an argument that requires grad")
-    policy, contexts = _policy(interp, given.get("context_fn"))
+    policy, contexts = _policy(interp, chosen.get("context_fn"))
     tape = RegionTape(interp.tape)
     try:
         result = follow(interp, tape, function, operands, kwargs)
@@ -115,8 +115,8 @@ def _policy(interp: Interpreter, contexts: Value | None) -> tuple[Policy | None,
     if contexts is None or (isinstance(contexts, Object) and contexts.value is noop_context_fn):
         return None, noop_context_fn
     if isinstance(contexts, Partial):
-        made, chosen, named = contexts.function, contexts.args, contexts.keywords
-        kind = interp.externals.guard_identity(made) if isinstance(made, Object) else None
+        maker, chosen, named = contexts.function, contexts.args, contexts.keywords
+        kind = interp.externals.guard_identity(maker) if isinstance(maker, Object) else None
         first = chosen[0] if len(chosen) == 1 else None
         real = interp.externals.guard_identity(first) if isinstance(first, Object) else None
     elif isinstance(contexts, Object) and isinstance(contexts.value, functools.partial):

@@ -96,9 +96,9 @@ class _Body:
         self.tape.graph.output(tuple(self.tape.inner(value) for value in outputs))
         body = Traced(self.tape.graph, GraphLevel.TORCH, {})
         args: Args = [*self.given, *self.tape.lifted.values(), *last]
-        found = self.interp.tensor_call("call_function", Transform(kind, body, options), args)
-        assert isinstance(found, Sequence)
-        return list(found.items)
+        results = self.interp.tensor_call("call_function", Transform(kind, body, options), args)
+        assert isinstance(results, Sequence)
+        return list(results.items)
 
 
 def _places(interp: Interpreter, argnums: Value, count: int) -> tuple[bool, list[int]]:
@@ -112,7 +112,7 @@ def _places(interp: Interpreter, argnums: Value, count: int) -> tuple[bool, list
 
 def _differentiated(body: _Body, args: Args, places: list[int]) -> Args:
     """The arguments with new tensors, which require grad, in those at `places`."""
-    found = list(args)
+    arguments = list(args)
     for place in places:
         leaves = _leaves(body.interp, args[place])
         if not leaves or not all(isinstance(leaf, Tensor) and _is_differentiable(leaf) for leaf in leaves):
@@ -122,17 +122,17 @@ def _differentiated(body: _Body, args: Args, places: list[int]) -> Args:
             assert isinstance(leaf, Tensor)
             return body.argument(leaf, replace(TensorSpec.of(leaf.ghost), requires_grad=True))
 
-        found[place] = _replaced(body.interp, args[place], entered)
-    return found
+        arguments[place] = _replaced(body.interp, args[place], entered)
+    return arguments
 
 
 def _is_differentiable(value: Tensor) -> bool:
     return value.ghost.dtype.is_floating_point
 
 
-def _by_argument(interp: Interpreter, args: Args, one: bool, places: list[int], found: Iterator[Any]) -> Value:
+def _by_argument(interp: Interpreter, args: Args, one: bool, places: list[int], tensors: Iterator[Any]) -> Value:
     """Something for each argument that was asked for."""
-    trees = [_with_tensors(interp, args[place], found) for place in places]
+    trees = [_with_tensors(interp, args[place], tensors) for place in places]
     return trees[0] if one else Sequence(tuple, list(trees))
 
 
@@ -162,8 +162,8 @@ def _bound(function: Callable[..., Any], args: Args, kwargs: dict[str, Value]) -
 
 
 def _differentiate(interp: Interpreter, args: Args, kwargs: dict[str, Value]) -> Value:
-    function, argnums, has_aux, given, named = _bound(transforms.differentiate, args, kwargs)
-    operands = _items(interp, given)
+    function, argnums, has_aux, arguments, named = _bound(transforms.differentiate, args, kwargs)
+    operands = _items(interp, arguments)
     one, places = _places(interp, argnums, len(operands))
     body = _Body(interp, records=True)
     result = body.call(function, _differentiated(body, operands, places), _named(interp, named))
@@ -171,9 +171,9 @@ def _differentiate(interp: Interpreter, args: Args, kwargs: dict[str, Value]) ->
     if not isinstance(value, Tensor) or value.ghost.dim() or not _is_differentiable(value):
         raise _refused("the gradient of what is no tensor of one float")
     others = _tensors(interp, aux)
-    found = iter(body.transform("grad", [value, *others], [], places=tuple(range(len(body.given)))))
-    gradients = _by_argument(interp, operands, one, places, found)
-    return Sequence(tuple, [gradients, next(found), _with_tensors(interp, aux, found)])
+    results = iter(body.transform("grad", [value, *others], [], places=tuple(range(len(body.given)))))
+    gradients = _by_argument(interp, operands, one, places, results)
+    return Sequence(tuple, [gradients, next(results), _with_tensors(interp, aux, results)])
 
 
 def _dims(interp: Interpreter, dims: Any, value: Value) -> list[int | None]:
@@ -189,10 +189,10 @@ def _dims(interp: Interpreter, dims: Any, value: Value) -> list[int | None]:
 
 
 def _batch(interp: Interpreter, args: Args, kwargs: dict[str, Value]) -> Value:
-    function, in_dims, out_dims, randomness, chunk_size, given, named = _bound(transforms.batch, args, kwargs)
+    function, in_dims, out_dims, randomness, chunk_size, arguments, named = _bound(transforms.batch, args, kwargs)
     if interp.plain(randomness) != "error":
         raise _refused("vmap with random numbers")
-    operands, names = Sequence(tuple, _items(interp, given)), _named(interp, named)
+    operands, names = Sequence(tuple, _items(interp, arguments)), _named(interp, named)
     dims = interp.plain(in_dims)
     places = iter([*_dims(interp, tuple(dims) if isinstance(dims, list) else dims, operands)])
     body, mapped = _Body(interp), []
@@ -218,8 +218,8 @@ def _batch(interp: Interpreter, args: Args, kwargs: dict[str, Value]) -> Value:
     wanted = interp.plain(out_dims)
     out = _dims(interp, wanted, result)
     options = {"randomness": "error", "chunk_size": interp.plain(chunk_size)}
-    found = body.transform("vmap", outputs, [], in_dims=tuple(mapped), out_dims=tuple(out), **options)
-    return _with_tensors(interp, result, iter(found))
+    results = body.transform("vmap", outputs, [], in_dims=tuple(mapped), out_dims=tuple(out), **options)
+    return _with_tensors(interp, result, iter(results))
 
 
 def _without(spec: TensorSpec, dim: int) -> TensorSpec:
@@ -239,8 +239,8 @@ def _pull_back(interp: Interpreter, args: Args, kwargs: dict[str, Value]) -> Val
         raise _refused("vjp with another number of cotangents than results")
     numbers = tuple(range(len(body.given)))
     options = {"places": numbers, "cotangents": len(arriving), "differentiated": len(outputs)}
-    found = body.transform("vjp", outputs, arriving, **options)
-    return _by_argument(interp, operands, False, places, iter(found))
+    gradients = body.transform("vjp", outputs, arriving, **options)
+    return _by_argument(interp, operands, False, places, iter(gradients))
 
 
 def _push_forward(interp: Interpreter, args: Args, kwargs: dict[str, Value]) -> Value:
@@ -261,14 +261,14 @@ def _push_forward(interp: Interpreter, args: Args, kwargs: dict[str, Value]) -> 
     if not outputs or len(arriving) != len(body.given) or len(outputs) != len(_leaves(interp, value)):
         raise _refused("jvp with another number of tangents than arguments")
     options = {"places": tuple(range(len(body.given))), "differentiated": len(outputs)}
-    found = iter(body.transform("jvp", [*outputs, *_tensors(interp, beside)], arriving, **options))
-    parts = [_with_tensors(interp, value, found), _with_tensors(interp, value, found)]
-    return Sequence(tuple, [*parts, _with_tensors(interp, beside, found)] if aux else parts)
+    results = iter(body.transform("jvp", [*outputs, *_tensors(interp, beside)], arriving, **options))
+    parts = [_with_tensors(interp, value, results), _with_tensors(interp, value, results)]
+    return Sequence(tuple, [*parts, _with_tensors(interp, beside, results)] if aux else parts)
 
 
 def _jacobian(interp: Interpreter, args: Args, kwargs: dict[str, Value]) -> Value:
-    name, function, argnums, has_aux, given = _bound(transforms.jacobian, args, kwargs)
-    operands = _items(interp, given)
+    name, function, argnums, has_aux, arguments = _bound(transforms.jacobian, args, kwargs)
+    operands = _items(interp, arguments)
     one, places = _places(interp, argnums, len(operands))
     kind = interp.plain(name)
     body = _Body(interp, records=kind == "jacrev")
@@ -278,9 +278,9 @@ def _jacobian(interp: Interpreter, args: Args, kwargs: dict[str, Value]) -> Valu
     if not outputs or not all(map(_is_differentiable, outputs)) or len(outputs) != len(_leaves(interp, value)):
         raise _refused("derivatives of what are no tensors of floats")
     options = {"transforms": (kind,), "places": tuple(range(len(body.given))), "differentiated": len(outputs)}
-    found = iter(body.transform("jacobian", [*outputs, *_tensors(interp, aux)], [], **options))
-    derivatives = _replaced(interp, value, lambda leaf: _by_argument(interp, operands, one, places, found))
-    return Sequence(tuple, [derivatives, _with_tensors(interp, aux, found)])
+    results = iter(body.transform("jacobian", [*outputs, *_tensors(interp, aux)], [], **options))
+    derivatives = _replaced(interp, value, lambda leaf: _by_argument(interp, operands, one, places, results))
+    return Sequence(tuple, [derivatives, _with_tensors(interp, aux, results)])
 
 
 TRANSFORM_CALLS: dict[Any, Callable[[Interpreter, Args, dict[str, Value]], Value]] = {

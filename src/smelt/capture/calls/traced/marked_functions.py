@@ -17,11 +17,11 @@ def call_traced(interp: Interpreter, function: Object, args: list[Value], kwargs
     """What a marked function yields of values."""
     real = interp.externals.guard_identity(function)
     recorder = Recorder(interp)
-    given = [real_of(interp, value) for value in args]
+    reals = [real_of(interp, value) for value in args]
     named = {name: real_of(interp, value) for name, value in kwargs.items()}
     try:
         with recorder:
-            result = real(*given, **named)
+            result = real(*reals, **named)
     except Exception as error:
         stop = recorder.stop or Unsupported("B002", f"{describe(function)}, which raised {type(error).__name__}")
         raise stop.bare() from None

@@ -41,14 +41,14 @@ def _functions() -> dict[int, Any]:
     import numpy
     import torch._numpy as traced
 
-    found: dict[int, Any] = {}
+    functions: dict[int, Any] = {}
     for module, ours in ((numpy, traced), (numpy.linalg, traced.linalg), (numpy.fft, traced.fft)):
         for name in dir(ours):
             theirs = getattr(module, name, None)
             left_out = name.startswith("_") or name in _COMPUTED_OTHERWISE
             if callable(theirs) and callable(getattr(ours, name)) and not left_out:
-                found[id(theirs)] = getattr(ours, name)
-    return found
+                functions[id(theirs)] = getattr(ours, name)
+    return functions
 
 
 def is_numpy(function: Any) -> bool:
@@ -87,10 +87,10 @@ def call_method(interp: Interpreter, real: Any, args: Values, kwargs: Named) -> 
     """A method of NumPy's arrays, called with its receiver first."""
     receiver, name = args[0], real.__name__
     if isinstance(receiver, Array) and len(args) == 1 and not kwargs and name in ("item", "tolist"):
-        found = item_of_tensor(interp, receiver.tensor) if name == "item" else listed(interp, receiver.tensor)
-        if found is None:
+        answer = item_of_tensor(interp, receiver.tensor) if name == "item" else listed(interp, receiver.tensor)
+        if answer is None:
             raise needed(f"ndarray.{name}")
-        return found
+        return answer
     ours = getattr(_traced().ndarray, name, None)
     if ours is None or "out" in kwargs:
         raise Unsupported("B002", f"ndarray.{name}")
@@ -137,9 +137,9 @@ def array_call(interp: Interpreter, function: Callable[..., Any], args: Values) 
 
 def on_arrays(interp: Interpreter, theirs: Any, ours: Any, args: Values, kwargs: Named) -> Value:
     """What a function of NumPy's (`theirs`) yields of arrays some of which the graph computes, by `ours`."""
-    given = _Given(interp)
-    mine = [given.of(value) for value in args]
-    named = {name: given.of(value) for name, value in kwargs.items()}
+    operands = _Given(interp)
+    mine = [operands.of(value) for value in args]
+    named = {name: operands.of(value) for name, value in kwargs.items()}
     try:
         with warnings.catch_warnings(), _numpy().errstate(all="ignore"):
             warnings.simplefilter("ignore")
@@ -149,15 +149,15 @@ def on_arrays(interp: Interpreter, theirs: Any, ours: Any, args: Values, kwargs:
     recorder = Recorder(interp)
     try:
         with recorder:
-            found = ours(*[each for each, _ in mine], **{name: each for name, (each, _) in named.items()})
+            actual = ours(*[each for each, _ in mine], **{name: each for name, (each, _) in named.items()})
     except Exception as error:
         stop = recorder.stop or Unsupported("B002", f"NumPy's {_name(theirs)} ({type(error).__name__})")
         raise stop.bare() from None
-    given.refuse_replaced()
+    operands.refuse_replaced()
     if recorder.stop is not None:
         raise recorder.stop.bare()
     interp.tree.why_not_persist = "NumPy's arrays"
-    return given.result(recorder, found, expected, _name(theirs))
+    return operands.result(recorder, actual, expected, _name(theirs))
 
 
 class _Given:
@@ -199,39 +199,39 @@ class _Given:
         if any(ours.tensor is not value.tensor.ghost for value, ours, _ in self._arrays.values()):
             raise Unsupported("B005", "an array of NumPy's, in other memory")
 
-    def result(self, recorder: Recorder, found: Any, expected: Any, name: str) -> Value:
+    def result(self, recorder: Recorder, actual: Any, expected: Any, name: str) -> Value:
         """The value of a result, if it is what NumPy has."""
         numpy = _numpy()
         same = [value for value, _, ones in self._arrays.values() if ones is expected]
         if same:
             return same[0]
-        if type(expected) in (tuple, list) and isinstance(found, tuple | list) and len(found) == len(expected):
-            items = [self.result(recorder, *each, name) for each in zip(found, expected, strict=True)]
+        if type(expected) in (tuple, list) and isinstance(actual, tuple | list) and len(actual) == len(expected):
+            items = [self.result(recorder, *each, name) for each in zip(actual, expected, strict=True)]
             return Sequence(type(expected), items)
-        if is_a(expected, numpy.dtype) and getattr(found, "name", None) == expected.name:
+        if is_a(expected, numpy.dtype) and getattr(actual, "name", None) == expected.name:
             return Constant(expected)
         if type(expected) is numpy.ndarray or is_a(expected, numpy.generic):
-            made = recorder.value(getattr(found, "tensor", None))
-            if isinstance(made, Tensor) and _is_like(made.ghost, expected):
-                return Array(type(expected), tensor=self._in_own_memory(made, expected, name))
-        elif is_constant(expected) and type(found) is type(expected) and found == expected:
+            tensor = recorder.value(getattr(actual, "tensor", None))
+            if isinstance(tensor, Tensor) and _is_like(tensor.ghost, expected):
+                return Array(type(expected), tensor=self._in_own_memory(tensor, expected, name))
+        elif is_constant(expected) and type(actual) is type(expected) and actual == expected:
             return Constant(expected)
         raise Unsupported("B002", f"NumPy's {name}, which yields something else than torch._numpy's")
 
-    def _in_own_memory(self, made: Tensor, expected: Any, name: str) -> Tensor:
+    def _in_own_memory(self, tensor: Tensor, expected: Any, name: str) -> Tensor:
         tape, shares = self._interp.tape, False
         for value, _, ones in self._arrays.values():
             shared = is_a(expected, _numpy().ndarray) and _numpy().may_share_memory(expected, ones)
             shares |= shared
-            if shared and not tape.memory.is_shared(made, value.tensor):
+            if shared and not tape.memory.is_shared(tensor, value.tensor):
                 raise Unsupported("B002", f"NumPy's {name}, which yields a view where torch._numpy's copies")
-            if not shared and tape.memory.is_shared(made, value.tensor):
-                return self._copied(made)
+            if not shared and tape.memory.is_shared(tensor, value.tensor):
+                return self._copied(tensor)
         # An inverse transform may yield a conjugate that is still to be computed.
-        return self._copied(made) if made.ghost.dtype.is_complex and not shares else made
+        return self._copied(tensor) if tensor.ghost.dtype.is_complex and not shares else tensor
 
-    def _copied(self, made: Tensor) -> Tensor:
-        copied = self._interp.tensor_call("call_method", "clone", [made])
+    def _copied(self, tensor: Tensor) -> Tensor:
+        copied = self._interp.tensor_call("call_method", "clone", [tensor])
         assert isinstance(copied, Tensor)
         return copied
 
@@ -264,10 +264,10 @@ def _wrapped(interp: Interpreter, result: Any) -> Value:
         raise Unsupported("B017", f"NumPy's {result.dtype}") from None
     interp.tree.why_not_persist = "NumPy's arrays"
     settings: Named = {"dtype": Constant(dtype), "device": Constant(HOST)}
-    made = interp.tensor_call("call_function", torch.tensor, [interp.wrap_plain(result.tolist())], settings)
-    if not isinstance(made, Tensor) or tuple(made.ghost.shape) != result.shape:
+    tensor = interp.tensor_call("call_function", torch.tensor, [interp.wrap_plain(result.tolist())], settings)
+    if not isinstance(tensor, Tensor) or tuple(tensor.ghost.shape) != result.shape:
         raise Unsupported("B017", "NumPy's array without elements")
-    return Array(type(result), tensor=made)
+    return Array(type(result), tensor=tensor)
 
 
 def tensor_of_array(interp: Interpreter, real: Any, args: Values, kwargs: Named) -> Value:

@@ -51,13 +51,13 @@ class Recorder(TorchFunctionMode):
             return self._call("call_function", getattr, [self.value(args[0]), Constant(owner.__name__)], {})
         if name == "__set__":
             raise Unsupported("B015", f"Tensor.{getattr(owner, '__name__', '?')} = …")
-        given = [self.value(each) for each in args]
+        values = [self.value(each) for each in args]
         named = {key: self.value(each) for key, each in kwargs.items()}
         if func is torch.Tensor.__setitem__:
-            return self._call("call_function", operator.setitem, given, named)
-        if given and isinstance(given[0], Tensor) and getattr(torch.Tensor, name, None) is func:
-            return self._call("call_method", name, given, named)
-        return self._call("call_function", func, given, named)
+            return self._call("call_function", operator.setitem, values, named)
+        if values and isinstance(values[0], Tensor) and getattr(torch.Tensor, name, None) is func:
+            return self._call("call_method", name, values, named)
+        return self._call("call_function", func, values, named)
 
     def _call(self, opcode: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Any:
         return real_of(self._interp, self._interp.tensor_call(opcode, target, args, kwargs))
@@ -65,10 +65,10 @@ class Recorder(TorchFunctionMode):
     def value(self, real: Any) -> Value:
         """The value of what the function has in hand: a ghost, a number, or a container of such."""
         if isinstance(real, GhostTensor):
-            found = self._interp.tape.value_of(real)
-            if found is None:
+            known = self._interp.tape.value_of(real)
+            if known is None:
                 raise Unsupported("B002", "a function that makes tensors unseen")
-            return found
+            return known
         if is_symbolic(real):
             return of_number(real)
         if is_constant(real):

@@ -67,9 +67,9 @@ class StandIn(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = next(each for each in _stand_ins((*args, *(kwargs or {}).values())) if each.answers is not None)
-        assert given.answers is not None
-        return given.answers.answer(func, args, kwargs or {})
+        stand_in = next(each for each in _stand_ins((*args, *(kwargs or {}).values())) if each.answers is not None)
+        assert stand_in.answers is not None
+        return stand_in.answers.answer(func, args, kwargs or {})
 
 
 def make_wrapper(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -93,28 +93,28 @@ def make_wrapper(interp: Interpreter, args: list[Value], kwargs: dict[str, Value
 
 
 def _wrapper(kind: type, outer: Any) -> Wrapper:
-    made = Wrapper(kind, outer=outer)
-    outer.value, outer.answers = made, None
-    return made
+    wrapper = Wrapper(kind, outer=outer)
+    outer.value, outer.answers = wrapper, None
+    return wrapper
 
 
 def _dispatch_of(interp: Interpreter, kind: type) -> types.FunctionType:
     """The class's `__torch_dispatch__`; a class that is asked for functions, too, is left to Python."""
-    found = interp.tree.class_attribute(kind, "__torch_dispatch__")
+    member = interp.tree.class_attribute(kind, "__torch_dispatch__")
     if interp.tree.of_class(kind, _has_own_operators):
         raise Unsupported("B006", f"{kind.__qualname__}, which has operators of its own,")
-    if not isinstance(found, classmethod) or not isinstance(found.__func__, types.FunctionType):
+    if not isinstance(member, classmethod) or not isinstance(member.__func__, types.FunctionType):
         raise Unsupported("B006", kind.__qualname__)
-    return found.__func__
+    return member.__func__
 
 
 def _functions_of(interp: Interpreter, kind: type) -> types.FunctionType | None:
     """The class's `__torch_function__`; None if it is not asked."""
-    found = interp.tree.class_attribute(kind, "__torch_function__")
-    function = getattr(found, "__func__", found)
+    member = interp.tree.class_attribute(kind, "__torch_function__")
+    function = getattr(member, "__func__", member)
     if function is internal("_C._disabled_torch_function_impl"):
         return None
-    is_own = isinstance(found, classmethod) and isinstance(function, types.FunctionType)
+    is_own = isinstance(member, classmethod) and isinstance(function, types.FunctionType)
     if not is_own or is_library(function.__code__):
         raise Unsupported("B006", kind.__qualname__)
     if interp.asks_classes is None:
@@ -128,10 +128,10 @@ def _asked(interp: Interpreter, kind: type, function: Any, args: list[Value], kw
     if own is None:
         return None
     fixed = interp.externals.fixed
-    given: list[Value] = [fixed(kind), fixed(function), Sequence(tuple, [fixed(kind)]), Sequence(tuple, list(args))]
+    leading: list[Value] = [fixed(kind), fixed(function), Sequence(tuple, [fixed(kind)]), Sequence(tuple, list(args))]
     interp.asks_classes = True
     try:
-        answer = interp.now(interp.call(fixed(own), [*given, Mapping(dict(kwargs))]))
+        answer = interp.now(interp.call(fixed(own), [*leading, Mapping(dict(kwargs))]))
     finally:
         interp.asks_classes = before
     if isinstance(answer, Constant) and answer.value is NotImplemented:
@@ -193,17 +193,17 @@ def wrapper_call(
         return interp.wrap_plain(function(args[0].outer, *map(interp.plain, args[1:])))
     answers = _Answers(interp)
     with answers.asked():
-        given = [answers.stand_in(value) for value in args]
+        stand_ins = [answers.stand_in(value) for value in args]
         named = {name: answers.stand_in(value) for name, value in kwargs.items()}
         if interp.tape.ambient.records and any(each.requires_grad for each in answers.plain):
             raise Unsupported("B006", "a wrapper, in a call that autograd records,")
         try:
-            made = function(*given, **named)
+            result = function(*stand_ins, **named)
         except Exception as error:
             if answers.stopped is not None:
                 raise answers.stopped from None
             raise Unsupported("B011", f"{function}: {type(error).__name__}: {error}") from error
-    return answers.value(made)
+    return answers.value(result)
 
 
 class _Answers:
@@ -246,12 +246,12 @@ class _Answers:
         shape, strides = [int(size) for size in ghost.shape], [int(stride) for stride in ghost.stride()]  # specialized
         others = {"dtype": ghost.dtype, "device": ghost.device, "requires_grad": ghost.requires_grad}
         offset = int(ghost.storage_offset())
-        made: Any = torch.Tensor._make_wrapper_subclass(
+        stand_in: Any = torch.Tensor._make_wrapper_subclass(
             StandIn, shape, strides=strides, storage_offset=offset, **others
         )
-        made.value, made.answers = value, self
-        self.plain.append(made)
-        return made
+        stand_in.value, stand_in.answers = value, self
+        self.plain.append(stand_in)
+        return stand_in
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operator yields, as PyTorch asks for it."""
@@ -270,27 +270,27 @@ class _Answers:
 
     def _followed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         interp = self._interp
-        given = [self.value(each) for each in args]
+        values = [self.value(each) for each in args]
         named = {name: self.value(each) for name, each in kwargs.items()}
         kinds = {each.value.kind for each in _stand_ins((*args, *kwargs.values())) if isinstance(each.value, Wrapper)}
         if not kinds:
-            return interp.tensor_call("call_function", func, given, named)
+            return interp.tensor_call("call_function", func, values, named)
         if len(kinds) > 1:
             raise Unsupported("B006", "a call with wrappers of several classes")
         (kind,) = kinds
         fixed = interp.externals.fixed
-        asked: list[Value] = [fixed(kind), fixed(func), Sequence(tuple, [fixed(kind)]), Sequence(tuple, given)]
+        asked: list[Value] = [fixed(kind), fixed(func), Sequence(tuple, [fixed(kind)]), Sequence(tuple, values)]
         answer = interp.now(interp.call(fixed(_dispatch_of(interp, kind)), [*asked, Mapping(named)]))
         if isinstance(answer, Constant) and answer.value is NotImplemented:
             raise Unsupported("B006", f"{kind.__qualname__}, which declines {func},")
         return answer
 
-    def value(self, made: Any) -> Value:
-        if isinstance(made, StandIn):
-            return made.value
-        if type(made) in (tuple, list):
-            return Sequence(type(made), [self.value(each) for each in made])
-        return self._interp.wrap_plain(made)
+    def value(self, real: Any) -> Value:
+        if isinstance(real, StandIn):
+            return real.value
+        if type(real) in (tuple, list):
+            return Sequence(type(real), [self.value(each) for each in real])
+        return self._interp.wrap_plain(real)
 
 
 def _stand_ins(values: Any) -> Iterator[Any]:
