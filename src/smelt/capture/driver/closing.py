@@ -187,9 +187,9 @@ class Closing:
         deferred = tuple(describe(args[0]) for _, args in externals.deferred_calls if args)
         traced = None if self.compiled is None else self.compiled[0]
         origins = origins_of(self.interp.tree.roots())
-        found = describer.described(result), effects, externals.sizes.shape_env, checks, deferred, origins
-        made = [node for node in self.inputs.preallocated if node in self.tape.deciding]
-        return DescribedCall(traced, inputs, *found, (*map(given_of, externals.relied_data), *made))
+        parts = describer.described(result), effects, externals.sizes.shape_env, checks, deferred, origins
+        deciding = [node for node in self.inputs.preallocated if node in self.tape.deciding]
+        return DescribedCall(traced, inputs, *parts, (*map(given_of, externals.relied_data), *deciding))
 
     def _why_not_kept(self, plan: Plan, entry_state: EntryState, facts: Any) -> str | None:
         """Why a capture is none of those that later processes use (`kept`): a graph as it was compiled, no more."""
@@ -251,7 +251,7 @@ class Closing:
             for value in frame.stack:
                 if not isinstance(value, Iterator | ZippedIterator) or frame.stack.count(value) > 1:
                     self.build.operand(value)
-        found: list[tuple[Frame, Operand, list[Operand], list[Operand], Operand | None]] = []
+        operands: list[tuple[Frame, Operand, list[Operand], list[Operand], Operand | None]] = []
         for frame in frames:
             slots = [
                 self.build.frame_operand(value)
@@ -261,8 +261,8 @@ class Closing:
             ]
             stack = [self.build.frame_operand(value) for value in frame.stack]
             handled = None if frame.handled is None else self.build.operand(frame.handled)
-            found.append((frame, self.build.operand(frame.function), slots, stack, handled))
-        return found
+            operands.append((frame, self.build.operand(frame.function), slots, stack, handled))
+        return operands
 
     def _close_graph(self) -> None:
         self.tape.sync_ambient(self.entry)
@@ -313,8 +313,8 @@ class Closing:
         emit("graph", format_graph(traced.graph, f"graph of {names.function}"), record)
 
     def _write_policy(self, several: bool) -> WritePolicy:
-        found = (self.tape.memory.written(), self.tape.memory.mutated_with_grad(), self.tape.effects.backed_up)
-        kinds = [{self.inputs.joined.get(node, node) for node in kind} for kind in found]
+        nodes = (self.tape.memory.written(), self.tape.memory.mutated_with_grad(), self.tape.effects.backed_up)
+        kinds = [{self.inputs.joined.get(node, node) for node in kind} for kind in nodes]
         inputs = list(enumerate(placeholders(self.tape.graph)))
         written, mutated_with_grad, backed_up = (
             tuple(place for place, node in inputs if node in kind) for kind in kinds

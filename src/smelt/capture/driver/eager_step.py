@@ -161,8 +161,8 @@ def _spread(function: Any, positional: Any, keywords: Any) -> None:
 
 @steps("LOAD_METHOD")
 def _load_method(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    found = invoke(getattr, frame.stack.pop(), instruction.value)
-    frame.stack.extend((found, _native.NULL) if CALLABLE_FIRST else (_native.NULL, found))
+    method = invoke(getattr, frame.stack.pop(), instruction.value)
+    frame.stack.extend((method, _native.NULL) if CALLABLE_FIRST else (_native.NULL, method))
 
 
 @steps("STORE_GLOBAL")

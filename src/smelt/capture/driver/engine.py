@@ -185,8 +185,8 @@ class Engine:
             return None
         if replaced_underneath() is not None or not self._has_stack(code.co_qualname):
             return None
-        found: _native.Entry | None = _native.preserving_state(self._made_for, function, slots)
-        return found
+        entry: _native.Entry | None = _native.preserving_state(self._made_for, function, slots)
+        return entry
 
     def _made_for(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         code = function.__code__
@@ -202,9 +202,9 @@ class Engine:
             captured = captured or self._capture(frames, code, [entry.guards for entry in known])
             if captured is None:
                 return None
-            made = self._entry(captured)
-            self.native.add(code, made)  # before another thread looks
-            return made
+            native_entry = self._entry(captured)
+            self.native.add(code, native_entry)  # before another thread looks
+            return native_entry
 
     def _has_stack(self, name: str) -> bool:
         """Whether this thread's stack is large enough to compile on; says so, once, if it is not."""
@@ -221,12 +221,12 @@ class Engine:
             return None
         with timed("load", code.co_qualname):
             history = History()
-            found = self.capture_store.load(frame, history)
-        if found is None:
+            loaded = self.capture_store.load(frame, history)
+        if loaded is None:
             return None
         self._histories[code] = history
         self._calls_without_graph = None
-        return Captured(found.guards, found.plan, found.entry_state, True)
+        return Captured(loaded.guards, loaded.plan, loaded.entry_state, True)
 
     def _entry(self, captured: Captured) -> "_native.Entry":
         """Where nothing is to be done but to run the graph, C does it."""
@@ -265,14 +265,14 @@ class Engine:
         for place in range(MAX_SIZE_VARIANTS):
             if failure.irreversible or not isinstance(met, SizesMissed):
                 break
-            found = captured.others[place] if place < len(captured.others) else None
-            found = found or _native.preserving_state(self._captured_for, captured, place, frames, met.values)
-            given = None if found is None else found.guards.check(state)
-            if found is None or given is None or not found.entry_state.holds(given):
+            version = captured.others[place] if place < len(captured.others) else None
+            version = version or _native.preserving_state(self._captured_for, captured, place, frames, met.values)
+            values = None if version is None else version.guards.check(state)
+            if version is None or values is None or not version.entry_state.holds(values):
                 break
             try:
-                plan = found.plan
-                return plan.finish(given) if isinstance(plan, Return) else drive(self, plan, given)
+                plan = version.plan
+                return plan.finish(values) if isinstance(plan, Return) else drive(self, plan, values)
             except GraphFailed as raised:
                 failure = raised.with_traceback(None)
             met = failure.error
@@ -286,10 +286,10 @@ class Engine:
             if place < len(captured.others):
                 return captured.others[place]
             key = (frames[-1].info.code, "sizes that data told")
-            made = None if key in self._skipped else self._capture(frames, key, [], from_data=sizes)
-            if made is not None:
-                captured.others.append(made)
-            return made
+            version = None if key in self._skipped else self._capture(frames, key, [], from_data=sizes)
+            if version is not None:
+                captured.others.append(version)
+            return version
 
     def plan_for_sizes(
         self, frames: list[LiveFrame], plan: Plan, place: int, error: BaseException
@@ -299,27 +299,31 @@ class Engine:
         captured = next((each for each in known if each.plan is plan), None)
         if captured is None or not isinstance(error, SizesMissed) or place >= MAX_SIZE_VARIANTS:
             return None
-        found = captured.others[place] if place < len(captured.others) else None
-        found = found or _native.preserving_state(self._captured_for, captured, place, frames, error.values)
-        given = None if found is None else found.guards.check(flat(frames))
-        return None if found is None or given is None or not found.entry_state.holds(given) else (found.plan, given)
+        version = captured.others[place] if place < len(captured.others) else None
+        version = version or _native.preserving_state(self._captured_for, captured, place, frames, error.values)
+        values = None if version is None else version.guards.check(flat(frames))
+        return (
+            None
+            if version is None or values is None or not version.entry_state.holds(values)
+            else (version.plan, values)
+        )
 
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
         """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
         if self._out_of_memory or _watched() or _native.Region.held() or replaced_underneath() is not None:
             return None
         key, state = key_of(frames), flat(frames)
-        found = self._find(key, state)
-        if found is not None or key in self._skipped or not self._has_stack(frames[-1].info.code.co_qualname):
-            return found
-        made: tuple[Plan, tuple[Any, ...]] | None = _native.preserving_state(self._planned, frames, key, state)
-        return made
+        known = self._find(key, state)
+        if known is not None or key in self._skipped or not self._has_stack(frames[-1].info.code.co_qualname):
+            return known
+        planned: tuple[Plan, tuple[Any, ...]] | None = _native.preserving_state(self._planned, frames, key, state)
+        return planned
 
     def _planned(self, frames: list[LiveFrame], key: StateKey, state: list[Any]) -> tuple[Plan, tuple[Any, ...]] | None:
         with _native.Held(self._lock):
-            found = self._find(key, state)
-            if found is not None or key in self._skipped:
-                return found
+            planned = self._find(key, state)
+            if planned is not None or key in self._skipped:
+                return planned
             known = self._resumed.setdefault(key, [])
             captured = self._capture(frames, key, [each.guards for each in known])
             if captured is None:

@@ -109,10 +109,10 @@ def _virtual(externals: Externals, frame: LiveFrame, base: int) -> Frame:
     closure: tuple[Cell, ...] = ()
     if frame.index == 0:
         closure = tuple(_closure_cells(externals, function))
-    made = Frame(info, function, names, closure, slots, stack, frame.index, frame.discard)
+    virtual = Frame(info, function, names, closure, slots, stack, frame.index, frame.discard)
     if frame.handled is not None:
-        made.handled = externals.value(frame.handled, tree.slot(function_slot + 1, "the exception being handled"))
-    return made
+        virtual.handled = externals.value(frame.handled, tree.slot(function_slot + 1, "the exception being handled"))
+    return virtual
 
 
 def _keywords_slot(code: CodeType) -> int:
@@ -143,7 +143,7 @@ def _closure_cells(externals: Externals, function: Object) -> list[Cell]:
     assert function.source is not None
     for number, real in enumerate(function.value.__closure__ or ()):
         name = function.value.__code__.co_freevars[number]
-        found = externals.value(real, function.source.child(("closure", number), name))
-        assert isinstance(found, Cell)
-        cells.append(found)
+        cell = externals.value(real, function.source.child(("closure", number), name))
+        assert isinstance(cell, Cell)
+        cells.append(cell)
     return cells

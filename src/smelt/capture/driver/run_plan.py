@@ -56,17 +56,17 @@ class _Run:
             if outcome is not _RUNNING:
                 return outcome
             try:
-                found = self.owner.plan_for(self.frames)
+                planned = self.owner.plan_for(self.frames)
             except GraphBreakError:
                 raise
             except Exception as error:  # a warning that is an error, or a graph that may not fall back to eager
                 self.action = functools.partial(_raise_here, error)
                 continue
-            if found is None:
+            if planned is None:
                 self.action = _finish_eagerly
                 continue
-            plan, collected = found
-            del found
+            plan, collected = planned
+            del planned
             outcome = self._go_by(plan, collected)
             del collected
             if outcome is not _RUNNING:
@@ -85,11 +85,11 @@ class _Run:
                 failure = raised.with_traceback(None)
             if failure.irreversible:
                 raise failure.error
-            found = self.owner.plan_for_sizes(self.frames, first, others, failure.error)
-            if found is None:
+            planned = self.owner.plan_for_sizes(self.frames, first, others, failure.error)
+            if planned is None:
                 self.action = _finish_eagerly
                 return _RUNNING
-            plan, collected = found
+            plan, collected = planned
             others += 1
 
     def _follow(self, plan: Stop, collected: tuple[Any, ...]) -> None:

@@ -50,5 +50,5 @@ def entered_by(frame: LiveFrame, trace: types.TracebackType | None) -> types.Tra
         return trace
     if instruction.name in _AGAIN and (first is frame.info.code or first in frame.info.shims.values()):
         return trace  # of a call of itself it would be a frame of its own
-    made = _native.new_frame(frame.function, instruction.offset)
-    return types.TracebackType(trace, made, instruction.offset, instruction.line)
+    entry = _native.new_frame(frame.function, instruction.offset)
+    return types.TracebackType(trace, entry, instruction.offset, instruction.line)

@@ -23,10 +23,10 @@ def placed(frames: list[LiveFrame], args: tuple[Any, ...], kwargs: dict[str, Any
     plain = isinstance(kind, type) and issubclass(kind, Warning) and isinstance(level, int) and len(args) < 5
     if named or not plain or level < 2:
         return warnings.warn, args, kwargs  # which looks no further than the innermost frame, or complains
-    found = next((place for number, place in enumerate(_places(frames), 1) if number == level), None)
-    if found is None:
+    caller = next((place for number, place in enumerate(_places(frames), 1) if number == level), None)
+    if caller is None:
         return warnings.warn, args, kwargs
-    file, line, names = found
+    file, line, names = caller
     registry = names.setdefault("__warningregistry__", {})
     where = (file, line, names.get("__name__", "<string>"), registry)
     return warnings.warn_explicit, (message, kind, *where), {"source": source}

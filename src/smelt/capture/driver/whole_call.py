@@ -43,13 +43,13 @@ def described_call(
 ) -> DescribedCall:
     """`function(*args, **kwargs)` as data. `history` says which sizes and numbers are symbols."""
     install_tensor_layout()
-    found: list[DescribedCall] = []
+    calls: list[DescribedCall] = []
     plans: list[Plan] = []
     assert isinstance(make_call, FunctionType)
     frame = LiveFrame(make_call, decode(make_call.__code__), 0, [function, tuple(args), dict(kwargs or {})], [])
-    _native.preserving_state(_captured, [frame], history or History(), found.append, plans.append)
-    if found:
-        return found[0]
+    _native.preserving_state(_captured, [frame], history or History(), calls.append, plans.append)
+    if calls:
+        return calls[0]
     (plan,) = plans
     assert isinstance(plan, Stop)
     raise plan.forbidden or SkipFrame(plan.record.reason)  # it raises, in Python too

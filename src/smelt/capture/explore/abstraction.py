@@ -96,16 +96,16 @@ class Abstraction:
         self.form = tuple(_form(part) for part in parts)  # the key without numbers and sizes
 
     def _frame(self, frame: LiveFrame, number: int, parts: list[Any]) -> LiveFrame:
-        made = []
+        copied = []
         for name, items in (("slot", frame.slots), ("stack", frame.stack), ("of", [frame.function, frame.handled])):
             copies = []
             for place, item in enumerate(items):
                 key, copy = self._visit(item, (number, name, place))
                 parts.append(key)
                 copies.append(copy)
-            made.append(copies)
+            copied.append(copies)
         parts.append((frame.info.code, frame.index, frame.discard))
-        slots, stack, (function, handled) = made
+        slots, stack, (function, handled) = copied
         return LiveFrame(function, frame.info, frame.index, slots, stack, frame.discard, handled)
 
     def _visit(self, real: Any, path: Path) -> tuple[Any, Any]:
@@ -144,9 +144,9 @@ class Abstraction:
         self.numbers[path] = real
         return ("number", type(real), real if type(real) is int else real.hex(), path), real
 
-    def _opened(self, kind: type, given: Any, path: Path, example: int = 3) -> tuple[Any, OpenNumber]:
+    def _opened(self, kind: type, number: Any, path: Path, example: int = 3) -> tuple[Any, OpenNumber]:
         stand_in = standing_in((), DTYPES[kind], HOST)
-        self.leaves.append(Leaf(given, stand_in, path))
+        self.leaves.append(Leaf(number, stand_in, path))
         return ("open", kind), OpenNumber(kind, stand_in, example)
 
     def open_number(self, real: OpenNumber, path: Path) -> tuple[Any, Any]:
@@ -167,14 +167,14 @@ class Abstraction:
             keys.append(key)
             copies.append(copy)
         make = getattr(type(real), "_make", None)
-        made: Any = type(real)(copies) if make is None else make(copies)
-        self.enter(real, made)
-        return ("tuple", type(real), *keys), made
+        copied: Any = type(real)(copies) if make is None else make(copies)
+        self.enter(real, copied)
+        return ("tuple", type(real), *keys), copied
 
     def items(self, real: Any, path: Path) -> tuple[list[Any], list[Any]]:
         """Keys and copies of the items of a sequence."""
-        found = [self._visit(item, (*path, place)) for place, item in enumerate(real)]
-        return [key for key, _ in found], [copy for _, copy in found]
+        pairs = [self._visit(item, (*path, place)) for place, item in enumerate(real)]
+        return [key for key, _ in pairs], [copy for _, copy in pairs]
 
     def named(self, real: dict[Any, Any], path: Path) -> tuple[list[Any], dict[Any, Any]]:
         """The same of a dict."""
@@ -225,17 +225,17 @@ def standing_in(
     small: frozenset[int] = frozenset(),
 ) -> torch.Tensor:
     """A tensor for capture to look at, of which nobody reads an element: its memory is never touched."""
-    made = torch.empty(shape, dtype=dtype, device=device)
-    made.__dict__[STAND_IN] = True
+    stand_in = torch.empty(shape, dtype=dtype, device=device)
+    stand_in.__dict__[STAND_IN] = True
     if requires_grad:
-        made.requires_grad_()
+        stand_in.requires_grad_()
     if dynamic:
-        made.__dict__[DYNAMIC] = dynamic
+        stand_in.__dict__[DYNAMIC] = dynamic
     if opened:
-        made.__dict__[OPEN_SIZES] = opened
+        stand_in.__dict__[OPEN_SIZES] = opened
     if small:
-        made.__dict__[SMALL_SIZES] = small
-    return made
+        stand_in.__dict__[SMALL_SIZES] = small
+    return stand_in
 
 
 def is_code(value: object) -> bool:

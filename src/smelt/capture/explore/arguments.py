@@ -170,9 +170,9 @@ def _signature(function: Callable[..., Any], count: int) -> tuple[list[str], dic
     return names, {each.name: each.annotation for each in parameters if each.annotation is not each.empty}
 
 
-def _choices(value: Any, given: Sequence[Any] | None, annotation: Any) -> tuple[Any, ...] | None:
-    if given is not None:
-        return tuple(given)
+def _choices(value: Any, choices: Sequence[Any] | None, annotation: Any) -> tuple[Any, ...] | None:
+    if choices is not None:
+        return tuple(choices)
     if isinstance(value, torch.Tensor):
         return None
     if typing.get_origin(annotation) is typing.Literal:
@@ -184,22 +184,22 @@ def _choices(value: Any, given: Sequence[Any] | None, annotation: Any) -> tuple[
     return None if type(value) in (int, float) else (value,)
 
 
-def _few_enough(leaves: list[ArgumentLeaf], given: Mapping[str, Any]) -> list[ArgumentLeaf]:
+def _few_enough(leaves: list[ArgumentLeaf], asked: Mapping[str, Any]) -> list[ArgumentLeaf]:
     """The leaves, with values as in the example where all combinations would be many and nobody asked for them."""
     combinations = math.prod(len(leaf.choices) for leaf in leaves if leaf.choices)
     if combinations <= _MOST_COMBINATIONS:
         return leaves
     return [
-        leaf if leaf.choices is None or leaf.name in given else dataclasses.replace(leaf, choices=(leaf.value,))
+        leaf if leaf.choices is None or leaf.name in asked else dataclasses.replace(leaf, choices=(leaf.value,))
         for leaf in leaves
     ]
 
 
-def _dynamic(value: Any, given: Collection[int]) -> frozenset[int]:
+def _dynamic(value: Any, dimensions: Collection[int]) -> frozenset[int]:
     """Dimensions that differ from call to call: 0 and 1 are sizes like no others, and stay as they are."""
     if not isinstance(value, torch.Tensor):
         return frozenset()
-    marked = frozenset(given) | value.__dict__.get(DYNAMIC, frozenset())
+    marked = frozenset(dimensions) | value.__dict__.get(DYNAMIC, frozenset())
     return frozenset(dim for dim in marked if value.shape[dim] >= SMALLEST)
 
 
@@ -214,10 +214,10 @@ def _replaced(value: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
         raise SmeltError("SM060", f"an argument is a {type(value).__qualname__}, which cannot be exported")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        made = object.__new__(type(value))
+        copied = object.__new__(type(value))
         for each in dataclasses.fields(value):
-            object.__setattr__(made, each.name, _replaced(getattr(value, each.name), leaves))
-        return made
+            object.__setattr__(copied, each.name, _replaced(getattr(value, each.name), leaves))
+        return copied
     return next(leaves)
 
 
@@ -225,5 +225,5 @@ def _names_of_tensors(function: Callable[..., Any]) -> dict[int, str]:
     owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
     if not isinstance(owner, torch.nn.Module):
         return {}
-    found = [*owner.named_parameters(remove_duplicate=False), *owner.named_buffers(remove_duplicate=False)]
-    return {id(tensor): name for name, tensor in found}
+    named = [*owner.named_parameters(remove_duplicate=False), *owner.named_buffers(remove_duplicate=False)]
+    return {id(tensor): name for name, tensor in named}

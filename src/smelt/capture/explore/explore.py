@@ -90,8 +90,8 @@ def explore(
     """
     install_tensor_layout()
     arguments = Arguments(function, args, dict(kwargs or {}), choices or {}, sizes or {})
-    made: TracedMachine = _native.preserving_state(_explore, function, arguments, name, max_states)
-    return made
+    machine: TracedMachine = _native.preserving_state(_explore, function, arguments, name, max_states)
+    return machine
 
 
 def _explore(function: Callable[..., Any], arguments: Arguments, name: str | None, max_states: int) -> TracedMachine:
@@ -215,8 +215,8 @@ class _Explorer:
                 end = Raise("NotImplementedError", error.message)
                 node.steps = [Step(None, [], [], end, [], [], [])]
         self._return_alike()
-        made = with_registers(self.name, self.arguments, self.policy, self.inputs, self.nodes)
-        return replace(made, smallest=self.smallest, notes=(*made.notes, *self.notes))
+        machine = with_registers(self.name, self.arguments, self.policy, self.inputs, self.nodes)
+        return replace(machine, smallest=self.smallest, notes=(*machine.notes, *self.notes))
 
     def _return_alike(self) -> None:
         """Where the function returns a number that is known on one way and not on another, it is in a register."""
@@ -245,14 +245,14 @@ class _Explorer:
     def _called(self, leaves: list[Any]) -> tuple[list[LiveFrame], dict[int, SsaValue]]:
         """The state in which the function is called with these arguments."""
         values: dict[int, SsaValue] = {}
-        given = []
+        replaced = []
         for leaf, value in zip(self.arguments.leaves, leaves, strict=True):
-            made = leaf.stand_in(self.policy, value)
+            stand_in = leaf.stand_in(self.policy, value)
             if leaf.number in self.inputs:
-                values[id(made.tensor if isinstance(made, OpenNumber) else made)] = self.inputs[leaf.number]
-            given.append(made)
-        self.alive.append(given)
-        args, kwargs = self.arguments.with_leaves(given)
+                values[id(stand_in.tensor if isinstance(stand_in, OpenNumber) else stand_in)] = self.inputs[leaf.number]
+            replaced.append(stand_in)
+        self.alive.append(replaced)
+        args, kwargs = self.arguments.with_leaves(replaced)
         assert isinstance(make_call, FunctionType)
         return [LiveFrame(make_call, decode(make_call.__code__), 0, [self.function, args, kwargs], [])], values
 
@@ -407,19 +407,19 @@ class _Explorer:
         numbers = self._bind_symbols(step, facts, collected, value_of, walk)
         after = self._own_what_is_written(step, facts, recorder, collected, computation.arguments, values)
         results = recorder.outputs()[: len(facts.views)]
-        made = [stand_in_for(node, facts.open_symbols, facts.shape_env) for node in results]
+        outputs = [stand_in_for(node, facts.open_symbols, facts.shape_env) for node in results]
         value_of.now(after)
-        for place, (tensor, view) in enumerate(zip(made, facts.views, strict=True)):
+        for place, (tensor, view) in enumerate(zip(outputs, facts.views, strict=True)):
             output = SsaValue(RegisterKind.LOCAL, "", tensor.dtype, marks_of(tensor), tensor.device)
             step.outputs.insert(place, output)
             value_of.add(tensor, output)
-            self._note_alias(tensor, view, collected, computation.arguments, made)
+            self._note_alias(tensor, view, collected, computation.arguments, outputs)
             if isinstance(plan, Stop):
                 assert recorder.traced is not None
                 make_own(recorder.traced, place, shared=view is not None)
         if recorder.traced is not None:
             in_ambient(recorder.traced, node.ambient, self.ambient)
-        registers = rebuilt(plan, collected, tuple(made), walk.objects)
+        registers = rebuilt(plan, collected, tuple(outputs), walk.objects)
         ambient = computation.final or computation.entry
         if isinstance(plan, Return):
             step.next = self._ends(registers[plan.result], value_of, recorder)
@@ -493,13 +493,13 @@ class _Explorer:
         view: tuple[str, int] | None,
         collected: tuple[Any, ...],
         arguments: tuple[int, ...],
-        made: list[torch.Tensor],
+        outputs: list[torch.Tensor],
     ) -> None:
         self.alive.append(tensor)
         if view is None:
             return
         kind, place = view
-        other = collected[arguments[place]] if kind == "input" else made[place]
+        other = collected[arguments[place]] if kind == "input" else outputs[place]
         group = self.groups.setdefault(id(other), len(self.groups) + 1)
         self.alive.append(other)
         if STAND_IN not in other.__dict__ and kind == "input":
@@ -528,23 +528,23 @@ class _Explorer:
 
     def _ends(self, result: Any, value_of: "_Values", recorder: GraphRecorder) -> Ends:
         tree, leaves = tree_of(result)
-        found: list[Any] = []
+        ends: list[Any] = []
         nodes = recorder.outputs()
         for leaf in leaves:
             if isinstance(leaf, OpenNumber):
-                found.append(("number", value_of(leaf), None))
+                ends.append(("number", value_of(leaf), None))
             elif isinstance(leaf, torch.Tensor):
                 place = value_of.place_of(leaf)
-                found.append(("tensor", value_of(leaf), None if place is None else tensor_spec(nodes[place])))
+                ends.append(("tensor", value_of(leaf), None if place is None else tensor_spec(nodes[place])))
             elif leaf is None or type(leaf) in (bool, int, float, str):
-                found.append(Literal(leaf))
+                ends.append(Literal(leaf))
             else:
                 raise SmeltError(
                     "SM060",
                     f"{self.name} cannot be exported: it returns a {type(leaf).__qualname__}",
                     hint="return tensors, numbers and strings, in tuples, lists and dicts",
                 )
-        return Ends(found, tree)
+        return Ends(ends, tree)
 
     def _follow(
         self,
@@ -555,13 +555,13 @@ class _Explorer:
         node: Node,
         numbers: dict[Path, SsaValue],
     ) -> Any:
-        found = what_follows(plan, frames)
-        if isinstance(found, Splits):
-            edges = [self._edge(each, ambient, value_of) for each in (found.if_true, found.if_false)]
-            return Goes(edges, value_of(found.condition))
-        if isinstance(found, Raises) and (found.certain or node.frames or self.is_small):
-            return found.end
-        if isinstance(found, NeedsNumber):
+        following = what_follows(plan, frames)
+        if isinstance(following, Splits):
+            edges = [self._edge(each, ambient, value_of) for each in (following.if_true, following.if_false)]
+            return Goes(edges, value_of(following.condition))
+        if isinstance(following, Raises) and (following.certain or node.frames or self.is_small):
+            return following.end
+        if isinstance(following, NeedsNumber):
             return self._with_number(plan, frames, ambient, value_of, node, numbers)
         raise self._refused(plan, plan.record.reason, plan.record.hint)
 
@@ -627,12 +627,12 @@ class _Explorer:
         """The program does come to a state, and to those that follow it."""
         waiting = [node]
         while waiting:
-            found = waiting.pop()
-            if found.error is not None:
-                raise found.error
-            if found.tentative:
-                found.tentative = False
-                following = [step.next for step in found.steps if not step.extra]
+            expected = waiting.pop()
+            if expected.error is not None:
+                raise expected.error
+            if expected.tentative:
+                expected.tentative = False
+                following = [step.next for step in expected.steps if not step.extra]
                 waiting += [edge.target for each in following if isinstance(each, Goes) for edge in each.edges]
 
     def _new_node(self, walk: Abstraction, ambient: Ambient, key: Any, value_of: "_Values") -> Node:
@@ -662,11 +662,11 @@ class _Explorer:
     def _part_alone(self, walk: Abstraction) -> bool:
         """Forget that a tensor shares memory, where no other that does is left. Returns whether there is such a one."""
         leaves = [leaf.given for leaf in walk.leaves if id(leaf.given) in self.groups]
-        members = Counter(self.groups[id(given)] for given in leaves)
+        members = Counter(self.groups[id(tensor)] for tensor in leaves)
         alone = {group for group, count in members.items() if count == 1} - self.groups_of_state
-        for given in leaves:
-            if self.groups[id(given)] in alone:
-                del self.groups[id(given)]
+        for tensor in leaves:
+            if self.groups[id(tensor)] in alone:
+                del self.groups[id(tensor)]
         return bool(alone)
 
     def _keep_groups(self, walk: Abstraction) -> None:
@@ -713,19 +713,19 @@ class _Values:
         """Which output of the graph it is."""
         return next((place for place, each in enumerate(self._made) if each is tensor), None)
 
-    def name_of(self, given: Any) -> str:
-        return self(given).name if isinstance(given, torch.Tensor) else ""
+    def name_of(self, real: Any) -> str:
+        return self(real).name if isinstance(real, torch.Tensor) else ""
 
-    def __call__(self, given: Any) -> SsaValue:
+    def __call__(self, real: Any) -> SsaValue:
         """The value of a tensor, an open number, or a number that becomes one."""
-        if isinstance(given, OpenNumber):
-            given = given.tensor
-        if not isinstance(given, torch.Tensor):
-            return self._explorer.constant(given)
-        found = self._values.get(id(given))
-        if found is not None:
-            return found
-        if STAND_IN in given.__dict__:
+        if isinstance(real, OpenNumber):
+            real = real.tensor
+        if not isinstance(real, torch.Tensor):
+            return self._explorer.constant(real)
+        value = self._values.get(id(real))
+        if value is not None:
+            return value
+        if STAND_IN in real.__dict__:
             name = self._explorer.name
             raise SmeltError(
                 "SM060",
@@ -733,8 +733,8 @@ class _Values:
                 hint="keep tensors in variables, lists, tuples, dicts and plain objects",
             )
         known = self._explorer.given
-        if id(given) not in known:
-            name = self._explorer.arguments.name_of(given)
-            sizes = tuple(given.shape)
-            known[id(given)] = SsaValue(RegisterKind.CONSTANT, name, given.dtype, sizes, given.device, given)
-        return known[id(given)]
+        if id(real) not in known:
+            name = self._explorer.arguments.name_of(real)
+            sizes = tuple(real.shape)
+            known[id(real)] = SsaValue(RegisterKind.CONSTANT, name, real.dtype, sizes, real.device, real)
+        return known[id(real)]

@@ -115,8 +115,8 @@ def _lines(machine: TracedMachine, graphs: bool) -> Iterator[str]:
             yield f"    variant{_conditions(machine, variant)}"
             if variant.traced is not None:
                 taken = [f"r{each}" for each in variant.inputs]
-                made = ["_" if each is None else f"r{each}" for each in variant.results]
-                yield f"      graph({', '.join(taken)}) -> {', '.join(made) or 'nothing'}"
+                results = ["_" if each is None else f"r{each}" for each in variant.results]
+                yield f"      graph({', '.join(taken)}) -> {', '.join(results) or 'nothing'}"
                 if graphs:
                     yield from (f"      {line}" for line in format_graph(variant.traced.graph).splitlines()[1:])
             yield f"      {_next_text(variant.next)}"

@@ -34,8 +34,8 @@ class GraphRecorder:
         """What the graph returns."""
         if self.traced is None:
             return []
-        found: Any = output_node(self.traced.graph).args[0]
-        return list(found)
+        nodes: Any = output_node(self.traced.graph).args[0]
+        return list(nodes)
 
 
 def _never_run(*inputs: Any) -> Any:
@@ -62,12 +62,12 @@ def marks_of(tensor: torch.Tensor) -> tuple[int | None, ...]:
 def own_written(traced: Traced, place: int) -> fx.Node:
     """Let a graph that writes an input write a copy of it instead: the copy."""
     graph = traced.graph
-    given = placeholders(graph)[place]
+    written = placeholders(graph)[place]
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
-        copy = graph.call_function(torch.clone, (given,))
-    set_spec(copy, tensor_spec(given))
-    given.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+        copy = graph.call_function(torch.clone, (written,))
+    set_spec(copy, tensor_spec(written))
+    written.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
     return copy
 
 
@@ -121,9 +121,9 @@ def _switch(graph: fx.Graph, place: fx.Node, before: Ambient, after: Ambient) ->
 def copying(specs: list[TensorSpec]) -> Traced:
     """A graph that returns copies of what it is given."""
     graph = fx.Graph()
-    given = [graph.placeholder(f"given_{number}") for number in range(len(specs))]
+    inputs = [graph.placeholder(f"given_{number}") for number in range(len(specs))]
     copies = []
-    for node, spec in zip(given, specs, strict=True):
+    for node, spec in zip(inputs, specs, strict=True):
         set_spec(node, spec)
         copies.append(graph.call_function(torch.clone, (node,)))
         set_spec(copies[-1], spec)

@@ -62,13 +62,13 @@ def _edges(node: Node) -> Iterator[tuple[Step, Edge]]:
 
 def _reached(nodes: list[Node]) -> list[Node]:
     """Those states that a call may come to."""
-    found, waiting = {id(nodes[0])}, [nodes[0]]
+    reached, waiting = {id(nodes[0])}, [nodes[0]]
     while waiting:
         for _, edge in _edges(waiting.pop()):
-            if id(edge.target) not in found:
-                found.add(id(edge.target))
+            if id(edge.target) not in reached:
+                reached.add(id(edge.target))
                 waiting.append(edge.target)
-    return [node for node in nodes if id(node) in found]
+    return [node for node in nodes if id(node) in reached]
 
 
 def _join_parameters(nodes: list[Node]) -> None:
@@ -76,44 +76,50 @@ def _join_parameters(nodes: list[Node]) -> None:
     incoming: dict[SsaValue, list[SsaValue]] = {}
     for node in nodes:
         for _, edge in _edges(node):
-            for parameter, given in zip(edge.target.parameters, edge.arguments, strict=True):
-                incoming.setdefault(parameter, []).append(given)
+            for parameter, argument in zip(edge.target.parameters, edge.arguments, strict=True):
+                incoming.setdefault(parameter, []).append(argument)
     same: dict[SsaValue, SsaValue] = {}
 
-    def found(value: SsaValue) -> SsaValue:
+    def joined(value: SsaValue) -> SsaValue:
         return same.get(value, value)
 
     def join(among: Mapping[SsaValue, None]) -> None:
-        for circle in circles(among, lambda each: (given for given in incoming[each] if given in among)):
+        for circle in circles(among, lambda each: (argument for argument in incoming[each] if argument in among)):
             inside = dict.fromkeys(circle)
-            outside = {found(given) for each in circle for given in incoming[each]} - inside.keys()
+            outside = {joined(argument) for each in circle for argument in incoming[each]} - inside.keys()
             if len(outside) == 1:
                 same.update(dict.fromkeys(circle, outside.pop()))
             elif outside:  # each of those that only others of the circle are given to may be one of these
-                join({each: None for each in circle if {found(given) for given in incoming[each]} <= inside.keys()})
+                join(
+                    {
+                        each: None
+                        for each in circle
+                        if {joined(argument) for argument in incoming[each]} <= inside.keys()
+                    }
+                )
 
     join(dict.fromkeys(incoming))
     for node in nodes:
         for step in node.steps:
-            _substitute(step, found)
+            _substitute(step, joined)
         for _, edge in _edges(node):
             kept = [place for place, each in enumerate(edge.target.parameters) if each not in same]
-            edge.arguments = [found(edge.arguments[place]) for place in kept]
+            edge.arguments = [joined(edge.arguments[place]) for place in kept]
     for node in nodes:
         node.parameters = [each for each in node.parameters if each not in same]
 
 
-def _substitute(step: Step, found: "object") -> None:
-    assert callable(found)
-    step.inputs = [found(value) for value in step.inputs]
-    step.symbols = [(name, found(value), dim) for name, value, dim in step.symbols]
-    step.written = [found(value) for value in step.written]
+def _substitute(step: Step, joined: "object") -> None:
+    assert callable(joined)
+    step.inputs = [joined(value) for value in step.inputs]
+    step.symbols = [(name, joined(value), dim) for name, value, dim in step.symbols]
+    step.written = [joined(value) for value in step.written]
     if isinstance(step.next, Ends):
         step.next.leaves = [
-            leaf if isinstance(leaf, Literal) else (leaf[0], found(leaf[1]), leaf[2]) for leaf in step.next.leaves
+            leaf if isinstance(leaf, Literal) else (leaf[0], joined(leaf[1]), leaf[2]) for leaf in step.next.leaves
         ]
     if isinstance(step.next, Goes) and step.next.condition is not None:
-        step.next.condition = found(step.next.condition)
+        step.next.condition = joined(step.next.condition)
 
 
 @dataclass(slots=True, eq=False)
@@ -168,12 +174,12 @@ class _Allocation:
         needed: set[SsaValue] = set()
         for node in self.nodes:
             for step in node.steps:
-                given = set(step.reads())
+                read = set(step.reads())
                 if isinstance(step.next, Goes):
-                    given -= {value for edge in step.next.edges for value in edge.arguments}
-                    given |= set(step.inputs) | {value for _, value, _ in step.symbols}
-                    given |= {step.next.condition} if step.next.condition is not None else set()
-                needed |= given
+                    read -= {value for edge in step.next.edges for value in edge.arguments}
+                    read |= set(step.inputs) | {value for _, value, _ in step.symbols}
+                    read |= {step.next.condition} if step.next.condition is not None else set()
+                needed |= read
         changed = True
         while changed:
             before = len(needed)
@@ -185,7 +191,7 @@ class _Allocation:
 
     def _arguments(self, edge: Edge, needed: set[SsaValue]) -> list[SsaValue]:
         pairs = zip(edge.target.parameters, edge.arguments, strict=True)
-        return [given for parameter, given in pairs if parameter in needed]
+        return [argument for parameter, argument in pairs if parameter in needed]
 
     def _after(self, edge: Edge) -> set[SsaValue]:
         """What has to be there when an edge is taken."""
@@ -219,23 +225,23 @@ class _Allocation:
         return output in self.needed
 
     def _coalesce(self, step: Step, edge: Edge) -> None:
-        for parameter, given in zip(edge.target.parameters, edge.arguments, strict=True):
-            if parameter in self.needed and given not in self.of and self.makers.get(id(given)) is step:
+        for parameter, argument in zip(edge.target.parameters, edge.arguments, strict=True):
+            if parameter in self.needed and argument not in self.of and self.makers.get(id(argument)) is step:
                 register = self.of[parameter]
-                if not self._interferes(step, edge.target, given, register):
-                    register.values.append(given)
-                    self.of[given] = register
+                if not self._interferes(step, edge.target, argument, register):
+                    register.values.append(argument)
+                    self.of[argument] = register
 
-    def _interferes(self, step: Step, target: Node, given: SsaValue, register: _Register) -> bool:
+    def _interferes(self, step: Step, target: Node, candidate: SsaValue, register: _Register) -> bool:
         """Whether a value cannot share a register: one of those in it is read after the value is made, or it after one
         of those."""
-        if given in self.live[id(target)] or not _alike(given, register.values[0]):
+        if candidate in self.live[id(target)] or not _alike(candidate, register.values[0]):
             return True
         after = self._out(step)
         if any(value in after for value in register.values):
             return True
         makers = [self.makers.get(id(value)) for value in register.values]
-        return any(maker is step or given in self._out(maker) for maker in makers if maker is not None)
+        return any(maker is step or candidate in self._out(maker) for maker in makers if maker is not None)
 
     def machine(self, name: str, arguments: Arguments, policy: Policy, inputs: dict[int, SsaValue]) -> TracedMachine:
         described = []
@@ -293,9 +299,9 @@ class _Allocation:
     def _target(self, edge: Edge, numbers: dict[int, int]) -> int:
         """The state that an edge leads to: one that moves values first, where some are in other registers."""
         moves = [
-            _Move(given, parameter)
-            for parameter, given in zip(edge.target.parameters, edge.arguments, strict=True)
-            if parameter in self.needed and self._number(given) != self._number(parameter)
+            _Move(argument, parameter)
+            for parameter, argument in zip(edge.target.parameters, edge.arguments, strict=True)
+            if parameter in self.needed and self._number(argument) != self._number(parameter)
         ]
         number = numbers[id(edge.target)]
         if not moves:

@@ -65,8 +65,8 @@ def small_cases(groups: Sequence[SizeGroup]) -> Iterator[Case]:
         count *= len(each)
     if count <= _MOST_CASES:
         for case in itertools.product(*several):
-            if found := tuple((group, size) for group, size in case if size is not None):
-                yield found
+            if small := tuple((group, size) for group, size in case if size is not None):
+                yield small
         return
     for each in several:
         yield from (((group, size),) for group, size in each if size is not None)
@@ -88,13 +88,13 @@ def other_examples(groups: Sequence[SizeGroup], steps: Sequence[Step]) -> Iterat
 
 def _turning_points(steps: Sequence[Step]) -> set[int]:
     """Numbers that checks compare a size with, and those beside them."""
-    found: set[int] = set()
+    points: set[int] = set()
     for step in steps:
         for check in step.checks:
             if isinstance(check, SizeCheck):
                 constant = abs(check.guard.expression.terms.get((), 0))
-                found |= {constant - 1, constant, constant + 1}
-    return found
+                points |= {constant - 1, constant, constant + 1}
+    return points
 
 
 def covers(step: Step, groups: Sequence[SizeGroup], case: Case) -> bool:

@@ -88,10 +88,10 @@ class Step:
 
     def reads(self) -> list[SsaValue]:
         """What is read on the way to where it goes on, and there."""
-        found: list[Any] = [*self.inputs, *[value for _, value, _ in self.symbols]]
+        values: list[Any] = [*self.inputs, *[value for _, value, _ in self.symbols]]
         if isinstance(self.next, Goes):
-            found += [self.next.condition] if self.next.condition is not None else []
-            found += [value for edge in self.next.edges for value in edge.arguments]
+            values += [self.next.condition] if self.next.condition is not None else []
+            values += [value for edge in self.next.edges for value in edge.arguments]
         if isinstance(self.next, Ends):
-            found += [leaf[1] for leaf in self.next.leaves if not isinstance(leaf, Literal)]
-        return found
+            values += [leaf[1] for leaf in self.next.leaves if not isinstance(leaf, Literal)]
+        return values

@@ -22,10 +22,10 @@ def rebuilt(plan: Return | Stop, collected: tuple[Any, ...], outputs: tuple[Any,
     """The registers of a plan's recipe; `objects` are ids of what is part of the state."""
     recipe = plan.computation.recipe
     registers = [*recipe.constants, *collected, *outputs]
-    given = len(registers)
+    first_step = len(registers)
     for function, operands in recipe.steps:
         arguments = [registers[number] for number in operands]
-        if _writes(function) and operands[0] < given and id(arguments[0]) not in objects:
+        if _writes(function) and operands[0] < first_step and id(arguments[0]) not in objects:
             if _changes_nothing(function, *arguments):
                 registers.append(None)
                 continue

@@ -145,9 +145,9 @@ class Sizes:
     def open_number(self, source: Source, example: int) -> Any:
         """An integer that an `OpenNumber` stands for, as a symbol."""
         if source not in self._open_numbers:
-            found = self.shape_env.symbol(source.text, example, (source.collect(), "number", 0))
-            self._open_numbers[source] = found
-            self.open_symbols.add(found)
+            symbol = self.shape_env.symbol(source.text, example, (source.collect(), "number", 0))
+            self._open_numbers[source] = symbol
+            self.open_symbols.add(symbol)
         return self._number(Expression.of(self._open_numbers[source]))
 
     def _number(self, what: Expression) -> Any:
@@ -157,12 +157,12 @@ class Sizes:
         self, sizes: list[Expression], stride: tuple[int, ...], moving: frozenset[int], source: Source
     ) -> list[Expression]:
         """Strides in terms of the sizes they are products of; of the others, those that change are symbols."""
-        found: list[Expression | None] = [None] * len(stride)
+        strides: list[Expression | None] = [None] * len(stride)
         order = sorted(range(len(stride)), key=lambda dim: (stride[dim], -dim))
         for dim in order:
-            inner = [other for other in order if found[other] is not None]
+            inner = [other for other in order if strides[other] is not None]
             inner.sort(key=lambda other: abs(other - dim - 1))  # the next dimension first: row-major order
-            steps = [found[other] * sizes[other] for other in inner]  # type: ignore[operator]
+            steps = [strides[other] * sizes[other] for other in inner]  # type: ignore[operator]
             steps = [step for step in steps if self.shape_env.example(step) == stride[dim]]
             text, origin = f"{source.text}.stride({dim})", (source, "stride", dim)
             step = next((step for step in steps if step.constant is None), None)
@@ -170,8 +170,8 @@ class Sizes:
                 self._strides.append((self.shape_env.reading(text, stride[dim], origin), step))
             elif dim in moving and not steps and stride[dim] >= SMALLEST:
                 step = Expression.of(self.shape_env.symbol(text, stride[dim], origin))
-            found[dim] = step if step is not None else Expression.of(stride[dim])
-        return [each for each in found if each is not None]
+            strides[dim] = step if step is not None else Expression.of(stride[dim])
+        return [each for each in strides if each is not None]
 
     def equate(self, one: TensorSpec, other: TensorSpec) -> None:
         """Two tensors from outside turned out to be one: its sizes have two names."""
@@ -182,19 +182,19 @@ class Sizes:
 
     def computed(self) -> "list[tuple[Callable[..., Any], tuple[int, ...]]]":
         """Functions that must not raise, and which of the collected values each takes."""
-        found = []
+        functions = []
         for formula in self.shape_env.computed:
             if any(isinstance(leaf, Symbol) and leaf.origin is FROM_DATA for leaf in formula.leaves()):
                 continue  # checked where they are known: what may raise is computed in the graph
             compute, origins = computed_from(formula)
             readers = [read_size(origin) for origin in origins]
-            found.append((_read_first(compute, readers), tuple(source.index for source, _, _ in origins)))
-        return found
+            functions.append((_read_first(compute, readers), tuple(source.index for source, _, _ in origins)))
+        return functions
 
     def guard_fixed_floats(self) -> None:
         """Floats that were relied on are guarded where they come from."""
-        for given in self.shape_env.fixed:
-            given.origin[0].check(("equals", given.example))
+        for formula in self.shape_env.fixed:
+            formula.origin[0].check(("equals", formula.example))
 
     def facts(self) -> "SizeFacts | None":
         """What was decided about sizes, for the guards; their sources are numbered by now. Nothing may follow."""
@@ -293,13 +293,13 @@ def _read_first(compute: Callable[..., Any], readers: list[Any]) -> Callable[...
 
 def computed_from(what: Expression | Formula) -> tuple[Callable[..., Any], list[tuple[Source, str, int]]]:
     """A number as a function of where its symbols come from, and those places."""
-    found: set[Any] = what.symbols() if isinstance(what, Expression) else what.leaves()
-    leaves = sorted(found, key=lambda leaf: str(leaf.text))
+    unordered: set[Any] = what.symbols() if isinstance(what, Expression) else what.leaves()
+    leaves = sorted(unordered, key=lambda leaf: str(leaf.text))
     origins = [leaf.origin for leaf in leaves]
 
     def compute(*values: Any) -> Any:
-        given = dict(zip(leaves, values, strict=True))
-        return what.evaluate(given.__getitem__)
+        by_leaf = dict(zip(leaves, values, strict=True))
+        return what.evaluate(by_leaf.__getitem__)
 
     return compute, origins
 

@@ -70,7 +70,7 @@ def rely_on_names(tree: GuardTree, function: types.FunctionType) -> bool:
 
 
 def _look_through(function: types.FunctionType) -> _Reliance:
-    found: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+    entries: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
     methods: dict[str, Any] = {}
     pending, seen = [function], {function}
     while pending:
@@ -84,12 +84,12 @@ def _look_through(function: types.FunctionType) -> _Reliance:
                 if value.__name__.partition(".")[0] == "torch":
                     modules.append(vars(value))
             elif callable(value) and not isinstance(value, type):
-                found[id(names), name] = names, name, value
+                entries[id(names), name] = names, name, value
         for members in modules:
             for name in attributes & members.keys():
                 if callable(members[name]) and not isinstance(members[name], type):
-                    found[id(members), name] = members, name, members[name]
-        called += [value for _, _, value in found.values()]
+                    entries[id(members), name] = members, name, members[name]
+        called += [value for _, _, value in entries.values()]
         for name in (*attributes, *_operators(current.__code__)):
             held = held_by(torch.Tensor, name)
             if held is not None:
@@ -99,7 +99,7 @@ def _look_through(function: types.FunctionType) -> _Reliance:
             if isinstance(each, types.FunctionType) and each not in seen and _is_entered(each):
                 seen.add(each)
                 pending.append(each)
-    return _Reliance(tuple(found.values()), tuple(methods.items()))
+    return _Reliance(tuple(entries.values()), tuple(methods.items()))
 
 
 def _is_library(value: Any) -> bool:

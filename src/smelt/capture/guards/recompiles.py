@@ -45,9 +45,9 @@ def hint_for(reason: str) -> str:
     if shapes is not None:
         return _sizes(shapes["name"], _numbers(shapes["before"]), _numbers(shapes["now"]))
     for pattern, hint in _HINTS:
-        found = re.search(pattern, reason)
-        if found is not None:
-            return hint(found)
+        match = re.search(pattern, reason)
+        if match is not None:
+            return hint(match)
     return "keep what it depends on unchanged"
 
 

@@ -128,10 +128,10 @@ class GuardTree:
         later = itertools.dropwhile(lambda base: base is not after, mro_of(kind))
         for base in itertools.islice(later, 1, None):
             if name in class_dict_of(base):
-                found = class_dict_of(base)[name]
+                member = class_dict_of(base)[name]
                 if is_heap_type(kind):
-                    source.check(("next has", name, after, found))
-                return found
+                    source.check(("next has", name, after, member))
+                return member
         if is_heap_type(kind):
             source.check(("next lacks", name, after))
         return ABSENT
@@ -224,8 +224,8 @@ class GuardTree:
 
     def _class_checks(self, kind: type) -> None:
         root = self.fixed(kind, qualname_of(kind))
-        for name, found in self._classes[kind].items():
-            root.check(("class lacks", name) if found is ABSENT else ("class has", name, found))
+        for name, member in self._classes[kind].items():
+            root.check(("class lacks", name) if member is ABSENT else ("class has", name, member))
 
     def build(self) -> "tuple[tuple[GuardNode, ...], list[Source]]":
         """The roots as plain tuples, slots first, and the sources whose values are collected, in order."""
@@ -258,9 +258,9 @@ def _underneath() -> tuple[Source, Source]:
     tensors = Source(None, ("value", torch.Tensor), UNDERNEATH)
     functions = Source(None, ("value", torch.__dict__), UNDERNEATH)
     for name in ASKED_OF_TENSORS:
-        found = static_lookup(torch.Tensor, name)
-        if found is not ABSENT:  # in this version of PyTorch
-            tensors.check(("class has", name, found))
+        member = static_lookup(torch.Tensor, name)
+        if member is not ABSENT:  # in this version of PyTorch
+            tensors.check(("class has", name, member))
     for name in ASKED_OF_TORCH:
         if name in torch.__dict__:
             functions.child(("key", name), name).check(("is", torch.__dict__[name]))
