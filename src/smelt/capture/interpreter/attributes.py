@@ -152,19 +152,19 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
         if is_a(value.value, types.CodeType) and name in _OF_ITS_PLACE:
             interp.tree.why_not_persist = f"{name} of code, whose file may move"
         return interp.compute(getattr, value.value, name)
-    found = interp.tree.class_attribute(kind, name)
-    if found is ABSENT:
+    member = interp.tree.class_attribute(kind, name)
+    if member is ABSENT:
         if name == "__class__":
             return interp.externals.fixed(kind)
         raise Missing(value, name)
-    if isinstance(found, (*METHODS_OF_C, types.FunctionType)):
-        return Method(interp.externals.fixed(found), value)
-    if isinstance(found, types.ClassMethodDescriptorType):
-        return Method(interp.externals.fixed(found), interp.externals.fixed(kind))
+    if isinstance(member, (*METHODS_OF_C, types.FunctionType)):
+        return Method(interp.externals.fixed(member), value)
+    if isinstance(member, types.ClassMethodDescriptorType):
+        return Method(interp.externals.fixed(member), interp.externals.fixed(kind))
     if name == "__class__":
         return interp.externals.fixed(kind)
-    if isinstance(value, Sequence) and not isinstance(found, _DESCRIPTORS_OF_C):
-        return _bind(interp, value, found, _class_source(interp, kind, name), kind)  # of a named tuple
+    if isinstance(value, Sequence) and not isinstance(member, _DESCRIPTORS_OF_C):
+        return _bind(interp, value, member, _class_source(interp, kind, name), kind)  # of a named tuple
     raise Unsupported("B007", f"{name} of {describe(value)}")
 
 
@@ -173,8 +173,8 @@ def _field_of(interp: Interpreter, value: Sequence, name: str) -> Value | None:
     place = dict(interp.tree.of_class(value.kind, fields_of)).get(name)
     if place is not None:
         return interp.externals.force(value.items[place])
-    found = interp.tree.class_attribute(value.kind, name)
-    if isinstance(found, types.MemberDescriptorType) and name in (names := getattr(value.kind, "__match_args__", ())):
+    member = interp.tree.class_attribute(value.kind, name)
+    if isinstance(member, types.MemberDescriptorType) and name in (names := getattr(value.kind, "__match_args__", ())):
         return interp.externals.force(value.items[names.index(name)])
     return None
 
@@ -185,34 +185,38 @@ def _of_member(interp: Interpreter, value: Constant, name: str) -> Value:
     source = interp.tree.fixed(member, describe(value))
     if interp.tree.class_attribute(kind, "__getattribute__") not in _PLAIN_LOOKUP:
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
-    found = interp.tree.class_attribute(kind, name)
-    if any(found is each for each in _OF_MEMBERS):
+    attribute_of_class = interp.tree.class_attribute(kind, name)
+    if any(attribute_of_class is each for each in _OF_MEMBERS):
         name = f"_{name}_"  # which those read
-        found = interp.tree.class_attribute(kind, name)
+        attribute_of_class = interp.tree.class_attribute(kind, name)
     if name == "__class__":
         return interp.externals.fixed(kind)
-    if isinstance(found, property | types.DynamicClassAttribute):
-        if not isinstance(found.fget, types.FunctionType):
+    if isinstance(attribute_of_class, property | types.DynamicClassAttribute):
+        if not isinstance(attribute_of_class.fget, types.FunctionType):
             raise Unsupported("B007", f"{name} of {describe(value)}")
-        return _run_getter(interp, value, found.fget, name)
-    if found is not ABSENT and not is_heap_type(type(found)) and _is_data_descriptor(interp, found):
-        return interp.compute(found.__get__, member, kind)  # of a number or a string, which never change
-    if _is_data_descriptor(interp, found):
+        return _run_getter(interp, value, attribute_of_class.fget, name)
+    if (
+        attribute_of_class is not ABSENT
+        and not is_heap_type(type(attribute_of_class))
+        and _is_data_descriptor(interp, attribute_of_class)
+    ):
+        return interp.compute(attribute_of_class.__get__, member, kind)  # of a number or a string, which never change
+    if _is_data_descriptor(interp, attribute_of_class):
         raise Unsupported("B007", f"{name} of {describe(value)}")
     held = _entry(interp, member.__dict__, source.instance_dict(), name, f"{source.text}.{name}")
     if held is not None:
         return held
-    if found is ABSENT:
+    if attribute_of_class is ABSENT:
         return _fallback(interp, value, kind, name)
-    return _bind(interp, value, found, _class_source(interp, kind, name), kind)
+    return _bind(interp, value, attribute_of_class, _class_source(interp, kind, name), kind)
 
 
 def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
-    found = interp.tree.class_attribute(value.kind, name)
+    member = interp.tree.class_attribute(value.kind, name)
     if not is_own(interp.tree.class_attribute(value.kind, "__getattribute__")):
         raise Unsupported("B007", f"{name} of a tensor, whose attributes the program looks up itself")
-    if not is_own(found):
-        return _replaced_of_tensor(interp, value, found, name)
+    if not is_own(member):
+        return _replaced_of_tensor(interp, value, member, name)
     if name == "grad" and (value.real is not None or interp.tape.leaves.gradient_slots(value) is not None):
         return gradient_of(interp, value)
     set_to = read(interp, value, name) if name in ("data", "requires_grad") else None
@@ -224,44 +228,44 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
         known = leaf_attribute(value, name)
         if known is not None:
             return known
-    if name in TENSOR_BREAKS and isinstance(found, (*_DESCRIPTORS_OF_C, property)):
+    if name in TENSOR_BREAKS and isinstance(member, (*_DESCRIPTORS_OF_C, property)):
         raise Unsupported(TENSOR_BREAKS[name], f"Tensor.{name}")
     if name == "__class__":
         return interp.externals.fixed(value.kind)
-    if not isinstance(found, (*_DESCRIPTORS_OF_C, property)):  # those come before what the tensor itself holds
+    if not isinstance(member, (*_DESCRIPTORS_OF_C, property)):  # those come before what the tensor itself holds
         if value.real is not None and value.source is not None and name in value.real.__dict__:
             return interp.externals.value(value.real.__dict__[name], value.source.member(name))
-        _rely_on_class(interp, value, found, name)
-    if found is ABSENT:
+        _rely_on_class(interp, value, member, name)
+    if member is ABSENT:
         return _fallback(interp, value, value.kind, name)
-    if isinstance(found, (*METHODS_OF_C, types.FunctionType)):
-        return Method(interp.externals.fixed(found), value)
-    if isinstance(found, classmethod | staticmethod):
+    if isinstance(member, (*METHODS_OF_C, types.FunctionType)):
+        return Method(interp.externals.fixed(member), value)
+    if isinstance(member, classmethod | staticmethod):
         raise Unsupported("B007", f"{name} of a tensor")
-    if is_constant(found):  # `__doc__`, `__module__`: what the class of ghosts has there is another
-        return interp.externals.value(found, _class_source(interp, value.kind, name))
+    if is_constant(member):  # `__doc__`, `__module__`: what the class of ghosts has there is another
+        return interp.externals.value(member, _class_source(interp, value.kind, name))
     return interp.tensor_call("call_function", getattr, [value, Constant(name)])
 
 
-def _replaced_of_tensor(interp: Interpreter, value: Tensor, found: Any, name: str) -> Value:
+def _replaced_of_tensor(interp: Interpreter, value: Tensor, member: Any, name: str) -> Value:
     """What the program put into a class of tensors, read through a tensor."""
-    if isinstance(found, property):
-        if not isinstance(found.fget, types.FunctionType):
+    if isinstance(member, property):
+        if not isinstance(member.fget, types.FunctionType):
             raise Unsupported("B007", f"{name} of a tensor")
-        return _run_getter(interp, value, found.fget, name)
+        return _run_getter(interp, value, member.fget, name)
     held = value.real is not None and name in value.real.__dict__
-    if held or not isinstance(found, types.FunctionType):
+    if held or not isinstance(member, types.FunctionType):
         raise Unsupported("B007", f"{name} of a tensor, which the program replaced")
-    _rely_on_class(interp, value, found, name)
-    return Method(interp.externals.fixed(found), value)
+    _rely_on_class(interp, value, member, name)
+    return Method(interp.externals.fixed(member), value)
 
 
-def _rely_on_class(interp: Interpreter, value: Tensor, found: Any, name: str) -> None:
+def _rely_on_class(interp: Interpreter, value: Tensor, member: Any, name: str) -> None:
     """Rely on a tensor from outside holding nothing of its own under this name."""
     if value.source is None:
         return
     methods = (*METHODS_OF_C, types.FunctionType)
-    if isinstance(found, methods) and interp.tree.class_attribute(value.kind, "__getattr__") is ABSENT:
+    if isinstance(member, methods) and interp.tree.class_attribute(value.kind, "__getattr__") is ABSENT:
         value.source.check(("method", name))  # asks without making a `__dict__`, which few tensors have
     else:
         value.source.instance_dict().check(("lacks", name))
@@ -273,8 +277,8 @@ def _of_instance(interp: Interpreter, value: Instance, name: str) -> Value:
         return _by_hook(interp, value, value.kind, hook, name)
     if hook not in _PLAIN_LOOKUP:
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
-    found = _plain_of_instance(interp, value, name)
-    return _fallback(interp, value, value.kind, name) if found is None else found
+    answer = _plain_of_instance(interp, value, name)
+    return _fallback(interp, value, value.kind, name) if answer is None else answer
 
 
 def _by_hook(interp: Interpreter, value: Object | Instance, kind: type, hook: types.FunctionType, name: str) -> Value:
@@ -287,26 +291,26 @@ def _by_hook(interp: Interpreter, value: Object | Instance, kind: type, hook: ty
 
 
 def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value | None:
-    found = interp.tree.class_attribute(value.kind, name)
-    if name == "__dict__" and isinstance(found, types.GetSetDescriptorType):
+    member = interp.tree.class_attribute(value.kind, name)
+    if name == "__dict__" and isinstance(member, types.GetSetDescriptorType):
         if isinstance(value, Wrapper) and slot_names(value.kind):  # which are members too, and not in the dict
             raise Unsupported("B007", f"__dict__ of {describe(value)}")
         return value.members
-    if isinstance(value, ExceptionValue) and isinstance(found, _DESCRIPTORS_OF_C):
+    if isinstance(value, ExceptionValue) and isinstance(member, _DESCRIPTORS_OF_C):
         return attribute_of(interp, value, name)
-    if isinstance(value, Wrapper) and isinstance(found, types.GetSetDescriptorType):
+    if isinstance(value, Wrapper) and isinstance(member, types.GetSetDescriptorType):
         assert interp.wrapper_attribute is not None
         return interp.wrapper_attribute(interp, value, name)
-    if isinstance(value, Array) and isinstance(found, _DESCRIPTORS_OF_C) and interp.array_call is not None:
+    if isinstance(value, Array) and isinstance(member, _DESCRIPTORS_OF_C) and interp.array_call is not None:
         return interp.array_call(interp, getattr, [value, Constant(name)])
-    if isinstance(found, types.MemberDescriptorType) and name in value.attributes:
+    if isinstance(member, types.MemberDescriptorType) and name in value.attributes:
         return interp.externals.force(value.attributes[name])
-    if _is_data_descriptor(interp, found):
-        return _run_descriptor(interp, value, found, name)
+    if _is_data_descriptor(interp, member):
+        return _run_descriptor(interp, value, member, name)
     if name in value.attributes:
         return interp.externals.force(value.attributes[name])
-    if found is not ABSENT:
-        return _bind(interp, value, found, _class_source(interp, value.kind, name), value.kind)
+    if member is not ABSENT:
+        return _bind(interp, value, member, _class_source(interp, value.kind, name), value.kind)
     if name == "__class__":
         return interp.externals.fixed(value.kind)
     return None
@@ -321,12 +325,12 @@ def _of_super(interp: Interpreter, value: Super, name: str) -> Value:
         receiver_type = kind  # in a metaclass
     if not interp.tree.has_base(receiver_type, value.kind):
         raise Unsupported("B007", f"super().{name}")
-    found = interp.tree.next_attribute(receiver_type, value.kind, name)
-    if found is ABSENT:
+    member = interp.tree.next_attribute(receiver_type, value.kind, name)
+    if member is ABSENT:
         raise Missing(value, name)
-    held = found.__func__ if isinstance(found, staticmethod) else found
+    held = member.__func__ if isinstance(member, staticmethod) else member
     source = interp.tree.fixed(held, f"super().{name}")  # that it is found there, the class's guards say
-    return _bind(interp, value.receiver, found, source, receiver_type)
+    return _bind(interp, value.receiver, member, source, receiver_type)
 
 
 def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
@@ -347,33 +351,33 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
         return _by_hook(interp, value, type(real), hook, name)
     if hook not in _PLAIN_LOOKUP and not is_a(real, _FUNCTIONS):
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
-    found = _plain_of_object(interp, value, name)
-    return _fallback(interp, value, type(real), name) if found is None else found
+    answer = _plain_of_object(interp, value, name)
+    return _fallback(interp, value, type(real), name) if answer is None else answer
 
 
 def plain_attribute(interp: Interpreter, value: Object | Instance, name: str) -> Value:
     """`object.__getattribute__(value, name)`, which knows nothing of the class's `__getattr__`."""
     if isinstance(value, Instance):
-        found = _plain_of_instance(interp, value, name)
+        answer = _plain_of_instance(interp, value, name)
     else:
-        found = _plain_of_object(interp, value, name)
-    if found is None:
+        answer = _plain_of_object(interp, value, name)
+    if answer is None:
         raise Missing(value, name)
-    return found
+    return answer
 
 
 def _plain_of_object(interp: Interpreter, value: Object, name: str) -> Value | None:
     real, kind = value.value, type(value.value)
     source = _source(value)
-    found = interp.tree.class_attribute(kind, name)
-    if _is_data_descriptor(interp, found):
-        return _run_descriptor(interp, value, found, name)
+    member = interp.tree.class_attribute(kind, name)
+    if _is_data_descriptor(interp, member):
+        return _run_descriptor(interp, value, member, name)
     if type(members := own_dict(real)) is dict:
         held = _entry(interp, members, source.dict_of(real), name, f"{source.text}.{name}")
         if held is not None:
             return held
-    if found is not ABSENT:
-        return _bind(interp, value, found, _class_source(interp, kind, name), kind)
+    if member is not ABSENT:
+        return _bind(interp, value, member, _class_source(interp, kind, name), kind)
     return None
 
 
@@ -403,8 +407,8 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
     source = interp.tree.fixed(value.value, str(members.get("__name__")))
     source.check(("type", type(value.value)))
     if type(value.value) is not types.ModuleType:
-        found = interp.tree.class_attribute(type(value.value), name)
-        if found is not ABSENT and _is_data_descriptor(interp, found):
+        member = interp.tree.class_attribute(type(value.value), name)
+        if member is not ABSENT and _is_data_descriptor(interp, member):
             return _of_module_class(interp, value, name)
     unwritten = interp.externals.has_pending_writes() and not names_operators(value.value)
     if name not in members and not interp.externals.explores and not unwritten:
@@ -429,11 +433,11 @@ def _of_module_class(interp: Interpreter, value: Object, name: str) -> Value:
     kind = type(value.value)
     if interp.tree.class_attribute(kind, "__getattribute__") is not types.ModuleType.__getattribute__:
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
-    found = interp.tree.class_attribute(kind, name)
-    if _is_data_descriptor(interp, found):
-        return setting_of_backend(interp.tree, found, name) or _run_descriptor(interp, value, found, name)
-    if found is not ABSENT:
-        return _bind(interp, value, found, _class_source(interp, kind, name), kind)
+    member = interp.tree.class_attribute(kind, name)
+    if _is_data_descriptor(interp, member):
+        return setting_of_backend(interp.tree, member, name) or _run_descriptor(interp, value, member, name)
+    if member is not ABSENT:
+        return _bind(interp, value, member, _class_source(interp, kind, name), kind)
     return _fallback(interp, value, kind, name)
 
 
@@ -450,9 +454,9 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
         if isinstance(above, _DESCRIPTORS_OF_C):
             raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
         return _run_descriptor(interp, value, above, name)
-    found = tree.class_attribute(kind, name)
-    if found is not ABSENT:
-        return _held_by_class(interp, value, found, name)
+    member = tree.class_attribute(kind, name)
+    if member is not ABSENT:
+        return _held_by_class(interp, value, member, name)
     if above is not ABSENT:
         return _bind(interp, value, above, _class_source(interp, type(kind), name), type(kind))
     hook = tree.metaclass_attribute(kind, "__getattr__")
@@ -487,36 +491,38 @@ def _of_every_class(interp: Interpreter, value: Object, name: str) -> Value:
     return Constant(real)
 
 
-def _held_by_class(interp: Interpreter, value: Object, found: Any, name: str) -> Value:
+def _held_by_class(interp: Interpreter, value: Object, member: Any, name: str) -> Value:
     """What an entry of a class means when it is read from the class."""
     kind = value.value
-    if isinstance(found, classmethod | types.ClassMethodDescriptorType):
-        return _of_class_method(interp, found, value, name)
-    if isinstance(found, staticmethod):
-        return interp.externals.value(found.__func__, _class_source(interp, kind, name))
+    if isinstance(member, classmethod | types.ClassMethodDescriptorType):
+        return _of_class_method(interp, member, value, name)
+    if isinstance(member, staticmethod):
+        return interp.externals.value(member.__func__, _class_source(interp, kind, name))
     unbound = (types.FunctionType, property, types.BuiltinFunctionType, *METHODS_OF_C)
-    if type(found) is torch.distributions.utils.lazy_property:
-        return interp.externals.fixed(found.__get__(None, kind))  # a new object each time, made of `found` alone
-    own = _own_descriptor(interp, found, "__get__")
+    if type(member) is torch.distributions.utils.lazy_property:
+        return interp.externals.fixed(member.__get__(None, kind))  # a new object each time, made of `found` alone
+    own = _own_descriptor(interp, member, "__get__")
     if own is not None:
-        return interp.call(own, [interp.externals.fixed(found), Constant(None), value])
-    if _has_method(interp, found, "__get__") and not isinstance(found, unbound):
+        return interp.call(own, [interp.externals.fixed(member), Constant(None), value])
+    if _has_method(interp, member, "__get__") and not isinstance(member, unbound):
         raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
-    return interp.externals.value(found, _class_source(interp, kind, name))
+    return interp.externals.value(member, _class_source(interp, kind, name))
 
 
 def _no(value: Value, name: str) -> Value:
     raise Unsupported("B007", f"{name} of {describe(value)}")
 
 
-def _has_method(interp: Interpreter, found: Any, name: str) -> bool:
+def _has_method(interp: Interpreter, member: Any, name: str) -> bool:
     """Whether the class of an entry of a class has a method, by which the entry is a descriptor."""
-    return interp.tree.class_attribute(interp.tree.rely_on_type(found), name) is not ABSENT
+    return interp.tree.class_attribute(interp.tree.rely_on_type(member), name) is not ABSENT
 
 
-def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
+def _is_data_descriptor(interp: Interpreter, member: Any) -> bool:
     """Whether an entry of the class goes before one of the object's own: it sets, or deletes."""
-    return found is not ABSENT and (_has_method(interp, found, "__set__") or _has_method(interp, found, "__delete__"))
+    return member is not ABSENT and (
+        _has_method(interp, member, "__set__") or _has_method(interp, member, "__delete__")
+    )
 
 
 def _run_getter(interp: Interpreter, value: Value, getter: types.FunctionType, name: str) -> Value:
@@ -534,85 +540,85 @@ def _run_getter(interp: Interpreter, value: Value, getter: types.FunctionType, n
         raise Unsupported("B007", f"{name} of {describe(value)}, as its getter raises AttributeError") from None
 
 
-def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) -> Value:
-    if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
-        return _run_getter(interp, value, found.fget, name)
-    own = _own_descriptor(interp, found, "__get__")
+def _run_descriptor(interp: Interpreter, value: Value, descriptor: Any, name: str) -> Value:
+    if isinstance(descriptor, property) and isinstance(descriptor.fget, types.FunctionType):
+        return _run_getter(interp, value, descriptor.fget, name)
+    own = _own_descriptor(interp, descriptor, "__get__")
     if own is not None:
-        return interp.call(own, [interp.externals.fixed(found), value, interp.externals.fixed(python_type(value))])
+        return interp.call(own, [interp.externals.fixed(descriptor), value, interp.externals.fixed(python_type(value))])
     if name == "__class__":
         kind = python_type(value)
         return interp.externals.fixed(kind) if kind is not None else _no(value, name)
     if name == "__dict__" and isinstance(value, Object):
         return interp.externals.value(value.value.__dict__, _source(value).dict_of(value.value))
-    if type(found) is FIELD and isinstance(value, Object) and is_a(value.value, tuple):
-        place: Any = found.__reduce__()[1][0]  # of a named tuple with attributes of its own
+    if type(descriptor) is FIELD and isinstance(value, Object) and is_a(value.value, tuple):
+        place: Any = descriptor.__reduce__()[1][0]  # of a named tuple with attributes of its own
         return interp.externals.value(tuple.__getitem__(value.value, place), _source(value).item(place))
-    if _is_slot(found) and isinstance(value, Object):
+    if _is_slot(descriptor) and isinstance(value, Object):
         held = interp.externals.slots(value).items.get(name)
         if held is None:
             raise Unsupported("B007", f"{name} of {describe(value)}, which is empty")
         return interp.externals.force(held)
-    if isinstance(found, _DESCRIPTORS_OF_C) and isinstance(value, Object):
+    if isinstance(descriptor, _DESCRIPTORS_OF_C) and isinstance(value, Object):
         try:
-            real = found.__get__(value.value, type(value.value))
+            real = descriptor.__get__(value.value, type(value.value))
         except AttributeError:
             raise Unsupported("B007", f"{name} of {describe(value)}") from None
         return interp.externals.value(real, _source(value).attribute(name))
     raise Unsupported("B007", f"{name} of {describe(value)}")
 
 
-def _is_slot(found: Any) -> bool:
+def _is_slot(member: Any) -> bool:
     """Whether an entry of the class is one of its `__slots__`."""
-    return isinstance(found, types.MemberDescriptorType) and is_heap_type(found.__objclass__)
+    return isinstance(member, types.MemberDescriptorType) and is_heap_type(member.__objclass__)
 
 
-def _own_descriptor(interp: Interpreter, found: Any, name: str) -> Value | None:
+def _own_descriptor(interp: Interpreter, descriptor: Any, name: str) -> Value | None:
     """A descriptor's method, if its class is written in Python."""
-    method = interp.tree.class_attribute(interp.tree.rely_on_type(found), name)
+    method = interp.tree.class_attribute(interp.tree.rely_on_type(descriptor), name)
     return interp.externals.fixed(method) if isinstance(method, types.FunctionType) else None
 
 
-def _cached(interp: Interpreter, value: Value, found: "functools.cached_property[Any]") -> Value:
+def _cached(interp: Interpreter, value: Value, cached: "functools.cached_property[Any]") -> Value:
     """`functools.cached_property`: computed once, then an entry of the object's `__dict__`."""
-    if found.attrname is None or not isinstance(value, Instance | Object):
+    if cached.attrname is None or not isinstance(value, Instance | Object):
         raise Unsupported("B007", f"a cached property of {describe(value)}")
     try:
-        interp.tree.fixed(found, found.attrname).member("func").check(("is", found.func))
-        answer = interp.now(interp.call(interp.externals.fixed(found.func), [value]))
+        interp.tree.fixed(cached, cached.attrname).member("func").check(("is", cached.func))
+        answer = interp.now(interp.call(interp.externals.fixed(cached.func), [value]))
     except Raised:  # with a line of functools in its traceback
-        raise Unsupported("B007", f"{found.attrname} of {describe(value)}, a cached property that raises") from None
+        raise Unsupported("B007", f"{cached.attrname} of {describe(value)}, a cached property that raises") from None
     members = _members(interp, value)
     interp.before_mutation(members)
-    members.items[found.attrname] = answer
+    members.items[cached.attrname] = answer
     return answer
 
 
-def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: type) -> Value:
+def _bind(interp: Interpreter, value: Value, member: Any, source: Source, kind: type) -> Value:
     """What an entry of the class means when it is read through an instance."""
-    if isinstance(found, types.FunctionType):
-        return Method(interp.externals.fixed(found), value)
-    if isinstance(found, (*METHODS_OF_C, functools._lru_cache_wrapper)):
-        return Method(interp.externals.fixed(found), value)
-    if isinstance(found, staticmethod):
-        return interp.externals.value(found.__func__, source)
-    if isinstance(found, classmethod | types.ClassMethodDescriptorType):
-        return _of_class_method(interp, found, interp.externals.fixed(kind), "")
-    if isinstance(found, property):
-        return _run_descriptor(interp, value, found, "")
-    if type(found) is functools.cached_property:
-        return _cached(interp, value, found)
-    own = _own_descriptor(interp, found, "__get__")
+    if isinstance(member, types.FunctionType):
+        return Method(interp.externals.fixed(member), value)
+    if isinstance(member, (*METHODS_OF_C, functools._lru_cache_wrapper)):
+        return Method(interp.externals.fixed(member), value)
+    if isinstance(member, staticmethod):
+        return interp.externals.value(member.__func__, source)
+    if isinstance(member, classmethod | types.ClassMethodDescriptorType):
+        return _of_class_method(interp, member, interp.externals.fixed(kind), "")
+    if isinstance(member, property):
+        return _run_descriptor(interp, value, member, "")
+    if type(member) is functools.cached_property:
+        return _cached(interp, value, member)
+    own = _own_descriptor(interp, member, "__get__")
     if own is not None:
-        return interp.call(own, [interp.externals.fixed(found), value, interp.externals.fixed(kind)])
-    if _has_method(interp, found, "__get__"):
-        raise Unsupported("B007", f"a {type(found).__qualname__} of {describe(value)}")
-    return interp.externals.value(found, source)
+        return interp.call(own, [interp.externals.fixed(member), value, interp.externals.fixed(kind)])
+    if _has_method(interp, member, "__get__"):
+        raise Unsupported("B007", f"a {type(member).__qualname__} of {describe(value)}")
+    return interp.externals.value(member, source)
 
 
-def _of_class_method(interp: Interpreter, found: Any, kind: Value, name: str) -> Value:
+def _of_class_method(interp: Interpreter, method: Any, kind: Value, name: str) -> Value:
     """What a class method is when it is read: a method, or before 3.13 whatever a descriptor inside of it says."""
-    inner = found if isinstance(found, types.ClassMethodDescriptorType) else found.__func__
+    inner = method if isinstance(method, types.ClassMethodDescriptorType) else method.__func__
     if isinstance(inner, types.FunctionType | types.ClassMethodDescriptorType):
         return Method(interp.externals.fixed(inner), kind)
     if type(inner) is property and isinstance(inner.fget, types.FunctionType) and sys.version_info < (3, 13):
@@ -722,20 +728,20 @@ def _written_kind(target: Value, name: str) -> type:
 
 def plain_store(interp: Interpreter, target: Value, name: str, value: Value) -> None:
     """`object.__setattr__(target, name, value)`."""
-    found = interp.tree.class_attribute(_written_kind(target, name), name)
-    if isinstance(found, property) and isinstance(found.fset, types.FunctionType):
-        interp.now(interp.call(interp.externals.fixed(found.fset), [target, value]))
+    member = interp.tree.class_attribute(_written_kind(target, name), name)
+    if isinstance(member, property) and isinstance(member.fset, types.FunctionType):
+        interp.now(interp.call(interp.externals.fixed(member.fset), [target, value]))
         return
-    if isinstance(target, ExceptionValue) and isinstance(found, _DESCRIPTORS_OF_C):
+    if isinstance(target, ExceptionValue) and isinstance(member, _DESCRIPTORS_OF_C):
         store_in(interp, target, name, value)
         return
-    own = _own_descriptor(interp, found, "__set__") if found is not ABSENT else None
+    own = _own_descriptor(interp, member, "__set__") if member is not ABSENT else None
     if own is not None:
-        interp.now(interp.call(own, [interp.externals.fixed(found), target, value]))
+        interp.now(interp.call(own, [interp.externals.fixed(member), target, value]))
         return
-    if _is_data_descriptor(interp, found) and not _is_slot(found):
+    if _is_data_descriptor(interp, member) and not _is_slot(member):
         raise Unsupported("B005", f"{describe(target)}.{name} = … (descriptor)")
-    members = _members(interp, target, found)
+    members = _members(interp, target, member)
     interp.before_setitem(members, name)
     members.items[name] = value
 
@@ -767,14 +773,14 @@ def delete_attribute(interp: Interpreter, target: Value, name: str) -> None:
 
 def plain_delete(interp: Interpreter, target: Value, name: str) -> None:
     """`object.__delattr__(target, name)`."""
-    found = interp.tree.class_attribute(_written_kind(target, name), name)
-    if isinstance(found, property) and isinstance(found.fdel, types.FunctionType):
-        interp.now(interp.call(interp.externals.fixed(found.fdel), [target]))
+    member = interp.tree.class_attribute(_written_kind(target, name), name)
+    if isinstance(member, property) and isinstance(member.fdel, types.FunctionType):
+        interp.now(interp.call(interp.externals.fixed(member.fdel), [target]))
         return
-    if _is_data_descriptor(interp, found) and not _is_slot(found):
+    if _is_data_descriptor(interp, member) and not _is_slot(member):
         raise Unsupported("B005", f"del {describe(target)}.{name} (descriptor)")
-    members = _members(interp, target, found)
-    if _is_slot(found) and name not in members.items:
+    members = _members(interp, target, member)
+    if _is_slot(member) and name not in members.items:
         raise Unsupported("B005", f"del {describe(target)}.{name}, which is empty")
     if not interp.externals.removable(members, name):
         raise Missing(target, name)
@@ -782,13 +788,13 @@ def plain_delete(interp: Interpreter, target: Value, name: str) -> None:
     del members.items[name]
 
 
-def _members(interp: Interpreter, target: Value, found: Any = ABSENT) -> Mapping:
+def _members(interp: Interpreter, target: Value, member: Any = ABSENT) -> Mapping:
     """Where an attribute is written to, given what the class has under its name."""
     if isinstance(target, Instance):
-        if not (target.kind.__dictoffset__ or _is_slot(found)):
+        if not (target.kind.__dictoffset__ or _is_slot(member)):
             raise Unsupported("B019", f"AttributeError: {describe(target)} has no room for other attributes")
         return target.members
     assert isinstance(target, Object)
-    if _is_slot(found):
+    if _is_slot(member):
         return interp.externals.slots(target)
     return interp.externals.members(target)

@@ -37,8 +37,8 @@ def store_gradient(interp: Interpreter, value: Tensor, gradient: Value) -> None:
     """`value.grad = gradient`."""
     slots = slots_of(interp, value)
     if isinstance(gradient, Tensor):
-        given, own = gradient.ghost, value.ghost
-        if (given.shape, given.dtype, given.device) != (own.shape, own.dtype, own.device):
+        new, own = gradient.ghost, value.ghost
+        if (new.shape, new.dtype, new.device) != (own.shape, own.dtype, own.device):
             raise Unsupported("B011", "assigning a gradient of another shape or type")
     elif not isinstance(gradient, Constant) or gradient.value is not None:
         raise Unsupported("B011", f"assigning {describe(gradient)} as a gradient")
@@ -62,9 +62,9 @@ def require_grad(interp: Interpreter, value: Tensor, args: list[Value], kwargs: 
 
 def slots_of(interp: Interpreter, value: Tensor) -> Slots:
     """Where the `.grad` of a leaf is kept, and what else the program changes of it."""
-    made = interp.tape.leaves.gradient_slots(value)
-    if made is not None:
-        return made
+    slots = interp.tape.leaves.gradient_slots(value)
+    if slots is not None:
+        return slots
     if value.real is None and value.source is None and not value.ghost.requires_grad and value.ghost.is_leaf:
         return interp.tape.leaves.add(value.ghost)
     if value.real is None or not value.real.is_leaf:
@@ -76,21 +76,21 @@ def slots_of(interp: Interpreter, value: Tensor) -> Slots:
 
 
 def _of_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    given = _bound(torch.Tensor.backward, args, kwargs)
-    return _backward(interp, given["self"], given.get("gradient"), given)
+    arguments = _bound(torch.Tensor.backward, args, kwargs)
+    return _backward(interp, arguments["self"], arguments.get("gradient"), arguments)
 
 
 def _of_tensors(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    given = _bound(torch.autograd.backward, args, kwargs)
-    if _plain(given, "grad_variables") is not None:
+    arguments = _bound(torch.autograd.backward, args, kwargs)
+    if _plain(arguments, "grad_variables") is not None:
         raise Unsupported("B015", "torch.autograd.backward(grad_variables=…)")
-    return _backward(interp, given["tensors"], given.get("grad_tensors"), given)
+    return _backward(interp, arguments["tensors"], arguments.get("grad_tensors"), arguments)
 
 
-def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given: dict[str, Value]) -> Value:
-    create = bool(_plain(given, "create_graph"))
+def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, arguments: dict[str, Value]) -> Value:
+    create = bool(_plain(arguments, "create_graph"))
     outputs = _outputs(interp, tensors)
-    only = given.get("inputs")
+    only = arguments.get("inputs")
     wanted = _tensors(interp, only) if only is not None and not _is_none(only) else None
     if wanted is None:
         wanted = _leaves(interp, outputs)
@@ -104,7 +104,7 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
         _refuse_aliased_inputs(interp, outputs)
     hooks = [_hooks(interp, leaf) for leaf in wanted]
     slots = [slots_of(interp, leaf) for leaf in wanted]
-    retain = create if _plain(given, "retain_graph") is None else bool(_plain(given, "retain_graph"))
+    retain = create if _plain(arguments, "retain_graph") is None else bool(_plain(arguments, "retain_graph"))
     given_tangents = _tangents(interp, outputs, tangents)
     if create and any(hooks):
         raise Unsupported("B026", "with create_graph=True to a tensor with hooks")
@@ -113,8 +113,8 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
     before = interp.tape.ambient
     interp.tape.set_ambient(replace(before, grad=create))
     function = accumulable_create_graph if create else accumulable
-    found = _engine_call(interp, function, outputs, given_tangents, wanted, retain)
-    for slot, gradient in zip(slots, found.items, strict=True):
+    gradients = _engine_call(interp, function, outputs, given_tangents, wanted, retain)
+    for slot, gradient in zip(slots, gradients.items, strict=True):
         _accumulate(interp, slot, gradient, create)
     interp.tape.set_ambient(before)
     return Constant(None)
@@ -131,11 +131,11 @@ def _engine_call(
 ) -> Sequence:
     """A node that runs the engine. What that frees is gone only if it ran: where it fails Python asks for it again."""
     operands = [Sequence(tuple, list(outputs)), tangents, Sequence(tuple, list(inputs)), Constant(retain), *more]
-    found = interp.tensor_call("call_function", function, operands)
-    assert isinstance(found, Sequence)
+    gradients = interp.tensor_call("call_function", function, operands)
+    assert isinstance(gradients, Sequence)
     if not retain:
         interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in inputs])
-    return found
+    return gradients
 
 
 def _with_hooks(
@@ -148,13 +148,13 @@ def _with_hooks(
 ) -> Value:
     """A backward whose leaves have hooks: they are called leaf by leaf, in the order in which the engine does so."""
     order = _order(interp, outputs, leaves)
-    found = _engine_call(interp, unhooked, outputs, tangents, leaves, retain)
+    gradients = _engine_call(interp, unhooked, outputs, tangents, leaves, retain)
     items: list[Value] = []
     for place in order:
         if not is_dense(leaves[place].ghost.shape, leaves[place].ghost.stride()):
             raise Unsupported("B026", "to a tensor with hooks whose memory is not dense")
         before, after = hooks[place] or (Constant(None), Constant(None))
-        items.append(Sequence(tuple, [leaves[place], found.items[place], before, after]))
+        items.append(Sequence(tuple, [leaves[place], gradients.items[place], before, after]))
     return interp.call(interp.externals.fixed(accumulate_grads), [Sequence(tuple, items)])
 
 
@@ -207,15 +207,15 @@ def _accumulate(interp: Interpreter, slots: Slots, gradient: Value, create: bool
 
 
 def _grad(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    given = _bound(torch.autograd.grad, args, kwargs)
-    if _plain(given, "is_grads_batched"):
+    arguments = _bound(torch.autograd.grad, args, kwargs)
+    if _plain(arguments, "is_grads_batched"):
         raise Unsupported("B026", "for many gradients at once (is_grads_batched=True)")
-    materialized, unused = _plain(given, "materialize_grads"), _plain(given, "allow_unused")
+    materialized, unused = _plain(arguments, "materialize_grads"), _plain(arguments, "allow_unused")
     if materialized and unused is False:
         raise Unsupported("B011", "torch.autograd.grad(allow_unused=False, materialize_grads=True)")
-    create, retain = bool(_plain(given, "create_graph")), _plain(given, "retain_graph")
+    create, retain = bool(_plain(arguments, "create_graph")), _plain(arguments, "retain_graph")
     retain = create if retain is None else bool(retain)
-    outputs, inputs = _outputs(interp, given["outputs"]), _tensors(interp, given["inputs"])
+    outputs, inputs = _outputs(interp, arguments["outputs"]), _tensors(interp, arguments["inputs"])
     for each in inputs:
         if not each.ghost.requires_grad:
             raise Unsupported("B011", "torch.autograd.grad of a tensor that does not require grad")
@@ -224,17 +224,17 @@ def _grad(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
             interp.externals.mark_grad_target(each)
     _refuse_aliased_inputs(interp, outputs)
     _refuse_outside_history(interp, outputs, inputs)
-    tangents = _tangents(interp, outputs, given.get("grad_outputs"))
-    found = _engine_call(interp, gradients, outputs, tangents, inputs, retain, Constant(create))
+    tangents = _tangents(interp, outputs, arguments.get("grad_outputs"))
+    results = _engine_call(interp, gradients, outputs, tangents, inputs, retain, Constant(create))
     if materialized:
         for place, own in enumerate(inputs):
-            if not isinstance(found.items[place], Tensor):
+            if not isinstance(results.items[place], Tensor):
                 named: dict[str, Value] = {"requires_grad": Constant(create)}
-                found.items[place] = interp.tensor_call("call_function", torch.zeros_like, [own], named)
-        return found
-    if not unused and not all(isinstance(each, Tensor) for each in found.items):
+                results.items[place] = interp.tensor_call("call_function", torch.zeros_like, [own], named)
+        return results
+    if not unused and not all(isinstance(each, Tensor) for each in results.items):
         raise Unsupported("B011", "torch.autograd.grad of a tensor that is not used")
-    return found
+    return results
 
 
 def _bound(function: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]) -> dict[str, Value]:
@@ -248,29 +248,29 @@ def _is_none(value: Value) -> bool:
     return isinstance(value, Constant) and value.value is None
 
 
-def _plain(given: dict[str, Value], name: str) -> Any:
-    value = given.get(name, Constant(None))
+def _plain(arguments: dict[str, Value], name: str) -> Any:
+    value = arguments.get(name, Constant(None))
     if not isinstance(value, Constant):
         raise Unsupported("B015", f"a backward with {name}={describe(value)}")
     return value.value
 
 
 def _tensors(interp: Interpreter, value: Value) -> list[Tensor]:
-    found = interp.externals.items(value) if isinstance(value, Sequence) else [value]
-    for each in found:
+    tensors = interp.externals.items(value) if isinstance(value, Sequence) else [value]
+    for each in tensors:
         if not isinstance(each, Tensor):
             raise Unsupported("B015", f"a backward of {describe(each)}")
-    return found  # type: ignore[return-value]
+    return tensors  # type: ignore[return-value]
 
 
 def _outputs(interp: Interpreter, value: Value) -> list[Tensor]:
-    found = _tensors(interp, value)
-    for each in found:
+    tensors = _tensors(interp, value)
+    for each in tensors:
         if not each.ghost.requires_grad:
             raise Unsupported("B011", "a backward of a tensor that does not require grad")
-    if yields_sparse(each.ghost for each in found):
+    if yields_sparse(each.ghost for each in tensors):
         raise Unsupported("B026", "that returns sparse gradients")
-    return found
+    return tensors
 
 
 def _tangents(interp: Interpreter, outputs: list[Tensor], value: Value | None) -> Sequence:
@@ -281,8 +281,8 @@ def _tangents(interp: Interpreter, outputs: list[Tensor], value: Value | None) -
         raise Unsupported("B011", "a backward with another number of gradients than tensors")
     for output, tangent in zip(outputs, items, strict=True):
         if isinstance(tangent, Tensor):
-            given, own = tangent.ghost, output.ghost
-            if (given.shape, given.dtype) != (own.shape, own.dtype) or given.requires_grad:
+            ghost, own = tangent.ghost, output.ghost
+            if (ghost.shape, ghost.dtype) != (own.shape, own.dtype) or ghost.requires_grad:
                 raise Unsupported("B015", "a backward with a gradient of another shape or type, or with a history")
         elif not _is_none(tangent) or output.ghost.numel() != 1 or not output.ghost.dtype.is_floating_point:
             raise Unsupported("B011", "a backward of more than one number, or with something else than tensors")
@@ -291,25 +291,25 @@ def _tangents(interp: Interpreter, outputs: list[Tensor], value: Value | None) -
 
 def _leaves(interp: Interpreter, outputs: list[Tensor]) -> list[Tensor]:
     """The leaves a backward reaches, none twice; each from outside or made in the graph."""
-    found: dict[int, Tensor] = {}
+    leaves: dict[int, Tensor] = {}
     for ghost in leaves_of([each.ghost for each in outputs]):
         leaf = interp.tape.value_of(ghost)
         if leaf is not None and interp.tape.leaves.gradient_slots(leaf) is not None:
-            found.setdefault(id(ghost), leaf)
+            leaves.setdefault(id(ghost), leaf)
             continue
         if leaf is None or leaf.real is None or not leaf.real.is_leaf:
             raise Unsupported("B026", "that leads out of the compiled function")
-        found.setdefault(id(leaf.real), leaf)
-    return list(found.values())
+        leaves.setdefault(id(leaf.real), leaf)
+    return list(leaves.values())
 
 
 def _refuse_outside_history(interp: Interpreter, outputs: list[Tensor], inputs: list[Tensor]) -> None:
     """Refuse gradients of tensors from outside which another tensor from outside may be computed from: what flows by
     way of that one is not in the graph. Leaves are computed from nothing, which is relied on."""
-    given = [each for each in inputs if each.real is not None]
-    if not given:
+    external = [each for each in inputs if each.real is not None]
+    if not external:
         return
-    alone = given[0].ghost if len(given) == 1 and not given[0].ghost._version else None
+    alone = external[0].ghost if len(external) == 1 and not external[0].ghost._version else None
     own = {id(leaf) for leaf in leaves_of([alone])} if alone is not None else set()
     for ghost in leaves_of([each.ghost for each in outputs]):
         if id(ghost) in own:

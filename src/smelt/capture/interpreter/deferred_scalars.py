@@ -151,10 +151,10 @@ def told(interp: Interpreter, value: Any) -> Any:
     if sizes is None or type(value) is not DeferredScalar or value.kind is not int:
         return value
     if id(value) not in sizes.numbers:
-        made = _told(interp, value)
-        if made is None:
+        number = _told(interp, value)
+        if number is None:
             return value
-        sizes.numbers[id(value)] = (value, made)
+        sizes.numbers[id(value)] = (value, number)
     return sizes.numbers[id(value)][1]
 
 
@@ -172,8 +172,10 @@ def _told(interp: Interpreter, value: DeferredScalar) -> Value | None:
         return None
     if not all(isinstance(part, Constant) and python_type(part) is int for part in parts):
         return None
-    given = [part.symbolic if isinstance(part, Number) and part.symbolic is not None else part.value for part in parts]
-    return of_number(value.make(*given))
+    numbers = [
+        part.symbolic if isinstance(part, Number) and part.symbolic is not None else part.value for part in parts
+    ]
+    return of_number(value.make(*numbers))
 
 
 def supposed_truth(interp: Interpreter, value: Tensor) -> bool | None:
@@ -259,8 +261,8 @@ def taken_out(interp: Interpreter, tensor: Tensor, kind: type) -> OpenScalar:
     bare: Value = interp.tensor_call("call_method", "detach", [tensor])
     if tensor.ghost.dim():
         bare = interp.tensor_call("call_method", "reshape", [bare, Sequence(tuple, [])])
-    found = interp.tensor_call("call_method", "to", [bare, Constant(DTYPES[kind])], {"copy": Constant(True)})
-    return open_scalar(kind, found)
+    converted = interp.tensor_call("call_method", "to", [bare, Constant(DTYPES[kind])], {"copy": Constant(True)})
+    return open_scalar(kind, converted)
 
 
 def arithmetic_in_graph(interp: Interpreter, function: Any, *values: Value) -> Value:
@@ -275,10 +277,10 @@ def arithmetic_in_graph(interp: Interpreter, function: Any, *values: Value) -> V
     if not certain and not (function is operator.pow and _is_certain_power(values[0], values[1])):
         raise Unsupported("B004", f"{function.__name__}, which raises for some numbers,")
     operands = [_operand(interp, value, result) for value in values]
-    found = open_scalar(result, interp.tensor_call("call_function", function, operands))
+    scalar = open_scalar(result, interp.tensor_call("call_function", function, operands))
     if result is int and function in _OF_SIZES:
-        found.made = (function, *values)
-    return found
+        scalar.origin_call = (function, *values)
+    return scalar
 
 
 def _is_certain_power(base: Value, exponent: Value) -> bool:
@@ -333,13 +335,13 @@ def lesser_or_greater(interp: Interpreter, function: Any, values: list[Value]) -
         raise Unsupported("B004", f"{function.__name__} of numbers of several types")
     (kind,) = kinds
     assert kind is not None
-    found = _operand(interp, values[0], kind)
+    extreme = _operand(interp, values[0], kind)
     for value in values[1:]:  # the first of equal ones, which are the same number
         other = _operand(interp, value, kind)
         function_of_tensors = torch.minimum if function is min else torch.maximum
-        both = [_as_tensor(interp, each, kind) for each in (found, other)]
-        found = interp.tensor_call("call_function", function_of_tensors, both)
-    return open_scalar(kind, found) if isinstance(found, Tensor) else found
+        both = [_as_tensor(interp, each, kind) for each in (extreme, other)]
+        extreme = interp.tensor_call("call_function", function_of_tensors, both)
+    return open_scalar(kind, extreme) if isinstance(extreme, Tensor) else extreme
 
 
 def _operand(interp: Interpreter, value: Value, kind: type) -> Value:
@@ -435,8 +437,8 @@ def _in_terms_of_leaves(interp: Interpreter, value: Value) -> Any:
     """An integer as an expression over those that the state began with."""
     if isinstance(value, OpenScalar) and value.kind is int and value.source is not None:
         return interp.externals.sizes.open_number(value.source, value.example)
-    if isinstance(value, OpenScalar) and value.made is not None:
-        function, *operands = value.made
+    if isinstance(value, OpenScalar) and value.origin_call is not None:
+        function, *operands = value.origin_call
         return function(*[_in_terms_of_leaves(interp, each) for each in operands])
     if isinstance(value, Number) and value.symbolic is not None and python_type(value) is int:
         return value.symbolic

@@ -59,8 +59,8 @@ def holds_nan(value: Any) -> bool:
 def item_key(interp: Interpreter, value: Value) -> Any:
     """An item of a set: the real one if it is plain, else what it is known by."""
     if isinstance(value, Object) and not is_a(value.value, (torch.Tensor, *TYPES)):
-        found = hashable(interp, value)
-        return found if isinstance(found, ByIdentity) else ByIdentity(value, found)
+        key = hashable(interp, value)
+        return key if isinstance(key, ByIdentity) else ByIdentity(value, key)
     if isinstance(value, Tensor) and value.source is not None and value.source.accessor[0] != "slot":
         interp.externals.guard_key(value)
         value.source.check(("is", value.real))
@@ -68,8 +68,8 @@ def item_key(interp: Interpreter, value: Value) -> Any:
     if holds_nan(value):
         raise Unsupported("B017", "a NaN in a set")
     if not interp.is_plain(value):
-        found = hashable(interp, value)
-        return ByIdentity(value, found) if isinstance(found, torch.Tensor) else found
+        key = hashable(interp, value)
+        return ByIdentity(value, key) if isinstance(key, torch.Tensor) else key
     if is_nan(value):
         raise Unsupported("B017", "a NaN in a set")
     real = interp.plain(value, in_order=not isinstance(value, Set))
@@ -157,8 +157,8 @@ def _by_class(interp: Interpreter, key: Object | Instance, kind: type) -> ByIden
         if not by_identity or not isinstance(key, Instance) or isinstance(key, ExceptionValue):
             raise Unsupported("B017", describe(key))
         return ByIdentity(key, key)
-    found = hash_of(interp, key)
-    interp.key_answers[id(key), None, found] = key, lambda: hash_of(interp, key) == found
+    hashed = hash_of(interp, key)
+    interp.key_answers[id(key), None, hashed] = key, lambda: hash_of(interp, key) == hashed
 
     def is_equal(value: Value, other: Any) -> bool:
         right = other.value if isinstance(other, ByIdentity) else key_value(interp, other)
@@ -169,7 +169,7 @@ def _by_class(interp: Interpreter, key: Object | Instance, kind: type) -> ByIden
             interp.key_answers[id(value), id(right), None] = both, lambda: not _are_equal(interp, *both)
         return False
 
-    return ByRule(key, found, is_equal)
+    return ByRule(key, hashed, is_equal)
 
 
 def _are_equal(interp: Interpreter, left: Value, right: Value) -> bool:
@@ -206,17 +206,17 @@ def hash_of(interp: Interpreter, value: Value) -> int:
     """`hash(value)`."""
     if isinstance(value, Instance | Object):
         kind = python_type(value)
-        found = interp.tree.class_attribute(kind, "__hash__") if kind is not None else None
-        if isinstance(found, types.FunctionType):
+        method = interp.tree.class_attribute(kind, "__hash__") if kind is not None else None
+        if isinstance(method, types.FunctionType):
             with interp.refusing_changes(f"__hash__ of {describe(value)}"):
-                answer = interp.plain(interp.now(interp.call(interp.externals.fixed(found), [value])))
+                answer = interp.plain(interp.now(interp.call(interp.externals.fixed(method), [value])))
             if type(answer) not in (int, bool):
                 raise Unsupported("B019", f"TypeError: __hash__ of {describe(value)}")
             return hash(answer)
-        if found is None:
+        if method is None:
             raise lacking(value, "__hash__")
         held = interp.externals.contents(value) if isinstance(value, Object) else value.contents
-        if held is not None and found is static_lookup(contents_kind(held) or object, "__hash__"):
+        if held is not None and method is static_lookup(contents_kind(held) or object, "__hash__"):
             return hash_of(interp, held)
     elif not isinstance(value, Tensor | Function | Partial | Method):
         real = interp.plain(value, in_order=not isinstance(value, Set))

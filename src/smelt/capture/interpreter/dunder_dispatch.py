@@ -50,14 +50,14 @@ def held_operands(interp: Interpreter, methods: tuple[str, ...], *operands: Valu
 
 def _held(interp: Interpreter, value: Value, methods: tuple[str, ...]) -> Value:
     if isinstance(value, Object) and is_a(value.value, BUILTIN_BASES):
-        found = interp.externals.contents(value)
+        contents = interp.externals.contents(value)
     else:
-        found = value.contents if isinstance(value, Instance) else None
-    base, kind = contents_kind(found), python_type(value)
-    if found is None or base is None or kind is None:
+        contents = value.contents if isinstance(value, Instance) else None
+    base, kind = contents_kind(contents), python_type(value)
+    if contents is None or base is None or kind is None:
         return value
     plain = all(_lookup(interp, kind, name) is static_lookup(base, name) for name in methods)
-    return found if plain else value
+    return contents if plain else value
 
 
 def overloaded_binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
@@ -121,10 +121,10 @@ def overloaded_unary(interp: Interpreter, name: str, value: Value) -> Value:
     kind = python_type(value)
     if isinstance(value, Array | Wrapper):
         return _by_library(interp, getattr(operator, method), value)
-    found = ABSENT if kind is None or not _is_python(value) else _lookup(interp, kind, method)
-    if not isinstance(found, types.FunctionType):
+    function = ABSENT if kind is None or not _is_python(value) else _lookup(interp, kind, method)
+    if not isinstance(function, types.FunctionType):
         raise refused
-    return interp.now(interp.call(interp.externals.fixed(found), [value]))
+    return interp.now(interp.call(interp.externals.fixed(function), [value]))
 
 
 def overloaded_compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value | None:
@@ -160,10 +160,10 @@ def index_of(interp: Interpreter, value: Value) -> Value:
     """What a class's `__index__` makes of the value, the value itself if it has none."""
     kind = python_type(value)
     if _is_python(value) and kind is not None:
-        found = interp.tree.class_attribute(kind, "__index__")
-        if isinstance(found, types.FunctionType):
-            return checked_index(value, interp.now(interp.call(interp.externals.fixed(found), [value])))
-        if found is int.__index__:
+        method = interp.tree.class_attribute(kind, "__index__")
+        if isinstance(method, types.FunctionType):
+            return checked_index(value, interp.now(interp.call(interp.externals.fixed(method), [value])))
+        if method is int.__index__:
             return _held(interp, value, ("__index__",))
     return value
 
@@ -192,22 +192,22 @@ def _ask(
     interp: Interpreter, receiver: Value, kind: type, name: str, argument: Value, refused: Unsupported
 ) -> Value | None:
     """One method's answer; None if there is no such method or it answers NotImplemented."""
-    found = _lookup(interp, kind, name)
-    if found is ABSENT:
+    method = _lookup(interp, kind, name)
+    if method is ABSENT:
         return None
-    if not isinstance(found, types.FunctionType):
+    if not isinstance(method, types.FunctionType):
         raise refused
-    answer = interp.now(interp.call(interp.externals.fixed(found), [receiver, argument]))
+    answer = interp.now(interp.call(interp.externals.fixed(method), [receiver, argument]))
     return None if isinstance(answer, Constant) and answer.value is NotImplemented else answer
 
 
 def _ask_comparison(
     interp: Interpreter, receiver: Value, kind: type, symbol: str, argument: Value, refused: Unsupported
 ) -> Value | None:
-    found = _lookup(interp, kind, COMPARISONS[symbol])
-    if isinstance(found, types.FunctionType):
+    method = _lookup(interp, kind, COMPARISONS[symbol])
+    if isinstance(method, types.FunctionType):
         return _ask(interp, receiver, kind, COMPARISONS[symbol], argument, refused)
-    if symbol == "!=" and found is object.__ne__:
+    if symbol == "!=" and method is object.__ne__:
         if not isinstance(_lookup(interp, kind, "__eq__"), types.FunctionType):
             return None
         answer = _ask(interp, receiver, kind, "__eq__", argument, refused)
@@ -216,7 +216,7 @@ def _ask_comparison(
         if not isinstance(answer, Constant):
             raise refused
         return Constant(not answer.value)
-    if not _is_python(receiver) or found in _BY_IDENTITY or found is static_object_method(symbol):
+    if not _is_python(receiver) or method in _BY_IDENTITY or method is static_object_method(symbol):
         return None  # a builtin, of another class than the argument: it knows nothing of it
     if kind is types.BuiltinFunctionType and python_type(argument) is not kind:
         return None

@@ -62,10 +62,10 @@ def _is_key(value: Any) -> bool:
 
 def _table(interp: Interpreter, value: Value, name: str) -> Mapping:
     """One of the dicts that an enum keeps its members in."""
-    found = attribute_now(interp, value, name)
-    if not isinstance(found, Mapping):
+    table = attribute_now(interp, value, name)
+    if not isinstance(table, Mapping):
         raise Unsupported("B008", f"members of {describe(value)}")
-    return found
+    return table
 
 
 def _answered_by_python(interp: Interpreter, value: Value, method: str) -> Any:

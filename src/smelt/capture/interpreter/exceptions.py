@@ -71,29 +71,33 @@ def make_failure(interp: Interpreter, kind: type, args: list[Value], kwargs: dic
     made_plainly = tree.class_attribute(kind, "__new__") is static_lookup(base, "__new__")
     if base not in SIMPLE_ERRORS or not made_plainly or kind.__basicsize__ > base.__basicsize__ + 16:
         raise Unsupported("B002", f"class {kind.__qualname__}")
-    made = ExceptionValue(kind, args=Sequence(tuple, list(args)))
+    failure = ExceptionValue(kind, args=Sequence(tuple, list(args)))
     initialise = tree.class_attribute(kind, "__init__")
     if issubclass(base, OSError) and (len(args) > 1 or isinstance(initialise, types.FunctionType)):
         raise Unsupported("B002", f"class {kind.__qualname__}")  # which chooses a class and attributes by its arguments
     if not isinstance(initialise, types.FunctionType):
         if kwargs or not isinstance(initialise, types.WrapperDescriptorType):
             raise Unsupported("B002", f"class {kind.__qualname__}")
-        made.details = set_by_init(kind, args)
-        return made
-    return interp.push_init(made, initialise, args, kwargs)
+        failure.details = set_by_init(kind, args)
+        return failure
+    return interp.push_init(failure, initialise, args, kwargs)
 
 
 def _group_of(interp: Interpreter, kind: type, args: list[Value]) -> Value:
     """`ExceptionGroup(message, exceptions)`."""
-    message, given = args
+    message, exceptions = args
     worded = isinstance(message, Constant) and type(message.value) is str
-    items = interp.externals.items(given) if isinstance(given, Sequence) and given.kind in (list, tuple) else []
+    items = (
+        interp.externals.items(exceptions)
+        if isinstance(exceptions, Sequence) and exceptions.kind in (list, tuple)
+        else []
+    )
     plain = all(isinstance(each, ExceptionValue) and issubclass(each.kind, Exception) for each in items)
     if not worded or not items or not plain:
         raise Unsupported("B002", f"class {kind.__qualname__}")
-    made = make_group(interp, message, items)
-    made.args = Sequence(tuple, list(args))
-    return made
+    group = make_group(interp, message, items)
+    group.args = Sequence(tuple, list(args))
+    return group
 
 
 def make_group(interp: Interpreter, message: Value, errors: list[Value]) -> ExceptionValue:
@@ -138,8 +142,8 @@ def attribute_of(interp: Interpreter, failure: ExceptionValue, name: str) -> Val
     if name == "__class__":
         return interp.externals.fixed(failure.kind)
     if name == "args":
-        found: Value = failure.args
-        return found
+        args: Value = failure.args
+        return args
     if name == "__cause__":
         return failure.cause or _NONE
     if name == "__context__":
@@ -225,12 +229,12 @@ def method_of(
 
 def formatted_exception(interp: Interpreter, failure: ExceptionValue, how: str) -> Value:
     """`str(failure)` or `repr(failure)`: `how` is `__str__` or `__repr__`."""
-    found = interp.tree.class_attribute(failure.kind, how)
-    if isinstance(found, types.FunctionType):
-        return checked_str(failure, how, interp.now(interp.call(interp.externals.fixed(found), [failure])))
-    if how == "__str__" and found is object.__str__:
+    method = interp.tree.class_attribute(failure.kind, how)
+    if isinstance(method, types.FunctionType):
+        return checked_str(failure, how, interp.now(interp.call(interp.externals.fixed(method), [failure])))
+    if how == "__str__" and method is object.__str__:
         return formatted_exception(interp, failure, "__repr__")
-    return _by_class(interp, failure, found)
+    return _by_class(interp, failure, method)
 
 
 def _by_class(interp: Interpreter, failure: ExceptionValue, method: Any) -> Value:

@@ -8,13 +8,11 @@ import contextlib
 import enum
 import functools
 import gc
-import math
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable
 from collections.abc import Iterator as IteratorABC
-from collections.abc import Sequence as SequenceABC
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from smelt.capture.guards.dynamic_sizes import Sizes, guarded
 from smelt.capture.guards.identity import refuse_replaced
 from smelt.capture.guards.tree import GuardTree
 from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.container_changes import holds_gradient, is_changed, keys_check
 from smelt.capture.model.marks import Entered
 from smelt.capture.model.open_numbers import OpenNumber
 from smelt.capture.model.paused_iterators import PLACE, PausedIterator, PausedZip
@@ -94,8 +93,8 @@ def slot_names(kind: type) -> list[str]:
         name
         for base in kind.__mro__
         if is_heap_type(base)
-        for name, found in vars(base).items()
-        if isinstance(found, types.MemberDescriptorType)
+        for name, member in vars(base).items()
+        if isinstance(member, types.MemberDescriptorType)
     ]
 
 
@@ -211,13 +210,13 @@ class Externals:
         raise Unsupported("B017", f"{source.text}, which may have changed when the backward runs")
 
     def _shared_value(self, real: Any, source: Source) -> Value:
-        found: Value | None = self.shared(real)
-        if found is None:
-            found = self._wrap(real, source)
-            self._shared[id(real)] = (real, found)
+        value: Value | None = self.shared(real)
+        if value is None:
+            value = self._wrap(real, source)
+            self._shared[id(real)] = (real, value)
         else:
-            self._guard_same(found, source)
-        return found
+            self._guard_same(value, source)
+        return value
 
     def _guard_same(self, known: Value, source: Source) -> None:
         """That a container which was met before is found at this source, too, is relied on."""
@@ -234,9 +233,9 @@ class Externals:
         real = own_dict(value.value)
         if type(real) is not dict or value.source is None:
             raise Unsupported("B005", f"{describe(value)}, which has no plain __dict__")
-        found = self.value(real, value.source.dict_of(value.value))
-        assert isinstance(found, Mapping)
-        return found
+        members = self.value(real, value.source.dict_of(value.value))
+        assert isinstance(members, Mapping)
+        return members
 
     def contents(self, value: Object) -> Any:
         """What an object of a class of dicts, lists, tuples, sets or numbers holds, whatever the class says of it; None
@@ -245,15 +244,15 @@ class Externals:
         base: Any = next((each for each in BUILTIN_BASES if is_a(real, each)), None)
         if base is None or source is None:
             return None
-        found = self.shared(real)
-        if found is None:
-            found = self._held(real, base, source)
-            if base is tuple and isinstance(found, Sequence):
-                found.owner = value
-            self._shared[id(real)] = (real, found)
+        contents = self.shared(real)
+        if contents is None:
+            contents = self._held(real, base, source)
+            if base is tuple and isinstance(contents, Sequence):
+                contents.owner = value
+            self._shared[id(real)] = (real, contents)
         else:
-            self._guard_same(found, source)
-        return found
+            self._guard_same(contents, source)
+        return contents
 
     def _held(self, real: Any, base: Any, source: Source) -> Value:
         if issubclass(base, dict):
@@ -277,16 +276,16 @@ class Externals:
         own = isinstance(self.tree.class_attribute(type(real), "__getattribute__"), types.FunctionType)
         if source is None or is_a(real, BUILTIN_BASES) or own:
             raise Unsupported("B007", f"__slots__ of {describe(value)}")
-        found: Slots | None = self.shared(real)
-        if found is None:
+        slots: Slots | None = self.shared(real)
+        if slots is None:
             items: dict[Any, Any] = {
                 name: LazyItem(item, source.attribute(name)) for name, item in _filled_slots(real).items()
             }
-            found = Slots(dict(items), original=items, holder=value, source=source)
-            self._shared[id(real)] = (real, found)
+            slots = Slots(dict(items), original=items, holder=value, source=source)
+            self._shared[id(real)] = (real, slots)
         else:
-            self._guard_same(found, source)
-        return found
+            self._guard_same(slots, source)
+        return slots
 
     def write(self, value: Any, undo: list[Callable[[], None]]) -> None:
         """A container from outside is about to be written to."""
@@ -303,7 +302,7 @@ class Externals:
 
     def has_pending_writes(self) -> bool:
         """Whether captured writes, those of gradients aside, are still to be made to the real objects."""
-        return any(_changed(value) for value in self.written.values() if not _holds_gradient(value))
+        return any(is_changed(value) for value in self.written.values() if not holds_gradient(value))
 
     @contextlib.contextmanager
     def without_writes(self) -> IteratorABC[None]:
@@ -322,7 +321,7 @@ class Externals:
     def stale_objects(self) -> set[int]:
         """The ids of the real objects that such writes are still to be made to, and of those whose attributes they
         are."""
-        changed = [value for value in self.written.values() if not _holds_gradient(value) and _changed(value)]
+        changed = [value for value in self.written.values() if not holds_gradient(value) and is_changed(value)]
         owners = [value.holder if isinstance(value, Slots) else _owner(value.source) for value in changed]
         stale = {id(real) for real, value in self._shared.values() if any(value is each for each in changed)}
         return stale | {id(owner.value) for owner in owners if owner is not None}
@@ -374,17 +373,17 @@ class Externals:
         real, source = value.value, value.source
         if source is None or self.no_side_effects or self.runs_later:
             raise Unsupported("B017", "a torch.Generator, in code that runs later or twice")
-        found = self.graph_generators.get(id(real))
-        if found is None:
+        pair = self.graph_generators.get(id(real))
+        if pair is None:
             source.attribute("device").check(("equals", real.device))
             for other in self.graph_generators.values():
                 self.guard_alias(source, other.source, False)
-            found = self.graph_generators[id(real)] = GeneratorPair(source, real, make_own(real.device))
+            pair = self.graph_generators[id(real)] = GeneratorPair(source, real, make_own(real.device))
             self.tree.why_not_persist = "the state of a torch.Generator"
             source.collect()
         else:
-            self.guard_alias(source, found.source, True)
-        return Object(found.own, identity_guarded=True)
+            self.guard_alias(source, pair.source, True)
+        return Object(pair.own, identity_guarded=True)
 
     def fixed(self, real: Any) -> Value:
         """A value for an object that capture itself brings in (a builtin, a class it found): nothing to guard."""
@@ -405,10 +404,10 @@ class Externals:
         kind = python_type(target)
         if kind is None or not kind.__weakrefoffset__ or isinstance(target, Constant | Sequence | Mapping):
             raise Unsupported("B002", f"a weak reference to {describe(target)}")
-        found = self._weak_references.get(id(target))
-        if found is None:
-            found = self._weak_references[id(target)] = WeakReference(target)
-        return found
+        reference = self._weak_references.get(id(target))
+        if reference is None:
+            reference = self._weak_references[id(target)] = WeakReference(target)
+        return reference
 
     def stand_in(self, real: Any, value: Value) -> Any:
         """Let a real object stand for a value, in a class that the captured code defines."""
@@ -468,11 +467,11 @@ class Externals:
             return Sequence(kind, [Constant(size) for size in real], source=source)
         if kind in (dict, OrderedDict, defaultdict):
             items: dict[Any, Any] = {key: LazyItem(item, source.key(key)) for key, item in real.items()}
-            made = Mapping(dict(items), kind, original=items, source=source)
+            wrapped = Mapping(dict(items), kind, original=items, source=source)
             if kind is defaultdict:
                 factory = self.value(real.default_factory, source.attribute("default_factory"))
-                made.factory = None if real.default_factory is None else factory
-            return made
+                wrapped.factory = None if real.default_factory is None else factory
+            return wrapped
         if kind is deque:
             source.attribute("maxlen").check(("equals", real.maxlen))
             queued = [LazyItem(item, source.item(position)) for position, item in enumerate(real)]
@@ -508,8 +507,8 @@ class Externals:
         if id(real) not in self._open_numbers:
             tensor = self._tensor(real.tensor, source.attribute("tensor"))
             make = functools.partial(OpenNumber, real.kind)
-            made = OpenScalar(real.kind, make, [tensor], real.example, source=source)
-            self._open_numbers[id(real)] = real, made
+            scalar = OpenScalar(real.kind, make, [tensor], real.example, source=source)
+            self._open_numbers[id(real)] = real, scalar
         return self._open_numbers[id(real)][1]
 
     def _sequence(self, real: Any, kind: type, source: Source) -> Value:
@@ -528,11 +527,11 @@ class Externals:
                 return distributed_input(self.tape, real, source)
             return Object(real, source=source)
         quirks = ("is_quantized", "is_nested", "is_neg", "is_conj", "_is_zerotensor", "has_names")
-        found = [quirk for quirk in quirks if _says(real, quirk)]
+        refused = [quirk for quirk in quirks if _says(real, quirk)]
         if real.requires_grad and not (real.dtype.is_floating_point or real.dtype.is_complex):
-            found.append("of integers, and written from what requires a gradient")
-        if real.layout is not torch.strided or found:
-            raise Unsupported("B006", f"{source.text} ({found[0] if found else real.layout})")
+            refused.append("of integers, and written from what requires a gradient")
+        if real.layout is not torch.strided or refused:
+            raise Unsupported("B006", f"{source.text} ({refused[0] if refused else real.layout})")
         try:
             real.is_leaf  # noqa: B018
         except RuntimeError:  # one of several views of a tensor that was then written to: autograd disowns it
@@ -560,14 +559,14 @@ class Externals:
 
     def gradient_slots(self, value: Any) -> Slots:
         """The `.grad` of a leaf from outside, as something that is read and written."""
-        found: Slots | None = self.shared(value.real)
-        if found is None:
+        slots: Slots | None = self.shared(value.real)
+        if slots is None:
             source = self.tree.fixed(value.real, value.source.text)
             items: dict[Any, Any] = {"grad": LazyItem(value.real.grad, source.attribute("grad"))}
             holder = Object(value.real, identity_guarded=True, source=source)
-            found = Slots(dict(items), original=items, holder=holder, source=source)
-            self._shared[id(value.real)] = (value.real, found)
-        return found
+            slots = Slots(dict(items), original=items, holder=holder, source=source)
+            self._shared[id(value.real)] = (value.real, slots)
+        return slots
 
     def _paused(self, real: PausedIterator, source: Source) -> Value:
         """An iterator that nobody but the interpreter holds: the captured code goes on with one of its own."""
@@ -598,8 +597,8 @@ class Externals:
         source.attribute("__name__").check(("equals", real.__name__))
         receiver = self.value(real.__self__, source.attribute("__self__"))
         of_class = is_a(real.__self__, type)
-        found = static_lookup(real.__self__ if of_class else type(real.__self__), real.__name__)
-        return Method(self.fixed(found), receiver, source=source)
+        method = static_lookup(real.__self__ if of_class else type(real.__self__), real.__name__)
+        return Method(self.fixed(method), receiver, source=source)
 
     def complete(self, mapping: Mapping) -> None:
         """The whole set of keys is relied on."""
@@ -614,12 +613,17 @@ class Externals:
     def present(self, mapping: Mapping, key: Any) -> bool:
         """Whether the key is there, relied on either way."""
         self.refuse_unknown_key(mapping, key)
-        found = key in mapping.items  # which asks the program's own __eq__ of no object that only stands for a key
-        if mapping.source is not None and not found and key not in (mapping.original or ()) and not is_new_key(key):
+        is_present = key in mapping.items  # which asks the program's own __eq__ of no object that only stands for a key
+        if (
+            mapping.source is not None
+            and not is_present
+            and key not in (mapping.original or ())
+            and not is_new_key(key)
+        ):
             mapping.source.check(("lacks", key))  # else it was there and the captured code took it out
-        if found and isinstance(mapping.items[key], LazyItem):
+        if is_present and isinstance(mapping.items[key], LazyItem):
             self.force(mapping.items[key])
-        return found
+        return is_present
 
     def refuse_unknown_key(self, mapping: Mapping, key: Any) -> None:
         """No dict from outside is asked for a key, nor given one, that may be there already."""
@@ -654,8 +658,8 @@ class Externals:
                 inside.check(("unbound",))
                 return None
             cell.contents = self.value(real, inside)
-        found: Value | None = cell.contents
-        return found
+        contents: Value | None = cell.contents
+        return contents
 
     def globals_of(self, function: Object) -> Globals:
         """The namespace of a function from outside; that it is this one is guarded, its entries when read."""
@@ -711,68 +715,6 @@ def _is_item(item: Any) -> bool:
     if is_a(item, type):
         return not runs_code(item) and not own_operators(type(item))
     return is_constant(item) or is_a(item, _FUNCTIONS)
-
-
-def keys_check(mapping: Mapping, keys: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The guard that a dict has these keys, in this order."""
-    tensors = any(isinstance(key, torch.Tensor) for key in keys)
-    if mapping.kind is dict and not mapping.inside and not tensors:
-        return ("keys", keys)
-    if not keys and not mapping.inside:
-        return ("length", 0)
-    return ("predicate", _same_keys(keys, mapping.kind))  # the dict below an OrderedDict has an order of its own
-
-
-def _same_keys(keys: tuple[Any, ...], kind: Any) -> Callable[[Any], bool]:
-    same = functools.partial(_has_keys, kind, keys)
-    tensors = any(isinstance(key, torch.Tensor) for key in keys)
-    # As it reads where a recompile is explained.
-    same.__qualname__ = f"having the {len(keys)} keys it had" if tensors else f"having the keys {keys!r}"  # type: ignore[attr-defined]
-    return same
-
-
-def _has_keys(kind: Any, keys: tuple[Any, ...], real: Any) -> bool:
-    return same_keys(tuple(kind.__iter__(real)), keys)
-
-
-def same_keys(keys: SequenceABC[Any], others: SequenceABC[Any]) -> bool:
-    """Whether keys are equal, of the same types and in the same order; tensors are by being the same, as a dict has
-    it."""
-    return len(keys) == len(others) and all(map(_same_key, keys, others))
-
-
-def _same_key(key: Any, other: Any) -> bool:
-    if key is other or type(key) is not type(other) or isinstance(key, torch.Tensor):
-        return key is other
-    if type(key) is tuple:
-        return same_keys(key, other)
-    return bool(key == other) and (type(key) is not float or math.copysign(1.0, key) == math.copysign(1.0, other))
-
-
-def unchanged(before: Any, after: Any) -> bool:
-    """Whether an item of a written container is still the one that was there."""
-    return before is after or (isinstance(before, LazyItem) and before.source.value is after)
-
-
-def _changed(value: Any) -> bool:
-    if isinstance(value, Cell):
-        return value.source is None or value.contents is not value.source.child(("cell",), "").value
-    if isinstance(value, Set):
-        return value.calls.before is not None
-    if isinstance(value, Mapping):
-        before, after = value.original or {}, value.items
-        return not same_keys(list(before), list(after)) or not all(map(_as_real, before.values(), after.values()))
-    first: tuple[Any, ...] = value.original
-    return len(first) != len(value.raw_items) or not all(map(_as_real, first, value.raw_items))
-
-
-def _holds_gradient(value: Any) -> bool:
-    return isinstance(value, Slots) and isinstance(value.holder.value, torch.Tensor) and not value.is_reassigned
-
-
-def _as_real(before: Any, after: Any) -> bool:
-    same = isinstance(before, LazyItem) and type(after) is Constant and before.value is after.value
-    return same or unchanged(before, after)
 
 
 def _owner(source: Source) -> Object | None:

@@ -73,8 +73,8 @@ def function_attribute(interp: Interpreter, function: Function, name: str) -> Va
     if name == "__dict__":
         return members_of(function)
     if name in _READ:
-        found: Value = _READ[name](interp, function)
-        return found
+        answer: Value = _READ[name](interp, function)
+        return answer
     if function.members is not None and name not in vars(types.FunctionType) and name in function.members.items:
         return interp.externals.force(function.members.items[name])
     return None
@@ -115,9 +115,9 @@ def delete_from_function(interp: Interpreter, function: Function, name: str) -> 
 def _module(interp: Interpreter, function: Function) -> Value:
     if "__name__" not in function.globals.names:
         return _NONE
-    found = interp.externals.global_name(function.globals, "__name__")
-    assert found is not None
-    return found
+    name = interp.externals.global_name(function.globals, "__name__")
+    assert name is not None
+    return name
 
 
 def _doc(interp: Interpreter, function: Function) -> Value:
@@ -128,12 +128,12 @@ def _doc(interp: Interpreter, function: Function) -> Value:
 
 def _annotations(interp: Interpreter, function: Function) -> Value:
     """One dict for all who ask, made of the names and values that `def` left."""
-    given = function.annotations
-    if isinstance(given, Sequence):
-        items = interp.externals.items(given)
+    annotations = function.annotations
+    if isinstance(annotations, Sequence):
+        items = interp.externals.items(annotations)
         names = [interp.plain(name) for name in items[::2]]
-        given = Mapping(dict(zip(names, items[1::2], strict=True)))
-    function.annotations = Mapping({}) if given is None else given
+        annotations = Mapping(dict(zip(names, items[1::2], strict=True)))
+    function.annotations = Mapping({}) if annotations is None else annotations
     return function.annotations
 
 

@@ -355,8 +355,8 @@ class Interpreter:
             args = Sequence(tuple, [self.wrap_plain(item) for item in raised.error.args])
             details = raised.details or set_by_init(kind, args.items)
             raised.error = ExceptionValue(kind, args=args, details=details)
-        found: Value = raised.error
-        return found
+        error: Value = raised.error
+        return error
 
     def call(self, function: Value, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
         """Call a value; `PUSHED` if a frame was pushed to do it."""
@@ -369,14 +369,16 @@ class Interpreter:
         self.frames.append(frame)
         return PUSHED
 
-    def push_init(self, made: Instance, init: types.FunctionType, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def push_init(
+        self, instance: Instance, init: types.FunctionType, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         """Push the `__init__` of a new object, which will be on the current frame's stack when that returns."""
         depth = len(self.frames)
-        self.call(self.externals.fixed(init), [made, *args], kwargs)
+        self.call(self.externals.fixed(init), [instance, *args], kwargs)
         if len(self.frames) != depth + 1:
-            raise Unsupported("B002", f"class {made.kind.__qualname__}")
+            raise Unsupported("B002", f"class {instance.kind.__qualname__}")
         self.frames[-1].discard = True
-        self.frames[-2].stack.append(made)
+        self.frames[-2].stack.append(instance)
         return PUSHED
 
     def leave(self, value: Value) -> None:
@@ -682,8 +684,8 @@ class Interpreter:
         """One node of the graph."""
         if self.prepare_operands is not None:
             args = self.prepare_operands(self, target, args)
-            given = list((kwargs or {}).values())
-            kwargs = dict(zip(kwargs or {}, self.prepare_operands(self, None, given), strict=True))
+            keyword_values = list((kwargs or {}).values())
+            kwargs = dict(zip(kwargs or {}, self.prepare_operands(self, None, keyword_values), strict=True))
         args = [self.number_of(self, value) for value in args]
         kwargs = {name: self.number_of(self, value) for name, value in (kwargs or {}).items()}
         self._force_all(args)
@@ -694,8 +696,8 @@ class Interpreter:
             return self.wrapper_call(self, method(target) if opcode == "call_method" else target, args, kwargs)
         if has_distributed(args) or (kwargs and has_distributed(kwargs.values())):
             function = method(target) if opcode == "call_method" else target
-            found = call_distributed(self.tape, function, tuple(args), kwargs or {})
-            return self.externals.fixed(found.value) if isinstance(found, Object) else found
+            result = call_distributed(self.tape, function, tuple(args), kwargs or {})
+            return self.externals.fixed(result.value) if isinstance(result, Object) else result
         if target in BY_CUDNN and any(isinstance(each, Tensor) and not on_host(each.ghost.device) for each in args):
             self.tree.process("cuDNN", torch._C._get_cudnn_enabled, torch._C._get_cudnn_enabled())
         named = {name: self._with_graph_generator(target, value) for name, value in (kwargs or {}).items()}

@@ -12,12 +12,12 @@ from typing import Any
 from smelt.capture.interpreter.dict_keys import key_value
 from smelt.capture.interpreter.enums import is_enum, members_of
 from smelt.capture.interpreter.exceptions import stop_iteration
-from smelt.capture.interpreter.externals import same_keys
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.replaced_methods import rely_on_own
 from smelt.capture.interpreter.special_methods import ask, ask_length_hint, lacking, refused, special
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.bytecode import VERSION
+from smelt.capture.model.container_changes import same_keys
 from smelt.capture.model.open_numbers import OpenRange
 from smelt.capture.model.paused_iterators import CHANGED, PausedIterator, PausedZip
 from smelt.capture.model.set_order import GIVEN, Call, made_of_given, remade
@@ -88,9 +88,9 @@ def items_in_order(interp: Interpreter, value: Set) -> list[Any]:
     general = made_of_given(value.calls) if value.source is None and interp.is_plain(value) else None
     if general is None:
         raise Unsupported("B009", describe(value))
-    calls, given = general
-    order = tuple(remade(calls, {GIVEN: given.real}))
-    given.source.check(("predicate", _makes_order(calls, order)))
+    calls, external = general
+    order = tuple(remade(calls, {GIVEN: external.real}))
+    external.source.check(("predicate", _makes_order(calls, order)))
     interp.tree.why_not_persist = "the order of a set made of another"
     return list(order)
 
@@ -139,8 +139,8 @@ def _own_iterator(interp: Interpreter, value: Instance | Object) -> Value:
 
 
 def _is_python(interp: Interpreter, kind: Any, name: str) -> bool:
-    found = interp.tree.class_attribute(kind, name)
-    return isinstance(found, types.FunctionType) and kind not in (PausedIterator, PausedZip)
+    method = interp.tree.class_attribute(kind, name)
+    return isinstance(method, types.FunctionType) and kind not in (PausedIterator, PausedZip)
 
 
 def advance(interp: Interpreter, value: Value) -> Value | None:
@@ -168,11 +168,11 @@ def _advance_own(interp: Interpreter, value: Instance | Object) -> Value | None:
     kind = python_type(value)
     if kind in (PausedIterator, PausedZip):
         raise Unsupported("B023")
-    found = interp.tree.class_attribute(kind, "__next__") if kind is not None else None
-    if not isinstance(found, types.FunctionType):
+    method = interp.tree.class_attribute(kind, "__next__") if kind is not None else None
+    if not isinstance(method, types.FunctionType):
         raise Unsupported("B009", describe(value))
     try:
-        return interp.now(interp.call(interp.externals.fixed(found), [value]))
+        return interp.now(interp.call(interp.externals.fixed(method), [value]))
     except Raised as raised:
         if not issubclass(interp.failure_kind(raised), StopIteration):
             raise
@@ -436,16 +436,16 @@ def drain(interp: Interpreter, value: Value, into: list[Any] | None = None, *, h
     """Everything an iterable yields, put `into` a list as it comes: what came before an exception stays there.
 
     Where Python makes a list or tuple of it, it asks how long it will be (`hinted`)."""
-    found: list[Value] = [] if into is None else into
+    items: list[Value] = [] if into is None else into
     if isinstance(value, Sequence):
-        found.extend(interp.externals.items(value))
-        return found
+        items.extend(interp.externals.items(value))
+        return items
     source = interp.now(iterator(interp, value))
     if hinted:
         ask_length_hint(interp, value)
     while (item := advance(interp, source)) is not None:
-        found.append(item)
-    return found
+        items.append(item)
+    return items
 
 
 def taken(interp: Interpreter, value: Value, most: int) -> list[Value]:
@@ -453,7 +453,7 @@ def taken(interp: Interpreter, value: Value, most: int) -> list[Value]:
     if isinstance(value, Sequence):
         return interp.externals.items(value)
     source = interp.now(iterator(interp, value))
-    found: list[Value] = []
-    while len(found) < most and (item := advance(interp, source)) is not None:
-        found.append(item)
-    return found
+    items: list[Value] = []
+    while len(items) < most and (item := advance(interp, source)) is not None:
+        items.append(item)
+    return items

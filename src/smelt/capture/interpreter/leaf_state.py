@@ -17,8 +17,8 @@ from smelt.capture.model.values import Constant, Tensor, Value
 
 def changed(value: Tensor, name: str) -> Value | None:
     """What the program made of an attribute of a leaf; None if it is as it was."""
-    found: Value | None = None if value.state is None else value.state.items.get(name)
-    return found
+    item: Value | None = None if value.state is None else value.state.items.get(name)
+    return item
 
 
 def store_data(interp: Interpreter, leaf: Tensor, value: Value) -> None:
@@ -31,8 +31,8 @@ def store_data(interp: Interpreter, leaf: Tensor, value: Value) -> None:
         return
     if real is None or not real.is_leaf or not may_guard_identity(leaf) or not isinstance(value, Tensor):
         raise Unsupported("B015", "Tensor.data = …")
-    given = value.ghost
-    alike = (given.shape, given.stride(), given.dtype, given.device) == (own.shape, own.stride(), own.dtype, own.device)
+    new = value.ghost
+    alike = (new.shape, new.stride(), new.dtype, new.device) == (own.shape, own.stride(), own.dtype, own.device)
     if not alike or value.real is not None or interp.tape.ambient.inference:
         raise Unsupported("B015", "Tensor.data = … of another kind, or of a tensor from outside")
     if own.requires_grad and interp.tape.leads_to(own):
@@ -42,9 +42,9 @@ def store_data(interp: Interpreter, leaf: Tensor, value: Value) -> None:
 
 def _become(interp: Interpreter, tensor: Tensor, other: Tensor) -> None:
     """`tensor.data = other` of what the graph computed: from now on it shares the other's memory."""
-    own, given = tensor.ghost, other.ghost
-    alike = (given.dtype, given.device) == (own.dtype, own.device)
-    recorded = own.requires_grad or given.requires_grad or tensor.node.graph is not interp.tape.graph
+    own, new = tensor.ghost, other.ghost
+    alike = (new.dtype, new.device) == (own.dtype, own.device)
+    recorded = own.requires_grad or new.requires_grad or tensor.node.graph is not interp.tape.graph
     if not alike or recorded or interp.tape.leaves.gradient_slots(tensor) is not None or interp.tape.ambient.inference:
         raise Unsupported("B015", "Tensor.data = … of another kind, or with a history")
     shared = interp.tensor_call("call_method", "detach", [other])
@@ -75,10 +75,10 @@ def _store(interp: Interpreter, leaf: Tensor, name: str, value: Value) -> None:
 
 def read(interp: Interpreter, leaf: Tensor, name: str) -> Value | None:
     """`leaf.data` or `leaf.requires_grad` where the program has set it; None where it has not."""
-    found = changed(leaf, name)
-    if found is None or name == "requires_grad":
-        return found
-    data: Any = interp.tensor_call("call_function", getattr, [found, Constant("data")])
+    item = changed(leaf, name)
+    if item is None or name == "requires_grad":
+        return item
+    data: Any = interp.tensor_call("call_function", getattr, [item, Constant("data")])
     return data if isinstance(data, Value) else None
 
 
@@ -109,9 +109,9 @@ def leaf_attribute(value: Tensor, name: str) -> Value | None:
             return None
         if name == "is_leaf" and not value.ghost.requires_grad:
             return Constant(True)
-        found = bool(getattr(value.real, name))
-        value.source.check(("predicate", _IS_LEAF[found] if name == "is_leaf" else _RETAINS_GRAD[found]))
-        return Constant(found)
+        answer = bool(getattr(value.real, name))
+        value.source.check(("predicate", _IS_LEAF[answer] if name == "is_leaf" else _RETAINS_GRAD[answer]))
+        return Constant(answer)
     if value.real is not None or value.source is not None:
         return None
     return Constant(bool(value.ghost.is_leaf) if name == "is_leaf" else False)

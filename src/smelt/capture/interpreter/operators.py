@@ -235,7 +235,7 @@ def _on_numbers(interp: Interpreter, function: Callable[..., Any], *values: Valu
     """Arithmetic on numbers of which some differ from call to call, in terms of their symbols."""
     if function is operator.pow:
         return _power(interp, *values)
-    given = [
+    numbers = [
         value.symbolic if isinstance(value, Number) and value.symbolic is not None else interp.plain(value)
         for value in values
     ]
@@ -243,7 +243,7 @@ def _on_numbers(interp: Interpreter, function: Callable[..., Any], *values: Valu
     if floats and function not in COMPARE.values():
         return float_of(interp, function, *values)
     try:
-        result = function(*given)
+        result = function(*numbers)
     except Exception as error:
         raise Raised.of(error) from error
     return of_number(bool(result) if isinstance(result, torch.SymBool) else result)
@@ -251,9 +251,9 @@ def _on_numbers(interp: Interpreter, function: Callable[..., Any], *values: Valu
 
 def float_of(interp: Interpreter, function: Callable[..., Any], *values: Value) -> Value:
     """A function that returns a float, computed at each call. One that raises is specialized on the numbers."""
-    given = [value.symbolic if holds_symbols(value) else interp.plain(value) for value in values]  # type: ignore[attr-defined]
+    numbers = [value.symbolic if holds_symbols(value) else interp.plain(value) for value in values]  # type: ignore[attr-defined]
     try:
-        return of_number(apply(function, *given))
+        return of_number(apply(function, *numbers))
     except Exception as error:
         for value in values:
             interp.plain(value)
@@ -376,9 +376,9 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
             return kept_open
         if is_computed(left) or is_computed(right):
             return Constant(speculate(interp, COMPARE[symbol], left, right))
-        found = decided(interp, COMPARE[symbol], left, right)
-        if found is not NotImplemented:
-            return Constant(found)
+        decision = decided(interp, COMPARE[symbol], left, right)
+        if decision is not NotImplemented:
+            return Constant(decision)
         return _on_numbers(interp, COMPARE[symbol], left, right)
     plain = interp.is_plain(left) and interp.is_plain(right)
     nans = holds_nan(left) or holds_nan(right)
@@ -484,17 +484,17 @@ def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
     kind = python_type(value)
     assert kind is not None
     for name in ("__bool__", "__len__"):
-        found = interp.tree.class_attribute(kind, name)
-        if isinstance(found, types.FunctionType):
-            method = Method(interp.externals.fixed(found), value)
+        member = interp.tree.class_attribute(kind, name)
+        if isinstance(member, types.FunctionType):
+            method = Method(interp.externals.fixed(member), value)
             if name == "__bool__":
                 return checked_bool(interp, value, method)
             return checked_length(interp, value, method) > 0
         contents = value.contents if isinstance(value, Instance) else interp.externals.contents(value)
-        if contents is not None and found is not ABSENT:
+        if contents is not None and member is not ABSENT:
             return truth(interp, contents)
-        if found is not ABSENT:
-            if value.source is not None and name == "__len__" and isinstance(found, types.WrapperDescriptorType):
+        if member is not ABSENT:
+            if value.source is not None and name == "__len__" and isinstance(member, types.WrapperDescriptorType):
                 value.source.check(("length", len(real)))  # type: ignore[arg-type]
                 return len(real) > 0  # type: ignore[arg-type]
             raise Unsupported("B003", describe(value))
@@ -626,9 +626,9 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
         if not interp.externals.present(container, real):
             if container.factory is None:
                 raise key_error(interp, key)
-            made = interp.now(interp.call(container.factory, []))
+            default = interp.now(interp.call(container.factory, []))
             interp.before_setitem(container, real)
-            container.items[real] = made
+            container.items[real] = default
         return interp.externals.force(container.items[real])
     if isinstance(container, Object) and is_a(container.value, type):
         return _of_class(interp, container, key)
@@ -650,13 +650,13 @@ def _of_class(interp: Interpreter, container: Object, key: Value) -> Value:
     method = special(interp, container, "__getitem__")
     if method is not None:
         return interp.call(method, [key])
-    found = interp.tree.class_attribute(kind, "__class_getitem__")
-    function = getattr(found, "__func__", found)
+    member = interp.tree.class_attribute(kind, "__class_getitem__")
+    function = getattr(member, "__func__", member)
     of_python = isinstance(function, types.FunctionType) and is_of_libraries(function.__code__)
     of_python |= isinstance(function, type) and issubclass(function, types.GenericAlias)
-    if of_python or isinstance(found, types.ClassMethodDescriptorType | types.MethodDescriptorType):
+    if of_python or isinstance(member, types.ClassMethodDescriptorType | types.MethodDescriptorType):
         return interp.compute(operator.getitem, kind, interp.plain(key))
-    if found is ABSENT:
+    if member is ABSENT:
         raise Unsupported("B008", f"{describe(container)}[…]")
     return interp.call(attribute_now(interp, container, "__class_getitem__"), [key])
 

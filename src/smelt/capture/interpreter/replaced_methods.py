@@ -76,12 +76,12 @@ def _ask(interp: Interpreter, left: Value, right: Value, ours: tuple[str, ...], 
 
 
 def _call(interp: Interpreter, receiver: Tensor, other: Value, name: str) -> Value | None:
-    found = interp.tree.class_attribute(receiver.kind, name)
-    if is_own(found):
+    function = interp.tree.class_attribute(receiver.kind, name)
+    if is_own(function):
         return None
-    if not isinstance(found, types.FunctionType):
+    if not isinstance(function, types.FunctionType):
         rely_on_own(interp, receiver, name)
-    answer = interp.now(interp.call(interp.externals.fixed(found), [receiver, other]))
+    answer = interp.now(interp.call(interp.externals.fixed(function), [receiver, other]))
     if isinstance(answer, Constant) and answer.value is NotImplemented:
         raise Unsupported("B008", f"Tensor.{name}, which the program replaced")
     return answer

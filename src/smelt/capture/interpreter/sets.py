@@ -168,11 +168,11 @@ def items_of_view(interp: Interpreter, value: Value) -> set[Any] | None:
     return None
 
 
-def _is_needed(interp: Interpreter, given: Set) -> bool:
+def _is_needed(interp: Interpreter, external: Set) -> bool:
     """Whether a set is there that was made of the given one: it is made after the graph, when that has changed."""
     slots = [item for frame in interp.frames for item in (*frame.slots, *frame.stack, *frame.closure)]
     held = reachable((*slots, *interp.externals.written.values())).values()
-    return any(isinstance(each, Set) and each is not given and given in given_in(each.calls) for each in held)
+    return any(isinstance(each, Set) and each is not external and external in given_in(each.calls) for each in held)
 
 
 _Taken = tuple[Any, Any, bool]

@@ -22,14 +22,14 @@ def special(interp: Interpreter, value: Value, name: str) -> Method | None:
     kind = python_type(value)
     if isinstance(value, Object) and is_a(value.value, type):
         interp.tree.metaclass(interp.externals.guard_identity(value))
-    found = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
-    if found is ABSENT:
+    member = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
+    if member is ABSENT:
         return None
-    if found is None and name in _REFUSED_BY_NONE:
+    if member is None and name in _REFUSED_BY_NONE:
         raise _of_class(TypeError, _REFUSED_BY_NONE[name], kind)  # type: ignore[arg-type]
-    if not isinstance(found, _METHODS):
+    if not isinstance(member, _METHODS):
         raise Unsupported("B007", f"{name} of {describe(value)}")
-    return Method(interp.externals.fixed(found), value)
+    return Method(interp.externals.fixed(member), value)
 
 
 def ask(interp: Interpreter, value: Value, name: str, *args: Value) -> Value:
@@ -93,8 +93,8 @@ def _of_class(error: type[Exception], text: str, kind: type) -> Raised:
 
 
 def _is_absent(kind: type, name: str) -> bool:
-    found = static_lookup(kind, name)
-    return found is ABSENT or found is None
+    member = static_lookup(kind, name)
+    return member is ABSENT or member is None
 
 
 def name_in_errors(kind: type) -> str:
@@ -157,10 +157,10 @@ def ask_length_hint(interp: Interpreter, value: Value) -> None:
         return
     for name in ("__len__", "__length_hint__"):
         kind = python_type(value)
-        found = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
-        if not isinstance(found, types.FunctionType):
+        function = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
+        if not isinstance(function, types.FunctionType):
             continue
-        method = Method(interp.externals.fixed(found), value)
+        method = Method(interp.externals.fixed(function), value)
         try:
             answer = interp.now(interp.call(method, []))
         except Raised as raised:

@@ -37,8 +37,8 @@ def speculate(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Va
 
     def decide(values: dict[fx.Node, Any]) -> bool:
         numbers = {leaf: values[node] for leaf, node in nodes.items()}
-        found = [side.evaluate(numbers.__getitem__) if isinstance(side, Formula) else side for side in sides]
-        return bool(compare(*found))
+        numbers_compared = [side.evaluate(numbers.__getitem__) if isinstance(side, Formula) else side for side in sides]
+        return bool(compare(*numbers_compared))
 
     return _speculated(interp, list(nodes.values()), decide)
 
@@ -58,8 +58,8 @@ def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[di
     steps = _steps(interp.tape, wanted)
     if not interp.tape.effects.communicating.isdisjoint(steps):
         raise Unsupported("B003", "a number that a collective decides")  # a guard would start it once more
-    given = [node for node in steps if node.op == "placeholder"]
-    if len(given) > 1 or any(interp.tape.inputs[node].value.real.numel() != 1 for node in given):
+    inputs = [node for node in steps if node.op == "placeholder"]
+    if len(inputs) > 1 or any(interp.tape.inputs[node].value.real.numel() != 1 for node in inputs):
         raise Unsupported("B003", "a number computed from more than one small tensor")
 
     def answer(tensor: Any) -> bool:
@@ -67,10 +67,10 @@ def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[di
             return decide(_run(steps, tensor))
 
     with _disable_current_modes():
-        if not given:
+        if not inputs:
             interp.tape.deciding.update(steps)
             return answer(None)
-        source = interp.tape.inputs[given[0]]
+        source = interp.tape.inputs[inputs[0]]
         try:
             now = answer(source.value.real)
         except ChipFailed:
@@ -103,8 +103,10 @@ def decided(interp: Interpreter, function: Callable[..., Any], *values: Value) -
     source, read = leaf.origin[0], read_size(leaf.origin)
 
     def answer(number: Any) -> Any:
-        given = [each.evaluate(lambda _: number) if isinstance(each, Formula | Expression) else each for each in sides]
-        return function(*given)
+        numbers = [
+            each.evaluate(lambda _: number) if isinstance(each, Formula | Expression) else each for each in sides
+        ]
+        return function(*numbers)
 
     try:
         now = answer(leaf.example)
@@ -113,10 +115,10 @@ def decided(interp: Interpreter, function: Callable[..., Any], *values: Value) -
 
     def is_same(holder: Any) -> bool:
         try:
-            found = answer(read(holder))
+            current = answer(read(holder))
         except Exception:
             return False
-        return type(found) is type(now) and bool(found == now)
+        return type(current) is type(now) and bool(current == now)
 
     is_same.__qualname__ = "the way a number decided that is computed from it"
     source.check(("predicate", is_same))
@@ -135,15 +137,15 @@ def _meaning(value: Value) -> Any:
 def _steps(tape: Tape, wanted: list[fx.Node]) -> list[fx.Node]:
     """The nodes that lead to `wanted`, writes to tensors on the way included."""
     needed = set(wanted)
-    found: list[fx.Node] = []
+    steps: list[fx.Node] = []
     for node in reversed(list(tape.graph.nodes)):
         if node in needed or tape.memory.written_by(node) & needed:
             needed.add(node)
             needed.update(_operands(node, needed))
-            found.append(node)
-            if len(found) > _MAX_NODES:
+            steps.append(node)
+            if len(steps) > _MAX_NODES:
                 raise Unsupported("B003", "a number that takes many operators to compute")
-    return found[::-1]
+    return steps[::-1]
 
 
 def _operands(node: fx.Node, needed: set[fx.Node]) -> list[fx.Node]:
@@ -166,11 +168,11 @@ def _at(node: fx.Node, places: list[int]) -> list[Any]:
     return [[each[place] for place in places] if isinstance(each, list | tuple) else each for each in node.args]
 
 
-def _run(steps: list[fx.Node], given: Any) -> dict[fx.Node, Any]:
+def _run(steps: list[fx.Node], real: Any) -> dict[fx.Node, Any]:
     values: dict[fx.Node, Any] = {}
     for node in steps:
         if node.op == "placeholder":
-            values[node] = BASE.clone(BASE.detach(given))
+            values[node] = BASE.clone(BASE.detach(real))
             continue
         places = _places(node, values)
         args = map_arg(node.args if places is None else tuple(_at(node, places)), values.__getitem__)

@@ -75,8 +75,8 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__", asked: str 
     if isinstance(value, ExceptionValue) and how != "__ascii__":
         return formatted_exception(interp, value, how)
     if how in _own_wording(value):
-        found = interp.tree.class_attribute(python_type(value), how)  # type: ignore[arg-type]
-        return checked_str(value, how, interp.now(interp.call(interp.externals.fixed(found), [value])))
+        method = interp.tree.class_attribute(python_type(value), how)  # type: ignore[arg-type]
+        return checked_str(value, how, interp.now(interp.call(interp.externals.fixed(method), [value])))
     if _is_given_set(value, interp):
         return _text_of_set(interp, value, how)
     if interp.is_plain(value):
@@ -100,15 +100,15 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__", asked: str 
     if isinstance(value, Sequence | Mapping | Set | DictView) and how != "__ascii__":
         return _text_of_container(interp, value)
     if isinstance(value, Object | Instance) and kind is not None and how != "__ascii__":
-        found = interp.tree.class_attribute(kind, how)
-        if how == "__str__" and found is object.__str__:
+        method = interp.tree.class_attribute(kind, how)
+        if how == "__str__" and method is object.__str__:
             return text_of(interp, value, "__repr__", how)
-        of_base = held is not None and found is contents_kind(held[0]).__repr__
+        of_base = held is not None and method is contents_kind(held[0]).__repr__
         if held is not None and of_base and contents_kind(held[0]) in (set, frozenset, OrderedDict):
             return _text_of_container(interp, held[0], interp.tree.class_name(kind))
-        if isinstance(found, types.FunctionType):
-            return checked_str(value, asked or how, interp.now(interp.call(interp.externals.fixed(found), [value])))
-        if found is object.__repr__ and not interp.externals.explores:
+        if isinstance(method, types.FunctionType):
+            return checked_str(value, asked or how, interp.now(interp.call(interp.externals.fixed(method), [value])))
+        if method is object.__repr__ and not interp.externals.explores:
             return DeferredString(object.__repr__, [value])  # it tells where the real object is
     raise Unsupported("B002", f"{_FUNCTIONS[how].__name__} of {describe(value)}")
 
@@ -178,10 +178,10 @@ def _worded_parts(interp: Interpreter, value: Any, kind: type | None, name: str)
             return between(f"{name}({{", pairs, "})") if pairs else [Constant(f"{name}()")]
         factory = text_of(interp, mapping.factory or Constant(None), "__repr__")
         return [Constant("defaultdict("), factory, *between(", {", pairs, "})")]
-    found = interp.tree.class_attribute(kind, "__repr__") if kind is not None else None
-    if not isinstance(found, types.FunctionType):
+    method = interp.tree.class_attribute(kind, "__repr__") if kind is not None else None
+    if not isinstance(method, types.FunctionType):
         raise Unsupported("B002", f"repr of {describe(value)}")
-    return [checked_str(value, "__repr__", interp.now(interp.call(interp.externals.fixed(found), [value])))]
+    return [checked_str(value, "__repr__", interp.now(interp.call(interp.externals.fixed(method), [value])))]
 
 
 def _is_given_set(value: Value, interp: Interpreter) -> TypeGuard[Set]:
@@ -228,11 +228,11 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
         return text_of(interp, value)
     kind = python_type(value)
     if isinstance(value, Object | Instance) and kind is not None:
-        found = interp.tree.class_attribute(kind, "__format__")
-        if isinstance(found, types.FunctionType):
-            answer = interp.now(interp.call(interp.externals.fixed(found), [value, Constant(spec)]))
+        method = interp.tree.class_attribute(kind, "__format__")
+        if isinstance(method, types.FunctionType):
+            answer = interp.now(interp.call(interp.externals.fixed(method), [value, Constant(spec)]))
             return checked_str(value, "__format__", answer)
-        if found is object.__format__ and not spec:
+        if method is object.__format__ and not spec:
             return text_of(interp, value)
     raise Unsupported("B002", f"formatting of {describe(value)}")
 
@@ -269,7 +269,7 @@ def _later(interp: Interpreter, make: Any, value: Tensor) -> DeferredString:
 def _words_itself(interp: Interpreter, value: Tensor) -> bool:
     """Whether PyTorch's own methods word the tensor: they have no effects and never fail."""
     methods = [interp.tree.class_attribute(value.kind, name) for name in ("__str__", "__repr__", "__format__")]
-    return all(found is object.__str__ or getattr(found, "__module__", "") in _WORDING_MODULES for found in methods)
+    return all(method is object.__str__ or getattr(method, "__module__", "") in _WORDING_MODULES for method in methods)
 
 
 _WORDING_MODULES = ("torch._tensor", "torch.nn.parameter")

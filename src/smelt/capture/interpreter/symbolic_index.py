@@ -25,8 +25,8 @@ def item_of(interp: Interpreter, tensor: Tensor, key: Value) -> Value:
     if interp.externals.explores:
         held = _held_index(interp, tensor, key)
         if held is not None:
-            found = interp.tensor_call("call_function", operator.getitem, [tensor, held[0]])
-            return interp.tensor_call("call_method", "select", [found, Constant(held[1]), Constant(0)])
+            part = interp.tensor_call("call_function", operator.getitem, [tensor, held[0]])
+            return interp.tensor_call("call_method", "select", [part, Constant(held[1]), Constant(0)])
     if interp.tape.data_sizes is not None:
         key = _masks_as_positions(interp, tensor, with_told(interp, key))
     chosen, rest = _selected(interp, tensor, key)
@@ -39,15 +39,15 @@ def _tensors_in(interp: Interpreter, tensor: Tensor, key: Value) -> Value | None
     """The tensors of a key, integers among them; None if there is anything else in it."""
     several = isinstance(key, Sequence) and key.kind in (tuple, list)
     items = [interp.externals.force(item) for item in key.items] if several else [key]  # type: ignore[attr-defined]
-    found: list[Value] = []
+    tensors: list[Value] = []
     for item in items:
         if isinstance(item, Constant) and python_type(item) in (int, bool):
             settings: dict[str, Value] = {"dtype": Constant(torch.int64), "device": Constant(tensor.ghost.device)}
             item = interp.tensor_call("call_function", torch.tensor, [item], settings)
         if not isinstance(item, Tensor):
             return None
-        found.append(item)
-    return Sequence(list, found)
+        tensors.append(item)
+    return Sequence(list, tensors)
 
 
 def set_item(interp: Interpreter, tensor: Tensor, key: Value, value: Value) -> None:
@@ -70,7 +70,7 @@ def _masks_as_positions(interp: Interpreter, tensor: Tensor, key: Value) -> Valu
     items = [interp.externals.force(item) for item in key.items] if several else [key]  # type: ignore[attr-defined]
     if not any(_is_mask(item) for item in items):
         return key
-    found: list[Value] = []
+    positions: list[Value] = []
     dim = 0
     for item in items:
         if isinstance(item, Tensor) and _is_mask(item):
@@ -78,15 +78,15 @@ def _masks_as_positions(interp: Interpreter, tensor: Tensor, key: Value) -> Valu
             fits = ghost.dim() and tensor.ghost.dim() >= dim + ghost.dim()
             if not fits or not all(map(surely_equal, ghost.shape, tensor.ghost.shape[dim:])):
                 return key  # PyTorch says what is wrong
-            found += _positions(interp, item)
+            positions += _positions(interp, item)
             dim += ghost.dim()
             continue
         extent = _extent(item)
         if extent is None or extent == -1:
             return key  # where the next one is about takes a closer look
-        found.append(item)
+        positions.append(item)
         dim += extent
-    return Sequence(tuple, found)
+    return Sequence(tuple, positions)
 
 
 def _positions(interp: Interpreter, mask: Tensor) -> list[Value]:
@@ -98,12 +98,12 @@ def _found_once(interp: Interpreter, mask: Tensor) -> tuple[Value, list[Value]]:
     """`mask.nonzero()`, and its columns."""
     assert interp.tape.data_sizes is not None
     known = interp.tape.data_sizes.positions
-    ghost, version, found = known.get(id(mask.ghost), (None, 0, []))
+    ghost, version, entry = known.get(id(mask.ghost), (None, 0, []))
     if ghost is not mask.ghost or version != mask.ghost._version:
         places = interp.tensor_call("call_method", "nonzero", [mask])
-        found = places, _columns(interp, places, mask)
-        known[id(mask.ghost)] = mask.ghost, mask.ghost._version, found
-    return found  # type: ignore[no-any-return]
+        entry = places, _columns(interp, places, mask)
+        known[id(mask.ghost)] = mask.ghost, mask.ghost._version, entry
+    return entry  # type: ignore[no-any-return]
 
 
 def _columns(interp: Interpreter, places: Value, mask: Tensor) -> list[Value]:

@@ -189,7 +189,7 @@ def _slot_names(code: CodeType) -> tuple[str, ...]:
 def _instructions(code: CodeType) -> list[Instruction]:
     """What `dis.get_instructions` tells, at a tenth of its cost: a large model is thousands of instructions."""
     units, lines, slots = code.co_code, _lines(code), _slot_names(code)
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     start: int | None = None
     keywords: tuple[str, ...] = ()
     line, extended = code.co_firstlineno, 0
@@ -222,10 +222,10 @@ def _instructions(code: CodeType) -> list[Instruction]:
                 name = _INTRINSICS.get(arg, name)
             elif opcode == _INTRINSIC_OF_TWO and arg == 1:
                 name = "PREP_RERAISE_STAR"
-            found.append(_new(Instruction, (name, arg, value, target, start, following, line, keywords)))
+            instructions.append(_new(Instruction, (name, arg, value, target, start, following, line, keywords)))
             start, keywords = None, ()
         offset = following
-    return found
+    return instructions
 
 
 def _lines(code: CodeType) -> list[int | None]:

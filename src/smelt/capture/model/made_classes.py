@@ -29,5 +29,5 @@ class MadeClass:
 def make_namedtuple(args: list[Any], kwargs: dict[str, Any]) -> type:
     """The class that `collections.namedtuple` makes."""
     make: Any = namedtuple
-    made: type = make(*args, **kwargs)
-    return made
+    kind: type = make(*args, **kwargs)
+    return kind

@@ -47,8 +47,8 @@ def mark_entered(
 
 def entered_by(function: Any) -> Entered | None:
     """What a compiled function calls; None for any other."""
-    found: Entered | None = function.__dict__.get(_ENTERED)
-    return found if found is not None and found.by() is function else None
+    mark: Entered | None = function.__dict__.get(_ENTERED)
+    return mark if mark is not None and mark.by() is function else None
 
 
 def is_compiling() -> bool:

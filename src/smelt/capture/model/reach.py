@@ -50,8 +50,8 @@ def why_reachable(function: Any, wanted: set[int]) -> str | None:
             return name  # a global was written: it reads its globals without naming their dict
         try:
             pending.extend(_leads_to(name, real))
-        except _Anything as found:
-            return found.name
+        except _Anything as anything:
+            return anything.name
     return None
 
 

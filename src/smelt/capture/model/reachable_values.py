@@ -29,20 +29,20 @@ from smelt.capture.model.values import (
 
 def reachable(roots: Iterable[Any]) -> dict[int, Any]:
     """The values that `roots` are or hold, at whatever depth, by id."""
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     pending = list(roots)
     while pending:
         value = pending.pop()
-        if value is None or id(value) in found:
+        if value is None or id(value) in values:
             continue
-        found[id(value)] = value
+        values[id(value)] = value
         for name in _PARTS.get(type(value), ()):
             part = getattr(value, name)
             if isinstance(part, dict):
                 pending.extend(part.values())
             else:
                 pending.extend(part if isinstance(part, list | tuple) else (part,))
-    return found
+    return values
 
 
 _PARTS: dict[type, tuple[str, ...]] = {

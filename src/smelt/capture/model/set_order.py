@@ -88,7 +88,7 @@ def given_in(call: Call) -> list[Any]:
     if first.name == "given":
         return list(first.args)
     inside = [arg for each in (first, *changes) for arg in each.args if isinstance(arg, Call)]
-    return [given for each in inside for given in given_in(each)]
+    return [external for each in inside for external in given_in(each)]
 
 
 def made_of_given(call: Call) -> "tuple[Call, Any] | None":
@@ -105,7 +105,7 @@ def made_of_given(call: Call) -> "tuple[Call, Any] | None":
             known[each] = Call(each.name, args, None if each.before is None else general(each.before))
         return known[each]
 
-    sets = {id(given): given for given in given_in(call)}
+    sets = {id(external): external for external in given_in(call)}
     if len(sets) != 1 or _changes_given(call):
         return None
     return general(call), next(iter(sets.values()))

@@ -38,10 +38,10 @@ class Source:
 
     def child(self, accessor: Accessor, text: str) -> "Source":
         key = identity_of(accessor)
-        found = self.children.get(key)
-        if found is None:
-            found = self.children[key] = Source(self, accessor, text)
-        return found
+        child = self.children.get(key)
+        if child is None:
+            child = self.children[key] = Source(self, accessor, text)
+        return child
 
     @property
     def place(self) -> str:

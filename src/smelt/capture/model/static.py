@@ -42,9 +42,9 @@ def own_dict(real: object) -> Any:
     this thread."""
     if is_a(real, threading.local):
         return _OF_THREAD(real, "__dict__")
-    found = static_lookup(type(real), "__dict__")
-    held = isinstance(found, types.GetSetDescriptorType | types.MemberDescriptorType)
-    return found.__get__(real) if held else None
+    descriptor = static_lookup(type(real), "__dict__")
+    held = isinstance(descriptor, types.GetSetDescriptorType | types.MemberDescriptorType)
+    return descriptor.__get__(real) if held else None
 
 
 def is_bound_method(real: Any) -> bool:
@@ -53,10 +53,10 @@ def is_bound_method(real: Any) -> bool:
     if receiver is None or isinstance(receiver, types.ModuleType):
         return False
     if is_a(receiver, type):
-        found = static_lookup(receiver, real.__name__)
-        return isinstance(found, types.ClassMethodDescriptorType) and bool(found.__get__(None, receiver) == real)
-    found = getattr(type(receiver), real.__name__, None)
-    return isinstance(found, types.MethodDescriptorType)
+        method = static_lookup(receiver, real.__name__)
+        return isinstance(method, types.ClassMethodDescriptorType) and bool(method.__get__(None, receiver) == real)
+    method = getattr(type(receiver), real.__name__, None)
+    return isinstance(method, types.MethodDescriptorType)
 
 
 def is_heap_type(kind: type) -> bool:
@@ -71,8 +71,8 @@ def fields_of(kind: type) -> tuple[tuple[str, int], ...]:
     """The fields of a named tuple and their places: what a class holds under the name is that, and nothing else."""
     fields: list[tuple[str, int]] = []
     for name in (name for base in mro_of(kind) for name in class_dict_of(base)):
-        found = static_lookup(kind, name)
-        if type(found) is FIELD:
-            place: Any = found.__reduce__()[1][0]
+        member = static_lookup(kind, name)
+        if type(member) is FIELD:
+            place: Any = member.__reduce__()[1][0]
             fields.append((name, place))
     return tuple(fields)

@@ -84,8 +84,8 @@ def _forward_of(module: torch.nn.Module) -> tuple[types.FunctionType | None, boo
         return held, False
     for cls in mro_of(type(module)):
         if "forward" in cls.__dict__:
-            found = cls.__dict__["forward"]
-            return (found, True) if type(found) is types.FunctionType else (None, False)
+            forward = cls.__dict__["forward"]
+            return (forward, True) if type(forward) is types.FunctionType else (None, False)
     return None, False
 
 

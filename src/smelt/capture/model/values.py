@@ -70,22 +70,23 @@ class Number(Constant):
     A string from outside is one too: a name that is only passed on may be another at each call.
 
     Whoever looks at `value` relies on it from then on, and it is guarded; a counter that is only read, counted up and
-    written back stays free, and is recomputed when the graph has run (`made`: function and operands).
+    written back stays free, and is recomputed when the graph has run (`origin_call`: function and operands).
 
     A number that is known to differ from call to call has a `symbolic` form, which graphs compute with.
     """
 
-    __slots__ = ("known", "made", "specialized", "symbolic")
+    __slots__ = ("known", "origin_call", "specialized", "symbolic")
 
     def __init__(
         self,
         known: Any,
-        made: tuple[Any, ...] | None = None,
+        origin_call: tuple[Any, ...] | None = None,
         *,
         source: Source | None = None,
         symbolic: Any = None,
     ) -> None:
-        self.known, self.made, self.source, self.specialized, self.symbolic = known, made, source, False, symbolic
+        self.known, self.origin_call, self.source = known, origin_call, source
+        self.specialized, self.symbolic = False, symbolic
         if source is not None:
             source.check(("type", type(known)))
 
@@ -105,7 +106,7 @@ class Number(Constant):
             if number.source is not None:
                 number.source.checks.clear()
                 number.source.check(("equals", number.known))
-            for operand in (number.made or ())[1:]:
+            for operand in (number.origin_call or ())[1:]:
                 if isinstance(operand, Number) and operand.symbolic is None:
                     pending.append(operand)
                 else:
@@ -331,9 +332,9 @@ class Set(Value):
     def given(cls, kind: type, real: Any, source: Any, items: frozenset[Any]) -> "Set":
         """A set from outside: equal ones may yield their items in another order."""
         order = tuple((set if kind is set else frozenset).__iter__(real))
-        made = cls(set(items), kind, NOTHING, items, source=source, order=order, real=real)
-        made.calls = Call("given", (made,))
-        return made
+        new = cls(set(items), kind, NOTHING, items, source=source, order=order, real=real)
+        new.calls = Call("given", (new,))
+        return new
 
     @classmethod
     def constant(cls, real: frozenset[Any]) -> "Set":
@@ -629,17 +630,17 @@ class DeferredScalar(Value):
 class OpenScalar(DeferredScalar):
     """A number that export keeps open: `parts` is the tensor that holds it, and the graph computes with that.
 
-    `example`: see `OpenNumber`. `made`: the function and operands that an integer was made of.
+    `example`: see `OpenNumber`. `origin_call`: the function and operands that an integer was made of.
     """
 
     example: int = 3
-    made: tuple[Any, ...] | None = None
+    origin_call: tuple[Any, ...] | None = None
 
     @property
     def tensor(self) -> Tensor:
-        found = self.parts[0]
-        assert isinstance(found, Tensor)
-        return found
+        tensor = self.parts[0]
+        assert isinstance(tensor, Tensor)
+        return tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -670,8 +671,8 @@ def own_operators(kind: type) -> frozenset[str]:
         _FOUND_OPERATORS[version] = frozenset(
             name
             for base in mro_of(kind)
-            for name, found in class_dict_of(base).items()
-            if name in OPERATORS and not _is_pythons(found)
+            for name, member in class_dict_of(base).items()
+            if name in OPERATORS and not _is_pythons(member)
         )
     return _FOUND_OPERATORS[version] if version else _FOUND_OPERATORS.pop(0)
 
@@ -681,11 +682,11 @@ _MANY_CLASSES = 512
 _OF_C = (types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType, type(None))
 
 
-def _is_pythons(found: Any) -> bool:
+def _is_pythons(member: Any) -> bool:
     """Whether an entry of a class is no code of the program's."""
-    if isinstance(found, types.FunctionType):
-        return (found.__module__ or "").partition(".")[0] in sys.stdlib_module_names
-    return isinstance(found, _OF_C)
+    if isinstance(member, types.FunctionType):
+        return (member.__module__ or "").partition(".")[0] in sys.stdlib_module_names
+    return isinstance(member, _OF_C)
 
 
 def is_constant(value: object) -> bool:

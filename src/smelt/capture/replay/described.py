@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.capture.interpreter.externals import unchanged
+from smelt.capture.model.container_changes import unchanged
 from smelt.capture.model.source import Accessor, Source, identity_of
 from smelt.capture.model.values import (
     Cell,
@@ -226,7 +226,7 @@ class Describer:
         if isinstance(value, Number) and not value.specialized:
             if value.source is not None:
                 return FromOutside(given_of(value.source))
-            function, *operands = value.made or (None,)
+            function, *operands = value.origin_call or (None,)
             return Counted(function, tuple(map(self.described, operands)))
         if isinstance(value, Constant):
             return Known(value.value)
@@ -302,30 +302,30 @@ def _was_read(item: Any) -> bool:
 
 
 def described_inputs(
-    nodes: Iterable[fx.Node], sources: dict[fx.Node, Source], made: dict[fx.Node, Any]
+    nodes: Iterable[fx.Node], sources: dict[fx.Node, Source], preallocated: dict[fx.Node, Any]
 ) -> tuple[Given | MadeBefore, ...]:
     """Where each input of a graph comes from."""
-    found: list[Given | MadeBefore] = []
+    inputs: list[Given | MadeBefore] = []
     for node in nodes:
-        if node in made:
-            call, number = made[node], list(made).index(node)
-            given = [given_of(each) if isinstance(each, Source) else each for each in call.args]
+        if node in preallocated:
+            call, number = preallocated[node], list(preallocated).index(node)
+            positional = [given_of(each) if isinstance(each, Source) else each for each in call.args]
             named = {name: given_of(each) if isinstance(each, Source) else each for name, each in call.kwargs.items()}
-            found.append(MadeBefore(number, call.function, tuple(given), named))
+            inputs.append(MadeBefore(number, call.function, tuple(positional), named))
         else:
-            found.append(given_of(sources[node]))
-    return tuple(found)
+            inputs.append(given_of(sources[node]))
+    return tuple(inputs)
 
 
 def origins_of(roots: Iterable[Source]) -> dict[int, Given]:
     """Those below some sources whose values are taken, by their ids."""
-    found, pending = {}, list(roots)
+    origins, pending = {}, list(roots)
     while pending:
         source = pending.pop()
         if source.collected:
-            found[id(source)] = given_of(source)
+            origins[id(source)] = given_of(source)
         pending += source.children.values()
-    return found
+    return origins
 
 
 def checks_below(roots: Iterable[Source]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:

@@ -16,20 +16,20 @@ from smelt.capture.model.values import Descriptor, Function, Generator, WeakRefe
 from smelt.capture.polyfills.library import CACHED
 
 
-def rebuild_class(build: Any, made: MadeClass) -> Any:
+def rebuild_class(build: Any, blueprint: MadeClass) -> Any:
     """A class of a class statement that was followed, made once more of what its names hold by now."""
-    if made.of_namedtuple is not None:
-        return build.step(functools.partial(make_namedtuple, *made.of_namedtuple))
-    name, names, count = made.kind.__name__, tuple(made.names.items), len(made.bases)
+    if blueprint.of_namedtuple is not None:
+        return build.step(functools.partial(make_namedtuple, *blueprint.of_namedtuple))
+    name, names, count = blueprint.kind.__name__, tuple(blueprint.names.items), len(blueprint.bases)
 
     def make(*operands: Any) -> type:
         return type(name, operands[:count], dict(zip(names, operands[count:], strict=True)))
 
-    cell, contents = made.cell, None
+    cell, contents = blueprint.cell, None
     if cell is not None:  # which leads back here
         contents, cell.contents = cell.contents, None
-    bases = [build.operand(base) for base in made.bases]
-    members = [build.operand(item) for item in made.names.items.values()]
+    bases = [build.operand(base) for base in blueprint.bases]
+    members = [build.operand(item) for item in blueprint.names.items.values()]
     real = build.step(make, *bases, *members)
     if cell is not None:
         cell.contents = contents
@@ -91,25 +91,25 @@ def rebuild_function(build: Any, value: Function) -> Any:
     closure = build.step(_tuple, *map(build.operand, value.closure))
 
     def make(defaults: Any, keyword_defaults: Any, annotations: Any, closure: Any) -> Any:
-        made = types.FunctionType(code, names, code.co_name, defaults, closure or None)
-        made.__kwdefaults__ = keyword_defaults
-        made.__qualname__ = qualname
+        function = types.FunctionType(code, names, code.co_name, defaults, closure or None)
+        function.__kwdefaults__ = keyword_defaults
+        function.__qualname__ = qualname
         if isinstance(annotations, tuple):
-            made.__annotations__ = dict(zip(annotations[::2], annotations[1::2], strict=True))
+            function.__annotations__ = dict(zip(annotations[::2], annotations[1::2], strict=True))
         elif annotations is not None:
-            made.__annotations__ = annotations
-        return made
+            function.__annotations__ = annotations
+        return function
 
     known = build.known(value)  # its cells may have led back to it
     if known is not None:
         return known
-    made = build.early(value, build.step(make, defaults, keyword_defaults, annotations, closure))
+    function = build.early(value, build.step(make, defaults, keyword_defaults, annotations, closure))
     for name, item in value.overrides.items():
-        build.step(functools.partial(_set_attribute, name), made, build.operand(item))
+        build.step(functools.partial(_set_attribute, name), function, build.operand(item))
     if value.members is not None:
         fill = functools.partial(fill_dict, tuple(value.members.items))
-        build.step(fill, made, *map(build.operand, value.members.items.values()))
-    return made
+        build.step(fill, function, *map(build.operand, value.members.items.values()))
+    return function
 
 
 def _set_attribute(name: str, real: Any, value: Any) -> None:

@@ -228,15 +228,19 @@ class Rebuilder:
         """`write(keys, real, *items)`, where some keys may have to be made first."""
         keys, operands = tuple(items), [self.operand(item) for item in items.values()]
         if any(map(stands_for_key, keys)):
-            made = self.step(_tuple, *map(self.key, keys))
-            self.step(functools.partial(_in_turn, write), made, real, *operands)
+            key_tuple = self.step(_tuple, *map(self.key, keys))
+            self.step(functools.partial(_in_turn, write), key_tuple, real, *operands)
         else:
             self.step(functools.partial(write, keys), real, *operands)
 
     def class_of(self, kind: type) -> Operand:
         """A class: the real one, or the one that is made in the place of a stand-in."""
-        made = self.made_classes.get(id(kind))
-        return self.constant(kind) if made is None else self.once(kind, functools.partial(rebuild_class, self, made))
+        blueprint = self.made_classes.get(id(kind))
+        return (
+            self.constant(kind)
+            if blueprint is None
+            else self.once(kind, functools.partial(rebuild_class, self, blueprint))
+        )
 
     def constant(self, real: Any) -> Operand:
         self._constants.append(real)
@@ -295,8 +299,8 @@ class Rebuilder:
     def _number(self, value: Number) -> Operand:
         if value.source is not None:
             return self._input(value.source)
-        assert value.made is not None
-        function, *operands = value.made
+        assert value.origin_call is not None
+        function, *operands = value.origin_call
         return self.step(function, *map(self.operand, operands))
 
     def early(self, value: Value, operand: Operand) -> Operand:
@@ -354,10 +358,10 @@ def _tensor(build: Rebuilder, value: Tensor) -> Operand:
     detached = build.detached_if_freed(value)
     if detached is not None:
         return build.step(as_freed, build.tensor(value, build._output(detached)))
-    made = build.tensor(value, build._output(build.node_of(value)))
+    tensor = build.tensor(value, build._output(build.node_of(value)))
     slots = build.slots(value)
     gradient = Constant(None) if slots is None else slots.items["grad"]
-    return build.step(_with_gradient, made, build.operand(gradient)) if isinstance(gradient, Tensor) else made
+    return build.step(_with_gradient, tensor, build.operand(gradient)) if isinstance(gradient, Tensor) else tensor
 
 
 def _with_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -369,17 +373,17 @@ def _sequence(build: Rebuilder, value: Sequence) -> Operand:
     if value.owner is not None:
         return build.operand(value.owner)
     if value.kind is list:
-        made = build.early(value, build.step(list))
-        build.fill(lambda: _extend(build, made, value.items, list.extend))
-        return made
+        new = build.early(value, build.step(list))
+        build.fill(lambda: _extend(build, new, value.items, list.extend))
+        return new
     if id(value.kind) in build.made_classes:
         return build.step(_make_sequence, build.class_of(value.kind), *map(build.operand, value.items))
     make = _tuple if value.kind is tuple else functools.partial(_make_sequence, value.kind)
     return build.step(make, *map(build.operand, value.items))
 
 
-def _extend(build: Rebuilder, made: Operand, items: Iterable[Any], extend: Callable[..., None]) -> None:
-    build.step(extend, made, build.step(_tuple, *map(build.operand, items)))
+def _extend(build: Rebuilder, target: Operand, items: Iterable[Any], extend: Callable[..., None]) -> None:
+    build.step(extend, target, build.step(_tuple, *map(build.operand, items)))
 
 
 def _make_sequence(kind: Any, *items: Any) -> Any:
@@ -389,9 +393,9 @@ def _make_sequence(kind: Any, *items: Any) -> Any:
 
 
 def _deque(build: Rebuilder, value: Deque) -> Operand:
-    made = build.early(value, build.step(functools.partial(deque, (), value.maxlen)))
-    build.step(deque.extend, made, build.step(_tuple, *map(build.operand, value.items)))
-    return made
+    new = build.early(value, build.step(functools.partial(deque, (), value.maxlen)))
+    build.step(deque.extend, new, build.step(_tuple, *map(build.operand, value.items)))
+    return new
 
 
 def _tuple(*items: Any) -> tuple[Any, ...]:
@@ -400,15 +404,15 @@ def _tuple(*items: Any) -> tuple[Any, ...]:
 
 def _mapping(build: Rebuilder, value: Mapping) -> Operand:
     if value.owner is not None:
-        made = build.operand(value.owner)
-        return made if getattr(value.owner, "contents", None) is value else build.step(vars, made)
+        new = build.operand(value.owner)
+        return new if getattr(value.owner, "contents", None) is value else build.step(vars, new)
     if value.kind is types.MappingProxyType:
         return build.constant(value.proxy)
-    made = build.early(value, build.step(value.kind))
+    new = build.early(value, build.step(value.kind))
     if value.factory is not None:
-        build.step(_set_factory, made, build.operand(value.factory))
-    build.by_keys(_update, made, value.items)
-    return made
+        build.step(_set_factory, new, build.operand(value.factory))
+    build.by_keys(_update, new, value.items)
+    return new
 
 
 def _in_turn(write: Callable[..., None], *operands: Any) -> None:
@@ -433,17 +437,17 @@ def set_operand(build: Rebuilder, call: Call) -> Operand:
     """A set made by the calls that made the captured one, so that its items come in the same order."""
     first, changes = construction_of(call)
     if first.name == "constant":
-        made = build.constant(first.args[0])
+        new = build.constant(first.args[0])
     elif first.name == "given":
         if first.args[0].calls is not call or (changes and build.is_replaying):
             raise SkipFrame("a set that was made of another, which was changed since, cannot be rebuilt")
         return build.operand(first.args[0])
     elif first.name in _SETS and all(isinstance(arg, Items) and arg.form == "tuple" for arg in first.args):
         keys = first.args[0].keys if first.args else ()
-        made = build.step(functools.partial(_of_items, _SETS[first.name]), *build.items(keys))
+        new = build.step(functools.partial(_of_items, _SETS[first.name]), *build.items(keys))
     else:
-        made = build.step(functools.partial(set_made, first.name), *_set_arguments(build, first))
-    return changed_set(build, made, changes)
+        new = build.step(functools.partial(set_made, first.name), *_set_arguments(build, first))
+    return changed_set(build, new, changes)
 
 
 _SETS: dict[str, type] = {"set": set, "frozenset": frozenset}
@@ -511,12 +515,12 @@ def _iterator(build: Rebuilder, value: Iterator) -> Operand:
 
     def make(over: Any) -> Any:
         if part in ("keys", "values", "items"):
-            made = iter(getattr(over, part)())
+            iterator = iter(getattr(over, part)())
         else:
-            made = iter(over) if part in ("forward", "set") else reversed(over)
-        for _ in made if done else range(position):
-            next(made, None)
-        return made
+            iterator = iter(over) if part in ("forward", "set") else reversed(over)
+        for _ in iterator if done else range(position):
+            next(iterator, None)
+        return iterator
 
     return build.step(make, build.operand(value.over))
 
@@ -572,37 +576,37 @@ def _bind(function: Any, receiver: Any) -> Any:
 
 
 def _cell(build: Rebuilder, value: Cell) -> Operand:
-    made = build.early(value, build.step(types.CellType))
+    new = build.early(value, build.step(types.CellType))
     if value.contents is not None:
-        build.step(fill_cell, made, build.operand(value.contents))
-    return made
+        build.step(fill_cell, new, build.operand(value.contents))
+    return new
 
 
 def _instance(build: Rebuilder, value: Instance) -> Operand:
     base: Any = contents_kind(value.contents) or object
-    given = _given_at_once(build, value.contents)
+    arguments = _given_at_once(build, value.contents)
     if id(value.kind) in build.made_classes:
-        made = build.early(value, build.step(base.__new__, build.class_of(value.kind), *given))
+        new = build.early(value, build.step(base.__new__, build.class_of(value.kind), *arguments))
     else:
-        made = build.early(value, build.step(functools.partial(base.__new__, value.kind), *given))
-    build.fill(lambda: _fill_instance(build, value, base, made))
-    return made
+        new = build.early(value, build.step(functools.partial(base.__new__, value.kind), *arguments))
+    build.fill(lambda: _fill_instance(build, value, base, new))
+    return new
 
 
 def _array(build: Rebuilder, value: Array) -> Operand:
-    made = build.step(torch.Tensor.numpy, build.operand(value.tensor))
-    return made if value.kind.__name__ == "ndarray" else build.step(_first, made)
+    array = build.step(torch.Tensor.numpy, build.operand(value.tensor))
+    return array if value.kind.__name__ == "ndarray" else build.step(_first, array)
 
 
 def _wrapper(build: Rebuilder, value: Wrapper) -> Operand:
-    made = build.early(value, build.step(functools.partial(_rewrapped, value.kind, _layout_of(value.outer))))
+    new = build.early(value, build.step(functools.partial(_rewrapped, value.kind, _layout_of(value.outer))))
     fill = functools.partial(_fill_parts, tuple(value.attributes))
 
     def fill_parts() -> None:
-        build.step(fill, made, *map(build.operand, value.attributes.values()))
+        build.step(fill, new, *map(build.operand, value.attributes.values()))
 
     build.fill(fill_parts)
-    return made
+    return new
 
 
 def _fill_parts(names: tuple[str, ...], real: Any, *items: Any) -> None:
@@ -638,19 +642,19 @@ def _given_at_once(build: Rebuilder, contents: Value | None) -> list[Operand]:
     return [build.operand(contents)] if isinstance(contents, Constant) else []
 
 
-def _fill_instance(build: Rebuilder, value: Instance, base: Any, made: Operand) -> None:
+def _fill_instance(build: Rebuilder, value: Instance, base: Any, new: Operand) -> None:
     operands = map(build.operand, value.attributes.values())
     fill = fill_dict if value.kind.__dictoffset__ else _fill_slots
-    build.step(functools.partial(fill, tuple(value.attributes)), made, *operands)
+    build.step(functools.partial(fill, tuple(value.attributes)), new, *operands)
     contents = value.contents
     if isinstance(contents, Mapping):
-        build.by_keys(functools.partial(_fill_contents, base), made, contents.items)
+        build.by_keys(functools.partial(_fill_contents, base), new, contents.items)
     elif isinstance(contents, Sequence) and base is list:
-        _extend(build, made, contents.items, list.extend)
+        _extend(build, new, contents.items, list.extend)
     elif isinstance(contents, Set) and base is set:
         first, changes = construction_of(contents.calls)
-        build.step(set.__init__, made, *_set_arguments(build, first))
-        changed_set(build, made, changes)
+        build.step(set.__init__, new, *_set_arguments(build, first))
+        changed_set(build, new, changes)
 
 
 def _fill_slots(names: tuple[str, ...], real: Any, *items: Any) -> None:
@@ -668,16 +672,16 @@ def _failure(build: Rebuilder, value: ExceptionValue) -> Operand:
     kind, base, suppresses = value.kind, builtin_base(value.kind), value.suppresses
     held = {} if kind in GROUPS else value.details
     if kind in GROUPS:  # which cannot be made without its exceptions
-        made = build.early(value, build.step(kind, *map(build.operand, value.details.values())))
+        new = build.early(value, build.step(kind, *map(build.operand, value.details.values())))
     else:
-        made = build.early(value, build.step(base.__new__, build.class_of(kind)))
+        new = build.early(value, build.step(base.__new__, build.class_of(kind)))
 
     def initialise(real: Any, args: Any) -> None:
         if kind not in GROUPS:
             base.__init__(real, *args)
         real.args = args  # that very tuple, which the program may have taken
 
-    build.step(initialise, made, build.operand(value.args))
+    build.step(initialise, new, build.operand(value.args))
     names, details = tuple(value.attributes), tuple(held)
     operands = map(build.operand, (*value.attributes.values(), *held.values()))
 
@@ -690,8 +694,8 @@ def _failure(build: Rebuilder, value: ExceptionValue) -> Operand:
 
     none = build.constant(None)
     links = [none if link is None else build.operand(link) for link in (value.cause, value.context)]
-    build.step(fill, made, _traceback(build, value.places), *links, *operands)
-    return made
+    build.step(fill, new, _traceback(build, value.places), *links, *operands)
+    return new
 
 
 def _traceback(build: Rebuilder, places: tuple[Place, ...]) -> Operand:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from smelt.capture.interpreter.externals import keys_check, same_keys, unchanged
+from smelt.capture.model.container_changes import keys_check, same_keys, unchanged
 from smelt.capture.model.set_order import construction_of
 from smelt.capture.model.values import Cell, Deque, LazyItem, Mapping, Sequence, Set, Slots, Value
 from smelt.capture.replay.rebuild_functions import fill_cell
@@ -36,12 +36,12 @@ def cleared_grads(written: Iterable[Value]) -> list[Any]:
     """Leaves whose gradients the program dropped before it computed anything, and whose values nobody asked for: their
     memory is free while the graph runs, as it is in eager. Should the graph fail and Python take over, it finds them
     as the program had made them by then."""
-    found = []
+    leaves = []
     for value in written:
         first = value.original.get("grad") if isinstance(value, Slots) and value.cleared and value.original else None
         if isinstance(first, LazyItem) and value.items["grad"] is not first and not first.source.collected:  # type: ignore[attr-defined]
-            found.append(value.holder.value)  # type: ignore[attr-defined]
-    return found
+            leaves.append(value.holder.value)  # type: ignore[attr-defined]
+    return leaves
 
 
 def _list(build: Rebuilder, value: Sequence | Deque) -> None:

@@ -19,9 +19,9 @@ import torch
 
 from smelt.capture.calls.traced.recorder import Recorder
 from smelt.capture.interpreter.deferred_scalars import item_of_tensor, listed, needed
-from smelt.capture.interpreter.externals import same_keys
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.container_changes import same_keys
 from smelt.capture.model.static import is_a
 from smelt.capture.model.values import Array, Constant, LazyItem, Object, Sequence, Slice, Tensor, Value, is_constant
 from smelt.device.host_library import HOST, on_host
