@@ -95,10 +95,10 @@ class CaptureLoader:
         records = Ambient.now().records
         with torch._C._InferenceMode(False), without_default_devices():  # as graphs are captured and compiled
             torch._C._set_grad_enabled(records)
-            found = compiler.load(self.record["graph"], write_policy.undoing())
-        if found is None:
+            loaded = compiler.load(self.record["graph"], write_policy.undoing())
+        if loaded is None:
             raise NotPersistable("its compiled code is not in the cache")
-        run, traced = found
+        run, traced = loaded
         events.count("graphs")
         events.count("captures_loaded")
         run = write_policy.around(run, traced)
@@ -128,16 +128,16 @@ class CaptureLoader:
         form, args, named, answer = self.record["remembered"][len(self.remembered)]
         try:
             function = self._real(form)
-            given = tuple(decode(each, self._real) for each in args)
+            positional = tuple(decode(each, self._real) for each in args)
             by_name = {name: decode(each, self._real) for name, each in named}
         except KeyError:
             raise NotPersistable("what a cached function is called with was not found") from None
         self._hold_so_far()
         if type(function) is not WRAPPER:
             raise ValueError(f"{function!r} caches nothing")
-        found = _native.suspended(function, *given, **by_name)
-        self._bind(answer, found)
-        self.remembered.append(Remembered.of(function, given, by_name, found))
+        result = _native.suspended(function, *positional, **by_name)
+        self._bind(answer, result)
+        self.remembered.append(Remembered.of(function, positional, by_name, result))
 
     def _hold_so_far(self) -> None:
         """Refuse a state in which something that is known by now does not hold."""
@@ -164,8 +164,8 @@ class CaptureLoader:
             count += 1
         children = []
         for child in below:
-            found, count = self._known_part(child, count, places, reached is None)
-            children += [found] if found is not None else []
+            part, count = self._known_part(child, count, places, reached is None)
+            children += [part] if part is not None else []
         if reached is None:
             return None, count
         checks = [known for number in numbers if (known := self._check(number)) is not None]
@@ -210,7 +210,7 @@ class CaptureLoader:
         if wanted is not None:  # children are looked at once this is known to be the same object
             asked.append(wanted)
             return (reached, tuple(checks), (), True, text)
-        children = tuple(found for child in below if (found := self._probe(child, asked)) is not None)
+        children = tuple(part for child in below if (part := self._probe(child, asked)) is not None)
         return (reached, tuple(checks), children, False, text) if children else None
 
     def _bind(self, form: Any, real: Any) -> None:
@@ -300,10 +300,10 @@ class CaptureLoader:
         return known
 
     def _real(self, form: Any) -> Any:
-        found = self.reals[form[1]]
-        if found is ABSENT:
+        real = self.reals[form[1]]
+        if real is ABSENT:
             raise KeyError(form[1])
-        return found
+        return real
 
     def _entry_state(self) -> EntryState:
         function, slots = self.record["frame"]

@@ -170,10 +170,10 @@ def _operator(real: Any) -> Form:
 
 
 def _operator_at(path: list[str]) -> Any:
-    found: Any = torch.ops
+    member: Any = torch.ops
     for name in path:
-        found = getattr(found, name, None)
-    return found
+        member = getattr(member, name, None)
+    return member
 
 
 def _is_made_in_python(kind: type) -> bool:
@@ -181,10 +181,10 @@ def _is_made_in_python(kind: type) -> bool:
     lists among its bases, nor one that pybind11 made, which looks like one of Python's."""
     if any(type(base).__module__ == "pybind11_builtins" for base in kind.__mro__):
         return False
-    made = [base for base in kind.__mro__ if is_heap_type(base) and not base.__flags__ & _IMMUTABLE_TYPE]
-    rest = [base for base in kind.__mro__ if base not in made]
-    python = all(issubclass(type(base), type) and isinstance(vars(base).get("__module__"), str) for base in made)
-    return python and bool(made) and all(base is object or base in _CONTAINERS for base in rest)
+    heap_types = [base for base in kind.__mro__ if is_heap_type(base) and not base.__flags__ & _IMMUTABLE_TYPE]
+    rest = [base for base in kind.__mro__ if base not in heap_types]
+    python = all(issubclass(type(base), type) and isinstance(vars(base).get("__module__"), str) for base in heap_types)
+    return python and bool(heap_types) and all(base is object or base in _CONTAINERS for base in rest)
 
 
 def _module_of(names: dict[Any, Any]) -> str | None:
@@ -192,20 +192,20 @@ def _module_of(names: dict[Any, Any]) -> str | None:
     if names is sys.modules:
         return "sys.modules"
     name = names.get("__name__")
-    found = sys.modules.get(name) if isinstance(name, str) else None
-    return name if isinstance(found, types.ModuleType) and vars(found) is names else None
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    return name if isinstance(module, types.ModuleType) and vars(module) is names else None
 
 
 def _under(module: Any, path: Any) -> Any:
     """What is found in a module, going through classes alone and running nothing."""
     if module == "builtins" and path in _NAMELESS:
         return _NAMELESS[path]
-    found: Any = sys.modules.get(module) if isinstance(module, str) else None
+    member: Any = sys.modules.get(module) if isinstance(module, str) else None
     for part in path.split("."):
-        if not isinstance(found, types.ModuleType | type):
+        if not isinstance(member, types.ModuleType | type):
             return ABSENT
-        found = vars(found).get(part, ABSENT)
-    return found
+        member = vars(member).get(part, ABSENT)
+    return member
 
 
 def _is_there(real: Any) -> bool:
@@ -225,8 +225,8 @@ def own_folders() -> tuple[str, ...]:
 def file_of(module: Any) -> str:
     """Where a module's code is, without asking it: some load more when asked for a name they lack."""
     names = getattr(module, "__dict__", None)
-    found = names.get("__file__") if type(names) is dict else None
-    return found if type(found) is str else ""
+    file = names.get("__file__") if type(names) is dict else None
+    return file if type(file) is str else ""
 
 
 def is_library(file: str) -> bool:
@@ -261,25 +261,25 @@ def _print_of(kind: type) -> str:
             if is_library(file):  # but for what the program adds to it
                 text += " ".join(sorted(vars(kind)))
             else:
-                text += " ".join(f"{name}={_entry_text(name, found)}" for name, found in sorted(vars(kind).items()))
+                text += " ".join(f"{name}={_entry_text(name, member)}" for name, member in sorted(vars(kind).items()))
         known = _prints[id(kind)] = kind, text
     return known[1]
 
 
-def _entry_text(name: str, found: Any) -> str:
-    if type(found) is types.FunctionType:
-        return digest(found.__code__)
-    if type(found) in _WRAPPERS:
-        return f"{type(found).__name__}({' '.join(_entry_text('', getattr(found, p)) for p in _WRAPPERS[type(found)])})"
+def _entry_text(name: str, entry: Any) -> str:
+    if type(entry) is types.FunctionType:
+        return digest(entry.__code__)
+    if type(entry) in _WRAPPERS:
+        return f"{type(entry).__name__}({' '.join(_entry_text('', getattr(entry, p)) for p in _WRAPPERS[type(entry)])})"
     if name == "_member_map_":
-        return " ".join(f"{each}={_plainly(member.value)} {_plainly(vars(member))}" for each, member in found.items())
+        return " ".join(f"{each}={_plainly(member.value)} {_plainly(vars(member))}" for each, member in entry.items())
     if name in ("_fields", "_field_defaults", "__match_args__"):
-        return _plainly(found)
-    return f"{type(found).__module__}.{type(found).__qualname__}"
+        return _plainly(entry)
+    return f"{type(entry).__module__}.{type(entry).__qualname__}"
 
 
-def _plainly(found: Any) -> str:
-    return str(encode(found, lambda other: ["#", _kind_text(other)]))
+def _plainly(value: Any) -> str:
+    return str(encode(value, lambda other: ["#", _kind_text(other)]))
 
 
 def _kind_text(real: Any) -> str:
@@ -321,10 +321,10 @@ def find(form: Form, reals: list[Any]) -> Any:
     if kind == "class" or kind == "function":
         if not form[-1]:
             return ABSENT
-        found = _under(form[1], form[2])
-        if not is_like(form, found, reals):
+        real = _under(form[1], form[2])
+        if not is_like(form, real, reals):
             raise NotPersistable(f"{form[1]}.{form[2]} has changed")
-        return found
+        return real
     if kind == "module":
         return _there(sys.modules.get(form[1]), form[1])
     if kind == "names":
@@ -334,8 +334,8 @@ def find(form: Form, reals: list[Any]) -> Any:
     if kind == "member":
         return ABSENT if reals[form[1]] is ABSENT else _there(reals[form[1]].__members__.get(form[2]), form[2])
     if kind == "operator":
-        found = _there(_operator_at(form[1:]), form[-1])
-        return found if type(found) in _OPERATORS and _operator(found) == form else _there(None, form[-1])
+        real = _there(_operator_at(form[1:]), form[-1])
+        return real if type(real) in _OPERATORS and _operator(real) == form else _there(None, form[-1])
     if kind == "info":
         return getattr(torch, form[1])(getattr(torch, form[2]))
     if kind == "union":
@@ -344,17 +344,17 @@ def find(form: Form, reals: list[Any]) -> Any:
     return ABSENT
 
 
-def _in_place(form: Form, found: Any) -> Any:
+def _in_place(form: Form, real: Any) -> Any:
     """A function or descriptor of C's, unless the program has put another in its place."""
-    if type(found) not in (types.BuiltinFunctionType, *_DESCRIPTORS) or _title(found) != form[3:]:
+    if type(real) not in (types.BuiltinFunctionType, *_DESCRIPTORS) or _title(real) != form[3:]:
         raise NotPersistable(f"{form[2]} has changed")
-    return found
+    return real
 
 
-def _there(found: Any, name: str) -> Any:
-    if found is None:
+def _there(real: Any, name: str) -> Any:
+    if real is None:
         raise NotPersistable(f"{name} is not here")
-    return found
+    return real
 
 
 def _may_be(known: Any, real: Any) -> bool:

@@ -163,10 +163,10 @@ def program_stamps() -> list[list[Any]]:
 
 def stamp_of(file: str) -> list[int]:
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return []
-    return [found.st_size, found.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns]
 
 
 def refuse(value: Any) -> Any:

@@ -61,8 +61,8 @@ class CaptureStore:
         try:
             with events.timed("load"):
                 record = json.loads(parts[0])
-                found = CaptureLoader(record, frame).load(self.compiler)
-                if found is not None:
+                loaded = CaptureLoader(record, frame).load(self.compiler)
+                if loaded is not None:
                     history.restore(decode(record["history"], refuse))
         except NotPersistable as reason:
             events.emit("cache", f"a capture of {frame.info.code.co_qualname} is not used: {reason}")
@@ -73,7 +73,7 @@ class CaptureStore:
             return None
         finally:
             forget_classes()
-        return found
+        return loaded
 
     def saver(self, frame: LiveFrame, history: History) -> Keep | None:
         """What keeps a capture of a state for later processes; None if none is kept."""

@@ -45,12 +45,12 @@ class Histories:
 def leaves_of(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves that a backward from `outputs` reaches, each once."""
     tensors = list(outputs)
-    found = {id(each): each for each in tensors if each.grad_fn is None}
+    leaves = {id(each): each for each in tensors if each.grad_fn is None}
     for node in behind(each.grad_fn for each in tensors):
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, torch.Tensor):
-            found.setdefault(id(leaf), leaf)
-    return list(found.values())
+            leaves.setdefault(id(leaf), leaf)
+    return list(leaves.values())
 
 
 def yields_sparse(outputs: Iterable[torch.Tensor]) -> bool:

@@ -32,30 +32,32 @@ def constant_item(value: Tensor, tensors: dict[int, Tensor], untracked: dict[int
     steps = _steps(value.node)
     if steps is None:
         return NotImplemented
-    made = {each.node: each for each in tensors.values() if each.node in steps}
-    if len(made) != len(steps) or not all(_is_untouched(each, untracked) for each in made.values()):
+    tensors_by_node = {each.node: each for each in tensors.values() if each.node in steps}
+    if len(tensors_by_node) != len(steps) or not all(
+        _is_untouched(each, untracked) for each in tensors_by_node.values()
+    ):
         return NotImplemented
     try:
         with _disable_current_modes(), torch.no_grad(), _OnlyConstant():  # type: ignore[no-untyped-call]
-            found = _run([node for node in value.node.graph.nodes if node in steps])[value.node]
-            if found.dtype is not value.ghost.dtype:
+            result = _run([node for node in value.node.graph.nodes if node in steps])[value.node]
+            if result.dtype is not value.ghost.dtype:
                 return NotImplemented
-            return BASE.tolist(found) if listed else BASE.item(found)
+            return BASE.tolist(result) if listed else BASE.item(result)
     except Exception:  # what PyTorch refuses it refuses at the program's line
         return NotImplemented
 
 
 def _steps(wanted: fx.Node) -> set[fx.Node] | None:
     """The nodes that lead to one; None if inputs do, or many nodes."""
-    found, pending = {wanted}, [wanted]
+    steps, pending = {wanted}, [wanted]
     while pending:
         for node in pending.pop().all_input_nodes:
-            if node.op == "placeholder" or len(found) > _MAX_NODES:
+            if node.op == "placeholder" or len(steps) > _MAX_NODES:
                 return None
-            if node not in found:
-                found.add(node)
+            if node not in steps:
+                steps.add(node)
                 pending.append(node)
-    return found
+    return steps
 
 
 def _is_untouched(value: Tensor, untracked: dict[int, Any]) -> bool:

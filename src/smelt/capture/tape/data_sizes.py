@@ -94,10 +94,10 @@ class DataSizes:
 
     def number(self, supposed: int | None = None) -> tuple[Any, Symbol]:
         """An integer that a tensor holds: the number, and its symbol."""
-        made = self.new_size(supposed=supposed)
+        number = self.new_size(supposed=supposed)
         ((symbol, example),) = self.fresh
         self.fresh = []
-        return (example if example < SMALLEST else made), self._known(symbol, example)
+        return (example if example < SMALLEST else number), self._known(symbol, example)
 
     def _known(self, symbol: Symbol, example: int) -> Symbol:
         if example >= SMALLEST:
@@ -119,15 +119,15 @@ class DataSizes:
     def read(self, graph: fx.Graph, symbol: Symbol) -> list[fx.Node]:
         """New nodes of which the last yields the size."""
         node, path = self._places[symbol]
-        made: list[fx.Node] = []
+        nodes: list[fx.Node] = []
         for item in path[:-1]:
-            of = made[-1] if made else node
-            made.append(graph.call_function(operator.getitem, (of, item)))
-            set_spec(made[-1], spec_of(of)[item])  # type: ignore[index]  # of several results
+            of = nodes[-1] if nodes else node
+            nodes.append(graph.call_function(operator.getitem, (of, item)))
+            set_spec(nodes[-1], spec_of(of)[item])  # type: ignore[index]  # of several results
         if path:
-            made.append(graph.call_method("size", (made[-1] if made else node, path[-1])))
-            set_spec(made[-1], NumberSpec(Expression.of(symbol)))
-        return made or [node]
+            nodes.append(graph.call_method("size", (nodes[-1] if nodes else node, path[-1])))
+            set_spec(nodes[-1], NumberSpec(Expression.of(symbol)))
+        return nodes or [node]
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
         """These nodes are gone."""
@@ -158,13 +158,13 @@ class DataSizes:
         for symbol in {each for size in sizes for each in _symbols_of(size) if each.origin is FROM_DATA}:
             self.shape_env.taken[SizeGuard(">=", Expression.of(symbol) - Expression.of(SMALLEST))] = None
 
-    def write_checks(self, graph: fx.Graph, given: Given, fits: Fits) -> list[fx.Node]:
+    def write_checks(self, graph: fx.Graph, node_of: Given, fits: Fits) -> list[fx.Node]:
         """A check behind each operator that tells sizes. `given` makes a node for a size or number of an input."""
         if not self._places:
             return []
         relied_on = [*self._fixed, *self.shape_env.taken, *self.shape_env.guards]
         guards = [guard for guard in relied_on if _from_data(guard) and _from_data(guard) <= self._places.keys()]
-        made: list[fx.Node] = []
+        checks: list[fx.Node] = []
         known: list[Symbol] = []
         for node in dict.fromkeys(node for node, _ in self._places.values()):
             known += [symbol for symbol, (each, _) in self._places.items() if each is node]
@@ -173,10 +173,10 @@ class DataSizes:
             others = {each.text: each for guard in here for each in guard.expression.symbols()}
             wanted = [each for each in others.values() if each.origin is not FROM_DATA]
             with graph.inserting_before(node.next):
-                numbers = [*[self.read(graph, each)[-1] for each in known], *map(given, wanted)]
+                numbers = [*[self.read(graph, each)[-1] for each in known], *map(node_of, wanted)]
                 check = SizeCheck((*known, *wanted), len(known), tuple(here), fits)
-                made.append(graph.call_function(check, tuple(numbers)))
-        return made
+                checks.append(graph.call_function(check, tuple(numbers)))
+        return checks
 
 
 def _supposed(largest: Any, number: int) -> int:
@@ -193,8 +193,8 @@ def _is_prime(number: int) -> bool:
 
 
 def _symbols_of(size: Any) -> set[Symbol]:
-    found = meaning(size)
-    return found.symbols() if isinstance(found, Expression) else set()
+    expression = meaning(size)
+    return expression.symbols() if isinstance(expression, Expression) else set()
 
 
 def _from_data(guard: SizeGuard) -> set[Symbol]:
@@ -202,10 +202,10 @@ def _from_data(guard: SizeGuard) -> set[Symbol]:
 
 
 def _path_to(result: Any, symbol: Symbol) -> Path:
-    found = _path_inside(result, symbol)
-    if found is None:
+    path = _path_inside(result, symbol)
+    if path is None:
         raise Unsupported("B004", "a size that only data tell, and no result has,")
-    return found
+    return path
 
 
 def _path_inside(result: Any, symbol: Symbol) -> Path | None:

@@ -45,11 +45,11 @@ def numbered(
     return args, {name: _in_full(value, current, may_name=name == "device") for name, value in kwargs.items()}
 
 
-def chosen_kinds(made: Iterable[Any], given: Sequence[Any], args: Sequence[Value]) -> set[str]:
+def chosen_kinds(results: Iterable[Any], operands: Sequence[Any], args: Sequence[Value]) -> set[str]:
     """Kinds of devices that results are on though neither an operand is there nor an argument says so: PyTorch chose
     the current one, as for `x.type("torch.cuda.FloatTensor")`."""
-    devices = {tensor.device for tensor in made if not on_host(tensor.device)}
-    devices = devices.difference(tensor.device for tensor in given) if devices else devices
+    devices = {tensor.device for tensor in results if not on_host(tensor.device)}
+    devices = devices.difference(tensor.device for tensor in operands) if devices else devices
     if not devices or any(isinstance(arg, Constant) and _is_numbered(arg) for arg in args):
         return set()
     return {device.type for device in devices if device.index is not None}
@@ -61,8 +61,8 @@ def _is_numbered(argument: Constant) -> bool:
 
 
 def _lacks_device(args: tuple[Value, ...], kwargs: dict[str, Value]) -> bool:
-    given = args[1] if len(args) > 1 else kwargs.get("device")
-    return given is None or (isinstance(given, Constant) and given.value is None)
+    device = args[1] if len(args) > 1 else kwargs.get("device")
+    return device is None or (isinstance(device, Constant) and device.value is None)
 
 
 def _in_full(value: Value, current: Numbering, may_name: bool) -> Value:

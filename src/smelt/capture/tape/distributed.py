@@ -51,13 +51,13 @@ def distributed_input(tape: Tape, real: Any, source: Source) -> Distributed:
     source.check(("predicate", _laid_out_as(layout, TensorSpec.of(local), real.requires_grad)))
     part = tape.input(real, source, tuple(local.shape), tuple(local.stride()))
     part.kind = torch.Tensor
-    made = of_local(part, layout, source, real)
-    made.memory = next((each.memory for each in tape.distributed.values() if each.real is real), made.memory)
-    tape.distributed[part.node] = made
-    ghost: Any = made.ghost
+    value = of_local(part, layout, source, real)
+    value.memory = next((each.memory for each in tape.distributed.values() if each.real is real), value.memory)
+    tape.distributed[part.node] = value
+    ghost: Any = value.ghost
     if ghost._spec != real._spec:
         raise Unsupported("B006", f"{source.text} (a DTensor sharded in another order)")
-    return made
+    return value
 
 
 def _laid_out_as(layout: Layout, spec: TensorSpec, requires_grad: bool) -> Callable[[Any], bool]:
@@ -87,11 +87,11 @@ def with_locals(run: Callable[..., Any], tape: Tape) -> Callable[..., Any]:
 
     def with_local_tensors(*inputs: Any) -> Any:
         with torch.enable_grad():  # a part of the graph may record where its beginning does not
-            given = [local_of(each) if place in taken else each for place, each in enumerate(inputs)]
-        found = run(*given)
+            local_inputs = [local_of(each) if place in taken else each for place, each in enumerate(inputs)]
+        results = run(*local_inputs)
         for place in counted:
             torch.autograd.graph.increment_version(inputs[place])
-        return found
+        return results
 
     return with_local_tensors
 
@@ -143,14 +143,14 @@ def call_distributed(
     call.layouts = tuple(layouts)
     if not _tried(tape, call, values, operands) and not call.writes:
         return _wrapped(call.result, values, iter(()))
-    made = tape.call("call_function", call, tuple(operands), {})
-    assert isinstance(made, Sequence)
-    returned = iter(made.items)
+    results = tape.call("call_function", call, tuple(operands), {})
+    assert isinstance(results, Sequence)
+    returned = iter(results.items)
     result = _wrapped(call.result, values, returned)
     for place in call.writes or ():
         tape.call("call_method", "copy_", (operands[place], next(returned)), {})
         values[place].memory.is_written = True
-    recorded = any(isinstance(item, Tensor) and item.ghost.requires_grad for item in made.items)
+    recorded = any(isinstance(item, Tensor) and item.ghost.requires_grad for item in results.items)
     if call.shares or recorded or not any(layouts):
         for value in (*values, *(result.items if isinstance(result, Sequence) else [result])):
             if isinstance(value, Distributed):
@@ -168,7 +168,7 @@ def _tried(tape: Tape, call: DistributedCall, values: list[Any], operands: list[
     copies = [_copy(each.ghost) if isinstance(each, Tensor) else each.symbolic for each in operands]
     drawn, name = set(tape.effects.draws_on), call.__name__
     try:
-        made = tape.run("call_function", call, copies, {})
+        results = tape.run("call_function", call, copies, {})
     except BaseException:
         _forget_placements()
         raise
@@ -181,7 +181,7 @@ def _tried(tape: Tape, call: DistributedCall, values: list[Any], operands: list[
     if tape.effects.draws_on - drawn:
         tape.effects.draws_on = drawn
         raise Unsupported("B006", f"DTensor, for which {name} draws random numbers,")
-    return list(made)
+    return list(results)
 
 
 def _forget_placements() -> None:
@@ -204,16 +204,16 @@ def _plain(result: Any) -> Value:
     return Object(result, identity_guarded=True)
 
 
-def _wrapped(result: Any, values: list[Any], made: Any) -> Value:
+def _wrapped(result: Any, values: list[Any], tensors: Any) -> Value:
     if isinstance(result, SameAs):
         same: Value = values[result.place]
         return same
     if isinstance(result, Layout):
-        local, *masks = [next(made) for _ in range(1 + result.masks)]
+        local, *masks = [next(tensors) for _ in range(1 + result.masks)]
         return of_local(local, result, masks=tuple(masks))
     if isinstance(result, Given):
-        found: Value = next(made)
-        return found
+        value: Value = next(tensors)
+        return value
     if type(result) in (tuple, list):
-        return Sequence(type(result), [_wrapped(item, values, made) for item in result])
+        return Sequence(type(result), [_wrapped(item, values, tensors) for item in result])
     return _plain(result)

@@ -32,12 +32,12 @@ def with_generators(run: Callable[..., Any], owned: tuple[torch.Generator, ...])
     count, lock = len(owned), locks.lock()  # there is one set of them, whatever threads come
 
     def with_own_generators(*inputs: Any) -> Any:
-        given = inputs[-count:]
+        generators = inputs[-count:]
         with _native.Held(lock):
-            for own, real in zip(owned, given, strict=True):
+            for own, real in zip(owned, generators, strict=True):
                 own.set_state(real.get_state())
             result = run(*inputs[:-count])
-            for own, real in zip(owned, given, strict=True):
+            for own, real in zip(owned, generators, strict=True):
                 real.set_state(own.get_state())
         return result
 

@@ -29,17 +29,17 @@ def as_the_program_has_it(ambient: Ambient) -> Iterator[None]:
         yield
 
 
-def setting_of_backend(tree: Any, found: Any, name: str) -> Constant | None:
+def setting_of_backend(tree: Any, setting: Any, name: str) -> Constant | None:
     """What a setting like `torch.backends.mkldnn.enabled` is, for which PyTorch asks a C function; the guards of `tree`
     ask it again at each call. None if it is something else. To set one breaks the graph."""
-    if type(found) is not torch.backends.ContextProp or not isinstance(found.getter, types.BuiltinFunctionType):
+    if type(setting) is not torch.backends.ContextProp or not isinstance(setting.getter, types.BuiltinFunctionType):
         return None
     if tree.hides_backend_settings:
         raise Unsupported("B002", f"torch.backends.…{name}, inside of torch.backends.cudnn.flags,")
-    answer = found.getter()
+    answer = setting.getter()
     if type(answer) not in (bool, int, str):
         return None
-    tree.process(f"torch.backends: {name}", found.getter, answer)
+    tree.process(f"torch.backends: {name}", setting.getter, answer)
     tree.why_not_persist = "a setting of torch.backends"
     return Constant(answer)
 

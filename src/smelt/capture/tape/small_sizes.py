@@ -34,8 +34,8 @@ class Refit:
         self._graph, self._defining, self._entry = graph, defining, entry
 
     def __call__(self, values: Values) -> bool:
-        found: bool = _native.preserving_state(self._fits, values)
-        return found
+        fits: bool = _native.preserving_state(self._fits, values)
+        return fits
 
     def _fits(self, values: Values) -> bool:
         with torch._C._InferenceMode(False), without_caller_hooks(), restored(), without_default_devices():
@@ -50,18 +50,18 @@ class Refit:
         def value(leaf: Any) -> Any:
             return values.get(leaf, leaf.example) if isinstance(leaf, Symbol) else leaf.example
 
-        made: dict[fx.Node, Any] = {}
+        values_by_node: dict[fx.Node, Any] = {}
         for node in self._graph.nodes:
             if node.op == "output" or isinstance(node.target, SizeCheck):
                 continue
             spec = _at(spec_of(node), value)
             if node.op == "placeholder" or node in self._defining or isinstance(spec_of(node), NumberSpec):
-                made[node] = _ghosts(spec)
+                values_by_node[node] = _ghosts(spec)
                 continue
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), made.__getitem__)
+            args, kwargs = map_arg((node.args, dict(node.kwargs)), values_by_node.__getitem__)
             function: Any = method(str(node.target)) if node.op == "call_method" else node.target
-            made[node] = function(*args, **kwargs)
-            if not _alike(made[node], spec):
+            values_by_node[node] = function(*args, **kwargs)
+            if not _alike(values_by_node[node], spec):
                 return False
         return True
 

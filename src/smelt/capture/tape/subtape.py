@@ -69,10 +69,10 @@ class Subtape(Tape):
 
     def written_outside(self) -> list[Tensor]:
         """Tensors of the outer graph that were written; they are as they were before this is asked."""
-        found = [(value, before) for value, before in self._rewritten if id(value) in self.lifted]
-        for value, before in reversed(found):
+        written = [(value, before) for value, before in self._rewritten if id(value) in self.lifted]
+        for value, before in reversed(written):
             value.node = before
-        return [value for value, _ in found]
+        return [value for value, _ in written]
 
 
 def _computed_ghost(spec: TensorSpec) -> Any:

@@ -209,8 +209,8 @@ class Tape:
 
     def leads_to(self, leaf: Any) -> bool:
         """Whether a backward from something that the graph computed comes to a leaf, and is still possible."""
-        made = [value.ghost for value in self._by_ghost.values() if value.ghost.grad_fn is not None]
-        return self.histories.lead_to(made, leaf)
+        ghosts = [value.ghost for value in self._by_ghost.values() if value.ghost.grad_fn is not None]
+        return self.histories.lead_to(ghosts, leaf)
 
     def _refuse_changed_alias(self, tensor: torch.Tensor | None, names: int) -> None:
         """Refuse a tensor of so many names that came to require grad, or to have another shape, by one of them: each
@@ -239,19 +239,19 @@ class Tape:
         """Let a tensor that the graph makes and then writes be an input, if it can be made before the graph runs: the
         new input, and the call that makes it, of constants and inputs."""
         written = () if value.ghost.requires_grad else self.memory.nodes_of_written(value.ghost)
-        made = [node for node in written if node.op == "call_function" and node.target in _PREALLOCATABLE]
-        if len(made) != 1 or made[0].graph is not self.graph or made[0] in self.inferred:
+        nodes = [node for node in written if node.op == "call_function" and node.target in _PREALLOCATABLE]
+        if len(nodes) != 1 or nodes[0].graph is not self.graph or nodes[0] in self.inferred:
             return None
-        call = (made[0].target, made[0].args, dict(made[0].kwargs))
-        given = (*call[1], *call[2].values())
-        if "out" in call[2] or not all(node in self.inputs and node in given for node in made[0].all_input_nodes):
+        call = (nodes[0].target, nodes[0].args, dict(nodes[0].kwargs))
+        arguments = (*call[1], *call[2].values())
+        if "out" in call[2] or not all(node in self.inputs and node in arguments for node in nodes[0].all_input_nodes):
             return None
-        node = self._placeholder(made[0].name)
-        set_spec(node, spec_of(made[0]))
-        made[0].replace_all_uses_with(node)
-        self.graph.erase_node(made[0])
+        node = self._placeholder(nodes[0].name)
+        set_spec(node, spec_of(nodes[0]))
+        nodes[0].replace_all_uses_with(node)
+        self.graph.erase_node(nodes[0])
         self.memory.add_input(node, value.ghost)
-        self.deciding |= {node} if made[0] in self.deciding else set()
+        self.deciding |= {node} if nodes[0] in self.deciding else set()
         return node, *call
 
     def input_aliases(self) -> list[list[tuple[fx.Node, Tensor]]]:
@@ -261,8 +261,8 @@ class Tape:
     def call(self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
         """Record one call and say what it yields. Raises `Unsupported` if only running it could tell."""
         if self.ambient.devices and opcode == "call_function" and target in _device_constructors():
-            given = kwargs.get("device", Constant(None))
-            if isinstance(given, Constant) and given.value is None:
+            device = kwargs.get("device", Constant(None))
+            if isinstance(device, Constant) and device.value is None:
                 kwargs = {**kwargs, "device": Constant(self.ambient.devices[-1])}
         args, kwargs = numbered(target, args, kwargs, self.current_device)
         if target in ("new", torch.Tensor.new) and len(args) == 2:
@@ -382,9 +382,9 @@ class Tape:
         node = self.graph.call_function(torch.full, ((), self._numbers.write(value.symbolic)), {"dtype": dtype})
         spec = TensorSpec((), (), dtype, HOST)
         set_spec(node, spec)
-        made = Tensor(node, GhostTensor(spec))
-        self._by_ghost[id(made.ghost)] = made
-        return made
+        tensor = Tensor(node, GhostTensor(spec))
+        self._by_ghost[id(tensor.ghost)] = tensor
+        return tensor
 
     def item_of(self, leaf: Any) -> fx.Node:
         """The node that yields a number which the graph takes out of a tensor."""
@@ -560,8 +560,8 @@ class Tape:
     def _run_on_ghosts(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
         try:
             function = method(target) if opcode == "call_method" else target
-            made = spell_out(function, ghosts, named)
-            return function(*ghosts, **named) if made is NotImplemented else made
+            result = spell_out(function, ghosts, named)
+            return function(*ghosts, **named) if result is NotImplemented else result
         except (GhostError, DataDependent) as unknowable:
             raise Unsupported("B004", _name_of(target)) from unknowable
         except Exception as error:

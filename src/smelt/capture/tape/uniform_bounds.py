@@ -35,5 +35,5 @@ def _is_uniform(node: Any, tensors: dict[int, Tensor]) -> bool:
     """Whether a graph argument is a number drawn between 0 and 1, and nothing was written over it."""
     if getattr(node, "target", None) not in _UNIFORM:
         return False
-    found = [tensor.ghost for tensor in tensors.values() if tensor.node is node]
-    return len(found) == 1 and not found[0]._version and found[0].dtype in _EXACT
+    ghosts = [tensor.ghost for tensor in tensors.values() if tensor.node is node]
+    return len(ghosts) == 1 and not ghosts[0]._version and ghosts[0].dtype in _EXACT
