@@ -193,9 +193,8 @@ def _is_nothing(
 
 
 def _is_tiny(tensors: list[torch.Tensor]) -> bool:
-    """Whether all are numbers, or one has no elements. Kernels are not made for these; the host has little to copy."""
-    counts = [each.numel() for each in tensors]
-    return bool(counts) and (0 in counts or max(counts) == 1)
+    """Whether none has more than one element. Such calls are worth no kernel, and copy next to nothing."""
+    return bool(tensors) and all(each.numel() <= 1 for each in tensors)
 
 
 def _unshared(
