@@ -41,6 +41,60 @@ def test_a_dropped_generator_runs_its_finally() -> None:
         assert len(events) == call + 1
 
 
+EVENTS: list[str] = []
+
+
+def closing() -> Iterator[int]:
+    yield 0
+    try:
+        yield 1
+        yield 2
+    finally:
+        EVENTS.append("closed")
+
+
+def through() -> Iterator[int]:
+    for number in closing():  # noqa: UP028  # the inner one is dropped with this one
+        yield number
+
+
+def left_by_break(x: torch.Tensor) -> Any:
+    for number in closing():
+        if number == 1:
+            break
+    return x + len(EVENTS)
+
+
+def deleted_after_a_graph_break(x: torch.Tensor) -> Any:
+    source = closing()
+    y = x * next(source)
+    print(end="")
+    y = y + next(source)
+    del source
+    return y + len(EVENTS)
+
+
+def dropped_with_another(x: torch.Tensor) -> Any:
+    source: Any = through()
+    y = x * (next(source) + next(source))
+    print(end="")
+    source = None
+    return y + len(EVENTS), source
+
+
+@pytest.mark.parametrize("program", [left_by_break, deleted_after_a_graph_break, dropped_with_another])
+def test_a_generator_is_closed_where_it_is_dropped(program: Any) -> None:
+    """What came behind was computed first, with what the generator had not written yet."""
+    compiled = smelt.compile(program, backend="eager")
+    for _ in range(3):
+        found = []
+        for run in (program, compiled):
+            EVENTS.clear()
+            found.append(run(X))
+        assert EVENTS == ["closed"]
+        torch.testing.assert_close(found[1], found[0])
+
+
 def test_the_arguments_of_an_exception_are_one_tuple() -> None:
     def program(x: torch.Tensor) -> Any:
         try:

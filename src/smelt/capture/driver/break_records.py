@@ -7,7 +7,7 @@ from smelt.base.errors import GraphBreakError
 from smelt.base.options import config
 from smelt.capture.driver.eager_step import STEPS
 from smelt.capture.interpreter.interpreter import Frame
-from smelt.capture.model.breaks import COMPILED_LATER, Unsupported
+from smelt.capture.model.breaks import COMPILED_LATER, NotFollowed, Unsupported
 from smelt.capture.model.bytecode import columns_of
 from smelt.capture.model.policy import is_polyfill
 from smelt.capture.model.records import BreakRecord
@@ -60,10 +60,14 @@ def needs_autograd_nodes(stop: Unsupported | None) -> bool:
     return stop.code == "B011" and ("inplace" in stop.reason or "in-place" in stop.reason)
 
 
-def needs_cpython(frame: Frame) -> bool:
-    """Whether only CPython can execute the instruction that a frame stands at."""
+def needs_cpython(frame: Frame, stop: Unsupported | None) -> bool:
+    """Whether only CPython can execute the instruction that a frame stands at, or knows where its result is dropped."""
     if frame.instruction.name not in STEPS:
         return True
+    if isinstance(stop, NotFollowed) and stop.is_droppable:
+        load, store = frame.info.instructions[frame.index + 1 : frame.index + 3]
+        if (load.name, store.name) != ("LOAD_FAST", "STORE_ATTR"):  # a context manager keeps and closes it
+            return True
     called = [value.value for value in frame.stack if isinstance(value, Object)]
     return any(_among(each, _NEEDS_FRAME) or _makes_droppable(each) for each in called)
 

@@ -82,15 +82,18 @@ def capture(
                 raise
             attempts += 1
             most = unfinished.finished if attempts < _ATTEMPTS else 0
-            generators = Followed(most, unfinished.record or generators.ended)
+            droppable = generators.droppable or unfinished.droppable
+            generators = Followed(most, unfinished.record or generators.ended, droppable)
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """How many generators are followed, and why an earlier attempt ended inside of the next one."""
+    """How many generators are followed, why an earlier attempt ended inside of the next one, and whether somebody could
+    tell when that one is dropped."""
 
     most: int
     ended: BreakRecord | None = None
+    droppable: bool = False
 
 
 def _capture_in_mode(
@@ -139,6 +142,7 @@ def _capture(
         ):
             virtual = EntryFrames(externals.tree, frames).virtual(externals)
             interp = Interpreter(virtual, externals, HANDLERS, call, generators.most)
+            interp.leaves_droppable = generators.droppable
             interp.array_call, interp.number_of = array_call, number_of
             interp.is_asking_classes = asks_classes
             interp.wrapper_call, interp.wrapper_attribute = wrapper_call, attribute_of_wrapper

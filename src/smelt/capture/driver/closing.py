@@ -78,10 +78,11 @@ class Unfinished(Exception):
     """The graph ended while a generator was suspended, in inference mode, or with tensors of both modes.
 
     `finished`: how many generators were made before the first that was suspended. `record`: why it ended there.
+    `droppable`: whether somebody could tell when Python drops that generator.
     """
 
-    def __init__(self, finished: int = 0, record: BreakRecord | None = None) -> None:
-        self.finished, self.record = finished, record
+    def __init__(self, finished: int = 0, record: BreakRecord | None = None, droppable: bool = False) -> None:
+        self.finished, self.record, self.droppable = finished, record, droppable
 
 
 class Closing:
@@ -218,7 +219,7 @@ class Closing:
         generators = self.interp.made_generators
         for number, generator in enumerate(generators):
             if not finishes_without_effects(self.interp, generator):
-                raise Unfinished(number, record)
+                raise Unfinished(number, record, droppable=True)
         try:
             operands = self._operands()
             if not keys_hold(self.interp, self.build.rebuilt_keys):
@@ -356,7 +357,8 @@ class Closing:
             )
             for frame, function, slots, stack, handled in operands
         )
-        return Stop(computation, frames, needs_cpython(self.interp.frames[-1]), record, forbidden, self._bound())
+        eager = needs_cpython(self.interp.frames[-1], self.stop)
+        return Stop(computation, frames, eager, record, forbidden, self._bound())
 
     def _bound(self) -> tuple[int, ...]:
         held = [getattr(value, "source", None) for frame in self.interp.frames for value in frame.slots]

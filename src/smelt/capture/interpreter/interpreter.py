@@ -188,6 +188,7 @@ class Interpreter:
         self._returned: Value | None = None
         self.yielded: Value | None = None
         self.generators = generators  # so many are followed, and none of those made after them
+        self.leaves_droppable = False  # whether dropping one that is not followed may do something
         self.made_generators: list[Generator] = []
         self.hooked: dict[int, Hooked] = {}  # tensors of the graph that have hooks, by the ids of their values
         self.key_objects: dict[int, tuple[Any, Value]] = {}  # the tuples and frozensets among keys, by their ids

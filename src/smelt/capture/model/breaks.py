@@ -91,7 +91,14 @@ class Unsupported(Exception):
 
 
 class NotFollowed(Unsupported):
-    """A generator is not followed, as an earlier attempt ended inside of it: why that ended is the reason to tell."""
+    """A generator is not followed, as an earlier attempt ended inside of it: why that ended is the reason to tell.
+
+    `is_droppable`: somebody could tell when it is dropped, by its handlers (`finally`, `with`), which run then.
+    """
+
+    def __init__(self, code: str, detail: str, *, is_droppable: bool) -> None:
+        super().__init__(code, detail)
+        self.is_droppable = is_droppable
 
 
 class Raised(Unsupported):

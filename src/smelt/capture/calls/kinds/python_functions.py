@@ -130,7 +130,8 @@ def _enter(
     frame = Frame(info, function, names, closure, slots, [])
     too_many = len(interp.made_generators) >= interp.generators
     if info.code.co_flags & _COROUTINE or (too_many and (info.code.co_flags & _GENERATOR or info.code in MAKERS)):
-        raise NotFollowed("B002", f"{info.code.co_qualname}, a generator or coroutine")
+        droppable = interp.leaves_droppable or any(each.name == "PUSH_EXC_INFO" for each in info.instructions)
+        raise NotFollowed("B002", f"{info.code.co_qualname}, a generator or coroutine", is_droppable=droppable)
     if info.code.co_flags & _GENERATOR:
         frame.generator = Generator(frame, KINDS.get(info.code, types.GeneratorType))
         interp.made_generators.append(frame.generator)
