@@ -124,6 +124,28 @@ assert not any(isinstance(each, GhostTensor) for each in held())
 """)
 
 
+def test_batches_of_other_sizes() -> None:
+    """A short last batch raised: PyTorch hashes the sizes by which it finds placements, and symbols have no hash."""
+    in_two_processes("""
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+found = []
+for compiled in (False, True):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    plan = {"0": RowwiseParallel(input_layouts=Replicate()), "1": ColwiseParallel(), "3": RowwiseParallel()}
+    parallelize_module(model, mesh, plan)
+    call = smelt.compile(model) if compiled else model
+    results = []
+    for rows in (3, 4, 5, 3):
+        result = call(torch.arange(rows * 4).reshape(rows, 4) % 16)
+        result.square().sum().backward()
+        results += [result.detach(), model[1].weight.grad.to_local().clone()]
+    found.append(results)
+torch.testing.assert_close(found[1], found[0])
+""")
+
+
 def test_other_placements_are_another_graph() -> None:
     in_two_processes(
         BEGIN

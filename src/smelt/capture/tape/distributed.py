@@ -33,6 +33,7 @@ from smelt.ir.graph import placeholders
 from smelt.ir.nodes.distributed import DistributedCall, Given, Layout, SameAs, local_of
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.ghost import GhostTensor
+from smelt.symbolic.symnode import is_symbolic
 
 
 def is_distributed(real: Any) -> bool:
@@ -167,6 +168,8 @@ def _tried(tape: Tape, call: DistributedCall, values: list[Any], operands: list[
     """The tensors that a call yields, of operands that are like those given."""
     copies = [_copy(each.ghost) if isinstance(each, Tensor) else each.symbolic for each in operands]
     drawn, name = set(tape.effects.draws_on), call.__name__
+    if any(is_symbolic(size) for each in copies if isinstance(each, GhostTensor) for size in each.shape):
+        raise Unsupported("B006", f"DTensor, of which {name} would be asked in symbols,")  # PyTorch hashes its sizes
     try:
         results = tape.run("call_function", call, copies, {})
     except BaseException:
