@@ -1,7 +1,9 @@
 """The quick tier, which `make test` runs: `pytest --tier quick` leaves out three kinds of tests.
 
-- Slow functions: those in `tests/slow_tests.txt`. Of a file without a quick function, the quickest stays.
-- Half of the cases of each parametrized function, always the same half: the checksum of the node id decides.
+- Slow functions: those in `tests/slow_tests.txt`. Of a file without a quick function, the quickest stays, if
+  it takes at most three seconds.
+- Half of the cases of each function with more than eight, always the same half: the checksum of the node id decides.
+  Smaller grids mostly list kinds of things, each of which only one case tests.
 - Most tests of `SEPARATE` folders, unless the package they test or one below it differs from the main branch. Without
   Git, nothing counts as changed.
 
@@ -30,6 +32,8 @@ SEPARATE: dict[str, tuple[str, tuple[str, ...]]] = {
     "tests/codegen/gpu": ("codegen", ("plugins/vulkan",)),
     "tests/deploy/gpu": ("deploy", ()),
 }
+SMALL_GRID_CASES = 8
+FOR_SLOW_FILE_SECONDS = 3.0
 KEPT_OF_SEPARATE = 16  # one of so many is run where nothing changed
 
 
@@ -94,7 +98,9 @@ def _by_function(items: "Iterable[pytest.Item]") -> "dict[str, list[pytest.Item]
 
 
 def _half(cases: "list[pytest.Item]") -> "list[pytest.Item]":
-    """Cases with an even checksum, or the first."""
+    """Of a large grid, the cases with an even checksum."""
+    if len(cases) <= SMALL_GRID_CASES:
+        return cases
     return [case for case in cases if _checksum(case.nodeid) % 2 == 0] or cases[:1]
 
 
@@ -107,7 +113,7 @@ def _of_slow_files(items: "list[pytest.Item]", slow: dict[str, float], chosen: s
         seconds = slow.get(item.nodeid, slow.get(function, 0.0))
         if file not in covered and (file not in quickest or seconds < quickest[file][0]):
             quickest[file] = seconds, item
-    return [item for _, item in quickest.values()]
+    return [item for seconds, item in quickest.values() if seconds <= FOR_SLOW_FILE_SECONDS]
 
 
 def _is_run(test: str, rarely: set[str]) -> bool:

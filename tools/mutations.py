@@ -55,7 +55,7 @@ MUTATIONS = (
     Mutation("runtime", "typed.storage_offset() + view.offset", "typed.storage_offset()"),
     Mutation("ops", 'blocked = _compared(e, "le", x, threshold)', 'blocked = _compared(e, "lt", x, threshold)'),
     Mutation("capture", "before[dim] != size", "before[dim] < size"),
-    Mutation("lazy", "return bool(dropped)", "return False"),
+    Mutation("lazy", "begin < other_end and other_begin < end", "begin < other_end and other_begin > end"),
     Mutation("autograd", "(end, start, 0)", "(end, start, capacity)"),
     Mutation("simplify", "value.hex() if isinstance(value, float) else value", "value"),
     Mutation("fuse", "if block[2] >= step", "if block[2] > step"),

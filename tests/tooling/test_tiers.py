@@ -1,4 +1,4 @@
-"""The quick tier: slow tests, half of each grid and separate folders are left out, and nothing else."""
+"""The quick tier: slow tests, half of each large grid and separate folders are left out, and nothing else."""
 
 import subprocess
 from pathlib import Path
@@ -36,6 +36,8 @@ def test_a_slow_file_keeps_its_quickest_test(table: Path) -> None:
     assert chosen(named("a.py::test_slow", "a.py::test_less_slow[1]", "a.py::test_less_slow[2]")) == [
         "a.py::test_less_slow[1]"
     ]
+    table.write_text("    3.5  a.py::test_slow\n")
+    assert chosen(named("a.py::test_slow")) == []
 
 
 def test_about_half_of_a_grid_is_run_and_always_the_same_half(table: Path) -> None:
@@ -43,6 +45,11 @@ def test_about_half_of_a_grid_is_run_and_always_the_same_half(table: Path) -> No
     half = chosen(grid)
     assert 70 < len(half) < 130
     assert half == chosen(grid)
+
+
+def test_small_grids_are_run_whole(table: Path) -> None:
+    grid = named(*(f"a.py::test_grid[{number}]" for number in range(tiers.SMALL_GRID_CASES)))
+    assert len(chosen(grid)) == len(grid)
 
 
 def test_each_quick_function_is_run(table: Path) -> None:

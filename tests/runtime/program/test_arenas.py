@@ -1,4 +1,4 @@
-"""Arenas of programs on GPUs: kept by stream, never shared by two, none while a CUDA graph is recorded."""
+"""Arenas: views of their memory; on GPUs kept by stream, never shared by two, none while a CUDA graph is recorded."""
 
 from typing import Any
 
@@ -175,3 +175,15 @@ def test_errors_other_than_of_memory_are_raised_at_once(gpus: Gpus) -> None:
     with pytest.raises(ZeroDivisionError):
         or_spare(lambda: 1 // 0)
     assert acquire() is kept
+
+
+def test_a_view_begins_at_its_buffer_and_its_own_offset() -> None:
+    host = torch.device("cpu")
+    views = [
+        FlatValue("whole", torch.float32, host, (8,), (1,), 0, 64),
+        FlatValue("part", torch.float32, host, (2, 2), (4, 2), 1, 64),
+    ]
+    whole, part = Arenas().acquirer(256, [host], lambda: views)()
+    whole.copy_(torch.arange(8.0))
+    assert part.tolist() == [[1.0, 3.0], [5.0, 7.0]]
+    assert whole.storage_offset() >= 16  # elements before the buffer
