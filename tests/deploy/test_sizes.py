@@ -66,6 +66,17 @@ def test_dimensions_of_one_name_are_equal() -> None:
         artifact(torch.randn(9, 2), torch.randn(8, 4))
 
 
+def test_a_buffer_is_not_written_while_a_smaller_one_is_read() -> None:
+    def sums_of_sums(x: torch.Tensor) -> torch.Tensor:
+        sums = x.cumsum(0)
+        wider = torch.cat([sums.flip(0), sums], 1).cumsum(0)
+        return wider.flip(0).cumsum(0)
+
+    artifact = smelt.export(sums_of_sums, (torch.ones(3, 8),), dynamic={"x": {0: smelt.Dimension("rows", 2, 50)}})
+    x = torch.randn(9, 8)
+    torch.testing.assert_close(artifact(x), sums_of_sums(x))
+
+
 def test_marked_tensors_and_dimensions_without_names() -> None:
     x = torch.ones(3, 4)
     smelt.mark_dynamic(x, 0)

@@ -162,6 +162,16 @@ def test_zero_is_not_nothing() -> None:
     assert_same(before, after, ODD)
 
 
+def test_zeros_of_both_signs_are_different_arguments() -> None:
+    def over_zeros(x: torch.Tensor) -> Any:
+        return aten.exp.default(aten.div.Tensor(x, 0.0)), aten.neg.default(aten.div.Tensor(x, -0.0))
+
+    before = recorded(over_zeros, ODD)
+    after = simplified(copied(before))
+    assert targets(after).count(aten.div.Tensor) == 2
+    assert_same(before, after, ODD)
+
+
 def test_nothing_that_decides_the_dtype_stays() -> None:
     inputs = torch.randn(2, 3), torch.empty(0, dtype=torch.float64)
     before = recorded(lambda x, nothing: aten.cat.default([nothing, x], 1), *inputs)
