@@ -60,7 +60,7 @@ def allocated_at_peak(step: Callable[[], object]) -> int:
 def budget(name: str, part: str) -> dict[str, Any]:
     """A step under one budget: what was expected of its peak, what was measured, how long it takes."""
     import smelt
-    from smelt.autograd.partition.partition import Halves
+    from smelt.autograd.partition.partition import ForwardBackward
     from smelt.base import events
     from smelt.ir.program import Program
     from smelt.meta.memory_peak import program_peak
@@ -78,7 +78,7 @@ def budget(name: str, part: str) -> dict[str, Any]:
 
     with events.collect() as collected:
         step()
-    (halves, *_) = [event.subject for event in collected if isinstance(event.subject, Halves)]
+    (halves, *_) = [event.subject for event in collected if isinstance(event.subject, ForwardBackward)]
     # The last is the backward that ran, for the loss alone; collecting makes the compiler show the one for all results.
     forward, *_, backward = [event.subject for event in collected if isinstance(event.subject, Program)]
     model.zero_grad(set_to_none=True)

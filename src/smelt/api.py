@@ -27,7 +27,7 @@ from smelt.capture import CompiledRegion, mark_entered
 from smelt.ir.graph import GraphCompiler
 from smelt.lazy import forget as forget_lazy_programs
 from smelt.lazy import use_compiler
-from smelt.meta import ghost
+from smelt.meta import fake_tensor
 from smelt.pipeline.backends import CustomBackend, resolve_backend
 
 # A start from the cache needs neither the stages nor what shows them: each is loaded where it is asked for.
@@ -412,7 +412,7 @@ def reset() -> None:
     """Forget all compiled code and clear `smelt.counters`."""
     for region in list(_regions):
         region.reset()
-    ghost.forget()
+    fake_tensor.forget()
     forget_lazy_programs()
     for name, forget in _FORGETTING:
         module = sys.modules.get(name)  # not loaded: it has nothing to forget

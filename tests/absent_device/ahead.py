@@ -23,10 +23,10 @@ from smelt.autograd.aot_inputs import ProgramCode
 from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.autograd.joint.partial_backward import for_the_loss
 from smelt.autograd.joint.trace_joint import TraceSource, trace_forward, trace_joint
-from smelt.autograd.partition.partition import Halves
+from smelt.autograd.partition.partition import ForwardBackward
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
 from smelt.base.options import Options
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device import check_wanted
 from smelt.device.host_library import on_host
 from smelt.ir.call_contract import JointPlan
@@ -58,7 +58,8 @@ class Ahead:
         """The code of all kernels, by name within each program."""
         code: dict[str, Any] = {}
         for program in self.programs:
-            built = codegen.compile_kernels(program.kernels, self.options, Fuel(self.options.fuel), program.name)
+            budget = RewriteBudget(self.options.max_rewrites)
+            built = codegen.compile_kernels(program.kernels, self.options, budget, program.name)
             code |= {f"{program.name}.{name}": kernel for name, kernel in built.items()}
         return code
 
@@ -93,13 +94,13 @@ def compile_ahead(
     source = _source(function, leaves, tree)
     if not is_here(device):
         source = standing_in(source, device, options.target)
-    context = PassContext(options, "ahead", Fuel(options.fuel), decompositions(options))
+    context = PassContext(options, "ahead", RewriteBudget(options.max_rewrites), decompositions(options))
     if not (torch.is_grad_enabled() and any(spec.requires_grad for spec in source.specs)):
         pure = on_device(trace_forward(source, context.decompositions), device)
         pure = run_passes(pure, TRACE_FORWARD[1:], context)
         return Ahead(_program(pure.traced, "forward", context), None, pure.plan, options)
     joint = on_device(trace_joint(source, context.decompositions), device)
-    halves: Halves = run_passes(joint, TRACE_JOINT[1:], context)
+    halves: ForwardBackward = run_passes(joint, TRACE_JOINT[1:], context)
     backward = None if halves.backward is None else for_the_loss(halves.backward, halves.plan)
     forward = _program(halves.forward, "forward", context)
     return Ahead(forward, None if backward is None else _program(backward, "backward", context), halves.plan, options)
@@ -124,8 +125,8 @@ def _source(function: Callable[..., Any], leaves: Sequence[Any], tree: Any) -> T
         for place, tensor in zip(places, inputs, strict=True):
             filled[place] = tensor
         args, kwargs = pytree.tree_unflatten(filled, tree)
-        on_ghosts = any(map(torch._is_functional_tensor, inputs))
-        with ProgramCode() if on_ghosts else contextlib.nullcontext():
+        on_fakes = any(map(torch._is_functional_tensor, inputs))
+        with ProgramCode() if on_fakes else contextlib.nullcontext():
             return pytree.tree_leaves(function(*args, **kwargs))
 
     specs = tuple(replace(leaves[place], device=with_index(leaves[place].device)) for place in places)

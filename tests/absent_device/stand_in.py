@@ -1,6 +1,6 @@
 """Tracing for a device that this process does not have: tensors on the meta device stand for it.
 
-    source = standing_in(source, torch.device("cuda", 0))    inputs on cuda:0 are ghosts on meta while it is traced
+    source = standing_in(source, torch.device("cuda", 0))    inputs on cuda:0 are fake tensors on meta during tracing
     joint = on_device(trace_joint(source, …), cuda:0)        and on cuda:0 in the graph that comes out
 
 PyTorch's autograd asks a device's own code for streams when it meets a tensor of it, and ends the process where there

@@ -14,13 +14,13 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_given_values_are_kept() -> None:
-    options = Options.from_user({"fuel": 3, "check_specs": True, "recompute": False})
-    assert (options.fuel, options.check_specs, options.recompute) == (3, True, False)
+    options = Options.from_user({"max_rewrites": 3, "check_specs": True, "recompute": False})
+    assert (options.max_rewrites, options.check_specs, options.recompute) == (3, True, False)
 
 
 def test_options_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Options().fuel = 1  # type: ignore[misc]
+        Options().max_rewrites = 1  # type: ignore[misc]
 
 
 def test_unknown_option_names_every_choice() -> None:
@@ -34,10 +34,10 @@ def test_unknown_option_names_every_choice() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "wanted", "given"),
     [
-        ("fuel", "3", "int", "str"),
-        ("fuel", True, "int", "bool"),
-        ("fuel", 1.5, "int", "float"),
-        ("fuel", None, "int", "NoneType"),
+        ("max_rewrites", "3", "int", "str"),
+        ("max_rewrites", True, "int", "bool"),
+        ("max_rewrites", 1.5, "int", "float"),
+        ("max_rewrites", None, "int", "NoneType"),
         ("check_specs", 1, "bool", "int"),
         ("recompute", "yes", "bool", "str"),
     ],

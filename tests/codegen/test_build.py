@@ -10,8 +10,8 @@ import torch
 
 from smelt.base import events
 from smelt.base.errors import SmeltError, SpecError
-from smelt.base.fuel import Fuel
 from smelt.base.options import Options
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen import assembly, build, compile_kernels
 from smelt.codegen.cpu import target as cpu
 from smelt.codegen.cpu.schedule_passes import plan
@@ -62,7 +62,7 @@ def test_versions_of_one_text_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_kernels([KERNEL], Options())
     first = build._built[key][0]
     for number in range(build._MOST_OF_ONE + 5):
-        build._build(build._built, {key: KERNEL}, build.How(Fuel()))
+        build._build(build._built, {key: KERNEL}, build.How(RewriteBudget()))
         if number < 3:
             monkeypatch.setattr(build, "_known", lambda store, key, kernel: first)
             assert build._relied_on(build._built, key, KERNEL) is first

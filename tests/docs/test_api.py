@@ -15,7 +15,7 @@ from smelt.base.events import COUNTERS
 from smelt.base.options import Config, describe
 from smelt.capture import BreakRecord
 from smelt.deploy.loaded import LoadedArtifact
-from smelt.explain.explanation import Explanation, GraphStory
+from smelt.explain.explanation import Explanation, GraphReport
 from smelt.explain.verify import Found, Verdict, Verification
 from tests.docs.pages import ROOT
 from tests.golden import golden
@@ -40,7 +40,7 @@ MODULES = {
 }
 PUBLIC = (*smelt.__all__, "chips", "lazy")
 GIVEN_BACK: dict[str, tuple[type, ...]] = {
-    "explain": (Explanation, GraphStory, BreakRecord),
+    "explain": (Explanation, GraphReport, BreakRecord),
     "verify": (Verification, Verdict, Found),
     "load": (LoadedArtifact,),
 }

@@ -8,7 +8,7 @@ import torch
 
 import smelt
 from smelt.base.events import collect
-from smelt.base.fuel import Fuel, Rewrite
+from smelt.base.rewrite_budget import Rewrite, RewriteBudget
 from smelt.explain.bisect import bisect
 from smelt.ops import registry
 from tests.explain.faults import swap_subtractions_merged_with_tanh
@@ -68,16 +68,16 @@ def test_what_a_rewrite_was_made_to_is_told_by_name() -> None:
         wide = (x * 2 + 1).exp()
         return (wide @ w) + (wide.sin() @ w)
 
-    for fuel in range(1, 8):
+    for budget in range(1, 8):
         with collect() as events:
-            fused(f, torch.ones(8, 8), torch.ones(8, 8), fuel=fuel)
+            fused(f, torch.ones(8, 8), torch.ones(8, 8), budget=budget)
         told = [event.subject.what for event in events if isinstance(event.subject, Rewrite)]
         assert all(len(what) < 80 and "(" not in what for what in told), told
 
 
 def test_the_last_unit_of_fuel_is_reported() -> None:
-    fuel = Fuel(2)
-    fuel.stage = "fuse"
+    budget = RewriteBudget(2)
+    budget.stage = "fuse"
     with collect() as events:
-        assert (fuel.take("a"), fuel.take("b", "c"), fuel.take("d")) == (True, True, False)
+        assert (budget.take("a"), budget.take("b", "c"), budget.take("d")) == (True, True, False)
     assert [event.subject for event in events] == [Rewrite("fuse", "b and c")]

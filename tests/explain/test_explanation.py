@@ -34,12 +34,12 @@ def told() -> Any:
 
 def test_each_graph_says_which_lines_it_covers(told: Any) -> None:
     start = Net.forward.__code__.co_firstlineno
-    assert [story.lines[__file__] for story in told.stories] == [[start + 1, start + 3], [start + 5]]
+    assert [report.lines[__file__] for report in told.graph_reports] == [[start + 1, start + 3], [start + 5]]
     assert f"covers {__file__}, lines {start + 1}, {start + 3}" in told.text(full=True)
 
 
 def test_kernels_library_calls_and_saved_bytes_are_those_of_the_graph(told: Any) -> None:
-    first, second = told.stories
+    first, second = told.graph_reports
     assert len(first.library_calls) == 2 and all("mm" in call for call in first.library_calls)
     assert len(first.kernels) == 2 and second.library_calls == [] and told.kernel_count == 4
     assert first.saved_bytes == 32  # one byte an element: relu's mask
@@ -47,7 +47,7 @@ def test_kernels_library_calls_and_saved_bytes_are_those_of_the_graph(told: Any)
 
 
 def test_guards_are_sentences(told: Any) -> None:
-    lines = told.stories[0].guards.lines()
+    lines = told.graph_reports[0].guards.lines()
     assert "`x` must stay float32 of shape (4, 8), on cpu" in lines
     assert "`self.factor` must stay 3" in lines and "`self.names` must keep 2 items" in lines
     assert "`flag` must stay True" in lines and "gradient recording must stay on" in lines
@@ -93,7 +93,7 @@ def test_a_compiled_graph_on_disk_is_explained_all_the_same(tmp_path: Any, monke
     smelt.compile(f)(x).backward()
     assert list(tmp_path.iterdir())
     smelt.reset()
-    assert smelt.explain(f)(x).stories[0].halves is not None
+    assert smelt.explain(f)(x).graph_reports[0].halves is not None
 
 
 def test_every_operator_knows_the_line_it_comes_from() -> None:

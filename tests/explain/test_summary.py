@@ -127,7 +127,7 @@ def test_operators_are_printed_by_name() -> None:
         return torch.addmm(x, rows, rows.view(3, 3)) + torch.fft.fft(x).real
 
     told = explained(f, (torch.ones(3, 3), torch.ones(5, 3)))
-    names = told.stories[0].op_names
+    names = told.graph_reports[0].op_names
     assert {"torch.nn.functional.embedding", "torch.arange", "torch.addmm", "Tensor.view", "operator.add"} <= set(names)
     assert "torch.fft.fft" in names
     assert told.to_dict()["graphs"][0]["ops"] == names
@@ -141,7 +141,7 @@ def test_a_graph_is_named_by_the_users_module(cls: type[nn.Module], by: str) -> 
     model = cls()
     function: Any = {"module": model, "call": model.__call__, "_call_impl": model._call_impl}[by]
     told = explained(function, (torch.ones(2, 4),), (torch.ones(3, 4),))
-    assert [story.record.function for story in told.stories] == [f"{cls.__name__}.forward"] * 2
+    assert [report.record.function for report in told.graph_reports] == [f"{cls.__name__}.forward"] * 2
     assert [record.function for record in told.recompile_reasons] == [f"{cls.__name__}.forward"]
 
 
@@ -154,11 +154,11 @@ def test_advice_and_guards_name_the_users_argument(cls: type[nn.Module], by: str
     (record,) = told.recompile_reasons
     assert record.reason == "inputs: expected shape (2, 4), got (3, 4)" and "mark_dynamic(inputs, 0)" in record.hint
     assert record.file == __file__ and record.line == Model.forward.__code__.co_firstlineno
-    lines = told.stories[0].guards.lines()
+    lines = told.graph_reports[0].guards.lines()
     assert "`inputs` must stay float32 of shape (2, 4), on cpu" in lines
     assert any(line.startswith("`self.block.layers[1].weight` must stay float32") for line in lines) or by == "call"
     told = explained(function, (torch.ones(2, 4),), scale=2.0)
-    assert "`scale` must stay 2.0" in told.stories[0].guards.lines()
+    assert "`scale` must stay 2.0" in told.graph_reports[0].guards.lines()
 
 
 def test_a_plain_decorated_function_is_named_too() -> None:

@@ -1,7 +1,7 @@
 """For the tests of fusion: trace a function, fuse it, check the program, run it by the interpreter.
 
     program = fused(fn, x, w)               the program of fn's ATen graph
-    assert_same(fn, x, w, fuel=0)           interpreter against eager, values and strides
+    assert_same(fn, x, w, budget=0)           interpreter against eager, values and strides
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from smelt.ir.check_kernel import check_program
 from smelt.ir.graph import GraphLevel, Traced, check_graph
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import TensorSpec
-from smelt.meta.ghost import Recorder
+from smelt.meta.fake_tensor import Recorder
 from tests.kernel_reference import run_program
 
 
@@ -37,24 +37,24 @@ def traced(
 def fused(
     fn: Callable[..., Any],
     *args: torch.Tensor,
-    fuel: int = -1,
+    budget: int = -1,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     products: str = "auto",
 ) -> Program:
     """The checked program of `fn`. With `products="own"`, of a target that has code for all of them."""
     graph = traced(fn, *args, decompositions=decompositions)
     with reference_target() if products == "own" else contextlib.nullcontext("") as target:
-        options = Options(fuel=fuel, check_specs=True, products=products, target=target)
+        options = Options(max_rewrites=budget, check_specs=True, products=products, target=target)
         program = build_program(graph, "program", options)
     check_program(program)
     return program
 
 
 def assert_same(
-    fn: Callable[..., Any], *args: torch.Tensor, fuel: int = -1, products: str = "auto", **tolerance: Any
+    fn: Callable[..., Any], *args: torch.Tensor, budget: int = -1, products: str = "auto", **tolerance: Any
 ) -> Program:
     """Run `fn` eagerly and as a program; values, dtypes and strides must agree."""
-    program = fused(fn, *args, fuel=fuel, products=products)
+    program = fused(fn, *args, budget=budget, products=products)
     expected = fn(*args)
     compare(run_program(program, args), expected if isinstance(expected, tuple) else (expected,), **tolerance)
     return program

@@ -1,4 +1,4 @@
-"""Shapes and layouts at the edge: nothing, one, gaps, overlaps, offsets; outputs that are views; constants; fuel."""
+"""Shapes and layouts at the edge: nothing, one, gaps, overlaps, offsets; outputs that are views; constants; budget."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from smelt.base import events
-from smelt.base.fuel import Fuel
 from smelt.base.options import Options
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.fuse import build_program, why_not_fuse
 from smelt.fuse.fusion_graph import lower
 from smelt.fuse.greedy_fusion import form_groups
@@ -44,9 +44,9 @@ def fold_and_spread(x: torch.Tensor) -> Any:
     ],
     ids=lambda x: f"{tuple(x.shape)}:{x.stride()}",
 )
-@pytest.mark.parametrize("fuel", [-1, 0, 1, 3])
-def test_layouts(x: torch.Tensor, fuel: int) -> None:
-    assert_same(fold_and_spread, x, fuel=fuel)
+@pytest.mark.parametrize("max_rewrites", [-1, 0, 1, 3])
+def test_layouts(x: torch.Tensor, budget: int) -> None:
+    assert_same(fold_and_spread, x, budget=budget)
 
 
 def test_no_dimensions() -> None:
@@ -175,7 +175,7 @@ def test_folds_of_every_kind_of_dims() -> None:
     x = torch.randn(3, 4, 5, dtype=torch.float64)
     assert_same(folds, x)
     assert_same(folds, x.permute(2, 0, 1))
-    assert_same(folds, x, fuel=0)
+    assert_same(folds, x, budget=0)
 
 
 def test_rows_within_rows() -> None:
@@ -190,7 +190,7 @@ def test_rows_within_rows() -> None:
 
 def _groups(fn: Callable[..., Any], *args: torch.Tensor) -> Any:
     lowered = lower(traced(fn, *args))
-    return form_groups(lowered, TargetChoice(), Fuel(-1)), {value.name: value for value in lowered.values}
+    return form_groups(lowered, TargetChoice(), RewriteBudget(-1)), {value.name: value for value in lowered.values}
 
 
 def test_reasons_in_words() -> None:
@@ -217,7 +217,7 @@ def test_fuel_bounds_the_number_of_fusions() -> None:
             x = torch.sin(x)
         return x
 
-    counts = [len(fused(chain, torch.randn(4), fuel=fuel).steps) for fuel in range(7)]
+    counts = [len(fused(chain, torch.randn(4), budget=budget).steps) for budget in range(7)]
     assert counts == [6, 5, 4, 3, 2, 1, 1]
 
 

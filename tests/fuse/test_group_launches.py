@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from smelt.base.errors import SpecError
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.fusion_limits import Limits
 from smelt.fuse.launches.group_launches import family, group_launches
 from smelt.fuse.memory_plan import plan_memory
@@ -73,9 +73,9 @@ def seeded_inputs(given: Program, sizes: dict[str, int]) -> list[torch.Tensor]:
     return [torch.randn(sizes[name], generator=generator) for name in given.inputs]
 
 
-def grouped(given: Program, limits: Limits = LIMITS, fuel: int = -1) -> Program:
+def grouped(given: Program, limits: Limits = LIMITS, budget: int = -1) -> Program:
     """The program with groups: it keeps the rules, does the same, and can be stored."""
-    found = group_launches(given, lambda _: limits, Fuel(fuel))
+    found = group_launches(given, lambda _: limits, RewriteBudget(budget))
     check_program(found.unplanned())
     planned = plan_memory(found)
     check_program(planned)
@@ -184,7 +184,7 @@ def test_groups_are_as_long_as_each_other() -> None:
 def test_without_fuel_or_where_a_target_has_no_groups() -> None:
     steps = [Launch(doubled(n), (f"x{n}", f"y{n}")) for n in (4, 9)]
     given = program(steps, {"x4": 4, "x9": 9}, {"y4": 4, "y9": 9}, ["y4", "y9"])
-    assert grouped(given, Limits()) is given and grouped(given, fuel=0).steps == given.steps
+    assert grouped(given, Limits()) is given and grouped(given, budget=0).steps == given.steps
 
 
 def test_what_has_no_family() -> None:

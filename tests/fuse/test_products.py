@@ -396,12 +396,12 @@ def test_a_residual_may_be_written_over() -> None:
     assert [buffer.role for buffer in products(program)[0].kernel.buffers if buffer.role is Role.INOUT]
 
 
-@pytest.mark.parametrize("fuel", range(6))
-def test_little_fuel(fuel: int) -> None:
+@pytest.mark.parametrize("max_rewrites", range(6))
+def test_little_fuel(budget: int) -> None:
     def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.relu(x.bfloat16() @ w.bfloat16() + b.bfloat16()).float().t() @ x
 
-    own(fn, _x(6, 5), _x(5, 7), _x(7), count=2, fuel=fuel, atol=0.2, rtol=0.05)
+    own(fn, _x(6, 5), _x(5, 7), _x(7), count=2, budget=budget, atol=0.2, rtol=0.05)
 
 
 RESULTS: dict[str, tuple[Callable[..., Any], int]] = {

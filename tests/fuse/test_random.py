@@ -129,8 +129,8 @@ def _inputs(recipe: Recipe, dtype: torch.dtype) -> list[torch.Tensor]:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(recipes, st.sampled_from([-1, -1, -1, 0, 2, 7]))
-def test_programs_compute_what_eager_computes(recipe: Recipe, fuel: int) -> None:
-    assert_same(recipe, *_inputs(recipe, torch.float64), fuel=fuel, rtol=1e-9, atol=1e-9)
+def test_programs_compute_what_eager_computes(recipe: Recipe, budget: int) -> None:
+    assert_same(recipe, *_inputs(recipe, torch.float64), budget=budget, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

@@ -16,8 +16,8 @@ from tests.absent_device.ahead import compile_ahead, spec_like
 HALF = torch.bfloat16
 
 
-def _programs(model: nn.Module, shape: tuple[int, ...], fuel: int | None = None) -> tuple[Program, ...]:
-    options = Options(target="sm_90") if fuel is None else Options(target="sm_90", fuel=fuel)
+def _programs(model: nn.Module, shape: tuple[int, ...], budget: int | None = None) -> tuple[Program, ...]:
+    options = Options(target="sm_90") if budget is None else Options(target="sm_90", max_rewrites=budget)
     return compile_ahead(model.to(HALF), [spec_like(shape, HALF)], options).programs
 
 

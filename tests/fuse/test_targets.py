@@ -67,7 +67,7 @@ def test_pointwise_block_joint_has_few_kernels() -> None:
 
 def test_pointwise_block_without_fuel_is_the_same() -> None:
     given = inputs(8, 16)
-    program = fused(block_joint, *given, fuel=0, decompositions=DECOMPOSITIONS)
+    program = fused(block_joint, *given, budget=0, decompositions=DECOMPOSITIONS)
     assert len(program.steps) > 50
     compare(run_program(program, given), block_joint(*given))
 

@@ -117,7 +117,7 @@ def test_policies_of_autocast_are_of_operators_that_pytorch_casts_there() -> Non
 
 
 # A training step is recorded for cuda:0, which is not there: tensors of the meta device stand for its memory. It is not
-# run, but compiled for a GPU; where numbers depend on the device, ghosts on cuda:0 say so.
+# run, but compiled for a GPU; where numbers depend on the device, fake tensors on cuda:0 say so.
 COMPILED = """
 import torch
 import torch.nn.functional as F

@@ -9,7 +9,7 @@ from torch import nn
 
 from smelt.base.options import Options
 from smelt.ir.program import Launch
-from smelt.meta import ghost
+from smelt.meta import fake_tensor
 from smelt.meta.rules import lookup
 from smelt.ops.decompose import norms
 from tests.absent_device.ahead import compile_ahead, spec_like
@@ -120,7 +120,7 @@ def test_rules_say_what_pytorch_says(name: str) -> None:
     op, args, kwargs = CALLS[name]
     found = lookup.answer(op, args, kwargs, CUDA)
     assert found is not NotImplemented
-    assert _layouts(found) == _layouts(ghost._ask_meta_kernel(op, args, kwargs))
+    assert _layouts(found) == _layouts(fake_tensor._ask_meta_kernel(op, args, kwargs))
 
 
 def test_what_models_do_loads_none_of_pytorchs_compiler() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from smelt.ir.tensorspec import TensorSpec
-from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta.fake_tensor import FakeMode, FakeTensor
 from smelt.meta.rules import data_movement, images
 from smelt.symbolic.expressions import Expression, ShapeEnv
 from smelt.symbolic.symnode import as_number
@@ -185,14 +185,14 @@ def _refusing() -> Iterator[None]:
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
-def _open(*shape: int) -> tuple[GhostTensor, ShapeEnv]:
-    """A ghost with a symbol for each size, and where one finds what was decided about them."""
+def _open(*shape: int) -> tuple[FakeTensor, ShapeEnv]:
+    """A fake tensor with a symbol for each size, and where one finds what was decided about them."""
     shape_env = ShapeEnv()
     sizes = [as_number(shape_env, Expression.of(shape_env.symbol(f"s{dim}", size))) for dim, size in enumerate(shape)]
     strides: list[Any] = [1]
     for size in reversed(sizes[1:]):
         strides.insert(0, strides[0] * size)
-    return GhostTensor(TensorSpec(tuple(sizes), tuple(strides), torch.float32, torch.device("cpu"))), shape_env
+    return FakeTensor(TensorSpec(tuple(sizes), tuple(strides), torch.float32, torch.device("cpu"))), shape_env
 
 
 @pytest.mark.parametrize(
@@ -225,17 +225,17 @@ def _open(*shape: int) -> tuple[GhostTensor, ShapeEnv]:
 )
 def test_sizes_stay_open(function: Callable[[Any], Any]) -> None:
     x, shape_env = _open(6, 8, 10)
-    with GhostMode(), _refusing():
+    with FakeMode(), _refusing():
         function(x)
     assert [str(fact) for fact in shape_env.guards if fact.relation == "=="] == []
 
 
 _TRACED = """
 import sys, torch, torch.nn.functional as F
-from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta.fake_tensor import FakeMode, FakeTensor
 from smelt.ir.tensorspec import TensorSpec
-def R(*shape): return GhostTensor(TensorSpec.of(torch.zeros(*shape)))
-with GhostMode():
+def R(*shape): return FakeTensor(TensorSpec.of(torch.zeros(*shape)))
+with FakeMode():
     x, image = R(6, 8), R(2, 4, 6, 6)
     x.repeat(2, 3); x.tile(2); x.flip(0); F.pad(x, (1, 2)); x.unbind(1); x.diagonal(); torch.diag(x[0])
     x.unfold(0, 2, 1); x @ x[0]; F.prelu(x, torch.ones(1)); x.roll(1, 0); torch.linspace(0, 1, 5); x.count_nonzero()

@@ -1,4 +1,4 @@
-"""Where results are: PyTorch's rules for operands on several devices, on ghosts of devices that need not be here."""
+"""Where results are: PyTorch's rules for operands on several devices, on fake tensors of absent devices."""
 
 from typing import Any
 
@@ -7,29 +7,29 @@ import torch
 
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.devices import result_device, with_index
-from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta.fake_tensor import FakeMode, FakeTensor
 from smelt.symbolic.shapes import contiguous_stride
 
 aten = torch.ops.aten
 CPU, CUDA, OTHER = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 
 
-def ghost(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> GhostTensor:
-    return GhostTensor(TensorSpec(shape, contiguous_stride(shape), dtype, device))
+def fake(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> FakeTensor:
+    return FakeTensor(TensorSpec(shape, contiguous_stride(shape), dtype, device))
 
 
-def index(device: torch.device, *shape: int) -> GhostTensor:
-    return ghost(device, *shape, dtype=torch.int64)
+def index(device: torch.device, *shape: int) -> FakeTensor:
+    return fake(device, *shape, dtype=torch.int64)
 
 
 def device_of(op: Any, *args: Any, **kwargs: Any) -> torch.device:
-    with GhostMode():
+    with FakeMode():
         result = op(*args, **kwargs)
     found: torch.device = (result[0] if isinstance(result, tuple | list) else result).device
     return found
 
 
-X, N, S, D = ghost(CUDA, 4, 8), ghost(CPU, 4, 8), ghost(CPU), ghost(CUDA)
+X, N, S, D = fake(CUDA, 4, 8), fake(CPU, 4, 8), fake(CPU), fake(CUDA)
 
 TOGETHER = {
     "one device": (CUDA, aten.add.Tensor, (X, X)),
@@ -39,17 +39,17 @@ TOGETHER = {
     "two scalars, the CPU's first": (CUDA, aten.add.Tensor, (S, D)),
     "three operands": (CUDA, aten.addcmul.default, (X, X, S)),
     "the other of two": (CUDA, aten.logical_and.default, (X, S)),
-    "where": (CUDA, aten.where.self, (ghost(CUDA, 4, 8, dtype=torch.bool), S, X)),
+    "where": (CUDA, aten.where.self, (fake(CUDA, 4, 8, dtype=torch.bool), S, X)),
     "lerp": (CUDA, aten.lerp.Tensor, (X, X, S)),
-    "masked fill": (CUDA, aten.masked_fill.Tensor, (X, ghost(CUDA, 4, 8, dtype=torch.bool), S)),
+    "masked fill": (CUDA, aten.masked_fill.Tensor, (X, fake(CUDA, 4, 8, dtype=torch.bool), S)),
     "reversed": (CUDA, aten.rsub.Tensor, (S, X)),
     "whole quotients": (CUDA, aten.floor_divide.default, (X, S)),
     "filled": (CUDA, aten.fill.Tensor, (X, S)),
     "filled at indices": (CUDA, aten.index_fill.int_Tensor, (X, 0, index(CUDA, 2), S)),
-    "written": (CUDA, aten.add_.Tensor, (ghost(CUDA, 4), S)),
+    "written": (CUDA, aten.add_.Tensor, (fake(CUDA, 4), S)),
     "indices of the CPU": (CUDA, aten.index.Tensor, (X, [index(CPU, 3)])),
     "indices of the device": (CUDA, aten.index.Tensor, (X, [index(CUDA, 3)])),
-    "put by indices of the CPU": (CUDA, aten.index_put.default, (X, [index(CPU, 3)], ghost(CUDA, 3, 8))),
+    "put by indices of the CPU": (CUDA, aten.index_put.default, (X, [index(CPU, 3)], fake(CUDA, 3, 8))),
     "put a scalar of the CPU": (CUDA, aten.index_put.default, (X, [index(CUDA, 3)], S)),
     "copy to": (CUDA, aten.copy.default, (X, N)),
     "copy from": (CPU, aten.copy.default, (N, X)),
@@ -65,31 +65,31 @@ TOGETHER = {
 
 APART = {
     "two devices": (aten.add.Tensor, (X, N)),
-    "two of a kind": (aten.add.Tensor, (X, ghost(OTHER, 4, 8))),
+    "two of a kind": (aten.add.Tensor, (X, fake(OTHER, 4, 8))),
     "a scalar of another device": (aten.add.Tensor, (N, D)),
-    "a product": (aten.mm.default, (X, ghost(CPU, 8, 2))),
-    "a vector of one": (aten.add.Tensor, (X, ghost(CPU, 1))),
+    "a product": (aten.mm.default, (X, fake(CPU, 8, 2))),
+    "a vector of one": (aten.add.Tensor, (X, fake(CPU, 1))),
     "concatenated": (aten.cat.default, ([X, N],)),
     "indices of another device": (aten.index.Tensor, (N, [index(CUDA, 3)])),
     "gather": (aten.gather.default, (X, 0, index(CPU, 4, 8))),
     "index_select": (aten.index_select.default, (X, 0, index(CPU, 3))),
     "embedding": (aten.embedding.default, (X, index(CPU, 3))),
     "scatter": (aten.scatter.src, (X, 0, index(CPU, 4, 8), X)),
-    "put values of the CPU": (aten.index_put.default, (X, [index(CUDA, 3)], ghost(CPU, 3, 8))),
-    "a mask of the CPU": (aten.masked_fill.Scalar, (X, ghost(CPU, 4, 8, dtype=torch.bool), 1.0)),
+    "put values of the CPU": (aten.index_put.default, (X, [index(CUDA, 3)], fake(CPU, 3, 8))),
+    "a mask of the CPU": (aten.masked_fill.Scalar, (X, fake(CPU, 4, 8, dtype=torch.bool), 1.0)),
     "written on the CPU": (aten.add_.Tensor, (S, D)),
-    "a weight of the CPU": (aten.native_layer_norm.default, (X, [8], ghost(CPU, 8), None, 1e-5)),
+    "a weight of the CPU": (aten.native_layer_norm.default, (X, [8], fake(CPU, 8), None, 1e-5)),
     "a scalar as the first factor": (aten.addcmul.default, (X, S, X)),
     "a scalar as a divisor": (aten.addcdiv.default, (X, X, S)),
     "the first of two": (aten.logical_and.default, (S, X)),
-    "a scalar to be masked": (aten.masked_fill.Scalar, (S, ghost(CUDA, 4, 8, dtype=torch.bool), 1.0)),
+    "a scalar to be masked": (aten.masked_fill.Scalar, (S, fake(CUDA, 4, 8, dtype=torch.bool), 1.0)),
     "a scalar as a limit": (aten.clamp.Tensor, (X, None, S)),
     "a scalar as the least": (aten.clamp_min.Tensor, (X, S)),
     "a scalar as the most, written": (aten.clamp_max_.Tensor, (X, S)),
     "a scalar in a sum of exponentials": (aten.logaddexp.default, (X, S)),
     "a scalar to go towards": (aten.nextafter.default, (X, S)),
     "a scalar to divide": (aten.gcd.default, (index(CUDA, 3), index(CPU))),
-    "a scalar, not element by element": (aten.dot.default, (ghost(CUDA, 4), ghost(CPU, 4))),
+    "a scalar, not element by element": (aten.dot.default, (fake(CUDA, 4), fake(CPU, 4))),
 }
 
 
@@ -108,7 +108,7 @@ def test_devices_that_do_not_go_together_raise(case: str) -> None:
 
 def test_lists_of_tensors_are_computed_one_by_one() -> None:
     """Parameters may be on several devices, each with its gradient; the steps of an optimizer are on the CPU."""
-    with GhostMode():
+    with FakeMode():
         made = torch._foreach_add([X, N], [X, N])
         assert [each.device for each in made] == [CUDA, CPU]
         made = torch._foreach_mul([N, X], S)
@@ -116,7 +116,7 @@ def test_lists_of_tensors_are_computed_one_by_one() -> None:
         with pytest.raises(RuntimeError, match="on the same device"):
             torch._foreach_add([X, N], [N, X])
     assert result_device(aten._foreach_copy.default, ([X, N], [N, X]), {}) == CUDA
-    assert result_device(aten._foreach_addcdiv.Tensor, ([X, X], [X, X], [X, X], ghost(CPU, 2)), {}) == CUDA
+    assert result_device(aten._foreach_addcdiv.Tensor, ([X, X], [X, X], [X, X], fake(CPU, 2)), {}) == CUDA
     assert result_device(aten._pack_padded_sequence.default, (X, index(CPU, 8), False), {}) == CUDA
 
 

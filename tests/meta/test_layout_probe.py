@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from smelt.ir.tensorspec import TensorSpec
-from smelt.meta import ghost, layout_probe
-from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta import fake_tensor, layout_probe
+from smelt.meta.fake_tensor import FakeMode, FakeTensor
 from smelt.symbolic.expressions import Expression, ShapeEnv
 from smelt.symbolic.symnode import as_number
 
@@ -29,15 +29,15 @@ def _layouts(*shape: int) -> Iterator[torch.Tensor]:
     yield value[..., :1].expand(shape)
 
 
-def _ghosts(values: Any) -> Any:
+def _fakes(values: Any) -> Any:
     if isinstance(values, torch.Tensor):
-        return GhostTensor(TensorSpec.of(values))
-    return type(values)(map(_ghosts, values)) if isinstance(values, tuple | list) else values
+        return FakeTensor(TensorSpec.of(values))
+    return type(values)(map(_fakes, values)) if isinstance(values, tuple | list) else values
 
 
 def assert_lies_as_real(op: Any, *args: Any) -> None:
-    with GhostMode():
-        said = op(*_ghosts(args))
+    with FakeMode():
+        said = op(*_fakes(args))
     real = op(*args)
     for one, other in zip(said, real, strict=True) if isinstance(real, tuple) else [(said, real)]:
         assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype), args
@@ -65,10 +65,10 @@ def test_what_is_drawn_is_drawn_of_a_generator_of_its_own() -> None:
     given = torch.Generator().manual_seed(3)
     state = given.get_state()
     for value in values:
-        with GhostMode():
-            said = aten.poisson.default(_ghosts(value), given)
-            ghost.forget()
-            aten.poisson.default(_ghosts(value), None)
+        with FakeMode():
+            said = aten.poisson.default(_fakes(value), given)
+            fake_tensor.forget()
+            aten.poisson.default(_fakes(value), None)
         assert torch.equal(torch.get_rng_state(), before) and torch.equal(given.get_state(), state)
         assert said.stride() == aten.poisson.default(value, torch.Generator()).stride()
 
@@ -77,8 +77,8 @@ def test_sizes_stay_what_they_are_called() -> None:
     shape_env = ShapeEnv()
     symbols = [shape_env.symbol(f"s{dim}", size) for dim, size in enumerate((5, 6, 7))]
     n, h, w = [as_number(shape_env, Expression.of(symbol)) for symbol in symbols]
-    value = GhostTensor(TensorSpec((n, 4, 2, h, w), (8 * h * w, 1, 4 * h * w, 4 * w, 4), torch.float32, CPU))
-    with GhostMode():
+    value = FakeTensor(TensorSpec((n, 4, 2, h, w), (8 * h * w, 1, 4 * h * w, 4 * w, 4), torch.float32, CPU))
+    with FakeMode():
         made = aten.replication_pad3d.default(value, [1, 1, 1, 1, 1, 1])
     room = (4 * (w + 2) * (h + 2) * 4, 1, 4 * (w + 2) * (h + 2), 4 * (w + 2), 4)
     assert [str(size) for size in made.stride()] == [str(size) for size in room]
@@ -88,17 +88,17 @@ def test_sizes_stay_what_they_are_called() -> None:
 def test_what_is_too_large_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout_probe, "LARGEST", 16)
     monkeypatch.setattr(layout_probe, "_run", lambda *_: pytest.fail("it was run"))
-    ghost.forget()
-    with GhostMode():
-        assert aten.special_xlog1py.default(*_ghosts([torch.rand(4, 3).t()] * 2)).shape == (3, 4)
-    ghost.forget()
+    fake_tensor.forget()
+    with FakeMode():
+        assert aten.special_xlog1py.default(*_fakes([torch.rand(4, 3).t()] * 2)).shape == (3, 4)
+    fake_tensor.forget()
 
 
 def test_what_raises_for_such_numbers_is_described_as_before() -> None:
     value = torch.rand(4, 3).t()
-    with GhostMode():
-        assert aten.cholesky.default(_ghosts(torch.rand(3, 3).t())).shape == (3, 3)
-        assert aten.take.default(_ghosts(value), _ghosts(torch.zeros(2, 2, dtype=torch.int64).t())).shape == (2, 2)
+    with FakeMode():
+        assert aten.cholesky.default(_fakes(torch.rand(3, 3).t())).shape == (3, 3)
+        assert aten.take.default(_fakes(value), _fakes(torch.zeros(2, 2, dtype=torch.int64).t())).shape == (2, 2)
 
 
 @pytest.mark.parametrize("op", [aten.linalg_ldl_solve.default, aten.linalg_lu_solve.default])
@@ -106,5 +106,5 @@ def test_rows_that_lapack_exchanges_are_not_made_up(op: Any, monkeypatch: pytest
     """It counts them from one, and writes in front of a matrix where they are zero."""
     monkeypatch.setattr(layout_probe, "_run", lambda *_: pytest.fail("it was run"))
     factors, pivots, given = torch.rand(3, 3).t(), torch.ones(3, dtype=torch.int32), torch.rand(2, 3).t()
-    with GhostMode():
-        assert op(*_ghosts((factors, pivots, given))).shape == (3, 2)
+    with FakeMode():
+        assert op(*_fakes((factors, pivots, given))).shape == (3, 2)

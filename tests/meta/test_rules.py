@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from smelt.ir.tensorspec import TensorSpec, UnplacedSpec
 from smelt.meta.facts import all_facts
-from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta.fake_tensor import FakeMode, FakeTensor
 from smelt.meta.rules import creation, describe, fourier, indexing, linalg_nn, pointwise, reduction, views
 from smelt.meta.rules.lookup import EVERYWHERE, ON_CPU, _functional_of, rules_of
 from smelt.meta.rules.promotion import result_dtype
@@ -602,8 +602,8 @@ def test_wrong_calls_raise_as_eager_does(op: Any, args: tuple[Any, ...]) -> None
         assert describe(op, args, {}, CPU) is NotImplemented
     with pytest.raises((RuntimeError, IndexError)):
         op(*args)
-    with GhostMode(), pytest.raises((RuntimeError, IndexError, ValueError)):
-        op(*[_ghost(value) for value in args])
+    with FakeMode(), pytest.raises((RuntimeError, IndexError, ValueError)):
+        op(*[_fake(value) for value in args])
 
 
 def test_a_copy_to_write_to_shows_each_element_once() -> None:
@@ -618,10 +618,10 @@ def test_a_copy_to_write_to_shows_each_element_once() -> None:
     assert _agrees(aten.slice_scatter.default, plain.expand(4), plain.expand(1), 0, 1, 2)
 
 
-def _ghost(value: Any) -> Any:
+def _fake(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return GhostTensor(TensorSpec.of(value))
-    return [_ghost(item) for item in value] if isinstance(value, list) else value
+        return FakeTensor(TensorSpec.of(value))
+    return [_fake(item) for item in value] if isinstance(value, list) else value
 
 
 def test_complex_numbers_go_to_pytorch() -> None:
@@ -658,14 +658,14 @@ def test_rules_take_the_arguments_of_their_schema() -> None:
 
 _TRACED = """
 import sys, torch, torch.nn.functional as F
-from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta.fake_tensor import FakeMode, FakeTensor
 from smelt.ir.tensorspec import TensorSpec
-def R(*shape): return GhostTensor(TensorSpec.of(torch.zeros(*shape, requires_grad=True)))
-def I(*shape): return GhostTensor(TensorSpec.of(torch.zeros(*shape, dtype=torch.int64)))
+def R(*shape): return FakeTensor(TensorSpec.of(torch.zeros(*shape, requires_grad=True)))
+def I(*shape): return FakeTensor(TensorSpec.of(torch.zeros(*shape, dtype=torch.int64)))
 def backward(loss, *leaves):
     one = torch.ones_like(loss)
     torch.autograd.graph._engine_run_backward((loss,), (one,), False, False, leaves, True, accumulate_grad=False)
-with GhostMode():
+with FakeMode():
     x, w1, b1, w2, b2 = R(16, 32), R(64, 32), R(64), R(10, 64), R(10)
     backward(F.mse_loss(F.linear(F.relu(F.linear(x, w1, b1)), w2, b2), torch.zeros(16, 10)), w1, b1, w2, b2)
     x, w, b = R(32, 64), R(64), R(64)

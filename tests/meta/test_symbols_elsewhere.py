@@ -8,7 +8,7 @@ import torch
 
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta import symbolic_decomps
-from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta.fake_tensor import FakeMode, FakeTensor
 from smelt.symbolic.expressions import Expression, ShapeEnv
 from smelt.symbolic.shapes import contiguous_stride
 from smelt.symbolic.symnode import as_number, meaning
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 INT, HALF = torch.int64, torch.bfloat16
 CUDA = torch.device("cuda", 0)
 
-# Calls on ghosts: `g` makes one of a shape and dtype, `n` and `m` are sizes.
+# Calls on fake tensors: `g` makes one of a shape and dtype, `n` and `m` are sizes.
 CALLS: dict[str, Callable[..., Any]] = {
     "mm": lambda g, n, m: aten.mm(g(n, 128), g(128, 64)),
     "addmm": lambda g, n, m: aten.addmm(g(64), g(n, 128), g(128, 64)),
@@ -138,12 +138,12 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-def ghost(*shape: Any, dtype: torch.dtype = torch.float32) -> GhostTensor:
-    return GhostTensor(TensorSpec(shape, contiguous_stride(shape), dtype, CUDA))
+def fake(*shape: Any, dtype: torch.dtype = torch.float32) -> FakeTensor:
+    return FakeTensor(TensorSpec(shape, contiguous_stride(shape), dtype, CUDA))
 
 
-def narrow(*shape: Any, dtype: torch.dtype = torch.float32) -> GhostTensor:
-    return ghost(*shape, dtype=HALF if dtype is torch.float32 else dtype)
+def narrow(*shape: Any, dtype: torch.dtype = torch.float32) -> FakeTensor:
+    return fake(*shape, dtype=HALF if dtype is torch.float32 else dtype)
 
 
 def described(results: Any, at: Callable[[Any], Any]) -> list[Any]:
@@ -155,12 +155,12 @@ def described(results: Any, at: Callable[[Any], Any]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("make", [ghost, narrow], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("make", [fake, narrow], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CALLS)
-def test_no_size_is_relied_on(name: str, make: Callable[..., GhostTensor]) -> None:
+def test_no_size_is_relied_on(name: str, make: Callable[..., FakeTensor]) -> None:
     shape_env = ShapeEnv()
     symbols = [shape_env.symbol(text, size) for text, size in (("s0", 65), ("s1", 37))]
-    with GhostMode():
+    with FakeMode():
         found = CALLS[name](make, *(as_number(shape_env, Expression.of(symbol)) for symbol in symbols))
     assert not [str(fact) for fact in shape_env.guards if fact.relation == "=="]
     for sizes in ((65, 37), (40, 28), (96, 130)):
@@ -170,7 +170,7 @@ def test_no_size_is_relied_on(name: str, make: Callable[..., GhostTensor]) -> No
             what = meaning(number) if isinstance(number, torch.SymInt) else number
             return what.evaluate(values.__getitem__) if isinstance(what, Expression) else what
 
-        with GhostMode():
+        with FakeMode():
             assert described(found, at) == described(CALLS[name](make, *sizes), lambda size: size), sizes
 
 
@@ -182,8 +182,8 @@ def test_attention_without_a_fused_kernel(how: dict[str, Any], monkeypatch: pyte
     symbols = [shape_env.symbol(text, size) for text, size in (("s0", 65), ("s1", 37))]
     n, m = (as_number(shape_env, Expression.of(symbol)) for symbol in symbols)
     for dtype in (torch.float64, torch.float32):
-        with GhostMode():
-            x = ghost(n, 4, m, 8, dtype=dtype)
+        with FakeMode():
+            x = fake(n, 4, m, 8, dtype=dtype)
             found = symbolic_decomps.spell_out(torch.nn.functional.scaled_dot_product_attention, (x, x, x), how)
         assert (found is NotImplemented) == (dtype is torch.float32)
         assert found is NotImplemented or found.shape == x.shape

@@ -11,7 +11,7 @@ from smelt.base.options import Options
 from smelt.ir import serialize
 from smelt.ir.program import Library
 from smelt.ir.tensorspec import TensorSpec
-from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta.fake_tensor import FakeMode, FakeTensor
 from smelt.meta.recurrent_layers import is_for_cudnn
 from smelt.symbolic.shapes import contiguous_stride
 from tests.absent_device.ahead import Ahead, compile_ahead, spec_like
@@ -102,11 +102,11 @@ def test_operators_of_our_own_are_stored_by_name() -> None:
     assert serialize.parse(serialize.dump(op)) is op
 
 
-def ghost(*shape: int) -> GhostTensor:
-    return GhostTensor(TensorSpec(shape, contiguous_stride(shape), torch.float32, CUDA))
+def fake(*shape: int) -> FakeTensor:
+    return FakeTensor(TensorSpec(shape, contiguous_stride(shape), torch.float32, CUDA))
 
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_whether_cudnn_is_taken_is_asked_on_ghosts(inference: bool) -> None:
-    with torch.inference_mode(inference), GhostMode():
-        assert not is_for_cudnn(ghost(5, 2, 4))  # there is none here
+    with torch.inference_mode(inference), FakeMode():
+        assert not is_for_cudnn(fake(5, 2, 4))  # there is none here

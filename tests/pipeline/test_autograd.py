@@ -58,7 +58,7 @@ RESHAPED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
 @pytest.mark.parametrize("name", RESHAPED)
 def test_operators_that_reshape_in_place_within(name: str, backend: str) -> None:
-    """Ghosts did not follow it, and every product of a vector with a matrix broke the graph."""
+    """Fake tensors did not follow it, and every product of a vector with a matrix broke the graph."""
     if name == "quantile" and VERSION < (2, 12):
         pytest.skip("PyTorch 2.11 looks at the fractions it is given first, which breaks the graph")
     torch.manual_seed(0)

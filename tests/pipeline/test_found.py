@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import smelt
 from smelt.base.options import config
 from smelt.ir.tensorspec import TensorSpec
-from smelt.meta.ghost import Recorder
+from smelt.meta.fake_tensor import Recorder
 from tests.targets import seeded
 
 every_backend = pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
@@ -197,7 +197,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_results_of_transposed_inputs_lie_as_eagers(name: str, dynamic: bool | None, backend: str) -> None:
-    """Ghosts are a subclass of tensors, for which PyTorch pools by other code."""
+    """Fake tensors are a subclass of tensors, for which PyTorch pools by other code."""
     x = torch.randn(3, 6, 5).mT
     compiled = smelt.compile(LAYOUTS[name], backend=backend, dynamic=dynamic)
     for each in (x, x[:, :4], x.detach().requires_grad_()):

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import smelt
-from smelt.pipeline.guest import backend, why_not_taken
+from smelt.pipeline.backend_adapter import backend, why_not_taken
 
 INSTALLED = any(point.name == "smelt" for point in entry_points(group="torch_dynamo_backends"))
 

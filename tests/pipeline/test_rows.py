@@ -1,4 +1,4 @@
-"""The rows of the compiler's tables: the printed map, each optional row switched off by fuel, and found by `bisect`."""
+"""The rows of the compiler's tables: the printed map, and optional rows switched off by the budget."""
 
 import copy
 import itertools
@@ -16,8 +16,8 @@ import smelt
 from smelt.base import row as rows_module
 from smelt.base.errors import SpecError
 from smelt.base.events import collect
-from smelt.base.fuel import Fuel, Rewrite
-from smelt.base.row import Burns, Row
+from smelt.base.rewrite_budget import Rewrite, RewriteBudget
+from smelt.base.row import BudgetUse, Row
 from smelt.codegen import forget
 from smelt.codegen.cpu import schedule_passes, shared_bodies
 from smelt.codegen.cpu import target as cpu
@@ -31,7 +31,12 @@ from smelt.pipeline.stage_map import stage_map, tables
 from tests.golden import golden
 
 TABLES = tables()
-OPTIONAL = [row for rows in TABLES.values() for row in rows if isinstance(row, Row) and row.burns is not Burns.NOTHING]
+OPTIONAL = [
+    row
+    for rows in TABLES.values()
+    for row in rows
+    if isinstance(row, Row) and row.budget_use is not BudgetUse.NOTHING
+]
 
 
 def test_the_map() -> None:
@@ -118,18 +123,18 @@ def outcome(name: str, compile: Callable[..., Any]) -> Any:
     return compile(function)(*arguments)
 
 
-def burned_by(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """The optional rows that a compilation comes by, each with how much fuel is burned before its first rewrite."""
+def rewrites_before(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The optional rows of a compilation, each with how many rewrites come before its first."""
     firsts: dict[str, int] = {}
-    take = Fuel.take
+    take = RewriteBudget.take
 
-    def noted(self: Fuel, *what: object) -> bool:
-        firsts.setdefault(self.stage.rpartition(", ")[2], self.burned)
+    def noted(self: RewriteBudget, *what: object) -> bool:
+        firsts.setdefault(self.stage.rpartition(", ")[2], self.taken)
         return take(self, *what)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Fuel, "take", noted)
-        outcome(name, compiling(name, fuel=1 << 20))
+        patched.setattr(RewriteBudget, "take", noted)
+        outcome(name, compiling(name, max_rewrites=1 << 20))
     return {row.name: firsts[row.name] for row in OPTIONAL if row.name in firsts}
 
 
@@ -140,22 +145,22 @@ ONLY_IN_TRAINING = ("rematerialize", "hoist updates", "write in place")
 def test_without_any_one_row_results_are_right(
     name: str, everything_pays: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fuel ends right before the first rewrite of each row, and right behind it, which then is said to be the last."""
+    """The budget ends right before the first rewrite of each row, then right after it, which is reported."""
     expected = outcome(name, lambda function: function)
-    for each, first in burned_by(name, monkeypatch).items():
+    for each, first in rewrites_before(name, monkeypatch).items():
         if name == "training" and each not in ONLY_IN_TRAINING:
             continue  # the others have them too; compiling is what these tests take time for
-        for fuel in (first, first + 1):
+        for budget in (first, first + 1):
             smelt.reset()
             with collect() as events:
-                found = outcome(name, compiling(name, fuel=fuel, check_specs=True))
+                found = outcome(name, compiling(name, max_rewrites=budget, check_specs=True))
             torch.testing.assert_close(found, expected)
         last = [event.subject for event in events if isinstance(event.subject, Rewrite)]
         assert any(rewrite.stage.endswith(f", {each}") for rewrite in last), (each, last)
 
 
 def test_every_optional_row_is_among_them(everything_pays: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {each for name in [*FUNCTIONS, "training"] for each in burned_by(name, monkeypatch)}
+    seen = {each for name in [*FUNCTIONS, "training"] for each in rewrites_before(name, monkeypatch)}
     assert seen == {row.name for row in OPTIONAL}
 
 
@@ -241,8 +246,8 @@ def test_a_row_without_fuel_is_not_run() -> None:
         ran.append("row")
         return value + 1
 
-    rows = [Row("one", "number", "number", run, "", burns) for burns in Burns]
-    fuel = Fuel(1)
-    assert rows_module.run_rows(0, rows, None, fuel, "test") == 3 and fuel.left == 0
-    assert rows_module.run_rows(0, rows, None, fuel, "test") == 2 and len(ran) == 5
+    rows = [Row("one", "number", "number", run, "", budget_use) for budget_use in BudgetUse]
+    budget = RewriteBudget(1)
+    assert rows_module.run_rows(0, rows, None, budget, "test") == 3 and budget.left == 0
+    assert rows_module.run_rows(0, rows, None, budget, "test") == 2 and len(ran) == 5
     assert copy.copy(rows[0]) == rows[0]

@@ -156,7 +156,7 @@ def test_what_cannot_be_compiled_in_symbols_is_compiled_alone(monkeypatch: pytes
 
 
 def test_extents_that_are_equal_for_some_sizes_only() -> None:
-    """Halves of five rows and of six: what is as long as the other is not one element that is spread."""
+    """ForwardBackward of five rows and of six: what is as long as the other is not one element that is spread."""
     smelt.reset()
     function = program(["gelu", "halves"])
     compiled = smelt.compile(function, dynamic=True)

@@ -109,13 +109,13 @@ def test_kernels_that_compute_products_of_the_mlp_take_the_place_of_others() -> 
         assert len(beside) <= 3
 
 
-@pytest.mark.parametrize("fuel", [0, 1, 3, 7, 20])
-def test_any_amount_of_fuel_gives_the_same_answer(fuel: int) -> None:
+@pytest.mark.parametrize("max_rewrites", [0, 1, 3, 7, 20])
+def test_any_amount_of_fuel_gives_the_same_answer(budget: int) -> None:
     torch.manual_seed(0)
     model = Block(32)
     x = torch.randn(8, 32)
     expected = gradients(copy.deepcopy(model), x)
-    got = gradients(smelt.compile(model, options={"fuel": fuel}), x)
+    got = gradients(smelt.compile(model, options={"max_rewrites": budget}), x)
     for have, want in zip(got, expected, strict=True):
         torch.testing.assert_close(have, want, rtol=2e-5, atol=1e-6)
 

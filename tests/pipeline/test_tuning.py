@@ -89,7 +89,7 @@ def test_a_record_that_no_search_could_have_left_is_not_believed(cache: Path, mo
     entry = CacheEntry.of(convolution(), Options())
     assert entry is not None
     key = f"{entry.key}\nchosen on {torch.get_num_threads()} threads"
-    for text in (b"[", b'{"fuel": 3}', b'{"convolutions": "guessed"}', b"[3]"):
+    for text in (b"[", b'{"max_rewrites": 3}', b'{"convolutions": "guessed"}', b"[3]"):
         assert entry.store.get(key) is not None and entry.store.put(key, [text])
         again = Machine(faster_by_products)
         assert on(again, monkeypatch) == first

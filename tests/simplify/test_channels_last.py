@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import GraphLevel, Traced, check_graph
 from smelt.ir.tensorspec import tensor_spec
 from smelt.meta.rules.strides import is_channels_last
@@ -36,9 +36,9 @@ def block(x: torch.Tensor, wide: torch.Tensor, each: torch.Tensor, back: torch.T
     return aten.add.Tensor(x, convolution(y, back)), aten.mean.dim(y, [2, 3])
 
 
-def laid(function: Callable[..., Any], *inputs: torch.Tensor, how: str, fuel: int = -1) -> tuple[Traced, Traced]:
+def laid(function: Callable[..., Any], *inputs: torch.Tensor, how: str, budget: int = -1) -> tuple[Traced, Traced]:
     before = recorded(function, *inputs)
-    after = lay_images(copied(before), Fuel(fuel), how)
+    after = lay_images(copied(before), RewriteBudget(budget), how)
     check_graph(after.graph, GraphLevel.PURE, after="channels last")
     return before, after
 
@@ -75,7 +75,7 @@ def test_not_where_convolutions_are_to_be_something_else(how: str) -> None:
 def test_not_without_a_convolution_by_channel_nor_fuel() -> None:
     plain, same = laid(lambda x, w: aten.relu.default(convolution(x, w)), X, WIDE, how="auto")
     assert targets(same) == targets(plain)
-    before, after = laid(block, X, WIDE, EACH, BACK, how="channels_last", fuel=0)
+    before, after = laid(block, X, WIDE, EACH, BACK, how="channels_last", budget=0)
     assert targets(after) == targets(before)
 
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from smelt.base.fuel import Fuel
 from smelt.base.options import Options
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.call_contract import Phase, RecomputePolicy, set_phase, set_recompute_policy
 from smelt.ir.graph import GraphLevel, Traced
 from smelt.ir.nodes.backward_node import set_backward
@@ -64,7 +64,7 @@ def test_later_readers_get_the_same(mark: str, probability: float, dtype: torch.
     torch.manual_seed(0)
     x = torch.randn(N, dtype=dtype)
     expected, before = _results(traced, x), set(traced.graph.nodes)
-    keep_masks(traced, Fuel(-1))
+    keep_masks(traced, RewriteBudget(-1))
     traced.graph.lint()
     _, product = [node for node in traced.graph.nodes if node not in before]
     assert product in late.args and (product in early.args) == (mark == "checkpoint")
@@ -75,7 +75,7 @@ def test_later_readers_get_the_same(mark: str, probability: float, dtype: torch.
 def test_without_a_backward_nothing_changes() -> None:
     traced, _, _ = _graph(torch.float32, 0.1)
     before = list(traced.graph.nodes)
-    keep_masks(traced, Fuel(-1))
+    keep_masks(traced, RewriteBudget(-1))
     assert list(traced.graph.nodes) == before
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.base.fuel import Fuel
 from smelt.base.options import Options
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.kernel import Role
 from smelt.ir.tensorspec import TensorSpec
 from smelt.simplify import look_up_first
@@ -49,7 +49,7 @@ def given() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_what_is_computed_is_looked_up_first(function: Any) -> None:
     inputs = given()
     before = recorded(function, *inputs)
-    after = look_up_first(copied(before), Fuel())
+    after = look_up_first(copied(before), RewriteBudget())
     sources = [node.args[0] for node in after.graph.nodes if node.target in _LOOKUPS]
     assert all(source.op == "placeholder" or source.target is aten.expand.default for source in sources)
     simplified(after)
@@ -67,7 +67,7 @@ def test_nothing_changes_where_it_is_in_memory_anyhow() -> None:
 
     for function in (returned, multiplied):
         before = recorded(function, *given())
-        assert targets(look_up_first(copied(before), Fuel())) == targets(before)
+        assert targets(look_up_first(copied(before), RewriteBudget())) == targets(before)
 
 
 def test_nothing_changes_where_most_is_looked_at() -> None:
@@ -75,12 +75,12 @@ def test_nothing_changes_where_most_is_looked_at() -> None:
         return aten.gather.default(aten.sub.Tensor(x, most), 1, aten.expand.default(index, [ROWS, COLS]))
 
     before = recorded(many, *given())
-    assert targets(look_up_first(copied(before), Fuel())) == targets(before)
+    assert targets(look_up_first(copied(before), RewriteBudget())) == targets(before)
 
 
 def test_it_takes_fuel() -> None:
     before = recorded(_gathered, *given())
-    assert targets(look_up_first(copied(before), Fuel(0))) == targets(before)
+    assert targets(look_up_first(copied(before), RewriteBudget(0))) == targets(before)
 
 
 # Losses.

@@ -95,7 +95,7 @@ def test_without_fuel_copies_are_made() -> None:
     smelt.reset()
     inputs = [each.detach() for each in given(4)]
     with collect() as events:
-        found = smelt.compile(shared, options={"fuel": 0})(*inputs)
+        found = smelt.compile(shared, options={"max_rewrites": 0})(*inputs)
     assert torch.equal(found, shared(*inputs))
     (program,) = (event.subject for event in events if isinstance(event.subject, Program))
     assert copies(program)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import GraphLevel, Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
-from smelt.meta.ghost import Recorder
+from smelt.meta.fake_tensor import Recorder
 from smelt.simplify import place_scalars
 
 aten = torch.ops.aten
@@ -22,9 +22,9 @@ def _traced(function: Callable[..., Any], *inputs: torch.Tensor) -> Traced:
     """The graph of a function of tensors on a GPU, but for those without dimensions."""
     recorder = Recorder()
     specs = [replace(TensorSpec.of(each), device=CUDA if each.dim() else HOST) for each in inputs]
-    ghosts = [recorder.placeholder(f"x{number}", spec) for number, spec in enumerate(specs)]
+    fakes = [recorder.placeholder(f"x{number}", spec) for number, spec in enumerate(specs)]
     with recorder:
-        recorder.output(function(*ghosts))
+        recorder.output(function(*fakes))
     return Traced(recorder.graph, GraphLevel.PURE, recorder.constants)
 
 
@@ -38,7 +38,7 @@ def _copies(traced: Traced) -> list[tuple[int, ...]]:
 def _check(function: Callable[..., Any], *inputs: torch.Tensor) -> list[tuple[int, ...]]:
     """What is computed is the same, with the host in place of the GPU; what is copied there."""
     traced = _traced(function, *inputs)
-    place_scalars(traced, Fuel())
+    place_scalars(traced, RewriteBudget())
     traced.graph.lint()
     found = _copies(traced)
     for node in traced.graph.nodes:
@@ -59,7 +59,7 @@ def _recorded(function: Callable[..., Any], *inputs: torch.Tensor) -> list[tuple
     for node in traced.graph.nodes:
         if node.op == "placeholder" and tensor_spec(node).shape == (1,):
             set_spec(node, TensorSpec((), (), torch.float32, HOST))
-    place_scalars(traced, Fuel())
+    place_scalars(traced, RewriteBudget())
     traced.graph.lint()
     return _copies(traced)
 

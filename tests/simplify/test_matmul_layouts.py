@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import tensor_spec
 from tests.simplify.test_passes import assert_same, copied, recorded, simplified, targets
@@ -94,7 +94,7 @@ def test_what_others_see_stays_as_it_is() -> None:
 
 def test_without_fuel_nothing_turns_and_nothing_is_left_behind() -> None:
     before = recorded(_scores, HEADS, HEADS)
-    after = simplified(copied(before), Fuel(0))
+    after = simplified(copied(before), RewriteBudget(0))
     assert len(after.graph.nodes) == len(before.graph.nodes)
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import GraphLevel, Traced, check_graph, format_graph
 from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
-from smelt.meta.ghost import Recorder
+from smelt.meta.fake_tensor import Recorder
 from smelt.simplify import (
     PASSES,
     compose_views,
@@ -30,9 +30,9 @@ Function = Callable[..., Any]
 def recorded(function: Function, *inputs: torch.Tensor) -> Traced:
     """The pure graph of `function` on tensors like `inputs`."""
     recorder = Recorder()
-    ghosts = [recorder.placeholder(f"x{number}", TensorSpec.of(tensor)) for number, tensor in enumerate(inputs)]
+    fakes = [recorder.placeholder(f"x{number}", TensorSpec.of(tensor)) for number, tensor in enumerate(inputs)]
     with recorder:
-        result = function(*ghosts)
+        result = function(*fakes)
     recorder.output(result if isinstance(result, tuple | list) else (result,))
     return Traced(recorder.graph, GraphLevel.PURE, recorder.constants)
 
@@ -44,10 +44,10 @@ def copied(traced: Traced) -> Traced:
     return Traced(graph, traced.level, traced.constants)
 
 
-def simplified(traced: Traced, fuel: Fuel | None = None) -> Traced:
-    fuel = fuel or Fuel()
+def simplified(traced: Traced, budget: RewriteBudget | None = None) -> Traced:
+    budget = budget or RewriteBudget()
     for name, run, _ in PASSES:
-        traced = run(traced, fuel)
+        traced = run(traced, budget)
         check_graph(traced.graph, traced.level, after=name)
     return traced
 
@@ -128,13 +128,13 @@ def _dead(x: torch.Tensor) -> Any:
     return aten.exp.default(x)
 
 
-CASES: dict[str, tuple[Callable[[Traced, Fuel], Traced], Function, tuple[torch.Tensor, ...]]] = {
+CASES: dict[str, tuple[Callable[[Traced, RewriteBudget], Traced], Function, tuple[torch.Tensor, ...]]] = {
     "identities": (fold_identities, _identities, (ODD,)),
     "casts": (fold_identities, _casts, (ODD.bfloat16(),)),
     "joins": (fold_identities, _joins, (torch.randn(4, 6), torch.empty(0))),
     "views": (compose_views, _views, (torch.randn(4, 6),)),
     "common": (share_common, _common, (torch.randn(3), torch.randn(3))),
-    "masks": (lambda traced, fuel: fold_identities(draw_masks(traced, fuel), fuel), _masks, (torch.randn(4, 6),)),
+    "masks": (lambda traced, budget: fold_identities(draw_masks(traced, budget), budget), _masks, (torch.randn(4, 6),)),
     "constants": (fold_constants, _constants, (torch.randn(2, 3),)),
     "dead": (drop_dead, _dead, (ODD,)),
 }
@@ -144,9 +144,9 @@ CASES: dict[str, tuple[Callable[[Traced, Fuel], Traced], Function, tuple[torch.T
 def test_pass(name: str) -> None:
     run, function, inputs = CASES[name]
     before = recorded(function, *inputs)
-    after = run(copied(before), Fuel())
+    after = run(copied(before), RewriteBudget())
     check_graph(after.graph, GraphLevel.PURE, after=name)
-    drop_dead(after, Fuel())
+    drop_dead(after, RewriteBudget())
     check_graph(after.graph, GraphLevel.PURE, after="dce")
     text = format_graph(before.graph, "before") + "\n" + format_graph(after.graph, "after")
     golden(f"simplify/{name}.txt", text)
@@ -265,18 +265,18 @@ def test_fuel_stops_rewriting() -> None:
     before = recorded(_identities, ODD)
     sizes = []
     for amount in (0, 1, 2, 4, -1):
-        fuel = Fuel(amount)
-        after = simplified(copied(before), fuel)
+        budget = RewriteBudget(amount)
+        after = simplified(copied(before), budget)
         assert_same(before, after, ODD)
-        assert amount < 0 or fuel.burned <= amount
+        assert amount < 0 or budget.taken <= amount
         sizes.append(len(after.graph.nodes))
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == len(before.graph.nodes) and sizes[-1] < sizes[0]
 
 
 def test_fuel_counts() -> None:
-    fuel = Fuel(2)
-    assert [fuel.take(), fuel.take(), fuel.take()] == [True, True, False]
-    assert fuel.burned == 2 and all(Fuel().take() for _ in range(100))
+    budget = RewriteBudget(2)
+    assert [budget.take(), budget.take(), budget.take()] == [True, True, False]
+    assert budget.taken == 2 and all(RewriteBudget().take() for _ in range(100))
 
 
 @pytest.mark.parametrize("op", [aten.clamp.Tensor, aten.logaddexp.default], ids=str)
@@ -290,5 +290,5 @@ def test_numbers_of_the_host_are_copied_to_a_gpu(op: Any) -> None:
     set_spec(number, TensorSpec((), (), torch.float32, torch.device("cpu")))
     for node in (x, made):
         set_spec(node, TensorSpec((4, 8), (8, 1), torch.float32, cuda))
-    place_scalars(Traced(graph, GraphLevel.PURE, {}), Fuel())
+    place_scalars(Traced(graph, GraphLevel.PURE, {}), RewriteBudget())
     assert {tensor_spec(node).device for node in made.all_input_nodes} == {cuda}

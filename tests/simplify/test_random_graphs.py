@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from tests.simplify.test_passes import assert_same, copied, recorded, simplified
 
 aten = torch.ops.aten
@@ -64,7 +64,7 @@ def test_simplified_graphs_compute_the_same(data: Any) -> None:
     special = torch.tensor([[0.0, -0.0, 1.5], [float("inf"), float("nan"), -3.0]])
     inputs = (special, torch.randn(2, 3), torch.randn(3, 2).t())
     before = recorded(function, *inputs)
-    after = simplified(copied(before), Fuel(data.draw(st.sampled_from([-1, -1, 1, 3]))))
+    after = simplified(copied(before), RewriteBudget(data.draw(st.sampled_from([-1, -1, 1, 3]))))
     assert len(after.graph.nodes) <= len(before.graph.nodes) + 1
     assert_same(before, after, *inputs)
     _assert_no_new_sharing(before.to_module()(*inputs), after.to_module()(*inputs), inputs)

@@ -80,7 +80,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "autograd_graph",
         "nonleaf",
         "layout_probe",
-        "ghost",
+        "fake_tensor",
         "data_sizes",
         "recurrent_layers",
         "symbolic_decomps",
@@ -162,7 +162,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "chips",
         "tuning",
         "backends",
-        "guest",
+        "backend_adapter",
     ),
 }
 

@@ -4,13 +4,28 @@
 with its case: `heed` is found in `tape.heed(…)` and in a sentence, not in `unheeded`. Phrases may span two lines.
 """
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.structure import files
 
 REPLACED = {
     # files and classes
+    "Fuel": "RewriteBudget",
+    "GhostMode": "FakeMode",
+    "GhostTensor": "FakeTensor",
+    "GraphStory": "GraphReport",
+    "Halves": "ForwardBackward",
+    "Story": "CompilationReport",
+    "fuel": "rewrite budget, max_rewrites",
+    "ghost": "fake tensor",
+    "ghosts": "fake tensors",
+    "kept aside": "staged, spilled",
+    "kept_aside": "staged, spilled",
+    "taken apart": "decomposed, split, unpacked",
+    "taken_apart": "decomposed, split, unpacked",
     "Abandoned": "SkipFrame",
     "Awaited": "DeferredScalar",
     "Begun": "Preallocated",
@@ -80,6 +95,10 @@ REPLACED = {
 }
 
 
+# They say how a value came about, not what it contains.
+UNNAMED = {"found", "made", "given"}
+
+
 def _pages() -> list[Path]:
     return [*(files.ROOT / "docs").glob("*.md"), files.ROOT / "README.md", files.ROOT / "CONTRIBUTING.md"]
 
@@ -114,6 +133,26 @@ def test_replaced_words_do_not_come_back() -> None:
         for line, word in found_in(path.read_text(encoding="utf-8"))
     ]
     assert found == [], "\n".join(found)
+
+
+def _names_bound_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+
+
+def test_variables_are_named_for_what_they_contain() -> None:
+    unnamed = [
+        f"{path.relative_to(files.ROOT)}:{line}: {name}"
+        for path in _sources()
+        if path.suffix == ".py" and path.is_relative_to(files.SOURCE)
+        for line, name in _names_bound_in(ast.parse(path.read_text(encoding="utf-8")))
+        if name in UNNAMED
+    ]
+    assert unnamed == [], "\n".join(unnamed)
 
 
 def test_words_are_found_whole_and_across_lines() -> None:

@@ -27,12 +27,12 @@ from smelt.autograd.joint.functional_trace import CannotTrace, Decompositions
 from smelt.autograd.joint.partial_backward import cut_at_outputs, for_tangents
 from smelt.autograd.joint.trace_joint import Joint, TraceSource, trace_forward, trace_joint
 from smelt.autograd.partition import partition
-from smelt.autograd.partition.partition import Halves
+from smelt.autograd.partition.partition import ForwardBackward
 from smelt.base import events, locks
 from smelt.base.errors import SmeltError, warn
 from smelt.ir.graph import Traced, placeholders, returning_tuple
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 from smelt.runtime.autograd.join import join
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -201,8 +201,8 @@ class _Stage:
             for place, tensor in zip(places, inputs, strict=True):
                 filled[place] = tensor
             args, kwargs = pytree.tree_unflatten(filled, tree)
-            on_ghosts = any(map(torch._is_functional_tensor, inputs))
-            with ProgramCode() if on_ghosts else contextlib.nullcontext():
+            on_fakes = any(map(torch._is_functional_tensor, inputs))
+            with ProgramCode() if on_fakes else contextlib.nullcontext():
                 outputs, spec = pytree.tree_flatten(fn(*args, **kwargs))
             out_tree[:] = [spec]
             return outputs
@@ -227,22 +227,22 @@ class _Stage:
         parts = functools.partial(self._part, halves)
         return join(forward, backwards, halves.plan, replay=halves.replay, eager=halves.eager, parts=parts)
 
-    def _backward(self, halves: Halves, arrived: int) -> Callable[..., tuple[Any, ...]] | None:
+    def _backward(self, halves: ForwardBackward, arrived: int) -> Callable[..., tuple[Any, ...]] | None:
         """The backward for gradients of some results, compiled when they first arrive."""
         traced = halves.backward
         if traced is not None and arrived != (1 << len(halves.plan.tangents)) - 1:
             traced = for_tangents(traced, halves.plan, arrived)
         return None if traced is None else _compiled(self.backward, traced)
 
-    def _part(self, halves: Halves, arrived: int, source: int | None) -> Callable[..., tuple[Any, ...]] | None:
+    def _part(self, halves: ForwardBackward, arrived: int, source: int | None) -> Callable[..., tuple[Any, ...]] | None:
         """A part of a backward, compiled when somebody observes the gradient of an output that others depend on."""
         traced = None if halves.arriving is None else cut_at_outputs(halves.arriving(), halves.plan, arrived, source)
         return None if traced is None else _compiled(self.backward, traced)
 
-    def _split(self, joint: Joint) -> Halves:
+    def _split(self, joint: Joint) -> ForwardBackward:
         if self.partition_fn in (partition.default, partition.min_cut) or not joint.plan.tangents:
             chosen = self.partition_fn if joint.plan.tangents else partition.default
-            halves: Halves = chosen(joint)
+            halves: ForwardBackward = chosen(joint)
             return halves
         module = joint.traced.to_module()
         returned = self.partition_fn(module, _examples(joint.traced), num_fwd_outputs=joint.plan.forward_outputs)
@@ -271,8 +271,8 @@ def _compiled(compiler: Compiler, traced: Traced) -> Callable[..., tuple[Any, ..
     return returning_tuple(function)
 
 
-def _examples(traced: Traced) -> list[GhostTensor]:
-    return [GhostTensor(tensor_spec(node)) for node in placeholders(traced.graph)]
+def _examples(traced: Traced) -> list[FakeTensor]:
+    return [FakeTensor(tensor_spec(node)) for node in placeholders(traced.graph)]
 
 
 def state_of(mod: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[bool, ...]]:

@@ -18,7 +18,7 @@ from smelt.autograd.joint.without_data import WithoutData, stands_for_data
 from smelt.ir.nodes.ambient import autocast_settings, default_devices
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.devices import current_devices
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 
 _PLAIN = (
     type(None), type(...), type(NotImplemented), bool, int, str, bytes, range, torch.dtype, torch.device, torch.layout,
@@ -84,8 +84,8 @@ def _has_no_code(kind: Any) -> bool:
 
 
 def is_stand_in(leaf: Any) -> bool:
-    """Whether a tensor is a ghost or a fake tensor."""
-    return isinstance(leaf, GhostTensor | torch._subclasses.FakeTensor)
+    """Whether a tensor is a fake tensor or a fake tensor."""
+    return isinstance(leaf, FakeTensor | torch._subclasses.FakeTensor)
 
 
 def varies(leaf: Any) -> bool:

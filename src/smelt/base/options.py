@@ -58,7 +58,7 @@ KERNELS_FIRST = "rest"  # of `library`, on chips: torch for what no kernel compu
 class Options:
     """Settings of one compilation. `Options.from_user({...})` checks names and types."""
 
-    fuel: int = option(-1, "how many optional rewrites may be applied; -1 for all. Halve it to bisect.", in_key=True)
+    max_rewrites: int = option(-1, "how many optional rewrites to apply; -1 for all. Halve it to bisect.", in_key=True)
     check_specs: bool = option(
         False, "check the invariants of graphs, kernels and programs after every pass", in_key=False
     )

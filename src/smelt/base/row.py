@@ -1,9 +1,9 @@
 """`Row`: one step of a stage, as the tables of the stages hold it, and how a table is run.
 
-    Row("pair rows", "schedule", "schedule", pair_rows, "once loops are in order: …", Burns.ONE)
+    Row("pair rows", "schedule", "schedule", pair_rows, "once loops are in order: …", BudgetUse.ONE)
 
 A row says what it takes, what it gives and why it stands where it does. With a check, the rules of what it gives are
-run after it. A row that results are right without burns fuel, so that `smelt bisect` can name it.
+run after it. An optional row takes from the rewrite budget, so that `smelt bisect` can name it.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from enum import Enum
 from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 
 
-class Burns(Enum):
-    """What fuel a row burns."""
+class BudgetUse(Enum):
+    """What a row takes from the rewrite budget."""
 
     NOTHING = "needed"  # there is no result without it
     ONE = "optional"  # one unit for all it does; the runner takes it
@@ -31,22 +31,28 @@ class Row:
     gives: str
     run: Callable[[Any, Any], Any]
     why: str
-    burns: Burns = Burns.NOTHING
+    budget_use: BudgetUse = BudgetUse.NOTHING
 
 
 Check = Callable[[Any, str], None]  # a value, and the row that gave it
 
 
 def run_rows(
-    value: Any, rows: Sequence[Row], context: Any, fuel: Fuel, stage: str, check: Check | None = None, of: str = ""
+    value: Any,
+    rows: Sequence[Row],
+    context: Any,
+    budget: RewriteBudget,
+    stage: str,
+    check: Check | None = None,
+    of: str = "",
 ) -> Any:
     """Send a value through rows in order. `stage` and `of`: whose rows they are and what the value is, for `bisect`."""
     for row in rows:
-        if row.burns is Burns.ONE and fuel.left == 0:
+        if row.budget_use is BudgetUse.ONE and budget.left == 0:
             continue
-        fuel.stage = f"{stage}, {row.name}"
+        budget.stage = f"{stage}, {row.name}"
         result = row.run(value, context)
-        if result is not value and row.burns is Burns.ONE and not fuel.take(of):
+        if result is not value and row.budget_use is BudgetUse.ONE and not budget.take(of):
             continue
         value = result
         if check is not None:

@@ -17,7 +17,7 @@ import torch
 
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.gpu_generator import ptx
 from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
@@ -133,7 +133,7 @@ def write_grids(kernels: Sequence[Kernel], target: Target, unaligned: Collection
             continue
         own, shape_env = over_own_symbols(kernel)
         symbol = f"k{len(entries)}"
-        plan = generator.schedule(own, target, Fuel(), check=False, of="")
+        plan = generator.schedule(own, target, RewriteBudget(), check=False, of="")
         code = generator.emit(symbol, plan, target, aligned=aligned)
         code = replace(code, facts=tuple(shape_env.guards), per_thread_workspace=code.workspace)
         grids = tuple(_grid(phase, code.sizes) for phase in code.phases)
@@ -161,7 +161,7 @@ def write_for(kernels: Sequence[Kernel], target: Target, *, prefix: str = "k", p
     if not distinct:
         return Module(("",), ())
     symbols = [f"{prefix}{place}" for place in range(len(distinct))]
-    module_units = units(list(distinct.values()), symbols, target, How(Fuel()))
+    module_units = units(list(distinct.values()), symbols, target, How(RewriteBudget()))
     codes = {place: code for unit in module_units for place, code in unit.entries.items()}
     entries = {key: _entry(symbols[place], codes[place], key[1]) for place, key in enumerate(distinct)}
     texts = tuple(str(module_of(part)) for part in divided(module_units, parts))

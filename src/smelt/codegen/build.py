@@ -16,8 +16,8 @@ from smelt import _native
 from smelt.base import events, locks
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.runtime_sizes import RuntimeParam
@@ -81,11 +81,11 @@ _lock = locks.lock()
 
 
 def compile_kernels(
-    kernels: Sequence[AnyKernel], options: Options, fuel: Fuel | None = None, program: str = ""
+    kernels: Sequence[AnyKernel], options: Options, budget: RewriteBudget | None = None, program: str = ""
 ) -> dict[str, CompiledKernel]:
-    """Machine code for each of `kernels`, by name. `fuel` is shared with earlier passes; `program`: whose kernels."""
-    fuel = Fuel(options.fuel) if fuel is None else fuel
-    how = How(fuel, options.check_specs or config.check_specs, f"{program}: " if program else "", in_process=True)
+    """Machine code for each of `kernels`, by name. `budget` is shared with earlier passes; `program`: whose kernels."""
+    budget = RewriteBudget(options.max_rewrites) if budget is None else budget
+    how = How(budget, options.check_specs or config.check_specs, f"{program}: " if program else "", in_process=True)
     if how.check:
         for each in (each for launched in kernels for each in members(launched)):
             if shape_env_of(each) is None:
@@ -96,8 +96,8 @@ def compile_kernels(
         if keys.setdefault(kernel.name, key := _key(kernel)) != key:
             raise SmeltError("SM030", f"two different kernels are named {kernel.name}")
     with _native.Held(_lock):
-        # With little fuel left, what a kernel becomes depends on how much that is: nobody else gets that code.
-        store = _built if fuel.left < 0 else {}
+        # With little of the budget left, a kernel's code depends on how much that is: nobody else gets that code.
+        store = _built if budget.left < 0 else {}
         new = {keys[kernel.name]: kernel for kernel in kernels if _known(store, keys[kernel.name], kernel) is None}
         for name in dict.fromkeys(kernel.target for kernel in new.values()):
             _build(store, {key: kernel for key, kernel in new.items() if kernel.target == name}, how)
@@ -118,7 +118,7 @@ def compile_unaligned(kernel: AnyKernel, options: Options) -> CompiledKernel:
             if isinstance(kernel, KernelGroup):
                 code = generator.emit_group(symbol, kernel.kernels, target, aligned=False)
             else:
-                plan = generator.schedule(kernel, target, Fuel(), check=False, of="")
+                plan = generator.schedule(kernel, target, RewriteBudget(), check=False, of="")
                 code = generator.emit(symbol, plan, target, aligned=False)
             (built,) = generator.load([join([code])], target)
             _built[key] = [CompiledKernel.of(kernel, symbol, built, code)]

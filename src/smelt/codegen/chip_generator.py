@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from smelt.base.errors import SmeltError
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
 from smelt.codegen.cpu import cpu_generator
 from smelt.codegen.generator import EntryCode, SharedText, numbered
@@ -58,7 +58,12 @@ class ProcessorChipGenerator:
     emit = staticmethod(cpu_generator.emit)
 
     def share_texts(
-        self, kernels: Sequence[AnyKernel], codes: Mapping[int, EntryCode], symbols: Sequence[str], fuel: Fuel, of: str
+        self,
+        kernels: Sequence[AnyKernel],
+        codes: Mapping[int, EntryCode],
+        symbols: Sequence[str],
+        budget: RewriteBudget,
+        of: str,
     ) -> Sequence[SharedText]:
         return ()
 

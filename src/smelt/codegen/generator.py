@@ -1,6 +1,6 @@
 """The interface of a target's code generator: schedule, emit, load. `build` uses it and depends on no target.
 
-    schedule(kernel, target, fuel)   →  how its loops run, whatever form the target has for that
+    schedule(kernel, target, rewrite budget)   →  how its loops run, whatever form the target has for that
     emit("k0", schedule, target)     →  `EntryCode`: LLVM text of the functions of one kernel
     load([text, …], target)          →  `Built`: machine code in memory, or on the device
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.module_text import ModuleText
@@ -66,18 +66,23 @@ class Generator(Protocol):
     def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
         """Unique names, or name prefixes, for the functions of kernels in their module."""
 
-    def share(self, kernels: Sequence[Kernel], fuel: Fuel, of: str) -> Sequence[Family]:
+    def share(self, kernels: Sequence[Kernel], budget: RewriteBudget, of: str) -> Sequence[Family]:
         """Kernels that are to have one body. `of`: what `bisect` calls their program."""
 
     def member(self, symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
         """The entry of a kernel whose code is that of `body`; None if that does not serve."""
 
     def share_texts(
-        self, kernels: Sequence[AnyKernel], codes: Mapping[int, EntryCode], symbols: Sequence[str], fuel: Fuel, of: str
+        self,
+        kernels: Sequence[AnyKernel],
+        codes: Mapping[int, EntryCode],
+        symbols: Sequence[str],
+        budget: RewriteBudget,
+        of: str,
     ) -> Sequence[SharedText]:
         """Those of `codes`, by the places of their kernels, that are to have one body."""
 
-    def schedule(self, kernel: Kernel, target: Target, fuel: Fuel, *, check: bool, of: str) -> Any:
+    def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> Any:
         """How a kernel's loops run."""
 
     def emit(self, symbol: str, plan: Any, target: Target, *, aligned: bool = True) -> EntryCode:

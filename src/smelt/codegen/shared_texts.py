@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode, SharedText
 from smelt.ir.kernel import AnyKernel, Kernel
 
@@ -56,10 +56,14 @@ class _Text:
 
 
 def shared_texts(
-    kernels: Sequence[AnyKernel], codes: Mapping[int, EntryCode], symbols: Sequence[str], fuel: Fuel, of: str = ""
+    kernels: Sequence[AnyKernel],
+    codes: Mapping[int, EntryCode],
+    symbols: Sequence[str],
+    budget: RewriteBudget,
+    of: str = "",
 ) -> list[SharedText]:
     """Those of `codes`, which are by place, that have relatives among them. `of`: what `bisect` calls their program."""
-    fuel.stage = f"{of}generate, share texts"
+    budget.stage = f"{of}generate, share texts"
     groups: dict[tuple[object, ...], dict[int, _Text]] = {}
     for place, code in codes.items():
         kernel = kernels[place]
@@ -71,7 +75,7 @@ def shared_texts(
         groups.setdefault(key, {})[place] = text
     shared = []
     for texts in groups.values():
-        if len(texts) > 1 and fuel.take(*(kernels[place].name for place in texts)):
+        if len(texts) > 1 and budget.take(*(kernels[place].name for place in texts)):
             first = min(texts)
             body = _Body.of(symbols[first] + ".body", texts, len(kernels[first].parameters))
             if body is not None:

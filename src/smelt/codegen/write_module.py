@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode, Family, Generator
 from smelt.codegen.llvm.module_text import ModuleText
 from smelt.device import Target, find, generator_of
@@ -25,7 +25,7 @@ class How:
     """What kernels are built with: how many optional rewrites may still be made, whether forms are checked between
     them, what `bisect` calls the program, and whether they are for this process alone."""
 
-    fuel: Fuel
+    budget: RewriteBudget
     check: bool = False
     of: str = ""
     in_process: bool = False
@@ -64,7 +64,7 @@ def units(kernels: Sequence[AnyKernel], symbols: Sequence[str], target: Target, 
         for place in range(len(kernels)) if place not in done
     }  # fmt: skip
     if how.in_process:
-        for shared in generator.share_texts(kernels, codes, symbols, how.fuel, how.of):
+        for shared in generator.share_texts(kernels, codes, symbols, how.budget, how.of):
             result.append(Unit(shared.entries, (shared.body,)))
             codes = {place: code for place, code in codes.items() if place not in shared.entries}
     return result + [Unit({place: code}) for place, code in codes.items()]
@@ -74,7 +74,7 @@ def _shared(generator: Generator, kernels: Sequence[AnyKernel], how: How) -> Ite
     """Kernels that share a body, with their places. Grouped launches have one body already."""
     single = {place: kernel for place, kernel in enumerate(kernels) if isinstance(kernel, Kernel)}
     places = list(single)
-    for family in generator.share(list(single.values()), how.fuel, how.of):
+    for family in generator.share(list(single.values()), how.budget, how.of):
         yield family, [places[each] for each in family.lengths]
 
 
@@ -101,7 +101,7 @@ def written(symbol: str, kernel: AnyKernel, target: Target, how: How) -> EntryCo
     if isinstance(kernel, KernelGroup):
         return generator.emit_group(symbol, kernel.kernels, target)
     kernel, shape_env = over_own_symbols(kernel)
-    plan = generator.schedule(kernel, target, how.fuel, check=how.check, of=how.of)
+    plan = generator.schedule(kernel, target, how.budget, check=how.check, of=how.of)
     code = generator.emit(symbol, plan, target)
     return replace(code, facts=tuple(shape_env.guards)) if shape_env.symbols else code
 
@@ -115,5 +115,5 @@ def join(codes: Sequence[EntryCode]) -> ModuleText:
 
 def module_text(kernels: Sequence[AnyKernel], target: Target) -> str:
     """The LLVM IR of `kernels`, named k0, k1, … in order."""
-    how = How(Fuel())
+    how = How(RewriteBudget())
     return str(join([written(f"k{number}", kernel, target, how) for number, kernel in enumerate(kernels)]))

@@ -35,8 +35,8 @@ def _number(what: Described, where: str) -> Any:
         return what.value
     if isinstance(what, Computed):
         return what.what
-    if isinstance(what, FromOutside) and type(what.given.real) in (int, float):
-        return leaf_of(what.given)
+    if isinstance(what, FromOutside) and type(what.value.real) in (int, float):
+        return leaf_of(what.value)
     if isinstance(what, Counted):
         operands = [_number(each, where) for each in what.operands]
         return _applied(what.function, operands, where)

@@ -237,13 +237,13 @@ class VariantBuilder:
             return RegisterView(self._made[place], operand.shape, operand.stride, operand.offset)
         if isinstance(what, Known) and isinstance(what.value, PLAIN):
             return Literal(what.value)
-        if isinstance(what, FromOutside) and isinstance(what.given.real, torch.Tensor):
-            real, register = what.given.real, registers.tensor(what.given)
+        if isinstance(what, FromOutside) and isinstance(what.value.real, torch.Tensor):
+            real, register = what.value.real, registers.tensor(what.value)
             if register in self._replaced:
-                raise ExportError(f"{where} is what {what.given.text} was before", hint="return a copy: x.clone()")
+                raise ExportError(f"{where} is what {what.value.text} was before", hint="return a copy: x.clone()")
             return RegisterView(register, tuple(real.shape), tuple(real.stride()))
-        if isinstance(what, FromOutside) and isinstance(what.given.real, PLAIN):
-            return Literal(what.given.real)
+        if isinstance(what, FromOutside) and isinstance(what.value.real, PLAIN):
+            return Literal(what.value.real)
         if isinstance(what, ReadFrom) and _takes_item(what):
             return Scalar(self._made[self._outputs[_outputs_in(what)[0]]])
         if isinstance(what, Computed | Counted):

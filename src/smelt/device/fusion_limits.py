@@ -9,7 +9,7 @@ class Limits:
     row_elements: int = 8192  # where rows may be split freely (a fold of everything), the longest row
     whole_elements: int = 4096  # a fold of everything this small or smaller is one row
     values: int = 120  # operations in one kernel: register pressure and compile time grow with it
-    keep_above: int = 8  # recomputing a value in a later pass may cost this much; beyond, it is kept aside
+    keep_above: int = 8  # recomputing a value in a later pass may cost this much; beyond, it is staged
     small_ratio: int = 8  # a value this many times smaller than its reader costs its reader next to nothing
     spread_cost: int = 4  # a small value read by many points may be recomputed at each if it costs no more
     read_places: int = 4  # a value of full size that is not read where its reader is is recomputed at so many places

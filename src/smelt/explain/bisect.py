@@ -1,6 +1,6 @@
 """`smelt bisect`: which rewrite made a result wrong, and a small program that shows it.
 
-    program whose result is wrong  →  the graph that is wrong  →  the rewrite that makes it so, by halving the fuel
+    program whose result is wrong  →  the graph that is wrong  →  the rewrite that makes it so, by halving the budget
                                    →  the fewest operators that are still wrong  →  a file that runs alone
 
 Every step asks the same question, `smelt.explain.verify`'s: does this differ from eager by more than rounding?
@@ -17,7 +17,7 @@ from torch import fx
 
 from smelt.base.events import collect
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Rewrite
+from smelt.base.rewrite_budget import Rewrite
 from smelt.explain.verify import Compile, Judge, Verdict
 
 _LITERAL = 16  # elements of a tensor that are written as numbers; more are written as bytes
@@ -93,10 +93,10 @@ def _clone(value: Any) -> Any:
 
 
 def _rewrite(judge: Judge) -> Rewrite | None:
-    """The first rewrite with which the graph is wrong: double the fuel until it is, then halve."""
+    """The first rewrite with which the graph is wrong: double the rewrite budget until it is, then halve."""
 
-    def wrong(fuel: int) -> bool:
-        return not judge.verdict("llvm", {"fuel": fuel}).right
+    def wrong(budget: int) -> bool:
+        return not judge.verdict("llvm", {"max_rewrites": budget}).right
 
     if wrong(0):
         return None
@@ -110,7 +110,7 @@ def _rewrite(judge: Judge) -> Rewrite | None:
         else:
             right = middle
     with collect() as events:
-        judge.verdict("llvm", {"fuel": enough})
+        judge.verdict("llvm", {"max_rewrites": enough})
     return next(event.subject for event in events if isinstance(event.subject, Rewrite))
 
 

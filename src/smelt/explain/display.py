@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from smelt.explain.advice import Advice
-    from smelt.explain.story import Story
+    from smelt.explain.compilation_report import CompilationReport
 
 
-def show(explanation: "Story") -> None:
+def show(explanation: "CompilationReport") -> None:
     """Print it: in colours and tables on a terminal, as plain text elsewhere or where there is no `rich`."""
     try:
         from rich.console import Console
@@ -33,7 +33,7 @@ def show(explanation: "Story") -> None:
     Console(no_color=not is_colored(sys.stdout)).print(explanation)
 
 
-def parts(explanation: "Story") -> Iterator[Any]:
+def parts(explanation: "CompilationReport") -> Iterator[Any]:
     """What `rich` is to print, one thing below the other."""
     from rich.padding import Padding
     from rich.rule import Rule
@@ -64,7 +64,7 @@ def _advice(number: int, each: "Advice") -> "Text":
     return Text("\n").join(rows)
 
 
-def _counts(explanation: "Story") -> "Table":
+def _counts(explanation: "CompilationReport") -> "Table":
     from rich.table import Table
 
     table = Table.grid(padding=(0, 3))
@@ -79,7 +79,7 @@ def _counts(explanation: "Story") -> "Table":
     return table
 
 
-def _graphs(explanation: "Story") -> "Table":
+def _graphs(explanation: "CompilationReport") -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
@@ -87,12 +87,12 @@ def _graphs(explanation: "Story") -> "Table":
         table.add_column(name, overflow="fold")
     for name in ("operators", "kernels", "library calls", "saved"):
         table.add_column(name, justify="right")
-    for number, story in enumerate(explanation.stories, 1):
-        lines = [f"{os.path.basename(file)}:{_span(covered)}" for file, covered in story.lines.items()]
+    for number, report in enumerate(explanation.graph_reports, 1):
+        lines = [f"{os.path.basename(file)}:{_span(covered)}" for file, covered in report.lines.items()]
         shown = ", ".join(lines[:3]) + (" …" if len(lines) > 3 else "")
-        counts = (len(story.ops), len(story.kernels), len(story.library_calls))
-        saved = f"{story.saved_bytes / 1e6:.2f} MB" if story.saved_bytes else "–"
-        table.add_row(str(number), story.record.function, shown, *map(str, counts), saved)
+        counts = (len(report.ops), len(report.kernels), len(report.library_calls))
+        saved = f"{report.saved_bytes / 1e6:.2f} MB" if report.saved_bytes else "–"
+        table.add_row(str(number), report.record.function, shown, *map(str, counts), saved)
     return table
 
 
@@ -100,7 +100,7 @@ def _span(lines: list[int]) -> str:
     return str(lines[0]) if lines[0] == lines[-1] else f"{lines[0]}-{lines[-1]}"
 
 
-def _times(explanation: "Story") -> "Table":
+def _times(explanation: "CompilationReport") -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))

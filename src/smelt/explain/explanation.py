@@ -17,14 +17,14 @@ from typing import Any
 
 from smelt.base.events import Event
 from smelt.base.fast_dataclass import dataclass
-from smelt.explain import story
-from smelt.explain.story import GraphStory, Story
+from smelt.explain import compilation_report
+from smelt.explain.compilation_report import CompilationReport, GraphReport
 
-__all__ = ["Explanation", "GraphStory", "from_events"]
+__all__ = ["Explanation", "GraphReport", "from_events"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation(Story):
+class Explanation(CompilationReport):
     """What one run compiled. Fields are plain lists; `str()` is a summary, `text(full=True)` says all of it in words
     and `to_dict()` as data."""
 
@@ -57,4 +57,4 @@ class Explanation(Story):
 
 def from_events(events: Sequence[Event]) -> Explanation:
     """Put together what a run reported."""
-    return story.from_events(events, Explanation)
+    return compilation_report.from_events(events, Explanation)

@@ -13,15 +13,15 @@ from typing import Any
 from torch import fx
 
 from smelt.autograd.joint.trace_joint import Joint, Pure
-from smelt.autograd.partition.partition import Halves
+from smelt.autograd.partition.partition import ForwardBackward
 from smelt.base.events import Event
 from smelt.capture import GraphRecord
 from smelt.explain.advice import Advice, is_installed
+from smelt.explain.compilation_report import PLACE, CompilationReport, GraphReport, from_events
 from smelt.explain.kernel_usage import moved_bytes, usage_lines
 from smelt.explain.op_names import short_name
 from smelt.explain.report_code import Codes
 from smelt.explain.report_memory import timelines
-from smelt.explain.story import PLACE, GraphStory, Story, from_events
 from smelt.fuse.records import Apart, Made, Together
 from smelt.ir.call_contract import Phase, phase_of
 from smelt.ir.program import Launch, Library, Program, reads, writes
@@ -36,7 +36,7 @@ _AROUND = 40
 
 def report_data(events: Sequence[Event], title: str, codes: Codes) -> dict[str, Any]:
     """Everything the page shows of one run, except the code of kernels, which goes into `codes`."""
-    explained = from_events(events, Story)
+    explained = from_events(events, CompilationReport)
     data = explained.to_dict()
     files = _Files(explained)
     return {
@@ -47,8 +47,8 @@ def report_data(events: Sequence[Event], title: str, codes: Codes) -> dict[str, 
             "recompiles": len(explained.recompile_reasons),
             "operators": explained.op_count,
             "kernels": explained.kernel_count,
-            "library calls": sum(len(story.library_calls) for story in explained.stories),
-            "bytes saved": sum(story.saved_bytes for story in explained.stories),
+            "library calls": sum(len(report.library_calls) for report in explained.graph_reports),
+            "bytes saved": sum(report.saved_bytes for report in explained.graph_reports),
             "seconds": sum(seconds for _, seconds in explained.compile_times),
         },
         "files": files.texts(),
@@ -82,10 +82,10 @@ def _advice(each: Advice, files: "_Files") -> dict[str, Any]:
 class _Files:
     """The text of every file that something was captured from. The program's own come before those of libraries."""
 
-    def __init__(self, explained: Story) -> None:
+    def __init__(self, explained: CompilationReport) -> None:
         self._wanted: dict[str, set[int]] = {}
-        for story in explained.stories:
-            for file, lines in story.lines.items():
+        for report in explained.graph_reports:
+            for file, lines in report.lines.items():
                 self._wanted.setdefault(file, set()).update(lines)
         causes = (cause for each in explained.advices for cause in each.causes)
         for records in (explained.break_reasons, explained.recompile_reasons, causes):
@@ -111,7 +111,7 @@ class _Files:
 class _Graphs:
     """One entry per captured graph; what later stages reported is matched as `explanation` does."""
 
-    def __init__(self, events: Sequence[Event], explained: Story, files: _Files, codes: Codes) -> None:
+    def __init__(self, events: Sequence[Event], explained: CompilationReport, files: _Files, codes: Codes) -> None:
         self._explained, self._files, self._codes = explained, files, codes
         self._graphs: list[dict[str, Any]] = []
         self._eager: list[Joint | Pure | None] = []
@@ -125,7 +125,7 @@ class _Graphs:
 
     def _take(self, subject: object) -> None:
         if isinstance(subject, GraphRecord):
-            self._graphs.append(self._captured(self._explained.stories[len(self._graphs)]))
+            self._graphs.append(self._captured(self._explained.graph_reports[len(self._graphs)]))
             self._eager.append(None)
             self._apart.append({})
         elif isinstance(subject, Made):
@@ -141,28 +141,28 @@ class _Graphs:
             self._apart[-1][(subject.first, subject.second, subject.reason)] = None
         elif self._graphs and isinstance(subject, Joint | Pure):
             self._eager[-1] = subject
-        if self._graphs and isinstance(subject, Halves | Pure):
+        if self._graphs and isinstance(subject, ForwardBackward | Pure):
             self._graphs[-1]["stages"] = [self._graphs[-1]["stages"][0], *self._pure_stages(subject)]
 
     def entries(self) -> list[dict[str, Any]]:
-        stories = self._explained.stories
-        for graph, story, eager, apart in zip(self._graphs, stories, self._eager, self._apart, strict=True):
-            graph["programs"] = [self._programs[each.name] for each in story.programs]
+        graph_reports = self._explained.graph_reports
+        for graph, report, eager, apart in zip(self._graphs, graph_reports, self._eager, self._apart, strict=True):
+            graph["programs"] = [self._programs[each.name] for each in report.programs]
             graph["stages"] += [each.pop("drawn") for each in graph["programs"] if "drawn" in each]
-            graph["memory"] = timelines(story, eager)
+            graph["memory"] = timelines(report, eager)
             graph["apart"] = [list(each) for each in apart]
             for program in graph["programs"]:
                 _add_times(program, self._taken.get(program["name"], ()))
             _place_in_kernels(graph)
         return self._graphs
 
-    def _captured(self, story: GraphStory) -> dict[str, Any]:
-        data = story.to_dict()
+    def _captured(self, report: GraphReport) -> dict[str, Any]:
+        data = report.to_dict()
         data["lines"] = {str(self._files.number(file)): lines for file, lines in data["lines"].items()}
-        stage = {"name": "captured", "kind": "captured", **self._drawn(story.record.traced.graph, ())}
-        return {**data, "ops": len(story.ops), "line": story.record.line, "stages": [stage]}
+        stage = {"name": "captured", "kind": "captured", **self._drawn(report.record.traced.graph, ())}
+        return {**data, "ops": len(report.ops), "line": report.record.line, "stages": [stage]}
 
-    def _pure_stages(self, graphs: Halves | Pure) -> list[dict[str, Any]]:
+    def _pure_stages(self, graphs: ForwardBackward | Pure) -> list[dict[str, Any]]:
         if isinstance(graphs, Pure):
             return [{"name": "pure", "kind": "forward", **self._drawn(graphs.traced.graph, ())}]
         saved = [each.name for each in graphs.plan.saved]

@@ -13,8 +13,8 @@ from typing import Any
 from torch import fx
 
 from smelt.autograd.joint.trace_joint import Joint, Pure
-from smelt.autograd.partition.partition import Halves
-from smelt.explain.story import GraphStory
+from smelt.autograd.partition.partition import ForwardBackward
+from smelt.explain.compilation_report import GraphReport
 from smelt.ir.call_contract import JointPlan, Phase, phase_of
 from smelt.ir.program import Program
 from smelt.ir.substitute_sizes import resized, resized_graph
@@ -25,20 +25,20 @@ from smelt.symbolic.symsize import hint
 Curve = list[list[float]]
 
 
-def timelines(story: GraphStory, eager: Joint | Pure | None) -> dict[str, Any]:
+def timelines(report: GraphReport, eager: Joint | Pure | None) -> dict[str, Any]:
     """What a report says of the memory of one graph. Dynamic sizes are those of the example."""
-    forward = next((each for each in story.programs if each.name.startswith("forward")), None)
-    backward = next((each for each in reversed(story.programs) if each.name.startswith("backward")), None)
+    forward = next((each for each in report.programs if each.name.startswith("forward")), None)
+    backward = next((each for each in reversed(report.programs) if each.name.startswith("backward")), None)
     if forward is None:
         return {"ours": [], "eager": [], "saved": [], "turn": False, "recomputed": []}
     forward, backward = resized(forward, hint), resized(backward, hint)
-    turn = backward is not None and story.halves is not None
-    ours, saved = _of_programs(forward, backward if turn else None, story.halves)
+    turn = backward is not None and report.halves is not None
+    ours, saved = _of_programs(forward, backward if turn else None, report.halves)
     theirs = [] if eager is None else _of_eager(resized_graph(eager.traced, hint).graph, eager.plan)
-    return {"ours": ours, "eager": theirs, "saved": saved, "turn": turn, "recomputed": _recomputed(story.halves)}
+    return {"ours": ours, "eager": theirs, "saved": saved, "turn": turn, "recomputed": _recomputed(report.halves)}
 
 
-def _of_programs(forward: Program, backward: Program | None, halves: Halves | None) -> tuple[Curve, Curve]:
+def _of_programs(forward: Program, backward: Program | None, halves: ForwardBackward | None) -> tuple[Curve, Curve]:
     """All that is alive, and what of it is saved for the backward."""
     usage = program_usage(forward.unplanned())
     if backward is None or halves is None:
@@ -93,7 +93,7 @@ def _alive(usage: MemoryUsage, only: set[Hashable] | None = None) -> list[int]:
     return bytes_alive
 
 
-def _recomputed(halves: Halves | None) -> list[dict[str, Any]]:
+def _recomputed(halves: ForwardBackward | None) -> list[dict[str, Any]]:
     """What the backward recomputes instead of saving it, the largest first."""
     if halves is None or halves.backward is None:
         return []

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.fuse.memory_plan import aliases, lifetimes
 from smelt.ir.kernel import Accumulate, Buffer, Contract, Gather, Index, Kernel, Load, Role, Stage, Store, WeightedSum
 from smelt.ir.program import (
@@ -39,23 +39,23 @@ from smelt.symbolic.symsize import known_equal
 aten = torch.ops.aten
 
 
-def reuse_in_place(program: Program, fuel: Fuel) -> Program:
+def reuse_in_place(program: Program, budget: RewriteBudget) -> Program:
     """Let outputs of kernels reuse the memory of dying inputs where that is safe."""
-    return _Reuse(program, fuel).run()
+    return _Reuse(program, budget).run()
 
 
-def write_in_place(program: Program, pairs: Sequence[tuple[int, int]], fuel: Fuel) -> Program:
+def write_in_place(program: Program, pairs: Sequence[tuple[int, int]], budget: RewriteBudget) -> Program:
     """Let kernels write new values of inputs (outputs and inputs by position) where the old ones are.
 
     Only behind the last library call that may fail: then nothing must have been written.
     """
-    return _Overwrite(program, fuel).run(pairs) if pairs else program
+    return _Overwrite(program, budget).run(pairs) if pairs else program
 
 
 class _Overwrite:
-    def __init__(self, program: Program, fuel: Fuel) -> None:
+    def __init__(self, program: Program, budget: RewriteBudget) -> None:
         self.program = program
-        self.fuel = fuel
+        self.budget = budget
         self.steps = list(program.steps)
         self.outputs = list(program.outputs)
         self.buffers = {buffer.name: buffer for buffer in program.buffers}
@@ -99,7 +99,7 @@ class _Overwrite:
         source, target = parameters[mine], parameters[theirs]
         if source.role is not Role.INPUT or target.role is not Role.OUTPUT or not is_safe(step.kernel, source, target):
             return
-        if not _as_long(self.buffers[mine], self.buffers[theirs]) or not self.fuel.take(theirs, mine):
+        if not _as_long(self.buffers[mine], self.buffers[theirs]) or not self.budget.take(theirs, mine):
             return
         args = tuple(name for name in step.args if name != theirs)
         self.steps[number] = Launch(merged(step.kernel, source, target), args)
@@ -108,9 +108,9 @@ class _Overwrite:
 
 
 class _Reuse:
-    def __init__(self, program: Program, fuel: Fuel) -> None:
+    def __init__(self, program: Program, budget: RewriteBudget) -> None:
         self.program = program
-        self.fuel = fuel
+        self.budget = budget
         self.buffers = {buffer.name: buffer for buffer in program.buffers}
         self.lives = lifetimes(program)
         # Memory that a library call has handed out a view of is read at places the kernel does not show.
@@ -138,7 +138,7 @@ class _Reuse:
         for source in [parameter for parameter in kernel.parameters if parameter.role is Role.INPUT]:
             arguments = dict(zip((p.name for p in kernel.parameters), args, strict=True))
             target = self._taker(number, kernel, source, arguments)
-            if target is None or not self.fuel.take(arguments[target.name], arguments[source.name]):
+            if target is None or not self.budget.take(arguments[target.name], arguments[source.name]):
                 continue
             mine, taken = arguments[source.name], arguments[target.name]
             self.now[taken] = mine

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from smelt.base import events
 from smelt.base.errors import LibraryError
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
-from smelt.base.row import Burns, Row, run_rows
+from smelt.base.rewrite_budget import RewriteBudget
+from smelt.base.row import BudgetUse, Row, run_rows
 from smelt.device.fusion_limits import Limits
 from smelt.fuse.buffer_reuse import reuse_in_place, write_in_place
 from smelt.fuse.check_fusion import FusionCheck
@@ -40,7 +40,7 @@ class FusionContext:
     name: str
     traced: Traced
     targets: TargetChoice
-    fuel: Fuel
+    budget: RewriteBudget
     products: str = "auto"  # as the option says
     convolutions: str = "auto"  # as the option says
     library: bool = True  # whether there may be library calls
@@ -77,20 +77,20 @@ def _forbid_calls(lowered: Lowered, name: str, traced: Traced) -> None:
 
 
 def _rematerialize(lowered: Lowered, context: FusionContext) -> Lowered:
-    return rematerialize(lowered, context.traced.graph, context.fuel)
+    return rematerialize(lowered, context.traced.graph, context.budget)
 
 
 def _group(lowered: Lowered, context: FusionContext) -> Grouped:
-    return Grouped(lowered, form_groups(lowered, context.targets, context.fuel, context.alone))
+    return Grouped(lowered, form_groups(lowered, context.targets, context.budget, context.alone))
 
 
 def _join_siblings(grouped: Grouped, context: FusionContext) -> Grouped:
-    join_siblings(grouped.groups, grouped.lowered, context.fuel, context.alone)
+    join_siblings(grouped.groups, grouped.lowered, context.budget, context.alone)
     return grouped
 
 
 def _recompute(grouped: Grouped, context: FusionContext) -> Grouped:
-    recompute(grouped.groups, context.fuel, context.alone)
+    recompute(grouped.groups, context.budget, context.alone)
     return grouped
 
 
@@ -99,7 +99,7 @@ def _rank(grouped: Grouped, context: FusionContext) -> Ranked:
 
 
 def _hoist_updates(ranked: Ranked, context: FusionContext) -> Ranked:
-    return hoist_updates(ranked, context.writes, context.fuel)
+    return hoist_updates(ranked, context.writes, context.budget)
 
 
 def _sort(ranked: Ranked, context: FusionContext) -> Ordered:
@@ -111,15 +111,15 @@ def _build_kernels(ordered: Ordered, context: FusionContext) -> Program:
 
 
 def _write_in_place(program: Program, context: FusionContext) -> Program:
-    return write_in_place(program, context.writes, context.fuel)
+    return write_in_place(program, context.writes, context.budget)
 
 
 def _reuse_in_place(program: Program, context: FusionContext) -> Program:
-    return reuse_in_place(program, context.fuel)
+    return reuse_in_place(program, context.budget)
 
 
 def _group_launches(program: Program, context: FusionContext) -> Program:
-    return group_launches(program, context.targets.limits_for, context.fuel)
+    return group_launches(program, context.targets.limits_for, context.budget)
 
 
 def _plan_memory(program: Program, context: FusionContext) -> Program:
@@ -134,24 +134,24 @@ READ = (
     Row("read graph", PURE, VALUES, _read, "first: views and writes are gone after it"),
     Row(
         "rematerialize", VALUES, VALUES, _rematerialize,
-        "before grouping: what is recomputed joins the kernel that reads it", Burns.EACH,
+        "before grouping: what is recomputed joins the kernel that reads it", BudgetUse.EACH,
     ),
 )  # fmt: skip
 
 GROUP = (
-    Row("group", VALUES, GROUPS, _group, "in the graph's order: what a value reads is grouped already", Burns.EACH),
+    Row("group", VALUES, GROUPS, _group, "in the graph's order: what a value reads is grouped already", BudgetUse.EACH),
     Row(
         "join siblings", GROUPS, GROUPS, _join_siblings,
-        "after all producers are joined: kernels that are left read the same memory", Burns.EACH,
+        "after all producers are joined: kernels that are left read the same memory", BudgetUse.EACH,
     ),
     Row(
         "recompute", GROUPS, GROUPS, _recompute,
-        "once groups are final: what crosses from one to the other is known", Burns.EACH,
+        "once groups are final: what crosses from one to the other is known", BudgetUse.EACH,
     ),
     Row("rank", GROUPS, RANKS, _rank, "once groups are final: a group stands where its last member does"),
     Row(
         "hoist updates", RANKS, RANKS, _hoist_updates,
-        "before the order is fixed: an update right behind its gradient lets the gradient go", Burns.EACH,
+        "before the order is fixed: an update right behind its gradient lets the gradient go", BudgetUse.EACH,
     ),
     Row("sort", RANKS, ORDER, _sort, "after ranks: each step behind all that it needs"),
     Row("build kernels", ORDER, PROGRAM, _build_kernels, "in order, so that kernels are numbered as they run"),
@@ -160,33 +160,33 @@ GROUP = (
 MEMORY = (
     Row(
         "write in place", PROGRAM, PROGRAM, _write_in_place,
-        "before buffers are reused: an input's new value belongs where the old one is", Burns.EACH,
+        "before buffers are reused: an input's new value belongs where the old one is", BudgetUse.EACH,
     ),
-    Row("reuse in place", PROGRAM, PROGRAM, _reuse_in_place, "before offsets: fewer buffers to place", Burns.EACH),
+    Row("reuse in place", PROGRAM, PROGRAM, _reuse_in_place, "before offsets: fewer buffers to place", BudgetUse.EACH),
     Row(
         "group launches", PROGRAM, PROGRAM, _group_launches,
-        "once kernels are final, before offsets: what is launched as one is in memory at the same time", Burns.EACH,
+        "once kernels are final, before offsets: what is launched as one is in memory at the same time", BudgetUse.EACH,
     ),
     Row("plan memory", PROGRAM, PROGRAM, _plan_memory, "last: lifetimes are known when no step changes any more"),
 )  # fmt: skip
 
 
 def build_program(
-    traced: Traced, name: str, options: Options, limits: Limits | None = None, fuel: Fuel | None = None
+    traced: Traced, name: str, options: Options, limits: Limits | None = None, budget: RewriteBudget | None = None
 ) -> Program:
-    """Fuse a functional ATen graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier
-    passes; `limits` default to those of the targets."""
-    fuel = fuel or Fuel(options.fuel)
+    """Fuse a functional ATen graph into kernels and library calls, and plan their memory. `budget` is shared with
+    earlier passes; `limits` default to those of the targets."""
+    budget = budget or RewriteBudget(options.max_rewrites)
     targets, library = TargetChoice(options.target, limits), options.library != "none"
-    context = FusionContext(name, traced, targets, fuel, options.products, options.convolutions, library)
+    context = FusionContext(name, traced, targets, budget, options.products, options.convolutions, library)
     check = FusionCheck() if options.check_specs or config.check_specs else None
     stage = f"{name}: fuse"
-    lowered: Lowered = run_rows(traced, READ, context, fuel, stage, check)
-    limit = fuel.left
+    lowered: Lowered = run_rows(traced, READ, context, budget, stage, check)
+    limit = budget.left
     while True:
-        fuel.left = limit
+        budget.left = limit
         try:
-            grouped: Program = run_rows(lowered, GROUP, context, fuel, stage, check)
+            grouped: Program = run_rows(lowered, GROUP, context, budget, stage, check)
         except CannotBuild as first:
             known = context.alone
             for failed in (first, *first.others):
@@ -197,5 +197,5 @@ def build_program(
                     raise AssertionError(reason) from failed
                 context.alone |= parts
             continue
-        program: Program = run_rows(grouped, MEMORY, context, fuel, stage, check)
+        program: Program = run_rows(grouped, MEMORY, context, budget, stage, check)
         return program

@@ -11,7 +11,7 @@ The "fusion" channel reports why two groups stayed apart.
 """
 
 from smelt.base import events
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.fuse.groups import Group, GroupLevel, Groups, merge, why_not_merge
 from smelt.fuse.lowering.values import Call, FusionKind, FusionValue, Lowered
 from smelt.fuse.records import Apart
@@ -22,40 +22,42 @@ _CHAIN = 24  # no more values are recomputed for the sake of one kernel's
 _COST = 96  # nor more work, as `FusionValue.cost` counts it
 
 
-def form_groups(lowered: Lowered, targets: TargetChoice, fuel: Fuel, alone: frozenset[int] = frozenset()) -> Groups:
+def form_groups(
+    lowered: Lowered, targets: TargetChoice, budget: RewriteBudget, alone: frozenset[int] = frozenset()
+) -> Groups:
     """Group the values of a graph. Values whose ids are in `alone` get kernels of their own and are never inlined."""
     groups = Groups(targets)
     for item in lowered.items:
         if isinstance(item, Call):
             groups.add_call(item)
         elif item.is_computed and (item.users or item.needed):
-            if item.id not in alone and _is_inlined(groups, item, fuel):
+            if item.id not in alone and _is_inlined(groups, item, budget):
                 groups.inlined.add(item)
                 continue
             groups.add_value(item)
             if item.id not in alone:
-                _join_producers(groups, item, fuel, alone)
-                _inline_producers(groups, groups.by_value[item], item, fuel, alone)
+                _join_producers(groups, item, budget, alone)
+                _inline_producers(groups, groups.by_value[item], item, budget, alone)
     return groups
 
 
-def _is_inlined(groups: Groups, value: FusionValue, fuel: Fuel) -> bool:
+def _is_inlined(groups: Groups, value: FusionValue, budget: RewriteBudget) -> bool:
     """Whether a value is so cheap that every reader recomputes it: it reads nothing, or many read it and it reads one
     tensor that is in memory anyway, besides small broadcast ones (a bias)."""
     if value.kind is not FusionKind.POINTWISE or value.needed:
         return False
     if not value.readings:
-        return fuel.take(value)
+        return budget.take(value)
     if value.cost > 1 or len(set(value.users)) == 1:
         return False
     sources = {reading.value for reading in value.readings if reading.value not in groups.inlined}
     in_memory = all(source.needed or source.kind in (FusionKind.LEAF, FusionKind.LIBRARY) for source in sources)
     ratio = groups.targets.limits_of(value.spec.device).small_ratio
     big = [source for source in sources if hint(source.numel) * ratio > hint(value.numel)]
-    return in_memory and len(big) <= 1 and fuel.take(value)
+    return in_memory and len(big) <= 1 and budget.take(value)
 
 
-def _join_producers(groups: Groups, value: FusionValue, fuel: Fuel, alone: frozenset[int]) -> None:
+def _join_producers(groups: Groups, value: FusionValue, budget: RewriteBudget, alone: frozenset[int]) -> None:
     for source in dict.fromkeys(groups.sources(value)):
         ours, theirs = groups.by_value[value], groups.group_of(source)
         if theirs is None or theirs is ours or theirs.call is not None:
@@ -65,18 +67,20 @@ def _join_producers(groups: Groups, value: FusionValue, fuel: Fuel, alone: froze
         plan = why_not_merge(groups, theirs, ours)
         if isinstance(plan, str):
             _report(theirs, ours, plan)
-        elif fuel.take(theirs, ours):
+        elif budget.take(theirs, ours):
             merge(groups, theirs, ours, plan)
 
 
-def _inline_producers(groups: Groups, group: Group, value: FusionValue, fuel: Fuel, alone: frozenset[int]) -> None:
+def _inline_producers(
+    groups: Groups, group: Group, value: FusionValue, budget: RewriteBudget, alone: frozenset[int]
+) -> None:
     """Compute inside `group` the values that nothing else reads, where they are read."""
     for source in dict.fromkeys(groups.sources(value)):
         theirs = groups.group_of(source)
         if theirs is None or theirs is group or any(member.id in alone for member in theirs.members):
             continue
         reason = why_not_inline_producer(groups, group, theirs)
-        if reason is None and fuel.take(theirs, group):
+        if reason is None and budget.take(theirs, group):
             for member in theirs.members:
                 group.levels[member] = GroupLevel.INLINE
             groups.absorb(group, theirs)
@@ -119,7 +123,7 @@ def _reader(groups: Groups, user: FusionValue) -> Group | None:
     return groups.by_value.get(user)
 
 
-def join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozenset[int]) -> None:
+def join_siblings(groups: Groups, lowered: Lowered, budget: RewriteBudget, alone: frozenset[int]) -> None:
     """Merge groups that read the same big value point by point."""
     for value in lowered.values:
         if hint(value.numel) < 2 or not value.users:
@@ -137,7 +141,7 @@ def join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozenset
             plan = why_not_merge(groups, first, group)
             if isinstance(plan, str):
                 _report(first, group, plan)
-            elif fuel.take(first, group):
+            elif budget.take(first, group):
                 merge(groups, first, group, plan)
                 first.members.sort(key=lambda member: member.id)
 
@@ -153,7 +157,7 @@ def _readers(groups: Groups, value: FusionValue) -> set[FusionValue]:
     return readers
 
 
-def recompute(groups: Groups, fuel: Fuel, alone: frozenset[int] = frozenset()) -> None:
+def recompute(groups: Groups, budget: RewriteBudget, alone: frozenset[int] = frozenset()) -> None:
     """Let groups recompute values of other groups: element-wise ones whose inputs are in memory anyway, where reading
     those moves fewer bytes.
 
@@ -167,7 +171,7 @@ def recompute(groups: Groups, fuel: Fuel, alone: frozenset[int] = frozenset()) -
             continue
         for sources in _given(groups, group):
             recomputed = _behind(groups, group, sources)
-            if recomputed is not None and fuel.take(group):
+            if recomputed is not None and budget.take(group):
                 group.recomputed |= recomputed
                 if events.wanted("fusion"):
                     names = ", ".join(value.name for value in sources)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.groups import Group, Groups
 from smelt.fuse.lowering.values import Call, FusionKind, FusionValue, Lowered, Ref, references
@@ -23,12 +23,12 @@ _LARGE = 1 << 16  # bytes
 _SMALL = 1 << 12
 
 
-def hoist_updates(ranked: Ranked, writes: Sequence[tuple[int, int]], fuel: Fuel) -> Ranked:
+def hoist_updates(ranked: Ranked, writes: Sequence[tuple[int, int]], budget: RewriteBudget) -> Ranked:
     """New ranks for updates, and for the scalars they need."""
     if not writes:
         return ranked
     rank = dict(ranked.rank)
-    _Updates(rank, ranked.grouped.groups, ranked.grouped.lowered, writes).run(fuel)
+    _Updates(rank, ranked.grouped.groups, ranked.grouped.lowered, writes).run(budget)
     return Ranked(ranked.grouped, rank)
 
 
@@ -49,15 +49,15 @@ class _Updates:
         calls = [group for group in groups.all() if group.call is not None and may_fail(_operator(group.call))]
         self.least = max((rank[group.id] for group in calls), default=0)
 
-    def run(self, fuel: Fuel) -> None:
+    def run(self, budget: RewriteBudget) -> None:
         for group in self.groups.all():
             if group.call is not None or not any(value in self.old for value in group.members):
                 continue
             needed = [value.id for value in group.members if self.readers.get(value, set()) - {group.id}]
             if needed:  # it computes what others wait for, too
-                if self.rank[group.id] != max(needed) and fuel.take(group):
+                if self.rank[group.id] != max(needed) and budget.take(group):
                     self.rank[group.id] = max(needed)
-            elif any(self._dies_in(group, value) for value in set(_read(self.groups, group))) and fuel.take(group):
+            elif any(self._dies_in(group, value) for value in set(_read(self.groups, group))) and budget.take(group):
                 self._move(group)
 
     def _dies_in(self, group: Group, value: FusionValue) -> bool:

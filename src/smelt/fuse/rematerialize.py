@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 
 from smelt.base import events
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.fuse.lowering.values import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references
 from smelt.ir.nodes.backward_node import backward_of
 from smelt.symbolic.symsize import hint
@@ -22,12 +22,12 @@ from smelt.symbolic.symsize import hint
 _CHAIN = 16  # no more values are recomputed for the sake of one
 
 
-def rematerialize(lowered: Lowered, graph: fx.Graph, fuel: Fuel) -> Lowered:
+def rematerialize(lowered: Lowered, graph: fx.Graph, budget: RewriteBudget) -> Lowered:
     """Rewrite what was read from `graph`, for each backward inside."""
     beginnings = _beginnings(lowered, graph)
     for name in reversed(beginnings):
         start = next(item.id for item in lowered.items if item.name == name)
-        _Rematerializer(lowered, start).run(fuel)
+        _Rematerializer(lowered, start).run(budget)
     lowered.has_backward = bool(beginnings)
     return lowered
 
@@ -57,12 +57,12 @@ class _Rematerializer:
         self.kept = {value for value in lowered.values if self._is_forward(value) and self._backward_readers(value)}
         self.recomputed: set[FusionValue] = set()
 
-    def run(self, fuel: Fuel) -> None:
+    def run(self, budget: RewriteBudget) -> None:
         for value in sorted(self.kept, key=lambda value: value.id, reverse=True):
             if value in self.returned or not _is_idempotent(value):
                 continue
             chain, new = self._behind(value)
-            if sum(map(_bytes, new)) < _bytes(value) and len(chain) <= _CHAIN and fuel.take(value):
+            if sum(map(_bytes, new)) < _bytes(value) and len(chain) <= _CHAIN and budget.take(value):
                 self.recomputed |= {value, *chain}
                 self.kept |= new
                 if events.wanted("fusion"):

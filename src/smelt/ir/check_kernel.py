@@ -320,7 +320,7 @@ def index_range(index: Index, axes: Iterable[Axis]) -> tuple[Size, Size]:
 def factor_range(factor: Factor, axes: Sequence[Axis]) -> tuple[Size, Size] | None:
     """The lowest and highest position a factor reads within its bounds; None if it reads nothing.
 
-    The index is taken apart into multiples of the bounded positions and a rest: `W·(oh + kh - 1) + (ow + kw - 1) + …`
+    The index is split into multiples of the bounded positions and a rest: `W·(oh + kh - 1) + (ow + kw - 1) + …`
     """
     if any(axis.size == 0 for axis in axes):
         return None

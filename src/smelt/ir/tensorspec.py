@@ -57,7 +57,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorSpec":
-        """The spec of an existing tensor, real or ghost."""
+        """The spec of an existing tensor, real or fake tensor."""
         return cls(
             tuple(tensor.shape),
             tuple(tensor.stride()),

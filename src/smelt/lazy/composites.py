@@ -14,7 +14,7 @@ from torch import fx
 
 from smelt.ir.tensorspec import TensorSpec
 from smelt.lazy.recorder import Recorder
-from smelt.meta import ghost
+from smelt.meta import fake_tensor
 
 aten = torch.ops.aten
 
@@ -62,7 +62,7 @@ class Composites:
         return self._known[key]
 
     def _traced(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        writer = ghost.Recorder()
+        writer = fake_tensor.Recorder()
 
         def stand_in(value: Any) -> Any:
             return writer.placeholder("given", self._spec(value)) if isinstance(value, torch.Tensor) else value

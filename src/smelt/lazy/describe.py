@@ -1,4 +1,4 @@
-"""What a call that was not recorded before returns: layouts of its results by ghosts, and what they share memory with.
+"""What a new call returns: layouts of its results by fake tensors, and what they share memory with.
 
     add(f32[3], f32[3])  →  one Fresh result          t(f32[2, 3])  →  a View of argument 0          add_(…)  →  Same
 
@@ -15,7 +15,7 @@ from smelt.dispatch.signatures import Signature
 from smelt.dispatch.tensors import Layout, bytes_of, layout_of, memory_of
 from smelt.ir.tensorspec import TensorSpec, UnplacedSpec
 from smelt.lazy.steps import Fresh, Result, Same, View
-from smelt.meta.ghost import GhostTensor, described
+from smelt.meta.fake_tensor import FakeTensor, described
 
 
 class Undescribed(Exception):
@@ -30,14 +30,14 @@ def describe_call(
         raise Undescribed(f"{known.operator} writes memory that is an element twice, or another operand's")
     if known.operator in fused_optimizers.IN_PLACE:  # PyTorch itself describes one of them
         return (), None
-    ghosts = tuple(_as_ghost(value, device) for value in args)
-    named = {name: _as_ghost(value, device) for name, value in kwargs.items() if name != "device"}
+    fakes = tuple(_as_fake(value, device) for value in args)
+    named = {name: _as_fake(value, device) for name, value in kwargs.items() if name != "device"}
     if known.takes_device:
         named["device"] = device
     if any(value in _QUANTIZED for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)):
         raise Undescribed(f"{known.operator} makes quantized tensors")
     try:
-        template = described(known.operator, ghosts, named, device)
+        template = described(known.operator, fakes, named, device)
     except Exception as error:
         raise Undescribed(str(error)) from error
     if template is NotImplemented:
@@ -143,10 +143,10 @@ def _layout(spec: UnplacedSpec | TensorSpec) -> Layout:
     return torch.Size(shape), tuple(stride), offset, spec.dtype
 
 
-def _as_ghost(value: Any, device: torch.device) -> Any:
+def _as_fake(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         shape, stride, offset, dtype = layout_of(value)
-        return GhostTensor(TensorSpec(tuple(shape), stride, dtype, device, offset))
+        return FakeTensor(TensorSpec(tuple(shape), stride, dtype, device, offset))
     if isinstance(value, tuple | list):
-        return type(value)([_as_ghost(item, device) for item in value])
+        return type(value)([_as_fake(item, device) for item in value])
     return value

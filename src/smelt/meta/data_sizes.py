@@ -16,7 +16,7 @@ from torch._library.simple_registry import singleton
 
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.devices import result_device
-from smelt.meta.ghost import GhostTensor, running_plainly, to_meta
+from smelt.meta.fake_tensor import FakeTensor, running_plainly, to_meta
 from smelt.symbolic.shapes import contiguous_stride
 
 aten = torch.ops.aten
@@ -29,13 +29,13 @@ _FEW = 8  # values that differ: mostly those of classes, over which programs loo
 
 
 def sized_by_data(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], new_size: NewSize) -> Any:
-    """The ghosts that an operator of PyTorch returns whose sizes only data tell; NotImplemented for any other call."""
+    """The fake tensors that an operator with data-dependent sizes returns; NotImplemented for any other call."""
     rule = _RULES.get(func)
     return NotImplemented if rule is None else rule(new_size, *args, **kwargs)
 
 
 def _made(like: torch.Tensor, shape: tuple[Any, ...], dtype: torch.dtype, stride: tuple[Any, ...] | None = None) -> Any:
-    return GhostTensor(TensorSpec(shape, stride or contiguous_stride(shape), dtype, like.device))
+    return FakeTensor(TensorSpec(shape, stride or contiguous_stride(shape), dtype, like.device))
 
 
 def _nonzero(new_size: NewSize, x: torch.Tensor) -> Any:
@@ -140,7 +140,7 @@ class _Context:
 
 
 def sized_by_library(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], new_size: NewSize) -> Any:
-    """The ghosts that an operator of a library returns, if its description asks for sizes that only data tell."""
+    """The fake tensors that an operator of a library returns, if its description asks for sizes that only data tell."""
     entry = singleton.get(func._schema.name)
     kernel = None if entry is None else entry.fake_impl.kernel
     if kernel is None:
@@ -148,13 +148,13 @@ def sized_by_library(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     context = _Context(new_size)
     with running_plainly(), fake_impl.set_ctx_getter(lambda: context):
         result = kernel(*to_meta(args), **{name: to_meta(value) for name, value in kwargs.items()})
-    return _as_ghosts(result, result_device(func, args, kwargs)) if context.asked else NotImplemented
+    return _as_fakes(result, result_device(func, args, kwargs)) if context.asked else NotImplemented
 
 
-def _as_ghosts(result: Any, device: torch.device) -> Any:
+def _as_fakes(result: Any, device: torch.device) -> Any:
     if isinstance(result, torch.Tensor):
         spec = TensorSpec.of(result)
-        return GhostTensor(TensorSpec(spec.shape, spec.stride, spec.dtype, device))
+        return FakeTensor(TensorSpec(spec.shape, spec.stride, spec.dtype, device))
     if isinstance(result, tuple | list):
-        return type(result)(_as_ghosts(item, device) for item in result)
+        return type(result)(_as_fakes(item, device) for item in result)
     return result

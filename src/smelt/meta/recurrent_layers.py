@@ -2,8 +2,8 @@
 
     torch.gru(x, h, weights, …)   →   cudnn_recurrent(x, [h], weights, GRU, …)
 
-PyTorch's own functions look into the memory of the weights, and ghosts have none. Where cuDNN is not taken they are
-called as they are: step by step, by the operators of their cells.
+PyTorch's own functions look into the memory of the weights, and fake tensors have none. Without cuDNN they are called
+as they are: step by step, by the operators of their cells.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils._mode_utils import no_dispatch
 
 from smelt.device.host_library import on_host
-from smelt.meta.ghost import GhostError
+from smelt.meta.fake_tensor import FakeTensorError
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def _layers(mode: int) -> Callable[..., Any]:
         batch_first: bool = False,
     ) -> Any:
         if isinstance(hx, torch.Tensor) and isinstance(has_biases, tuple | list):  # in its place weights: it is packed
-            raise GhostError("the sizes of a packed sequence's batches are read from a tensor")
+            raise FakeTensorError("the sizes of a packed sequence's batches are read from a tensor")
         states = [hx] if isinstance(hx, torch.Tensor) else list(hx)
         operands, flatten = _cast([input, *states, *params])
         input, states, params = operands[0], operands[1 : 1 + len(states)], operands[1 + len(states) :]

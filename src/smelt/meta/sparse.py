@@ -1,4 +1,4 @@
-"""Which operators return sparse tensors. A ghost does not tell: what computes with one falls back to eager.
+"""Which operators return sparse tensors. A fake tensor does not tell: what computes with one falls back to eager.
 
 yields_sparse(aten._embedding_bag_backward.default, (…, sparse=True, …), {})   →   True
 """

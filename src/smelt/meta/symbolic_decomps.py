@@ -2,10 +2,10 @@
 
     torch.linspace(0, 1, s0)   →   torch.where(i < s0 // 2, i * step, 1 - (s0 - 1 - i) * step), i = torch.arange(s0)
 
-Where nothing varies, PyTorch's own is called, but of the few that lay out their result otherwise for a ghost, which is
-a subclass of tensors, than for a tensor (`FOR_TENSORS`), and of recurrent layers by cuDNN. Graphs keep the function by
-its name: capture runs what is spelled out on ghosts, for shapes in symbols, and the tracer of the autograd stage writes
-down its operators. What is rare there says `NotImplemented`, and sizes are relied on.
+For static shapes PyTorch's own decomposition is called, except for the few whose result layout differs for a subclass
+of tensors such as a fake tensor (`FOR_TENSORS`), and for recurrent layers by cuDNN. Graphs keep the function by name:
+capture runs its decomposition on fake tensors, for symbolic shapes, and the tracer of the autograd stage records the
+operators. Rare cases return `NotImplemented`, and sizes are specialized.
 """
 
 import functools
@@ -22,7 +22,7 @@ from smelt.base.torch_internals import internal
 from smelt.base.torch_originals import BASE
 from smelt.device.host_library import HOST, on_host
 from smelt.ir.tensorspec import TensorSpec
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 from smelt.meta.recurrent_layers import by_cudnn
 from smelt.symbolic.expressions import Expression, ShapeEnv
 from smelt.symbolic.symnode import as_number, is_symbolic, surely_equal
@@ -524,8 +524,8 @@ def _multiplies_by_integers() -> bool:
     shape_env = ShapeEnv()
     size = as_number(shape_env, Expression.of(shape_env.symbol("size", 7)))
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        batch = GhostTensor(TensorSpec((size, 3, 4), (12, 4, 1), torch.float32, HOST))
-        weight = GhostTensor(TensorSpec((4, 5), (5, 1), torch.float32, HOST))
+        batch = FakeTensor(TensorSpec((size, 3, 4), (12, 4, 1), torch.float32, HOST))
+        weight = FakeTensor(TensorSpec((4, 5), (5, 1), torch.float32, HOST))
         try:
             torch.matmul(batch, weight)
         except RuntimeError:  # unknown for symbols

@@ -4,7 +4,7 @@
 
 Everything becomes pointwise operators, keepdim reductions, views and library calls. Sixteen-bit floats are computed in
 float32 and rounded once, as the operators themselves do. A function answers `NotImplemented` to leave a call whole.
-Operators that the kernels compute at a point anyway (`relu`, `silu`, `clamp`, `where`, …) are not taken apart.
+Operators that the kernels compute at a point anyway (`relu`, `silu`, `clamp`, `where`, …) are not decomposed.
 """
 
 from collections.abc import Callable, Mapping

@@ -18,10 +18,10 @@ from smelt.base.options import Options
 from smelt.device import check_launched, check_wanted, has_chips
 from smelt.ir.graph import GraphCompiler, Traced, placeholders, returning_tuple
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 from smelt.pipeline.cache.keys import Unstorable, environment_key, text_of
 from smelt.pipeline.cache.warm_start import load_stored, look_up
-from smelt.pipeline.parts import Parts
+from smelt.pipeline.parts import CompiledParts
 from smelt.pipeline.sizes.data_parts import has_data_sizes, in_parts
 from smelt.runtime.autograd.differentiable import Flat
 from smelt.runtime.program.arenas import Arenas
@@ -59,7 +59,7 @@ def _aot_eager(options: Options) -> GraphCompiler:
     return compile_graph
 
 
-def _beside_stored(*arguments: Any) -> Parts:
+def _beside_stored(*arguments: Any) -> CompiledParts:
     from smelt.pipeline.compile import beside_stored  # a start from the cache loads no stages
 
     return beside_stored(*arguments)
@@ -201,4 +201,4 @@ def _example(node: fx.Node) -> Any:
     spec = spec_of(node)
     if isinstance(spec, NumberSpec):
         return spec.what.example if isinstance(spec.what, Formula) else spec.what.evaluate(lambda each: each.example)
-    return GhostTensor(tensor_spec(node))
+    return FakeTensor(tensor_spec(node))

@@ -19,7 +19,7 @@ from smelt.device.host_library import HOST
 from smelt.ir.graph import Traced, returning_tuple
 from smelt.pipeline.compile import Compilation
 from smelt.pipeline.host_part import HostPart, divided, run_divided
-from smelt.pipeline.parts import Parts
+from smelt.pipeline.parts import CompiledParts
 from smelt.pipeline.placement import devices_of, hosted, moved, names_devices, why_not_hosted
 from smelt.pipeline.sizes.open_graph import is_sized
 from smelt.runtime.autograd.differentiable import Flat
@@ -57,7 +57,7 @@ class _Joining:
     def __init__(self, traced: Traced, device: torch.device) -> None:
         self._traced, self._device = traced, device
 
-    def __call__(self, parts: Parts) -> Flat:
+    def __call__(self, parts: CompiledParts) -> Flat:
         if parts.plan is None:
             return parts.joined()
         plan = moved(parts.plan, HOST, self._device)

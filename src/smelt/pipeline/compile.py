@@ -1,6 +1,6 @@
 """Compiles one torch-level graph: sends it through the stages to kernels, or to eager operators behind autograd.
 
-Traced ── trace, split ──► ATen graphs ── simplify, fuse, generate ──► Parts ── joined ──► a callable
+Traced ── trace, split ──► ATen graphs ── simplify, fuse, generate ──► CompiledParts ── joined ──► a callable
 """
 
 import itertools
@@ -13,11 +13,11 @@ import torch
 from smelt import codegen
 from smelt.autograd.joint.functional_trace import CannotTrace, Decompositions
 from smelt.autograd.joint.trace_joint import Pure, TraceSource, replaying
-from smelt.autograd.partition.partition import Halves
+from smelt.autograd.partition.partition import ForwardBackward
 from smelt.base import events
 from smelt.base.errors import LibraryError
-from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.graph import GraphLevel, Traced, check_graph, placeholders, returning_tuple
 from smelt.ir.nodes.ambient import Ambient
@@ -28,7 +28,7 @@ from smelt.pipeline.backward.lazy_backwards import Backwards
 from smelt.pipeline.cache import pending_reuse
 from smelt.pipeline.cache.entries import CacheEntry
 from smelt.pipeline.cache.warm_start import look_up, with_stored_backwards
-from smelt.pipeline.parts import Built, Parts, bind, executable_of
+from smelt.pipeline.parts import Built, CompiledParts, bind, executable_of
 from smelt.pipeline.passes import PassContext, check_form, run_passes, why_not_generate
 from smelt.pipeline.sizes.dispatch import SizedGraph
 from smelt.pipeline.sizes.open_graph import is_sized
@@ -53,12 +53,12 @@ class Compilation:
     def __init__(
         self,
         options: Options,
-        looked_up: tuple[CacheEntry | None, Parts | None] | None = None,
-        join: Callable[[Parts], Flat] = Parts.joined,
+        looked_up: tuple[CacheEntry | None, CompiledParts | None] | None = None,
+        join: Callable[[CompiledParts], Flat] = CompiledParts.joined,
         arenas: Arenas | None = None,
     ) -> None:
         self.options, self.looked_up, self.join = options, looked_up, join
-        self.fuel, self.arenas = Fuel(options.fuel), arenas or Arenas()
+        self.budget, self.arenas = RewriteBudget(options.max_rewrites), arenas or Arenas()
         self.check_specs = options.check_specs or config.check_specs
 
     def compile(self, traced: Traced) -> Flat:
@@ -97,7 +97,7 @@ class Compilation:
         return why_not_generate(half, self.options.target)
 
     def lower(self, half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
-        context = PassContext(self.options, name, self.fuel, consuming=consuming, planned=planned, arenas=self.arenas)
+        context = PassContext(self.options, name, self.budget, consuming=consuming, planned=planned, arenas=self.arenas)
         executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
         return executable.run
 
@@ -111,19 +111,19 @@ class Compilation:
         return bind(*program_and_kernels, self.options, consuming, self.arenas).run
 
     def generate(self, half: Traced, name: str) -> tuple[Program, Built]:
-        program: Program = run_passes(half, (*SIMPLIFY, LOWER[0]), PassContext(self.options, name, self.fuel))
-        return program, codegen.compile_kernels(program.kernels, self.options, self.fuel, name)
+        program: Program = run_passes(half, (*SIMPLIFY, LOWER[0]), PassContext(self.options, name, self.budget))
+        return program, codegen.compile_kernels(program.kernels, self.options, self.budget, name)
 
     def backwards(
-        self, traced: Traced, plan: JointPlan, name: str, ambient: Ambient, halves: Halves | None = None
+        self, traced: Traced, plan: JointPlan, name: str, ambient: Ambient, halves: ForwardBackward | None = None
     ) -> Backwards:
-        def retrace() -> Halves | None:
+        def retrace() -> ForwardBackward | None:
             retraced = self._functional_or_eager(traced, name)
-            return retraced if isinstance(retraced, Halves) else None
+            return retraced if isinstance(retraced, ForwardBackward) else None
 
         return Backwards(retrace, plan, self.lower, self.options, name, ambient, halves)
 
-    def _parts(self, traced: Traced, bound: Bound | None) -> Parts:
+    def _parts(self, traced: Traced, bound: Bound | None) -> CompiledParts:
         if bound is not None:
             return self._bound_parts(bound, lambda: traced)
         number = next(_numbers)
@@ -131,16 +131,18 @@ class Compilation:
             check_graph(traced.graph, GraphLevel.TORCH, after="capture")
         graphs = self._functional_or_eager(traced, f"graph{number}")
         if graphs is None:
-            return Parts(returning_tuple(traced.plainly()))
+            return CompiledParts(returning_tuple(traced.plainly()))
         if isinstance(graphs, Pure):
-            return Parts(self.lower(graphs.traced, f"forward{number}", False, True), graphs.plan, graphs.eager)
+            return CompiledParts(self.lower(graphs.traced, f"forward{number}", False, True), graphs.plan, graphs.eager)
         forward = self.lower(graphs.forward, f"forward{number}", False, graphs.planned)
         if graphs.backward is None:
-            return Parts(forward, graphs.plan, graphs.eager, graphs.replay)
+            return CompiledParts(forward, graphs.plan, graphs.eager, graphs.replay)
         backwards = self.backwards(traced, graphs.plan, f"backward{number}", Ambient.now(), graphs)
-        return Parts(forward, graphs.plan, graphs.eager, graphs.replay, backwards, backwards.graph, backwards.part)
+        return CompiledParts(
+            forward, graphs.plan, graphs.eager, graphs.replay, backwards, backwards.graph, backwards.part
+        )
 
-    def _bound_parts(self, bound: Bound, traced: Callable[[], Traced]) -> Parts:
+    def _bound_parts(self, bound: Bound, traced: Callable[[], Traced]) -> CompiledParts:
         """The parts compiled in symbols, bound to sizes. `traced` makes the graph with these sizes, if needed."""
         number, graphs, plan = bound.tracing.number, bound.tracing.graphs, bound.plan()
 
@@ -153,11 +155,11 @@ class Compilation:
 
         lower = partial(self.lower_bound, bound)
         if isinstance(graphs, Pure):
-            return Parts(lower(graphs.traced, f"forward{number}", False, True), plan, eager)
+            return CompiledParts(lower(graphs.traced, f"forward{number}", False, True), plan, eager)
         forward = lower(graphs.forward, f"forward{number}", False, True)
         replay = graphs.replay if isinstance(graphs.replay, str) else lambda inputs: replaying(source(), plan)(inputs)
         if graphs.backward is None:
-            return Parts(forward, plan, eager, replay)
+            return CompiledParts(forward, plan, eager, replay)
         name = f"backward{number}"
         backwards = Backwards(bound.halves, graphs.plan, lower, self.options, name, Ambient.now(), graphs)
 
@@ -165,9 +167,9 @@ class Compilation:
             in_symbols = backwards.graph(arrived)
             return None if in_symbols is None else bound.graph(in_symbols)
 
-        return Parts(forward, plan, eager, replay, backwards, graph, backwards.part, has_static_shapes=False)
+        return CompiledParts(forward, plan, eager, replay, backwards, graph, backwards.part, has_static_shapes=False)
 
-    def _functional_or_eager(self, traced: Traced, name: str) -> Pure | Halves | None:
+    def _functional_or_eager(self, traced: Traced, name: str) -> Pure | ForwardBackward | None:
         """The functional graph, or forward and backward; None if the graph falls back to eager."""
         try:
             return self._functional(traced, name)
@@ -181,13 +183,13 @@ class Compilation:
             events.fell_back("a graph", refused.reason)
             return None
 
-    def _functional(self, traced: Traced, name: str) -> Pure | Halves:
-        context = PassContext(self.options, name, Fuel(self.options.fuel), self.decompositions())
+    def _functional(self, traced: Traced, name: str) -> Pure | ForwardBackward:
+        context = PassContext(self.options, name, RewriteBudget(self.options.max_rewrites), self.decompositions())
         if not _needs_gradients(traced):
             pure: Pure = run_passes(traced, TRACE_FORWARD, context)
             _refuse(_why_not_open(pure.traced) or self.why_not(pure.traced))
             return pure
-        halves: Halves = run_passes(traced, TRACE_JOINT, context)
+        halves: ForwardBackward = run_passes(traced, TRACE_JOINT, context)
         _refuse(_why_not_open(halves.forward) or self.why_not(halves.forward))
         if halves.backward is not None:
             _refuse(self.why_not(halves.backward))
@@ -215,12 +217,12 @@ class EagerCompilation(Compilation):
 
 def beside_stored(
     traced: Traced, options: Options, plan: JointPlan, arenas: Arenas, name: str, ambient: Ambient
-) -> Parts:
+) -> CompiledParts:
     """All parts but the forward of a cached graph, for what the cache does not have: eager, replay, new backwards."""
     source = TraceSource.of_graph(traced)
     backwards = Compilation(options, arenas=arenas).backwards(traced, plan, name, ambient)
     eager, replay = source.eager(), replaying(source, plan)
-    return Parts(eager, plan, eager, replay, backwards, backwards.graph, backwards.part)
+    return CompiledParts(eager, plan, eager, replay, backwards, backwards.graph, backwards.part)
 
 
 def _has_numbers(traced: Traced) -> bool:

@@ -1,6 +1,6 @@
 """The compiled parts of a graph before they are joined to autograd, and programs bound to their machine code.
 
-Program + kernels ── bind ──► Executable          Parts ── joined() ──► a callable with a node of autograd's
+Program + kernels ── bind ──► Executable          CompiledParts ── joined() ──► a callable with a node of autograd's
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ Built = Mapping[str, "CompiledKernel"]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class CompiledParts:
     """A compiled graph before it is joined to its caller. Without a plan, `forward` runs it in eager PyTorch."""
 
     forward: Flat

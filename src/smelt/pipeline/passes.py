@@ -15,11 +15,11 @@ from smelt import codegen, fuse
 from smelt.autograd.joint.functional_trace import Decompositions
 from smelt.autograd.joint.partial_backward import for_the_loss
 from smelt.autograd.joint.trace_joint import Joint, Pure, trace_forward, trace_joint
-from smelt.autograd.partition.partition import Halves, default, min_cut
+from smelt.autograd.partition.partition import ForwardBackward, default, min_cut
 from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device import devices, target_of
 from smelt.ir.check_kernel import check_program
 from smelt.ir.graph import GraphLevel, Traced, check_graph
@@ -51,7 +51,7 @@ class PassContext:
 
     options: Options
     name: str
-    fuel: Fuel
+    budget: RewriteBudget
     decompositions: Decompositions = field(default_factory=dict)
     consuming: bool = False  # whether inputs come in a list, to be freed after their last use
     planned: bool = True  # whether temporary values are placed in an arena
@@ -86,13 +86,13 @@ def run_lay_images(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
     # Kernels of our own take images as they are.
     own = context.options.convolutions == "auto" and context.options.products == "own"
     how = context.options.convolutions if context.decompositions and not own else "library"
-    lay_images(graph.traced, context.fuel, how)
+    lay_images(graph.traced, context.budget, how)
     return graph
 
 
 def run_share_heads(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
     if context.decompositions:
-        share_heads(graph.traced, context.fuel)
+        share_heads(graph.traced, context.budget)
     return graph
 
 
@@ -103,17 +103,17 @@ def run_draw_in_kernels(graph: Pure | Joint, context: PassContext) -> Pure | Joi
         from smelt.runtime.cuda.dropout_check import blocks_for
         from smelt.simplify.philox_masks import draw_in_kernels
 
-        draw_in_kernels(graph.traced, context.fuel, partial(blocks_for, target=context.options.target))
+        draw_in_kernels(graph.traced, context.budget, partial(blocks_for, target=context.options.target))
     return graph
 
 
 def run_keep_masks(graph: Pure | Joint, context: PassContext) -> Pure | Joint:
     if context.decompositions:
-        keep_masks(graph.traced, context.fuel)
+        keep_masks(graph.traced, context.budget)
     return graph
 
 
-def run_split(joint: Joint, context: PassContext) -> Halves:
+def run_split(joint: Joint, context: PassContext) -> ForwardBackward:
     budget = context.options.memory_budget
     if budget is not None:
         # What was decomposed will be fused; what was not is run operator by operator.
@@ -122,17 +122,17 @@ def run_split(joint: Joint, context: PassContext) -> Halves:
     return min_cut(joint) if context.options.recompute else default(joint)
 
 
-def _peaks_when_fused(halves: Halves, options: Options) -> tuple[Peak, ...]:
+def _peaks_when_fused(halves: ForwardBackward, options: Options) -> tuple[Peak, ...]:
     """The memory two halves take as programs, with an arena and without. They are made for nothing else."""
     backward = None if halves.backward is None else for_the_loss(halves.backward, halves.plan)
     if any(half is not None and why_not_generate(half, options.target) for half in (halves.forward, backward)):
         return (graph_peak(halves.forward, backward, halves.plan, scratch_of),)
 
     def program_of(half: Traced) -> Program:
-        context = PassContext(options, "trial", Fuel(options.fuel))
+        context = PassContext(options, "trial", RewriteBudget(options.max_rewrites))
         for _, simplify, _ in PASSES:
-            half = simplify(half, context.fuel)
-        return fuse.build_program(half, context.name, options, fuel=context.fuel)
+            half = simplify(half, context.budget)
+        return fuse.build_program(half, context.name, options, budget=context.budget)
 
     ahead, back = program_of(halves.forward), None if backward is None else program_of(backward)
     with_arena = program_peak(ahead, back, halves.plan, scratch_of_step)
@@ -141,11 +141,11 @@ def _peaks_when_fused(halves: Halves, options: Options) -> tuple[Peak, ...]:
 
 
 def simplifier(run: SimplifyPass) -> Callable[[Traced, PassContext], Traced]:
-    return lambda traced, context: run(traced, context.fuel)
+    return lambda traced, context: run(traced, context.budget)
 
 
 def run_fuse(traced: Traced, context: PassContext) -> Program:
-    program = fuse.build_program(traced, context.name, context.options, fuel=context.fuel)
+    program = fuse.build_program(traced, context.name, context.options, budget=context.budget)
     if not context.planned:
         program = program.unplanned()
     events.count("kernels", len(program.kernels))
@@ -155,14 +155,14 @@ def run_fuse(traced: Traced, context: PassContext) -> Program:
 
 
 def run_generate(program: Program, context: PassContext) -> Executable:
-    built = codegen.compile_kernels(program.kernels, context.options, context.fuel, context.name)
+    built = codegen.compile_kernels(program.kernels, context.options, context.budget, context.name)
     return bind(program, built, context.options, context.consuming, context.arenas)
 
 
 def run_passes(value: Any, passes: tuple[Pass, ...], context: PassContext) -> Any:
     """Send a value through passes in order, checking each form on request."""
     for step in passes:
-        context.fuel.stage = f"{context.name}: {step.name}"
+        context.budget.stage = f"{context.name}: {step.name}"
         with events.timed(step.name, context.name):
             value = step.run(value, context)
         if context.check_specs:
@@ -175,7 +175,7 @@ def check_form(value: Any, step: Pass) -> None:
         check_graph(value.graph, value.level, after=step.name)
     elif isinstance(value, Pure | Joint):
         check_graph(value.traced.graph, GraphLevel.PURE, after=step.name)
-    elif isinstance(value, Halves):
+    elif isinstance(value, ForwardBackward):
         for half in (value.forward, value.backward):
             if half is not None:
                 check_graph(half.graph, GraphLevel.PURE, after=step.name)

@@ -45,7 +45,7 @@ def stage_map() -> str:
 def _lines(rows: Sequence[Pass | Row]) -> Iterator[str]:
     for row in rows:
         if isinstance(row, Row):
-            yield f"  {row.name:<20} {row.takes} → {row.gives} · {row.burns.value}"
+            yield f"  {row.name:<20} {row.takes} → {row.gives} · {row.budget_use.value}"
         else:
             yield f"  {row.name:<20} {row.takes.value} → {row.gives.value}"
         yield f"  {'':<20} {row.why}"

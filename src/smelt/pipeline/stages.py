@@ -46,7 +46,7 @@ TRACE_JOINT = (
         Form.TORCH,
         Form.JOINT,
         run_trace_joint,
-        "the engine runs on ghosts, so every formula is eager's own",
+        "the engine runs on fake tensors, so every formula is eager's own",
     ),
     Pass(
         "channels last", Form.JOINT, Form.JOINT, run_lay_images, "before the split: saved in the layout it is read in"

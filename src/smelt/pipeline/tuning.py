@@ -23,7 +23,7 @@ from smelt.base.options import Options
 from smelt.device import random_state
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import TensorSpec, spec_of
-from smelt.meta.ghost import without_caller_hooks
+from smelt.meta.fake_tensor import without_caller_hooks
 from smelt.pipeline.cache.keys import Unstorable, key_of
 from smelt.runtime.autograd.differentiable import Flat
 from smelt.runtime.cache import CacheStore, open_store

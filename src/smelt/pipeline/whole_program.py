@@ -15,10 +15,10 @@ from torch import fx
 
 from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.autograd.joint.trace_joint import Pure
-from smelt.autograd.partition.partition import Halves
+from smelt.autograd.partition.partition import ForwardBackward
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
 from smelt.base.options import Options
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device import limits_of
 from smelt.fuse import build_program
 from smelt.ir.call_contract import FromResult, JointPlan, SameAsOutput
@@ -59,7 +59,7 @@ def whole_program(
     on is then with their `ShapeEnv`.
     """
     table = {**decompositions(options), **random_draws.TABLE}
-    context = PassContext(options, name, Fuel(options.fuel), table)
+    context = PassContext(options, name, RewriteBudget(options.max_rewrites), table)
     traced = on_host_alone(traced)
     pure, plan = _pure(_with_outputs(traced, wanted), context)
     aliases = {place for place, output in enumerate(plan.outputs) if not _is_own(output)}
@@ -80,7 +80,7 @@ def _lowered(pure: Traced, context: PassContext, inputs: int, numbers: int) -> P
     placed = run_passes(on_grid(pure, range(inputs - numbers, inputs)), SIMPLIFY, context)
     # What is required is looked at by whoever runs the program, between its parts.
     limits = replace(limits_of(target), host_reads_flags=True)
-    return build_program(placed, context.name, context.options, limits, context.fuel)
+    return build_program(placed, context.name, context.options, limits, context.budget)
 
 
 def _without_raising(program: Program) -> tuple[Program, tuple[str, ...]]:
@@ -129,7 +129,7 @@ def _pure(traced: Traced, context: PassContext) -> tuple[Traced, JointPlan]:
     """The pure graph. Autograd is on only where the program itself takes gradients."""
     if any(node.op == "call_function" and node.target in BACKWARDS for node in traced.graph.nodes):
         with torch.enable_grad():
-            halves: Halves = run_passes(traced, TRACE_JOINT, context)
+            halves: ForwardBackward = run_passes(traced, TRACE_JOINT, context)
         if halves.backward is not None or halves.plan.saved:
             raise CannotTrace("a result has a history that nothing here runs a backward of")
         graph, plan = halves.forward, halves.plan

@@ -3,15 +3,15 @@
     mul = mul(x, 1.0); view = view(mul, [4, 8]); view_1 = view(view, [32]); return exp(view_1)
     →  view = view(x, [32]); return exp(view)
 
-A pass is a function of a `Traced` and `Fuel`. It edits the graph in place and returns it. A rewrite keeps the specs
-that other nodes see, never makes two results share memory that they did not share, and counts against the opt-bisect
-limit. `lay_images`, `share_heads`, `keep_masks` and the passes of `philox_masks` are not in the list: they run on the
-graph of a whole training step, before it is split.
+A pass is a function of a `Traced` and a `RewriteBudget`. It edits the graph in place and returns it. A rewrite keeps
+the specs that other nodes see, never makes two results share memory that they did not share, and counts against the
+opt-bisect limit. `lay_images`, `share_heads`, `keep_masks` and the passes of `philox_masks` are not in the list: they
+run on the graph of a whole training step, before it is split.
 """
 
 from collections.abc import Callable
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import Traced
 from smelt.simplify.aligned_products import align_products
 from smelt.simplify.bool_masks import draw_masks
@@ -29,7 +29,7 @@ from smelt.simplify.matmul_layouts import transpose_matrices
 from smelt.simplify.scalar_operands import numbers_as_operands, why_not_operands
 from smelt.simplify.views import compose_views
 
-SimplifyPass = Callable[[Traced, Fuel], Traced]
+SimplifyPass = Callable[[Traced, RewriteBudget], Traced]
 
 PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
     ("host copies", await_copies, "before all: what the program waits by may go in what follows"),

@@ -13,7 +13,7 @@ from smelt.ir.substitute_sizes import resized
 from smelt.ir.tensorspec import NodeSpec, TensorSpec, UnplacedSpec, set_spec, spec_of, tensor_spec
 from smelt.meta.devices import result_device
 from smelt.meta.effects import is_view
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 from smelt.meta.rules import describe
 from smelt.symbolic.symsize import from_symbolic, is_symbolic_size, same_sizes, to_symbolic
 
@@ -93,7 +93,7 @@ def spec_of_call(target: object, args: tuple[object, ...], kwargs: dict[str, obj
 def _fake_tensors(value: object) -> object:
     if isinstance(value, fx.Node):
         spec = tensor_spec(value)
-        return GhostTensor(resized(spec, to_symbolic) if spec.varies else spec)
+        return FakeTensor(resized(spec, to_symbolic) if spec.varies else spec)
     if isinstance(value, tuple | list):
         return type(value)(_fake_tensors(item) for item in value)
     return to_symbolic(value)

@@ -11,7 +11,7 @@ zeros do not change any sum, and the extra rows and columns are cut off.
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
@@ -24,7 +24,7 @@ _LEAST_WORK = 1 << 30  # multiplications of a product that is worth copies
 _NARROW = (torch.float16, torch.bfloat16)
 
 
-def align_products(traced: Traced, fuel: Fuel) -> Traced:
+def align_products(traced: Traced, budget: RewriteBudget) -> Traced:
     for node in list(traced.graph.nodes):
         if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
             continue
@@ -32,7 +32,7 @@ def align_products(traced: Traced, fuel: Fuel) -> Traced:
         specs = [tensor_spec(each) for each in (node, left, right)]
         if _is_worth_it(specs) and all(tensor_spec(each).shape == specs[0].shape[1:] for each in bias):
             lacks = _lacks(*specs)
-            if any(lacks) and fuel.take(node):
+            if any(lacks) and budget.take(node):
                 _pad(node, lacks)
     return traced
 

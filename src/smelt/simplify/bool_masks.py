@@ -9,7 +9,7 @@ mask converts it.
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.host_library import on_host, same_coins
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, spec_of
@@ -19,9 +19,9 @@ from smelt.simplify.aliasing import insert
 aten = torch.ops.aten
 
 
-def draw_masks(traced: Traced, fuel: Fuel) -> Traced:
+def draw_masks(traced: Traced, budget: RewriteBudget) -> Traced:
     for node in list(traced.graph.nodes):
-        if node.target is aten.bernoulli.p and _may_be_bools(node) and fuel.take(node):
+        if node.target is aten.bernoulli.p and _may_be_bools(node) and budget.take(node):
             _draw_bools(node)
     return traced
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.host_library import on_host, slow_convolutions
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
@@ -27,7 +27,7 @@ _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 _FOLLOWING = (aten._to_copy.default, aten.constant_pad_nd.default)  # besides what is computed point by point
 
 
-def lay_images(traced: Traced, fuel: Fuel, how: str) -> Traced:
+def lay_images(traced: Traced, budget: RewriteBudget, how: str) -> Traced:
     """`how` as the option `convolutions` has it: `channels_last` means all of them, `auto` as suits the processor."""
     if how != "channels_last" and (how != "auto" or slow_convolutions()):
         return traced
@@ -35,7 +35,7 @@ def lay_images(traced: Traced, fuel: Fuel, how: str) -> Traced:
     if how == "auto":
         convolutions = [node for node in convolutions if _is_by_channel(node)]
     if convolutions:
-        _Images(traced.graph, frozenset(convolutions), fuel).run()
+        _Images(traced.graph, frozenset(convolutions), budget).run()
     return traced
 
 
@@ -51,10 +51,10 @@ def _is_by_channel(node: fx.Node) -> bool:
 class _Images:
     """One pass over a graph. `last` has for a value the same value channels-last: all that is left of it in the end."""
 
-    def __init__(self, graph: fx.Graph, wanted: frozenset[fx.Node], fuel: Fuel) -> None:
+    def __init__(self, graph: fx.Graph, wanted: frozenset[fx.Node], budget: RewriteBudget) -> None:
         self.graph = graph
         self.wanted = wanted
-        self.fuel = fuel
+        self.budget = budget
         self.last: dict[fx.Node, fx.Node] = {}
         self.copies: dict[fx.Node, fx.Node] = {}  # of values that stay as they are as well
         self.old: list[fx.Node] = []  # whatever goes, in order
@@ -73,7 +73,7 @@ class _Images:
 
     def _convolution(self, node: fx.Node) -> None:
         x, *rest = node.args
-        if not self._takes_last(node, x, transposed=node.args[6]) or not self.fuel.take(node):
+        if not self._takes_last(node, x, transposed=node.args[6]) or not self.budget.take(node):
             return
         call = insert(node, aten.convolution.default, (self._laid(x, node), *rest), {}, _last(tensor_spec(node)))
         self._stands_for(call, node)
@@ -84,7 +84,7 @@ class _Images:
 
     def _gradients(self, node: fx.Node) -> None:
         gradient, x, *rest = node.args
-        if not self._takes_last(node, x, transposed=node.args[7]) or not self.fuel.take(node):
+        if not self._takes_last(node, x, transposed=node.args[7]) or not self.budget.take(node):
             return
         specs = spec_of(node)
         assert isinstance(specs, tuple)

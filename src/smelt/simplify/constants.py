@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.torch_originals import BASE
 from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
@@ -68,7 +68,7 @@ class _Uniform:
     dtype: torch.dtype
 
 
-def fold_constants(traced: Traced, fuel: Fuel) -> Traced:
+def fold_constants(traced: Traced, budget: RewriteBudget) -> Traced:
     known: dict[fx.Node, _Uniform] = {}
     for node in list(traced.graph.nodes):
         if node.op != "call_function":
@@ -77,9 +77,9 @@ def fold_constants(traced: Traced, fuel: Fuel) -> Traced:
         if uniform is not None:
             known[node] = uniform
             if node.target not in (aten.full.default, *_CARRIERS):
-                _as_full(node, uniform, known, fuel)
+                _as_full(node, uniform, known, budget)
         elif node.target in _RIGHT:
-            _take_number(node, known, fuel)
+            _take_number(node, known, budget)
     return traced
 
 
@@ -134,11 +134,11 @@ def _computed(node: fx.Node, spec: TensorSpec, known: dict[fx.Node, _Uniform]) -
     return _Uniform(BASE.item(element), spec.dtype) if element.dtype is spec.dtype else None
 
 
-def _as_full(node: fx.Node, uniform: _Uniform, known: dict[fx.Node, _Uniform], fuel: Fuel) -> None:
+def _as_full(node: fx.Node, uniform: _Uniform, known: dict[fx.Node, _Uniform], budget: RewriteBudget) -> None:
     """Spell a constant as `full`, which depends on nothing."""
     spec = spec_of(node)
     assert isinstance(spec, TensorSpec)
-    if spec.stride != contiguous_stride(spec.shape) or spec.offset != 0 or not fuel.take(node):
+    if spec.stride != contiguous_stride(spec.shape) or spec.offset != 0 or not budget.take(node):
         return
     full = insert(
         node, aten.full.default, (list(spec.shape), uniform.value), {"dtype": spec.dtype, "device": spec.device}
@@ -147,7 +147,7 @@ def _as_full(node: fx.Node, uniform: _Uniform, known: dict[fx.Node, _Uniform], f
     node.replace_all_uses_with(full)
 
 
-def _take_number(node: fx.Node, known: dict[fx.Node, _Uniform], fuel: Fuel) -> None:
+def _take_number(node: fx.Node, known: dict[fx.Node, _Uniform], budget: RewriteBudget) -> None:
     """Put a number in a uniform tensor's place where the call returns the same spec with it."""
     if len(node.args) != 2:
         return
@@ -160,5 +160,5 @@ def _take_number(node: fx.Node, known: dict[fx.Node, _Uniform], fuel: Fuel) -> N
         return
     if not isinstance(tensor, fx.Node) or (isinstance(number, float) and not math.isfinite(number)):
         return
-    if fits(node, node.target, (tensor, number), dict(node.kwargs)) and fuel.take(node):
+    if fits(node, node.target, (tensor, number), dict(node.kwargs)) and budget.take(node):
         node.args = (tensor, number)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import spec_of
 from smelt.meta.effects import is_view, why_not_share
@@ -31,7 +31,7 @@ _COMMUTATIVE = frozenset(
 )
 
 
-def share_common(traced: Traced, fuel: Fuel) -> Traced:
+def share_common(traced: Traced, budget: RewriteBudget) -> Traced:
     memory = AliasedMemory(traced.graph)
     known: dict[Any, fx.Node] = {}
     for node in list(traced.graph.nodes):
@@ -47,7 +47,7 @@ def share_common(traced: Traced, fuel: Fuel) -> Traced:
         if first is node or spec_of(first) != spec_of(node):
             continue
         same_memory = node.op == "get_attr" or is_view(node.target)
-        if (same_memory or memory.may_share(node, first)) and fuel.take(node, first):
+        if (same_memory or memory.may_share(node, first)) and budget.take(node, first):
             if same_memory:
                 memory.took_over(node, first)
             node.replace_all_uses_with(first)

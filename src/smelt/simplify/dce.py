@@ -5,13 +5,13 @@
 Inputs stay, and so do calls with side effects: drawing random numbers, writing memory.
 """
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import Traced
 from smelt.meta.effects import why_not_drop
 
 
-def drop_dead(traced: Traced, fuel: Fuel) -> Traced:
-    """Not optional, so it burns no fuel."""
+def drop_dead(traced: Traced, budget: RewriteBudget) -> Traced:
+    """Not optional, so it takes nothing from the budget."""
     for node in reversed(list(traced.graph.nodes)):
         if node.users or node.op in ("placeholder", "output"):
             continue

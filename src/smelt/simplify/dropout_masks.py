@@ -13,7 +13,7 @@ import operator
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, recompute_policy_of
 from smelt.ir.graph import Traced
 from smelt.ir.nodes.backward_node import backward_of
@@ -23,7 +23,7 @@ from smelt.simplify.aliasing import insert, spec_of_call
 aten = torch.ops.aten
 
 
-def keep_masks(traced: Traced, fuel: Fuel) -> Traced:
+def keep_masks(traced: Traced, budget: RewriteBudget) -> Traced:
     """Rewrite the joint graph of a training step, before it is split, or one with a backward inside."""
     for node in list(traced.graph.nodes):
         if node.target is not aten.native_dropout.default or node.args[2] is False or not 0.0 < node.args[1] < 1.0:
@@ -33,7 +33,7 @@ def keep_masks(traced: Traced, fuel: Fuel) -> Traced:
         if dropped is None or kept is None or not any(map(_is_of_backward, kept.users)):
             continue
         readers = [user for user in dropped.users if user.op == "call_function" and _is_late(user)]
-        if readers and fuel.take(node):
+        if readers and budget.take(node):
             product = _product(node, dropped, kept)
             for user in readers:
                 user.replace_input_with(dropped, product)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 from smelt.meta.rules.strides import is_contiguous
@@ -28,11 +28,11 @@ _FEWER = 8  # times as many elements are computed as are looked at
 _LEAST = 4096  # elements that are worth it
 
 
-def look_up_first(traced: Traced, fuel: Fuel) -> Traced:
+def look_up_first(traced: Traced, budget: RewriteBudget) -> Traced:
     waiting = [node for node in traced.graph.nodes if node.target in _LOOKUPS]
     while waiting:
         node = waiting.pop()
-        if _is_worth_it(node) and fuel.take(node):
+        if _is_worth_it(node) and budget.take(node):
             waiting += _looked_up_first(node)
     return traced
 

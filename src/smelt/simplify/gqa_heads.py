@@ -11,7 +11,7 @@ makes copies.
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import tensor_spec
@@ -21,13 +21,13 @@ from smelt.symbolic.symsize import same_sizes
 aten = torch.ops.aten
 
 
-def share_heads(traced: Traced, fuel: Fuel) -> Traced:
+def share_heads(traced: Traced, budget: RewriteBudget) -> Traced:
     for node in list(traced.graph.nodes):
         if node.target is not aten._scaled_dot_product_flash_attention_for_cpu.default:
             continue
         query, keys, values = node.args[:3]
         pair = _repeated(keys), _repeated(values)
-        if pair[0] is None or pair[1] is None or not _alike(pair[0], pair[1]) or not fuel.take(node):
+        if pair[0] is None or pair[1] is None or not _alike(pair[0], pair[1]) or not budget.take(node):
             continue
         node.args = (query, *(_once(node, each) for each in pair), *node.args[3:])
     return traced

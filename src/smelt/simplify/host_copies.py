@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, spec_of
@@ -26,8 +26,8 @@ _COPIES = frozenset({aten._to_copy.default, aten.copy.default})
 _READS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
-def await_copies(traced: Traced, fuel: Fuel) -> Traced:
-    """Let them wait. Burns no fuel: without it the program may be wrong."""
+def await_copies(traced: Traced, budget: RewriteBudget) -> Traced:
+    """Let them wait. Burns no rewrite budget: without it the program may be wrong."""
     if not any(_is_asynchronous(node) for node in traced.graph.nodes):
         return traced
     waits_later = False

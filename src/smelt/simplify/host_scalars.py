@@ -13,7 +13,7 @@ memory later, when the program may have overwritten it, and an input may be page
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
@@ -24,8 +24,8 @@ from smelt.simplify.aliasing import insert
 aten = torch.ops.aten
 
 
-def place_scalars(traced: Traced, fuel: Fuel) -> Traced:
-    """Copy them. Burns no fuel: without it PyTorch refuses the call."""
+def place_scalars(traced: Traced, budget: RewriteBudget) -> Traced:
+    """Copy them. Burns no rewrite budget: without it PyTorch refuses the call."""
     copies: dict[tuple[fx.Node, torch.device], fx.Node] = {}
     for node in traced.graph.nodes:
         spec = spec_of(node)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.simplify.aliasing import AliasedMemory, fits, same_layout
@@ -39,24 +39,24 @@ _LOSSLESS = frozenset(
 )
 
 
-def fold_identities(traced: Traced, fuel: Fuel) -> Traced:
+def fold_identities(traced: Traced, budget: RewriteBudget) -> Traced:
     memory = AliasedMemory(traced.graph)
     for node in list(traced.graph.nodes):
         if node.target is aten.cat.default:
-            _leave_out_nothing(node, fuel)
+            _leave_out_nothing(node, budget)
         rule = _RULES.get(node.target)
         if rule is None:
             continue
         if node.target is aten._to_copy.default:
-            _join_casts(node, fuel)
+            _join_casts(node, budget)
         equal = rule(node)
         if equal is None or not same_layout(node, equal):
             continue
         if node.target in _ALIASES:
-            if fuel.take(node):
+            if budget.take(node):
                 memory.took_over(node, equal)
                 node.replace_all_uses_with(equal)
-        elif memory.may_share(node, equal) and fuel.take(node):
+        elif memory.may_share(node, equal) and budget.take(node):
             node.replace_all_uses_with(equal)
     return traced
 
@@ -112,7 +112,7 @@ def _twice_negated(node: fx.Node) -> fx.Node | None:
     return _first(inner) if inner is not None and inner.target is aten.neg.default else None
 
 
-def _join_casts(node: fx.Node, fuel: Fuel) -> None:
+def _join_casts(node: fx.Node, budget: RewriteBudget) -> None:
     """A cast of a lossless cast is one cast of what was cast first."""
     inner = _first(node)
     if inner is None or inner.target is not aten._to_copy.default or set(inner.kwargs) != {"dtype"}:
@@ -123,18 +123,18 @@ def _join_casts(node: fx.Node, fuel: Fuel) -> None:
         return
     if (before.dtype, between.dtype) not in _LOSSLESS or not fits(node, node.target, (source,), dict(node.kwargs)):
         return
-    if fuel.take(node):
+    if budget.take(node):
         node.args = (source,)
 
 
-def _leave_out_nothing(node: fx.Node, fuel: Fuel) -> None:
+def _leave_out_nothing(node: fx.Node, budget: RewriteBudget) -> None:
     """A tensor without elements adds none: an empty cache of keys, say."""
     tensors, *rest = node.args
     assert isinstance(tensors, list | tuple)
     kept = [tensor for tensor in tensors if _has_elements(tensor)]
     if not 0 < len(kept) < len(tensors) or not fits(node, node.target, (kept, *rest), dict(node.kwargs)):
         return
-    if not fuel.take(node):
+    if not budget.take(node):
         return
     node.args = (kept, *rest)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.host_library import on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
@@ -34,17 +34,17 @@ _PRODUCTS = {
 _CONTIGUOUS: dict[str, object] = {"memory_format": torch.contiguous_format}
 
 
-def transpose_matrices(traced: Traced, fuel: Fuel) -> Traced:
+def transpose_matrices(traced: Traced, budget: RewriteBudget) -> Traced:
     memory = AliasedMemory(traced.graph)
     for node in list(traced.graph.nodes):
         if node.target is aten.clone.default:
-            _transpose_copy(node, memory, fuel)
+            _transpose_copy(node, memory, budget)
         elif node.target in (aten.mm.default, aten.bmm.default):
-            _transpose_product(node, memory, fuel)
+            _transpose_product(node, memory, budget)
     return traced
 
 
-def _transpose_copy(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
+def _transpose_copy(node: fx.Node, memory: AliasedMemory, budget: RewriteBudget) -> None:
     """A copy for products alone, of a column-major matrix."""
     if memory.leaves(node) or not _is_row_major(node):
         return
@@ -56,10 +56,10 @@ def _transpose_copy(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
     inserted: list[fx.Node] = []
     straight = _transposed(node, source, inserted)
     copy = _insert(node, aten.clone.default, (straight,), _CONTIGUOUS, inserted) if straight is not None else None
-    _put_in_place(node, copy, readers, inserted, fuel, copied=False)
+    _put_in_place(node, copy, readers, inserted, budget, copied=False)
 
 
-def _transpose_product(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
+def _transpose_product(node: fx.Node, memory: AliasedMemory, budget: RewriteBudget) -> None:
     """A product whose result is copied column by column."""
     if memory.leaves(node) or not _is_row_major(node):
         return
@@ -75,7 +75,7 @@ def _transpose_product(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None
     product = None
     if left is not None and right is not None and isinstance(node.target, torch._ops.OpOverload):
         product = _insert(node, node.target, (right, left), {}, inserted)
-    _put_in_place(node, product, readers, inserted, fuel, copied=True)
+    _put_in_place(node, product, readers, inserted, budget, copied=True)
 
 
 def _put_in_place(
@@ -83,7 +83,7 @@ def _put_in_place(
     transposed: fx.Node | None,
     readers: list[tuple[fx.Node, fx.Node]],
     inserted: list[fx.Node],
-    fuel: Fuel,
+    budget: RewriteBudget,
     *,
     copied: bool,
 ) -> None:
@@ -93,7 +93,7 @@ def _put_in_place(
     same = {node: rebuilt}
     for _, by in readers:
         _rebuilt(by, same, inserted, copied)
-    if any(same[by] is None for _, by in readers) or not fuel.take(node):
+    if any(same[by] is None for _, by in readers) or not budget.take(node):
         for extra in reversed(inserted):
             extra.graph.erase_node(extra)
         return

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.host_library import HOST
 from smelt.ir.call_contract import set_recompute_policy
 from smelt.ir.graph import Traced
@@ -46,14 +46,14 @@ class _Open:
     key: tuple[torch.device, int]
 
 
-def draw_in_kernels(traced: Traced, fuel: Fuel, blocks: Blocks) -> Traced:
+def draw_in_kernels(traced: Traced, budget: RewriteBudget, blocks: Blocks) -> Traced:
     """Rewrite a pure graph, or the joint graph of a training step before it is split."""
     state: _Open | None = None
     for node in list(traced.graph.nodes):
         if node.op != "call_function" or not draws(node):
             continue
         plan = _plan(node, blocks)
-        if plan is None or not fuel.take(node):
+        if plan is None or not budget.take(node):
             state = None  # what it draws comes in between
             continue
         state = _rewritten(node, plan, state)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.host_library import HOST, on_host
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
@@ -60,8 +60,8 @@ def why_not_operands(traced: Traced) -> str | None:
     return None
 
 
-def numbers_as_operands(traced: Traced, fuel: Fuel) -> Traced:
-    """Every use of such a number becomes a use of its tensor. Burns no fuel: without it there is no kernel."""
+def numbers_as_operands(traced: Traced, budget: RewriteBudget) -> Traced:
+    """Every use of such a number becomes a use of its tensor. Uses no budget: without it there is no kernel."""
     holders: Holders = {}
     for node in list(traced.graph.nodes):
         if node.op == "call_function" and isinstance(spec_of(node), NumberSpec):

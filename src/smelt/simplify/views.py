@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.meta.effects import is_view
@@ -23,7 +23,7 @@ _REGROUPING = frozenset(
 )
 
 
-def compose_views(traced: Traced, fuel: Fuel) -> Traced:
+def compose_views(traced: Traced, budget: RewriteBudget) -> Traced:
     memory = AliasedMemory(traced.graph)
     for node in list(traced.graph.nodes):
         if node.op != "call_function" or not is_view(node.target) or not isinstance(spec_of(node), TensorSpec):
@@ -32,11 +32,11 @@ def compose_views(traced: Traced, fuel: Fuel) -> Traced:
         if not isinstance(source, fx.Node):
             continue  # of a number: the gradient of `1j * x` has its conjugate
         if same_layout(node, source):
-            if _keeps_order(node) and fuel.take(node):
+            if _keeps_order(node) and budget.take(node):
                 memory.took_over(node, source)
                 node.replace_all_uses_with(source)
             continue
-        _compose(node, source, memory, fuel)
+        _compose(node, source, memory, budget)
     return traced
 
 
@@ -45,12 +45,12 @@ def _keeps_order(node: fx.Node) -> bool:
     return node.target not in (aten._conj.default, aten._neg_view.default, aten.view.dtype)
 
 
-def _compose(node: fx.Node, inner: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
+def _compose(node: fx.Node, inner: fx.Node, memory: AliasedMemory, budget: RewriteBudget) -> None:
     source = inner.args[0] if inner.op == "call_function" and is_view(inner.target) else None
     if not isinstance(source, fx.Node) or not isinstance(spec_of(source), TensorSpec):
         return
     call = _as_one(node, inner)
-    if call is None or not fits(node, call[0], (source, call[1])) or not fuel.take(node):
+    if call is None or not fits(node, call[0], (source, call[1])) or not budget.take(node):
         return
     if same_layout(node, source):
         composed = source

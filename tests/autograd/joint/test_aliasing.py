@@ -201,7 +201,7 @@ def test_grad_mode_is_restored_after_a_failure() -> None:
     with pytest.raises(CannotTrace):
         aot(function)(g(3))
     assert torch.is_grad_enabled()
-    assert torch.ones(2).add(1).sum().item() == 4  # and neither ghosts nor functionalization are left on
+    assert torch.ones(2).add(1).sum().item() == 4  # and neither fake tensors nor functionalization are left on
 
 
 def test_a_written_constant_is_refused() -> None:

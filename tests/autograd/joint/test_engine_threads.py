@@ -14,7 +14,7 @@ from smelt.ir.nodes.backward_node import backward_of, gradients
 from smelt.ir.tensorspec import TensorSpec
 
 
-def _ghost(recorder: SharingRecorder) -> Any:
+def _fake(recorder: SharingRecorder) -> Any:
     return recorder.placeholder("x", TensorSpec.of(torch.ones(3)))
 
 
@@ -39,7 +39,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_nodes_are_of_the_backward_that_is_waited_for(engine: list[Any]) -> None:
     recorder = SharingRecorder()
-    x = _ghost(recorder)
+    x = _fake(recorder)
 
     def record(function: Any) -> None:
         with recorder:
@@ -59,7 +59,7 @@ def test_nodes_are_of_the_backward_that_is_waited_for(engine: list[Any]) -> None
 
 def test_one_inside_another_is_its_own(engine: list[Any]) -> None:
     recorder = SharingRecorder()
-    x = _ghost(recorder)
+    x = _fake(recorder)
 
     def inner(*args: Any, **kwargs: Any) -> tuple[()]:
         with recorder:

@@ -21,7 +21,7 @@ from smelt.autograd.partition import partition
 from smelt.autograd.partition.costs import own_bytes, work_of
 from smelt.autograd.partition.memory_budget import Choice, choices, fit, never_recomputed
 from smelt.autograd.partition.mincut import Problem, why_not_recompute
-from smelt.autograd.partition.partition import Halves
+from smelt.autograd.partition.partition import ForwardBackward
 from smelt.base import events
 from smelt.base.errors import SmeltError, SmeltWarning
 from smelt.ir.program import Program
@@ -61,11 +61,11 @@ def deep_inputs(layers: int = 8, rows: int = 512, width: int = 16) -> list[torch
     return [r(rows, width), *weights]
 
 
-def budgeted(joint: Joint, budget: float | None) -> Halves:
+def budgeted(joint: Joint, budget: float | None) -> ForwardBackward:
     return partition.min_cut(joint, memory_budget=budget)
 
 
-def peak_of(halves: Halves) -> Peak:
+def peak_of(halves: ForwardBackward) -> Peak:
     return graph_peak(halves.forward, halves.backward, halves.plan, scratch_of)
 
 
@@ -260,7 +260,7 @@ def test_the_peak_told_is_the_peak_measured(backend: str) -> None:
             results.append([step().detach(), *(p.grad for p in model.parameters())])
         programs = [event.subject for event in collected if isinstance(event.subject, Program)]
         arena = max((int(program.arena_bytes) for program in programs), default=0)
-        (halves, _) = [event.subject for event in collected if isinstance(event.subject, Halves)]
+        (halves, _) = [event.subject for event in collected if isinstance(event.subject, ForwardBackward)]
         model.zero_grad(set_to_none=True)
         measured = allocated_at_peak(step) + arena
         peaks.append(measured)
@@ -346,7 +346,7 @@ def test_results_that_are_not_trained_have_no_gradients_at_the_peak(backend: str
     with events.collect() as collected:
         step()
     programs = [event.subject for event in collected if isinstance(event.subject, Program)]
-    (halves, _) = [event.subject for event in collected if isinstance(event.subject, Halves)]
+    (halves, _) = [event.subject for event in collected if isinstance(event.subject, ForwardBackward)]
     model.zero_grad(set_to_none=True)
     held.clear()
     measured = allocated_at_peak(step) + max((int(program.arena_bytes) for program in programs), default=0)
@@ -423,7 +423,7 @@ def test_checkpoints_and_budgets_together(backend: str, policy: Callable[..., Ch
             found = trained(smelt.compile(model, backend=backend, fullgraph=True, options=options))
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
-        (halves, _) = [event.subject for event in collected if isinstance(event.subject, Halves)]
+        (halves, _) = [event.subject for event in collected if isinstance(event.subject, ForwardBackward)]
         saved = [saved for saved in halves.plan.saved if saved.source is None]
         wide = sum(saved.spec.shape[-1:] == (128,) and saved.spec.dtype is torch.float32 for saved in saved)
         # Of the three blocks without a checkpoint it is the budget's choice; with one, the program's.
@@ -464,7 +464,7 @@ def test_what_convolutions_take_for_themselves_is_in_the_peak(backend: str) -> N
         with events.collect() as collected:
             step()
         programs = [event.subject for event in collected if isinstance(event.subject, Program)]
-        (halves, _) = [event.subject for event in collected if isinstance(event.subject, Halves)]
+        (halves, _) = [event.subject for event in collected if isinstance(event.subject, ForwardBackward)]
         model.zero_grad(set_to_none=True)
         measured = allocated_at_peak(step) + max((int(program.arena_bytes) for program in programs), default=0)
         assert halves.fitting is not None

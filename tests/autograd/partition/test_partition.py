@@ -11,7 +11,7 @@ from torch import fx
 import smelt
 from smelt.autograd.joint.trace_joint import Joint
 from smelt.autograd.partition import partition
-from smelt.autograd.partition.partition import Halves, saved_text
+from smelt.autograd.partition.partition import ForwardBackward, saved_text
 from smelt.autograd.partition.recompute import recomputable
 from smelt.base import events
 from smelt.ir.call_contract import Phase, phase_of
@@ -69,7 +69,7 @@ def joint_for(name: str) -> tuple[Joint, Callable[..., Any], list[torch.Tensor]]
     return joint_of(function, *inputs), function, inputs
 
 
-def text_of(halves: Halves) -> str:
+def text_of(halves: ForwardBackward) -> str:
     for half in (halves.forward, halves.backward):
         if half is not None:
             check_graph(half.graph, GraphLevel.PURE)
@@ -89,7 +89,7 @@ def test_golden(name: str) -> None:
     golden(f"autograd/{name}.txt", "\n\n".join(parts))
 
 
-def names(halves: Halves) -> list[str]:
+def names(halves: ForwardBackward) -> list[str]:
     return [saved.name for saved in halves.plan.saved]
 
 

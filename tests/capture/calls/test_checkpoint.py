@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
 
 import smelt
 from smelt.autograd.joint.aliasing import is_view
-from smelt.autograd.partition.partition import Halves
+from smelt.autograd.partition.partition import ForwardBackward
 from smelt.base.events import collect
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from tests.capture.contexts import every_backend, same
@@ -173,12 +173,12 @@ def keeps_products(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkp
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def halves_of(function: Any, *args: Any) -> Halves:
+def halves_of(function: Any, *args: Any) -> ForwardBackward:
     """The two graphs it is compiled to."""
     smelt.reset()
     with collect() as events:
         smelt.compile(function, backend="aot_eager", fullgraph=True)(*args)
-    (halves,) = {id(e.subject): e.subject for e in events if isinstance(e.subject, Halves)}.values()
+    (halves,) = {id(e.subject): e.subject for e in events if isinstance(e.subject, ForwardBackward)}.values()
     return halves
 
 

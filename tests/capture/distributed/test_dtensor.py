@@ -119,8 +119,8 @@ try:
     smelt.compile(failed)(tokens)
 except Exception as error:
     assert "lstsq" in str(error), error
-from smelt.meta.ghost import GhostTensor
-assert not any(isinstance(each, GhostTensor) for each in held())
+from smelt.meta.fake_tensor import FakeTensor
+assert not any(isinstance(each, FakeTensor) for each in held())
 """)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from smelt import _native
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator
@@ -43,7 +43,7 @@ class OnHost:
         target, generator = describe_host_warps("test", warp, cluster), HostGenerator()
         self.kernel = kernel
         self.warp = warp
-        self.plan: GridPlan = generator.schedule(kernel, target, Fuel(), check=False, of="")
+        self.plan: GridPlan = generator.schedule(kernel, target, RewriteBudget(), check=False, of="")
         self.code = generator.emit("k", self.plan, target, aligned=aligned)
         self.built = generator.load([_text(self.code)], target)[0] if self.plan.phases else None
 
@@ -98,5 +98,5 @@ class OnHost:
 def ptx(kernel: Kernel, architecture: str = "sm_90") -> str:
     """What an NVIDIA GPU would be given."""
     target, generator = describe_cuda(architecture), CudaGenerator()
-    plan = generator.schedule(kernel, target, Fuel(), check=False, of="")
+    plan = generator.schedule(kernel, target, RewriteBudget(), check=False, of="")
     return generator.assemble(_text(generator.emit("k", plan, target)), target)

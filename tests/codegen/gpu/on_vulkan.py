@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.spirv.spirv_generator import SpirvGenerator, spirv_module
 from smelt.codegen.llvm.runtime_sizes import as_integer
@@ -86,7 +86,7 @@ class OnVulkan:
         generator = SpirvGenerator(chip().compile)
         moved = resized(kernel, lambda size: size.moved(own))
         assert isinstance(moved, Kernel)
-        self.plan = generator.schedule(moved, target(), Fuel(), check=True, of="")
+        self.plan = generator.schedule(moved, target(), RewriteBudget(), check=True, of="")
         self.code: EntryCode = generator.emit("k", self.plan, target(), aligned=aligned)
         self.facts = tuple(own.guards)  # what the code relies on
         self.handle: Any = None

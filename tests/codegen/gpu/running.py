@@ -16,7 +16,7 @@ from torch import Tensor
 
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu import grid_plan
 from smelt.codegen.gpu.gpu_generator import HostGenerator
@@ -77,7 +77,7 @@ def build(kernel: Kernel, warp: int = 8, *, aligned: bool = True) -> BuiltKernel
     own = ShapeEnv()
     for each in getattr(shape_env_of(kernel), "symbols", ()):
         own.symbol(each.text, each.example)
-    plan = generator.schedule(resized(kernel, lambda size: size.moved(own)), chip, Fuel(), check=True, of="")
+    plan = generator.schedule(resized(kernel, lambda size: size.moved(own)), chip, RewriteBudget(), check=True, of="")
     code = replace(generator.emit("k", plan, chip, aligned=aligned), facts=tuple(own.guards))
     made = generator.load([module_text(code)], chip)[0]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator
 from smelt.ir.kernel import Kernel
@@ -88,7 +88,7 @@ def test_sizes_that_are_known_beside_some_that_vary() -> None:
 def positions_of(kernel: Kernel) -> str:
     """The kind of numbers that positions are, in the text for a GPU."""
     generator, chip = CudaGenerator(), describe_cuda("sm_90")
-    code = generator.emit("k", generator.schedule(kernel, chip, Fuel(), check=True, of=""), chip)
+    code = generator.emit("k", generator.schedule(kernel, chip, RewriteBudget(), check=True, of=""), chip)
     text = module_text(code)
     kinds = {line.rsplit(", ", 1)[1].split()[0] for line in text.splitlines() if "getelementptr" in line}
     (found,) = kinds

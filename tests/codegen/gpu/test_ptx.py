@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from smelt.base.errors import SmeltError
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, ptx
@@ -42,7 +42,7 @@ assembled_here = pytest.mark.skipif(PTXAS is None, reason="no ptxas: pip install
 
 def code_of(symbol: str, kernel: Kernel, chip: str) -> EntryCode:
     generator, target = CudaGenerator(), describe_cuda(chip)
-    return generator.emit(symbol, generator.schedule(kernel, target, Fuel(), check=True, of=""), target)
+    return generator.emit(symbol, generator.schedule(kernel, target, RewriteBudget(), check=True, of=""), target)
 
 
 def joined(codes: Sequence[EntryCode]) -> str:
@@ -152,7 +152,7 @@ def test_rows_go_sixteen_bytes_at_once(form: str) -> None:
 
 def test_buffers_at_any_address_go_one_by_one() -> None:
     generator, target = CudaGenerator(), describe_cuda("sm_90")
-    made = generator.schedule(pointwise("neg", "f32"), target, Fuel(), check=True, of="")
+    made = generator.schedule(pointwise("neg", "f32"), target, RewriteBudget(), check=True, of="")
     text = ptx(joined([generator.emit("k", made, target, aligned=False)]), target)
     assert not re.search(r"global\S*\.v[24]", text)
 

@@ -149,7 +149,7 @@ def test_what_makes_a_key(cache: CacheStore, monkeypatch: pytest.MonkeyPatch) ->
     assert compiles_again(function, x.double())
     assert compiles_again(function, x.clone().requires_grad_())
     assert compiles_again(function, torch.randn(4, 7))
-    assert compiles_again(function, x, fuel=0)
+    assert compiles_again(function, x, max_rewrites=0)
     assert not compiles_again(function, x, threads=1)
     with torch.autocast("cpu"):
         assert compiles_again(function, x)

@@ -154,17 +154,17 @@ SCENES: list[Callable[[Any, Net, torch.Tensor], Told]] = [
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_the_same_story(scene: Callable[[Any, Net, torch.Tensor], Told], backend: str) -> None:
-    stories = []
+    graph_reports = []
     for compiled in (True, False):
         torch.manual_seed(0)
         net = Net()
         x = torch.randn(6, 4, requires_grad=True)
         run = smelt.compile(net, backend=backend) if compiled else net
         told = scene(run, net, x)
-        stories.append((told, [parameter.grad for parameter in net.parameters()]))
-    assert [len(told) for told, _ in stories[:1]] == [len(told) for told, _ in stories[1:]]
-    torch.testing.assert_close(flat(stories[0]), flat(stories[1]), rtol=1e-5, atol=1e-6)
-    assert words(stories[0]) == words(stories[1])
+        graph_reports.append((told, [parameter.grad for parameter in net.parameters()]))
+    assert [len(told) for told, _ in graph_reports[:1]] == [len(told) for told, _ in graph_reports[1:]]
+    torch.testing.assert_close(flat(graph_reports[0]), flat(graph_reports[1]), rtol=1e-5, atol=1e-6)
+    assert words(graph_reports[0]) == words(graph_reports[1])
 
 
 def flat(value: Any) -> list[torch.Tensor]:

@@ -293,7 +293,7 @@ def words(value: Any) -> Any:
 def test_sizes_that_change(backend: str) -> None:
     compiled = smelt.compile(chain, backend=backend)
     for rows in (4, 5, 6, 7):
-        stories = []
+        graph_reports = []
         for f in (chain, compiled):
             torch.manual_seed(rows)
             x, w = torch.randn(rows, 3, requires_grad=True), torch.randn(rows, 3, requires_grad=True)
@@ -301,8 +301,8 @@ def test_sizes_that_change(backend: str) -> None:
             first.retain_grad()
             second.register_hook(lambda grad: grad * 2)
             loss.backward()
-            stories.append([first.grad, x.grad, w.grad])
-        torch.testing.assert_close(stories[1], stories[0])
+            graph_reports.append([first.grad, x.grad, w.grad])
+        torch.testing.assert_close(graph_reports[1], graph_reports[0])
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "llvm"])

@@ -132,7 +132,7 @@ class Looked(torch.nn.Module):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
 def test_sparse_gradients_that_are_added_up(backend: str, tied: bool, compiled_autograd: bool) -> None:
-    """No kernel computes with those: ghosts do not tell them from others."""
+    """No kernel computes with those: fake tensors do not tell them from others."""
     x = torch.tensor([[1, 2], [1, 3]])
     plain, model = Looked(), Looked()
     smelt.config.compiled_autograd = compiled_autograd

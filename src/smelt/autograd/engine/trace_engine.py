@@ -1,8 +1,8 @@
-"""The work of the autograd engine on one graph, run on ghosts and recorded.
+"""The work of the autograd engine on one graph, run on fake tensors and recorded.
 
     trace(reading, …)  →  Backward: graphs, and what must happen in Python between them
 
-Nodes run in the engine's order. A C++ node is called as the engine calls it, with ghosts for gradients: what its
+Nodes run in the engine's order. A C++ node is called as the engine calls it, with fake tensors for gradients: what its
 formula computes is recorded, and the tensors it saved become inputs. A compiled graph's backward is inlined, its nodes
 named `aot0_…`. Hooks are calls in the graph. A leaf's gradient is accumulated at the end, or before the next Python
 code runs, which could read it.
@@ -38,7 +38,7 @@ from smelt.ir.backward import (
 from smelt.ir.graph import GraphLevel, Traced, outputs, placeholders
 from smelt.ir.nodes.hook_calls import call_hook, call_hook_on_all
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
-from smelt.meta.ghost import GhostError, GhostTensor, Recorder, without_caller_hooks
+from smelt.meta.fake_tensor import FakeTensor, FakeTensorError, Recorder, without_caller_hooks
 from smelt.meta.sparse import yields_sparse
 from smelt.runtime.autograd.node_view import CompiledNodeView
 from smelt.runtime.autograd.split_nodes import InputGroupNode
@@ -78,7 +78,7 @@ def trace(
         tracer = _Tracer(reading, roots, wanted, leaves, observed)
         try:
             return tracer.run(roots, gradients)
-        except (CannotTrace, GhostError, RuntimeError) as error:  # the engine raises its own error
+        except (CannotTrace, FakeTensorError, RuntimeError) as error:  # the engine raises its own error
             raise Unreadable(str(error)) from error
 
 
@@ -110,13 +110,13 @@ class _GraphSequence(Recorder):  # type: ignore[no-untyped-call]
         return node
 
     def node_of(self, value: Any) -> Any:
-        if isinstance(value, GhostTensor) and value.node is not None and value.node.graph is not self.graph:
+        if isinstance(value, FakeTensor) and value.node is not None and value.node.graph is not self.graph:
             return self.source(self.slot(value), "earlier", _plain(TensorSpec.of(value)))
         return super().node_of(value)
 
-    def slot(self, ghost: GhostTensor) -> int:
+    def slot(self, fake: FakeTensor) -> int:
         """The slot that holds a value once its graph has run."""
-        node = ghost.node
+        node = fake.node
         assert node is not None
         if node not in self._slot_of:
             self._slot_of[node] = self.new_slot()
@@ -127,9 +127,9 @@ class _GraphSequence(Recorder):  # type: ignore[no-untyped-call]
         self.slots += 1
         return self.slots - 1
 
-    def from_slot(self, slot: int, spec: TensorSpec, name: str) -> GhostTensor:
-        """A ghost for a slot that a step other than a graph fills."""
-        return GhostTensor(spec, self.source(slot, name, spec))
+    def from_slot(self, slot: int, spec: TensorSpec, name: str) -> FakeTensor:
+        """A fake tensor for a slot that a step other than a graph fills."""
+        return FakeTensor(spec, self.source(slot, name, spec))
 
     def between(self, step: Step) -> None:
         """End the current graph, and add this step."""
@@ -184,12 +184,12 @@ class _GraphSequence(Recorder):  # type: ignore[no-untyped-call]
 class _SplitState:
     """State of a compiled graph that is split into several nodes: tangents, then gradients of its inputs."""
 
-    tangents: dict[int, GhostTensor | None] = field(default_factory=dict)
-    gradients: dict[int, GhostTensor | None] = field(default_factory=dict)
+    tangents: dict[int, FakeTensor | None] = field(default_factory=dict)
+    gradients: dict[int, FakeTensor | None] = field(default_factory=dict)
 
 
 class _Tracer:
-    """The engine, on ghosts."""
+    """The engine, on fake tensors."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class _Tracer:
         self.wanted = wanted
         self.wanted_slots: dict[tuple[int, int], int] = {}
         self.targets = _targets(self.edges, wanted, leaves)
-        self.buffers: dict[int, list[GhostTensor | None]] = {}
+        self.buffers: dict[int, list[FakeTensor | None]] = {}
         self.pending: list[tuple[int, int]] = []  # gradients to be accumulated into leaves
         self.waiting = [0] * len(self.nodes)
         for edges in self.edges:
@@ -239,8 +239,8 @@ class _Tracer:
         with self.recorder:
             for place, ((number, result), gradient) in enumerate(zip(roots, gradients, strict=True)):
                 layout(gradient)
-                ghost = self.recorder.from_slot(place, _plain(TensorSpec.of(gradient)), "gradient")
-                self._add(number, result, ghost)
+                fake = self.recorder.from_slot(place, _plain(TensorSpec.of(gradient)), "gradient")
+                self._add(number, result, fake)
                 if len(roots) == 1:
                     self._push(number)
                 else:
@@ -265,11 +265,11 @@ class _Tracer:
         if self.waiting[number] == 0 and number in self.targets:
             self._push(number)
 
-    def _add(self, number: int, place: int, ghost: GhostTensor | None) -> None:
+    def _add(self, number: int, place: int, fake: FakeTensor | None) -> None:
         buffer = self.buffers.setdefault(number, [None] * max(1, len(self.inputs[number])))
-        if ghost is not None:
+        if fake is not None:
             before = buffer[place]
-            buffer[place] = ghost if before is None else _ghost(torch.add(before, ghost))
+            buffer[place] = fake if before is None else _fake(torch.add(before, fake))
 
     def _evaluate(self, number: int) -> None:
         gradients = self.buffers.pop(number, None) or [None] * max(1, len(self.inputs[number]))
@@ -281,9 +281,9 @@ class _Tracer:
             return
         gradients = self._with_tensor_hooks(number, gradients)
         for at in captured:
-            ghost = gradients[at[1]]
-            if ghost is not None:
-                self.wanted_slots[at] = self.recorder.slot(ghost)
+            fake = gradients[at[1]]
+            if fake is not None:
+                self.wanted_slots[at] = self.recorder.slot(fake)
         if captured and not any(edge is not None and edge[0] in self.targets for edge in self.edges[number]):
             return
         if is_leaf:
@@ -305,7 +305,7 @@ class _Tracer:
                     self._add(*edge, result)
                 self._arrive(edge[0])
 
-    def _applied(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+    def _applied(self, number: int, gradients: list[FakeTensor | None]) -> list[FakeTensor | None]:
         """The gradients that a node returns."""
         node, count = self.nodes[number], len(self.edges[number])
         if number in self.reading.split:
@@ -326,11 +326,11 @@ class _Tracer:
         if len(results) < count:
             raise Unreadable(f"{node.name()} returns {len(results)} gradients for {count} edges")
         for result in results:
-            if result is not None and not isinstance(result, GhostTensor):
+            if result is not None and not isinstance(result, FakeTensor):
                 raise Unreadable(f"{node.name()} returns a gradient that was not recorded")
         return results[:count]
 
-    def _fitted(self, edge: tuple[int, int], result: GhostTensor | None) -> GhostTensor | None:
+    def _fitted(self, edge: tuple[int, int], result: FakeTensor | None) -> FakeTensor | None:
         """A gradient with the dtype and shape that the next node expects."""
         if result is None:
             return None
@@ -338,9 +338,9 @@ class _Tracer:
         if result.dtype != expected.dtype:
             if result.dtype.is_complex or expected.dtype.is_complex:
                 raise Unreadable("gradients change between real and complex")
-            result = _ghost(result.to(expected.dtype))
+            result = _fake(result.to(expected.dtype))
         if tuple(result.shape) != tuple(expected.shape):
-            result = _ghost(result.sum_to_size(tuple(expected.shape)))
+            result = _fake(result.sum_to_size(tuple(expected.shape)))
         return result
 
     # Hooks and other Python code.
@@ -357,32 +357,32 @@ class _Tracer:
         unseen = any(functions is None for _, functions, _ in self._hooks(number)[0])
         return unseen or bool(self.reading.hooks(number)[0])
 
-    def _with_tensor_hooks(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+    def _with_tensor_hooks(self, number: int, gradients: list[FakeTensor | None]) -> list[FakeTensor | None]:
         hooks, retained = self._hooks(number)
         own = [(place, hook) for place, hook in enumerate(hooks) if hook[0] == "tensor_pre_hook"]
         if retained or any(functions is None for _, (_, functions, _) in own):
             return self._hooked_by_engine(number, gradients)
         for place, (kind, functions, index) in own:
             for each in range(len(functions)):
-                ghost = gradients[index]
-                if ghost is None:
+                fake = gradients[index]
+                if fake is None:
                     raise Unreadable("a hook would be called with None")
-                gradients[index] = self._hooked(HookAt(number, kind, place, each), ghost)
+                gradients[index] = self._hooked(HookAt(number, kind, place, each), fake)
         return gradients
 
-    def _hooked(self, at: HookAt, ghost: GhostTensor) -> GhostTensor:
+    def _hooked(self, at: HookAt, fake: FakeTensor) -> FakeTensor:
         self._accumulate_pending()
         recorder = self.recorder
         hook = recorder.source(at, "hook", None)
-        spec = dense_spec(TensorSpec.of(ghost))
-        operand = recorder.node_of(ghost)
+        spec = dense_spec(TensorSpec.of(fake))
+        operand = recorder.node_of(fake)
         node = recorder.graph.call_function(call_hook, (hook, operand), {"stride": spec.stride, "hook_type": at.kind})
         set_spec(node, spec)
-        return GhostTensor(spec, node)
+        return FakeTensor(spec, node)
 
     def _with_hooks(
-        self, number: int, kind: str, gradients: list[GhostTensor | None], others: list[GhostTensor | None] | None
-    ) -> list[GhostTensor | None]:
+        self, number: int, kind: str, gradients: list[FakeTensor | None], others: list[FakeTensor | None] | None
+    ) -> list[FakeTensor | None]:
         """After the pre-hooks or the post-hooks of a node."""
         for place, (own, functions, _) in enumerate(self._hooks(number)[0]):
             if own != kind:
@@ -395,11 +395,11 @@ class _Tracer:
         return gradients
 
     def _hooked_all(
-        self, at: HookAt, gradients: list[GhostTensor | None], others: list[GhostTensor | None] | None
-    ) -> list[GhostTensor | None]:
+        self, at: HookAt, gradients: list[FakeTensor | None], others: list[FakeTensor | None] | None
+    ) -> list[FakeTensor | None]:
         recorder = self.recorder
         hook = recorder.source(at, "hook", None)
-        specs = [None if ghost is None else dense_spec(TensorSpec.of(ghost)) for ghost in gradients]
+        specs = [None if fake is None else dense_spec(TensorSpec.of(fake)) for fake in gradients]
         operand = recorder.node_of(tuple(gradients))
         beside = None if others is None else recorder.node_of(tuple(others))
         strides = tuple(None if spec is None else spec.stride for spec in specs)
@@ -407,19 +407,19 @@ class _Tracer:
         node = recorder.graph.call_function(call_hook_on_all, (hook, operand, beside), named)
         set_spec(node, tuple(specs))
         node.name = node.name.replace("call_hook_on_all", "call_hook")
-        results: list[GhostTensor | None] = []
+        results: list[FakeTensor | None] = []
         for position, spec in enumerate(specs):
             if spec is None:
                 results.append(None)
                 continue
             item = recorder.graph.call_function(operator.getitem, (node, position))
             set_spec(item, spec)
-            results.append(GhostTensor(spec, item))
+            results.append(FakeTensor(spec, item))
         return results
 
-    def _hooked_by_engine(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+    def _hooked_by_engine(self, number: int, gradients: list[FakeTensor | None]) -> list[FakeTensor | None]:
         self._accumulate_pending()
-        before = [None if ghost is None else self.recorder.slot(ghost) for ghost in gradients]
+        before = [None if fake is None else self.recorder.slot(fake) for fake in gradients]
         triples = tuple(
             (place, slot, self.recorder.new_slot()) for place, slot in enumerate(before) if slot is not None
         )
@@ -429,26 +429,26 @@ class _Tracer:
             gradients[place] = self.recorder.from_slot(after, spec, "hooked")
         return gradients
 
-    def _called(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+    def _called(self, number: int, gradients: list[FakeTensor | None]) -> list[FakeTensor | None]:
         """A node that is called, not traced: the backward of a `torch.autograd.Function`, or one with hidden state."""
         self._accumulate_pending()
         python = isinstance(self.nodes[number], torch._C._FunctionBase)
         if python and materializes(self.nodes[number]) is None:
             raise Unreadable("set_materialize_grads of a Function cannot be read")
-        missing = [expected for ghost, expected in zip(gradients, self.inputs[number], strict=True) if ghost is None]
+        missing = [expected for fake, expected in zip(gradients, self.inputs[number], strict=True) if fake is None]
         if python and materializes(self.nodes[number]) and any(map(_may_be_no_result, missing)):
             raise Unreadable("only the engine knows what a Function gets for an output without a gradient")
         specs = self.observed.get(number)
         if specs is None:
             raise NotObserved
-        slots = tuple(None if ghost is None else self.recorder.slot(ghost) for ghost in gradients)
+        slots = tuple(None if fake is None else self.recorder.slot(fake) for fake in gradients)
         results = tuple(None if spec is None else (self.recorder.new_slot(), spec) for spec in specs)
         self.recorder.between(CallNode(number, self.nodes[number].name(), python, slots, results))
         return [None if entry is None else self.recorder.from_slot(*entry, "called") for entry in results]
 
     # Where gradients go.
 
-    def _accumulate(self, number: int, gradient: GhostTensor | None) -> None:
+    def _accumulate(self, number: int, gradient: FakeTensor | None) -> None:
         leaf = self.nodes[number].variable
         if gradient is not None:
             self.pending.append((number, self.recorder.slot(gradient)))
@@ -458,7 +458,7 @@ class _Tracer:
             positions = tuple(HookAt(number, "post_accumulate_grad_hook", 0, each) for each in range(len(hooks)))
             self.recorder.between(CallLeafHooks(positions, number))
 
-    def _accumulate_by_engine(self, number: int, gradient: GhostTensor | None) -> None:
+    def _accumulate_by_engine(self, number: int, gradient: FakeTensor | None) -> None:
         self._accumulate_pending()
         if gradient is not None:
             self.recorder.between(AccumulateByEngine(number, self.recorder.slot(gradient)))
@@ -471,14 +471,14 @@ class _Tracer:
 
     # Compiled graphs.
 
-    def _run_split_node(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+    def _run_split_node(self, number: int, gradients: list[FakeTensor | None]) -> list[FakeTensor | None]:
         """A node of a split compiled graph: see `smelt.runtime.autograd.split_nodes`, which does the same."""
         first, node = self.reading.split[number], self.nodes[number]
         state, compiled = self.splits[first], self.compiled[first]
         if type(node)._forward_cls is not InputGroupNode:
             state.tangents.update(zip(node.numbers, gradients, strict=True))
             return [None] * len(self.edges[number])
-        if any(ghost is not None for ghost in state.tangents.values()):
+        if any(fake is not None for fake in state.tangents.values()):
             if self.arrived.get(first):
                 raise Unreadable("gradients arrive for a compiled graph whose backward has run")
             tangents = [state.tangents.get(place) for place in range(len(compiled.tangents))]
@@ -486,17 +486,17 @@ class _Tracer:
             state.gradients = dict(enumerate(compiled.flowing(*self._inlined_backward(first, compiled, tangents))))
         return self._for_edges(number, [None, None, *[state.gradients.get(index) for index in node.indices]])
 
-    def _for_edges(self, number: int, placed: Sequence[GhostTensor | None]) -> list[GhostTensor | None]:
+    def _for_edges(self, number: int, placed: Sequence[FakeTensor | None]) -> list[FakeTensor | None]:
         """Gradients of a Function's arguments, as gradients of its edges."""
         needed = self.nodes[number].needs_input_grad
-        results = iter([ghost for ghost, needs in zip(placed, needed, strict=True) if needs])
+        results = iter([fake for fake, needs in zip(placed, needed, strict=True) if needs])
         return [None if edge is None else next(results) for edge in self.edges[number]]
 
     def _inlined_backward(
-        self, number: int, compiled: CompiledNodeView, gradients: list[GhostTensor | None]
-    ) -> tuple[list[GhostTensor | None], int]:
+        self, number: int, compiled: CompiledNodeView, gradients: list[FakeTensor | None]
+    ) -> tuple[list[FakeTensor | None], int]:
         """The backward of a compiled graph, inlined; and which tangents arrived."""
-        arrived = sum(1 << place for place, ghost in enumerate(gradients) if ghost is not None)
+        arrived = sum(1 << place for place, fake in enumerate(gradients) if fake is not None)
         self.arrived[number] = arrived
         if not arrived:
             return [None] * len(compiled.state.plan.gradients), arrived
@@ -506,20 +506,20 @@ class _Tracer:
             self.recorder.from_slot(self.compiled_slots[number] + place, spec, "saved")
             for place, spec in enumerate(compiled.specs)
         ]
-        for ghost, spec in zip(gradients, compiled.tangents, strict=True):
-            if ghost is not None:
-                operands.append(_laid_out(ghost, spec))
+        for fake, spec in zip(gradients, compiled.tangents, strict=True):
+            if fake is not None:
+                operands.append(_laid_out(fake, spec))
             elif zeros:
                 operands.append(aten.full.default(list(spec.shape), 0, dtype=spec.dtype, device=spec.device))
         return self._copied(traced, operands, f"aot{compiled.number}_"), arrived
 
-    def _copied(self, traced: Traced, operands: Sequence[GhostTensor], prefix: str) -> list[GhostTensor | None]:
+    def _copied(self, traced: Traced, operands: Sequence[FakeTensor], prefix: str) -> list[FakeTensor | None]:
         graph = self.recorder.graph
         inputs = placeholders(traced.graph)
         if len(inputs) != len(operands) or any(isinstance(spec_of(node), NumberSpec) for node in inputs):
             raise Unreadable("a compiled backward takes inputs that are not tensors")
         new: dict[fx.Node, fx.Node] = {
-            node: self.recorder.node_of(ghost) for node, ghost in zip(inputs, operands, strict=True)
+            node: self.recorder.node_of(fake) for node, fake in zip(inputs, operands, strict=True)
         }
         for node in traced.graph.nodes:
             if node.op == "get_attr":
@@ -532,7 +532,7 @@ class _Tracer:
                 set_spec(new[node], spec_of(node))
         results = []
         for value in outputs(traced.graph):
-            results.append(GhostTensor(tensor_spec(new[value]), new[value]) if isinstance(value, fx.Node) else None)
+            results.append(FakeTensor(tensor_spec(new[value]), new[value]) if isinstance(value, fx.Node) else None)
         return results
 
 
@@ -569,8 +569,8 @@ def _may_be_no_result(expected: Any) -> bool:
     return not expected.shape
 
 
-def _ghost(tensor: torch.Tensor) -> GhostTensor:
-    assert isinstance(tensor, GhostTensor)
+def _fake(tensor: torch.Tensor) -> FakeTensor:
+    assert isinstance(tensor, FakeTensor)
     return tensor
 
 
@@ -578,9 +578,9 @@ def _plain(spec: TensorSpec) -> TensorSpec:
     return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
 
 
-def _laid_out(ghost: GhostTensor, spec: TensorSpec) -> GhostTensor:
-    if tuple(ghost.stride()) == tuple(spec.stride):
-        return ghost
+def _laid_out(fake: FakeTensor, spec: TensorSpec) -> FakeTensor:
+    if tuple(fake.stride()) == tuple(spec.stride):
+        return fake
     fitted = aten.empty_strided.default(list(spec.shape), list(spec.stride), dtype=spec.dtype, device=spec.device)
-    copy: GhostTensor = fitted.copy_(ghost)
+    copy: FakeTensor = fitted.copy_(fake)
     return copy

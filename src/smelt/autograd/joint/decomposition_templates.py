@@ -1,8 +1,8 @@
 """What the decomposition of an operator records, kept to be written again: layers of a model repeat each other.
 
-    native_layer_norm(x, [64], w, b, 1e-05)      runs on ghosts; mean, sub, mul, … are recorded, and kept by
+    native_layer_norm(x, [64], w, b, 1e-05)      runs on fake tensors; mean, sub, mul, … are recorded, and kept by
                                                  (native_layer_norm, layouts of x, w, b, [64], 1e-05)
-    native_layer_norm(y, [64], v, c, 1e-05)      the same nodes of y, v and c, without ghosts between them
+    native_layer_norm(y, [64], v, c, 1e-05)      the same nodes of y, v and c, without fake tensors between them
 
 Decompositions of our own table do what follows from layouts (`is_by_layout`); one that makes tensors in another way
 than by calling operators, or is given real ones or symbolic sizes, runs each time.
@@ -17,7 +17,7 @@ from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.tensorspec import NodeSpec, TensorSpec, spec_of_value
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 from smelt.ops.decompose.table import is_by_layout
 from smelt.symbolic.symnode import is_symbolic
 
@@ -30,29 +30,29 @@ class _NoTemplate(Exception):
 
 def call_of(
     func: Any, decomposition: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, list[GhostTensor]] | None:
+) -> tuple[Any, list[FakeTensor]] | None:
     """All that a decomposition can tell from its arguments, and the tensors among them; None if it has to be run."""
     if not is_by_layout(decomposition):
         return None
-    ghosts: dict[int, GhostTensor] = {}
+    fakes: dict[int, FakeTensor] = {}
     try:
-        key = (func, torch.is_grad_enabled(), _frozen(args, ghosts), _frozen(tuple(kwargs.items()), ghosts))
+        key = (func, torch.is_grad_enabled(), _frozen(args, fakes), _frozen(tuple(kwargs.items()), fakes))
         hash(key)
     except (_NoTemplate, TypeError):
         return None
-    return key, list(ghosts.values())
+    return key, list(fakes.values())
 
 
-def _frozen(value: Any, ghosts: dict[int, GhostTensor]) -> Any:
-    if isinstance(value, GhostTensor):
+def _frozen(value: Any, fakes: dict[int, FakeTensor]) -> Any:
+    if isinstance(value, FakeTensor):
         if value._has_symbolic_sizes_strides:
             raise _NoTemplate
-        ghosts.setdefault(id(value), value)
-        place = list(ghosts).index(id(value))  # one tensor given twice is not two of a layout
+        fakes.setdefault(id(value), value)
+        place = list(fakes).index(id(value))  # one tensor given twice is not two of a layout
         layout = (value.shape, value.stride(), value.storage_offset(), value.dtype, value.device, value.requires_grad)
-        return (GhostTensor, place, layout)
+        return (FakeTensor, place, layout)
     if isinstance(value, tuple | list):
-        return (type(value), tuple([_frozen(item, ghosts) for item in value]))
+        return (type(value), tuple([_frozen(item, fakes) for item in value]))
     if isinstance(value, torch.Tensor) or is_symbolic(value):
         raise _NoTemplate
     return (type(value), repr(value) if type(value) is float else value)  # -0.0 is not 0.0, and nan is itself
@@ -82,21 +82,21 @@ class DecompositionTemplate:
     result: Any
     specs: dict[_Place, TensorSpec]  # of the results that are returned
 
-    def written(self, operand_nodes: Sequence[fx.Node], ghosts: Sequence[GhostTensor], write: Write) -> Any:
-        """Write the calls for other tensors, given as nodes and as ghosts; what the decomposition would return."""
+    def written(self, operand_nodes: Sequence[fx.Node], fakes: Sequence[FakeTensor], write: Write) -> Any:
+        """Write the calls for other tensors, given as nodes and fake tensors; what the decomposition would return."""
         nodes: list[Sequence[fx.Node | None]] = [operand_nodes]
         for call in self.calls:
             kwargs = {name: _filled(value, nodes) for name, value in call.kwargs.items()}
             nodes.append(write(call.func, _filled(call.args, nodes), kwargs, call.spec))
-        new_ghosts: dict[_Place, GhostTensor] = {}
+        new_ghosts: dict[_Place, FakeTensor] = {}
 
         def returned(value: Any) -> Any:
             if not isinstance(value, _Place):
                 return type(value)(map(returned, value)) if isinstance(value, tuple | list) else value
             if value.call == 0:
-                return ghosts[value.part]
+                return fakes[value.part]
             if value not in new_ghosts:
-                new_ghosts[value] = GhostTensor(self.specs[value], nodes[value.call][value.part])
+                new_ghosts[value] = FakeTensor(self.specs[value], nodes[value.call][value.part])
             return new_ghosts[value]
 
         return returned(self.result)
@@ -114,11 +114,11 @@ def _filled(value: Any, nodes: Sequence[Sequence[fx.Node | None]]) -> Any:
 class TemplateLog:
     """What a decomposition does to the tensors it is given, on the thread that runs it."""
 
-    def __init__(self, operands: Sequence[GhostTensor]) -> None:
+    def __init__(self, operands: Sequence[FakeTensor]) -> None:
         self._thread = threading.get_ident()
         self._given = operands
         self._calls: list[_TemplateCall] = []
-        self._places = {id(ghost): _Place(0, part) for part, ghost in enumerate(operands)}
+        self._places = {id(fake): _Place(0, part) for part, fake in enumerate(operands)}
         self._specs: dict[_Place, TensorSpec] = {}
         self._is_whole = True
 
@@ -134,7 +134,7 @@ class TemplateLog:
             self._is_whole = False
             return
         for part, item in enumerate(result if isinstance(result, tuple | list) else (result,)):
-            if isinstance(item, GhostTensor):
+            if isinstance(item, FakeTensor):
                 place = self._places[id(item)] = _Place(len(self._calls), part)
                 self._specs[place] = TensorSpec.of(item)
 

@@ -1,4 +1,4 @@
-"""Running a torch-level graph on ghosts, functionalized, into one recorder.
+"""Running a torch-level graph on fake tensors, functionalized, into one recorder.
 
     relu_(x.view(-1)); return x          view = view(primals_1, [-1]); relu = relu(view); view_1 = view(relu, [2, 3])
 
@@ -34,7 +34,7 @@ from smelt.ir.nodes.checkpoint import Checkpoint, Policy
 from smelt.ir.nodes.distributed import DistributedCall
 from smelt.ir.tensorspec import NodeSpec, NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.effects import QUIET_WRITE, effect_of, is_view, why_not_drop
-from smelt.meta.ghost import GhostError, GhostTensor, Recorder
+from smelt.meta.fake_tensor import FakeTensor, FakeTensorError, Recorder
 from smelt.symbolic.expressions import COMPUTED
 from smelt.symbolic.shapes import is_dense, span
 from smelt.symbolic.symnode import Formula, apply, is_symbolic, surely_equal
@@ -84,9 +84,9 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         called = call_of(func, decomposition, args, kwargs) if self._log is None else None
         if called is None:
             return super().take_apart(func, decomposition, args, kwargs)
-        key, ghosts = called
+        key, fakes = called
         if key not in self._templates:
-            self._log = log = TemplateLog(ghosts)
+            self._log = log = TemplateLog(fakes)
             try:
                 result = super().take_apart(func, decomposition, args, kwargs)
             finally:
@@ -96,7 +96,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         template = self._templates[key]
         if template is None:
             return super().take_apart(func, decomposition, args, kwargs)
-        result = template.written([self.node_of(ghost) for ghost in ghosts], ghosts, self.write)
+        result = template.written([self.node_of(fake) for fake in fakes], fakes, self.write)
         self._made.append(result)
         return result
 
@@ -144,14 +144,14 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
                 self._mark_result(synced(result).node)
         return tuple(results)
 
-    def _number(self, ghost: GhostTensor) -> Any:
+    def _number(self, fake: FakeTensor) -> Any:
         """The value of `item()`: a symbolic float."""
-        if not ghost.dtype.is_floating_point or ghost.node is None:
-            raise GhostError("item() depends on data")
-        known = self._calls.get((aten._local_scalar_dense.default, ghost.node))
+        if not fake.dtype.is_floating_point or fake.node is None:
+            raise FakeTensorError("item() depends on data")
+        known = self._calls.get((aten._local_scalar_dense.default, fake.node))
         if known is None:
-            spec = NumberSpec(Formula(None, (), 2.0, f"{ghost.node.name}.item()", COMPUTED))
-            known = self._calls[(aten._local_scalar_dense.default, ghost.node)] = self.number_in(ghost.node, spec)
+            spec = NumberSpec(Formula(None, (), 2.0, f"{fake.node.name}.item()", COMPUTED))
+            known = self._calls[(aten._local_scalar_dense.default, fake.node)] = self.number_in(fake.node, spec)
         return known
 
     def _mark_result(self, node: fx.Node | None) -> None:
@@ -260,7 +260,7 @@ def _memory_of(node: fx.Node) -> fx.Node:
 
 
 def is_lazy_conjugate(node: fx.Node) -> bool:
-    """Whether a node is lazily conjugated. Ghosts do not know."""
+    """Whether a node is lazily conjugated. Fake tensors do not know."""
     while is_view(node.target) and node.target is not aten._conj.default:
         node = node.all_input_nodes[0]
     return node.target is aten._conj.default
@@ -379,18 +379,18 @@ def functionalized() -> Iterator[None]:
         torch._disable_functionalization()  # type: ignore[no-untyped-call]
 
 
-def functional(ghost: GhostTensor) -> torch.Tensor:
-    """A tensor that functionalization follows, standing for `ghost`."""
-    wrapped: torch.Tensor = torch._to_functional_tensor(ghost)
+def functional(fake: FakeTensor) -> torch.Tensor:
+    """A tensor that functionalization follows, standing for `fake`."""
+    wrapped: torch.Tensor = torch._to_functional_tensor(fake)
     return wrapped
 
 
-def synced(tensor: torch.Tensor) -> GhostTensor:
-    """The ghost that a functional tensor stands for now, after all mutations of it and its aliases (`torch._sync`)."""
+def synced(tensor: torch.Tensor) -> FakeTensor:
+    """The fake tensor behind a functional tensor, after all mutations of it and its aliases (`torch._sync`)."""
     torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
-    ghost = torch._from_functional_tensor(tensor)
-    assert isinstance(ghost, GhostTensor)
-    return ghost
+    fake = torch._from_functional_tensor(tensor)
+    assert isinstance(fake, FakeTensor)
+    return fake
 
 
 def storage_id(tensor: torch.Tensor) -> int:

@@ -5,9 +5,9 @@
     def backward(ctx, grad):
         for end in ctx.ends.tolist(): …
 
-A derivative runs on ghosts like everything else, and its operators fuse with those around it. One that asks for data is
-noted, and the graph is traced once more with that derivative opaque: an operator is defined for it whose operands are
-the tensors in `ctx`, and whose code calls the derivative with a `ctx` of the same contents.
+A derivative runs on fake tensors like everything else, and its operators fuse with those around it. One that asks for
+data is noted, and the graph is traced once more with that derivative opaque: an operator is defined for it whose
+operands are the tensors in `ctx`, and whose code calls the derivative with a `ctx` of the same contents.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from torch._library.custom_ops import CustomOpDef
 from smelt.autograd.joint.without_data import WithoutData
 from smelt.base.errors import UnexpectedResult
 from smelt.base.fast_dataclass import dataclass
-from smelt.meta.ghost import GhostError
+from smelt.meta.fake_tensor import FakeTensorError
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ def _contents(ctx: Any) -> tuple[list[torch.Tensor], dict[str, Any]]:
             return {key: held(each) for key, each in value.items()}
         if type(value) not in _PLAIN:  # a dynamic size, for one
             kind = type(value).__name__
-            raise GhostError(f"the derivative of an operator depends on data, and its ctx holds a {kind}")
+            raise FakeTensorError(f"the derivative of an operator depends on data, and its ctx holds a {kind}")
         return value
 
     attributes = {name: value for name, value in vars(ctx).items() if name != "_forward_cls"}
@@ -103,7 +103,7 @@ def _call(kind: Any, ctx: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
     behind = [node._input_metadata[place] for node, place in ctx.next_functions if node is not None]
     needed = [place for place, needs in enumerate(ctx.needs_input_grad) if needs]
     if len(behind) != len(needed):
-        raise GhostError("the derivative of an operator depends on data, and some arguments are lists")
+        raise FakeTensorError("the derivative of an operator depends on data, and some arguments are lists")
     arrived = [each is not None for each in tangents]
     operands = [*(each for each in tangents if each is not None), *tensors]
     dtypes = [each.dtype for each in behind]

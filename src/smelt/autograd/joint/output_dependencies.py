@@ -22,7 +22,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.ir.call_contract import FromInput, FromResult, Output, Phase, SameAsOutput, set_arrival, set_phase
 from smelt.ir.tensorspec import set_spec, tensor_spec
 from smelt.meta.autograd_graph import behind
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 
 OutputDeps = tuple[tuple[int, tuple[int, ...]], ...]
 
@@ -114,4 +114,4 @@ def _mark(recorder: SharingRecorder, place: int, gradient: torch.Tensor | None) 
     set_spec(node, tensor_spec(arrived))
     set_phase(node, Phase.BACKWARD)
     set_arrival(node, place)
-    return functional(GhostTensor(tensor_spec(arrived), node))
+    return functional(FakeTensor(tensor_spec(arrived), node))

@@ -6,7 +6,7 @@
                                                 mul_2 = mul(tangents_1, primals_2)
                                                 return (mul, mul_2, mul_1)
 
-The engine itself runs on ghosts, so every operator that eager can differentiate is covered, with PyTorch's own formula.
+The engine itself runs on fake tensors, so every operator that eager differentiates is covered, by PyTorch's formula.
 `trace_forward` is the same without gradients.
 """
 
@@ -46,7 +46,7 @@ from smelt.ir.substitute_sizes import resize_in_place, resized
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.autograd_graph import behind
 from smelt.meta.effects import checks_in_backward, devices_of, draws, uses_default_generator
-from smelt.meta.ghost import GhostError, without_caller_hooks
+from smelt.meta.fake_tensor import FakeTensorError, without_caller_hooks
 from smelt.meta.nonleaf import computed
 from smelt.symbolic.shapes import contiguous_stride, is_dense
 from smelt.symbolic.symsize import from_symbolic, is_symbolic_size
@@ -122,7 +122,7 @@ class Joint:
 
 @dataclass(slots=True)
 class _Run:
-    """A torch-level graph run on ghosts: its inputs and outputs. Gradients are taken of `leaves`: the inputs
+    """A torch-level graph run on fake tensors: its inputs and outputs. Gradients are taken of `leaves`: the inputs
     themselves, or the leaves they are computed from, so that the inputs may be mutated."""
 
     recorder: SharingRecorder
@@ -239,12 +239,12 @@ def _trace_joint(source: TraceSource, decompositions: Decompositions | None, *, 
 def _run(source: TraceSource, recorder: SharingRecorder, *, with_gradients: bool, leaves: bool = True) -> _Run:
     run = _Run(recorder, [], [], [], [], [], source.specs)
     for number, spec in enumerate(source.specs, 1):
-        ghost = recorder.placeholder(f"primals_{number}", plain_spec(spec))
-        run.primals.append(recorder.node_of(ghost))
-        leaf = functional(ghost).requires_grad_(with_gradients and spec.requires_grad)
+        fake = recorder.placeholder(f"primals_{number}", plain_spec(spec))
+        run.primals.append(recorder.node_of(fake))
+        leaf = functional(fake).requires_grad_(with_gradients and spec.requires_grad)
         run.leaves.append(leaf)
         as_nonleaf = not leaves and leaf.requires_grad
-        run.inputs.append(computed(leaf, functools.partial(functional, ghost)) if as_nonleaf else leaf)
+        run.inputs.append(computed(leaf, functools.partial(functional, fake)) if as_nonleaf else leaf)
         run.histories.append(run.inputs[-1].grad_fn)
         run.storages.append(run.inputs[-1].untyped_storage())
     constants = {name: functional(recorder.constant(tensor)) for name, tensor in source.constants.items()}
@@ -256,7 +256,7 @@ def _run(source: TraceSource, recorder: SharingRecorder, *, with_gradients: bool
             for place, number_spec in source.numbers.items():
                 values[place] = recorder.number_in(run.primals[place], number_spec)
             run.outputs = source.call(values, constants)
-    except (GhostError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+    except (FakeTensorError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, CannotTrace):
             raise
         kind = _WritesLeaf if leaves and "leaf Variable that requires grad" in str(error) else CannotTrace
@@ -302,19 +302,19 @@ def _written(source: TraceSource, run: _Run) -> list[_Write]:
     for index, (name, spec, tensor) in enumerate(zip(source.names, source.specs, run.inputs, strict=True)):
         if storage_id(tensor) != run.storages[index]._cdata:
             raise CannotTrace(f"input {name} is given a new storage")
-        ghost = synced(tensor)
-        if ghost.node is None or (ghost.node is run.primals[index] and not tensor._version):
+        fake = synced(tensor)
+        if fake.node is None or (fake.node is run.primals[index] and not tensor._version):
             continue
         if tuple(tensor.shape) != spec.shape or tuple(tensor.stride()) != spec.stride or tensor.dtype != spec.dtype:
             gaps = "" if is_dense(spec.shape, spec.stride) else ", which is not dense,"
             raise CannotTrace(f"input {name}{gaps} changes its shape or layout in place")
         rebased = tensor.grad_fn is not run.histories[index]
-        writes.append(_Write(index, tensor, ghost.node, tensor._version, rebased))
+        writes.append(_Write(index, tensor, fake.node, tensor._version, rebased))
     return writes
 
 
 def _refuse_checked(run: _Run) -> None:
-    """Raise for operators whose backward checks data: on ghosts the check is skipped."""
+    """Raise for operators whose backward checks data: on fake tensors the check is skipped."""
     late = {node for node, leaf in zip(run.primals, run.leaves, strict=True) if leaf.requires_grad}
     for node in run.recorder.graph.nodes:
         if node not in late and any(source in late for source in node.all_input_nodes):
@@ -329,8 +329,8 @@ def _backward(
     """Run the engine. Returns the specs of the tangents, gradient nodes by input, and the order in which they
     arrived."""
     specs = tuple(_tangent_spec(node) for node, _ in values)
-    ghosts = [run.recorder.placeholder(f"tangents_{number}", spec) for number, spec in enumerate(specs, 1)]
-    tangents = list(map(functional, ghosts))
+    fakes = [run.recorder.placeholder(f"tangents_{number}", spec) for number, spec in enumerate(specs, 1)]
+    tangents = list(map(functional, fakes))
     wanted = [index for index, tensor in enumerate(run.leaves) if tensor.requires_grad]
     if not values or not wanted:
         return (), {}, []
@@ -345,11 +345,11 @@ def _backward(
                 tuple(tangents),
                 tuple(run.leaves[index] for index in wanted),
             )
-    except (GhostError, RuntimeError, NotImplementedError) as error:
+    except (FakeTensorError, RuntimeError, NotImplementedError) as error:
         if isinstance(error, CannotTrace):
             raise
         raise CannotTrace(f"the backward does not run without data: {type(error).__name__}: {error}") from error
-    if any(synced(tangent).node is not ghost.node for tangent, ghost in zip(tangents, ghosts, strict=True)):
+    if any(synced(tangent).node is not fake.node for tangent, fake in zip(tangents, fakes, strict=True)):
         raise CannotTrace("the backward writes a gradient that it is given, which only PyTorch does")
     by_input: dict[int, torch.Tensor] = {}
     for index, gradient in zip(wanted, gradients, strict=True):

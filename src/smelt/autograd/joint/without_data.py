@@ -1,6 +1,6 @@
 """User code on tensors that have no data: reading data raises.
 
-x.numpy()   →   GhostError, where NumPy would return uninitialized memory
+x.numpy()   →   FakeTensorError, where NumPy would return uninitialized memory
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from smelt.meta.ghost import GhostError
+from smelt.meta.fake_tensor import FakeTensorError
 
 _ASK_FOR_DATA = frozenset(
     getattr(torch.Tensor, name) for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "tolist")
@@ -17,7 +17,7 @@ _ASK_FOR_DATA = frozenset(
 
 
 def stands_for_data(value: object) -> bool:
-    """Whether a tensor is a functional tensor, which stands for a ghost."""
+    """Whether a tensor is a functional tensor, which stands for a fake tensor."""
     return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
 
 
@@ -28,5 +28,5 @@ class WithoutData(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _ASK_FOR_DATA and args and stands_for_data(args[0]):
-            raise GhostError(f"Tensor.{func.__name__} asks for data")
+            raise FakeTensorError(f"Tensor.{func.__name__} asks for data")
         return func(*args, **(kwargs or {}))

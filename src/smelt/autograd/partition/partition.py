@@ -42,7 +42,7 @@ _CLONE = torch.ops.aten.clone.default
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class ForwardBackward:
     """The two graphs, and the plan that joins them. `backward` is None if no result is differentiable.
 
     `arriving` makes the backward with marks where gradients of outputs arrive that other results depend on.
@@ -63,15 +63,17 @@ class Halves:
 
 
 # Estimates the peak of halves for each way to run them, the fastest first. It may change the graphs.
-Measure = Callable[[Halves], Sequence[Peak]]
+Measure = Callable[[ForwardBackward], Sequence[Peak]]
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 @overload
-def default(joint: Joint) -> Halves: ...
+def default(joint: Joint) -> ForwardBackward: ...
 @overload
 def default(joint: fx.GraphModule, inputs: object = None, *, num_fwd_outputs: int) -> Modules: ...
-def default(joint: Joint | fx.GraphModule, inputs: object = None, *, num_fwd_outputs: int = 0) -> Halves | Modules:
+def default(
+    joint: Joint | fx.GraphModule, inputs: object = None, *, num_fwd_outputs: int = 0
+) -> ForwardBackward | Modules:
     """Save what eager saves: every forward value that the backward's own formulas read.
 
     Given a module as `joint`, its `inputs` and `num_fwd_outputs`, as a `partition_fn` is, it returns two modules.
@@ -89,7 +91,7 @@ def min_cut(
     parameters: Collection[int] = (),
     memory_budget: float | None = None,
     measure: Measure | None = None,
-) -> Halves: ...
+) -> ForwardBackward: ...
 @overload
 def min_cut(
     joint: fx.GraphModule,
@@ -108,7 +110,7 @@ def min_cut(
     parameters: Collection[int] = (),
     memory_budget: float | None = None,
     measure: Measure | None = None,
-) -> Halves | Modules:
+) -> ForwardBackward | Modules:
     """Save the fewest bytes from which cheap operators can recompute the backward's inputs.
 
     `parameters` are the numbers of inputs that outlive the step whatever is saved, and so cost nothing. A
@@ -127,19 +129,19 @@ def min_cut(
     return split(joint, saved, _reasons(problem, saved), copied=problem.may_be_mutated)
 
 
-def _run_by_operator(halves: Halves) -> Sequence[Peak]:
+def _run_by_operator(halves: ForwardBackward) -> Sequence[Peak]:
     backward = None if halves.backward is None else for_the_loss(halves.backward, halves.plan)
     return (graph_peak(halves.forward, backward, halves.plan, scratch_of),)
 
 
-def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
+def _within(problem: Problem, budget: float, measure: Measure) -> ForwardBackward:
     """The first of the plans in `budget.choices`, which are in the order of their work, whose peak is within budget."""
     from smelt.autograd.partition.memory_budget import (  # a fifth of the stage, and few give a budget
         choices,
         fit,
     )
 
-    def halves_of(choice: "Choice") -> Halves:
+    def halves_of(choice: "Choice") -> ForwardBackward:
         return _halves(problem.joint, choice.saved, _reasons(problem, choice.saved), problem.may_be_mutated)
 
     fitting = fit(choices(problem), budget, lambda choice: measure(halves_of(choice)))
@@ -206,7 +208,7 @@ class _Behind:
 
 def split(
     joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str], *, copied: Collection[fx.Node] = ()
-) -> Halves:
+) -> ForwardBackward:
     """The two graphs for a given choice of what is saved; inputs first, then in the order of the joint graph.
 
     Of those that are `copied`, and of inputs that the graph itself mutates, copies are saved; not of leaves, which are
@@ -219,7 +221,7 @@ def split(
 
 def _halves(
     joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str], copied: Collection[fx.Node] = ()
-) -> Halves:
+) -> ForwardBackward:
     plan = joint.plan
     if not plan.tangents:
         saved = ()
@@ -255,7 +257,7 @@ def _halves(
     )
     forward = replace(forward, writes=plan.new_values)
     plan = replace(plan, saved=records, copied_saved_inputs=copied_inputs)
-    return Halves(forward, backward, plan, joint.eager, joint.replay, arriving=arriving)
+    return ForwardBackward(forward, backward, plan, joint.eager, joint.replay, arriving=arriving)
 
 
 def _has_effect(node: fx.Node) -> bool:
@@ -315,8 +317,8 @@ def _in_order(
 ) -> Iterator[fx.Node]:
     """The needed nodes that are not made yet, each after all it reads; `when_needed` as late as that allows.
 
-    Otherwise all that the backward recomputes would be alive from its beginning. Results of one operator are taken
-    apart at once, or those that nobody needs any more would live as long as the last of the others.
+    Otherwise all that the backward recomputes would be alive from its beginning. Results of one operator are unpacked
+    immediately, or those that nobody needs any more would live as long as the last of the others.
     """
     done = set(available)
     nodes = [node for node in graph.nodes if node in needed]
@@ -339,7 +341,7 @@ def _in_order(
                     yield part
 
 
-def _report(halves: Halves) -> None:
+def _report(halves: ForwardBackward) -> None:
     plan = halves.plan
     events.count("saved_bytes", plan.saved_bytes)
     if events.wanted("forward"):
@@ -363,7 +365,7 @@ def saved_text(plan: JointPlan) -> str:
     return "\n".join(lines)
 
 
-def recomputed_text(halves: Halves) -> str:
+def recomputed_text(halves: ForwardBackward) -> str:
     """What the backward recomputes, the heavy operators by name."""
     assert halves.backward is not None
     ahead = {node.name for node in halves.forward.graph.nodes if node.op == "call_function"}
@@ -374,8 +376,8 @@ def recomputed_text(halves: Halves) -> str:
     return "\n".join(lines)
 
 
-def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Halves:
-    """Halves of a joint graph split by a user's function: values of the forward beyond its results are saved."""
+def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> ForwardBackward:
+    """Both graphs of a joint graph that a user's function split: forward values beyond its results are saved."""
     plan = joint.plan
     returned = outputs(forward.graph)[plan.forward_outputs :]
     count = len(placeholders(backward.graph)) - len(plan.tangents)
@@ -394,7 +396,7 @@ def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Ha
             raise SmeltError("SM020", f"the partition saves {node.name}, an input that the graph modifies in-place")
         records.append(Saved(node.name, tensor_spec(node), number.get(node), "chosen by the partition function"))
     back = Traced(backward.graph, GraphLevel.PURE, joint.traced.constants)
-    halves = Halves(
+    halves = ForwardBackward(
         Traced(forward.graph, GraphLevel.PURE, joint.traced.constants),
         back,
         replace(plan, saved=tuple(records)),
@@ -425,7 +427,7 @@ def _joint_of(module: fx.GraphModule, forward_outputs: int) -> Joint:
     return Joint(traced, plan, module.forward, "it was split by a partition function")
 
 
-def _modules(halves: Halves) -> Modules:
+def _modules(halves: ForwardBackward) -> Modules:
     if halves.backward is None:
         raise SmeltError("SM020", "the joint module has no tangents, so there is no backward to split off")
     return halves.forward.to_module(), halves.backward.to_module()

@@ -61,7 +61,7 @@ def _apply(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
     for value in operands:
         if isinstance(value, Object) and is_a(value.value, torch.Tensor):
             raise Unsupported("B006", type(value.value).__qualname__)
-    needs = [isinstance(value, Tensor) and value.ghost.requires_grad for value in operands]
+    needs = [isinstance(value, Tensor) and value.fake.requires_grad for value in operands]
     context = FunctionContext(FunctionCtx)
     context.attributes["needs_input_grad"] = Sequence(tuple, [Constant(each) for each in needs])
     records = interp.tape.ambient.records
@@ -159,7 +159,7 @@ def _check_outputs(kind: type, operands: list[Value], outputs: list[Value]) -> N
 
 def _shows_another(value: Value, operands: list[Value]) -> bool:
     """Whether an output is a view, or an argument, of which autograd makes a view: it notes how these were made."""
-    return isinstance(value, Tensor) and (value.ghost._base is not None or _is_among(value, operands))
+    return isinstance(value, Tensor) and (value.fake._base is not None or _is_among(value, operands))
 
 
 def _is_among(value: Value, values: list[Value]) -> bool:
@@ -188,7 +188,7 @@ def _tie(
     tape, wanted = LaterTape(_at_backward(interp)), len(operands)
     tape.methods, tape.current_devices = interp.tape.methods, interp.tape.current_devices
     gradients: list[Value] = [
-        tape.argument(f"grad_{number}", TensorSpec.of(value.ghost))
+        tape.argument(f"grad_{number}", TensorSpec.of(value.fake))
         if isinstance(value, Tensor) and (materializes.value or number in differentiable)
         else Constant(None)
         for number, value in enumerate(outputs)
@@ -211,7 +211,7 @@ def _tie(
 
 
 def _may_have_gradient(value: Tensor) -> bool:
-    return bool(value.ghost.is_floating_point() or value.ghost.is_complex())
+    return bool(value.fake.is_floating_point() or value.fake.is_complex())
 
 
 def _tensors(value: Value | None) -> list[Value]:
@@ -326,7 +326,7 @@ def _tied_to_hooks(interp: Interpreter, tensor: Tensor, hooks: list[Value]) -> T
     assert isinstance(own, Tensor)
     tape = LaterTape(_at_backward(interp))
     tape.methods, tape.current_devices = interp.tape.methods, interp.tape.current_devices
-    gradient = tape.argument("grad_0", TensorSpec.of(own.ghost))
+    gradient = tape.argument("grad_0", TensorSpec.of(own.fake))
     for hook in hooks:
         gradient = _gradient_by_hook(interp, tape, hook, gradient)
     tape.graph.output((tape.inner(gradient),))
@@ -338,11 +338,11 @@ def _tied_to_hooks(interp: Interpreter, tensor: Tensor, hooks: list[Value]) -> T
 
 
 def _refuse_hooked(interp: Interpreter, tensor: Tensor) -> None:
-    ghost = tensor.ghost
-    if not ghost.requires_grad:
+    fake = tensor.fake
+    if not fake.requires_grad:
         raise Unsupported("B019", "RuntimeError: cannot register a hook on a tensor that doesn't require gradient")
     made_here = tensor.real is None and tensor.source is None and tensor.node.graph is interp.tape.graph
-    if not made_here or ghost.is_leaf or ghost._base is not None or not interp.tape.ambient.records:
+    if not made_here or fake.is_leaf or fake._base is not None or not interp.tape.ambient.records:
         raise Unsupported("B015", "Tensor.register_hook of a leaf, a view, or a tensor from outside")
     if tensor.node.users:
         raise Unsupported("B015", "Tensor.register_hook of a tensor that was used before")
@@ -375,8 +375,8 @@ def _gradient_by_hook(interp: Interpreter, tape: LaterTape, hook: Value, gradien
         raise Unsupported("B015", f"Tensor.register_hook, whose hook cannot be captured: {stop.reason}") from stop
     if isinstance(returned, Constant) and returned.value is None:
         return gradient
-    alike = isinstance(returned, Tensor) and returned.ghost.shape == gradient.ghost.shape
-    if not isinstance(returned, Tensor) or not alike or returned.ghost.dtype != gradient.ghost.dtype:
+    alike = isinstance(returned, Tensor) and returned.fake.shape == gradient.fake.shape
+    if not isinstance(returned, Tensor) or not alike or returned.fake.dtype != gradient.fake.dtype:
         raise Unsupported("B015", "Tensor.register_hook, whose hook returns something else than a gradient,")
     return returned
 

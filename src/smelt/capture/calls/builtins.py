@@ -210,8 +210,8 @@ def _callable(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
 
 def _len(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     value = args[0]
-    if isinstance(value, Tensor) and value.ghost.dim() > 0:
-        return of_number(value.ghost.shape[0])
+    if isinstance(value, Tensor) and value.fake.dim() > 0:
+        return of_number(value.fake.shape[0])
     if isinstance(value, Wrapper) and value.outer.dim() > 0:
         return Constant(value.outer.shape[0])
     return Constant(length(interp, value))
@@ -622,7 +622,7 @@ def _as_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
     kind = python_type(args[0]) if args else None
     if args and isinstance(args[0], Tensor) and len(args) == 1:
         named = {name: interp.plain(value) for name, value in kwargs.items()}
-        if all(value in (None, getattr(args[0].ghost, name)) for name, value in named.items()):
+        if all(value in (None, getattr(args[0].fake, name)) for name, value in named.items()):
             return args[0]
     if kind in (list, tuple) and len(args) == 1 and interp.is_plain(args[0]) and not holds_symbols(args[0]):
         return interp.tensor_call("call_function", torch.tensor, args, kwargs)

@@ -67,13 +67,13 @@ class _Call:
             tensors += self.interp.externals.items(value) if is_list else [value]  # type: ignore[arg-type]
         if not all(isinstance(each, Tensor) and not isinstance(each, Distributed) for each in tensors):
             raise Unsupported("B002", f"{self.name}, of something else than tensors,")
-        first = tensors[0].ghost
+        first = tensors[0].fake
         for each in tensors:
-            ghost = each.ghost
-            plain = ghost.is_contiguous() and not (ghost.dtype.is_complex or ghost.dtype is torch.bool)
-            if not plain or (ghost.dtype, ghost.device) != (first.dtype, first.device):
+            fake = each.fake
+            plain = fake.is_contiguous() and not (fake.dtype.is_complex or fake.dtype is torch.bool)
+            if not plain or (fake.dtype, fake.device) != (first.dtype, first.device):
                 raise Unsupported("B002", f"{self.name}, of tensors that are not contiguous or not of one kind,")
-            if ghost.requires_grad and torch.is_grad_enabled():
+            if fake.requires_grad and torch.is_grad_enabled():
                 raise Unsupported("B002", f"{self.name}, of a tensor that requires a gradient,")
         return tensors
 
@@ -124,7 +124,7 @@ def _broadcast(call: _Call) -> None:
 
 def _all_gather_into(call: _Call) -> None:
     output, source = call.tensors("output_tensor", "input_tensor")
-    shape, own = tuple(output.ghost.shape), tuple(source.ghost.shape)
+    shape, own = tuple(output.fake.shape), tuple(source.fake.shape)
     call.refuse_unless(bool(own) and shape == (own[0] * call.size, *own[1:]))
     gathered = call.run(_OPERATORS.all_gather_into_tensor.default, source, Constant(call.size))
     call.write(output, gathered)
@@ -132,8 +132,8 @@ def _all_gather_into(call: _Call) -> None:
 
 def _all_gather(call: _Call) -> None:
     *outputs, source = call.tensors("tensor_list", "tensor")
-    own = tuple(source.ghost.shape)
-    call.refuse_unless(len(outputs) == call.size and all(tuple(each.ghost.shape) == own for each in outputs))
+    own = tuple(source.fake.shape)
+    call.refuse_unless(len(outputs) == call.size and all(tuple(each.fake.shape) == own for each in outputs))
     gathered = call.run(_OPERATORS.all_gather_into_tensor.default, source, Constant(call.size))
     sizes: list[Value] = [Constant(size) for size in (call.size, *own)]
     parts = call.interp.tensor_call("call_method", "view", [gathered, *sizes])
@@ -143,7 +143,7 @@ def _all_gather(call: _Call) -> None:
 
 def _reduce_scatter(call: _Call) -> None:
     output, source = call.tensors("output", "input")
-    shape, own = tuple(output.ghost.shape), tuple(source.ghost.shape)
+    shape, own = tuple(output.fake.shape), tuple(source.fake.shape)
     call.refuse_unless(bool(shape) and own == (shape[0] * call.size, *shape[1:]))
     call.write(
         output, call.run(_OPERATORS.reduce_scatter_tensor.default, source, call.reduction(), Constant(call.size))

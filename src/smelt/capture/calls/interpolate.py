@@ -43,7 +43,7 @@ def resized(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[
     aligned = _plain(options.pop("align_corners", Constant(None)))
     if not isinstance(image, Tensor) or any(_plain(value) not in (None, False) for value in options.values()):
         return None
-    dims = image.ghost.dim() - 2
+    dims = image.fake.dim() - 2
     key, aligns = (mode, dims), (mode, dims) in _ALIGNING
     if aligned is ... or (not aligns and (key not in _PICKING or aligned is not None)):
         return None
@@ -54,7 +54,7 @@ def resized(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[
     if sizes is None:
         if any(type(each) not in (int, float) or not float(each).is_integer() for each in scales):
             return None
-        sizes = [of_number(extent * int(by)) for extent, by in zip(image.ghost.shape[2:], scales, strict=True)]
+        sizes = [of_number(extent * int(by)) for extent, by in zip(image.fake.shape[2:], scales, strict=True)]
     alignment = [Constant(bool(aligned))] if aligns else []
     by = [Constant(float(each)) for each in scales] or [Constant(None)] * dims
     target = _ALIGNING[key] if aligns else _PICKING[key]
@@ -77,5 +77,5 @@ def _each(interp: Interpreter, value: Value, dims: int) -> list[Value] | None:
 
 
 def _varies(image: Tensor, sizes: list[Value] | None) -> bool:
-    varying = any(map(is_symbolic, image.ghost.shape))
+    varying = any(map(is_symbolic, image.fake.shape))
     return varying or any(isinstance(each, Number) and each.symbolic is not None for each in sizes or ())

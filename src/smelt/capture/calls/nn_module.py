@@ -141,7 +141,7 @@ def _infer_parameters(interp: Interpreter, args: list[Value], kwargs: dict[str, 
     inputs = interp.externals.items(arguments)
     if not all(isinstance(value, Tensor) for value in inputs):
         raise Unsupported("B002", "LazyModuleMixin._infer_parameters")
-    shapes = [tuple(map(int, value.ghost.shape)) for value in inputs]  # type: ignore[attr-defined]
+    shapes = [tuple(map(int, value.fake.shape)) for value in inputs]  # type: ignore[attr-defined]
     raise Materialize(_initialize, module, shapes)
 
 

@@ -44,16 +44,16 @@ def by_tensors(name: str, args: list[Value], kwargs: dict[str, Value]) -> Callab
     if function is None or not any(map(_is_number, numbers)) or not set(kwargs) <= set(keys):
         return None
     tensors = [value for value in args if isinstance(value, Tensor)]
-    floating = all(each.ghost.dtype.is_floating_point for each in tensors)
-    alike = len({each.ghost.dtype for each in tensors}) == 1 and all(map(_is_real, numbers))
+    floating = all(each.fake.dtype.is_floating_point for each in tensors)
+    alike = len({each.fake.dtype for each in tensors}) == 1 and all(map(_is_real, numbers))
     return function if floating and alike and len(tensors) == len(args) else None
 
 
 def _is_number(value: Value) -> bool:
     if not isinstance(value, Tensor):
         return False
-    ghost = value.ghost
-    return ghost.dim() == 0 and not ghost.requires_grad and ghost.dtype.is_floating_point
+    fake = value.fake
+    return fake.dim() == 0 and not fake.requires_grad and fake.dtype.is_floating_point
 
 
 def _is_real(value: Value) -> bool:

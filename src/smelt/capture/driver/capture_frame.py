@@ -32,7 +32,7 @@ from smelt.capture.tape.effect_recorder import EffectRecorder
 from smelt.capture.tape.tape import Tape
 from smelt.ir.graph import GraphCompiler
 from smelt.ir.nodes.ambient import Ambient, attention_restored, restored, without_default_devices
-from smelt.meta.ghost import without_caller_hooks
+from smelt.meta.fake_tensor import without_caller_hooks
 
 SEMANTICS = (opcodes, class_bodies, exceptions, exception_groups, match)  # importing them fills the table
 

@@ -50,11 +50,11 @@ class GraphInputs:
         for places in self._tape.input_aliases():
             (first, value), *others = places
             values = [each for _, each in places]
-            written = any(each.ghost._version for each in values) and all(map(may_guard_identity, values))
+            written = any(each.fake._version for each in values) and all(map(may_guard_identity, values))
             written = written or self._externals.explores  # stand-ins are the same wherever they are the same
             if id(value.real) in grad_targets or (others and written):
                 self._join(first, value, others)
-            elif not (grad_targets and value.ghost.requires_grad):
+            elif not (grad_targets and value.fake.requires_grad):
                 continue
             elif is_gradient(value) or not guard_tensor_identity(value):
                 for each in grad_targets.values():
@@ -66,7 +66,7 @@ class GraphInputs:
         come to so with it, and what was decided by it would be otherwise."""
         inputs = [(node, value) for places in self._tape.input_aliases() for node, value in places]
         for node, value in inputs:
-            if value.real is None or not metadata_changed(node, value.ghost):
+            if value.real is None or not metadata_changed(node, value.fake):
                 continue
             for _, other in inputs:
                 if other.real is None or other.real is value.real:

@@ -61,10 +61,10 @@ class Known:
 
 @dataclass(slots=True, eq=False)
 class Leaf:
-    """A tensor of a state: what the state that was walked holds (`given`), what the copy has in its place, and where
-    it stands. `given` is a plain number where a number was opened."""
+    """A tensor of a state: what the state that was walked holds (`original`), what the copy has in its place, and where
+    it stands. `original` is a plain number where a number was opened."""
 
-    given: Any
+    original: Any
     stand_in: torch.Tensor
     path: Path
 

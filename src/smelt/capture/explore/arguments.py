@@ -81,7 +81,7 @@ class ArgumentLeaf:
 
 
 class Arguments:
-    """The arguments of one function, taken apart."""
+    """The arguments of one function, flattened."""
 
     def __init__(
         self,

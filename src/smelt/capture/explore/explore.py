@@ -391,7 +391,7 @@ class _Explorer:
     ) -> "_Explored":
         walk = Abstraction(frames, Policy(), self.groups, known)
         self.alive.append(walk)
-        values = {id(leaf.stand_in): node.values[id(leaf.given)] for leaf in walk.leaves}
+        values = {id(leaf.stand_in): node.values[id(leaf.original)] for leaf in walk.leaves}
         self._keep_groups(walk)
         recorder = GraphRecorder()
         with _entered(node.ambient):
@@ -621,7 +621,7 @@ class _Explorer:
             target = self._new_node(walk, ambient, key, value_of)
         if target.tentative and not self.tentative:
             self._expect(target)
-        return Edge(target, [value_of(leaf.given) for leaf in walk.leaves])
+        return Edge(target, [value_of(leaf.original) for leaf in walk.leaves])
 
     def _expect(self, node: Node) -> None:
         """The program does come to a state, and to those that follow it."""
@@ -647,7 +647,7 @@ class _Explorer:
             )
         parameters = []
         for leaf in walk.leaves:
-            name, held = value_of.name_of(leaf.given), leaf.stand_in
+            name, held = value_of.name_of(leaf.original), leaf.stand_in
             parameters.append(SsaValue(RegisterKind.LOCAL, name, held.dtype, marks_of(held), held.device))
         frame = walk.frames[-1]
         name = f"{frame.info.code.co_qualname}:{frame.instruction.line}"
@@ -661,7 +661,7 @@ class _Explorer:
 
     def _part_alone(self, walk: Abstraction) -> bool:
         """Forget that a tensor shares memory, where no other that does is left. Returns whether there is such a one."""
-        leaves = [leaf.given for leaf in walk.leaves if id(leaf.given) in self.groups]
+        leaves = [leaf.original for leaf in walk.leaves if id(leaf.original) in self.groups]
         members = Counter(self.groups[id(tensor)] for tensor in leaves)
         alone = {group for group, count in members.items() if count == 1} - self.groups_of_state
         for tensor in leaves:
@@ -672,8 +672,8 @@ class _Explorer:
     def _keep_groups(self, walk: Abstraction) -> None:
         """What stands for tensors that share memory shares it."""
         for leaf in walk.leaves:
-            if isinstance(leaf.given, torch.Tensor) and id(leaf.given) in self.groups:
-                self.groups[id(leaf.stand_in)] = self.groups[id(leaf.given)]
+            if isinstance(leaf.original, torch.Tensor) and id(leaf.original) in self.groups:
+                self.groups[id(leaf.stand_in)] = self.groups[id(leaf.original)]
 
     def _learn(self, walk: Abstraction, ambient: Ambient) -> None:
         """Compare a new state with the last one of its form: what differs from round to round is opened."""

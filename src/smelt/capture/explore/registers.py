@@ -133,13 +133,13 @@ class _Register:
 class _Move:
     """A value that an edge gives to a parameter in another register."""
 
-    given: SsaValue
+    value: SsaValue
     parameter: SsaValue
 
     @property
     def sizes(self) -> list[int | None]:
         """Those that are known: where the edge leads to, more may be than of the value itself."""
-        both = zip(self.given.sizes, self.parameter.sizes, strict=True)
+        both = zip(self.value.sizes, self.parameter.sizes, strict=True)
         return [theirs if ours is None else ours for ours, theirs in both]
 
 
@@ -321,13 +321,13 @@ class _Allocation:
                 if size is None:
                     size, text = next(wanted), f"given_{place}.shape[{dim}]"
                     symbol = env.symbol(text, 3) if size is None else env.reading(text, size)
-                    bindings.append(Binding(symbol.text, self._number(move.given), dim))
+                    bindings.append(Binding(symbol.text, self._number(move.value), dim))
                     if size is not None:
                         checks.append(SizeCheck(SizeGuard("==", Expression.of(symbol) - Expression.of(size))))
                 sizes.append(as_number(env, Expression.of(symbol)) if size is None else size)
             shape = tuple(sizes)
-            specs.append(TensorSpec(shape, contiguous_stride(shape), move.given.dtype, move.given.device))
-        inputs = tuple(self._number(move.given) for move in moves)
+            specs.append(TensorSpec(shape, contiguous_stride(shape), move.value.dtype, move.value.device))
+        inputs = tuple(self._number(move.value) for move in moves)
         results = tuple(self._number(move.parameter) for move in moves)
         return TracedVariant(copying(specs), inputs, results, Jump(target), tuple(bindings), tuple(checks))
 
@@ -341,7 +341,7 @@ def _one_after_another(moves: list[_Move], number: Callable[[SsaValue], int]) ->
     while moves:
         taken: list[_Move] = []
         for each in moves:
-            is_read = any(number(other.given) == number(each.parameter) for other in moves if other is not each)
+            is_read = any(number(other.value) == number(each.parameter) for other in moves if other is not each)
             if not is_read and (not taken or _open_sizes([*taken, each]) <= _MOST_OPEN_SIZES):
                 taken.append(each)
         taken = taken or moves  # in a circle: at once

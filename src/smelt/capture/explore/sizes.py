@@ -43,10 +43,10 @@ def sizes_of(
     """The dynamic sizes of a state. Those of arguments are equal by name, others where their examples are."""
     groups: dict[tuple[object, ...], list[tuple[Path, SsaValue, int]]] = {}
     for leaf in walk.leaves:
-        if not isinstance(leaf.given, torch.Tensor) or not (marked := leaf.stand_in.__dict__.get(DYNAMIC)):
+        if not isinstance(leaf.original, torch.Tensor) or not (marked := leaf.stand_in.__dict__.get(DYNAMIC)):
             continue
         small = leaf.stand_in.__dict__.get(SMALL_SIZES, frozenset())
-        value = values[id(leaf.given)]
+        value = values[id(leaf.original)]
         for dim in sorted(marked):
             example, known = leaf.stand_in.shape[dim], dimensions.get((value, dim))
             bounds = (0 if dim in small else SMALLEST, LARGEST) if known is None else (known.least, known.most)

@@ -4,7 +4,7 @@ Everything is compiled for the sizes it is called with at first. A size that is 
 code is compiled as a symbol from then on, so that code for `x.shape[0] == 32` and code for any `x.shape[0]` is all that
 is ever made; 0 and 1 stay apart. `mark_dynamic` and `dynamic=True` skip the first step, `dynamic=False` the second.
 
-    x: f32[7, 4], last time f32[5, 4]   →   ghost f32[s0, 4], guarded as f32[any, 4] with x.shape[0] >= 2
+    x: f32[7, 4], last time f32[5, 4]   →   fake tensor f32[s0, 4], guarded as f32[any, 4] with x.shape[0] >= 2
 """
 
 import weakref

@@ -34,18 +34,19 @@ _OPERATIONS: dict[str, tuple[str, ...]] = {
 class _Reliance:
     """Names in namespaces with what they led to, and names of `torch.Tensor` with what it held."""
 
-    found: tuple[tuple[dict[str, Any], str, Any], ...]
+    lookups: tuple[tuple[dict[str, Any], str, Any], ...]
     methods: tuple[tuple[str, Any], ...]
 
     @property
     def holds(self) -> bool:
-        return all(names.get(name) is value for names, name, value in self.found) and all(
+        return all(names.get(name) is value for names, name, value in self.lookups) and all(
             held_by(torch.Tensor, name) is value for name, value in self.methods
         )
 
     @property
     def is_original(self) -> bool:
-        return all(_is_library(value) for _, _, value in self.found) and all(is_own(value) for _, value in self.methods)
+        values = [value for _, _, value in self.lookups]
+        return all(map(_is_library, values)) and all(is_own(value) for _, value in self.methods)
 
 
 _known: dict[Any, _Reliance] = {}  # of functions none of whose names was replaced when they were first met
@@ -62,7 +63,7 @@ def rely_on_names(tree: GuardTree, function: types.FunctionType) -> bool:
             return False
         _known[function] = known
     tree.relied_on.add(function)
-    for names, name, value in known.found:
+    for names, name, value in known.lookups:
         tree.fixed(names, f"globals of {names.get('__name__', '?')}").child(("key", name), name).check(("is", value))
     for name, _ in known.methods:
         tree.class_attribute(torch.Tensor, name)

@@ -222,7 +222,7 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
     set_to = read(interp, value, name) if name in ("data", "requires_grad") else None
     if set_to is not None:
         return set_to
-    if name in ("grad_fn", "grad") and not value.ghost.requires_grad and (name == "grad_fn" or value.source is None):
+    if name in ("grad_fn", "grad") and not value.fake.requires_grad and (name == "grad_fn" or value.source is None):
         return Constant(None)
     if name in ("is_leaf", "retains_grad"):
         known = leaf_attribute(value, name)
@@ -242,7 +242,7 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
         return Method(interp.externals.fixed(member), value)
     if isinstance(member, classmethod | staticmethod):
         raise Unsupported("B007", f"{name} of a tensor")
-    if is_constant(member):  # `__doc__`, `__module__`: what the class of ghosts has there is another
+    if is_constant(member):  # `__doc__`, `__module__`: what the class of fake tensors has there is another
         return interp.externals.value(member, _class_source(interp, value.kind, name))
     return interp.tensor_call("call_function", getattr, [value, Constant(name)])
 

@@ -37,7 +37,7 @@ def store_gradient(interp: Interpreter, value: Tensor, gradient: Value) -> None:
     """`value.grad = gradient`."""
     slots = slots_of(interp, value)
     if isinstance(gradient, Tensor):
-        new, own = gradient.ghost, value.ghost
+        new, own = gradient.fake, value.fake
         if (new.shape, new.dtype, new.device) != (own.shape, own.dtype, own.device):
             raise Unsupported("B011", "assigning a gradient of another shape or type")
     elif not isinstance(gradient, Constant) or gradient.value is not None:
@@ -53,9 +53,9 @@ def require_grad(interp: Interpreter, value: Tensor, args: list[Value], kwargs: 
     asked = [*args, *kwargs.values()] or [Constant(True)]
     if len(asked) != 1 or not isinstance(asked[0], Constant) or type(asked[0].value) is not bool:
         raise Unsupported("B015", "Tensor.requires_grad_")
-    if asked[0].value is value.ghost.requires_grad:
+    if asked[0].value is value.fake.requires_grad:
         return
-    if value.real is not None or not value.ghost.is_leaf or value.node.graph is not interp.tape.graph:
+    if value.real is not None or not value.fake.is_leaf or value.node.graph is not interp.tape.graph:
         raise Unsupported("B015", "Tensor.requires_grad_ of a tensor from outside, or of one with a history")
     interp.tape.require_grad(value, asked[0].value)
 
@@ -65,8 +65,8 @@ def slots_of(interp: Interpreter, value: Tensor) -> Slots:
     slots = interp.tape.leaves.gradient_slots(value)
     if slots is not None:
         return slots
-    if value.real is None and value.source is None and not value.ghost.requires_grad and value.ghost.is_leaf:
-        return interp.tape.leaves.add(value.ghost)
+    if value.real is None and value.source is None and not value.fake.requires_grad and value.fake.is_leaf:
+        return interp.tape.leaves.add(value.fake)
     if value.real is None or not value.real.is_leaf:
         raise Unsupported("B015", "Tensor.grad of a tensor that is no leaf, or not from outside")
     if value.source is None or not may_guard_identity(value):
@@ -134,7 +134,7 @@ def _engine_call(
     gradients = interp.tensor_call("call_function", function, operands)
     assert isinstance(gradients, Sequence)
     if not retain:
-        interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in inputs])
+        interp.tape.histories.note([each.fake for each in outputs], [each.fake for each in inputs])
     return gradients
 
 
@@ -151,7 +151,7 @@ def _with_hooks(
     gradients = _engine_call(interp, unhooked, outputs, tangents, leaves, retain)
     items: list[Value] = []
     for place in order:
-        if not is_dense(leaves[place].ghost.shape, leaves[place].ghost.stride()):
+        if not is_dense(leaves[place].fake.shape, leaves[place].fake.stride()):
             raise Unsupported("B026", "to a tensor with hooks whose memory is not dense")
         before, after = hooks[place] or (Constant(None), Constant(None))
         items.append(Sequence(tuple, [leaves[place], gradients.items[place], before, after]))
@@ -159,23 +159,23 @@ def _with_hooks(
 
 
 def _order(interp: Interpreter, outputs: list[Tensor], leaves: list[Tensor]) -> list[int]:
-    """The leaves that gradients reach, as the engine comes to them. One that has several names has a ghost for each,
-    and is complete with the last of them."""
+    """The leaves that gradients reach, in the engine's order. One with several names has a fake tensor for each, and is
+    complete with the last of them."""
     places = {_identity(leaf): place for place, leaf in enumerate(leaves)}
-    ghosts: list[Any] = []
+    fakes: list[Any] = []
     order: list[int] = []
     handles = []
-    reached: list[Any] = leaves_of([each.ghost for each in outputs])
-    for ghost in reached:
-        leaf = interp.tape.value_of(ghost)
+    reached: list[Any] = leaves_of([each.fake for each in outputs])
+    for fake in reached:
+        leaf = interp.tape.value_of(fake)
         place = None if leaf is None else places.get(_identity(leaf))
         if place is not None:
-            ghosts.append(ghost)
-            handles.append(ghost.register_hook(_noting(order, place)))
-    if not ghosts:
+            fakes.append(fake)
+            handles.append(fake.register_hook(_noting(order, place)))
+    if not fakes:
         return []
     try:
-        gradients([each.ghost for each in outputs], [None] * len(outputs), ghosts, True, False)
+        gradients([each.fake for each in outputs], [None] * len(outputs), fakes, True, False)
     finally:
         for handle in handles:
             handle.remove()
@@ -183,7 +183,7 @@ def _order(interp: Interpreter, outputs: list[Tensor], leaves: list[Tensor]) -> 
 
 
 def _identity(leaf: Tensor) -> int:
-    return id(leaf.ghost if leaf.real is None else leaf.real)
+    return id(leaf.fake if leaf.real is None else leaf.real)
 
 
 def _noting(order: list[int], place: int) -> Callable[[torch.Tensor], None]:
@@ -197,7 +197,7 @@ def _accumulate(interp: Interpreter, slots: Slots, gradient: Value, create: bool
     if isinstance(old, Tensor) and create:
         gradient = interp.tensor_call("call_function", operator.add, [old, gradient])
     elif isinstance(old, Tensor):
-        if old.ghost.requires_grad:
+        if old.fake.requires_grad:
             raise Unsupported("B015", "backward into a gradient that requires grad itself")
         interp.tape.requires_no_overlap = True
         interp.tensor_call("call_method", "add_", [old, gradient])
@@ -217,7 +217,7 @@ def _grad(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
     retain = create if retain is None else bool(retain)
     outputs, inputs = _outputs(interp, arguments["outputs"]), _tensors(interp, arguments["inputs"])
     for each in inputs:
-        if not each.ghost.requires_grad:
+        if not each.fake.requires_grad:
             raise Unsupported("B011", "torch.autograd.grad of a tensor that does not require grad")
         if each.real is not None:
             _refuse_hooks(each)
@@ -266,9 +266,9 @@ def _tensors(interp: Interpreter, value: Value) -> list[Tensor]:
 def _outputs(interp: Interpreter, value: Value) -> list[Tensor]:
     tensors = _tensors(interp, value)
     for each in tensors:
-        if not each.ghost.requires_grad:
+        if not each.fake.requires_grad:
             raise Unsupported("B011", "a backward of a tensor that does not require grad")
-    if yields_sparse(each.ghost for each in tensors):
+    if yields_sparse(each.fake for each in tensors):
         raise Unsupported("B026", "that returns sparse gradients")
     return tensors
 
@@ -281,10 +281,10 @@ def _tangents(interp: Interpreter, outputs: list[Tensor], value: Value | None) -
         raise Unsupported("B011", "a backward with another number of gradients than tensors")
     for output, tangent in zip(outputs, items, strict=True):
         if isinstance(tangent, Tensor):
-            ghost, own = tangent.ghost, output.ghost
-            if (ghost.shape, ghost.dtype) != (own.shape, own.dtype) or ghost.requires_grad:
+            fake, own = tangent.fake, output.fake
+            if (fake.shape, fake.dtype) != (own.shape, own.dtype) or fake.requires_grad:
                 raise Unsupported("B015", "a backward with a gradient of another shape or type, or with a history")
-        elif not _is_none(tangent) or output.ghost.numel() != 1 or not output.ghost.dtype.is_floating_point:
+        elif not _is_none(tangent) or output.fake.numel() != 1 or not output.fake.dtype.is_floating_point:
             raise Unsupported("B011", "a backward of more than one number, or with something else than tensors")
     return Sequence(tuple, items)
 
@@ -292,10 +292,10 @@ def _tangents(interp: Interpreter, outputs: list[Tensor], value: Value | None) -
 def _leaves(interp: Interpreter, outputs: list[Tensor]) -> list[Tensor]:
     """The leaves a backward reaches, none twice; each from outside or made in the graph."""
     leaves: dict[int, Tensor] = {}
-    for ghost in leaves_of([each.ghost for each in outputs]):
-        leaf = interp.tape.value_of(ghost)
+    for fake in leaves_of([each.fake for each in outputs]):
+        leaf = interp.tape.value_of(fake)
         if leaf is not None and interp.tape.leaves.gradient_slots(leaf) is not None:
-            leaves.setdefault(id(ghost), leaf)
+            leaves.setdefault(id(fake), leaf)
             continue
         if leaf is None or leaf.real is None or not leaf.real.is_leaf:
             raise Unsupported("B026", "that leads out of the compiled function")
@@ -309,12 +309,12 @@ def _refuse_outside_history(interp: Interpreter, outputs: list[Tensor], inputs: 
     external = [each for each in inputs if each.real is not None]
     if not external:
         return
-    alone = external[0].ghost if len(external) == 1 and not external[0].ghost._version else None
+    alone = external[0].fake if len(external) == 1 and not external[0].fake._version else None
     own = {id(leaf) for leaf in leaves_of([alone])} if alone is not None else set()
-    for ghost in leaves_of([each.ghost for each in outputs]):
-        if id(ghost) in own:
+    for fake in leaves_of([each.fake for each in outputs]):
+        if id(fake) in own:
             continue
-        leaf = interp.tape.value_of(ghost)
+        leaf = interp.tape.value_of(fake)
         if leaf is None:
             raise Unsupported("B026", "that leads out of the compiled function")
         if leaf.source is not None and not may_guard_identity(leaf):
@@ -326,13 +326,13 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
 
 
 def _refuse_aliased_inputs(interp: Interpreter, outputs: list[Tensor]) -> None:
-    """Refuse what is computed from one tensor by two names. Each has a ghost of its own until the graph is whole, and
+    """Refuse what is computed from one tensor by two names. Each has its own fake tensor until the graph is whole, and
     gradients through only one of them show other layouts, and results as one that are two."""
-    reached = set(behind(each.ghost.grad_fn for each in outputs))
-    leaves = {id(leaf) for leaf in leaves_of([each.ghost for each in outputs])}
+    reached = set(behind(each.fake.grad_fn for each in outputs))
+    leaves = {id(leaf) for leaf in leaves_of([each.fake for each in outputs])}
     for met in interp.tape.input_aliases():
-        ghosts = {id(value.ghost): value.ghost for _, value in met}.values()
-        if sum(ghost.grad_fn in reached or id(ghost) in leaves for ghost in ghosts) > 1:
+        fakes = {id(value.fake): value.fake for _, value in met}.values()
+        if sum(fake.grad_fn in reached or id(fake) in leaves for fake in fakes) > 1:
             raise Unsupported("B026", "through one tensor that was reached by two names")
 
 

@@ -49,21 +49,21 @@ _OF_NONZERO = frozenset({operator.truediv, operator.floordiv, operator.mod})
 
 def item_of_tensor(interp: Interpreter, tensor: Tensor, kind: type | None = None) -> Value:
     """`tensor.item()`, or `kind(tensor)`."""
-    ghost = tensor.ghost
-    if ghost.dtype.is_floating_point:
+    fake = tensor.fake
+    if fake.dtype.is_floating_point:
         own: type = float
     else:
-        own = bool if ghost.dtype is torch.bool else int
+        own = bool if fake.dtype is torch.bool else int
     known = NotImplemented if interp.externals.explores else _known_item(interp, tensor, kind)
     if known is not NotImplemented:
         return Constant(known)
     if interp.externals.explores and not counts(interp, tensor, kind):
         return taken_out(interp, tensor, kind or own)
-    one = all(type(size) is int and size == 1 for size in ghost.shape)
+    one = all(type(size) is int and size == 1 for size in fake.shape)
     if one and own is float and kind is int and interp.tape.data_sizes is not None:
         held = item_of_tensor(interp, tensor)
         return _truncated(interp, held) if isinstance(held, DeferredScalar) else held
-    if not one or ghost.dtype.is_complex or (own is float and kind is int):
+    if not one or fake.dtype.is_complex or (own is float and kind is int):
         raise needed("Tensor.item" if kind is None else f"{kind.__name__}()")  # it raises, or raises for some numbers
     if counts(interp, tensor, kind):
         wide = interp.tensor_call("call_method", "to", [tensor, Constant(torch.float64)]) if own is int else tensor
@@ -91,10 +91,10 @@ def counts(interp: Interpreter, tensor: Tensor, kind: type | None) -> bool:
     Schedulers, which stand beside optimizers, ask for `float(loss)`, and compare it.
 
     Wherever the tensor is: kernels read the number from its memory, and the host need not wait for it."""
-    ghost, code = tensor.ghost, interp.frames[-1].info.code
-    if ghost.numel() != 1:
+    fake, code = tensor.fake, interp.frames[-1].info.code
+    if fake.numel() != 1:
         return False
-    return acts_as_in_eager(code) and kind is None if ghost.dtype.is_floating_point else is_layer(code)
+    return acts_as_in_eager(code) and kind is None if fake.dtype.is_floating_point else is_layer(code)
 
 
 def needed(what: str = "Tensor.item") -> Unsupported:
@@ -161,7 +161,7 @@ def told(interp: Interpreter, value: Any) -> Any:
 def _told(interp: Interpreter, value: DeferredScalar) -> Value | None:
     first = value.parts[0]
     if isinstance(first, Tensor):
-        return interp.tape.tell(first) if not first.ghost.dtype.is_floating_point else None
+        return interp.tape.tell(first) if not first.fake.dtype.is_floating_point else None
     if value.make is int and isinstance(first, DeferredScalar) and isinstance(first.parts[0], Tensor):
         held = first.parts[0]  # a float's: mostly an index that was drawn, and lists may be short
         whole = interp.tensor_call("call_method", "to", [held, Constant(torch.int64)])
@@ -181,8 +181,8 @@ def _told(interp: Interpreter, value: DeferredScalar) -> Value | None:
 def supposed_truth(interp: Interpreter, value: Tensor) -> bool | None:
     """Which way a tensor of one element decides a branch, as a graph supposes that is checked where the tensor is known
     (`smelt.config.capture_data`); None where it is not to."""
-    sizes, ghost = interp.tape.data_sizes, value.ghost
-    if sizes is None or not config.capture_data or ghost.numel() != 1 or ghost.dtype.is_complex:
+    sizes, fake = interp.tape.data_sizes, value.fake
+    if sizes is None or not config.capture_data or fake.numel() != 1 or fake.dtype.is_complex:
         return None
     test = interp.tensor_call("call_function", torch.ne, [value, Constant(0)])
     whole = interp.tensor_call("call_method", "to", [test, Constant(torch.int64)])
@@ -212,18 +212,18 @@ def with_told(interp: Interpreter, value: Any) -> Any:
 def listed(interp: Interpreter, tensor: Tensor) -> Value | None:
     """`tensor.tolist()` of constants, or of a few elements, each a number that is only kept; None if that is not to be
     known."""
-    ghost = tensor.ghost
+    fake = tensor.fake
     known = NotImplemented if interp.externals.explores else interp.tape.known_item(tensor, listed=True)
     if known is not NotImplemented:
         return interp.wrap_plain(known)
-    if interp.tape.data_sizes is None or not all(type(size) is int for size in ghost.shape):
+    if interp.tape.data_sizes is None or not all(type(size) is int for size in fake.shape):
         return None
-    if ghost.numel() > _MAX_LISTED or ghost.dtype.is_complex:
+    if fake.numel() > _MAX_LISTED or fake.dtype.is_complex:
         return None
-    if not ghost.dim():
+    if not fake.dim():
         return item_of_tensor(interp, tensor)
     rows = []
-    for number in range(ghost.shape[0]):
+    for number in range(fake.shape[0]):
         row = interp.tensor_call("call_method", "select", [tensor, Constant(0), Constant(number)])
         assert isinstance(row, Tensor)
         rows.append(listed(interp, row))
@@ -256,10 +256,10 @@ def open_scalar(kind: type, tensor: Value, example: Any = None) -> OpenScalar:
 
 def taken_out(interp: Interpreter, tensor: Tensor, kind: type) -> OpenScalar:
     """The number that a tensor of one element holds now; later writes to the tensor do not change it."""
-    if tensor.ghost.dtype.is_complex or not all(type(size) is int and size == 1 for size in tensor.ghost.shape):
+    if tensor.fake.dtype.is_complex or not all(type(size) is int and size == 1 for size in tensor.fake.shape):
         raise Unsupported("B004", f"{kind.__name__} of a tensor of several elements")
     bare: Value = interp.tensor_call("call_method", "detach", [tensor])
-    if tensor.ghost.dim():
+    if tensor.fake.dim():
         bare = interp.tensor_call("call_method", "reshape", [bare, Sequence(tuple, [])])
     converted = interp.tensor_call("call_method", "to", [bare, Constant(DTYPES[kind])], {"copy": Constant(True)})
     return open_scalar(kind, converted)
@@ -408,7 +408,7 @@ def _beside(interp: Interpreter, tensor: Tensor, value: Value) -> Value:
         return value
     if value.kind is float:
         return _symbol(interp, value)
-    dtype = tensor.ghost.dtype
+    dtype = tensor.fake.dtype
     whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
     if value.kind is bool or not whole:
         return _operand(interp, value, value.kind)

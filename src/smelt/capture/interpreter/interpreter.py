@@ -699,7 +699,7 @@ class Interpreter:
             function = method(target) if opcode == "call_method" else target
             result = call_distributed(self.tape, function, tuple(args), kwargs or {})
             return self.externals.fixed(result.value) if isinstance(result, Object) else result
-        if target in BY_CUDNN and any(isinstance(each, Tensor) and not on_host(each.ghost.device) for each in args):
+        if target in BY_CUDNN and any(isinstance(each, Tensor) and not on_host(each.fake.device) for each in args):
             self.tree.process("cuDNN", torch._C._get_cudnn_enabled, torch._C._get_cudnn_enabled())
         named = {name: self._with_graph_generator(target, value) for name, value in (kwargs or {}).items()}
         return self.tape.call(opcode, target, tuple(self._with_graph_generator(target, value) for value in args), named)

@@ -25,13 +25,13 @@ def store_data(interp: Interpreter, leaf: Tensor, value: Value) -> None:
     """`leaf.data = value`, of the same size and kind."""
     if interp.tape.memory.is_data(value, leaf) and changed(leaf, "data") is None:
         return  # `x.data += 1` puts back what it has read
-    own, real = leaf.ghost, leaf.real
+    own, real = leaf.fake, leaf.real
     if real is None and leaf.source is None and isinstance(value, Tensor):
         _become(interp, leaf, value)
         return
     if real is None or not real.is_leaf or not may_guard_identity(leaf) or not isinstance(value, Tensor):
         raise Unsupported("B015", "Tensor.data = …")
-    new = value.ghost
+    new = value.fake
     alike = (new.shape, new.stride(), new.dtype, new.device) == (own.shape, own.stride(), own.dtype, own.device)
     if not alike or value.real is not None or interp.tape.ambient.inference:
         raise Unsupported("B015", "Tensor.data = … of another kind, or of a tensor from outside")
@@ -42,7 +42,7 @@ def store_data(interp: Interpreter, leaf: Tensor, value: Value) -> None:
 
 def _become(interp: Interpreter, tensor: Tensor, other: Tensor) -> None:
     """`tensor.data = other` of what the graph computed: from now on it shares the other's memory."""
-    own, new = tensor.ghost, other.ghost
+    own, new = tensor.fake, other.fake
     alike = (new.dtype, new.device) == (own.dtype, own.device)
     recorded = own.requires_grad or new.requires_grad or tensor.node.graph is not interp.tape.graph
     if not alike or recorded or interp.tape.leaves.gradient_slots(tensor) is not None or interp.tape.ambient.inference:
@@ -59,9 +59,9 @@ def store_requires_grad(interp: Interpreter, leaf: Tensor, args: list[Value], kw
     if leaf.real is None or type(flag) is not bool or not leaf.real.is_leaf:
         require_grad(interp, leaf, args, kwargs)
         return
-    if flag is leaf.ghost.requires_grad and changed(leaf, "requires_grad") is None:
+    if flag is leaf.fake.requires_grad and changed(leaf, "requires_grad") is None:
         return
-    if not leaf.ghost.dtype.is_floating_point or not may_guard_identity(leaf):
+    if not leaf.fake.dtype.is_floating_point or not may_guard_identity(leaf):
         raise Unsupported("B015", "Tensor.requires_grad_ of an argument, or of integers,")
     _store(interp, leaf, "requires_grad", Constant(flag))
 
@@ -107,11 +107,11 @@ def leaf_attribute(value: Tensor, name: str) -> Value | None:
     if value.real is not None and value.source is not None:
         if changed(value, "requires_grad") is not None:
             return None
-        if name == "is_leaf" and not value.ghost.requires_grad:
+        if name == "is_leaf" and not value.fake.requires_grad:
             return Constant(True)
         answer = bool(getattr(value.real, name))
         value.source.check(("predicate", _IS_LEAF[answer] if name == "is_leaf" else _RETAINS_GRAD[answer]))
         return Constant(answer)
     if value.real is not None or value.source is not None:
         return None
-    return Constant(bool(value.ghost.is_leaf) if name == "is_leaf" else False)
+    return Constant(bool(value.fake.is_leaf) if name == "is_leaf" else False)

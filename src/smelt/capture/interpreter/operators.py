@@ -1,4 +1,4 @@
-"""Operators on values: tensors become graph nodes, plain values are computed, containers are taken apart."""
+"""Operators on values: tensors become graph nodes, plain values are computed, containers are unpacked."""
 
 import enum
 import operator
@@ -513,9 +513,9 @@ def length(interp: Interpreter, value: Value) -> int:
         return length(interp, value.mapping)
     if isinstance(value, Tensor):
         rely_on_own(interp, value, "__len__")
-        if value.ghost.dim() == 0:
+        if value.fake.dim() == 0:
             raise Unsupported("B019", "TypeError: len() of a 0-d tensor")
-        return int(value.ghost.shape[0])
+        return int(value.fake.shape[0])
     if isinstance(value, Constant) and is_a(value.value, str | bytes | range):
         return len(value.value)
     if is_enum(value):

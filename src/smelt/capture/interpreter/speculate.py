@@ -46,7 +46,7 @@ def speculate(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Va
 def speculate_truth(interp: Interpreter, value: Tensor) -> bool:
     """The truth of a tensor of one element that the graph computes, wherever it is: eager waits for it too. It is
     relied on."""
-    if value.ghost.numel() != 1:
+    if value.fake.numel() != 1:
         raise Unsupported("B003", "the value of a tensor")
     return _speculated(interp, [value.node], lambda values: bool(values[value.node]))
 

@@ -277,5 +277,5 @@ _WORDING_MODULES = ("torch._tensor", "torch.nn.parameter")
 
 def _is_real(value: Tensor, spec: str) -> bool:
     """Whether a number of any value can be formatted so: PyTorch formats tensors of no dimension as numbers."""
-    is_number = value.kind is torch.Tensor and value.ghost.dim() == 0 and value.ghost.dtype.is_floating_point
+    is_number = value.kind is torch.Tensor and value.fake.dim() == 0 and value.fake.dtype.is_floating_point
     return is_number and _REAL_SPEC.fullmatch(spec) is not None

@@ -42,7 +42,7 @@ def _tensors_in(interp: Interpreter, tensor: Tensor, key: Value) -> Value | None
     tensors: list[Value] = []
     for item in items:
         if isinstance(item, Constant) and python_type(item) in (int, bool):
-            settings: dict[str, Value] = {"dtype": Constant(torch.int64), "device": Constant(tensor.ghost.device)}
+            settings: dict[str, Value] = {"dtype": Constant(torch.int64), "device": Constant(tensor.fake.device)}
             item = interp.tensor_call("call_function", torch.tensor, [item], settings)
         if not isinstance(item, Tensor):
             return None
@@ -57,7 +57,7 @@ def set_item(interp: Interpreter, tensor: Tensor, key: Value, value: Value) -> N
         interp.tensor_call("call_function", operator.setitem, [tensor, held[0], value])
         return
     key = with_told(interp, key) if interp.tape.data_sizes is not None else key
-    if interp.tape.data_sizes is not None and isinstance(value, Tensor) and value.ghost.dim():
+    if interp.tape.data_sizes is not None and isinstance(value, Tensor) and value.fake.dim():
         key = _masks_as_positions(interp, tensor, key)
     chosen, rest = _selected(interp, tensor, key)
     interp.tensor_call("call_function", operator.setitem, [chosen, Constant(...) if rest is None else rest, value])
@@ -74,12 +74,12 @@ def _masks_as_positions(interp: Interpreter, tensor: Tensor, key: Value) -> Valu
     dim = 0
     for item in items:
         if isinstance(item, Tensor) and _is_mask(item):
-            ghost = item.ghost
-            fits = ghost.dim() and tensor.ghost.dim() >= dim + ghost.dim()
-            if not fits or not all(map(surely_equal, ghost.shape, tensor.ghost.shape[dim:])):
+            fake = item.fake
+            fits = fake.dim() and tensor.fake.dim() >= dim + fake.dim()
+            if not fits or not all(map(surely_equal, fake.shape, tensor.fake.shape[dim:])):
                 return key  # PyTorch says what is wrong
             positions += _positions(interp, item)
-            dim += ghost.dim()
+            dim += fake.dim()
             continue
         extent = _extent(item)
         if extent is None or extent == -1:
@@ -98,16 +98,16 @@ def _found_once(interp: Interpreter, mask: Tensor) -> tuple[Value, list[Value]]:
     """`mask.nonzero()`, and its columns."""
     assert interp.tape.data_sizes is not None
     known = interp.tape.data_sizes.positions
-    ghost, version, entry = known.get(id(mask.ghost), (None, 0, []))
-    if ghost is not mask.ghost or version != mask.ghost._version:
+    fake, version, entry = known.get(id(mask.fake), (None, 0, []))
+    if fake is not mask.fake or version != mask.fake._version:
         places = interp.tensor_call("call_method", "nonzero", [mask])
         entry = places, _columns(interp, places, mask)
-        known[id(mask.ghost)] = mask.ghost, mask.ghost._version, entry
+        known[id(mask.fake)] = mask.fake, mask.fake._version, entry
     return entry  # type: ignore[no-any-return]
 
 
 def _columns(interp: Interpreter, places: Value, mask: Tensor) -> list[Value]:
-    columns = map(Constant, range(mask.ghost.dim()))
+    columns = map(Constant, range(mask.fake.dim()))
     return [interp.tensor_call("call_method", "select", [places, Constant(1), column]) for column in columns]
 
 
@@ -115,7 +115,7 @@ def where_true(interp: Interpreter, function: Any, args: list[Value], kwargs: di
     """`torch.where(mask)` and `mask.nonzero()`, of as many rows as `x[mask]` has, where data tell how many; None of any
     other call."""
     mask = args[0] if len(args) == 1 and not kwargs else None
-    if interp.tape.data_sizes is None or not isinstance(mask, Tensor) or not (_is_mask(mask) and mask.ghost.dim()):
+    if interp.tape.data_sizes is None or not isinstance(mask, Tensor) or not (_is_mask(mask) and mask.fake.dim()):
         return None
     if function not in (torch.where, torch.nonzero):
         return None
@@ -124,7 +124,7 @@ def where_true(interp: Interpreter, function: Any, args: list[Value], kwargs: di
 
 
 def _is_mask(item: Value) -> bool:
-    return isinstance(item, Tensor) and item.ghost.dtype is torch.bool
+    return isinstance(item, Tensor) and item.fake.dtype is torch.bool
 
 
 def _selected(interp: Interpreter, tensor: Tensor, key: Value) -> tuple[Value, Value | None]:
@@ -138,7 +138,7 @@ def _selected(interp: Interpreter, tensor: Tensor, key: Value) -> tuple[Value, V
     extents = [_extent(item) for item in items]
     if None in extents or extents.count(-1) > 1:
         return tensor, key
-    rest = tensor.ghost.dim() - extents.count(1)  # what `...` stands for
+    rest = tensor.fake.dim() - extents.count(1)  # what `...` stands for
     chosen: Value = tensor
     for place in reversed(range(len(items))):  # the last first: the others stay where they are
         if _varies(items[place]):
@@ -157,7 +157,7 @@ def _extent(item: Value) -> int | None:
     if isinstance(item, Number | Slice):
         return 1
     if isinstance(item, Tensor):
-        return 1 if item.ghost.dtype in (torch.int64, torch.int32) else None
+        return 1 if item.fake.dtype in (torch.int64, torch.int32) else None
     if not isinstance(item, Constant) or isinstance(item.value, bool):
         return None
     return 0 if item.value is None else -1 if item.value is ... else 1 if isinstance(item.value, int) else None
@@ -172,10 +172,10 @@ def _held_index(interp: Interpreter, tensor: Tensor, key: Value) -> tuple[Value,
     if len(held) != 1 or any(_extent(item) is None for item in items):
         return None
     index: Any = items[held[0]]
-    if index.ghost.dim() or not tensor.ghost.dim():
+    if index.fake.dim() or not tensor.fake.dim():
         return None
     extents = [_extent(item) or 0 for item in items]
-    rest = tensor.ghost.dim() - extents.count(1)
+    rest = tensor.fake.dim() - extents.count(1)
     before = [_kept(item, rest) for item in items[: held[0]]]
     row = interp.tensor_call("call_method", "reshape", [index, Constant(1)])
     items[held[0]] = row

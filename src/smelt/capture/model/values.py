@@ -27,7 +27,7 @@ from smelt.capture.model.bytecode import CodeInfo, Instruction
 from smelt.capture.model.set_order import NOTHING, Call, remade
 from smelt.capture.model.source import Source
 from smelt.capture.model.static import class_dict_of, is_a, mro_of, own_dict, static_lookup
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 from smelt.symbolic.expressions import DataDependent
 from smelt.symbolic.symnode import example_of, is_symbolic
 
@@ -116,13 +116,13 @@ class Number(Constant):
 
 @dataclass(slots=True, eq=False)
 class Tensor(Value):
-    """A tensor: the graph node that yields it and a ghost with its metadata.
+    """A tensor: the graph node that yields it and a fake tensor with its metadata.
 
     `kind` is Tensor or Parameter; `real` is the tensor itself if it came from outside.
     """
 
     node: fx.Node
-    ghost: GhostTensor
+    fake: FakeTensor
     kind: type = torch.Tensor
     real: torch.Tensor | None = None
     state: "Slots | None" = None  # of a leaf from outside of which the program has changed more than its gradient
@@ -130,7 +130,7 @@ class Tensor(Value):
 
 @dataclass(slots=True, eq=False)
 class Distributed(Tensor):
-    """A `DTensor`: its ghost is one over that of its local tensor, which is what the graph has."""
+    """A `DTensor`: its fake tensor is one over that of its local tensor, which is what the graph has."""
 
     local: Any = None  # a `Tensor`
     layout: Any = None  # a `Layout` of `smelt.ir.nodes.distributed`

@@ -28,7 +28,7 @@ def deciding(interp: Interpreter, frame: Frame, value: Value, jump: Instruction)
 
 def _branch_that_continues(frame: Frame, value: Tensor, jump: Instruction) -> bool | None:
     """The truth of a tensor for which a jump does not lead to a `raise`; None if both ways lead on, or neither."""
-    if value.ghost.numel() != 1 or acts_as_in_eager(frame.info.code):
+    if value.fake.numel() != 1 or acts_as_in_eager(frame.info.code):
         return None
     jumping = only_raises(frame.info, frame.info.index_at[jump.target])
     staying = only_raises(frame.info, frame.info.index_at[jump.next])

@@ -86,7 +86,7 @@ class OutputOf:
 class FromOutside:
     """An object from outside, as it was found."""
 
-    given: Given
+    value: Given
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""What autograd has written down about ghosts: which leaves a backward reaches, and what it leaves unusable.
+"""What autograd has written down about fake tensors: which leaves a backward reaches, and what it leaves unusable.
 
-loss.backward()   →   leaves_of([loss]): the ghosts of weight and bias; from then on `loss` is spent
+loss.backward()   →   leaves_of([loss]): the fake tensors of weight and bias; from then on `loss` is spent
 """
 
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ def leaves_of(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def yields_sparse(outputs: Iterable[torch.Tensor]) -> bool:
-    """Whether a backward from `outputs` makes sparse gradients, which ghosts do not tell from others."""
+    """Whether a backward from `outputs` makes sparse gradients, which fake tensors do not tell from others."""
     return any(
         getattr(node, name, False) is True
         for node in behind(each.grad_fn for each in outputs)

@@ -25,9 +25,9 @@ def constant_item(value: Tensor, tensors: dict[int, Tensor], untracked: dict[int
     """The number that a tensor of one element holds, or with `listed` what its `tolist()` is; NotImplemented if
     constants do not decide it.
 
-    `tensors`: all that the graph has, by the ids of their ghosts; `untracked`: those that were written without a count.
+    `tensors`: all of the graph, by the ids of their fake tensors; `untracked`: those written without a count.
     """
-    if value.node.op == "placeholder" or not (listed or value.ghost.numel() == 1):
+    if value.node.op == "placeholder" or not (listed or value.fake.numel() == 1):
         return NotImplemented
     steps = _steps(value.node)
     if steps is None:
@@ -40,7 +40,7 @@ def constant_item(value: Tensor, tensors: dict[int, Tensor], untracked: dict[int
     try:
         with _disable_current_modes(), torch.no_grad(), _OnlyConstant():  # type: ignore[no-untyped-call]
             result = _run([node for node in value.node.graph.nodes if node in steps])[value.node]
-            if result.dtype is not value.ghost.dtype:
+            if result.dtype is not value.fake.dtype:
                 return NotImplemented
             return BASE.tolist(result) if listed else BASE.item(result)
     except Exception:  # what PyTorch refuses it refuses at the program's line
@@ -62,11 +62,11 @@ def _steps(wanted: fx.Node) -> set[fx.Node] | None:
 
 def _is_untouched(value: Tensor, untracked: dict[int, Any]) -> bool:
     """Whether a small tensor of the host still holds what the node that made it yielded."""
-    ghost: Any = value.ghost
-    if not on_host(ghost.device) or not all(type(size) is int for size in ghost.shape) or ghost._version:
+    fake: Any = value.fake
+    if not on_host(fake.device) or not all(type(size) is int for size in fake.shape) or fake._version:
         return False
-    whole = ghost if ghost._base is None else ghost._base
-    return ghost.numel() <= _MAX_ELEMENTS and id(whole) not in untracked
+    whole = fake if fake._base is None else fake._base
+    return fake.numel() <= _MAX_ELEMENTS and id(whole) not in untracked
 
 
 def _run(steps: list[fx.Node]) -> dict[fx.Node, Any]:

@@ -2,8 +2,8 @@
 
     x: DTensor f32[8, 8], Shard(0), on 2 processes     →     Distributed(x_local: f32[4, 8], Layout(mesh, [Shard(0)]))
 
-An operator on them is a node of local tensors (`ir/nodes/distributed.py`). Ghosts that nobody keeps are asked first:
-how what it returns is placed, and whether anything is written or drawn, which is left to Python.
+An operator on them is a node of local tensors (`ir/nodes/distributed.py`). Temporary fake tensors tell
+first how its results are placed, and whether it writes or draws anything, which is left to Python.
 """
 
 import importlib
@@ -32,7 +32,7 @@ from smelt.capture.tape.tape import Tape
 from smelt.ir.graph import placeholders
 from smelt.ir.nodes.distributed import DistributedCall, Given, Layout, SameAs, local_of
 from smelt.ir.tensorspec import TensorSpec
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 from smelt.symbolic.symnode import is_symbolic
 
 
@@ -55,8 +55,8 @@ def distributed_input(tape: Tape, real: Any, source: Source) -> Distributed:
     value = of_local(part, layout, source, real)
     value.memory = next((each.memory for each in tape.distributed.values() if each.real is real), value.memory)
     tape.distributed[part.node] = value
-    ghost: Any = value.ghost
-    if ghost._spec != real._spec:
+    fake: Any = value.fake
+    if fake._spec != real._spec:
         raise Unsupported("B006", f"{source.text} (a DTensor sharded in another order)")
     return value
 
@@ -76,7 +76,7 @@ def _laid_out_as(layout: Layout, spec: TensorSpec, requires_grad: bool) -> Calla
 def of_local(
     local: Tensor, layout: Layout, source: Source | None = None, real: Any = None, masks: tuple[Tensor, ...] = ()
 ) -> Distributed:
-    whole: Any = layout.whole(local.ghost, *[mask.ghost for mask in masks])
+    whole: Any = layout.whole(local.fake, *[mask.fake for mask in masks])
     return Distributed(local.node, whole, layout.kind, real, source=source, local=local, layout=layout, masks=masks)
 
 
@@ -139,7 +139,7 @@ def call_distributed(
 
     if function is getattr and isinstance(args[1], Constant) and args[1].value == "requires_grad":
         assert isinstance(args[0], Tensor)
-        return Constant(bool(args[0].ghost.requires_grad))
+        return Constant(bool(args[0].fake.requires_grad))
     call = DistributedCall(function, given(Sequence(tuple, list(args))), given(Mapping(dict(kwargs))), ())
     call.layouts = tuple(layouts)
     if not _tried(tape, call, values, operands) and not call.writes:
@@ -151,7 +151,7 @@ def call_distributed(
     for place in call.writes or ():
         tape.call("call_method", "copy_", (operands[place], next(returned)), {})
         values[place].memory.is_written = True
-    recorded = any(isinstance(item, Tensor) and item.ghost.requires_grad for item in results.items)
+    recorded = any(isinstance(item, Tensor) and item.fake.requires_grad for item in results.items)
     if call.shares or recorded or not any(layouts):
         for value in (*values, *(result.items if isinstance(result, Sequence) else [result])):
             if isinstance(value, Distributed):
@@ -161,14 +161,14 @@ def call_distributed(
 
 def _is_recorded(tape: Tape, operands: list[Tensor | Number]) -> bool:
     """Whether autograd records what is computed from these."""
-    return tape.ambient.records and any(isinstance(each, Tensor) and each.ghost.requires_grad for each in operands)
+    return tape.ambient.records and any(isinstance(each, Tensor) and each.fake.requires_grad for each in operands)
 
 
 def _tried(tape: Tape, call: DistributedCall, values: list[Any], operands: list[Tensor | Number]) -> list[Any]:
     """The tensors that a call yields, of operands that are like those given."""
-    copies = [_copy(each.ghost) if isinstance(each, Tensor) else each.symbolic for each in operands]
+    copies = [_copy(each.fake) if isinstance(each, Tensor) else each.symbolic for each in operands]
     drawn, name = set(tape.effects.draws_on), call.__name__
-    if any(is_symbolic(size) for each in copies if isinstance(each, GhostTensor) for size in each.shape):
+    if any(is_symbolic(size) for each in copies if isinstance(each, FakeTensor) for size in each.shape):
         raise Unsupported("B006", f"DTensor, of which {name} would be asked in symbols,")  # PyTorch hashes its sizes
     try:
         results = tape.run("call_function", call, copies, {})
@@ -188,13 +188,13 @@ def _tried(tape: Tape, call: DistributedCall, values: list[Any], operands: list[
 
 
 def _forget_placements() -> None:
-    """Empty PyTorch's caches of placements: one that was made for ghosts may hold a ghost, and be found again."""
+    """Empty PyTorch's caches of placements: an entry may hold a fake tensor, and be used later."""
     debug = importlib.import_module("torch.distributed.tensor.debug")
     getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
 
 
-def _copy(ghost: Any) -> GhostTensor:
-    return GhostTensor(replace(TensorSpec.of(ghost), requires_grad=False))
+def _copy(fake: Any) -> FakeTensor:
+    return FakeTensor(replace(TensorSpec.of(fake), requires_grad=False))
 
 
 def _plain(result: Any) -> Value:

@@ -1,6 +1,6 @@
-"""The mode that capture runs operators under: notes what they do besides yielding ghosts, and the sizes that data tell.
+"""The mode that capture runs operators under: notes their side effects and data-dependent sizes.
 
-with EffectRecorder(tape): torch.rand(3)    →    a ghost, and the tape draws random numbers on the CPU
+with EffectRecorder(tape): torch.rand(3)    →    a fake tensor, and the tape draws random numbers on the CPU
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from smelt.capture.tape.tape import Tape
 from smelt.meta.data_sizes import sized_by_data, sized_by_library
 from smelt.meta.devices import result_device
 from smelt.meta.effects import draws_random, is_collective, quietly_written, raises, waits
-from smelt.meta.ghost import OURS, GhostError, GhostMode, by_others
+from smelt.meta.fake_tensor import OURS, FakeMode, FakeTensorError, by_others
 
 
-class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
-    """The mode that capture runs operators under: notes what they do besides yielding ghosts."""
+class EffectRecorder(FakeMode):  # type: ignore[no-untyped-call]
+    """The mode that capture runs operators under: notes what they do besides yielding fake tensors."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,7 +46,7 @@ class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
             return result
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        except (RuntimeError, NotImplementedError, GhostError):
+        except (RuntimeError, NotImplementedError, FakeTensorError):
             result = sized_by_library(func, args, kwargs or {}, sizes.new_size)
             if result is NotImplemented:
                 raise

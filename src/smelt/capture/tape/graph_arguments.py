@@ -1,4 +1,4 @@
-"""Values as arguments of graph nodes: plain Python all the way down, with nodes or ghosts for tensors.
+"""Values as arguments of graph nodes: plain Python all the way down, with nodes or fake tensors for tensors.
 
 Sequence(list, [Tensor(x), Constant(2)])      →      [x, 2]
 """

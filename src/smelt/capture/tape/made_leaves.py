@@ -22,9 +22,9 @@ class MadeLeaves:
         """Let go of the program's tensors."""
         self._slots.clear()
 
-    def add(self, ghost: Any) -> Slots:
+    def add(self, fake: Any) -> Slots:
         """A tensor is such a leaf, or is given a gradient all the same."""
-        return self._slots.setdefault(id(ghost), (ghost, Slots({"grad": Constant(None)})))[1]
+        return self._slots.setdefault(id(fake), (fake, Slots({"grad": Constant(None)})))[1]
 
     def add_all(self, others: "MadeLeaves") -> None:
         """Those of a graph inside of this one."""
@@ -32,14 +32,14 @@ class MadeLeaves:
 
     def gradient_slots(self, value: Tensor) -> Slots | None:
         """The `.grad` of a leaf that the graph makes; None for any other tensor."""
-        known = self._slots.get(id(value.ghost))
+        known = self._slots.get(id(value.fake))
         return None if known is None else known[1]
 
     def are_returned(self, outputs: Iterable[fx.Node], tensors: Iterable[Tensor]) -> bool:
         """Whether a leaf that the graph makes comes out of it, or something that leads to no other leaves. Where others
         are led to as well, nobody can see whether a gradient reaches one that has gone."""
         nodes = set(outputs) if self._slots else set()
-        returned = [value.ghost for value in tensors if value.node in nodes and value.ghost.requires_grad]
-        if any(id(ghost) in self._slots for ghost in returned):
+        returned = [value.fake for value in tensors if value.node in nodes and value.fake.requires_grad]
+        if any(id(fake) in self._slots for fake in returned):
             return True
-        return any(all(id(leaf) in self._slots for leaf in leaves_of([ghost])) for ghost in returned)
+        return any(all(id(leaf) in self._slots for leaf in leaves_of([fake])) for fake in returned)

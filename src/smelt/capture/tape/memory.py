@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from smelt.capture.model.values import Tensor, Value
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 from smelt.symbolic.shapes import may_overlap
 
 
@@ -18,29 +18,29 @@ class Memory:
     """The memory of the tensors of one graph. `by_ghost` are these tensors, as far as they are known by then."""
 
     def __init__(self, by_ghost: dict[int, Tensor]) -> None:
-        self._by_ghost = by_ghost
-        self._histories: dict[fx.Node, tuple[Any, Any]] = {}  # inputs as they came: ghost and `grad_fn`
-        self.untracked: dict[int, Any] = {}  # ghosts that are written without a count
+        self._by_fake = by_ghost
+        self._histories: dict[fx.Node, tuple[Any, Any]] = {}  # inputs as they came: fake tensor and `grad_fn`
+        self.untracked: dict[int, Any] = {}  # fake tensors that are written without a count
         self._data: dict[int, tuple[Any, Tensor]] = {}  # what `.data` yielded, and of which tensor: also without
-        self._written: dict[fx.Node, list[int]] = {}  # the ghosts that a node writes, by their ids
-        self._names: dict[int, set[fx.Node]] = {}  # the nodes that yield a ghost which is written
+        self._written: dict[fx.Node, list[int]] = {}  # the fake tensors that a node writes, by their ids
+        self._names: dict[int, set[fx.Node]] = {}  # the nodes that yield a fake tensor which is written
 
     def release(self) -> None:
         """Let go of the program's tensors."""
         self._data.clear()
 
-    def add_input(self, node: fx.Node, ghost: Any) -> None:
-        """A ghost comes from outside."""
-        self._histories[node] = (ghost, ghost.grad_fn)
+    def add_input(self, node: fx.Node, fake: Any) -> None:
+        """A fake tensor comes from outside."""
+        self._histories[node] = (fake, fake.grad_fn)
 
-    def add_data(self, ghost: Any, tensor: Tensor) -> None:
-        """A ghost is what `.data` of a tensor yields."""
-        self._data[id(ghost)] = (ghost, tensor)
+    def add_data(self, fake: Any, tensor: Tensor) -> None:
+        """A fake tensor is what `.data` of a tensor yields."""
+        self._data[id(fake)] = (fake, tensor)
 
     def add_write(self, node: fx.Node, value: Tensor) -> None:
         """A node writes a tensor."""
-        self._written.setdefault(node, []).append(id(value.ghost))
-        self._names.setdefault(id(value.ghost), set()).update((value.node, node))
+        self._written.setdefault(node, []).append(id(value.fake))
+        self._names.setdefault(id(value.fake), set()).update((value.node, node))
 
     def add_untracked_write(self, tensor: Any) -> None:
         """A tensor is written, of which its version will tell nothing."""
@@ -51,41 +51,41 @@ class Memory:
         """The tensors that are written by way of their `.data`, whose version tells nothing."""
         tensors = []
         for value in written:
-            while (id(whole := _base_of(value.ghost))) in self._data:
+            while (id(whole := _base_of(value.fake))) in self._data:
                 value = self._data[id(whole)][1]
-                self.add_untracked_write(value.ghost)
+                self.add_untracked_write(value.fake)
                 tensors.append(value)
         return tensors
 
-    def nodes_of_written(self, ghost: Any) -> Iterable[fx.Node]:
-        """The nodes that yield a ghost, if it is written."""
-        return self._names.get(id(ghost), ())
+    def nodes_of_written(self, fake: Any) -> Iterable[fx.Node]:
+        """The nodes that yield a fake tensor, if it is written."""
+        return self._names.get(id(fake), ())
 
     def written_by(self, node: fx.Node) -> set[fx.Node]:
         """The nodes that yield a tensor which this node writes."""
-        return {each for ghost in self._written.get(node, ()) for each in self._names.get(ghost, ())}
+        return {each for fake in self._written.get(node, ()) for each in self._names.get(fake, ())}
 
     def written(self) -> set[fx.Node]:
         """Inputs that are written, by themselves or by a view."""
         inputs = self._histories.items()
-        return {node for node, (ghost, _) in inputs if ghost._version or id(ghost) in self.untracked}
+        return {node for node, (fake, _) in inputs if fake._version or id(fake) in self.untracked}
 
     @property
     def writes_inputs(self) -> bool:
         """Whether a tensor from outside, or a view of one, is written."""
-        by_views = (value.source is not None and value.ghost._version > 0 for value in self._by_ghost.values())
+        by_views = (value.source is not None and value.fake._version > 0 for value in self._by_fake.values())
         return any(by_views) or bool(self.written())
 
     def mutated_with_grad(self) -> set[fx.Node]:
         """Inputs that are written with gradients: they have another history than they came with."""
-        return {node for node, (ghost, history) in self._histories.items() if ghost.grad_fn is not history}
+        return {node for node, (fake, history) in self._histories.items() if fake.grad_fn is not history}
 
     def is_data(self, value: Value, of: Tensor) -> bool:
         """Whether a value is what `.data` of a tensor yielded."""
-        known = self._data.get(id(value.ghost)) if isinstance(value, Tensor) else None
-        return known is not None and known[1].ghost is of.ghost
+        known = self._data.get(id(value.fake)) if isinstance(value, Tensor) else None
+        return known is not None and known[1].fake is of.fake
 
-    def is_among(self, out: GhostTensor, read: Iterator[GhostTensor], pointwise: bool) -> bool:
+    def is_among(self, out: FakeTensor, read: Iterator[FakeTensor], pointwise: bool) -> bool:
         """Whether memory that a call is to write is among what it reads, or has elements that it shows more than once.
         Element by element, a tensor may be written in its own place."""
         if may_overlap(tuple(out.shape), out.stride()):
@@ -95,13 +95,13 @@ class Memory:
 
     def is_shared(self, one: Tensor, other: Tensor) -> bool:
         """Whether two tensors are views of the same memory."""
-        return self._of(one.ghost) is self._of(other.ghost)
+        return self._of(one.fake) is self._of(other.fake)
 
     def shared_by(
         self, inputs: SequenceABC[fx.Node], outputs: SequenceABC[fx.Node]
     ) -> tuple[tuple[str, int] | None, ...]:
         """Of each output, the input or earlier output that it shares memory with."""
-        bases = {value.node: id(self._of(value.ghost)) for value in self._by_ghost.values()}
+        bases = {value.node: id(self._of(value.fake)) for value in self._by_fake.values()}
         known = {bases[node]: ("input", place) for place, node in enumerate(inputs) if node in bases}
         places: list[tuple[str, int] | None] = []
         for place, node in enumerate(outputs):
@@ -111,11 +111,11 @@ class Memory:
                 known.setdefault(base, ("output", place))
         return tuple(places)
 
-    def _of(self, ghost: GhostTensor) -> Any:
+    def _of(self, fake: FakeTensor) -> Any:
         """The tensor that all views of one memory are views of, `.data` included."""
-        whole = _base_of(ghost)
+        whole = _base_of(fake)
         while id(whole) in self._data:
-            whole = _base_of(self._data[id(whole)][1].ghost)
+            whole = _base_of(self._data[id(whole)][1].fake)
         return whole
 
 

@@ -19,7 +19,7 @@ from smelt.base.torch_originals import method
 from smelt.ir.nodes.ambient import Ambient, restored, without_default_devices
 from smelt.ir.nodes.size_check import SizeCheck
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
-from smelt.meta.ghost import GhostMode, GhostTensor, without_caller_hooks
+from smelt.meta.fake_tensor import FakeMode, FakeTensor, without_caller_hooks
 from smelt.meta.nonleaf import computed
 from smelt.symbolic.expressions import Expression, Symbol
 from smelt.symbolic.symnode import Formula, is_symbolic, meaning
@@ -41,7 +41,7 @@ class Refit:
         with torch._C._InferenceMode(False), without_caller_hooks(), restored(), without_default_devices():
             torch._C._set_grad_enabled(self._entry.records)
             try:
-                with torch._C.DisableTorchFunctionSubclass(), GhostMode():  # type: ignore[no-untyped-call]
+                with torch._C.DisableTorchFunctionSubclass(), FakeMode():  # type: ignore[no-untyped-call]
                     return self._run(values)
             except Exception:  # an operator refuses the size, or only data could tell more
                 return False
@@ -56,7 +56,7 @@ class Refit:
                 continue
             spec = _at(spec_of(node), value)
             if node.op == "placeholder" or node in self._defining or isinstance(spec_of(node), NumberSpec):
-                values_by_node[node] = _ghosts(spec)
+                values_by_node[node] = _fakes(spec)
                 continue
             args, kwargs = map_arg((node.args, dict(node.kwargs)), values_by_node.__getitem__)
             function: Any = method(str(node.target)) if node.op == "call_method" else node.target
@@ -80,13 +80,13 @@ def _at(spec: Any, value: Any) -> Any:
     return type(spec)(_at(each, value) for each in spec) if isinstance(spec, tuple | list) else spec
 
 
-def _ghosts(spec: Any) -> Any:
+def _fakes(spec: Any) -> Any:
     if isinstance(spec, tuple | list):
-        return type(spec)(map(_ghosts, spec))
+        return type(spec)(map(_fakes, spec))
     if not isinstance(spec, TensorSpec):
         return spec
-    ghost: Any = GhostTensor(spec)
-    return computed(ghost, lambda: GhostTensor(replace(spec, requires_grad=False))) if spec.requires_grad else ghost
+    fake: Any = FakeTensor(spec)
+    return computed(fake, lambda: FakeTensor(replace(spec, requires_grad=False))) if spec.requires_grad else fake
 
 
 def _alike(result: Any, spec: Any) -> bool:

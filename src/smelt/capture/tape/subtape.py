@@ -18,7 +18,7 @@ from smelt.capture.tape.tape import Tape
 from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, tensor_spec
 from smelt.meta.devices import current_index
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 from smelt.meta.nonleaf import computed
 from smelt.symbolic.symnode import meaning
 
@@ -38,17 +38,17 @@ class Subtape(Tape):
         node = self._placeholder(name)
         spec = replace(spec, requires_grad=requires_grad)
         set_spec(node, spec)
-        value = Tensor(node, _computed_ghost(spec) if requires_grad else GhostTensor(spec))
-        self._by_ghost[id(value.ghost)] = value
+        value = Tensor(node, _computed_fake(spec) if requires_grad else FakeTensor(spec))
+        self._by_fake[id(value.fake)] = value
         return value
 
     def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
         raise Unsupported("B017", f"{source.text}, a tensor that only it uses")
 
-    def _ghost(self, value: Tensor | Number) -> Any:
+    def _fake(self, value: Tensor | Number) -> Any:
         if isinstance(value, Tensor) and self.node_of(value).graph is not self.graph:
             self._lift(value)
-        return super()._ghost(value)
+        return super()._fake(value)
 
     def _node(self, value: Tensor | Number) -> fx.Node:
         if isinstance(value, Tensor) and self.node_of(value).graph is self.graph:
@@ -75,11 +75,11 @@ class Subtape(Tape):
         return [value for value, _ in written]
 
 
-def _computed_ghost(spec: TensorSpec) -> Any:
+def _computed_fake(spec: TensorSpec) -> Any:
     """One that is no leaf."""
     with torch.enable_grad():
-        ghost: Any = computed(GhostTensor(spec), lambda: GhostTensor(replace(spec, requires_grad=False)))
-    return ghost
+        fake: Any = computed(FakeTensor(spec), lambda: FakeTensor(replace(spec, requires_grad=False)))
+    return fake
 
 
 class LaterTape(Subtape):

@@ -1,6 +1,6 @@
-"""The graph under construction: tensor calls written down as `torch.fx` nodes and run on ghosts for their metadata.
+"""The graph under construction: tensor calls become `torch.fx` nodes, and run on fake tensors for their metadata.
 
-tape.call("call_function", torch.relu, (x,), {})   →   Tensor(node relu, ghost f32[2, 3])
+tape.call("call_function", torch.relu, (x,), {})   →   Tensor(node relu, fake tensor f32[2, 3])
 """
 
 import operator
@@ -44,7 +44,7 @@ from smelt.ir.nodes.checkpoint import Checkpoint
 from smelt.ir.nodes.custom_backward import Derivative
 from smelt.ir.symbolic_numbers import NumberWriter
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, spec_of_value, tensor_spec
-from smelt.meta.ghost import GhostError, GhostTensor
+from smelt.meta.fake_tensor import FakeTensor, FakeTensorError
 from smelt.meta.nonleaf import computed
 from smelt.meta.symbolic_decomps import spell_out
 from smelt.symbolic.expressions import COMPUTED, FROM_DATA, DataDependent, Expression, ShapeEnv, Symbol
@@ -73,8 +73,8 @@ class Tape:
     def __init__(self, ambient: Ambient | None = None) -> None:
         self.graph = fx.Graph()
         self.inputs: dict[fx.Node, Source] = {}
-        self._by_ghost: dict[int, Tensor] = {}
-        self.memory = Memory(self._by_ghost)
+        self._by_fake: dict[int, Tensor] = {}
+        self.memory = Memory(self._by_fake)
         self.effects = GraphEffects(self.memory)
         self.leaves = MadeLeaves()
         self.place = ""
@@ -112,7 +112,7 @@ class Tape:
             value.real = value.state = None
         self.memory.release()
         self.leaves.release()
-        by_id = (self._inputs_by_id, self._by_ghost)
+        by_id = (self._inputs_by_id, self._by_fake)
         for table in (*by_id, self.inputs, self._places, self.lifted, self.distributed):
             table.clear()
 
@@ -191,12 +191,12 @@ class Tape:
         node = self._input(source)
         spec = replace(TensorSpec.of(tensor), shape=shape, stride=stride)
         set_spec(node, spec)
-        ghost: Any = GhostTensor(spec)
+        fake: Any = FakeTensor(spec)
         if spec.requires_grad and not tensor.is_leaf:
-            ghost = computed(ghost, lambda: GhostTensor(replace(spec, requires_grad=False)))
-        value = Tensor(node, ghost, type(tensor), tensor, source=source)
-        self._by_ghost[id(value.ghost)] = value
-        self.memory.add_input(node, ghost)
+            fake = computed(fake, lambda: FakeTensor(replace(spec, requires_grad=False)))
+        value = Tensor(node, fake, type(tensor), tensor, source=source)
+        self._by_fake[id(value.fake)] = value
+        self.memory.add_input(node, fake)
         met = self._inputs_by_id.setdefault(id(tensor), [])
         value.state = met[0][1].state if met else None
         met.append((node, value))
@@ -209,36 +209,36 @@ class Tape:
 
     def leads_to(self, leaf: Any) -> bool:
         """Whether a backward from something that the graph computed comes to a leaf, and is still possible."""
-        ghosts = [value.ghost for value in self._by_ghost.values() if value.ghost.grad_fn is not None]
-        return self.histories.lead_to(ghosts, leaf)
+        fakes = [value.fake for value in self._by_fake.values() if value.fake.grad_fn is not None]
+        return self.histories.lead_to(fakes, leaf)
 
     def _refuse_changed_alias(self, tensor: torch.Tensor | None, names: int) -> None:
         """Refuse a tensor of so many names that came to require grad, or to have another shape, by one of them: each
-        has a ghost of its own until the graph is whole, and the others do not know."""
+        has a fake tensor of its own until the graph is whole, and the others do not know."""
         met = self._inputs_by_id.get(id(tensor), ()) if tensor is not None else ()
-        if len(met) >= names and any(metadata_changed(node, value.ghost) for node, value in met):
+        if len(met) >= names and any(metadata_changed(node, value.fake) for node, value in met):
             raise Unsupported("B015", "A write to a tensor that was reached by two names")
 
-    def value_of(self, ghost: Any) -> Tensor | None:
-        """The tensor that a ghost stands for."""
-        return self._by_ghost.get(id(ghost))
+    def value_of(self, fake: Any) -> Tensor | None:
+        """The tensor that a fake tensor stands for."""
+        return self._by_fake.get(id(fake))
 
     def known_as(self, value: Tensor) -> None:
-        """A tensor will be asked for by its ghost."""
-        self._by_ghost.setdefault(id(value.ghost), value)
+        """A tensor will be asked for by its fake tensor."""
+        self._by_fake.setdefault(id(value.fake), value)
 
     def detached_if_freed(self, value: Tensor) -> fx.Node | None:
         """A tensor without its history, if a backward has freed that; None if it has it still."""
-        if not value.ghost.requires_grad or not self.histories.is_freed(value.ghost):
+        if not value.fake.requires_grad or not self.histories.is_freed(value.fake):
             return None
         node = self._method("detach", self.node_of(value))
-        set_spec(node, replace(TensorSpec.of(value.ghost), requires_grad=False))
+        set_spec(node, replace(TensorSpec.of(value.fake), requires_grad=False))
         return node
 
     def preallocate(self, value: Tensor) -> tuple[fx.Node, Any, tuple[Any, ...], dict[str, Any]] | None:
         """Let a tensor that the graph makes and then writes be an input, if it can be made before the graph runs: the
         new input, and the call that makes it, of constants and inputs."""
-        written = () if value.ghost.requires_grad else self.memory.nodes_of_written(value.ghost)
+        written = () if value.fake.requires_grad else self.memory.nodes_of_written(value.fake)
         nodes = [node for node in written if node.op == "call_function" and node.target in _PREALLOCATABLE]
         if len(nodes) != 1 or nodes[0].graph is not self.graph or nodes[0] in self.inferred:
             return None
@@ -250,7 +250,7 @@ class Tape:
         set_spec(node, spec_of(nodes[0]))
         nodes[0].replace_all_uses_with(node)
         self.graph.erase_node(nodes[0])
-        self.memory.add_input(node, value.ghost)
+        self.memory.add_input(node, value.fake)
         self.deciding |= {node} if nodes[0] in self.deciding else set()
         return node, *call
 
@@ -269,32 +269,32 @@ class Tape:
             size = args[1]
             if isinstance(size, Sequence) and size.kind is torch.Size:
                 args = (args[0], *size.items)  # other tuples are data to it, and in a graph there are no others
-        ghosts = [graph_argument(value, self._ghost) for value in args]
-        named = {name: graph_argument(value, self._ghost) for name, value in kwargs.items()}
-        seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
+        fakes = [graph_argument(value, self._fake) for value in args]
+        named = {name: graph_argument(value, self._fake) for name, value in kwargs.items()}
+        seen = [(tensor, tensor._version) for tensor in _fakes_in((*fakes, *named.values()))]
         collectives = self.effects.collectives
-        result = self.run(opcode, target, ghosts, named)
+        result = self.run(opcode, target, fakes, named)
         told: list[tuple[Symbol, tuple[int, ...]]] = []
         if self.data_sizes is not None and self.data_sizes.fresh:
-            result, told = self.data_sizes.located(result, lambda: self.run(opcode, target, ghosts, named))
+            result, told = self.data_sizes.located(result, lambda: self.run(opcode, target, fakes, named))
             self.effects.may_raise()  # the check of the sizes does
         if self.data_sizes is not None and self.effects.communicates and (told or self.data_sizes.defining):
             raise Unsupported("B027", "a size that only data tell beside a collective")
-        for kind in chosen_kinds(_ghosts_in((result,)), [tensor for tensor, _ in seen], (*args, *kwargs.values())):
+        for kind in chosen_kinds(_fakes_in((result,)), [tensor for tensor, _ in seen], (*args, *kwargs.values())):
             self.current_device(kind)
-        written = [self._by_ghost[id(tensor)] for tensor, version in seen if tensor._version != version]
+        written = [self._by_fake[id(tensor)] for tensor, version in seen if tensor._version != version]
         if self.inferred:
             self._refuse_inference_tensors(target, [tensor for tensor, _ in seen], written, result)
         for value in written:
             self._refuse_changed_alias(value.real, 2)
         if written and self.texts:
             raise Unsupported("B005", f"{_name_of(target)}, after a tensor was formatted as a string")
-        known = self._by_ghost.get(id(result)) if isinstance(result, GhostTensor) else None
+        known = self._by_fake.get(id(result)) if isinstance(result, FakeTensor) else None
         if known is not None and not written:
             return known  # x.contiguous() of a contiguous x is x
         if not (args or kwargs) and is_constant(result):
             raise Unsupported("B002", _name_of(target))  # it answers from the process, which no guard asks
-        if self.data_sizes is not None and not _is_sure(target, ghosts, result):
+        if self.data_sizes is not None and not _is_sure(target, fakes, result):
             self.data_sizes.rely_on_many(size for tensor, _ in seen for size in tensor.shape)
         if not written and is_constant(result) and result is not None:
             return Constant(result)
@@ -312,15 +312,15 @@ class Tape:
         if told:
             assert self.data_sizes is not None
             self.data_sizes.define(told, node)
-        if isinstance(result, GhostTensor) and result.requires_grad and result.is_leaf and known is None:
+        if isinstance(result, FakeTensor) and result.requires_grad and result.is_leaf and known is None:
             self.leaves.add(result)
-        if target is getattr and ghosts[1] == "data":
+        if target is getattr and fakes[1] == "data":
             assert isinstance(args[0], Tensor)
             self.memory.add_data(result, args[0])
         for value in (*written, *self.memory.written_through_data(written)):
             self.effects.writes = True
             self.memory.add_write(node, value)
-            if value.ghost is result:
+            if value.fake is result:
                 self._rebind(value, node)
         return self._wrap(result, node)
 
@@ -335,7 +335,7 @@ class Tape:
         finds out would be lost to the process, and in eager PyTorch a branch waits for it as well."""
         if self.effects.communicates:
             raise Unsupported("B003", "the value of a tensor, after a collective, which cannot be undone")
-        if isinstance(test, Tensor) and not on_host(test.ghost.device):
+        if isinstance(test, Tensor) and not on_host(test.fake.device):
             test = self.call("call_method", "to", (test, Constant(HOST)), {})
         self.effects.may_raise()
         self._record("call_function", aten._assert_async.msg, (test, Constant(text)), {}, None)
@@ -382,8 +382,8 @@ class Tape:
         node = self.graph.call_function(torch.full, ((), self._numbers.write(value.symbolic)), {"dtype": dtype})
         spec = TensorSpec((), (), dtype, HOST)
         set_spec(node, spec)
-        tensor = Tensor(node, GhostTensor(spec))
-        self._by_ghost[id(tensor.ghost)] = tensor
+        tensor = Tensor(node, FakeTensor(spec))
+        self._by_fake[id(tensor.fake)] = tensor
         return tensor
 
     def item_of(self, leaf: Any) -> fx.Node:
@@ -398,18 +398,18 @@ class Tape:
         """From here on the outputs are what `target` yields: the same objects, known to autograd, but for inputs that
         are outputs too, of which it yields views."""
         args: tuple[Value, ...] = (Sequence(tuple, list(outputs)), Sequence(tuple, list(others)), *inputs)
-        result = self.run("call_function", target, [graph_argument(value, self._ghost) for value in args], {})
+        result = self.run("call_function", target, [graph_argument(value, self._fake) for value in args], {})
         node = self._record("call_function", target, args, {}, result)
         tied: list[Value] = []
-        for value, ghost in zip(outputs, result, strict=True):
+        for value, fake in zip(outputs, result, strict=True):
             if isinstance(value, Tensor):
                 part = self.graph.call_function(operator.getitem, (node, len(tied)))
-                set_spec(part, spec_of_value(ghost))
+                set_spec(part, spec_of_value(fake))
                 self._added.append(part)
-                if ghost is value.ghost:
+                if fake is value.fake:
                     self._rebind(value, part)
                 else:
-                    value = self._wrap(ghost, part)
+                    value = self._wrap(fake, part)
             tied.append(value)
         return tied
 
@@ -440,23 +440,23 @@ class Tape:
 
     def replace(self, value: Tensor, other: Tensor) -> Tensor:
         """From now on a tensor is what another is. Returns what it was, which stays known: views may lead there, and
-        no other ghost may get its address."""
-        before = Tensor(value.node, value.ghost)
-        self._by_ghost[id(value.ghost)] = before
-        value.node, value.ghost = other.node, other.ghost
+        no other fake tensor may get its address."""
+        before = Tensor(value.node, value.fake)
+        self._by_fake[id(value.fake)] = before
+        value.node, value.fake = other.node, other.fake
         return before
 
     def put_back(self, value: Tensor, before: Tensor) -> None:
         """Undo `replace`."""
-        self._by_ghost[id(before.ghost)] = value
-        value.node, value.ghost = before.node, before.ghost
+        self._by_fake[id(before.fake)] = value
+        value.node, value.fake = before.node, before.fake
 
-    def _ghost(self, value: Tensor | Number) -> Any:
+    def _fake(self, value: Tensor | Number) -> Any:
         """What stands for a tensor, or for a number that may change, where an operator is run for its metadata."""
         if not isinstance(value, Tensor):
             return value.symbolic
-        self._by_ghost.setdefault(id(value.ghost), value)
-        return value.ghost
+        self._by_fake.setdefault(id(value.fake), value)
+        return value.fake
 
     def _operand(self, value: Tensor | Number) -> fx.Node:
         if isinstance(value, Tensor) and value.state is not None and value.state.is_reassigned:
@@ -470,27 +470,27 @@ class Tape:
     def decided(self, value: Tensor) -> bool | None:
         """The truth of a tensor if it does not depend on what running will yield."""
         known = self.known_item(value)
-        return decided(value, self._by_ghost) if known is NotImplemented else bool(known)
+        return decided(value, self._by_fake) if known is NotImplemented else bool(known)
 
     def known_item(self, value: Tensor, listed: bool = False) -> Any:
         """The number that a tensor made of constants holds, or its `tolist()`; NotImplemented of any other."""
-        return constant_item(value, self._by_ghost, self.memory.untracked, listed)
+        return constant_item(value, self._by_fake, self.memory.untracked, listed)
 
     def require_grad(self, value: Tensor, wanted: bool) -> None:
         """`requires_grad_` of a tensor that the graph computes, which has no history."""
-        self.run("call_method", "requires_grad_", [value.ghost, wanted], {})
-        node = self._record("call_method", "requires_grad_", (value, Constant(wanted)), {}, value.ghost)
+        self.run("call_method", "requires_grad_", [value.fake, wanted], {})
+        node = self._record("call_method", "requires_grad_", (value, Constant(wanted)), {}, value.fake)
         self._rebind(value, node)
-        self.leaves.add(value.ghost)
+        self.leaves.add(value.fake)
 
     def is_given_twice(self, out: Tensor, args: SequenceABC[Value], pointwise: bool) -> bool:
         """Whether memory that a call is to write is among what it reads."""
-        read = _ghosts_in(tuple(graph_argument(value, self._ghost) for value in args))
-        return self.memory.is_among(out.ghost, read, pointwise)
+        read = _fakes_in(tuple(graph_argument(value, self._fake) for value in args))
+        return self.memory.is_among(out.fake, read, pointwise)
 
     def returns_new_leaves(self, outputs: SequenceABC[fx.Node]) -> bool:
         """Whether leaves that the graph makes can be reached from its outputs."""
-        return self.leaves.are_returned(outputs, self._by_ghost.values())
+        return self.leaves.are_returned(outputs, self._by_fake.values())
 
     def is_entry_ambient(self) -> bool:
         """Whether the state of the process is the one that the captured code was entered in."""
@@ -505,21 +505,21 @@ class Tape:
     def rely_on_grad_mode(self) -> None:
         """The grad mode is read; it is guarded."""
 
-    def _is_inferred(self, ghost: GhostTensor) -> bool:
+    def _is_inferred(self, fake: FakeTensor) -> bool:
         """Whether a new tensor is one of inference mode: made in it, and no view of one that was not."""
-        known = self._by_ghost.get(id(ghost._base))  # there may be one that only an operator has seen
+        known = self._by_fake.get(id(fake._base))  # there may be one that only an operator has seen
         if known is None:
             return self.ambient.inference and not self._entry.inference
         return known.node in self.inferred
 
     def _refuse_inference_tensors(
-        self, target: Any, used: list[GhostTensor], written: list[Tensor], result: Any
+        self, target: Any, used: list[FakeTensor], written: list[Tensor], result: Any
     ) -> None:
         """Outside inference mode, tensors made in it may neither be written nor be part of what autograd records."""
-        known = [self._by_ghost[id(ghost)] for ghost in used if id(ghost) in self._by_ghost]
+        known = [self._by_fake[id(fake)] for fake in used if id(fake) in self._by_fake]
         if self.ambient.inference or not any(value.node in self.inferred for value in known):
             return
-        if written or any(ghost.requires_grad for ghost in _ghosts_in((result,))):
+        if written or any(fake.requires_grad for fake in _fakes_in((result,))):
             raise Unsupported("B021", _name_of(target))
 
     def forget_casts(self) -> None:
@@ -538,17 +538,17 @@ class Tape:
         if wanted.attention != synced.attention:
             self._added.append(self.graph.call_function(*setting_attention(wanted.attention)))
 
-    def run(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
-        """What a call yields, of ghosts; nothing is recorded."""
+    def run(self, opcode: str, target: Any, fakes: list[Any], named: dict[str, Any]) -> Any:
+        """What a call yields, of fake tensors; nothing is recorded."""
         if self.data_sizes is None:
-            return self._run_on_ghosts(opcode, target, ghosts, named)
+            return self._run_on_fakes(opcode, target, fakes, named)
         shape_env = self.data_sizes.shape_env
         self.data_sizes.fresh.clear()
         self.data_sizes.place = self.place
         known = list(shape_env.guards)
         shape_env.quiet = True
         try:
-            return self._run_on_ghosts(opcode, target, ghosts, named)
+            return self._run_on_fakes(opcode, target, fakes, named)
         except Unsupported:
             others = self.data_sizes.others(known, list(shape_env.guards)[len(known) :])
             if others is None:
@@ -557,17 +557,17 @@ class Tape:
         finally:
             shape_env.quiet = False
 
-    def _run_on_ghosts(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
+    def _run_on_fakes(self, opcode: str, target: Any, fakes: list[Any], named: dict[str, Any]) -> Any:
         try:
             function = method(target) if opcode == "call_method" else target
-            result = spell_out(function, ghosts, named)
-            return function(*ghosts, **named) if result is NotImplemented else result
-        except (GhostError, DataDependent) as unknowable:
+            result = spell_out(function, fakes, named)
+            return function(*fakes, **named) if result is NotImplemented else result
+        except (FakeTensorError, DataDependent) as unknowable:
             raise Unsupported("B004", _name_of(target)) from unknowable
         except Exception as error:
             text = str(error).split("\nException raised from ")[0]  # where in C++ is nobody's concern
             if any(phrase in text for phrase in _NEEDS_DATA):
-                if target is torch.lstm and ghosts[0].dim() == 3 and any(map(is_symbolic, ghosts[0].shape)):  # unpacked
+                if target is torch.lstm and fakes[0].dim() == 3 and any(map(is_symbolic, fakes[0].shape)):  # unpacked
                     raise Unsupported("B009", "the steps of an LSTM whose length is dynamic") from error
                 raise Unsupported("B004", _name_of(target)) from error
             raise Unsupported("B011", f"{_name_of(target)}: {type(error).__name__}: {text}") from error
@@ -598,12 +598,12 @@ class Tape:
         return False
 
     def _wrap(self, result: Any, node: fx.Node) -> Value:
-        if isinstance(result, GhostTensor):
-            known = self._by_ghost.get(id(result))
+        if isinstance(result, FakeTensor):
+            known = self._by_fake.get(id(result))
             if known is not None:
                 return known
             value = Tensor(node, result)
-            self._by_ghost[id(result)] = value
+            self._by_fake[id(result)] = value
             if self._is_inferred(result):
                 self.inferred.add(node)
             return value
@@ -615,7 +615,7 @@ class Tape:
         raise Unsupported("B017", f"{_name_of(node.target)} returns a {type(result).__qualname__}")
 
     def _item(self, item: Any, node: fx.Node, position: int) -> Value:
-        if not isinstance(item, GhostTensor | tuple | list):
+        if not isinstance(item, FakeTensor | tuple | list):
             return self._wrap(item, node)
         part = self.graph.call_function(operator.getitem, (node, position))
         set_spec(part, spec_of_value(item))
@@ -632,23 +632,23 @@ def _is_sure(target: Any, args: list[Any], result: Any) -> bool:
     asked = args[1] if target is getattr else target
     if result is None or isinstance(result, torch.Size) or asked in _SURE:
         return True
-    return next(_ghosts_in((result,)), None) is not None
+    return next(_fakes_in((result,)), None) is not None
 
 
 def _name_of(target: Any) -> str:
     return target if isinstance(target, str) else str(getattr(target, "__name__", target))
 
 
-def _ghosts_in(values: tuple[Any, ...]) -> IteratorABC[GhostTensor]:
+def _fakes_in(values: tuple[Any, ...]) -> IteratorABC[FakeTensor]:
     for value in values:
-        if isinstance(value, GhostTensor):
+        if isinstance(value, FakeTensor):
             yield value
         elif isinstance(value, tuple | list):
-            yield from _ghosts_in(tuple(value))
+            yield from _fakes_in(tuple(value))
 
 
-def metadata_changed(node: fx.Node, ghost: Any) -> bool:
+def metadata_changed(node: fx.Node, fake: Any) -> bool:
     """Whether an input has become another kind of tensor than it came as."""
     spec = tensor_spec(node)
     came = spec.requires_grad, spec.shape, spec.stride
-    return came != (ghost.requires_grad, tuple(ghost.shape), tuple(ghost.stride()))
+    return came != (fake.requires_grad, tuple(fake.shape), tuple(fake.stride()))

@@ -20,7 +20,7 @@ _MIRRORED = {operator.lt: operator.gt, operator.le: operator.ge, operator.gt: op
 def decided(value: Tensor, tensors: dict[int, Tensor]) -> bool | None:
     """What a comparison comes to for every number that may be drawn; None if that depends on the number."""
     node = value.node
-    if node.target not in _MIRRORED or value.ghost._version or value.ghost.numel() != 1:
+    if node.target not in _MIRRORED or value.fake._version or value.fake.numel() != 1:
         return None
     compare, (left, right) = node.target, node.args
     if _is_uniform(right, tensors):
@@ -35,5 +35,5 @@ def _is_uniform(node: Any, tensors: dict[int, Tensor]) -> bool:
     """Whether a graph argument is a number drawn between 0 and 1, and nothing was written over it."""
     if getattr(node, "target", None) not in _UNIFORM:
         return False
-    ghosts = [tensor.ghost for tensor in tensors.values() if tensor.node is node]
-    return len(ghosts) == 1 and not ghosts[0]._version and ghosts[0].dtype in _EXACT
+    fakes = [tensor.fake for tensor in tensors.values() if tensor.node is node]
+    return len(fakes) == 1 and not fakes[0]._version and fakes[0].dtype in _EXACT

@@ -6,7 +6,7 @@ kernel one of `schedule_passes`.
 
 from collections.abc import Mapping, Sequence
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
 from smelt.codegen.cpu.attention.plan import AttentionPlan, plan_attention
 from smelt.codegen.cpu.entry_points import write
@@ -31,13 +31,13 @@ __all__ = ["TABLES", "assemble", "emit", "load", "member", "schedule", "share", 
 
 
 def schedule(
-    kernel: Kernel, target: Target, fuel: Fuel, *, check: bool = False, of: str = ""
+    kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool = False, of: str = ""
 ) -> SchedulePlan | ProductPlan | AttentionPlan:
     if is_attention(kernel):
         return plan_attention(kernel, target)
     if contraction(kernel) is not None:
         return plan_product(kernel, target)
-    return plan(kernel, target, fuel, check=check, of=of)
+    return plan(kernel, target, budget, check=check, of=of)
 
 
 def emit(

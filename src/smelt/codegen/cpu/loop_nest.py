@@ -427,7 +427,7 @@ class LoopNest:
         b.jump(after)
         b.label(after)
 
-    def finish(self, parts: row_accumulators.Parts | None = None) -> None:
+    def finish(self, parts: row_accumulators.CompiledParts | None = None) -> None:
         """Store the results of reductions over rows; with `parts`, reduce the parts in order first."""
         results = []
         for accumulator in self.plan.accumulators:

@@ -23,7 +23,7 @@ BLOCK_ROWS = 32
 _LANES = 16
 
 # How many parts there are, and how many bytes lie between their private memories.
-Parts = tuple[LlvmValue, Size]
+CompiledParts = tuple[LlvmValue, Size]
 
 
 def padded(accumulator: Accumulator) -> Size:
@@ -88,7 +88,7 @@ class Result:
         b.store(to_memory(b, value, self.dtype), out)
 
 
-def finish(b: Builder, results: Sequence[Result], pointers: dict[str, str], parts: Parts | None) -> None:
+def finish(b: Builder, results: Sequence[Result], pointers: dict[str, str], parts: CompiledParts | None) -> None:
     """Store results; with `parts`, reduce the parts in order first."""
     whole = [each for each in results if each.accumulator.size != 0]
     for straight in (True, False):
@@ -98,7 +98,7 @@ def finish(b: Builder, results: Sequence[Result], pointers: dict[str, str], part
 
 
 def _finish(
-    results: Sequence[Result], straight: bool, b: Builder, pointers: dict[str, str], parts: Parts | None
+    results: Sequence[Result], straight: bool, b: Builder, pointers: dict[str, str], parts: CompiledParts | None
 ) -> None:
     """Of results as long as each other."""
     size = results[0].accumulator.size
@@ -132,7 +132,7 @@ def _totals(
     pointers: dict[str, str],
     position: LlvmValue,
     lanes: int,
-    parts: Parts | None,
+    parts: CompiledParts | None,
 ) -> list[LlvmValue]:
     arrays = [each.arrays[0] for each in accumulators]
     places = [b.element(pointers[name], memory_kind(dtype), position) for name, dtype in arrays]

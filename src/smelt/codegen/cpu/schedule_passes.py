@@ -9,8 +9,8 @@ against the opt-bisect limit; without it the kernel computes the same, slower.
 
 from dataclasses import replace
 
-from smelt.base.fuel import Fuel
-from smelt.base.row import Burns, Row, run_rows
+from smelt.base.rewrite_budget import RewriteBudget
+from smelt.base.row import BudgetUse, Row, run_rows
 from smelt.codegen.axes import flattened, forward_scans, is_pointwise, ordered, reduce_rows_first, without_unit_axes
 from smelt.codegen.cpu.online_softmax import online
 from smelt.codegen.cpu.row_pairing import paired
@@ -168,29 +168,29 @@ SCHEDULE = (
     Row("fold rows first", PLAN, PLAN, _reduce_rows_first, "before axes merge: a fold over cols and rows becomes two"),
     Row("order axes", PLAN, PLAN, _order_axes, "once folds are apart: as memory is written, neighbours merged"),
     Row("independent rows", PLAN, PLAN, _independent_rows, "before rows are paired: pairs share what is not theirs"),
-    Row("pair rows", PLAN, PLAN, _pair_rows, "after the order of rows is fixed: it halves the last axis", Burns.ONE),
-    Row("online softmax", PLAN, PLAN, _online_softmax, "after pairing, which makes two maxima of one", Burns.ONE),
+    Row("pair rows", PLAN, PLAN, _pair_rows, "after row order is fixed: it halves the last axis", BudgetUse.ONE),
+    Row("online softmax", PLAN, PLAN, _online_softmax, "after pairing, which makes two maxima of one", BudgetUse.ONE),
     Row("split", PLAN, PLAN, _split, "once the kernel's loops are final: what threads share out of them"),
     Row("vectorize", PLAN, PLAN, _vectorize, "after the split: lanes of the last axis, as registers allow"),
-    Row("unroll", PLAN, PLAN, _unroll, "after vectors: more of them where a point takes few registers", Burns.ONE),
-    Row("prefetch next row", PLAN, PLAN, _prefetch_next_row, "before single loops: across rows", Burns.ONE),
-    Row("prefetch", PLAN, PLAN, _prefetch, "after rows: what loops prefetch that no row before did", Burns.ONE),
-    Row("pipeline loads", PLAN, PLAN, _pipeline_loads, "once loops are final: loads before stores", Burns.ONE),
-    Row("contiguous runs", PLAN, PLAN, _contiguous_runs, "any time: how places side by side are read", Burns.ONE),
-    Row("known signs", PLAN, PLAN, _known_signs, "any time: shorter functions of what is never positive", Burns.ONE),
+    Row("unroll", PLAN, PLAN, _unroll, "after vectors: more of them where a point takes few registers", BudgetUse.ONE),
+    Row("prefetch next row", PLAN, PLAN, _prefetch_next_row, "before single loops: across rows", BudgetUse.ONE),
+    Row("prefetch", PLAN, PLAN, _prefetch, "after rows: what loops prefetch that no row before did", BudgetUse.ONE),
+    Row("pipeline loads", PLAN, PLAN, _pipeline_loads, "once loops are final: loads before stores", BudgetUse.ONE),
+    Row("contiguous runs", PLAN, PLAN, _contiguous_runs, "any time: how places side by side are read", BudgetUse.ONE),
+    Row("known signs", PLAN, PLAN, _known_signs, "any time: shorter code for values never positive", BudgetUse.ONE),
     Row("short rows", PLAN, PLAN, _short_rows, "after vectors: code for sizes that turn out shorter than one"),
-    Row("transpose tiles", PLAN, PLAN, _transpose_tiles, "after the fallback it may need is made", Burns.ONE),
-    Row("non-temporal stores", PLAN, PLAN, _nontemporal_stores, "after tiles, which write whole lines", Burns.ONE),
+    Row("transpose tiles", PLAN, PLAN, _transpose_tiles, "after the fallback it may need is made", BudgetUse.ONE),
+    Row("non-temporal stores", PLAN, PLAN, _nontemporal_stores, "after tiles, which write whole lines", BudgetUse.ONE),
 )
 
 
 def plan(
-    kernel: Kernel, target: Target, fuel: Fuel | None = None, *, check: bool = False, of: str = ""
+    kernel: Kernel, target: Target, budget: RewriteBudget | None = None, *, check: bool = False, of: str = ""
 ) -> SchedulePlan:
     """The schedule of `kernel` on `target`. `of`: what `bisect` calls the kernel's program."""
-    fuel = Fuel() if fuel is None else fuel
+    budget = RewriteBudget() if budget is None else budget
     checks = _check if check and shape_env_of(kernel) is None else None
-    last: SchedulePlan = run_rows(SchedulePlan(kernel), SCHEDULE, target, fuel, f"{of}generate", checks, kernel.name)
+    last: SchedulePlan = run_rows(SchedulePlan(kernel), SCHEDULE, target, budget, f"{of}generate", checks, kernel.name)
     return last
 
 

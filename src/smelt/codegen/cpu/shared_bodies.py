@@ -9,8 +9,8 @@ the length or does not depend on it.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from smelt.base.fuel import Fuel
-from smelt.base.row import Burns, Row, run_rows
+from smelt.base.rewrite_budget import RewriteBudget
+from smelt.base.row import BudgetUse, Row, run_rows
 from smelt.codegen.generator import EntryCode, Family
 from smelt.codegen.llvm.runtime_sizes import as_integer
 from smelt.ir.kernel import Axis, Kernel
@@ -22,21 +22,21 @@ from smelt.symbolic.symsize import sym_size
 _LEAST_COLS = 64  # whole vectors of every target fit: no body is written for less
 
 
-def _share_bodies(kernels: Sequence[Kernel], fuel: Fuel) -> list[Family]:
-    return [each for each in families(kernels) if fuel.take(*(kernels[place].name for place in each.lengths))]
+def _share_bodies(kernels: Sequence[Kernel], budget: RewriteBudget) -> list[Family]:
+    return [each for each in families(kernels) if budget.take(*(kernels[place].name for place in each.lengths))]
 
 
 MODULE = (
     Row(
         "share bodies", "kernels", "families", _share_bodies,
-        "before schedules: a family is scheduled once, for all its lengths", Burns.EACH,
+        "before schedules: a family is scheduled once, for all its lengths", BudgetUse.EACH,
     ),
 )  # fmt: skip
 
 
-def shared(kernels: Sequence[Kernel], fuel: Fuel, of: str = "") -> list[Family]:
+def shared(kernels: Sequence[Kernel], budget: RewriteBudget, of: str = "") -> list[Family]:
     """Kernels that are to have one body. `of`: what `bisect` calls their program."""
-    members: list[Family] = run_rows(kernels, MODULE, fuel, fuel, f"{of}generate")
+    members: list[Family] = run_rows(kernels, MODULE, budget, budget, f"{of}generate")
     return members
 
 

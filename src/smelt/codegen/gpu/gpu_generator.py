@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from smelt.base.errors import SmeltError
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
 from smelt.codegen.generator import EntryCode, Family, SharedText, named, numbered
 from smelt.codegen.gpu.bodies.online_body import OnlineBody
@@ -56,18 +56,23 @@ class GpuGenerator(ABC):
     def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
         return numbered(kernels)
 
-    def share(self, kernels: Sequence[Kernel], fuel: Fuel, of: str) -> Sequence[Family]:
+    def share(self, kernels: Sequence[Kernel], budget: RewriteBudget, of: str) -> Sequence[Family]:
         return ()
 
     def member(self, symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
         return None
 
     def share_texts(
-        self, kernels: Sequence[AnyKernel], codes: Mapping[int, EntryCode], symbols: Sequence[str], fuel: Fuel, of: str
+        self,
+        kernels: Sequence[AnyKernel],
+        codes: Mapping[int, EntryCode],
+        symbols: Sequence[str],
+        budget: RewriteBudget,
+        of: str,
     ) -> Sequence[SharedText]:
         return ()
 
-    def schedule(self, kernel: Kernel, target: Target, fuel: Fuel, *, check: bool, of: str) -> GridPlan:
+    def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> GridPlan:
         return plan(kernel, target.warp_size, target.cluster_blocks)
 
     def emit(self, symbol: str, plan: GridPlan, target: Target, *, aligned: bool = True) -> EntryCode:
@@ -82,7 +87,7 @@ class GpuGenerator(ABC):
         total, first = sum(len(kernel.parameters) for kernel in kernels), 0
         codes = []
         for number, kernel in enumerate(kernels):
-            plan = self.schedule(kernel, target, Fuel(), check=False, of="")
+            plan = self.schedule(kernel, target, RewriteBudget(), check=False, of="")
             codes.append(self._emit(f"{symbol}_k{number}", plan, target, aligned, first, total))
             first += len(kernel.parameters)
         return EntryCode(

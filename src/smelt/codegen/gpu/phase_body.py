@@ -67,7 +67,7 @@ class PhaseBody:
         self.col_mask: Mask = None  # of the cols a thread is at
         self.first: LlvmValue = b.index(0)  # of a row's cols, what this thread begins with
         self.is_first: Mask = None  # whether this thread stores what there is once a row
-        self.registers: dict[tuple[str, Index, int], Values] = {}  # what is loaded or kept aside, by tile
+        self.registers: dict[tuple[str, Index, int], Values] = {}  # values loaded or staged, by tile
         self.scans: StageScans  # of the loop being written
         self.stored_once: dict[tuple[str, Index], Values] = {}
         self.quads = self._quads()

@@ -107,7 +107,7 @@ class _Sorting:
             self._constant(effect, after)
         elif isinstance(after, OutputOf):
             self._tensor(effect, after)
-        elif isinstance(after, FromOutside) and before is not None and after.given.real is before.real:
+        elif isinstance(after, FromOutside) and before is not None and after.value.real is before.real:
             return
         elif isinstance(after, FromMade | Container) and _is_made(after):
             self.new_homes |= _made_in(after, self._homes.inside(effect.owner.path, effect.key))
@@ -168,7 +168,7 @@ def _numbers_in(before: Given, after: Described) -> Iterator[tuple[Given, Descri
             return
         for place, (real, item) in enumerate(zip(before.real, after.items, strict=True)):
             inner = Given((*before.path, ("item", place)), f"{before.text}[{place}]", real)
-            if not isinstance(item, FromOutside) or item.given.identity != inner.identity:
+            if not isinstance(item, FromOutside) or item.value.identity != inner.identity:
                 yield from _numbers_in(inner, item)
         return
     kind = type(before.real)

@@ -13,7 +13,7 @@ from dataclasses import field, replace
 
 from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.device.fusion_limits import Limits
 from smelt.fuse.records import Together
 from smelt.ir.kernel import Accumulate, Kernel, KernelGroup, Reduce, Role, Scan, Stage, Store
@@ -39,14 +39,14 @@ class _Waiting:
     waits: bool = True
 
 
-def group_launches(program: Program, limits_of: Callable[[str], Limits], fuel: Fuel) -> Program:
+def group_launches(program: Program, limits_of: Callable[[str], Limits], budget: RewriteBudget) -> Program:
     """The program with such kernels grouped."""
-    return _Grouping(program, limits_of, fuel).run()
+    return _Grouping(program, limits_of, budget).run()
 
 
 class _Grouping:
-    def __init__(self, program: Program, limits_of: Callable[[str], Limits], fuel: Fuel) -> None:
-        self.program, self.limits_of, self.fuel = program, limits_of, fuel
+    def __init__(self, program: Program, limits_of: Callable[[str], Limits], budget: RewriteBudget) -> None:
+        self.program, self.limits_of, self.budget = program, limits_of, budget
         self.buffers = {buffer.name: buffer for buffer in program.buffers}
         self.kinds: dict[int, str | None] = {}  # by identity of a kernel
         self.waiting: list[_Waiting] = []
@@ -161,7 +161,7 @@ class _Grouping:
 
     def _launch_together(self, launches: Sequence[Launch], numbers: tuple[int, ...]) -> None:
         kernels = tuple(step.kernel for step in launches if isinstance(step.kernel, Kernel))
-        if len(launches) == 1 or not self.fuel.take(*(kernel.name for kernel in kernels)):
+        if len(launches) == 1 or not self.budget.take(*(kernel.name for kernel in kernels)):
             self.ordered += [(step, (number,)) for step, number in zip(launches, numbers, strict=True)]
             return
         name = f"g{self.groups}_{kernels[0].name}_and_{len(kernels) - 1}_more"

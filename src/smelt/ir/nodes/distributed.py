@@ -4,7 +4,7 @@
 
 Whoever runs the graph calls the node's target. It makes `DTensor`s of what it is given, as `from_local` does, and hands
 out the local tensors of what comes of them: PyTorch chooses the placements, redistributes, and differentiates. On
-ghosts a recorder sees operators on local tensors and collectives, and nothing else.
+fake tensors a recorder sees operators on local tensors and collectives, and nothing else.
 """
 
 from dataclasses import field

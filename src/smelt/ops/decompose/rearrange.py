@@ -13,7 +13,7 @@ import torch
 
 from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import TensorSpec
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 from smelt.ops.decompose.table import decomposes, rewrites
 
 Tensor = torch.Tensor
@@ -22,10 +22,10 @@ aten = torch.ops.aten
 
 @rewrites(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 def same(x: Tensor) -> Any:
-    """Another ghost of the same node. Never `x` itself: autograd would take its `requires_grad` away."""
-    if not isinstance(x, GhostTensor) or x.node is None:
+    """Another fake tensor of the same node. Never `x` itself: autograd would take its `requires_grad` away."""
+    if not isinstance(x, FakeTensor) or x.node is None:
         return NotImplemented
-    return GhostTensor(replace(TensorSpec.of(x), requires_grad=False), x.node)
+    return FakeTensor(replace(TensorSpec.of(x), requires_grad=False), x.node)
 
 
 @rewrites(aten._efficientzerotensor.default)

@@ -22,7 +22,7 @@ from smelt.device.host_library import on_host
 from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta import facts
 from smelt.meta.devices import result_device
-from smelt.meta.ghost import described
+from smelt.meta.fake_tensor import described
 from smelt.meta.rules import describe
 from smelt.meta.rules.lookup import has_rule
 from smelt.meta.rules.strides import channels_last_stride

@@ -1,4 +1,4 @@
-"""Operators taken apart where no library may be called, many as PyTorch's own tables do: windows, grids, diagonals.
+"""Operators decomposed where no library may be called, many as PyTorch's own tables do: windows, grids, diagonals.
 
     pixel_shuffle(x, 2)      →  view, permute, clone
     grid_sampler_2d(x, g, …) →  index of each corner, weighted
@@ -39,10 +39,10 @@ def _tabled(names: tuple[str, ...]) -> list[Any]:
 def _own(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of its own, whose name can be set."""
 
-    def taken_apart(*args: Any, **kwargs: Any) -> Any:
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return taken_apart
+    return decomposed
 
 
 for _op in _tabled(_NAMES):

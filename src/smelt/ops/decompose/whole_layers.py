@@ -4,7 +4,7 @@
     _transformer_encoder_layer_fwd(x, …)       →  that, sums, norms, and two linears with an activation between them
 
 `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call these in `eval()` without gradients. The library does them
-step by step; taken apart, what is done between the products fuses with them. A GPU has kernels of its own for them.
+step by step; decomposed, what is done between the products fuses with them. A GPU has kernels of its own for them.
 """
 
 import math

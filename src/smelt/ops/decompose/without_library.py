@@ -1,4 +1,4 @@
-"""What is taken apart only where no library may be called: attention, and tensors put side by side or into others.
+"""What is decomposed only where no library may be called: attention, and tensors put side by side or into others.
 
     attention(q, k, v)       →  bmm(softmax(bmm(q, kᵀ) · scale), v), the scores in memory: where sizes vary
     its gradients            →  of keys that heads share, the sum of those of copies, one for each head

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from smelt.autograd.joint.partial_backward import cut_at_outputs, for_tangents
-from smelt.autograd.partition.partition import Halves
+from smelt.autograd.partition.partition import ForwardBackward
 from smelt.base import events
 from smelt.base.errors import SmeltError, warn
 from smelt.base.fast_dataclass import dataclass
@@ -34,13 +34,13 @@ class Backwards:
     failed and left its graph half changed) `trace` makes them, in the state of the process that `ambient` records.
     """
 
-    trace: Callable[[], Halves | None]
+    trace: Callable[[], ForwardBackward | None]
     plan: JointPlan
     lower: Lower
     options: Options
     name: str
     ambient: Ambient
-    halves: Halves | None = None
+    halves: ForwardBackward | None = None
 
     @property
     def everything(self) -> int:
@@ -96,7 +96,7 @@ class Backwards:
         assert backward is not None
         return backward if arrived == self.everything else for_tangents(backward, self.plan, arrived)
 
-    def _traced(self) -> Halves:
+    def _traced(self) -> ForwardBackward:
         if self.halves is None:
             self.halves = self.trace()
         if self.halves is None or self.halves.plan != self.plan or self.halves.backward is None:

@@ -14,15 +14,15 @@ from smelt.base import events, locks
 from smelt.base.options import Options
 from smelt.ir.graph import Traced
 from smelt.pipeline.cache.keys import Unstorable, key_of
-from smelt.pipeline.parts import Parts
+from smelt.pipeline.parts import CompiledParts
 
 _MOST = 4  # trainings that begin at the same time
 
-_pending: OrderedDict[str, Parts] = OrderedDict()
+_pending: OrderedDict[str, CompiledParts] = OrderedDict()
 _lock = locks.lock()
 
 
-def keep(traced: Traced, options: Options, parts: Parts) -> None:
+def keep(traced: Traced, options: Options, parts: CompiledParts) -> None:
     if not traced.recurs or (key := _key(traced, options)) is None:
         return
     with _native.Held(_lock):
@@ -31,7 +31,7 @@ def keep(traced: Traced, options: Options, parts: Parts) -> None:
             _pending.popitem(last=False)
 
 
-def take(traced: Traced, options: Options) -> Parts | None:
+def take(traced: Traced, options: Options) -> CompiledParts | None:
     # Whoever collects events wants to see every stage, so they all run.
     if not _pending or events.collecting() or (key := _key(traced, options)) is None:
         return None

@@ -19,17 +19,17 @@ from smelt.ir.call_contract import JointPlan
 from smelt.ir.graph import Traced
 from smelt.ir.nodes.ambient import Ambient
 from smelt.pipeline.cache.entries import CacheEntry
-from smelt.pipeline.parts import Parts, executable_of
+from smelt.pipeline.parts import CompiledParts, executable_of
 from smelt.runtime.autograd.differentiable import Flat
 from smelt.runtime.program.arenas import Arenas
 
 # Makes all but the forward of a graph that the cache has: of graph, options, plan, arenas, a name, the ambient state.
-MakeRest = Callable[[Traced, Options, JointPlan, Arenas, str, Ambient], Parts]
+MakeRest = Callable[[Traced, Options, JointPlan, Arenas, str, Ambient], CompiledParts]
 
 
 def look_up(
     traced: Traced, options: Options, arenas: Arenas, make_rest: MakeRest
-) -> tuple[CacheEntry | None, Parts | None]:
+) -> tuple[CacheEntry | None, CompiledParts | None]:
     """A graph's place in the cache, if it has one, and what is there."""
     # Whoever collects events wants to see every stage, so they all run.
     entry = None if events.collecting() else CacheEntry.of(traced, options)
@@ -45,7 +45,7 @@ def load_stored(text: str, traced: Callable[[], Traced], options: Options, make_
 
 def _load(
     entry: CacheEntry, traced: Callable[[], Traced], options: Options, arenas: Arenas, make_rest: MakeRest
-) -> Parts | None:
+) -> CompiledParts | None:
     """What the cache has of a graph, bound to the graph it would have come from.
 
     The graphs that were traced from it are not stored: if a backward was never compiled, they are traced anew, and are
@@ -61,7 +61,7 @@ def _load(
     def rest() -> Any:
         return make_rest(traced(), options, plan, arenas, f"backward{number}", ambient)
 
-    parts = Parts(
+    parts = CompiledParts(
         stored.forward.run,
         plan,
         eager=lambda *inputs: rest().eager(*inputs),
@@ -73,7 +73,7 @@ def _load(
     return with_stored_backwards(parts, replace(entry, first=False), options, arenas)
 
 
-def with_stored_backwards(parts: Parts, entry: CacheEntry, options: Options, arenas: Arenas) -> Parts:
+def with_stored_backwards(parts: CompiledParts, entry: CacheEntry, options: Options, arenas: Arenas) -> CompiledParts:
     """The same, with backwards looked up in the cache before they are made, and put there after."""
     make = parts.backwards
     if make is None:

@@ -101,7 +101,7 @@ def _step(node: fx.Node, values: Values, numbers: Numbers) -> None:
 
 
 def _cut(traced: Traced, compile_part: CompilePart) -> "list[fx.Node | Part] | None":
-    """Parts, and nodes that are run between them; None if a number that a part computes is needed by another."""
+    """CompiledParts, and nodes that run between them; None if a part needs a number that another computes."""
     nodes = [node for node in traced.graph.nodes if node.op not in ("placeholder", "output")]
     between = _between(nodes)
     steps: list[fx.Node | Part] = []

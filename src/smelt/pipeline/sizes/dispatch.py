@@ -19,7 +19,7 @@ from smelt.base import locks
 from smelt.base.errors import is_fault, warn
 from smelt.base.events import count, emit, timed
 from smelt.ir.graph import Traced, placeholders
-from smelt.meta.ghost import GhostError
+from smelt.meta.fake_tensor import FakeTensorError
 from smelt.pipeline.sizes.open_graph import OpenGraph, SymbolValues, Values, number_at
 from smelt.pipeline.sizes.template import VERSIONS, Bound, Tracing, hold
 from smelt.runtime.autograd.differentiable import Flat
@@ -195,7 +195,7 @@ class SizedGraph(OpenGraph):
                 traced, shape_env = self.over(values)
                 tracing = self._compiler.trace(traced, shape_env)
             except Exception as error:  # compile for plain sizes instead
-                if self._compiler.check_specs and is_fault(error, DataDependent, GhostError):
+                if self._compiler.check_specs and is_fault(error, DataDependent, FakeTensorError):
                     raise
                 self._compile_static(f"{type(error).__name__}: {error}")
                 return None

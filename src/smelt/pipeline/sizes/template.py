@@ -16,7 +16,7 @@ import torch
 
 from smelt import _native
 from smelt.autograd.joint.trace_joint import Pure
-from smelt.autograd.partition.partition import Halves
+from smelt.autograd.partition.partition import ForwardBackward
 from smelt.base import events, locks
 from smelt.base.errors import ChipFailed, is_fault
 from smelt.base.fast_dataclass import dataclass
@@ -167,7 +167,7 @@ class Tracing:
 
     number: int
     shape_env: ShapeEnv
-    graphs: Pure | Halves
+    graphs: Pure | ForwardBackward
     facts: tuple[SizeGuard, ...]
     generate: Generate
     templates: dict[str, Template] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class Bound:
         """A half of the graph for the sizes."""
         return resized_graph(half, at(self.values))
 
-    def halves(self) -> Halves | None:
+    def halves(self) -> ForwardBackward | None:
         """The graphs for the sizes, and the plan in symbols."""
         graphs = self.tracing.graphs
         if isinstance(graphs, Pure):

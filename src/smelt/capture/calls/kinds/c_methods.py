@@ -140,7 +140,7 @@ def _resize_(interp: Interpreter, args: list[Any], kwargs: dict[str, Value]) -> 
         return None
     sizes = interp.externals.items(args[1]) if len(args) == 2 and isinstance(args[1], Sequence) else args[1:]
     known = [size.value for size in sizes if type(size) is Constant]
-    fits = len(known) == len(sizes) and known == list(args[0].ghost.shape) and all(type(size) is int for size in known)
+    fits = len(known) == len(sizes) and known == list(args[0].fake.shape) and all(type(size) is int for size in known)
     return args[0] if fits else None
 
 

@@ -89,9 +89,9 @@ def _call_into(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[s
     if interp.tape.is_given_twice(out, [*args, *rest.values()], is_pointwise(real)):
         raise Unsupported("B008", "out= in memory that is read as well,")  # PyTorch may refuse, or read what it wrote
     result = interp.tensor_call("call_function", real, args, rest)
-    if not isinstance(result, Tensor) or out.ghost.requires_grad or result.ghost.requires_grad:
+    if not isinstance(result, Tensor) or out.fake.requires_grad or result.fake.requires_grad:
         raise Unsupported("B008", "out=")  # refused, or several results
-    if (result.ghost.shape, result.ghost.dtype) != (out.ghost.shape, out.ghost.dtype):
+    if (result.fake.shape, result.fake.dtype) != (out.fake.shape, out.fake.dtype):
         raise Unsupported("B008", "out=")  # resized, or rounded
     interp.tape.requires_no_overlap = True
     return interp.tensor_call("call_method", "copy_", [out, result])

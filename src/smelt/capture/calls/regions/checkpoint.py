@@ -53,7 +53,7 @@ def _checkpoint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
     if not interp.tape.ambient.records:
         return interp.call(function, operands, kwargs)
     reentrant = options["use_reentrant"]
-    if reentrant and not any(isinstance(value, Tensor) and value.ghost.requires_grad for value in operands):
+    if reentrant and not any(isinstance(value, Tensor) and value.fake.requires_grad for value in operands):
         raise Unsupported("B024", "use_reentrant=True without an argument that requires grad")
     policy, contexts = _policy(interp, chosen.get("context_fn"))
     tape = RegionTape(interp.tape)
@@ -63,7 +63,7 @@ def _checkpoint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
         raise
     except Unsupported as stop:
         raise Unsupported("B024", f"{describe(function)}: {stop.reason}") from stop
-    if reentrant and not all(value.ghost.requires_grad for value in _tensors(result)):
+    if reentrant and not all(value.fake.requires_grad for value in _tensors(result)):
         raise Unsupported("B024", "use_reentrant=True, and a result that does not require grad")
     body = Traced(tape.graph, GraphLevel.TORCH, {})
     interp.tape.region(Checkpoint(body, policy, contexts, options["preserve_rng_state"]), tape)

@@ -120,14 +120,14 @@ def _differentiated(body: _Body, args: Args, places: list[int]) -> Args:
 
         def entered(leaf: Value) -> Value:
             assert isinstance(leaf, Tensor)
-            return body.argument(leaf, replace(TensorSpec.of(leaf.ghost), requires_grad=True))
+            return body.argument(leaf, replace(TensorSpec.of(leaf.fake), requires_grad=True))
 
         arguments[place] = _replaced(body.interp, args[place], entered)
     return arguments
 
 
 def _is_differentiable(value: Tensor) -> bool:
-    return value.ghost.dtype.is_floating_point
+    return value.fake.dtype.is_floating_point
 
 
 def _by_argument(interp: Interpreter, args: Args, one: bool, places: list[int], tensors: Iterator[Any]) -> Value:
@@ -168,7 +168,7 @@ def _differentiate(interp: Interpreter, args: Args, kwargs: dict[str, Value]) ->
     body = _Body(interp, records=True)
     result = body.call(function, _differentiated(body, operands, places), _named(interp, named))
     value, aux = _beside(interp, result, bool(interp.plain(has_aux)))
-    if not isinstance(value, Tensor) or value.ghost.dim() or not _is_differentiable(value):
+    if not isinstance(value, Tensor) or value.fake.dim() or not _is_differentiable(value):
         raise _refused("the gradient of what is no tensor of one float")
     others = _tensors(interp, aux)
     results = iter(body.transform("grad", [value, *others], [], places=tuple(range(len(body.given)))))
@@ -201,10 +201,10 @@ def _batch(interp: Interpreter, args: Args, kwargs: dict[str, Value]) -> Value:
         dim = next(places)
         if dim is None:
             return leaf
-        if not isinstance(leaf, Tensor) or not -leaf.ghost.dim() <= dim < leaf.ghost.dim():
+        if not isinstance(leaf, Tensor) or not -leaf.fake.dim() <= dim < leaf.fake.dim():
             raise _refused("vmap over a dimension that an argument has not")
-        mapped.append(dim % leaf.ghost.dim())
-        return body.argument(leaf, _without(TensorSpec.of(leaf.ghost), mapped[-1]))
+        mapped.append(dim % leaf.fake.dim())
+        return body.argument(leaf, _without(TensorSpec.of(leaf.fake), mapped[-1]))
 
     entered_args = _replaced(interp, operands, entered)
     places = iter([0 for value in names.values() for _ in _leaves(interp, value)])  # keywords are mapped over the first
@@ -253,7 +253,7 @@ def _push_forward(interp: Interpreter, args: Args, kwargs: dict[str, Value]) -> 
     def entered(leaf: Value) -> Value:
         if not isinstance(leaf, Tensor) or not _is_differentiable(leaf):
             raise _refused("jvp by what is no tensor of floats")
-        return body.argument(leaf, TensorSpec.of(leaf.ghost))
+        return body.argument(leaf, TensorSpec.of(leaf.fake))
 
     result = body.call(function, [_replaced(interp, each, entered) for each in operands], {})
     value, beside = _beside(interp, result, aux)

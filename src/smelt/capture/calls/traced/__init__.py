@@ -1,1 +1,1 @@
-"""Python that is run on ghosts instead of being interpreted: marked functions, and NumPy by way of `torch._numpy`."""
+"""Python that runs on fake tensors instead of being interpreted: marked functions, and NumPy by `torch._numpy`."""

@@ -1,4 +1,4 @@
-"""Functions that the program marked by `torch.compiler.allow_in_graph`: called once on ghosts, operators written down.
+"""Functions marked by `torch.compiler.allow_in_graph`: called once on fake tensors, operators recorded.
 
     einx.subtract("j, i -> i j", a, b)      reshape · reshape · sub      nodes of the graph; its Python runs at capture
 

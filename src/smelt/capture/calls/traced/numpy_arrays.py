@@ -1,4 +1,4 @@
-"""NumPy inside captured code: arrays are tensors of the graph, functions are those of `torch._numpy`, run on ghosts.
+"""NumPy in captured code: arrays are tensors of the graph, functions are `torch._numpy`'s on fake tensors.
 
     a = x.numpy()                    Array(ndarray, x)                    shares memory with x, as it does in NumPy
     b = np.sin(a) * 2                sin · mul                            Array(ndarray, mul)
@@ -76,9 +76,9 @@ def call_numpy(interp: Interpreter, function: Object, args: Values, kwargs: Name
 
 def array_of(interp: Interpreter, tensor: Tensor) -> Array:
     """`tensor.numpy()`."""
-    ghost, externals = tensor.ghost, interp.externals
+    fake, externals = tensor.fake, interp.externals
     elsewhere = externals.explores or externals.runs_later or externals.no_side_effects or interp.tape.ambient.inference
-    if elsewhere or "numpy" not in sys.modules or ghost.requires_grad or not on_host(ghost.device):
+    if elsewhere or "numpy" not in sys.modules or fake.requires_grad or not on_host(fake.device):
         raise needed("Tensor.numpy")
     return Array(_numpy().ndarray, tensor=_of_numpy(tensor))
 
@@ -161,7 +161,7 @@ def on_arrays(interp: Interpreter, theirs: Any, ours: Any, args: Values, kwargs:
 
 
 class _Given:
-    """The arguments of one call, each twice: over ghosts, and as NumPy's own with ones in it."""
+    """The arguments of one call, each twice: over fake tensors, and as NumPy's own with ones in it."""
 
     def __init__(self, interp: Interpreter) -> None:
         self._interp = interp
@@ -187,16 +187,16 @@ class _Given:
         return real, real
 
     def _array(self, value: Array) -> tuple[Any, Any]:
-        ghost = _of_numpy(value.tensor).ghost
-        if ghost.numel() > _MAX_ELEMENTS:
+        fake = _of_numpy(value.tensor).fake
+        if fake.numel() > _MAX_ELEMENTS:
             raise Unsupported("B002", "NumPy with arrays of more than four million elements")
         self._interp.tape.known_as(value.tensor)
-        ones = _numpy().ones(tuple(map(int, ghost.shape)), _dtype(ghost.dtype))
-        return _traced().ndarray(ghost), ones if value.kind is _numpy().ndarray else ones[()]
+        ones = _numpy().ones(tuple(map(int, fake.shape)), _dtype(fake.dtype))
+        return _traced().ndarray(fake), ones if value.kind is _numpy().ndarray else ones[()]
 
     def refuse_replaced(self) -> None:
         """Refuse a function that gave an array other memory than it had: nobody else who has it would see."""
-        if any(ours.tensor is not value.tensor.ghost for value, ours, _ in self._arrays.values()):
+        if any(ours.tensor is not value.tensor.fake for value, ours, _ in self._arrays.values()):
             raise Unsupported("B005", "an array of NumPy's, in other memory")
 
     def result(self, recorder: Recorder, actual: Any, expected: Any, name: str) -> Value:
@@ -212,7 +212,7 @@ class _Given:
             return Constant(expected)
         if type(expected) is numpy.ndarray or is_a(expected, numpy.generic):
             tensor = recorder.value(getattr(actual, "tensor", None))
-            if isinstance(tensor, Tensor) and _is_like(tensor.ghost, expected):
+            if isinstance(tensor, Tensor) and _is_like(tensor.fake, expected):
                 return Array(type(expected), tensor=self._in_own_memory(tensor, expected, name))
         elif is_constant(expected) and type(actual) is type(expected) and actual == expected:
             return Constant(expected)
@@ -228,7 +228,7 @@ class _Given:
             if not shared and tape.memory.is_shared(tensor, value.tensor):
                 return self._copied(tensor)
         # An inverse transform may yield a conjugate that is still to be computed.
-        return self._copied(tensor) if tensor.ghost.dtype.is_complex and not shares else tensor
+        return self._copied(tensor) if tensor.fake.dtype.is_complex and not shares else tensor
 
     def _copied(self, tensor: Tensor) -> Tensor:
         copied = self._interp.tensor_call("call_method", "clone", [tensor])
@@ -265,7 +265,7 @@ def _wrapped(interp: Interpreter, result: Any) -> Value:
     interp.tree.why_not_persist = "NumPy's arrays"
     settings: Named = {"dtype": Constant(dtype), "device": Constant(HOST)}
     tensor = interp.tensor_call("call_function", torch.tensor, [interp.wrap_plain(result.tolist())], settings)
-    if not isinstance(tensor, Tensor) or tuple(tensor.ghost.shape) != result.shape:
+    if not isinstance(tensor, Tensor) or tuple(tensor.fake.shape) != result.shape:
         raise Unsupported("B017", "NumPy's array without elements")
     return Array(type(result), tensor=tensor)
 
@@ -292,7 +292,7 @@ def _has_array(values: tuple[Any, ...]) -> bool:
 
 def _of_numpy(tensor: Tensor) -> Tensor:
     """A tensor that an array can be of: of a type that NumPy has, of the host."""
-    if tensor.ghost.requires_grad or type(tensor) is not Tensor or _dtype(tensor.ghost.dtype) is None:
+    if tensor.fake.requires_grad or type(tensor) is not Tensor or _dtype(tensor.fake.dtype) is None:
         raise needed("Tensor.numpy")
     return tensor
 
@@ -305,8 +305,8 @@ def _dtype(dtype: torch.dtype) -> Any:
         return None
 
 
-def _is_like(ghost: Any, expected: Any) -> bool:
-    return tuple(ghost.shape) == tuple(expected.shape) and _dtype(ghost.dtype) == expected.dtype
+def _is_like(fake: Any, expected: Any) -> bool:
+    return tuple(fake.shape) == tuple(expected.shape) and _dtype(fake.dtype) == expected.dtype
 
 
 def _name(function: Any) -> str:

@@ -1,4 +1,4 @@
-"""PyTorch's functions as a Python function calls them that is run on ghosts: each is a node of the graph.
+"""PyTorch's functions as a Python function calls them that is run on fake tensors: each is a node of the graph.
 
     with Recorder(interp) as recorder: result = function(*[real_of(interp, value) for value in args])
     recorder.value(result)      the value of what came of it
@@ -26,7 +26,7 @@ from smelt.capture.model.values import (
     is_constant,
     of_number,
 )
-from smelt.meta.ghost import GhostTensor
+from smelt.meta.fake_tensor import FakeTensor
 from smelt.symbolic.symnode import is_symbolic
 
 
@@ -63,8 +63,8 @@ class Recorder(TorchFunctionMode):
         return real_of(self._interp, self._interp.tensor_call(opcode, target, args, kwargs))
 
     def value(self, real: Any) -> Value:
-        """The value of what the function has in hand: a ghost, a number, or a container of such."""
-        if isinstance(real, GhostTensor):
+        """The value of what the function has in hand: a fake tensor, a number, or a container of such."""
+        if isinstance(real, FakeTensor):
             known = self._interp.tape.value_of(real)
             if known is None:
                 raise Unsupported("B002", "a function that makes tensors unseen")
@@ -90,7 +90,7 @@ def real_of(interp: Interpreter, value: Any) -> Any:
         if type(value) is not Tensor or (value.state is not None and value.state.is_reassigned):
             raise Unsupported("B017", describe(value))
         interp.tape.known_as(value)
-        return value.ghost
+        return value.fake
     if isinstance(value, Sequence) and value.kind in (tuple, list, torch.Size):
         return value.kind([real_of(interp, item) for item in value.items])
     if isinstance(value, Mapping) and value.kind is dict:

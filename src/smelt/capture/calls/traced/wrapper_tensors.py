@@ -240,12 +240,12 @@ class _Answers:
         known = next((each for each in self.plain if each.value is value), None)
         if known is not None:
             return known
-        ghost: Any = value.ghost
+        fake: Any = value.fake
         if type(value) is not Tensor:
             raise Unsupported("B006", f"a wrapper beside {describe(value)}")
-        shape, strides = [int(size) for size in ghost.shape], [int(stride) for stride in ghost.stride()]  # specialized
-        others = {"dtype": ghost.dtype, "device": ghost.device, "requires_grad": ghost.requires_grad}
-        offset = int(ghost.storage_offset())
+        shape, strides = [int(size) for size in fake.shape], [int(stride) for stride in fake.stride()]  # specialized
+        others = {"dtype": fake.dtype, "device": fake.device, "requires_grad": fake.requires_grad}
+        offset = int(fake.storage_offset())
         stand_in: Any = torch.Tensor._make_wrapper_subclass(
             StandIn, shape, strides=strides, storage_offset=offset, **others
         )

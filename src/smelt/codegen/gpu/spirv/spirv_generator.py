@@ -6,7 +6,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from smelt.base.fuel import Fuel
+from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.gpu.gpu_generator import GpuGenerator
 from smelt.codegen.gpu.grid_plan import GridPlan, PhasePlan, plan
 from smelt.codegen.gpu.launch_groups import Writer
@@ -31,7 +31,7 @@ class SpirvGenerator(GpuGenerator):
     def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
         return Spirv(target, symbol, sizes, index_kind, buffers=sizes.place, threads=phase.threads)
 
-    def schedule(self, kernel: Kernel, target: Target, fuel: Fuel, *, check: bool, of: str) -> GridPlan:
+    def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> GridPlan:
         return plan(kernel, target.warp_size)
 
     def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:

@@ -34,7 +34,7 @@ def backend(
     if reason is not None:
         fell_back("a graph of torch.compile", reason)
         return module.forward
-    return _Guest(module, Options(**(options or {})))
+    return _BackendAdapter(module, Options(**(options or {})))
 
 
 def why_not_taken(module: fx.GraphModule) -> str | None:
@@ -56,7 +56,7 @@ def _attribute(module: torch.nn.Module, path: str) -> Any:
     return value
 
 
-class _Guest:
+class _BackendAdapter:
     """A foreign graph, compiled for each kind of inputs it is called with."""
 
     def __init__(self, module: fx.GraphModule, options: Options) -> None:

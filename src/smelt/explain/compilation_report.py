@@ -1,6 +1,6 @@
 """What the compiler did in one run, from its events: graphs, breaks, recompiles, programs, times; no rendering.
 
-    events ── from_events ──► Story: counts, what to change, then one line a graph
+    events ── from_events ──► CompilationReport: counts, what to change, then one line a graph
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Any, TypeVar
 
-from smelt.autograd.partition.partition import Halves
+from smelt.autograd.partition.partition import ForwardBackward
 from smelt.base.events import Event, Timing
 from smelt.base.fast_dataclass import dataclass
 from smelt.capture import BreakRecord, GraphRecord, RecompileRecord
@@ -31,11 +31,11 @@ PLACE = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*
 
 
 @dataclass(slots=True)
-class GraphStory:
+class GraphReport:
     """All that became of one captured graph."""
 
     record: GraphRecord
-    halves: Halves | None = None  # the pure graphs, of a graph that is trained through
+    halves: ForwardBackward | None = None  # the pure graphs, of a graph that is trained through
     programs: list[Program] = field(default_factory=list)
     guards: GuardWords | None = None
 
@@ -145,10 +145,10 @@ class GraphStory:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Story:
+class CompilationReport:
     """What one run compiled: `str()` is a summary, `text(full=True)` all of it in words, `to_dict()` data."""
 
-    stories: tuple[GraphStory, ...]
+    graph_reports: tuple[GraphReport, ...]
     break_reasons: tuple[BreakRecord, ...]
     recompile_reasons: tuple[RecompileRecord, ...]
     skipped_frames: tuple[str, ...]  # frames that nothing was captured of, and why
@@ -160,12 +160,12 @@ class Story:
     @property
     def graphs(self) -> tuple[Traced, ...]:
         """The captured graphs, at the level of torch."""
-        return tuple(story.record.traced for story in self.stories)
+        return tuple(report.record.traced for report in self.graph_reports)
 
     @property
     def graph_count(self) -> int:
         """How many graphs were captured."""
-        return len(self.stories)
+        return len(self.graph_reports)
 
     @property
     def graph_break_count(self) -> int:
@@ -175,7 +175,7 @@ class Story:
     @property
     def ops_per_graph(self) -> list[list[Any]]:
         """The operators of each graph, in order."""
-        return [story.ops for story in self.stories]
+        return [report.ops for report in self.graph_reports]
 
     @property
     def op_count(self) -> int:
@@ -190,7 +190,7 @@ class Story:
     @property
     def advices(self) -> tuple[Advice, ...]:
         """What to change to get fewer breaks, recompiles and bytes: each once, with the lines it is for."""
-        saved = sum(story.saved_bytes for story in self.stories)
+        saved = sum(report.saved_bytes for report in self.graph_reports)
         return advice(self.break_reasons, self.recompile_reasons, saved)
 
     @property
@@ -229,11 +229,11 @@ class Story:
         if self.skipped_frames:
             lines += ["Not Captured:", *(f"  {text}" for text in dict.fromkeys(self.skipped_frames))]
         lines.append("Graphs:")
-        shown = self.stories if full else self.stories[:_MANY]
-        for number, story in enumerate(shown, 1):
-            lines += story.text(number) if full else story.summary(number)
-        if len(shown) < len(self.stories):
-            lines.append(f"  and {_many(len(self.stories) - len(shown), 'more graph')}")
+        shown = self.graph_reports if full else self.graph_reports[:_MANY]
+        for number, report in enumerate(shown, 1):
+            lines += report.text(number) if full else report.summary(number)
+        if len(shown) < len(self.graph_reports):
+            lines.append(f"  and {_many(len(self.graph_reports) - len(shown), 'more graph')}")
         if full:
             lines += self._rest()
         if full or guards:
@@ -266,16 +266,16 @@ class Story:
                 f"    Function: {recompiled.where} in {recompiled.function}, version {recompiled.version}",
             ]
         lines.append("Ops per Graph:")
-        for number, story in enumerate(self.stories, 1):
-            lines += [f"  Ops {number}:", *(f"    {name}" for name in story.op_names)]
+        for number, report in enumerate(self.graph_reports, 1):
+            lines += [f"  Ops {number}:", *(f"    {name}" for name in report.op_names)]
         lines.append("Compile Times:")
         lines += [f"  {stage}: {seconds * 1000:.1f} ms" for stage, seconds in self.compile_times]
         return lines
 
     def _guards_text(self) -> list[str]:
         lines = ["Guards:"]
-        for number, story in enumerate(self.stories, 1):
-            lines += story.guards_text(number)
+        for number, report in enumerate(self.graph_reports, 1):
+            lines += report.guards_text(number)
         lines.append("Out Guards:")
         return [*lines, *(f"  Guard {number}: {guard}" for number, guard in enumerate(self.out_guards, 1))]
 
@@ -296,7 +296,7 @@ class Story:
                 for each in self.recompile_reasons
             ],
             "skipped_frames": list(self.skipped_frames),
-            "graphs": [story.to_dict() for story in self.stories],
+            "graphs": [report.to_dict() for report in self.graph_reports],
             "out_guards": list(self.out_guards),
             "compile_times": dict(self.compile_times),
             "advice": self.advice,
@@ -311,16 +311,16 @@ class Story:
         return "\n".join(format_graph(traced.graph, f"graph {n}") for n, traced in enumerate(self.graphs, 1))
 
 
-StoryType = TypeVar("StoryType", bound=Story)
+ReportType = TypeVar("ReportType", bound=CompilationReport)
 
 
-def from_events(events: Sequence[Event], kind: type[StoryType]) -> StoryType:
+def from_events(events: Sequence[Event], kind: type[ReportType]) -> ReportType:
     """Put together what a run reported."""
     times: Counter[str] = Counter()
     for timing in _subjects(events, "timing", Timing):
         times[timing.stage] += timing.own
     return kind(
-        stories=tuple(_stories(events)),
+        graph_reports=tuple(_stories(events)),
         break_reasons=_subjects(events, "breaks", BreakRecord),
         recompile_reasons=_subjects(events, "recompiles", RecompileRecord),
         skipped_frames=tuple(
@@ -335,23 +335,23 @@ def from_events(events: Sequence[Event], kind: type[StoryType]) -> StoryType:
     )
 
 
-def _stories(events: Sequence[Event]) -> list[GraphStory]:
+def _stories(events: Sequence[Event]) -> list[GraphReport]:
     """Events of one graph follow its capture; a backward that is compiled later is known by the number in its name."""
-    stories: list[GraphStory] = []
-    by_number: dict[str, GraphStory] = {}
+    graph_reports: list[GraphReport] = []
+    by_number: dict[str, GraphReport] = {}
     for event in events:
         if isinstance(event.subject, GraphRecord):
-            stories.append(GraphStory(event.subject))
-        elif not stories:
+            graph_reports.append(GraphReport(event.subject))
+        elif not graph_reports:
             continue
-        elif isinstance(event.subject, Halves):
-            stories[-1].halves = event.subject
+        elif isinstance(event.subject, ForwardBackward):
+            graph_reports[-1].halves = event.subject
         elif isinstance(event.subject, Program):
             number = event.subject.name.lstrip("abcdefghijklmnopqrstuvwxyz")
-            by_number.setdefault(number, stories[-1]).programs.append(event.subject)
-        elif event.channel == "guards" and stories[-1].guards is None and isinstance(event.subject, tuple):
-            stories[-1].guards = in_words(event.subject, stories[-1].record.names.translated)
-    return stories
+            by_number.setdefault(number, graph_reports[-1]).programs.append(event.subject)
+        elif event.channel == "guards" and graph_reports[-1].guards is None and isinstance(event.subject, tuple):
+            graph_reports[-1].guards = in_words(event.subject, graph_reports[-1].record.names.translated)
+    return graph_reports
 
 
 def _many(count: int, word: str) -> str:

@@ -1,10 +1,10 @@
-"""Fuel: how many optional rewrites a compilation may still make.
+"""RewriteBudget: how many optional rewrites a compilation may still make.
 
-A wrong result is bisected by halving `options.fuel`: the last rewrite that was allowed is the culprit, and the one that
-burns the last unit is reported on the "fusion" channel. `smelt bisect` does so.
+`smelt bisect` halves `options.max_rewrites` to find the rewrite that makes a result wrong: the last one allowed. The
+"fusion" channel reports it.
 
-    fuel = Fuel(2)
-    fuel.take(), fuel.take(), fuel.take()   → True, True, False
+    budget = RewriteBudget(2)
+    budget.take(), budget.take(), budget.take()   → True, True, False
 """
 
 from smelt.base.events import emit
@@ -19,22 +19,22 @@ class Rewrite:
     what: str
 
 
-class Fuel:
+class RewriteBudget:
     """A counter shared by all passes of one compilation; a negative amount never runs out."""
 
     def __init__(self, amount: int = -1) -> None:
         self.left = amount
-        self.burned = 0
+        self.taken = 0
         self.stage = ""  # the pass that is running
 
     def take(self, *what: object) -> bool:
         """Whether one more rewrite, of `what`, may be made; counts it if so."""
         if self.left == 0:
             return False
-        self.burned += 1
+        self.taken += 1
         if self.left > 0:
             self.left -= 1
             if self.left == 0:
                 rewrite = Rewrite(self.stage, " and ".join(map(str, what)))
-                emit("fusion", f"the last unit of fuel is burned by {rewrite.stage}: {rewrite.what}", rewrite)
+                emit("fusion", f"the rewrite budget is spent by {rewrite.stage}: {rewrite.what}", rewrite)
         return True

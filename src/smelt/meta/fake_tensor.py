@@ -1,8 +1,8 @@
-"""Ghost tensors: everything of a tensor but its data.
+"""Fake tensors: everything of a tensor but its data.
 
-A `GhostTensor` has a real tensor's shape, strides, dtype, device and `requires_grad`, runs through PyTorch's own
-dispatcher (autograd, composite operators, functionalization), and never holds data. `GhostMode` makes every operator
-under it return ghosts; `Recorder` also writes what it saw into an `fx.Graph`.
+A `FakeTensor` has a real tensor's shape, strides, dtype, device and `requires_grad`, runs through PyTorch's own
+dispatcher (autograd, composite operators, functionalization), and never holds data. `FakeMode` makes every operator
+under it return fake tensors; `Recorder` also writes what it saw into an `fx.Graph`.
 
     with Recorder() as recorder:
         x = recorder.placeholder("x", TensorSpec.of(torch.ones(2, 3)))
@@ -58,18 +58,18 @@ _active_mode = torch._C._get_dispatch_mode
 _BUILT_IN = frozenset({"aten", "prims", "profiler", "quantized", "mkldnn"})
 
 
-class GhostError(Exception):
+class FakeTensorError(Exception):
     """An operator whose result cannot be described without data: `.item()`, `nonzero`, resizing in place."""
 
 
-class GhostTensor(torch.Tensor):
+class FakeTensor(torch.Tensor):
     """A tensor without data. `node` is the graph node that returns it, once a `Recorder` has seen it."""
 
     node: fx.Node | None
 
     @staticmethod
-    def __new__(cls, spec: TensorSpec, node: fx.Node | None = None) -> "GhostTensor":
-        ghost: GhostTensor = torch.Tensor._make_wrapper_subclass(
+    def __new__(cls, spec: TensorSpec, node: fx.Node | None = None) -> "FakeTensor":
+        fake: FakeTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             spec.shape,
             strides=spec.stride,
@@ -78,11 +78,11 @@ class GhostTensor(torch.Tensor):
             device=spec.device,
             requires_grad=spec.requires_grad,
         )
-        ghost.node = node
-        return ghost
+        fake.node = node
+        return fake
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"ghost {TensorSpec.of(self)}"
+        return f"fake tensor {TensorSpec.of(self)}"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -91,11 +91,11 @@ class GhostTensor(torch.Tensor):
         return propagate(func, args, kwargs or {})
 
 
-_NO_OTHERS = frozenset({GhostTensor, torch.Tensor})  # the second where a node of autograd's graph is called
+_NO_OTHERS = frozenset({FakeTensor, torch.Tensor})  # the second where a node of autograd's graph is called
 
 
-class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Under this mode every operator, factories such as `torch.arange` included, returns ghosts."""
+class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Under this mode every operator, factories such as `torch.arange` included, returns fake tensors."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -127,13 +127,13 @@ def by_others(func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: M
 def running_plainly() -> Iterator[None]:
     """Functions compiled by smelt run in plain Python wherever a mode is active. They have to where an operator of the
     program calls them while it is asked for the shapes of its results; so there is one, which sees nothing."""
-    with GhostMode(), no_dispatch():  # type: ignore[no-untyped-call]
+    with FakeMode(), no_dispatch():  # type: ignore[no-untyped-call]
         yield
 
 
 @contextlib.contextmanager
 def without_caller_hooks() -> Iterator[None]:
-    """Run with none of the caller's debugging or saving hooks, which are not to see ghosts, and put them back."""
+    """Run with none of the caller's debugging or saving hooks, which are not to see fake tensors, and put them back."""
     anomaly, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     hooks: list[Any] = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
@@ -141,7 +141,7 @@ def without_caller_hooks() -> Iterator[None]:
         torch._C._autograd._pop_saved_tensors_default_hooks()
     torch.set_anomaly_enabled(False)
     for name, original in originals_of_tensors().items():
-        setattr(GhostTensor, name, original)  # ghosts are no tensors of the program's
+        setattr(FakeTensor, name, original)  # fake tensors are no tensors of the program's
     try:
         yield
     finally:
@@ -165,12 +165,12 @@ def _full(number: Any, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]
 
 
 def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The ghosts that `func(*args, **kwargs)` would return. Written arguments come back as the objects they are."""
+    """The fake tensors that `func(*args, **kwargs)` would return. Written arguments are returned as they are."""
     if _is_copy_of_number(func, args):
         func, args, kwargs = _full(args[0], kwargs)
-    if func is torch.ops.aten.as_strided_.default and isinstance(args[0], GhostTensor):
+    if func is torch.ops.aten.as_strided_.default and isinstance(args[0], FakeTensor):
         return _restrided(*args, **kwargs)
-    if func in _RESHAPES_IN_PLACE and isinstance(args[0], GhostTensor):
+    if func in _RESHAPES_IN_PLACE and isinstance(args[0], FakeTensor):
         with no_dispatch():
             func(*args, **kwargs)
         return args[0]
@@ -183,11 +183,11 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     template = described(func, args, kwargs, device)
     written = _written_arguments(func, args, kwargs)
     if isinstance(template, _SPECS):
-        return written[0] if written and written[0] is not None else _ghost(template, device)
+        return written[0] if written and written[0] is not None else _fake(template, device)
     if isinstance(template, tuple | list):
         devices = result_devices(func, args, kwargs, len(template)) if type(template) is list else ()
         results = [
-            _ghost(item, devices[place] if devices else device) if isinstance(item, _SPECS) else item
+            _fake(item, devices[place] if devices else device) if isinstance(item, _SPECS) else item
             for place, item in enumerate(template)
         ]
         if written:
@@ -202,11 +202,11 @@ def described(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], devic
     return _remembered(func, args, kwargs, device) if template is NotImplemented else template
 
 
-def _restrided(self: GhostTensor, size: Any, stride: Any, storage_offset: Any = None) -> GhostTensor:
-    """`as_strided_` of a ghost: PyTorch's own looks whether that fits into the memory, of which there is none."""
+def _restrided(self: FakeTensor, size: Any, stride: Any, storage_offset: Any = None) -> FakeTensor:
+    """`as_strided_` of a fake tensor: PyTorch's own looks whether that fits into the memory, of which there is none."""
     offset: Any = self.storage_offset() if storage_offset is None else storage_offset
     with no_dispatch():
-        self.data = GhostTensor(TensorSpec(tuple(size), tuple(stride), self.dtype, self.device, offset))
+        self.data = FakeTensor(TensorSpec(tuple(size), tuple(stride), self.dtype, self.device, offset))
     return self
 
 
@@ -259,7 +259,7 @@ def _as_on_host(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     Meta kernels are written for other devices, but many know no symbols: that of `addmm`, those of norms and losses.
     Dtypes, which sizes do not decide, are the meta kernel's: moments of 16-bit inputs are wider on a GPU.
     """
-    with contextlib.suppress(RuntimeError, TypeError, ImportError, GhostError):
+    with contextlib.suppress(RuntimeError, TypeError, ImportError, FakeTensorError):
         said = describe(func, args, kwargs, HOST)
         if said is NotImplemented:
             return said
@@ -287,7 +287,7 @@ def _as_example(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         spec = TensorSpec.of(value)
         shape, stride = (tuple(map(example_of, sizes)) for sizes in (spec.shape, spec.stride))
-        return GhostTensor(TensorSpec(shape, stride, spec.dtype, spec.device, example_of(spec.offset)))
+        return FakeTensor(TensorSpec(shape, stride, spec.dtype, spec.device, example_of(spec.offset)))
     if isinstance(value, tuple | list):
         return type(value)(_as_example(item) for item in value)
     return example_of(value)
@@ -298,7 +298,7 @@ def _specialized(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         spec = TensorSpec.of(value)
         shape, stride = tuple(map(int, spec.shape)), tuple(map(int, spec.stride))
-        return GhostTensor(TensorSpec(shape, stride, spec.dtype, spec.device, int(spec.offset)))
+        return FakeTensor(TensorSpec(shape, stride, spec.dtype, spec.device, int(spec.offset)))
     if isinstance(value, tuple | list):
         return type(value)(_specialized(item) for item in value)
     if isinstance(value, torch.SymInt):
@@ -314,9 +314,9 @@ def forget() -> None:
 _SPECS = (UnplacedSpec, TensorSpec)
 
 
-def _ghost(spec: UnplacedSpec | TensorSpec, device: torch.device) -> GhostTensor:
+def _fake(spec: UnplacedSpec | TensorSpec, device: torch.device) -> FakeTensor:
     """One on `device`, unless the operator said itself where its result is."""
-    return GhostTensor(spec if isinstance(spec, TensorSpec) else spec.on(device))
+    return FakeTensor(spec if isinstance(spec, TensorSpec) else spec.on(device))
 
 
 class _Symbolic(Exception):
@@ -357,17 +357,17 @@ def _ask_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         with contextlib.nullcontext() if func.namespace in _BUILT_IN else running_plainly():
             result = func(*meta_args, **meta_kwargs)
     except (NotImplementedError, ArithmeticError) as missing:  # numbers in Python where the kernel has a tensor's
-        raise GhostError(f"{func} has no result that can be known without data") from missing
+        raise FakeTensorError(f"{func} has no result that can be known without data") from missing
     after = [(tensor.shape, tensor.stride()) for tensor in tensors_in(meta_args)]
     if any(not _same_layout(one, other) for one, other in zip(before, after, strict=True)):
-        raise GhostError(f"{func} changes the shape of its argument in place")
+        raise FakeTensorError(f"{func} changes the shape of its argument in place")
     if isinstance(result, torch.Tensor):
         return _said(func, result)
     if isinstance(result, tuple | list):
         specs = [_said(func, item) if isinstance(item, torch.Tensor) else item for item in result]
         return specs if isinstance(result, list) else tuple(specs)
     if isinstance(result, int | float | bool) and not isinstance(result, torch.Tensor):
-        raise GhostError(f"{func} returns a number that depends on data")
+        raise FakeTensorError(f"{func} returns a number that depends on data")
     return result
 
 
@@ -404,9 +404,9 @@ def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 def _count_list_written(value: Any) -> None:
     """Count a write to each tensor of a list: PyTorch does so only in the kernels that do the work."""
-    ghosts = [each for each in value if isinstance(each, GhostTensor)] if isinstance(value, list | tuple) else []
-    if ghosts:
-        torch.autograd.graph.increment_version(ghosts)
+    fakes = [each for each in value if isinstance(each, FakeTensor)] if isinstance(value, list | tuple) else []
+    if fakes:
+        torch.autograd.graph.increment_version(fakes)
 
 
 class CallLog(Protocol):
@@ -415,14 +415,14 @@ class CallLog(Protocol):
     def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None: ...
 
 
-class Recorder(GhostMode):  # type: ignore[no-untyped-call]
+class Recorder(FakeMode):  # type: ignore[no-untyped-call]
     """Writes every operator that reaches it into `graph`, as `call_function` nodes with specs.
 
     `decompositions` maps an operator, or the name of all its overloads ("aten::_foreach_add"), to a function of its
     arguments; calls of it are recorded as what the function does instead. A decomposition may return `NotImplemented`
-    to leave a particular call whole. Composite operators that a decomposition calls are taken apart as well. Real
-    tensors that meet ghosts become constants: `get_attr` nodes, kept in `constants` by name. Inputs stand at the head
-    of the graph, whenever they are asked for.
+    to leave a particular call whole. Composite operators that a decomposition calls are decomposed as well. Real
+    tensors beside fake tensors become constants: `get_attr` nodes, in `constants` by name. Inputs are at the head of
+    the graph, whenever they are asked for.
     """
 
     def __init__(self, decompositions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
@@ -431,13 +431,13 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         self.constants: dict[str, torch.Tensor] = {}
         self._constant_nodes: dict[int, fx.Node] = {}
         self._decompositions = decompositions or {}
-        self._taken_apart: dict[Any, Callable[..., Any] | None] = {}  # by which function, of each operator met so far
+        self._decomposition_by_op: dict[Any, Callable[..., Any] | None] = {}
         self._last_input: fx.Node | None = None
         self._given: dict[Any, fx.Node] = {}
         self._numbers = NumberWriter(self.graph, self._given.__getitem__)
         self._sparse: set[fx.Node] = set()
-        # Every ghost lives as long as the recorder. PyTorch's derivatives hold on to the sizes of a tensor while they
-        # use it (`fft_r2c_backward`), and functionalization has another ghost stand for it once it was written.
+        # Every fake tensor lives as long as the recorder. PyTorch's derivatives keep the sizes of a tensor while they
+        # use it (`fft_r2c_backward`), and functionalization replaces it with another fake tensor once it is written.
         self._made: list[Any] = []
         self._log: CallLog | None = None  # is told of calls, with their tensors
 
@@ -451,11 +451,11 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
             set_spec(node, spec)
         return as_number(shape_env, what)
 
-    def placeholder(self, name: str, spec: TensorSpec) -> GhostTensor:
+    def placeholder(self, name: str, spec: TensorSpec) -> FakeTensor:
         """A new graph input, after those there are and before everything else."""
         node = self._input(name)
         set_spec(node, spec)
-        return GhostTensor(spec, node)
+        return FakeTensor(spec, node)
 
     def _input(self, name: str) -> fx.Node:
         after = self._last_input
@@ -463,15 +463,15 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
             node = self._last_input = self.graph.placeholder(name)
         return node
 
-    def constant(self, tensor: torch.Tensor) -> GhostTensor:
-        """A ghost of a real tensor, which the graph refers to by name."""
-        return GhostTensor(TensorSpec.of(tensor), self._constant(tensor))
+    def constant(self, tensor: torch.Tensor) -> FakeTensor:
+        """A fake tensor of a real tensor, which the graph refers to by name."""
+        return FakeTensor(TensorSpec.of(tensor), self._constant(tensor))
 
     def node_of(self, value: Any) -> Any:
-        """Graph arguments for a value: ghosts become their nodes, real tensors constants, containers are entered."""
-        if isinstance(value, GhostTensor):
+        """Graph arguments for a value, containers included: fake tensors become nodes, real tensors constants."""
+        if isinstance(value, FakeTensor):
             if value.node is None:
-                raise GhostError("a ghost from outside the recorded graph was used in it")
+                raise FakeTensorError("a fake tensor from outside the recorded graph was used in it")
             return value.node
         if isinstance(value, torch.Tensor):
             return self._constant(value)
@@ -489,7 +489,7 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
             return self._numbers.write(number)
         if is_symbolic_size(number) and not any(leaf in self._given for leaf in leaves):
             return from_symbolic(number)
-        raise GhostError("a number is computed from sizes that differ from call to call")
+        raise FakeTensorError("a number is computed from sizes that differ from call to call")
 
     def output(self, values: Sequence[Any]) -> None:
         """Close the graph."""
@@ -505,9 +505,9 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         if _is_copy_of_number(func, args):
             func, args, kwargs = _full(args[0], kwargs)
         try:
-            decomposition = self._taken_apart[func]
+            decomposition = self._decomposition_by_op[func]
         except KeyError:
-            decomposition = self._taken_apart[func] = self._decomposition_of(func)
+            decomposition = self._decomposition_by_op[func] = self._decomposition_of(func)
         if decomposition is not None:
             result = self.take_apart(func, decomposition, args, kwargs)
             if result is not NotImplemented:
@@ -533,13 +533,13 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         return func.decompose if decomposition is None and _is_composite(func) else decomposition
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Write one call, its arguments as nodes, into the graph and tie the ghosts in `result` to it."""
+        """Write one call, its arguments as nodes, into the graph and tie the fake tensors in `result` to it."""
         parts = self.write(func, args, kwargs, spec_of_value(result) if func._schema.returns else ())
-        if isinstance(result, GhostTensor):
+        if isinstance(result, FakeTensor):
             result.node = parts[0]
         elif isinstance(result, tuple | list):
             for item, node in zip(result, parts, strict=True):
-                if isinstance(item, GhostTensor):
+                if isinstance(item, FakeTensor):
                     item.node = node
 
     def write(
@@ -549,7 +549,7 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         node = add_node(self.graph, "call_function", func, args, kwargs, func.overloadpacket.__name__)
         set_spec(node, spec)
         if self._sparse and not self._sparse.isdisjoint(node.all_input_nodes):
-            raise GhostError(f"{func} computes with a sparse tensor")
+            raise FakeTensorError(f"{func} computes with a sparse tensor")
         if yields_sparse(func, args, kwargs):
             self._sparse.add(node)
         if not isinstance(spec, tuple):
