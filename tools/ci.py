@@ -81,7 +81,7 @@ def shards() -> list[Shard]:
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in ROOT.glob("tests/*/**/test_*.py")}
     rest = sorted(folders.difference(*FOLDERS.values()))
     tests = [
-        Shard(name, "test-all", " ".join(("-n0", *(f"tests/{folder}" for folder in group))))
+        Shard(name, "test", " ".join(("-n0", *(f"tests/{folder}" for folder in group))))
         for name, group in {**FOLDERS, REST: rest}.items()
     ]
     return [

@@ -87,7 +87,9 @@ def _in_place(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[s
         return args
     forward: Any = _method(interp, kind, "forward")
     real, source = forward.value, forward.source
-    if type(real) is not types.FunctionType or source is None or (kwargs and not _takes_keywords()):
+    if kwargs and not _takes_keywords():
+        raise Unsupported("B019", "TypeError: apply() takes no keyword arguments")
+    if type(real) is not types.FunctionType or source is None:
         raise Unsupported("B022", "keyword arguments")
     code = real.__code__
     source.attribute("__code__").check(("is", code))
