@@ -6,7 +6,7 @@ from tools import ci
 
 
 def test_ci_runs_every_folder_of_tests_once() -> None:
-    arguments = [shard.arguments.split()[1:] for shard in ci.shards() if shard.target == "test-all"]
+    arguments = [shard.arguments.split()[1:] for shard in ci.shards() if shard.target == "test"]
     folders = [folder for each in arguments for folder in each]
     assert sorted(folders) == sorted(
         {f"tests/{path.relative_to(ci.ROOT / 'tests').parts[0]}" for path in ci.ROOT.glob("tests/*/**/test_*.py")}
@@ -18,5 +18,5 @@ def test_ci_lists_what_was_skipped(tmp_path: Path) -> None:
     log.write_text(
         "...\n------- tests left out -------\n    12  no browser (tests/explain)\n3 passed\n  not an entry\n"
     )
-    outcome = ci.Outcome(ci.Shard("a", "test-all"), 0, 1.0, log)
+    outcome = ci.Outcome(ci.Shard("a", "test"), 0, 1.0, log)
     assert outcome.skips() == ["    12  no browser (tests/explain)"]
