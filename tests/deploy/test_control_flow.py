@@ -1,5 +1,6 @@
 """Exported control flow, run by the C runtime, against eager."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,82 @@ def test_exceptions(tmp_path: Path) -> None:
         session.run([DOWN])
     with pytest.raises(RuntimeFailure, match="too large"):
         session.run([UP])
+
+
+def doubles(x: torch.Tensor, n: int) -> torch.Tensor:
+    total = 0
+    for _ in range(n):
+        total = total + 2
+    return torch.tensor(total) + x
+
+
+def fibonacci(x: torch.Tensor, n: int) -> torch.Tensor:
+    one, other = 0, 1
+    for _ in range(n):
+        one, other = other, one + other
+    return torch.tensor([one, n, 3]) + x
+
+
+def halves(x: torch.Tensor, n: int) -> torch.Tensor:
+    share = 1.0
+    for _ in range(n):
+        share = share / 2
+    return torch.tensor(share) * torch.as_tensor(n) + x
+
+
+@pytest.mark.parametrize("function", [doubles, fibonacci, halves])
+@pytest.mark.parametrize("example", [3, 7])
+def test_numbers_of_loops_that_become_tensors(tmp_path: Path, function: Callable[..., Any], example: int) -> None:
+    in_c(tmp_path, function, *[(x(), n) for n in (example, -2, 0, 1, 2, 3, 7, 20)])
+
+
+def filled(x: torch.Tensor, n: int) -> Any:
+    return torch.full((2,), n), torch.full_like(x, n // 2), torch.add(x, n), x.clamp(max=n % 3), n
+
+
+def first_of(x: torch.Tensor, n: int) -> Any:
+    return x[n], x[n % 3], n * 2
+
+
+def last_of(x: torch.Tensor, n: int) -> Any:
+    return x[-n:], x[:n]
+
+
+def written(x: torch.Tensor, n: int) -> torch.Tensor:
+    y = x.clone()
+    y[n] = 5.0
+    part = y[n:]
+    part += 1
+    return y
+
+
+def after_a_branch(x: torch.Tensor, n: int) -> torch.Tensor:
+    while x.sum() < 100:
+        x = x.abs() * 2 + x[n]
+    return x[n] - 1
+
+
+@pytest.mark.parametrize("function", [filled, first_of, last_of, written, after_a_branch])
+def test_numbers_that_may_be_negative(tmp_path: Path, function: Callable[..., Any]) -> None:
+    in_c(tmp_path, function, *[(MIXED, n) for n in (2, -3, -2, -1, 0, 1)])
+
+
+def test_slices_by_numbers_of_any_sign() -> None:
+    def part(x: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        return x[first:last]
+
+    given, ends = torch.arange(5.0), (-7, -5, -2, -1, 0, 1, 2, 4, 5, 99)
+    artifact = export(part, (given, 2, 4))
+    for first, last in itertools.product(ends, ends):
+        assert torch.equal(artifact(given, first, last), part(given, first, last)), (first, last)
+
+
+def test_numbers_without_code_are_warned_of() -> None:
+    def narrow(x: torch.Tensor, n: int) -> torch.Tensor:
+        return torch.tensor(n, dtype=torch.uint8) * x
+
+    with pytest.warns(UserWarning, match="narrow: it has code for some numbers only: a call with n = 7 stops"):
+        export(narrow, (UP, 3))
 
 
 def by_mode(x: torch.Tensor, mode: str, scale: float) -> torch.Tensor:

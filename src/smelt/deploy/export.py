@@ -19,7 +19,7 @@ from smelt.base import events
 from smelt.base.errors import GraphBreakError, SmeltError, warn
 from smelt.base.fast_dataclass import dataclass
 from smelt.capture.driver.whole_call import described_call
-from smelt.capture.explore.explore import SOME_SIZES
+from smelt.capture.explore.explore import SOME_NUMBERS, SOME_SIZES
 from smelt.capture.guards.dynamic_sizes import History
 from smelt.capture.model.breaks import SkipFrame
 from smelt.capture.model.source import Source
@@ -127,7 +127,7 @@ def _with_fixed(form: CallForm, machine: Machine, why: str) -> Machine:
 def _without_fixed(form: CallForm, machine: Machine) -> Machine:
     """Warn of arguments that are fixed and of sizes that are bounded, or raise where they were declared to differ."""
     for note in machine.notes:
-        if note.endswith(_TOO_MANY_STATES) or note.startswith(SOME_SIZES):
+        if note.endswith(_TOO_MANY_STATES) or note.startswith((SOME_SIZES, SOME_NUMBERS)):
             warn(f"{machine.name}: {note}")
         name, is_fixed, _ = note.partition(" is fixed at ")
         leaf = next((leaf for leaf in form.leaves if leaf.name == name), None) if is_fixed else None

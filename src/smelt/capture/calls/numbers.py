@@ -15,7 +15,7 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.iterators import drain
 from smelt.capture.interpreter.operators import binary, float_of, holds_symbols, is_computed
 from smelt.capture.interpreter.speculate import decided
-from smelt.capture.model.values import Constant, Number, Sequence, Tensor, Value, python_type
+from smelt.capture.model.values import Constant, Number, OpenScalar, Sequence, Tensor, Value, python_type
 from smelt.capture.polyfills.library import BY_TENSORS, FILLED
 
 # Functions of one number that yield a float, and mean the same for whatever number comes.
@@ -62,13 +62,15 @@ def _is_real(value: Value) -> bool:
 
 def tensor_of(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
     """`torch.tensor` of a number that differs from call to call, or of a list or tuple with such; None if it is not."""
-    if function is not torch.tensor or len(args) != 1 or not holds_symbols(args[0]) or "requires_grad" in kwargs:
+    if function is not torch.tensor or len(args) != 1 or kwargs.keys() - {"dtype", "device"}:
+        return None
+    if not interp.externals.explores and not holds_symbols(args[0]):
         return None
     items = [args[0]]
     if isinstance(args[0], Sequence):
         items = [interp.externals.force(item) for item in args[0].items]
     kinds = {python_type(item) for item in items}
-    if not kinds <= {int, float}:
+    if not any(isinstance(item, OpenScalar) or holds_symbols(item) for item in items) or not kinds <= {int, float}:
         return None
     chosen = interp.plain(kwargs["dtype"]) if "dtype" in kwargs else None
     dtype = chosen or (torch.get_default_dtype() if float in kinds else torch.int64)
@@ -76,7 +78,12 @@ def tensor_of(interp: Interpreter, function: Any, args: list[Value], kwargs: dic
         return None  # a number that does not fit raises, or is infinity
     kwargs = {**kwargs, "dtype": Constant(dtype)}
     nothing = Sequence(tuple, [])
-    tensors = [interp.tensor_call("call_function", torch.full, [nothing, item], dict(kwargs)) for item in items]
+    tensors = [
+        interp.tensor_call("call_method", "to", [item.tensor], {**kwargs, "copy": Constant(True)})
+        if isinstance(item, OpenScalar)
+        else interp.tensor_call("call_function", torch.full, [nothing, item], dict(kwargs))
+        for item in items
+    ]
     if not isinstance(args[0], Sequence):
         return tensors[0]
     return interp.tensor_call("call_function", torch.stack, [Sequence(list, tensors)])

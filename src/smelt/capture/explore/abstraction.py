@@ -27,6 +27,7 @@ from smelt.capture.model.values import is_constant
 from smelt.device.host_library import HOST
 from smelt.symbolic.expressions import SMALLEST
 
+NEGATED = "negated"
 Path = tuple[Any, ...]
 Site = tuple[Any, ...]
 
@@ -41,6 +42,7 @@ class Policy:
     def __init__(self) -> None:
         self.open: set[tuple[Site, Path]] = set()
         self.closed: set[tuple[Site, Path]] = set()
+        self.given: set[tuple[Site, Path]] = set()  # numbers that the caller chooses, on some way
         self.why: dict[tuple[Site, Path], str] = {}  # for what reason each of those is
 
     def close(self, places: set[tuple[Site, Path]], reason: str) -> None:
@@ -53,7 +55,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What an open number is taken for: `always` that value, or in the example."""
+    """What an open number is taken for: `always` that value, or in the example. Of a negative one, its negative is."""
 
     value: int
     always: bool
@@ -82,6 +84,7 @@ class Abstraction:
     ) -> None:
         self.site: Site = tuple((frame.info.code, frame.index) for frame in frames)
         self.leaves: list[Leaf] = []
+        self.opened: dict[Path, OpenNumber] = {}  # what stands for open numbers in the copy
         self.numbers: dict[Path, Any] = {}  # plain numbers by where they stand
         self.sizes: dict[Path, int] = {}  # fixed sizes by where they stand
         self.objects: set[int] = set()  # ids of what the copy is made of
@@ -147,16 +150,22 @@ class Abstraction:
     def _opened(self, kind: type, number: Any, path: Path, example: int = 3) -> tuple[Any, OpenNumber]:
         stand_in = standing_in((), DTYPES[kind], HOST)
         self.leaves.append(Leaf(number, stand_in, path))
-        return ("open", kind), OpenNumber(kind, stand_in, example)
+        self.opened[path] = OpenNumber(kind, stand_in, example)
+        return ("open", kind), self.opened[path]
 
     def open_number(self, real: OpenNumber, path: Path) -> tuple[Any, Any]:
         """A number that is open already."""
-        known = self._known.get(path)
+        known = self._known.get(path if real.negated is None else (*path, NEGATED))
         if known is not None and known.always:
-            self.enter(real, known.value)
-            return ("number", int, known.value, path), known.value
+            number = known.value if real.negated is None else -known.value
+            self.enter(real, number)
+            return ("number", int, number, path), number
         example = real.example if known is None else known.value
         key, copy = self._opened(real.kind, real.tensor, path, example)
+        if real.negated is not None:
+            copy.negated = standing_in((), torch.int64, HOST)
+            self.leaves.append(Leaf(real.negated, copy.negated, (*path, NEGATED)))
+            key = (*key, NEGATED)
         self.enter(real, copy)
         return key, copy
 

@@ -15,6 +15,7 @@ stays as it was, and the loop is unrolled, as long as there are not more than `m
 """
 
 import contextlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,21 +31,24 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.capture.driver.capture_frame import capture
 from smelt.capture.driver.closing import Captured
 from smelt.capture.driver.run_plan import store_result
-from smelt.capture.explore.abstraction import STAND_IN, Abstraction, Known, Path, Policy
+from smelt.capture.explore.abstraction import NEGATED, STAND_IN, Abstraction, Known, Path, Policy, standing_in
 from smelt.capture.explore.arguments import Arguments
 from smelt.capture.explore.flow import TracedMachine
 from smelt.capture.explore.graphs import (
     GraphRecorder,
     append_output,
+    each_by,
     in_ambient,
     make_own,
     marks_of,
     own_written,
     stand_in_for,
 )
+from smelt.capture.explore.numbers import EXAMPLES, holds, name_of, some_numbers
 from smelt.capture.explore.registers import with_registers
 from smelt.capture.explore.sizes import Case, SizeGroup, covers, other_examples, sizes_of, small_cases
 from smelt.capture.explore.ssa import Edge, Ends, Goes, Node, SsaValue, Step
+from smelt.capture.explore.state_values import Values
 from smelt.capture.explore.successors import NeedsNumber, Raises, Splits, what_follows
 from smelt.capture.explore.writes import rebuilt
 from smelt.capture.guards.dynamic_sizes import History
@@ -57,18 +61,21 @@ from smelt.capture.replay.plan import Return, Stop
 from smelt.ir.artifact.machine import Check, Dimension, Literal, Raise, RegisterKind, SizeCheck
 from smelt.ir.artifact.tree import tree_of
 from smelt.ir.nodes.ambient import Ambient
-from smelt.ir.tensorspec import tensor_spec
+from smelt.ir.tensorspec import TensorSpec, tensor_spec
 from smelt.symbolic.expressions import SMALLEST, Expression, ShapeEnv, SizeGuard
 from smelt.torch_abi.tensor_layout import install_tensor_layout
 
 MAX_STATES = 256
 _MAX_STARTS = 64
-_EXAMPLES = (3, 2, 4, 5, 8, 16, 33, 100, 1000)
 _MOST_VARIANTS = 7
+_MOST_LOOKED_AT = 16
+_ENTRY = "entry"
+_MOST_SPLIT = 2  # of how many numbers 0, 1 and negative ones are explored by themselves
 _OF_POSITIVE = (math.sqrt, math.log, math.log2, math.log10)
 
 
 SOME_SIZES = "it has code for some sizes only"
+SOME_NUMBERS = "it has code for some numbers only"
 
 
 def explore(
@@ -138,14 +145,6 @@ def _is_certain(env: ShapeEnv, formula: Any) -> bool:
     return positive and formula.function in _OF_POSITIVE and bool(env.known(">", operands[0], Expression.of(0)))
 
 
-def _holds(step: Step, value: SsaValue, number: int) -> bool:
-    """Whether the checks of a step that are about one number alone hold for it."""
-    names = {name for name, each, dim in step.symbols if each is value and dim is None}
-    guards = [check.guard for check in step.checks if isinstance(check, SizeCheck)]
-    about = [guard for guard in guards if {each.text for each in guard.expression.symbols()} <= names]
-    return all(guard.holds(lambda _: number) for guard in about)
-
-
 def make_call(target: Any, args: Any, kwargs: Any) -> Any:
     """The frame that is explored."""
     return target(*args, **kwargs)
@@ -192,13 +191,14 @@ class _Explorer:
         for leaf in arguments.leaves:
             if leaf.is_open(policy):
                 sizes = leaf.sizes if isinstance(leaf.value, torch.Tensor) else ()
-                value = SsaValue(RegisterKind.INPUT, leaf.name, leaf.dtype, sizes, leaf.device)
+                is_number = not isinstance(leaf.value, torch.Tensor)
+                value = SsaValue(RegisterKind.INPUT, leaf.name, leaf.dtype, sizes, leaf.device, is_given=is_number)
                 self.inputs[leaf.number] = value
                 self.dimensions |= {(value, dim): each for dim, each in leaf.dimensions.items()}
 
     def machine(self) -> TracedMachine:
         """All of it."""
-        entry = Node("entry", [], self.ambient, [], {}, [])
+        entry = Node(_ENTRY, [], self.ambient, [], {}, [])
         self.nodes.append(entry)
         for checks, leaves in self.arguments.variants(self.policy):
             frames, entry.values = self._called(leaves)
@@ -312,26 +312,45 @@ class _Explorer:
         checks: list[Check],
         symbols: list[tuple[str, SsaValue, int | None]] | None = None,
         known: dict[Path, Known] | None = None,
+        done: frozenset[Path] = frozenset(),
     ) -> list[Step]:
-        """What a state does: one step, or several where it makes sizes of a number, of which 0 and 1 are like no
-        others, and others may be told apart too."""
+        """What a state does: one step, or several where it makes sizes of numbers, of which 0, 1 and negative ones are
+        like no others, and others may be told apart too. `done`: numbers that are others here."""
         known, symbols = known or {}, symbols or []
         first = self._first_that_goes_on(node, frames, checks, symbols, known)
-        path = next((path for path in first.numbers if path not in known or not known[path].always), None)
-        if path is None:
-            return [first.step]
-        steps = []
-        for number in (0, 1):
-            steps += self._where_it_is(node, frames, checks, symbols, known, path, first.numbers[path], number)
+        steps: list[Step] = []
+        split = list(first.numbers)[: _MOST_SPLIT if len(first.numbers) <= _MOST_SPLIT else 1]
+        others = {path: value for path, value in first.numbers.items() if path not in done}
+        for path in (path for path in split if path in others):
+            value = others[path]
+            for number in (0, 1):
+                steps += self._where_it_is(node, frames, checks, symbols, known, done, path, value, number)
+            done |= {path}
+            if value.is_given and path[-1] != NEGATED:
+                steps += self._where_negative(node, frames, checks, symbols, known, path, value)
         steps.append(first.step)
-        for example in _EXAMPLES[:_MOST_VARIANTS]:
-            if not any(_holds(step, first.numbers[path], example) for step in steps):
-                other = {**known, path: Known(example, always=False)}
+        is_given = any(first.numbers[path].is_given for path in split)
+        sizes, tried = self._example_sizes(node, frames, known) if is_given else {}, 0
+        for examples in itertools.product(EXAMPLES[:_MOST_VARIANTS], repeat=len(split)):
+            numbers = {(first.numbers[path], None): example for path, example in zip(split, examples, strict=True)}
+            if tried < _MOST_VARIANTS * len(split) and not any(holds(step, sizes | numbers) for step in steps):
+                tried += 1
+                taken = {path: Known(example, always=False) for path, example in zip(split, examples, strict=True)}
                 with self._tentatively(), contextlib.suppress(SmeltError, _NotSo):
-                    steps.append(self._step(node, frames, [*checks], [*symbols], other).step)
+                    steps.append(self._step(node, frames, [*checks], [*symbols], {**known, **taken}).step)
+        self._note_numbers_left_out(node, frames, known, others, steps)
         return steps
 
-    def _where_it_is(
+    def _example_sizes(
+        self, node: Node, frames: list[LiveFrame], known: dict[Path, Known]
+    ) -> dict[tuple[SsaValue, int | None], int]:
+        """The dynamic sizes of a state as it is explored."""
+        walk = Abstraction(frames, Policy(), self.groups, known)
+        self.alive.append(walk)
+        leaves = [(node.values[id(leaf.original)], leaf.stand_in.shape) for leaf in walk.leaves]
+        return {(value, dim): size for value, shape in leaves for dim, size in enumerate(shape)}
+
+    def _where_negative(
         self,
         node: Node,
         frames: list[LiveFrame],
@@ -340,15 +359,81 @@ class _Explorer:
         known: dict[Path, Known],
         path: Path,
         value: SsaValue,
+    ) -> list[Step]:
+        """What a state does where a number is negative: it goes on in one that has the negative of it, a symbol."""
+        walk = Abstraction(frames, Policy(), self.groups, known)
+        self.alive.append(walk)
+        values = {id(leaf.stand_in): node.values[id(leaf.original)] for leaf in walk.leaves}
+        negated = SsaValue(RegisterKind.LOCAL, f"-{value.name}", value.dtype, (), value.device, is_given=True)
+        stand_in = walk.opened[path].negated = standing_in((), value.dtype, value.device)
+        values[id(stand_in)] = negated
+        self._keep_groups(walk)
+        symbol = ShapeEnv().reading(name_of(value, symbols), -1)
+        check = SizeCheck(SizeGuard("<", Expression.of(symbol)))
+        with self._tentatively():
+            edge = self._edge(walk.frames, node.ambient, Values(self, values), settle=False)
+            graph = each_by(torch.neg, [TensorSpec.of(stand_in)])
+            symbols, checks = [*symbols, (symbol.text, value, None)], [*checks, check]
+            return [Step(graph, [value], [negated], Goes([edge]), symbols, checks, [], self.extra)]
+
+    def _note_numbers_left_out(
+        self,
+        node: Node,
+        frames: list[LiveFrame],
+        known: dict[Path, Known],
+        numbers: dict[Path, SsaValue],
+        steps: list[Step],
+    ) -> None:
+        """Say for which number that the caller may give there is no step, unless eager raises for it."""
+        given = {path: value for path, value in numbers.items() if value.is_given}
+        if not given:
+            return
+        sizes, looked_at = self._example_sizes(node, frames, known), 0
+        for case in some_numbers(list(given)):
+            numbers_here = {(given[path], None): number for path, number in case.items()}
+            if any(holds(step, sizes | numbers_here) for step in steps):
+                continue
+            looked_at += 1
+            taken = {path: Known(number, always=True) for path, number in case.items()}
+            if looked_at > _MOST_LOOKED_AT or self._raises(node, frames, {**known, **taken}):
+                continue
+            where = "" if node.name == _ENTRY else f" at {node.name}"
+            shown = [
+                f"{given[path].name.removeprefix('-')} = {-number if path[-1] == NEGATED else number}"
+                for path, number in case.items()
+            ]
+            self.notes[f"{SOME_NUMBERS}: a call with {', '.join(shown)} stops{where}"] = None
+            return
+
+    def _raises(self, node: Node, frames: list[LiveFrame], known: dict[Path, Known]) -> bool:
+        """Whether a state raises where numbers are these."""
+        before, self.is_small = self.is_small, True
+        try:
+            with self._tentatively():
+                return isinstance(self._step(node, frames, [], [], known).step.next, Raise)
+        except (SmeltError, _NotSo):
+            return False
+        finally:
+            self.is_small = before
+
+    def _where_it_is(
+        self,
+        node: Node,
+        frames: list[LiveFrame],
+        checks: list[Check],
+        symbols: list[tuple[str, SsaValue, int | None]],
+        known: dict[Path, Known],
+        done: frozenset[Path],
+        path: Path,
+        value: SsaValue,
         number: int,
     ) -> list[Step]:
         """What a state does where a number is this one; nothing, where that cannot be explored."""
-        env = ShapeEnv()
-        symbol = env.reading(f"number {len(symbols)}", number)
+        symbol = ShapeEnv().reading(name_of(value, symbols), number)
         check = SizeCheck(SizeGuard("==", Expression.of(symbol) - Expression.of(number)))
         fixed = {**known, path: Known(number, always=True)}
         with self._tentatively(), contextlib.suppress(SmeltError):
-            return self._steps(node, frames, [*checks, check], [*symbols, (symbol.text, value, None)], fixed)
+            return self._steps(node, frames, [*checks, check], [*symbols, (symbol.text, value, None)], fixed, done)
         return []
 
     @contextlib.contextmanager
@@ -373,7 +458,7 @@ class _Explorer:
         try:
             return self._step(node, frames, [*checks], [*symbols], known)
         except _NotSo as refused:
-            for example in _EXAMPLES[1:]:
+            for example in EXAMPLES[1:]:
                 others = {path: Known(example, always=False) for path in refused.paths if path not in known}
                 try:
                     return self._step(node, frames, [*checks], [*symbols], {**others, **known})
@@ -401,7 +486,7 @@ class _Explorer:
         computation = plan.computation
         if computation.preallocated or facts.own_generators or facts.defers:
             raise self._refused(plan, "it changes state that an optimizer, a scheduler or a torch.Generator keeps", "")
-        value_of = _Values(self, values)
+        value_of = Values(self, values)
         inputs = [value_of(collected[place]) for place in computation.arguments]
         step = Step(recorder.traced, inputs, [], Ends([], tree_of(())[0]), symbols, checks, [], self.extra)
         numbers = self._bind_symbols(step, facts, collected, value_of, walk)
@@ -507,7 +592,7 @@ class _Explorer:
         self.groups[id(tensor)] = group
 
     def _bind_symbols(
-        self, step: Step, facts: GraphFacts, collected: tuple[Any, ...], value_of: "_Values", walk: Abstraction
+        self, step: Step, facts: GraphFacts, collected: tuple[Any, ...], value_of: Values, walk: Abstraction
     ) -> dict[Path, SsaValue]:
         """Note what symbols of the graph are; those that are numbers are returned, by where they stand."""
         env, numbers = facts.shape_env, {}
@@ -517,16 +602,17 @@ class _Explorer:
             source, what, dim = symbol.origin
             if what == "stride":
                 raise SmeltError("SM060", f"{self.name} cannot be exported: it relies on {symbol.text}")
-            value = value_of(collected[source.index])
+            held = collected[source.index]
+            if what != "size":
+                held = held.tensor if held.negated is None else held.negated
+                numbers[next(leaf.path for leaf in walk.leaves if leaf.stand_in is held)] = value_of(held)
+            value = value_of(held)
             step.symbols.append((symbol.text, value, dim if what == "size" else None))
             step.checks.append(SizeCheck(SizeGuard(">", Expression.of(symbol) - Expression.of(1))))
-            if what != "size":
-                tensor = collected[source.index].tensor
-                numbers[next(leaf.path for leaf in walk.leaves if leaf.stand_in is tensor)] = value
         step.checks += [SizeCheck(guard) for guard in env.guards]
         return numbers
 
-    def _ends(self, result: Any, value_of: "_Values", recorder: GraphRecorder) -> Ends:
+    def _ends(self, result: Any, value_of: Values, recorder: GraphRecorder) -> Ends:
         tree, leaves = tree_of(result)
         ends: list[Any] = []
         nodes = recorder.outputs()
@@ -551,7 +637,7 @@ class _Explorer:
         plan: Stop,
         frames: list[LiveFrame],
         ambient: Ambient,
-        value_of: "_Values",
+        value_of: Values,
         node: Node,
         numbers: dict[Path, SsaValue],
     ) -> Any:
@@ -570,7 +656,7 @@ class _Explorer:
         plan: Stop,
         frames: list[LiveFrame],
         ambient: Ambient,
-        value_of: "_Values",
+        value_of: Values,
         node: Node,
         numbers: dict[Path, SsaValue],
     ) -> Any:
@@ -589,7 +675,7 @@ class _Explorer:
         self.policy.close(opened, f"{plan.record.reason} ({plan.record.where})")
         raise _Learned
 
-    def _arguments_on(self, stack: list[Any], value_of: "_Values") -> set[tuple[Any, Path]]:
+    def _arguments_on(self, stack: list[Any], value_of: Values) -> set[tuple[Any, Path]]:
         """Numbers among the arguments that an instruction works with."""
         values = [value_of(each) for each in stack if isinstance(each, OpenNumber)]
         numbers = [number for number, value in self.inputs.items() if any(value is each for each in values)]
@@ -604,7 +690,7 @@ class _Explorer:
             hint=hint,
         )
 
-    def _edge(self, frames: list[LiveFrame], ambient: Ambient, value_of: "_Values", settle: bool = True) -> Edge:
+    def _edge(self, frames: list[LiveFrame], ambient: Ambient, value_of: Values, settle: bool = True) -> Edge:
         """The way to a state, which is explored if it is new."""
         if settle:
             store_result(frames[-1])
@@ -621,7 +707,13 @@ class _Explorer:
             target = self._new_node(walk, ambient, key, value_of)
         if target.tentative and not self.tentative:
             self._expect(target)
-        return Edge(target, [value_of(leaf.original) for leaf in walk.leaves])
+        arguments = [value_of(leaf.original) for leaf in walk.leaves]
+        for leaf, argument, parameter in zip(walk.leaves, arguments, target.parameters, strict=True):
+            is_negative = type(leaf.original) is int and leaf.original < 0
+            if (argument.is_given or is_negative) and not parameter.is_given:
+                self.policy.given.add((walk.site, leaf.path))
+                raise _Learned
+        return Edge(target, arguments)
 
     def _expect(self, node: Node) -> None:
         """The program does come to a state, and to those that follow it."""
@@ -635,7 +727,7 @@ class _Explorer:
                 following = [step.next for step in expected.steps if not step.extra]
                 waiting += [edge.target for each in following if isinstance(each, Goes) for edge in each.edges]
 
-    def _new_node(self, walk: Abstraction, ambient: Ambient, key: Any, value_of: "_Values") -> Node:
+    def _new_node(self, walk: Abstraction, ambient: Ambient, key: Any, value_of: Values) -> Node:
         if len(self.nodes) >= self.max_states:
             frame = walk.frames[-1]
             raise SmeltError(
@@ -647,10 +739,15 @@ class _Explorer:
             )
         parameters = []
         for leaf in walk.leaves:
-            name, held = value_of.name_of(leaf.original), leaf.stand_in
-            parameters.append(SsaValue(RegisterKind.LOCAL, name, held.dtype, marks_of(held), held.device))
+            given, held = value_of(leaf.original), leaf.stand_in
+            name = given.name if isinstance(leaf.original, torch.Tensor) else ""
+            parameter = SsaValue(RegisterKind.LOCAL, name, held.dtype, marks_of(held), held.device)
+            parameter.is_given = given.is_given or (walk.site, leaf.path) in self.policy.given
+            parameters.append(parameter)
         frame = walk.frames[-1]
         name = f"{frame.info.code.co_qualname}:{frame.instruction.line}"
+        if frame.function is make_call:
+            name = _ENTRY
         values = {id(leaf.stand_in): each for leaf, each in zip(walk.leaves, parameters, strict=True)}
         node = Node(name, walk.frames, ambient, parameters, values, [], self.tentative)
         self.by_key[key] = node
@@ -691,50 +788,3 @@ class _Explorer:
         if new:
             self.policy.open |= new
             raise _Learned
-
-
-class _Values:
-    """Which value a tensor of a state stands for."""
-
-    def __init__(self, explorer: _Explorer, values: dict[int, SsaValue]) -> None:
-        self._explorer, self._values = explorer, values
-        self._made: list[torch.Tensor] = []
-
-    def now(self, values: dict[int, SsaValue]) -> None:
-        """What the stand-ins are after the graph."""
-        self._values = values
-
-    def add(self, tensor: torch.Tensor, value: SsaValue) -> None:
-        """An output of the graph, which are added in their order."""
-        self._values[id(tensor)] = value
-        self._made.append(tensor)
-
-    def place_of(self, tensor: torch.Tensor) -> int | None:
-        """Which output of the graph it is."""
-        return next((place for place, each in enumerate(self._made) if each is tensor), None)
-
-    def name_of(self, real: Any) -> str:
-        return self(real).name if isinstance(real, torch.Tensor) else ""
-
-    def __call__(self, real: Any) -> SsaValue:
-        """The value of a tensor, an open number, or a number that becomes one."""
-        if isinstance(real, OpenNumber):
-            real = real.tensor
-        if not isinstance(real, torch.Tensor):
-            return self._explorer.constant(real)
-        value = self._values.get(id(real))
-        if value is not None:
-            return value
-        if STAND_IN in real.__dict__:
-            name = self._explorer.name
-            raise SmeltError(
-                "SM060",
-                f"{name} cannot be exported: an object that export cannot look into holds a tensor over a branch",
-                hint="keep tensors in variables, lists, tuples, dicts and plain objects",
-            )
-        known = self._explorer.given
-        if id(real) not in known:
-            name = self._explorer.arguments.name_of(real)
-            sizes = tuple(real.shape)
-            known[id(real)] = SsaValue(RegisterKind.CONSTANT, name, real.dtype, sizes, real.device, real)
-        return known[id(real)]

@@ -4,6 +4,7 @@ return x.t()               →   return x.t().contiguous()           a register 
 x.add_(1)                  →   own = x.clone(); own.add_(1)        what the next state has for `x` is `own`
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -118,14 +119,14 @@ def _switch(graph: fx.Graph, place: fx.Node, before: Ambient, after: Ambient) ->
             graph.call_function(*setting_attention(after.attention))
 
 
-def copying(specs: list[TensorSpec]) -> Traced:
-    """A graph that returns copies of what it is given."""
+def each_by(function: Callable[[torch.Tensor], torch.Tensor], specs: list[TensorSpec]) -> Traced:
+    """A graph that returns what a function makes of each tensor that it is given, which is of the same spec."""
     graph = fx.Graph()
     inputs = [graph.placeholder(f"given_{number}") for number in range(len(specs))]
-    copies = []
+    made = []
     for node, spec in zip(inputs, specs, strict=True):
         set_spec(node, spec)
-        copies.append(graph.call_function(torch.clone, (node,)))
-        set_spec(copies[-1], spec)
-    graph.output(tuple(copies))
+        made.append(graph.call_function(function, (node,)))
+        set_spec(made[-1], spec)
+    graph.output(tuple(made))
     return Traced(graph, GraphLevel.TORCH)

@@ -26,7 +26,7 @@ from smelt.capture.explore.flow import (
     TracedState,
     TracedVariant,
 )
-from smelt.capture.explore.graphs import copying
+from smelt.capture.explore.graphs import each_by
 from smelt.capture.explore.ssa import Edge, Ends, Goes, Node, SsaValue, Step
 from smelt.ir.artifact.machine import (
     Argument,
@@ -329,7 +329,7 @@ class _Allocation:
             specs.append(TensorSpec(shape, contiguous_stride(shape), move.value.dtype, move.value.device))
         inputs = tuple(self._number(move.value) for move in moves)
         results = tuple(self._number(move.parameter) for move in moves)
-        return TracedVariant(copying(specs), inputs, results, Jump(target), tuple(bindings), tuple(checks))
+        return TracedVariant(each_by(torch.clone, specs), inputs, results, Jump(target), tuple(bindings), tuple(checks))
 
 
 _MOST_OPEN_SIZES = 2  # of what one state moves: each is 0, 1 or more in a variant of its own

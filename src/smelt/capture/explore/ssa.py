@@ -30,6 +30,7 @@ class SsaValue:
     sizes: tuple[int | None, ...]
     device: torch.device = HOST
     tensor: torch.Tensor | None = None
+    is_given: bool = False  # whether it is a number that the caller chooses
 
 
 @dataclass(slots=True, eq=False)

@@ -233,7 +233,7 @@ def listed(interp: Interpreter, tensor: Tensor) -> Value | None:
 # numbers that export keeps open
 
 _SAFE = frozenset({operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, abs})
-_OF_SIZES = frozenset({operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod})
+_OF_SIZES = frozenset({operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg})
 _ON_TENSORS = frozenset(
     getattr(operator, name)
     for name in (
@@ -436,7 +436,8 @@ def _symbol(interp: Interpreter, value: OpenScalar) -> Value:
 def _in_terms_of_leaves(interp: Interpreter, value: Value) -> Any:
     """An integer as an expression over those that the state began with."""
     if isinstance(value, OpenScalar) and value.kind is int and value.source is not None:
-        return interp.externals.sizes.open_number(value.source, value.example)
+        number = interp.externals.sizes.open_number(value.source, value.example)
+        return -number if value.negative else number
     if isinstance(value, OpenScalar) and value.origin_call is not None:
         function, *operands = value.origin_call
         return function(*[_in_terms_of_leaves(interp, each) for each in operands])

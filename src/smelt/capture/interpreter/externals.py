@@ -507,7 +507,8 @@ class Externals:
         if id(real) not in self._open_numbers:
             tensor = self._tensor(real.tensor, source.attribute("tensor"))
             make = functools.partial(OpenNumber, real.kind)
-            scalar = OpenScalar(real.kind, make, [tensor], real.example, source=source)
+            negative = real.negated is not None
+            scalar = OpenScalar(real.kind, make, [tensor], real.example, negative=negative, source=source)
             self._open_numbers[id(real)] = real, scalar
         return self._open_numbers[id(real)][1]
 

@@ -17,13 +17,14 @@ DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: to
 class OpenNumber:
     """A number of a known type and an unknown value, which a tensor without dimensions holds.
 
-    `example` is what an integer is taken for where a size is made of it.
+    `example` is what an integer is taken for where a size is made of it; of one that is known to be negative, its
+    negative is (`negated`, another tensor), since symbols are positive.
     """
 
-    __slots__ = ("example", "kind", "tensor")
+    __slots__ = ("example", "kind", "negated", "tensor")
 
-    def __init__(self, kind: type, tensor: torch.Tensor, example: int = 3) -> None:
-        self.kind, self.tensor, self.example = kind, tensor, example
+    def __init__(self, kind: type, tensor: torch.Tensor, example: int = 3, negated: torch.Tensor | None = None) -> None:
+        self.kind, self.tensor, self.example, self.negated = kind, tensor, example, negated
 
 
 class OpenRange:

@@ -630,11 +630,12 @@ class DeferredScalar(Value):
 class OpenScalar(DeferredScalar):
     """A number that export keeps open: `parts` is the tensor that holds it, and the graph computes with that.
 
-    `example`: see `OpenNumber`. `origin_call`: the function and operands that an integer was made of.
+    `example` and `negative`: see `OpenNumber`. `origin_call`: the function and operands that an integer was made of.
     """
 
     example: int = 3
     origin_call: tuple[Any, ...] | None = None
+    negative: bool = False
 
     @property
     def tensor(self) -> Tensor:
