@@ -10,7 +10,7 @@
 #              (ARGS="--only softmax" to choose, ARGS="--dtypes bfloat16,complex64" for others)
 # make test-ops-second  the same for derivatives of second order
 # make test-ops-llvm    the same through generated code: twice eager's error and four ulp, element by element
-# make test-models  some fifty Hugging Face architectures, training and not, against eager (ARGS="-k t5" to choose)
+# make test-models  62 Hugging Face architectures, training and not, against eager (ARGS="-k t5" to choose)
 # make test-frameworks  the pages on Trainer, accelerate, TRL, Lightning, diffusers, torchrl, DDP and FSDP2, with those packages
 # make test-optim  every optimizer with every combination of its flags, whole steps against eager: a quarter of an hour
 # make test-steps  fifty whole training steps of four models by three optimizers, against float64: a quarter of an hour

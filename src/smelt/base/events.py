@@ -64,7 +64,7 @@ COUNTERS: dict[str, str] = {
     "sizes_traced": "versions of graphs compiled symbolically, for dynamic shapes",
     "sizes_bound": "combinations of sizes that a symbolic version was bound to",
     "sizes_compiled": "combinations of sizes that were specialized: compiled for those sizes alone",
-    "sizes_refused": "combinations of sizes that fall back to eager",
+    "sizes_refused": "graphs compiled anew for each combination of sizes",
     "compiled_autograd_captures": "backwards captured as the autograd engine runs them",
     "engine_backwards": "backwards that fell back from compiled autograd to the autograd engine",
     "captures_loaded": "functions whose capture was loaded from the disk cache",
