@@ -629,8 +629,8 @@ def _as_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
         return interp.tensor_call("call_function", torch.tensor, args, kwargs)
     if kind not in (bool, int, float) or len(args) > 1:
         raise Unsupported("B002", "torch.as_tensor")
-    if isinstance(args[0], OpenScalar) and (made := tensor_of(interp, torch.tensor, args, kwargs)) is not None:
-        return made
+    if isinstance(args[0], OpenScalar) and (open_tensor := tensor_of(interp, torch.tensor, args, kwargs)) is not None:
+        return open_tensor
     dtype = kwargs.get("dtype", Constant(None))
     if kind is not float and isinstance(dtype, Constant) and dtype.value is None:
         kwargs = {**kwargs, "dtype": Constant(torch.bool if kind is bool else torch.int64)}

@@ -385,12 +385,12 @@ class _Explorer:
         steps: list[Step],
     ) -> None:
         """Say for which number that the caller may give there is no step, unless eager raises for it."""
-        given = {path: value for path, value in numbers.items() if value.is_given}
-        if not given:
+        arguments = {path: value for path, value in numbers.items() if value.is_given}
+        if not arguments:
             return
         sizes, looked_at = self._example_sizes(node, frames, known), 0
-        for case in some_numbers(list(given)):
-            numbers_here = {(given[path], None): number for path, number in case.items()}
+        for case in some_numbers(list(arguments)):
+            numbers_here = {(arguments[path], None): number for path, number in case.items()}
             if any(holds(step, sizes | numbers_here) for step in steps):
                 continue
             looked_at += 1
@@ -399,7 +399,7 @@ class _Explorer:
                 continue
             where = "" if node.name == _ENTRY else f" at {node.name}"
             shown = [
-                f"{given[path].name.removeprefix('-')} = {-number if path[-1] == NEGATED else number}"
+                f"{arguments[path].name.removeprefix('-')} = {-number if path[-1] == NEGATED else number}"
                 for path, number in case.items()
             ]
             self.notes[f"{SOME_NUMBERS}: a call with {', '.join(shown)} stops{where}"] = None
@@ -739,10 +739,10 @@ class _Explorer:
             )
         parameters = []
         for leaf in walk.leaves:
-            given, held = value_of(leaf.original), leaf.stand_in
-            name = given.name if isinstance(leaf.original, torch.Tensor) else ""
+            source, held = value_of(leaf.original), leaf.stand_in
+            name = source.name if isinstance(leaf.original, torch.Tensor) else ""
             parameter = SsaValue(RegisterKind.LOCAL, name, held.dtype, marks_of(held), held.device)
-            parameter.is_given = given.is_given or (walk.site, leaf.path) in self.policy.given
+            parameter.is_given = source.is_given or (walk.site, leaf.path) in self.policy.given
             parameters.append(parameter)
         frame = walk.frames[-1]
         name = f"{frame.info.code.co_qualname}:{frame.instruction.line}"

@@ -123,10 +123,10 @@ def each_by(function: Callable[[torch.Tensor], torch.Tensor], specs: list[Tensor
     """A graph that returns what a function makes of each tensor that it is given, which is of the same spec."""
     graph = fx.Graph()
     inputs = [graph.placeholder(f"given_{number}") for number in range(len(specs))]
-    made = []
+    results = []
     for node, spec in zip(inputs, specs, strict=True):
         set_spec(node, spec)
-        made.append(graph.call_function(function, (node,)))
-        set_spec(made[-1], spec)
-    graph.output(tuple(made))
+        results.append(graph.call_function(function, (node,)))
+        set_spec(results[-1], spec)
+    graph.output(tuple(results))
     return Traced(graph, GraphLevel.TORCH)
