@@ -44,7 +44,7 @@ def fold_and_spread(x: torch.Tensor) -> Any:
     ],
     ids=lambda x: f"{tuple(x.shape)}:{x.stride()}",
 )
-@pytest.mark.parametrize("max_rewrites", [-1, 0, 1, 3])
+@pytest.mark.parametrize("budget", [-1, 0, 1, 3])
 def test_layouts(x: torch.Tensor, budget: int) -> None:
     assert_same(fold_and_spread, x, budget=budget)
 

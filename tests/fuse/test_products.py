@@ -396,8 +396,8 @@ def test_a_residual_may_be_written_over() -> None:
     assert [buffer.role for buffer in products(program)[0].kernel.buffers if buffer.role is Role.INOUT]
 
 
-@pytest.mark.parametrize("max_rewrites", range(6))
-def test_little_fuel(budget: int) -> None:
+@pytest.mark.parametrize("budget", range(6))
+def test_small_rewrite_budgets(budget: int) -> None:
     def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.relu(x.bfloat16() @ w.bfloat16() + b.bfloat16()).float().t() @ x
 

@@ -69,7 +69,7 @@ kernel attention rows(h:2, i:4) cols(j:8)
 BROKEN: dict[str, tuple[str, str]] = {
     "axes": ("rows(i:4) cols(j:8)", "rows(i:4, k:1, k:1) cols(j:8)"),
     "buffers": ("in h: bf16[8]", "in h: bf16[8]\n  in h: bf16[8]"),
-    "buffers known": ("old = load z[8*i + j]", "old = load z[8*i + j]\n    fake tensor = load q[j]"),
+    "buffers known": ("old = load z[8*i + j]", "old = load z[8*i + j]\n    unknown = load q[j]"),
     "defined once": ("c = load e[j]", "c = load e[j]\n    c = load e[j]"),
     "visible": ("d = mul c, r : f32", "d = mul c, b : f32"),
     "operands": ("b = mul a, w : f32", "b = mul a, w : f32\n    odd = and a, w : f32"),

@@ -107,6 +107,6 @@ def fake(*shape: int) -> FakeTensor:
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_whether_cudnn_is_taken_is_asked_on_ghosts(inference: bool) -> None:
+def test_whether_cudnn_is_taken_is_asked_on_fake_tensors(inference: bool) -> None:
     with torch.inference_mode(inference), FakeMode():
         assert not is_for_cudnn(fake(5, 2, 4))  # there is none here

@@ -109,8 +109,8 @@ def test_kernels_that_compute_products_of_the_mlp_take_the_place_of_others() -> 
         assert len(beside) <= 3
 
 
-@pytest.mark.parametrize("max_rewrites", [0, 1, 3, 7, 20])
-def test_any_amount_of_fuel_gives_the_same_answer(budget: int) -> None:
+@pytest.mark.parametrize("budget", [0, 1, 3, 7, 20])
+def test_any_rewrite_budget_gives_the_same_answer(budget: int) -> None:
     torch.manual_seed(0)
     model = Block(32)
     x = torch.randn(8, 32)

@@ -125,11 +125,11 @@ assert count.item() == 1
 def test_what_a_handler_raises_is_the_program_s() -> None:
     """It is no fault of the compiler, and what was compiled meanwhile stays."""
     _succeeds(f"""{_BEGIN}
-from smelt.meta import fake tensor
+from smelt.meta import fake_tensor
 def handle(*_):
     raise TimeoutError("now")
 signal.signal(signal.SIGUSR1, handle)
-signalling(fake tensor.Recorder, "__torch_dispatch__")
+signalling(fake_tensor.Recorder, "__torch_dispatch__")
 compiled = smelt.compile(program)
 armed.append(1)
 try:
@@ -147,9 +147,9 @@ assert smelt.counters["graphs"] == graphs
 
 def test_an_interrupt_ends_a_compilation() -> None:
     _succeeds(f"""{_BEGIN}
-from smelt.meta import fake tensor
+from smelt.meta import fake_tensor
 signal.signal(signal.SIGUSR1, signal.default_int_handler)
-signalling(fake tensor.Recorder, "__torch_dispatch__")
+signalling(fake_tensor.Recorder, "__torch_dispatch__")
 armed.append(1)
 try:
     smelt.compile(program)(x)

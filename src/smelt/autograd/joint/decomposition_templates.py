@@ -88,16 +88,16 @@ class DecompositionTemplate:
         for call in self.calls:
             kwargs = {name: _filled(value, nodes) for name, value in call.kwargs.items()}
             nodes.append(write(call.func, _filled(call.args, nodes), kwargs, call.spec))
-        new_ghosts: dict[_Place, FakeTensor] = {}
+        new_fakes: dict[_Place, FakeTensor] = {}
 
         def returned(value: Any) -> Any:
             if not isinstance(value, _Place):
                 return type(value)(map(returned, value)) if isinstance(value, tuple | list) else value
             if value.call == 0:
                 return fakes[value.part]
-            if value not in new_ghosts:
-                new_ghosts[value] = FakeTensor(self.specs[value], nodes[value.call][value.part])
-            return new_ghosts[value]
+            if value not in new_fakes:
+                new_fakes[value] = FakeTensor(self.specs[value], nodes[value.call][value.part])
+            return new_fakes[value]
 
         return returned(self.result)
 

@@ -15,10 +15,10 @@ from smelt.symbolic.shapes import may_overlap
 
 
 class Memory:
-    """The memory of the tensors of one graph. `by_ghost` are these tensors, as far as they are known by then."""
+    """The memory of the tensors of one graph. `by_fake` are these tensors, as far as they are known by then."""
 
-    def __init__(self, by_ghost: dict[int, Tensor]) -> None:
-        self._by_fake = by_ghost
+    def __init__(self, by_fake: dict[int, Tensor]) -> None:
+        self._by_fake = by_fake
         self._histories: dict[fx.Node, tuple[Any, Any]] = {}  # inputs as they came: fake tensor and `grad_fn`
         self.untracked: dict[int, Any] = {}  # fake tensors that are written without a count
         self._data: dict[int, tuple[Any, Tensor]] = {}  # what `.data` yielded, and of which tensor: also without
