@@ -136,6 +136,8 @@ def call(interp: Interpreter, function: Value, args: list[Value], kwargs: dict[s
 def _call_object(interp: Interpreter, function: Object, args: Arguments, kwargs: Named) -> Value:
     real = function.value
     handler = CALLABLES.get(real) if _is_listed(real) else None
+    if handler is None and _is_listed(real) and real in POLYFILLS:
+        handler = _polyfill(POLYFILLS[real])  # added since, as `smelt run` does
     answer = None if handler is None else handler(interp, function, args, kwargs)
     if answer is not None:
         return answer
