@@ -18,7 +18,7 @@ import torch
 
 import smelt
 from smelt.base.events import counters
-from smelt.capture.polyfills.library import POLYFILLS
+from smelt.capture.calls.dispatch import CALLABLES, calls_instead
 from smelt.cli.example_spec import BadTarget
 
 _REPLACED = "compile"  # of torch: here it only gets another function
@@ -93,13 +93,13 @@ class compiling_everything:
         self._call = torch.nn.Module.__call__
         self._compile = getattr(torch, _REPLACED)
         self._calling = self._outermost()
-        POLYFILLS[self._calling] = self._call  # what capture sees of it
+        CALLABLES[self._calling] = calls_instead(self._call)
         torch.nn.Module.__call__ = self._calling  # type: ignore[method-assign]
         setattr(torch, _REPLACED, self._instead)
 
     def __exit__(self, *error: object) -> None:
         torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
-        del POLYFILLS[self._calling]
+        del CALLABLES[self._calling]
         setattr(torch, _REPLACED, self._compile)
 
     def _outermost(self) -> Callable[..., Any]:

@@ -136,8 +136,6 @@ def call(interp: Interpreter, function: Value, args: list[Value], kwargs: dict[s
 def _call_object(interp: Interpreter, function: Object, args: Arguments, kwargs: Named) -> Value:
     real = function.value
     handler = CALLABLES.get(real) if _is_listed(real) else None
-    if handler is None and _is_listed(real) and real in POLYFILLS:
-        handler = _polyfill(POLYFILLS[real])  # added since, as `smelt run` does
     answer = None if handler is None else handler(interp, function, args, kwargs)
     if answer is not None:
         return answer
@@ -268,8 +266,8 @@ def _builtin(rule: Builtin) -> Handler:
     return handle
 
 
-def _polyfill(stand_in: Any) -> Handler:
-    """By a function in Python, which is followed."""
+def calls_instead(stand_in: Any) -> Handler:
+    """Follow a function in Python that does the same."""
 
     def handle(interp: Interpreter, function: Object, args: Arguments, kwargs: Named) -> Value:
         real = interp.externals.guard_identity(function)
@@ -425,7 +423,7 @@ CALLABLES: dict[Any, Handler] = {
         )
         for real, rule in table.items()
     },
-    **{real: _polyfill(stand_in) for table in (POLYFILLS, TRANSFORMS) for real, stand_in in table.items()},
+    **{real: calls_instead(stand_in) for table in (POLYFILLS, TRANSFORMS) for real, stand_in in table.items()},
     **{real: _builtin(rule) for table in (BUILTIN_CALLS, COPIES, EXPRESSION_CALLS) for real, rule in table.items()},
 }
 """By the callable: no key is in two of these tables."""
