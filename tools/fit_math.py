@@ -1,4 +1,4 @@
-"""Fit the polynomials of `smelt.codegen.llvm.math`: prints each table of coefficients with its largest weighted error.
+"""Fit the polynomials of `smelt.codegen.loops.math`: prints each table of coefficients with its largest weighted error.
 
     python tools/fit_math.py
 

@@ -19,15 +19,16 @@ import pytest
 import torch
 
 from smelt.codegen.ahead_of_time import KernelEntry, find_target, write_for
-from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR
 from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
 from smelt.codegen.llvm.link import link_all, undefined
+from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_text
 from smelt.codegen.llvm.wasm_module import as_module
 from smelt.codegen.static.build import StaticModel, object_with_support
 from smelt.device import Target
 from smelt.ir.kernel import Kernel
 from smelt.runtime.program.code_image import Image
+from smelt.torch_abi.symbols import PARALLEL_FOR
 
 _BASE = 0x10000000
 _MEMORY = 64 << 20  # bytes for buffers
@@ -368,19 +369,19 @@ class _Memory:
 
 def _wasm(kernels: Sequence[Kernel], target: Target) -> tuple[tuple[KernelEntry, ...], bytes]:
     make_all_targets_ready()
-    module = write_for(kernels, target)
-    text = module.texts[0].replace(DECLARE_PARALLEL_FOR, "") + SERIAL_PARALLEL_FOR
-    return module.entries, as_module(object_with_support(text, target))
-
-
+    written = write_for(kernels, target)
+    lines = print_module(written.modules[0]).splitlines()
+    text = "\n".join(line for line in lines if not line.startswith(f"declare i64 @{PARALLEL_FOR}("))
+    text += SERIAL_PARALLEL_FOR
+    return written.entries, as_module(object_with_support(text, target))
 
 
 def _executable(kernels: Sequence[Kernel], target: Target) -> tuple[tuple[KernelEntry, ...], bytes]:
     """A program that runs kernels, and their entries."""
     make_all_targets_ready()
     architecture = target.triple.partition("-")[0]
-    module = write_for(kernels, target, parts=2)
-    symbols = sorted({entry.symbol for entry in module.entries}, key=lambda symbol: int(symbol[1:]))
+    written = write_for(kernels, target, parts=2)
+    symbols = sorted({entry.symbol for entry in written.entries}, key=lambda symbol: int(symbol[1:]))
     *_, read, write = _START[architecture]
     driver = _DRIVER.format(
         count=len(symbols),
@@ -389,11 +390,11 @@ def _executable(kernels: Sequence[Kernel], target: Target) -> tuple[tuple[Kernel
         declarations="\n".join(f"declare void @{symbol}(ptr, i64, ptr)" for symbol in symbols),
         memory=_MEMORY, read=read, write=write,
     )  # fmt: skip
-    objects = object_codes([*module.texts, driver], target)
+    objects = object_codes([*map(print_module, written.modules), driver], target)
     missing = sorted({name for each in objects for name in undefined(each)} & SUPPORT.keys())
     if missing:
         objects += object_codes([support_text(missing, target)], target)
-    return module.entries, executable(objects, target)
+    return written.entries, executable(objects, target)
 
 
 def executable(objects: Sequence[bytes], target: Target) -> bytes:

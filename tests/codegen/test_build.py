@@ -12,12 +12,15 @@ from smelt.base import events
 from smelt.base.errors import SmeltError, SpecError
 from smelt.base.options import Options
 from smelt.base.rewrite_budget import RewriteBudget
-from smelt.codegen import assembly, build, compile_kernels
+from smelt.codegen import assembly, build, compile_kernels, loops, write_module
 from smelt.codegen.cpu import target as cpu
 from smelt.codegen.cpu.schedule_passes import plan
 from smelt.codegen.llvm import compile as engine
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.write_module import How, divided, units
 from smelt.device import Target, find, names, register
 from smelt.ir.kernel import Kernel
+from smelt.ir.loops import Module, Value
 from smelt.ir.scalar import SCALAR_OPS
 from tests import processes
 from tests.codegen.llvm.test_scalars import CASES, kernel_of
@@ -82,12 +85,13 @@ def test_rules_are_checked_when_asked() -> None:
         compile_kernels([bad], Options(check_specs=True))
 
 
-def test_events_show_llvm_and_assembly() -> None:
+def test_events_show_loops_llvm_and_assembly() -> None:
     with events.collect() as found:
         compiled = compile_kernels([KERNEL], Options())
         compile_kernels([KERNEL], Options())
     texts = {event.channel: event.text for event in found}
-    assert [event.channel for event in found] == ["llvm", "asm"]
+    assert [event.channel for event in found] == ["loops", "llvm", "asm"]
+    assert texts["loops"] == loops(KERNEL) and "entry function @k0(ptr %buffers" in texts["loops"]
     assert "define void @k0(ptr %buffers, i64 %threads, ptr %workspace)" in texts["llvm"]
     assert texts["llvm"] == compiled["softmax"].llvm
     assert "k0:" in texts["asm"] and "k0:" in assembly([KERNEL])
@@ -121,9 +125,26 @@ def test_import_does_not_load_llvm() -> None:
     assert done[0].stdout == done[1].stdout == "False False\n"
 
 
+def _module(value: Value) -> Module:
+    b = Builder(find("cpu"))
+    b.give(value)
+    return Module((b.function("seven", (), "entry", result="i64"),))
+
+
+NONSENSE = _module(Value("%nowhere", "i64"))
+
+
+def test_no_part_of_a_module_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More threads than units leave threads without work."""
+    monkeypatch.setattr(write_module, "_WORTH_A_THREAD", 10)
+    long = parse_kernel(sized(SOFTMAX, 6, 10_007))
+    module_units = units([long], ["k0"], find("cpu"), How(RewriteBudget()))
+    assert [len(part) for part in divided(module_units, 16)] == [1]
+
+
 def test_llvm_errors_are_coded() -> None:
     with pytest.raises(SmeltError, match="SM030: LLVM rejects"):
-        engine.load(["define nonsense"], find("cpu"))
+        engine.load([NONSENSE], find("cpu"))
 
 
 def test_unknown_target_names_the_choices() -> None:
@@ -239,7 +260,6 @@ CHIPS = [
 ]
 
 
-
 @pytest.mark.parametrize(("triple", "chip", "features", "bits"), CHIPS)
 def test_other_chips_need_no_other_functions(triple: str, chip: str, features: str, bits: int) -> None:
     """Code for each chip assembles, and calls nothing but the launcher, our own helper and what the C library has."""
@@ -276,9 +296,9 @@ def test_other_chips_need_no_other_functions(triple: str, chip: str, features: s
 
 
 def test_a_module_that_llvm_rejects_is_said_also_where_others_are_built_beside_it() -> None:
-    good = "define i64 @seven() {\n ret i64 7\n}"
+    good = _module(Value("", "i64", number=7))
     with pytest.raises(SmeltError, match="LLVM rejects"):
-        engine.load([good, "define nonsense", good], find("cpu"))
+        engine.load([good, NONSENSE, good], find("cpu"))
     assert len({built.address("seven") for built in engine.load([good, good], find("cpu"))}) == 2
 
 

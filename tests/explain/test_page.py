@@ -116,7 +116,7 @@ def test_a_click_on_a_kernel_shows_its_lines_and_its_code(page: Page) -> None:
     code = "document.querySelector('#node pre.text').textContent"
     page.wait(f"{code}.startsWith('kernel')")
     assert "tanh" in page.value(code)
-    for number, part in ((2, "define"), (3, "k0:")):
+    for number, part in ((2, "entry function @k0"), (3, "define"), (4, "k0:")):
         page.click(f"#node .codes button:nth-child({number})")
         page.wait(f"{code}.includes('{part}')")
 

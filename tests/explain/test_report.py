@@ -70,7 +70,10 @@ def test_a_node_leads_to_its_line_its_partners_and_its_kernel(data: Any) -> None
         assert node["id"] in steps[program][number]["members"]
     kernels = [step for step in steps[placed[0]["step"][0]] if step["kind"] == "kernel"]
     texts = [data["codes"][step["code"]] for step in kernels]
-    assert any("exp" in form and "define" in llvm and "k0:" in assembly for form, llvm, assembly in texts)
+    assert any(
+        "exp" in form and "entry function @k0" in loops and "define" in llvm and "k0:" in assembly
+        for form, loops, llvm, assembly in texts
+    )
 
 
 def test_steps_are_a_graph_too(data: Any) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from smelt.base.errors import SpecError
 from smelt.codegen.axes import indices, is_pointwise, merged, without_unit_axes
 from smelt.codegen.cpu.shared_bodies import families
-from smelt.codegen.llvm.sign_analysis import never_positive
+from smelt.codegen.loops.sign_analysis import never_positive
 from smelt.fuse.buffer_reuse import is_safe
 from smelt.ir import check_kernel as check
 from smelt.ir.check_kernel import check_kernel, contraction_of, factor_range

@@ -176,13 +176,13 @@ def _off_by_a_little(coefficients: tuple[float, ...]) -> tuple[float, ...]:
 
 _BROKEN: dict[str, tuple[str, Callable[[Any], Any], Function, Tensor]] = {
     "a coefficient of gelu": (
-        "smelt.codegen.llvm.math.normal._EXPONENT", _off_by_a_little, F.gelu, _randn(20_000)
+        "smelt.codegen.loops.math.normal._EXPONENT", _off_by_a_little, F.gelu, _randn(20_000)
     ),
     "one of its slope": (
-        "smelt.codegen.llvm.math.normal._TAIL", _off_by_a_little, F.gelu, _randn(20_000).requires_grad_()
+        "smelt.codegen.loops.math.normal._TAIL", _off_by_a_little, F.gelu, _randn(20_000).requires_grad_()
     ),
     "an exponential's last term": (
-        "smelt.codegen.llvm.math.exponential._EXP",
+        "smelt.codegen.loops.math.exponential._EXP",
         lambda table: table | {"f32": _off_by_a_little(table["f32"])},
         lambda x: torch.softmax(x * 9, -1),
         _randn(50, 400),

@@ -182,7 +182,7 @@ def test_reports_and_files_have_groups() -> None:
     data = json.loads(json.dumps(report_data(events, "step", codes)))
     (step,) = data["graphs"][0]["programs"][0]["steps"]
     assert step["name"].endswith("and 6 more") and len(step["members"]) == len(SHAPES) and step["grids"]
-    assert all("group" in texts[0] and "define" in texts[1] for texts in codes.texts())
+    assert all("group" in texts[0] and "define" in texts[2] for texts in codes.texts())
     assert serialize.parse(serialize.dump(program)) == program
 
 

@@ -130,9 +130,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("sized_by_data", "decompositions", "calls", "own_methods", "owner", "registration"),
     ),
     "codegen": (
+        "loops",
         "llvm",
         "generator",
-        "shared_texts",
+        "shared_functions",
         "axes",
         "cpu",
         "gpu",

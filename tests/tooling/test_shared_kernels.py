@@ -9,7 +9,9 @@ import pytest
 
 import smelt.codegen.build  # noqa: F401  offers the target "cpu"
 from smelt.codegen.llvm import compile as engine
+from smelt.codegen.loops.builder import Builder
 from smelt.device import find
+from smelt.ir.loops import Module
 from tests.shared_kernels import begin, end, share
 
 TEXT = "define i64 @k0() {\n  ret i64 7\n}\n"
@@ -39,8 +41,10 @@ def test_what_is_shared_can_be_called(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(engine, "_object", getattr(engine._object, "unshared", engine._object))
     share(tmp_path)
+    b = Builder(find("cpu"))
+    b.give(b.const("i64", 7))
     for _ in range(2):
-        (built,) = engine.load([TEXT], find("cpu"))
+        (built,) = engine.load([Module((b.function("k0", (), "entry", result="i64"),))], find("cpu"))
         assert ctypes.CFUNCTYPE(ctypes.c_int64)(built.address("k0"))() == 7
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -34,6 +34,7 @@ CHANNELS: dict[str, str] = {
     "backward": "the backward graph after the split",
     "fusion": "which operations were fused and why others were not",
     "kernels": "each kernel of each program, as loops over buffers",
+    "loops": "the scheduled loops of each kernel, between the kernel and the machine code",
     "llvm": "the LLVM IR handed to the code generator",
     "asm": "the machine code, as assembly",
     "compiled_autograd": "the backward as the autograd engine runs it",

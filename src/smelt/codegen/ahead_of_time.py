@@ -22,14 +22,16 @@ from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.gpu_generator import ptx
 from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
 from smelt.codegen.llvm.link import link_all, undefined
-from smelt.codegen.llvm.runtime_sizes import RuntimeParam
+from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.llvm.support import SUPPORT, support_text
+from smelt.codegen.loops.runtime_sizes import RuntimeParam
 from smelt.codegen.processors import HOST as HOST_NAME
 from smelt.codegen.processors import PROCESSORS, described
 from smelt.codegen.write_module import How, divided, join, module_of, units
 from smelt.device import Target, find, generator_of
 from smelt.ir.kernel import HOST, Kernel
 from smelt.ir.kernel_code import GridPhase
+from smelt.ir.loops import Module
 from smelt.ir.substitute_sizes import over_own_symbols, resized, shape_env_of
 from smelt.ir.text import format_kernel
 from smelt.runtime.program.code_image import Image
@@ -79,10 +81,10 @@ class TargetCode:
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
-    """LLVM text for some kernels, in parts that may be compiled side by side, and their entries."""
+class WrittenKernels:
+    """Code of some kernels, in modules that may be compiled side by side, and their entries."""
 
-    texts: tuple[str, ...]
+    modules: tuple[Module, ...]
     entries: tuple[KernelEntry, ...]
 
 
@@ -95,9 +97,9 @@ def build_for(kernels: Sequence[Kernel], target: Target, unaligned: Collection[i
     """Code of kernels, of one program or of several, as an image; equal ones have one entry. `unaligned`: those that
     are given buffers at any address, by their places, which matters to a GPU's. Its image is PTX, ended by a zero."""
     if target.warp_size > 1:
-        module = write_grids(kernels, target, unaligned)
-        text = ptx(module.texts[0], target).encode() + b"\0"
-        return TargetCode(target, Image(text, (), ()), module.entries)
+        written = write_grids(kernels, target, unaligned)
+        text = ptx(written.modules[0], target).encode() + b"\0"
+        return TargetCode(target, Image(text, (), ()), written.entries)
     if (target.name != HOST_NAME and target.name not in PROCESSORS) or target.pointer_bytes != 8:
         raise SmeltError(
             "SM030",
@@ -105,22 +107,22 @@ def build_for(kernels: Sequence[Kernel], target: Target, unaligned: Collection[i
             hint=f"artifact.save_static(path, {target.name!r}) makes an object that is linked",
         )
     make_all_targets_ready()
-    module = write_for(kernels, target, parts=torch.get_num_threads())
-    objects = object_codes(module.texts, target)
+    written = write_for(kernels, target, parts=torch.get_num_threads())
+    objects = object_codes(list(map(print_module, written.modules)), target)
     missing = sorted({name for each in objects for name in undefined(each)} & SUPPORT.keys())
     if missing:
         objects += object_codes([support_text(missing, target)], target)
-    return TargetCode(target, link_all(objects), module.entries)
+    return TargetCode(target, link_all(objects), written.entries)
 
 
 def object_for(kernels: Sequence[Kernel], target: Target, prefix: str = "k") -> tuple[bytes, tuple[KernelEntry, ...]]:
     """The same as an object file, whose functions are called `prefix` and a number, with the entries."""
     make_all_targets_ready()
-    module = write_for(kernels, target, prefix=prefix)
-    return object_codes(module.texts, target)[0], module.entries
+    written = write_for(kernels, target, prefix=prefix)
+    return object_codes([print_module(written.modules[0])], target)[0], written.entries
 
 
-def write_grids(kernels: Sequence[Kernel], target: Target, unaligned: Collection[int] = ()) -> Module:
+def write_grids(kernels: Sequence[Kernel], target: Target, unaligned: Collection[int] = ()) -> WrittenKernels:
     """The same of a GPU's kernels, in one part."""
     generator = generator_of(target.name)
     entries: dict[tuple[str, ShapeEnv | None, bool], tuple[EntryCode, KernelEntry]] = {}
@@ -138,8 +140,8 @@ def write_grids(kernels: Sequence[Kernel], target: Target, unaligned: Collection
         code = replace(code, facts=tuple(shape_env.guards), per_thread_workspace=code.workspace)
         grids = tuple(_grid(phase, code.sizes) for phase in code.phases)
         entries[keys[-1]] = code, replace(_entry(symbol, code, keys[-1][1]), grids=grids, is_grids=True)
-    text = str(join([code for code, _ in entries.values()])) if entries else ""
-    return Module((text,), tuple(entries[key][1] for key in keys))
+    module = join([code for code, _ in entries.values()])
+    return WrittenKernels((module,), tuple(entries[key][1] for key in keys))
 
 
 def _grid(phase: GridPhase, sizes: Sequence[RuntimeParam]) -> Grid:
@@ -148,8 +150,8 @@ def _grid(phase: GridPhase, sizes: Sequence[RuntimeParam]) -> Grid:
     return Grid(phase.symbol, 0 if varies else int(phase.blocks), slot, phase.threads, phase.shared_bytes)
 
 
-def write_for(kernels: Sequence[Kernel], target: Target, *, prefix: str = "k", parts: int = 1) -> Module:
-    """LLVM text for kernels, in at most so many parts."""
+def write_for(kernels: Sequence[Kernel], target: Target, *, prefix: str = "k", parts: int = 1) -> WrittenKernels:
+    """Code of kernels, in at most so many parts."""
     if target.warp_size > 1:
         return write_grids(kernels, target)
     distinct: dict[tuple[str, ShapeEnv | None], Kernel] = {}
@@ -159,13 +161,13 @@ def write_for(kernels: Sequence[Kernel], target: Target, *, prefix: str = "k", p
         keys.append((format_kernel(replace(kernel, name="kernel")), shape_env_of(kernel)))
         distinct.setdefault(keys[-1], kernel)
     if not distinct:
-        return Module(("",), ())
+        return WrittenKernels((Module(()),), ())
     symbols = [f"{prefix}{place}" for place in range(len(distinct))]
     module_units = units(list(distinct.values()), symbols, target, How(RewriteBudget()))
     codes = {place: code for unit in module_units for place, code in unit.entries.items()}
     entries = {key: _entry(symbols[place], codes[place], key[1]) for place, key in enumerate(distinct)}
-    texts = tuple(str(module_of(part)) for part in divided(module_units, parts))
-    return Module(texts, tuple(entries[key] for key in keys))
+    modules = tuple(module_of(part) for part in divided(module_units, parts))
+    return WrittenKernels(modules, tuple(entries[key] for key in keys))
 
 
 def _entry(symbol: str, code: EntryCode, shape_env: ShapeEnv | None) -> KernelEntry:

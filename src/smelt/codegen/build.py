@@ -20,12 +20,24 @@ from smelt.base.options import Options, config
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.compile import Built
-from smelt.codegen.llvm.runtime_sizes import RuntimeParam
-from smelt.codegen.write_module import How, asked, divided, join, module_of, module_text, units
+from smelt.codegen.loops.runtime_sizes import RuntimeParam
+from smelt.codegen.write_module import (
+    How,
+    asked,
+    divided,
+    join,
+    module_of,
+    module_text,
+    source_text,
+    units,
+    written_module,
+)
 from smelt.device import find
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import AnyKernel, Kernel, KernelGroup, members
 from smelt.ir.kernel_code import GridPhase
+from smelt.ir.loops.check import check_module
+from smelt.ir.loops.text import format_module
 from smelt.ir.substitute_sizes import shape_env_of
 from smelt.ir.text import format_kernel
 from smelt.symbolic.expressions import ZERO, SizeGuard
@@ -165,8 +177,12 @@ def _build(store: _Store, new: dict[str, AnyKernel], how: How) -> None:
     symbols = generator.symbols(kernels)
     module_units = units(kernels, symbols, target, how)
     events.count("kernels_built", len(module_units))
+    if how.check:
+        check_module(module_of(module_units))
+    if events.wanted("loops"):
+        events.emit("loops", format_module(module_of(module_units)), kernels)
     if events.wanted("llvm"):
-        events.emit("llvm", str(module_of(module_units)), kernels)
+        events.emit("llvm", source_text(module_of(module_units), target), kernels)
     threads = torch.get_num_threads()
     parts = divided(module_units, threads)
     loaded = generator.load([module_of(part) for part in parts], target, threads)
@@ -177,7 +193,7 @@ def _build(store: _Store, new: dict[str, AnyKernel], how: How) -> None:
             versions.append(compiled)
             del versions[:-_MOST_OF_ONE]
     if events.wanted("asm"):
-        events.emit("asm", lambda: generator.assemble(str(module_of(module_units)), target), kernels)
+        events.emit("asm", lambda: generator.assemble(module_of(module_units), target), kernels)
 
 
 def source(kernel: AnyKernel) -> str:
@@ -185,10 +201,15 @@ def source(kernel: AnyKernel) -> str:
     return module_text([kernel], find(kernel.target))
 
 
+def loops(kernel: AnyKernel) -> str:
+    """The scheduled loops of one kernel, for people to read."""
+    return format_module(written_module([kernel], find(kernel.target)))
+
+
 def assembly(kernels: Sequence[AnyKernel]) -> str:
     """The assembly for `kernels`, which are for one target, for people to read."""
     target, generator = asked(kernels[0])
-    return generator.assemble(module_text(kernels, target), target)
+    return generator.assemble(written_module(kernels, target), target)
 
 
 def built_code(kernel: AnyKernel) -> CompiledKernel | None:

@@ -6,7 +6,6 @@
 A module is self-contained: it includes the function by which kernels share points between threads, for one thread.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,31 +13,30 @@ from smelt.base.errors import SmeltError
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
 from smelt.codegen.cpu import cpu_generator
-from smelt.codegen.generator import EntryCode, SharedText, numbered
+from smelt.codegen.generator import EntryCode, SharedBody, numbered
 from smelt.codegen.gpu.spirv.spirv_generator import SpirvGenerator
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
-from smelt.codegen.llvm.module_text import ModuleText
+from smelt.codegen.llvm.print_module import print_module
+from smelt.codegen.loops.builder import BUFFERS, THREADS, TRUE, WORKSPACE, param
 from smelt.device import KernelModule, Target
 from smelt.ir.kernel import AnyKernel, Kernel
+from smelt.ir.loops import Call, Function, Module, Node, Return, Value, called
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
 Compile = Callable[[KernelModule], Any]
 
-_ALL_AT_ONCE = f"""define internal i64 @{PARALLEL_FOR}(ptr %part, ptr %buffers, ptr %workspace, i64 %threads, i64 %most, i64 %extent, i64 %bytes) {{
-  call void %part(ptr %buffers, ptr %workspace, i64 0, i64 %extent, i1 true)
-  ret i64 1
-}}
-"""  # noqa: E501
-_DECLARED = re.compile(rf"^declare i64 @{PARALLEL_FOR}\(.*\)\n", re.MULTILINE)
-_ENTRY = re.compile(r"^define void @(k\d+)\(", re.MULTILINE)
 
-
-def module_for_one_thread(text: str) -> str:
-    """LLVM text with a `smelt_parallel_for` that runs all points on the calling thread."""
-    if f"@{PARALLEL_FOR}" not in text:
-        return text
-    return _ALL_AT_ONCE + _DECLARED.sub("", text)
+def module_for_one_thread(module: Module) -> Module:
+    """A module with a `smelt_parallel_for` that runs all points on the calling thread."""
+    if all(PARALLEL_FOR not in called(each) for each in module.functions):
+        return module
+    part, most, extent, size = param("part", "ptr"), param("most"), param("extent"), param("bytes")
+    zero, one = Value("", "i64", number=0), Value("", "i64", number=1)
+    body: list[Node] = [Call(None, part, (BUFFERS, WORKSPACE, zero, extent, TRUE)), Return(one)]
+    params = (part, BUFFERS, WORKSPACE, THREADS, most, extent, size)
+    launcher = Function(PARALLEL_FOR, params, body, result="i64")
+    return Module(module.functions, (launcher, *module.helpers))
 
 
 class ProcessorChipGenerator:
@@ -57,32 +55,32 @@ class ProcessorChipGenerator:
     schedule = staticmethod(cpu_generator.schedule)
     emit = staticmethod(cpu_generator.emit)
 
-    def share_texts(
+    def share_functions(
         self,
         kernels: Sequence[AnyKernel],
         codes: Mapping[int, EntryCode],
         symbols: Sequence[str],
         budget: RewriteBudget,
         of: str,
-    ) -> Sequence[SharedText]:
+    ) -> Sequence[SharedBody]:
         return ()
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         raise AssertionError("a chip without grids launches its kernels one by one")
 
-    def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
-        return [self.compile(_module(str(text))) for text in texts]
+    def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
+        return [self.compile(_module(module)) for module in modules]
 
     def compile(self, module: KernelModule) -> Built:
         """A module that was made here, now or by an earlier process, by the chip."""
         return Built(lambda symbol: 0, self._compile(module), module)
 
-    def assemble(self, text: str, target: Target) -> str:
-        return llvm_compile.assemble(text, target)
+    def assemble(self, module: Module, target: Target) -> str:
+        return llvm_compile.assemble(print_module(module), target)
 
 
-def _module(text: str) -> KernelModule:
-    return KernelModule("llvm", module_for_one_thread(text), tuple(_ENTRY.findall(text)))
+def _module(module: Module) -> KernelModule:
+    return KernelModule("llvm", print_module(module_for_one_thread(module)), module.entries)
 
 
 def generator_for(target: Target, compile: Compile) -> Any:

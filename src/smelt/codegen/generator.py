@@ -1,8 +1,8 @@
 """The interface of a target's code generator: schedule, emit, load. `build` uses it and depends on no target.
 
     schedule(kernel, target, rewrite budget)   →  how its loops run, whatever form the target has for that
-    emit("k0", schedule, target)     →  `EntryCode`: LLVM text of the functions of one kernel
-    load([text, …], target)          →  `Built`: machine code in memory, or on the device
+    emit("k0", schedule, target)     →  `EntryCode`: the functions of one kernel, in the loop form
+    load([module, …], target)        →  `Built`: machine code in memory, or on the device
 
 A module with these functions is a generator, such as `codegen/cpu/cpu_generator.py`.
 """
@@ -15,22 +15,21 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
 from smelt.codegen.llvm.compile import Built
-from smelt.codegen.llvm.module_text import ModuleText
-from smelt.codegen.llvm.runtime_sizes import RuntimeParam
+from smelt.codegen.loops.runtime_sizes import RuntimeParam
 from smelt.device import Target
 from smelt.ir.kernel import AnyKernel, Kernel
 from smelt.ir.kernel_code import GridPhase
+from smelt.ir.loops import Function, Module
 from smelt.symbolic.expressions import SizeGuard
 from smelt.symbolic.shapes import Size
 
 
 @dataclass(frozen=True, slots=True)
 class EntryCode:
-    """LLVM text of one kernel: its functions, and the declarations and helpers they need once per module."""
+    """One kernel in the loop form: its functions, and the helpers they need once per module, by name."""
 
-    functions: str
-    declarations: frozenset[str]
-    helpers: tuple[tuple[str, str], ...]
+    functions: tuple[Function, ...]
+    helpers: tuple[tuple[str, tuple[Function, ...]], ...]
     per_thread_workspace: Size
     sizes: tuple[RuntimeParam, ...] = ()  # what the code is given at each launch
     facts: tuple[SizeGuard, ...] = ()  # what it relies on of them
@@ -49,7 +48,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedText:
+class SharedBody:
     """A body that is written once, and the entries of the kernels that have it by their places in a list."""
 
     body: EntryCode
@@ -72,14 +71,14 @@ class Generator(Protocol):
     def member(self, symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
         """The entry of a kernel whose code is that of `body`; None if that does not serve."""
 
-    def share_texts(
+    def share_functions(
         self,
         kernels: Sequence[AnyKernel],
         codes: Mapping[int, EntryCode],
         symbols: Sequence[str],
         budget: RewriteBudget,
         of: str,
-    ) -> Sequence[SharedText]:
+    ) -> Sequence[SharedBody]:
         """Those of `codes`, by the places of their kernels, that are to have one body."""
 
     def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> Any:
@@ -93,12 +92,12 @@ class Generator(Protocol):
         """The functions of kernels that are launched as one, whose buffers come one kernel's after the other's. Asked
         of targets whose limits allow groups."""
 
-    def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
-        """Machine code for each text, ready to be launched. More than one thread may be at work for each, if there are
-        that many."""
+    def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
+        """Machine code for each module, ready to be launched. Several threads may be at work, if there are that
+        many."""
 
-    def assemble(self, text: str, target: Target) -> str:
-        """The target's assembly for a text, for people to read."""
+    def assemble(self, module: Module, target: Target) -> str:
+        """The target's assembly for a module, for people to read."""
 
 
 def numbered(kernels: Sequence[AnyKernel]) -> list[str]:

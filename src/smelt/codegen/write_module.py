@@ -1,4 +1,4 @@
-"""Writes the LLVM text of kernels: functions that must be in one module form a unit, and threads compile units in
+"""Writes kernels in the loop form: functions that must be in one module form a unit, and threads compile units in
 parallel.
 
     units([gelu_1, gelu_2, softmax], ["k0", "k1", "k2"], target, how)     k0 and k1 with the body they share; k2
@@ -12,12 +12,14 @@ from dataclasses import replace
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode, Family, Generator
-from smelt.codegen.llvm.module_text import ModuleText
+from smelt.codegen.llvm.print_module import print_module
 from smelt.device import Target, find, generator_of
 from smelt.ir.kernel import AnyKernel, Kernel, KernelGroup
+from smelt.ir.loops import Module, walk
+from smelt.ir.loops.text import format_module
 from smelt.ir.substitute_sizes import over_own_symbols
 
-_WORTH_A_THREAD = 30_000  # characters of LLVM text, which take a tenth of a second
+_WORTH_A_THREAD = 600  # nodes of the loop form, which take LLVM a tenth of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class Unit:
 
     @property
     def length(self) -> int:
-        return sum(len(code.functions) for code in (*self.body, *self.entries.values()))
+        codes = (*self.body, *self.entries.values())
+        return sum(1 for code in codes for function in code.functions for _ in walk(function.body))
 
 
 def units(kernels: Sequence[AnyKernel], symbols: Sequence[str], target: Target, how: How) -> list[Unit]:
@@ -64,7 +67,7 @@ def units(kernels: Sequence[AnyKernel], symbols: Sequence[str], target: Target, 
         for place in range(len(kernels)) if place not in done
     }  # fmt: skip
     if how.in_process:
-        for shared in generator.share_texts(kernels, codes, symbols, how.budget, how.of):
+        for shared in generator.share_functions(kernels, codes, symbols, how.budget, how.of):
             result.append(Unit(shared.entries, (shared.body,)))
             codes = {place: code for place, code in codes.items() if place not in shared.entries}
     return result + [Unit({place: code}) for place, code in codes.items()]
@@ -81,7 +84,7 @@ def _shared(generator: Generator, kernels: Sequence[AnyKernel], how: How) -> Ite
 def divided(units: Sequence[Unit], most: int) -> list[list[Unit]]:
     """Into parts about as long as each other, `most` at most: one is long enough to be worth a thread of its own."""
     total = sum(unit.length for unit in units)
-    parts: list[list[Unit]] = [[] for _ in range(max(1, min(most, total // _WORTH_A_THREAD)))]
+    parts: list[list[Unit]] = [[] for _ in range(max(1, min(most, len(units), total // _WORTH_A_THREAD)))]
     lengths = [0] * len(parts)
     for unit in sorted(units, key=lambda unit: -unit.length):
         shortest = lengths.index(min(lengths))
@@ -90,7 +93,7 @@ def divided(units: Sequence[Unit], most: int) -> list[list[Unit]]:
     return parts
 
 
-def module_of(units: Sequence[Unit]) -> ModuleText:
+def module_of(units: Sequence[Unit]) -> Module:
     return join([code for unit in units for code in (*unit.body, *unit.entries.values())])
 
 
@@ -106,14 +109,23 @@ def written(symbol: str, kernel: AnyKernel, target: Target, how: How) -> EntryCo
     return replace(code, facts=tuple(shape_env.guards)) if shape_env.symbols else code
 
 
-def join(codes: Sequence[EntryCode]) -> ModuleText:
+def join(codes: Sequence[EntryCode]) -> Module:
     """One module: shared declarations and definitions appear once."""
-    declarations = sorted(frozenset().union(*(code.declarations for code in codes)))
-    helpers = {name: text for code in codes for name, text in code.helpers}
-    return ModuleText(tuple(declarations), tuple(helpers.items()), "\n".join(code.functions for code in codes))
+    helpers = {name: functions for code in codes for name, functions in code.helpers}
+    shared = {each.name: each for functions in helpers.values() for each in functions}
+    return Module(tuple(each for code in codes for each in code.functions), tuple(shared.values()))
 
 
 def module_text(kernels: Sequence[AnyKernel], target: Target) -> str:
     """The LLVM IR of `kernels`, named k0, k1, … in order."""
+    return source_text(written_module(kernels, target), target)
+
+
+def source_text(module: Module, target: Target) -> str:
+    """The LLVM IR of a module; the loops themselves, where the target's printer is another."""
+    return format_module(module) if target.form == "spirv" else print_module(module)
+
+
+def written_module(kernels: Sequence[AnyKernel], target: Target) -> Module:
     how = How(RewriteBudget())
-    return str(join([written(f"k{number}", kernel, target, how) for number, kernel in enumerate(kernels)]))
+    return join([written(f"k{number}", kernel, target, how) for number, kernel in enumerate(kernels)])

@@ -1,6 +1,6 @@
 """The code of kernels as a report carries it: each text once, all of them compressed.
 
-    Codes().number(kernel)   →   3: the place among `texts()` of [kernel form, LLVM IR, assembly]
+    Codes().number(kernel)   →   3: the place among `texts()` of [kernel form, loops, LLVM IR, assembly]
 
 Equal kernels, as every layer of a model has them, share one place: a model of many layers has the texts of one.
 """
@@ -29,9 +29,9 @@ class Codes:
         return list(self._kernels).index(key)
 
     def texts(self) -> list[list[str]]:
-        """Of each: the kernel form, the LLVM IR and the assembly of this machine."""
+        """Of each: the kernel form, its scheduled loops, the LLVM IR and the assembly of this machine."""
         return [
-            [text, _or_why_not(codegen.source, kernel), _or_why_not(_assembly, kernel)]
+            [text, *(_or_why_not(text_of, kernel) for text_of in (codegen.loops, codegen.source, _assembly))]
             for text, kernel in self._kernels.items()
         ]
 

@@ -8,12 +8,12 @@ import torch
 
 from smelt import _native
 from smelt.base.rewrite_budget import RewriteBudget
-from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator
 from smelt.codegen.gpu.grid_plan import GridPlan
 from smelt.codegen.gpu.host import describe_host_warps
-from smelt.codegen.llvm.runtime_sizes import as_integer
+from smelt.codegen.loops.runtime_sizes import as_integer
+from smelt.codegen.write_module import join
 from smelt.ir.kernel import Buffer, Kernel
 from smelt.ir.substitute_sizes import resized
 from smelt.symbolic.symsize import expression_of, is_symsize
@@ -32,10 +32,6 @@ def filled(buffer: Buffer, seed: int) -> torch.Tensor:
     return torch.randint(0, high, (buffer.size,), generator=generator).to(buffer.dtype)
 
 
-def _text(code: EntryCode) -> str:
-    return "\n".join([*sorted(code.declarations), *(text for _, text in code.helpers), code.functions])
-
-
 class OnHost:
     """A kernel, compiled: for all sizes that its symbols stand for."""
 
@@ -45,7 +41,7 @@ class OnHost:
         self.warp = warp
         self.plan: GridPlan = generator.schedule(kernel, target, RewriteBudget(), check=False, of="")
         self.code = generator.emit("k", self.plan, target, aligned=aligned)
-        self.built = generator.load([_text(self.code)], target)[0] if self.plan.phases else None
+        self.built = generator.load([join([self.code])], target)[0] if self.plan.phases else None
 
     def _size(self, size: int) -> int | tuple[int]:
         return (self.code.sizes.index(expression_of(size)),) if is_symsize(size) else size
@@ -99,4 +95,4 @@ def ptx(kernel: Kernel, architecture: str = "sm_90") -> str:
     """What an NVIDIA GPU would be given."""
     target, generator = describe_cuda(architecture), CudaGenerator()
     plan = generator.schedule(kernel, target, RewriteBudget(), check=False, of="")
-    return generator.assemble(_text(generator.emit("k", plan, target)), target)
+    return generator.assemble(join([generator.emit("k", plan, target)]), target)

@@ -19,7 +19,8 @@ from torch import Tensor
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.spirv.spirv_generator import SpirvGenerator, spirv_module
-from smelt.codegen.llvm.runtime_sizes import as_integer
+from smelt.codegen.loops.runtime_sizes import as_integer
+from smelt.codegen.write_module import join
 from smelt.device import Grid, KernelModule, Launch, Target
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
@@ -28,7 +29,6 @@ from smelt.symbolic.expressions import ShapeEnv
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import expression_of, is_symsize
 from tests.codegen.cpu.test_kernels import filled
-from tests.codegen.gpu.running import module_text
 from tests.kernel_reference import run_kernel
 
 PLUGIN = Path(__file__).parents[3] / "plugins" / "vulkan"
@@ -91,7 +91,7 @@ class OnVulkan:
         self.facts = tuple(own.guards)  # what the code relies on
         self.handle: Any = None
         if self.plan.phases:
-            module = spirv_module(module_text(self.code))
+            module = spirv_module(join([self.code]))
             validate(module)
             self.handle = chip().compile(module)
 
@@ -160,7 +160,7 @@ def same_group_on_vulkan(kernels: Sequence[Kernel], *, aligned: bool = True) -> 
     needs_vulkan()
     code = SpirvGenerator(chip().compile).emit_group("group", kernels, target(), aligned=aligned)
     (phase,) = code.phases
-    module = spirv_module(module_text(code))
+    module = spirv_module(join([code]))
     validate(module)
     handle = chip().compile(module)
     shift = 0 if aligned else _SHIFT

@@ -22,6 +22,8 @@ from smelt.codegen.gpu import grid_plan
 from smelt.codegen.gpu.gpu_generator import HostGenerator
 from smelt.codegen.gpu.grid_plan import GridPlan
 from smelt.codegen.gpu.host import describe_host_warps
+from smelt.codegen.llvm.print_module import print_module
+from smelt.codegen.write_module import join
 from smelt.device import Target
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
@@ -51,7 +53,7 @@ def split_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def module_text(code: EntryCode) -> str:
-    return "\n".join([*sorted(code.declarations), *(text for _, text in code.helpers), code.functions])
+    return print_module(join([code]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def build(kernel: Kernel, warp: int = 8, *, aligned: bool = True) -> BuiltKernel
         own.symbol(each.text, each.example)
     plan = generator.schedule(resized(kernel, lambda size: size.moved(own)), chip, RewriteBudget(), check=True, of="")
     code = replace(generator.emit("k", plan, chip, aligned=aligned), facts=tuple(own.guards))
-    made = generator.load([module_text(code)], chip)[0]
+    made = generator.load([join([code])], chip)[0]
 
     def size(of: Size) -> int | tuple[int]:
         return (code.sizes.index(expression_of(of)),) if is_symsize(of) else int(of)

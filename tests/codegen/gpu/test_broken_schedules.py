@@ -15,8 +15,8 @@ from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.ir.kernel import Kernel
 from tests.codegen.cpu.test_transpose_tiles import turned
-from tests.codegen.gpu.running import Order, build, same_as_reference, split_more
-from tests.codegen.gpu.test_ptx import code_of, joined
+from tests.codegen.gpu.running import Order, build, module_text, same_as_reference, split_more
+from tests.codegen.gpu.test_ptx import code_of
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
 from tests.kernel_text import parse_kernel
 
@@ -77,7 +77,7 @@ def test_whole_schedules_are_right(name: str) -> None:
 
 
 def barriers(kernel: Kernel) -> int:
-    return build(kernel, WARP).code.functions.count("call void @smelt_simt_barrier")
+    return module_text(build(kernel, WARP).code).count("call void @smelt_simt_barrier")
 
 
 ALONE, SHARED = 16, 0  # of the parts that threads left, those that each reads by itself
@@ -220,7 +220,7 @@ def test_alignment_that_is_not_there_shows(monkeypatch: pytest.MonkeyPatch) -> N
         " s = reduce sum a\n row:\n store y[i] = s"
     )
     vectors = r"load <\d x float>"
-    assert not re.search(vectors, joined([code_of("k", parse_kernel(text), "sm_90")]))
+    assert not re.search(vectors, module_text(code_of("k", parse_kernel(text), "sm_90")))
     monkeypatch.setattr(PhaseBody, "_is_aligned", lambda body, index, further=0: True)
     monkeypatch.setattr("smelt.codegen.gpu.grid_plan.vector_width", lambda kernel, axis, extents: 4)
-    assert re.search(vectors, joined([code_of("k", parse_kernel(text), "sm_90")]))
+    assert re.search(vectors, module_text(code_of("k", parse_kernel(text), "sm_90")))

@@ -14,7 +14,9 @@ from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator
 from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.gpu.launch_groups import emit_group
+from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.targets import GROUP_BUFFERS
+from smelt.codegen.write_module import join
 from smelt.ir.kernel import Kernel, KernelGroup
 from tests.codegen.gpu.on_host import ORDERS, filled
 from tests.codegen.gpu.test_ptx import assembled, assembled_here
@@ -47,13 +49,13 @@ kernel update{count} rows() cols(j:{count})
 
 
 def text(code: EntryCode) -> str:
-    return "\n".join([*sorted(code.declarations), *(each for _, each in code.helpers), code.functions])
+    return print_module(join([code]))
 
 
 def run_group(kernels: Sequence[Kernel], code: EntryCode, offset: int = 0) -> None:
     """A launch of all of them leaves what each would leave. `offset`: elements that buffers begin after."""
     target = describe_host_warps("test", WARP)
-    built = HostGenerator().load([text(code)], target)[0]
+    built = HostGenerator().load([join([code])], target)[0]
     given = [[filled(buffer, 9 * n + s) for s, buffer in enumerate(k.parameters)] for n, k in enumerate(kernels)]
     want = [[tensor.clone() for tensor in tensors] for tensors in given]
     for kernel, tensors in zip(kernels, want, strict=True):
@@ -156,7 +158,7 @@ def test_a_gpu_is_given_one_function(chip: str, tmp_path: Path) -> None:
     target = describe_cuda(chip)
     code = CudaGenerator().emit_group("group", kernels, target)
     assert len(code.phases) == 1
-    found = CudaGenerator().assemble(text(code), target)
+    found = CudaGenerator().assemble(join([code]), target)
     assert found.count(".entry") == 1 and "local" not in found
     assert found.count("st.global.v4.b32") == 4  # eight points of two arrays
     ((registers, spilled),) = assembled(found, chip, tmp_path).values()
@@ -168,7 +170,7 @@ def test_as_many_buffers_as_fit_are_assembled(tmp_path: Path) -> None:
     kernels = [update(64 + n) for n in range(GROUP_BUFFERS // 4)]
     target = describe_cuda("sm_75")
     code = CudaGenerator().emit_group("group", kernels, target)
-    assembled(CudaGenerator().assemble(text(code), target), "sm_75", tmp_path)
+    assembled(CudaGenerator().assemble(join([code]), target), "sm_75", tmp_path)
 
 
 def test_all_is_read_before_anything_is_stored() -> None:

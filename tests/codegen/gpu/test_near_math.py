@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from smelt.codegen.gpu.host import describe_host_warps
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.math import exponential
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.math import exponential
 from smelt.device import Target
+from smelt.ir.loops import Value
 from tests.codegen.gpu import on_host
 from tests.codegen.gpu.on_host import OnHost
 from tests.codegen.gpu.test_ptx import pointwise, ptx_of
@@ -25,13 +26,13 @@ def approximating(monkeypatch: pytest.MonkeyPatch) -> None:
     def target(*given: Any) -> Target:
         return replace(describe_host_warps(*given), approximates=True)
 
-    def power_of_two(b: Builder, x: LlvmValue) -> LlvmValue:
+    def power_of_two(b: Builder, x: Value) -> Value:
         return b.fmul(exponential.exp2(b, x), 1 + 2.0**-23)
 
-    def near_reciprocal(b: Builder, x: LlvmValue) -> LlvmValue:
+    def near_reciprocal(b: Builder, x: Value) -> Value:
         return b.fmul(b.fdiv(1.0, x), 1 - 2.0**-23)
 
-    def saturated(b: Builder, x: LlvmValue) -> LlvmValue:
+    def saturated(b: Builder, x: Value) -> Value:
         inside = b.select(b.fcmp("ogt", x, 0.0), x, 0.0)  # of NaN 0
         return b.select(b.fcmp("olt", inside, 1.0), inside, 1.0)
 

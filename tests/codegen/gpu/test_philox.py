@@ -9,8 +9,9 @@ from smelt.codegen.gpu.host import HostWarp, describe_host_warps
 from smelt.codegen.gpu.nvptx import Nvptx
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
-from smelt.codegen.llvm.philox import Draws, drawn, philox, uniform
-from smelt.codegen.llvm.runtime_sizes import Sizes
+from smelt.codegen.loops.philox import Draws, drawn, philox, uniform
+from smelt.codegen.loops.runtime_sizes import Sizes
+from smelt.ir.loops import Module
 from smelt.ir.scalar import SCALAR_OPS
 
 WARP = 8
@@ -50,8 +51,7 @@ def plain_draw(draws: Draws, seed: int, offset: int, element: int) -> float:
 
 
 def run(b: HostWarp, warps: int, *tensors: torch.Tensor) -> None:
-    text = "\n".join([*sorted(b.declared), *b.helpers.values(), b.function()])
-    made = llvm_compile.load([text], b.target)[0]
+    made = llvm_compile.load([Module((b.grid_function(),))], b.target)[0]
     phase = (made.address(b.symbol), 1, warps * WARP, 0, False)
     _native.GridLauncher((phase,), len(tensors), 0, warp=WARP)(1, *tensors)
 
@@ -114,7 +114,7 @@ def test_as_ptx() -> None:
     target = describe_cuda("sm_90")
     b = Nvptx(target, "k", Sizes(3), "i32", buffers=3, threads=256)
     write_words(b)
-    text = ptx("\n".join([*sorted(b.declared), b.function()]), target)
+    text = ptx(Module((b.grid_function(),)), target)
     assert "mul.wide.u32" in text or "mul.hi.u32" in text
     assert "call" not in text
 

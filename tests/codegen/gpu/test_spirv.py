@@ -7,13 +7,26 @@ import pytest
 import torch
 
 from smelt.base.errors import SmeltError
-from smelt.codegen.gpu.spirv.control_flow import blocks_of, structured
-from smelt.codegen.gpu.spirv.translate import PUSHED, translated
+from smelt.codegen.gpu.spirv.print_spirv import PUSHED, print_grids
+from smelt.codegen.gpu.spirv.spirv_generator import SpirvGenerator, spirv_module
+from smelt.codegen.gpu.spirv.thread import Spirv
+from smelt.codegen.loops.builder import Builder, param
+from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Grid, Launch
+from smelt.ir import loops
 from smelt.ir.kernel import Axis, Buffer, Cast, Compute, Const, Index, Instruction, Kernel, Load, Role, Stage, Store
 from tests.codegen.cpu.test_scatters import rows_kernel
 from tests.codegen.cpu.test_sizes import COUNT, FAR, STEP
-from tests.codegen.gpu.on_vulkan import OnVulkan, chip, needs_vulkan, same_group_on_vulkan, same_on_vulkan
+from tests.codegen.gpu import running
+from tests.codegen.gpu.on_vulkan import (
+    OnVulkan,
+    chip,
+    needs_vulkan,
+    same_group_on_vulkan,
+    same_on_vulkan,
+    target,
+    validate,
+)
 from tests.codegen.gpu.running import split_more
 from tests.codegen.gpu.test_gpu_kernels import partial_fold
 from tests.codegen.gpu.test_gpu_scans import along, down, values
@@ -147,25 +160,105 @@ def test_more_parameters_than_are_pushed() -> None:
     same_on_vulkan(Kernel("many", (), (Axis("j", count),), buffers, (Stage(True, tuple(body)),)))
 
 
-def test_what_two_ways_share_has_no_code() -> None:
-    shared = """
-entry:
-  br i1 %a, label %one, label %two
-one:
-  br i1 %b, label %two, label %end
-two:
-  br label %end
-end:
-  ret void
-"""
-    with pytest.raises(SmeltError, match="meet in one block"):
-        structured(blocks_of(shared.splitlines()))
+def builder(threads: int) -> Spirv:
+    """Of a grid with one buffer."""
+    return Spirv(target(), "k", Sizes(1), "i64", buffers=1, threads=threads)
+
+
+def on_device(b: Spirv, memory: torch.Tensor, helpers: tuple[loops.Function, ...] = ()) -> torch.Tensor:
+    """What one block leaves in memory."""
+    module = spirv_module(loops.Module((b.grid_function(),), helpers))
+    validate(module)
+    at = chip().allocate(memory.nbytes)
+    chip().copy_in(at, memoryview(memory.view(torch.uint8).numpy()))
+    chip().launch(chip().compile(module), Launch("k", (at,), (), 0, Grid(1, b.threads, 0)))
+    result = torch.empty_like(memory)
+    chip().copy_out(at, memoryview(result.view(torch.uint8).numpy()))
+    chip().free(at)
+    return result
+
+
+def test_loops_and_branches_in_each_other() -> None:
+    """A loop that some threads skip, in a branch, in a loop that repeats until a condition fails."""
+    needs_vulkan()
+    b = builder(target().warp_size)
+    thread, zero = b.thread(), b.const("i64", 0)
+
+    def sum_below(count: loops.Value) -> loops.Value:
+        loop = b.begin(zero, count, 1, [zero], guard=True)
+        return loop.end(b.add(loop.values[0], loop.index))[0]
+
+    def turn(number: loops.Value, total: loops.Value) -> tuple[loops.Value, list[loops.Value]]:
+        odd = b.convert("trunc", number, "i1")
+        (more,) = b.choice(odd, lambda: [sum_below(b.sub(thread, number))], lambda: [b.const("i64", 100)])
+        following = b.add(number, 1)
+        return b.icmp("slt", following, 4), [following, b.add(total, more)]
+
+    _, total = b.repeat([zero, zero], turn)
+    outer = b.begin(zero, b.const("i64", 6), 2, [total, zero], guard=False)
+    swapped = outer.end(b.add(outer.values[1], 1), outer.values[0])
+    b.store_global(b.parameter(0), thread, [b.add(b.mul(swapped[0], 1000), swapped[1])])
+    result = on_device(b, torch.zeros(b.threads, dtype=torch.int64))
+
+    def expected(thread: int) -> int:
+        first, second = 200 + sum(range(thread - 1)) + sum(range(thread - 3)), 0
+        for _ in range(3):
+            first, second = second + 1, first
+        return first * 1000 + second
+
+    assert result.tolist() == [expected(thread) for thread in range(b.threads)]
+
+
+def test_numbers_that_are_true_or_false() -> None:
+    """Extended with a sign, true is -1."""
+    needs_vulkan()
+    b = builder(target().warp_size)
+    yes = b.icmp("eq", b.and_(b.thread(), 1), 1)
+    numbers = [b.convert("zext", yes, "i64"), b.convert("sext", yes, "i64")]
+    b.store_global(b.parameter(0), b.mul(b.thread(), 2), numbers)
+    result = on_device(b, torch.zeros(2 * b.threads, dtype=torch.int64))
+    assert result.tolist() == [number for thread in range(b.threads) for number in (thread % 2, -(thread % 2))]
+
+
+def test_a_helper_for_arrays_of_two_lengths() -> None:
+    """It is printed for each."""
+    needs_vulkan()
+    b, inside = builder(1), Builder(target())
+    array, length = param("array", "ptr"), param("length")
+    loop = inside.begin(inside.const("i64", 0), length, 1, [], guard=False)
+    inside.store(inside.add(loop.index, 7), inside.element(array, "i64", loop.index))
+    loop.end()
+    helper = inside.function("fill", (array, length), "shared", inlined=False)
+    for place, count in enumerate((2, 5)):
+        room = b.stack(f"room{count}", "i64", count, 8)
+        b.call("fill", room, b.const("i64", count))
+        last = b.load(b.element(room, "i64", count - 1), "i64")
+        b.store_global(b.parameter(0), b.const("i64", place), [last])
+    result = on_device(b, torch.zeros(2, dtype=torch.int64), (helper,))
+    assert result.tolist() == [8, 11]
 
 
 def test_what_is_not_known_is_named() -> None:
-    text = 'define spir_kernel void @k() "threads"="4" {\nentry:\n  %x = frem float 1.0, 2.0\n  ret void\n}\n'
-    with pytest.raises(SmeltError, match="SPIR-V has no frem"):
-        translated(text)
+    one, two, out = (loops.Value(name, "f32", number=number) for name, number in (("", 1.0), ("", 2.0), ("%x", None)))
+    nodes: dict[str, loops.Node] = {
+        "frem of f32": loops.Compute(out, "frem", (one, two)),
+        "fptoui of f32": loops.Convert(loops.Value("%y", "i32"), "fptoui", one),
+        "Fence": loops.Fence(),
+        "atomic fadd": loops.Atomic("fadd", loops.Value("%b0", "ptr1"), one),
+    }
+    for name, node in nodes.items():
+        function = loops.Function("k", (), [node], "grid", threads=4)
+        with pytest.raises(SmeltError, match=f"SPIR-V has no {name}"):
+            print_grids(loops.Module((function,)))
+    function = loops.Function("k", (), [loops.Call(out, "expf", (one,))], "grid", threads=4)
+    with pytest.raises(SmeltError, match="no device has the function expf"):
+        print_grids(loops.Module((function,)))
+
+
+def test_assembly_is_the_loop_form() -> None:
+    function = loops.Function("k", (), [loops.Barrier("block")], "grid", threads=4)
+    text = SpirvGenerator(lambda module: module).assemble(loops.Module((function,)), running.target(4))
+    assert "grid @k() threads 4" in text and "barrier block" in text
 
 
 @pytest.mark.parametrize("on_host", [False, True], ids=["from memory", "passed along"])

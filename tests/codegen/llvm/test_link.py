@@ -12,6 +12,8 @@ from smelt.base.errors import SmeltError
 from smelt.codegen.cpu import target as cpu
 from smelt.codegen.llvm import compile as engine
 from smelt.codegen.llvm.link import CannotLink, link
+from smelt.codegen.loops.builder import Builder
+from smelt.ir.loops import Module
 from smelt.runtime.program.code_image import Image, Slot, load
 
 CALLS = """
@@ -129,7 +131,9 @@ def test_what_cannot_be_linked_is_loaded_by_llvm(monkeypatch: pytest.MonkeyPatch
         raise CannotLink("not today")
 
     monkeypatch.setattr(engine, "link", refuse)
-    (built,) = engine.load(["define i64 @seven() {\n ret i64 7\n}"], cpu.describe_host())
+    b = Builder(cpu.describe_host())
+    b.give(b.const("i64", 7))
+    (built,) = engine.load([Module((b.function("seven", (), "entry", result="i64"),))], cpu.describe_host())
     assert built.image is None
     assert ctypes.CFUNCTYPE(ctypes.c_int64)(built.address("seven"))() == 7
 

@@ -12,31 +12,67 @@ from smelt.codegen.cpu.target import describe_host
 from smelt.codegen.llvm import compile as engine
 from smelt.codegen.llvm import shared_objects
 from smelt.codegen.llvm.link import CannotLink, link
-from smelt.codegen.llvm.module_text import ModuleText, apart, bundle
+from smelt.codegen.llvm.print_module import apart, bundle
+from smelt.codegen.loops.builder import Builder, param
 from smelt.codegen.processors import PROCESSORS
+from smelt.ir.loops import Function, Module, Table, Value
 
-HELPERS = {
-    "twice": "define internal i64 @help.twice(i64 %x) {\n  %y = shl i64 %x, 1\n  ret i64 %y\n}\n",
-    "more": "define internal i64 @help.more(i64 %x, ptr %f) \"tune-cpu\"=\"generic\" {\nentry:\n"
-    "  %t = call i64 @help.twice(i64 %x)\n  %u = call i64 @llvm.smax.i64(i64 %t, i64 5)\n"
-    "  %v = call i64 %f(i64 %u)\n  ret i64 %v\n}\n",
-    "pi": "define internal double @help.pi(double %x) {\n  %y = fmul double %x, 3.140625\n  ret double %y\n}\n",
-    "table": "@help.numbers = internal constant [2 x i64] [i64 30, i64 40]\n"
-    "define internal i64 @help.table(i64 %x) {\n  %p = getelementptr i64, ptr @help.numbers, i64 %x\n"
-    "  %v = load i64, ptr %p\n  ret i64 %v\n}\n",
-}
-DECLARED = ("declare i64 @llvm.smax.i64(i64, i64)",)
-CALLS = """
-define i64 @k0(i64 %x) {
-  %a = call i64 @help.more(i64 %x, ptr @help.twice)
-  %b = call i64 @help.table(i64 1)
-  %c = add i64 %a, %b
-  ret i64 %c
-}
-"""
-MODULE = ModuleText(DECLARED, tuple(HELPERS.items()), CALLS)
-OTHER_CALLS = "define double @k0(double %x) {\n  %y = call double @help.pi(double %x)\n  ret double %y\n}\n"
-OTHER = ModuleText((), (("pi", HELPERS["pi"]),), OTHER_CALLS)
+X = param("x")
+
+
+def _twice(name: str = "help.twice", factor: int = 2) -> Function:
+    b = Builder(TARGET)
+    b.give(b.shl(X, 1) if factor == 2 else b.mul(X, factor))
+    return b.function(name, [X], "shared", result="i64")
+
+
+def _calling(name: str, callee: str) -> Function:
+    b = Builder(TARGET)
+    b.give(b.call(callee, X, result="i64"))
+    return b.function(name, [X], "shared", result="i64")
+
+
+def _more() -> Function:
+    b, function = Builder(replace(TARGET, tune_cpu="generic")), param("f", "ptr")
+    b.give(
+        b.call(function, b.intrinsic("smax", b.call("help.twice", X, result="i64"), b.const("i64", 5)), result="i64")
+    )
+    return b.function("help.more", [X, function], "shared", result="i64")
+
+
+def _pi() -> Function:
+    b, x = Builder(TARGET), param("x", "f64")
+    b.give(b.fmul(x, 3.140625))
+    return b.function("help.pi", [x], "shared", result="f64")
+
+
+def _table() -> Function:
+    b = Builder(TARGET)
+    b.give(b.load(b.element(Value("@help.numbers", "ptr"), "i64", X), "i64"))
+    numbers = Table("help.numbers", (b.const("i64", 30), b.const("i64", 40)))
+    return replace(b.function("help.table", [X], "shared", result="i64"), tables=(numbers,))
+
+
+def _entry() -> Function:
+    b = Builder(TARGET)
+    more = b.call("help.more", X, Value("@help.twice", "ptr"), result="i64")
+    b.give(b.add(more, b.call("help.table", b.const("i64", 1), result="i64")))
+    return b.function("k0", [X], "entry", result="i64")
+
+
+def _other_entry() -> Function:
+    b, x = Builder(TARGET), param("x", "f64")
+    b.give(b.call("help.pi", x, result="f64"))
+    return b.function("k0", [x], "entry", result="f64")
+
+
+def _module(twice: Function) -> Module:
+    return Module((_entry(),), (twice, _more(), _pi(), _table()))
+
+
+TARGET = describe_host()
+MODULE = _module(_twice())
+OTHER = Module((_other_entry(),), (_pi(),))
 
 pytestmark = pytest.mark.skipif("linux" not in describe_host().triple, reason="objects are not ELF")
 
@@ -63,7 +99,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def _answer(module: ModuleText = MODULE, threads: int = 1) -> int:
+def _answer(module: Module = MODULE, threads: int = 1) -> int:
     (built,) = engine.load([module], describe_host(), threads)
     assert built.image is not None
     return int(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(built.address("k0"))(7))
@@ -72,16 +108,16 @@ def _answer(module: ModuleText = MODULE, threads: int = 1) -> int:
 def test_functions_with_data_of_their_own_stay() -> None:
     own, shared = apart(MODULE)
     assert set(shared) == {"help.twice", "help.more", "help.pi"}
-    assert "declare hidden i64 @help.more(i64 %x, ptr %f)\n" in own and "@help.numbers = internal" in own
-    assert shared["help.more"].calls == {"help.twice"} and shared["help.more"].declarations == DECLARED
+    assert "declare hidden i64 @help.more(i64, ptr)\n" in own and "@help.numbers = internal" in own
+    assert shared["help.more"].calls == {"help.twice"}
     text = bundle([shared["help.more"]], shared)
-    assert "declare hidden i64 @help.twice(i64 %x)" in text
-    assert 'define hidden i64 @help.more(i64 %x, ptr %f) "tune-cpu"="generic" section ".text.help.more" {\n' in text
+    assert "declare hidden i64 @help.twice(i64)" in text and "declare i64 @llvm.smax.i64(i64, i64)" in text
+    head = 'define hidden i64 @help.more(i64 %x, ptr %f) nounwind "tune-cpu"="generic" section ".text.help.more" {\n'
+    assert head in text
 
 
 def test_what_calls_a_function_that_stays_does_too() -> None:
-    calling = HELPERS["twice"].replace("shl i64 %x, 1", "call i64 @help.table(i64 %x)")
-    _, shared = apart(ModuleText(DECLARED, tuple((HELPERS | {"twice": calling}).items()), CALLS))
+    _, shared = apart(_module(_calling("help.twice", "help.table")))
     assert set(shared) == {"help.pi"}
 
 
@@ -112,8 +148,7 @@ def test_a_machine_makes_them_once(disk: Path, made: list[str], monkeypatch: pyt
 def test_one_that_calls_another_function_of_the_same_name_is_another(made: list[str]) -> None:
     """The object with `more` has the old `twice` in it."""
     assert _answer() == 68
-    thrice = HELPERS["twice"].replace("shl i64 %x, 1", "mul i64 %x, 3")
-    assert _answer(replace(MODULE, helpers=tuple((HELPERS | {"twice": thrice}).items()))) == 63 + 40
+    assert _answer(_module(_twice(factor=3))) == 63 + 40
     assert _answer() == 68
     remade = [text for text in made if "define hidden" in text][1]
     assert "@help.more" in remade and "@help.pi" not in remade
@@ -121,7 +156,7 @@ def test_one_that_calls_another_function_of_the_same_name_is_another(made: list[
 
 def test_an_image_has_what_it_calls() -> None:
     images = [engine.load([each], describe_host())[0].image for each in (MODULE, OTHER)]
-    alone = engine.load([str(OTHER)], describe_host())[0].image
+    alone = engine.load([Module((*OTHER.helpers, *OTHER.functions))], describe_host())[0].image
     assert all(image is not None for image in (*images, alone))
     assert [dict(image.symbols).keys() for image in images] == [{"k0"}, {"k0"}]  # type: ignore[union-attr]
     assert len(images[1].code) <= len(alone.code) + 32  # type: ignore[union-attr]

@@ -5,7 +5,7 @@ import torch
 
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
-from smelt.codegen.llvm.sign_analysis import never_positive
+from smelt.codegen.loops.sign_analysis import never_positive
 from tests.codegen.llvm.test_math import sample
 from tests.codegen.running import call
 from tests.codegen.ulps import bounds, errors

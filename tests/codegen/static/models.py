@@ -4,7 +4,7 @@ import struct
 
 import torch
 
-from smelt.codegen.ahead_of_time import Module, write_for
+from smelt.codegen.ahead_of_time import WrittenKernels, write_for
 from smelt.device import Target
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.layout import Bind, Op, RegisterKind
@@ -69,14 +69,14 @@ def _applied(atom: DivModMinMax) -> r.Expression:
     return r.apply(_FUNCTIONS[atom.function], expression(atom.left), expression(atom.right))
 
 
-def growing(target: Target) -> tuple[r.Table, dict[str, bytes], Module]:
+def growing(target: Target) -> tuple[r.Table, dict[str, bytes], WrittenKernels]:
     """y = x; count += 1 and y = y·w while all of y are below 100; return y, its first column, and the count.
 
     `keep`, which may be left out, returns None in the place of the column; seven rows or more raise.
     """
     kernels = [parse_kernel(text, {"s0": 3} if "s0" in text else None) for text in KERNELS]
-    module = write_for(kernels, target)
-    step, more, count = module.entries
+    written = write_for(kernels, target)
+    step, more, count = written.entries
     size = r.apply(Op.MUL, ROWS, r.number(16))
     registers = (
         r.Register("x", RegisterKind.INPUT, "float32", (r.Dim(2, 4096, "rows"), r.Dim(4, 4))),
@@ -137,11 +137,11 @@ def growing(target: Target) -> tuple[r.Table, dict[str, bytes], Module]:
         ),
         tuple(
             r.Kernel(f"k{place}", each + bool(entry.params))
-            for place, (each, entry) in enumerate(zip(counts, module.entries, strict=True))
+            for place, (each, entry) in enumerate(zip(counts, written.entries, strict=True))
         ),
         (r.State("entry", (begin, too_many)), r.State("loop", (body,)), r.State("end", (whole, kept))),
     )
-    return table, WEIGHTS, module
+    return table, WEIGHTS, written
 
 
 def expected(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, int]:

@@ -21,6 +21,7 @@ from smelt.codegen.ahead_of_time import write_grids
 from smelt.codegen.gpu.gpu_generator import HostGenerator
 from smelt.codegen.gpu.host import describe_host_warps
 from smelt.codegen.llvm.compile import object_codes
+from smelt.codegen.llvm.print_module import print_module
 from smelt.deploy.records import kernel_places, unaligned_kernels
 from smelt.device import register
 from smelt.ir.artifact.machine import Machine
@@ -58,12 +59,12 @@ class FakeGpu:
 
     def _kernels(self, machine: Machine) -> None:
         kernels = list(kernel_places(machine).values())
-        module = write_grids(kernels, _target(), unaligned_kernels(machine))
-        (code,) = object_codes(module.texts, _target())
+        written = write_grids(kernels, _target(), unaligned_kernels(machine))
+        (code,) = object_codes([print_module(written.modules[0])], _target())
         (self.folder / "kernels.o").write_bytes(code)
         lines = ["void (*fake_barrier)(void);", "void smelt_simt_barrier(void) { fake_barrier(); }"]
         counts = {}
-        for kernel, entry in zip(kernels, module.entries, strict=True):
+        for kernel, entry in zip(kernels, written.entries, strict=True):
             counts |= {grid.symbol: len(kernel.parameters) for grid in entry.grids}
         lines += [f"const int {name}_buffers = {count};" for name, count in counts.items()]
         (self.folder / "counts.c").write_text("\n".join(lines) + "\n")

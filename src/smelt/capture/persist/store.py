@@ -36,7 +36,7 @@ from smelt.ir.graph import PersistentCompiler, Traced
 from smelt.ir.json_values import decode
 from smelt.runtime.cache import CacheStore, open_store
 
-_WATCHED = ("graph", "guards", "joint", "forward", "backward", "fusion", "kernels", "llvm", "asm")
+_WATCHED = ("graph", "guards", "joint", "forward", "backward", "fusion", "kernels", "loops", "llvm", "asm")
 Keep = Callable[[Any, Plan, EntryState, "tuple[Traced, WritePolicy] | None", GuardTree], None]
 """What a capture is handed to: its guards, its plan, the way back, its graph and the care for it, and what else it
 relied on."""

@@ -19,15 +19,16 @@ from smelt.codegen.cpu.shared_bodies import MODULE, member
 from smelt.codegen.cpu.shared_bodies import shared as share
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.generator import numbered as symbols
-from smelt.codegen.llvm.compile import assemble, load
-from smelt.codegen.shared_texts import shared_texts as share_texts
+from smelt.codegen.llvm.compile import assemble_module as assemble
+from smelt.codegen.llvm.compile import load
+from smelt.codegen.shared_functions import shared_functions as share_functions
 from smelt.device import Target
 from smelt.ir.check_kernel import is_attention
 from smelt.ir.kernel import Kernel
 
 TABLES: Mapping[str, Sequence[Row]] = {"the kernels of a program": MODULE, "each kernel": SCHEDULE}
 
-__all__ = ["TABLES", "assemble", "emit", "load", "member", "schedule", "share", "share_texts", "symbols"]
+__all__ = ["TABLES", "assemble", "emit", "load", "member", "schedule", "share", "share_functions", "symbols"]
 
 
 def schedule(

@@ -12,14 +12,16 @@ from smelt.codegen.cpu.loop_nest import LoopNest
 from smelt.codegen.cpu.schedule import SchedulePlan, Split
 from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.runtime_sizes import Sizes
+from smelt.codegen.loops.builder import BUFFERS, THREADS, TRUE, WORKSPACE, Builder, param
+from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
+from smelt.ir.loops import Function, Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import greater, lesser
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
-DECLARE_PARALLEL_FOR = f"declare i64 @{PARALLEL_FOR}(ptr, ptr, ptr, i64, i64, i64, i64)"
+ENTRY = (BUFFERS, THREADS, WORKSPACE)
+PART = (BUFFERS, param("mine", "ptr"), param("first"), param("last"), param("ends", "i1"))
 
 
 def write(symbol: str, plan: SchedulePlan, target: Target, *, aligned: bool = True) -> EntryCode:
@@ -31,64 +33,49 @@ def write(symbol: str, plan: SchedulePlan, target: Target, *, aligned: bool = Tr
     workspace = variants[0][2].size
     for _, _, layout in variants[1:]:
         workspace = greater(workspace, layout.size)
-    builders = []
-    texts = []
+    builders, functions = list[Builder](), list[Function]()
     for name, each, layout in variants:
         part = Builder(target, name, sizes)
         LoopNest.of(part, each, layout).write()
         builders.append(part)
-        signature = f"internal void @{name}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
-        texts += [part.pool_text, function_text(signature, part)]
+        functions.append(part.function(f"{name}.part", PART))
     combine = plan.split in (Split.ROWS, Split.SCATTER_BUCKETS) and bool(plan.accumulators)
     if combine:
         finish = Builder(target, symbol, sizes)
         _write_finish(finish, plan, variants[0][2], workspace)
         builders.append(finish)
-        texts.append(function_text(f"internal void @{symbol}.finish(ptr %buffers, ptr %mine, i64 %chunks)", finish))
+        functions.append(finish.function(f"{symbol}.finish", (BUFFERS, param("mine", "ptr"), param("chunks"))))
     entry = Builder(target, symbol, sizes)
     _write_entry(entry, [(name, each) for name, each, _ in variants], workspace, combine=combine)
-    texts.append(function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False))
-    declarations = frozenset({DECLARE_PARALLEL_FOR}).union(*(builder.declared for builder in builders))
-    helpers = {name: text for builder in builders for name, text in builder.helpers.items()}
-    return EntryCode("\n".join(texts), declarations, tuple(helpers.items()), workspace, tuple(sizes.params))
-
-
-def function_text(signature: str, b: Builder, *, label: bool = True) -> str:
-    """The function that a builder has written the body of."""
-    body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*b.prologue, *b.lines))
-    head = "entry:\n" if label else ""
-    order = f' "tune-cpu"="{b.target.tune_cpu}"' if b.target.tune_cpu else ""
-    # Nothing raises through it: without tables for that LLVM takes a tenth less.
-    return f"define {signature} nounwind{order} {{\n{head}{body}\n}}\n"
+    functions.append(entry.function(symbol, ENTRY, "entry"))
+    helpers = {name: helper for builder in builders for name, helper in builder.helpers.items()}
+    return EntryCode(tuple(functions), tuple(helpers.items()), workspace, tuple(sizes.params))
 
 
 def _write_finish(b: Builder, plan: SchedulePlan, layout: WorkspaceLayout, workspace: Size) -> None:
     nest = LoopNest.of(b, plan, layout)
     nest.at.load_pointers()
-    nest.finish((LlvmValue("%chunks", "i64"), workspace))
-    b.emit("ret void")
+    nest.finish((param("chunks"), workspace))
 
 
 def _write_entry(b: Builder, variants: Sequence[tuple[str, SchedulePlan]], workspace: Size, *, combine: bool) -> None:
     """Launch the first of `variants` that the extents are long enough for."""
     part, most, extent = _variant(b, *variants[-1])
     for name, plan in reversed(variants[:-1]):
-        fits = LlvmValue("true", "i1")
+        fits = TRUE
         for size, least in plan.needs:
             fits = b.and_(fits, b.icmp("sge", b.const("i64", size), least))
         better = _variant(b, name, plan)
         part, most, extent = (
-            b.op(f"select {fits}, {one}, {other}", one.kind, 1)
-            for one, other in zip(better, (part, most, extent), strict=True)
+            b.select(fits, one, other) for one, other in zip(better, (part, most, extent), strict=True)
         )
-    shared = f"i64 %threads, {most}, {extent}, {b.const('i64', workspace)}"
-    b.emit(f"%chunks = call i64 @{PARALLEL_FOR}({part}, ptr %buffers, ptr %workspace, {shared})")
+    shared = (THREADS, most, extent, b.const("i64", workspace))
+    chunks = b.call(PARALLEL_FOR, part, BUFFERS, WORKSPACE, *shared, result="i64")
     if combine:
-        b.emit(f"call void @{b.symbol}.finish(ptr %buffers, ptr %workspace, i64 %chunks)")
-    b.emit("ret void")
+        b.call(f"{b.symbol}.finish", BUFFERS, WORKSPACE, chunks)
 
 
-def _variant(b: Builder, name: str, plan: SchedulePlan) -> tuple[LlvmValue, LlvmValue, LlvmValue]:
+def _variant(b: Builder, name: str, plan: SchedulePlan) -> tuple[Value, Value, Value]:
     """The launcher's arguments: the part, the maximum number of threads, and the extent that is shared out."""
     most = lesser(plan.threads, plan.extent)
-    return LlvmValue(f"@{name}.part", "ptr"), b.const("i64", most), b.const("i64", plan.extent)
+    return Value(f"@{name}.part", "ptr"), b.const("i64", most), b.const("i64", plan.extent)

@@ -18,10 +18,10 @@ from smelt.codegen.cpu.addresses import Addresses
 from smelt.codegen.cpu.contiguous_runs import FAR, Run, RunMemory, Span, near
 from smelt.codegen.cpu.loop_reductions import LoopReduction
 from smelt.codegen.cpu.schedule import Accumulator, SchedulePlan
-from smelt.codegen.llvm import reductions
-from smelt.codegen.llvm.builder import SIGNED_LESS, Builder, LlvmValue
-from smelt.codegen.llvm.math import OF_NEGATIVE
-from smelt.codegen.llvm.scalars import cast, compute, constant, from_memory, to_memory
+from smelt.codegen.loops import reductions
+from smelt.codegen.loops.builder import SIGNED_LESS, TRUE, Builder
+from smelt.codegen.loops.math import OF_NEGATIVE
+from smelt.codegen.loops.scalars import cast, compute, constant, from_memory, to_memory
 from smelt.ir.check_kernel import value_dtypes
 from smelt.ir.kernel import (
     Accumulate,
@@ -39,6 +39,7 @@ from smelt.ir.kernel import (
     Scatter,
     Store,
 )
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
@@ -54,13 +55,13 @@ class InstructionWriter:
     at: Addresses
     dtypes: dict[str, torch.dtype]
     below: frozenset[str] = frozenset()  # values that are never above zero
-    values: dict[str, LlvmValue] = field(default_factory=dict)
-    read: dict[Load, LlvmValue] = field(default_factory=dict)  # loads that were done one vector before
+    values: dict[str, Value] = field(default_factory=dict)
+    read: dict[Load, Value] = field(default_factory=dict)  # loads that were done one vector before
     products: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the loop being written: name → factors
-    iotas: dict[str, tuple[LlvmValue, int]] = field(default_factory=dict)  # positions: the first lane, and the step
+    iotas: dict[str, tuple[Value, int]] = field(default_factory=dict)  # positions: the first lane, and the step
     spans: dict[str, Span] = field(default_factory=dict)  # masks that are true from one lane to another
     nontemporal: bool = False  # whether what is stored now bypasses the cache
-    mask: LlvmValue | None = None  # lanes that count, in a last vector that overlaps
+    mask: Value | None = None  # lanes that count, in a last vector that overlaps
 
     @classmethod
     def of(cls, b: Builder, plan: SchedulePlan, at: Addresses) -> "InstructionWriter":
@@ -72,7 +73,7 @@ class InstructionWriter:
         self.at.rows.clear()
         self.values.clear()
 
-    def vector(self, name: str) -> LlvmValue:
+    def vector(self, name: str) -> Value:
         return self.b.splat(self.values[name], self.at.lanes)
 
     def write(self, instruction: Instruction) -> None:
@@ -116,7 +117,7 @@ class InstructionWriter:
                 accumulator = self._accumulator(instruction)
                 self.at.of_row(accumulator.arrays[-1][0], accumulator.index)
 
-    def _position(self, out: str, index: Index) -> LlvmValue:
+    def _position(self, out: str, index: Index) -> Value:
         total = self.at.offset(index)
         stride = index.stride(self.at.vector_axis)
         self.iotas.pop(out, None)
@@ -129,7 +130,7 @@ class InstructionWriter:
             self.iotas[out] = (total, stride)
         return self.b.add(self.b.splat(total, self.at.lanes), iota)
 
-    def _by_position(self, out: str, op: str, left: str, right: str) -> LlvmValue | None:
+    def _by_position(self, out: str, op: str, left: str, right: str) -> Value | None:
         """The mask of a position beside one number for all lanes, or of several such; None for anything else."""
         self.spans.pop(out, None)
         span = self._both(left, right) if op == "and" else None
@@ -153,7 +154,7 @@ class InstructionWriter:
                 return self.spans[one].where(self.b, self.values[other])
         return None
 
-    def load_raw(self, array: str, index: Index) -> LlvmValue:
+    def load_raw(self, array: str, index: Index) -> Value:
         kind = self.at.layout.kinds[array]
         stride = self.at.lane_stride(index)
         if stride == 0:
@@ -164,12 +165,12 @@ class InstructionWriter:
             return self.b.reverse(self.b.load(self.at.of_last_lane(array, index), kind, self.at.lanes))
         return self.b.gathered([self.b.load(place, kind) for place in self.at.of_lanes(array, index, stride)])
 
-    def _gather_raw(self, array: str, index: Index, by: Sequence[tuple[str, Size, Size]]) -> LlvmValue:
+    def _gather_raw(self, array: str, index: Index, by: Sequence[tuple[str, Size, Size]]) -> Value:
         """As a load whose row begins elsewhere, where the places are one for all lanes; otherwise lane by lane."""
         b, kind = self.b, self.at.layout.kinds[array]
         base = self.at.offset(index)
         apart = [each for each in by if self.values[each[0]].lanes > 1]
-        wanted: LlvmValue | None = None
+        wanted: Value | None = None
         for name, step, extent in by:
             if self.values[name].lanes == 1:
                 base = b.add(base, b.mul(self._held(self.values[name], extent), step))
@@ -189,11 +190,11 @@ class InstructionWriter:
         places = [b.element(first, kind, b.extract(total, lane)) for lane in range(self.at.lanes)]
         return b.gathered([b.load(place, kind) for place in places])
 
-    def _held(self, value: LlvmValue, extent: Size) -> LlvmValue:
+    def _held(self, value: Value, extent: Size) -> Value:
         """A place within 0 … extent - 1: the last, for one outside, which as an unsigned number is above it."""
-        return self.b.intrinsic("llvm.umin", value, self.b.splat(self.b.const("i64", extent - 1), value.lanes))
+        return self.b.intrinsic("umin", value, self.b.splat(self.b.const("i64", extent - 1), value.lanes))
 
-    def _store(self, array: str, index: Index, raw: LlvmValue) -> None:
+    def _store(self, array: str, index: Index, raw: Value) -> None:
         stride = self.at.lane_stride(index)
         if stride == 0:
             self.b.store(self.b.extract(raw, 0), self.at.of(array, index))
@@ -223,7 +224,7 @@ class InstructionWriter:
 
     def _scatter(self, instruction: Scatter) -> None:
         b = self.b
-        inside = LlvmValue("true", "i1")
+        inside = TRUE
         for name, _, extent in instruction.by:
             inside = b.and_(inside, b.icmp("ult", self.values[name], self.b.const("i64", extent)))
         scatters.ScatterPut(
@@ -266,7 +267,7 @@ class InstructionWriter:
     def _state(self, scan: Scan) -> scans.State:
         return scans.State.of(scan, self.dtypes[scan.value], self.plan.kernel.cols)
 
-    def folded(self, instruction: Reduce | Accumulate, dtype: torch.dtype, partial: LlvmValue) -> LlvmValue:
+    def folded(self, instruction: Reduce | Accumulate, dtype: torch.dtype, partial: Value) -> Value:
         """Add one value to a reduction; a product is added to a sum by fma, rounded once."""
         factors = self.products.get(instruction.value)
         if instruction.op == "sum" and factors and dtype in (torch.float32, torch.float64) and self.mask is None:
@@ -274,7 +275,7 @@ class InstructionWriter:
         value = self._counted(self.vector(instruction.value), instruction.op, dtype)
         return reductions.combine(self.b, instruction.op, dtype, partial, value)
 
-    def _counted(self, value: LlvmValue, op: Running, dtype: torch.dtype) -> LlvmValue:
+    def _counted(self, value: Value, op: Running, dtype: torch.dtype) -> Value:
         """`value`, neutral in lanes that were seen before."""
         if self.mask is None:
             return value

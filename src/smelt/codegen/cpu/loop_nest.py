@@ -10,6 +10,7 @@ axis, its last vector overlaps the previous one, so nothing runs lane by lane:
 reductions.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import field
 
@@ -35,10 +36,11 @@ from smelt.codegen.cpu.schedule import (
     prefetched,
 )
 from smelt.codegen.cpu.workspace import WorkspaceLayout
-from smelt.codegen.llvm import reductions
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import memory_kind
+from smelt.codegen.loops import reductions
+from smelt.codegen.loops.builder import Builder, param
+from smelt.codegen.loops.scalars import memory_kind
 from smelt.ir.kernel import Axis, Compute, Instruction, Load, Reduce, Scan, Scatter, Stage, Store
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import is_symsize
 
@@ -46,7 +48,7 @@ from smelt.symbolic.symsize import is_symsize
 _FLUSH = 512
 _FLUSH_WORTH = 256
 _CACHE_LINE = 64
-_NOWHERE = LlvmValue("0", "i64")
+_NOWHERE = Value("", "i64", number=0)
 
 
 @dataclass(slots=True)
@@ -57,13 +59,13 @@ class LoopNest:
     plan: SchedulePlan
     at: Addresses
     code: InstructionWriter
-    edges: tuple[LlvmValue, LlvmValue] | None = None  # of the tile being written, along the vector axis
-    point: LlvmValue = _NOWHERE  # of the loop over rows, flattened
-    next_row: list[str] = field(default_factory=list)  # addresses of what the next row begins with
+    edges: tuple[Value, Value] | None = None  # of the tile being written, along the vector axis
+    point: Value = _NOWHERE  # of the loop over rows, flattened
+    next_row: list[Value] = field(default_factory=list)  # addresses of what the next row begins with
     prefetched: list[Load] = field(default_factory=list)  # reads of the loop being written to prefetch
     flush_every: int = BLOCK  # elements summed in f32, in the loop being written, before the sum moves on into f64
     prefetch_by: int = 0  # how many elements before; 0 for as many bytes as the target says
-    before_block: Callable[[LlvmValue], None] | None = None  # what a loop does before each block, given where it begins
+    before_block: Callable[[Value], None] | None = None  # what a loop does before each block, given where it begins
     pipelined: list[Load] = field(default_factory=list)  # reads of the loop being written to do one vector before
 
     @classmethod
@@ -76,7 +78,7 @@ class LoopNest:
     def write(self) -> None:
         """The whole part, from loading pointers to the end of its loops."""
         self.at.load_pointers()
-        first, last = LlvmValue("%first", "i64"), LlvmValue("%last", "i64")
+        first, last = param("first"), param("last")
         rows = self.plan.kernel.rows
         match self.plan.split:
             case Split.INDEPENDENT_ROWS if self.plan.accumulators or self.plan.units < len(rows):
@@ -87,7 +89,7 @@ class LoopNest:
             case Split.TILES:
                 self._each(self.plan.tile_axes, first, last, self._tile)
                 if self.plan.tile is not None and self.plan.tile.nontemporal:
-                    self.b.emit("fence seq_cst")
+                    self.b.fence()
             case Split.SCATTER_BUCKETS:
                 self._clear()
                 self._each(rows, self.number(0), self.number(self.plan.kernel.row_count), self._placed_row)
@@ -96,16 +98,15 @@ class LoopNest:
                 self._clear()
                 self._each(rows, first, last, self._row)
                 self._empty_blocks()
-        self.b.emit("ret void")
 
-    def _each(self, axes: Sequence[Axis], first: LlvmValue, last: LlvmValue, write: Callable[[], None]) -> None:
+    def _each(self, axes: Sequence[Axis], first: Value, last: Value, write: Callable[[], None]) -> None:
         """A loop over the flattened points of `axes`, their positions found by division."""
         if any(axis.size == 0 for axis in axes):
             return
-        if not axes and not first.name.startswith("%"):
+        if not axes and first.is_constant:
             write()
             return
-        loop = self.b.begin(first, last, 1, (), guard=first.name.startswith("%"))
+        loop = self.b.begin(first, last, 1, (), guard=not first.is_constant)
         left = loop.index
         for number, axis in enumerate(reversed(axes)):
             if number == len(axes) - 1:
@@ -128,19 +129,15 @@ class LoopNest:
     def _placed_row(self) -> None:
         """A row, if the places it scatters to are this part's."""
         b = self.b
-        mine, after = b.new_label("mine"), b.new_label("after")
         self.code.begin_row()
         self.at.lanes = 1
         for instruction in placing(self.plan.kernel):
             self.code.write(instruction)
         (scatter,) = (i for i in self.plan.kernel.instructions() if isinstance(i, Scatter))
         number = scatters.bucket(b, [(self.code.values[place], stride) for place, stride, _ in scatter.by])
-        first, last = LlvmValue("%first", "i64"), LlvmValue("%last", "i64")
-        b.branch(b.and_(b.icmp("sge", number, first), b.icmp("slt", number, last)), mine, after)
-        b.label(mine)
-        self._stages()
-        b.jump(after)
-        b.label(after)
+        first, last = param("first"), param("last")
+        with b.when(b.and_(b.icmp("sge", number, first), b.icmp("slt", number, last))):
+            self._stages()
         self._flush_blocks()
 
     def _row(self) -> None:
@@ -192,24 +189,23 @@ class LoopNest:
             self._tile_rows(tile, top)
         self.at.pointers = whole
 
-    def _tile_rows(self, tile: transpose_tiles.Tile, top: LlvmValue) -> None:
+    def _tile_rows(self, tile: transpose_tiles.Tile, top: Value) -> None:
         loop = self.b.begin(top, self.b.add(top, tile.height), 1, (), guard=False)
         self.at.axes[tile.down.name] = loop.index
         self._row()
         loop.end()
 
-    def _tile_in_lines(self, tile: transpose_tiles.Tile, top: LlvmValue) -> None:
+    def _tile_in_lines(self, tile: transpose_tiles.Tile, top: Value) -> None:
         """Write the rows of a tile by non-temporal stores, if they start at cache lines."""
         self.at.rows.clear()
         stores = [i for i in self.plan.kernel.instructions() if isinstance(i, Store)]
         whole = transpose_tiles.whole_lines(self.b, [self.at.of(each.buffer, each.index) for each in stores])
-        past, through, after = (self.b.new_label(stem) for stem in ("past", "through", "after"))
-        self.b.branch(whole, past, through)
-        for label, self.code.nontemporal in ((past, True), (through, False)):
-            self.b.label(label)
+
+        def rows(nontemporal: bool) -> None:
+            self.code.nontemporal = nontemporal
             self._tile_rows(tile, top)
-            self.b.jump(after)
-        self.b.label(after)
+
+        self.b.choice(whole, lambda: rows(True), lambda: rows(False))
 
     # Loop stages.
 
@@ -265,9 +261,9 @@ class LoopNest:
             here = self.at.of_row(load.buffer, load.index)
             self.next_row.append(self.b.element(here, self.at.layout.kinds[load.buffer], self.number(further)))
 
-    def _fetch(self, column: LlvmValue) -> None:
+    def _fetch(self, column: Value) -> None:
         """Prefetch every cache line that a vector of this loop reads, each at its distance."""
-        starts: list[tuple[Load, str]] = []
+        starts: list[tuple[Load, Value]] = []
         for load, start in zip(self.plan.fetched, self.next_row, strict=False):
             further = column if load.index.stride(self.at.vector_axis) == 1 else self.b.sub(0, column)
             starts.append((load, self.b.element(start, self.at.layout.kinds[load.buffer], further)))
@@ -309,9 +305,9 @@ class LoopNest:
             return
         if self.plan.split is Split.COLS:
             most = self.number((size if overlaps else full) - self.at.lanes)
-            column = self.b.mul(LlvmValue("%first", "i64"), self.at.lanes) if self.pipelined else _NOWHERE
+            column = self.b.mul(param("first"), self.at.lanes) if self.pipelined else _NOWHERE
             held = self._read_pipelined(name, column, most)
-            loop = self.b.begin(LlvmValue("%first", "i64"), LlvmValue("%last", "i64"), 1, held, guard=True)
+            loop = self.b.begin(param("first"), param("last"), 1, held, guard=True)
             column = self.b.mul(loop.index, self.at.lanes)
             held = self._read_pipelined(name, self.b.add(column, self.at.lanes) if self.pipelined else column, most)
             self.code.read = dict(zip(self.pipelined, loop.values, strict=True))
@@ -320,7 +316,7 @@ class LoopNest:
         elif self.before_block or (any(fold.f64_accumulator for fold in started) and size > 2 * self.flush_every):
             block = block_of(self.at.lanes) if self.before_block else self.flush_every // self.at.lanes * self.at.lanes
             outer = loop_reductions.begin(self.b, self.number(0), self.number(full), block, started)
-            stop = self.b.intrinsic("llvm.smin", self.b.add(outer.index, block), self.number(full))
+            stop = self.b.intrinsic("smin", self.b.add(outer.index, block), self.number(full))
             self._announce(outer.index)
             self.run(inside, name, outer.index, stop, started)
             loop_reductions.flush(self.b, self.plan.lanes, started)
@@ -332,7 +328,7 @@ class LoopNest:
             self._announce(self.number(full))
             self.tail(inside, name, size, started)
 
-    def _announce(self, column: LlvmValue) -> None:
+    def _announce(self, column: Value) -> None:
         if self.before_block is not None:
             self.before_block(column)
 
@@ -341,18 +337,18 @@ class LoopNest:
         rest = self.plan.width % self.at.lanes
         return is_symsize(rest) or rest > 0
 
-    def number(self, value: Size) -> LlvmValue:
+    def number(self, value: Size) -> Value:
         return self.b.const("i64", value)
 
-    def _within(self, column: LlvmValue, size: Size) -> LlvmValue:
-        return self.b.intrinsic("llvm.smin", column, self.number(size - self.at.lanes))
+    def _within(self, column: Value, size: Size) -> Value:
+        return self.b.intrinsic("smin", column, self.number(size - self.at.lanes))
 
     def run(
         self,
         inside: list[Instruction],
         name: str,
-        first: LlvmValue,
-        last: LlvmValue,
+        first: Value,
+        last: Value,
         started: list[LoopReduction],
         size: Size | None = None,
     ) -> None:
@@ -366,34 +362,27 @@ class LoopNest:
         self._point(inside, name, loop.index if size is None else self._within(loop.index, size), started)
         loop_reductions.assign(started, loop.end(*loop_reductions.carried(started), *held))
 
-    def _read_pipelined(self, name: str, column: LlvmValue, most: LlvmValue) -> list[LlvmValue]:
+    def _read_pipelined(self, name: str, column: Value, most: Value) -> list[Value]:
         """The loads that the loop issues one vector early, at `column` or at the last one."""
         if self.pipelined:
-            self.at.axes[name] = self.b.intrinsic("llvm.smin", column, most)
+            self.at.axes[name] = self.b.intrinsic("smin", column, most)
         return [self.code.load_raw(load.buffer, load.index) for load in self.pipelined]
 
     def tail(self, inside: list[Instruction], name: str, size: Size, started: list[LoopReduction]) -> None:
         """The last vector, its first lanes masked; with cols shared out, only by the part that ends there."""
-        done = self.b.new_label("done")
-        if self.plan.split is Split.COLS:
-            last = self.b.new_label("last")
-            self.b.branch(LlvmValue("%ends", "i1"), last, done)
-            self.b.label(last)
-        self.code.mask = self._fresh_lanes(size % self.at.lanes)
-        self._point(inside, name, self.number(size - self.at.lanes), started)
-        self.code.mask = None
-        if self.plan.split is Split.COLS:
-            self.b.jump(done)
-            self.b.label(done)
+        ends = self.b.when(param("ends", "i1")) if self.plan.split is Split.COLS else contextlib.nullcontext()
+        with ends:
+            self.code.mask = self._fresh_lanes(size % self.at.lanes)
+            self._point(inside, name, self.number(size - self.at.lanes), started)
+            self.code.mask = None
 
-    def _fresh_lanes(self, fresh: Size) -> LlvmValue:
+    def _fresh_lanes(self, fresh: Size) -> Value:
         """Which lanes of the last vector were not seen before: the last `fresh` ones."""
         if is_symsize(fresh):
             return self.b.icmp("sge", self.b.iota("i64", range(self.at.lanes)), self.at.lanes - fresh)
-        flags = ", ".join("i1 true" if lane >= self.at.lanes - fresh else "i1 false" for lane in range(self.at.lanes))
-        return LlvmValue(f"<{flags}>", "i1", self.at.lanes)
+        return self.b.flags([lane >= self.at.lanes - fresh for lane in range(self.at.lanes)])
 
-    def _point(self, inside: list[Instruction], name: str, column: LlvmValue, started: list[LoopReduction]) -> None:
+    def _point(self, inside: list[Instruction], name: str, column: Value, started: list[LoopReduction]) -> None:
         """The body once, at `column` and the lanes after it."""
         if name:
             self.at.axes[name] = column
@@ -419,13 +408,9 @@ class LoopNest:
     def _empty_blocks_sometimes(self) -> None:
         """After every so many rows."""
         b = self.b
-        full, after = b.new_label("full"), b.new_label("after")
         count = b.and_(self.point, row_accumulators.BLOCK_ROWS - 1)
-        b.branch(b.icmp("eq", count, row_accumulators.BLOCK_ROWS - 1), full, after)
-        b.label(full)
-        self._empty_blocks()
-        b.jump(after)
-        b.label(after)
+        with b.when(b.icmp("eq", count, row_accumulators.BLOCK_ROWS - 1)):
+            self._empty_blocks()
 
     def finish(self, parts: row_accumulators.CompiledParts | None = None) -> None:
         """Store the results of reductions over rows; with `parts`, reduce the parts in order first."""
@@ -437,7 +422,7 @@ class LoopNest:
             results.append(row_accumulators.Result(accumulator, place, wanted))
         row_accumulators.finish(self.b, results, self.at.pointers, parts)
 
-    def _unit_offset(self, accumulator: Accumulator) -> LlvmValue:
+    def _unit_offset(self, accumulator: Accumulator) -> Value:
         """The part of a result's position that the axes shared between threads contribute."""
         index = accumulator.instruction.index
         base = self.number(index.offset)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.llvm import reductions
-from smelt.codegen.llvm.builder import Builder, LlvmValue, Loop
+from smelt.codegen.loops import reductions
+from smelt.codegen.loops.builder import Builder, Loop
 from smelt.ir.kernel import Reduce, Scan
+from smelt.ir.loops import Value
 
 
 @dataclass(slots=True)
@@ -20,17 +21,17 @@ class LoopReduction:
 
     instruction: Reduce | Scan
     dtype: torch.dtype
-    partial: LlvmValue
-    f64_accumulator: LlvmValue | None = None
+    partial: Value
+    f64_accumulator: Value | None = None
 
 
-def carried(started: list[LoopReduction]) -> list[LlvmValue]:
+def carried(started: list[LoopReduction]) -> list[Value]:
     """The values that a loop passes from one iteration to the next."""
     sums = [fold.f64_accumulator for fold in started if fold.f64_accumulator is not None]
     return [fold.partial for fold in started] + sums
 
 
-def assign(started: list[LoopReduction], values: Sequence[LlvmValue]) -> None:
+def assign(started: list[LoopReduction], values: Sequence[Value]) -> None:
     left = list(values)
     for fold in started:
         fold.partial = left.pop(0)
@@ -39,7 +40,7 @@ def assign(started: list[LoopReduction], values: Sequence[LlvmValue]) -> None:
             fold.f64_accumulator = left.pop(0)
 
 
-def begin(b: Builder, first: LlvmValue, last: LlvmValue, step: int, started: list[LoopReduction]) -> Loop:
+def begin(b: Builder, first: Value, last: Value, step: int, started: list[LoopReduction]) -> Loop:
     loop = b.begin(first, last, step, carried(started), guard=False)
     assign(started, loop.values)
     return loop
@@ -58,7 +59,7 @@ def flush(b: Builder, lanes: int, started: list[LoopReduction]) -> None:
             fold.partial = reductions.start(b, "sum", fold.dtype, lanes)
 
 
-def finish(b: Builder, fold: LoopReduction) -> LlvmValue:
+def finish(b: Builder, fold: LoopReduction) -> Value:
     """The result of a reduction, once its loops are done."""
     assert isinstance(fold.instruction, Reduce)
     total = reductions.reduce_lanes(b, fold.instruction.op, fold.dtype, fold.partial)

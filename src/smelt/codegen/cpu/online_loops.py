@@ -17,10 +17,11 @@ from smelt.codegen.cpu.instructions import InstructionWriter
 from smelt.codegen.cpu.loop_reductions import LoopReduction
 from smelt.codegen.cpu.online_softmax import FACTOR, REFERENCES, Online, block_of
 from smelt.codegen.cpu.schedule import SchedulePlan
-from smelt.codegen.llvm import reductions
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.math import FLOAT64, OF_NEGATIVE
+from smelt.codegen.loops import reductions
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.math import FLOAT64, OF_NEGATIVE
 from smelt.ir.kernel import Instruction, Load, Reduce, Stage
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -34,16 +35,16 @@ class LoopWriter(Protocol):
     at: Addresses
     code: InstructionWriter
     prefetched: list[Load]
-    before_block: Callable[[LlvmValue], None] | None
+    before_block: Callable[[Value], None] | None
 
-    def number(self, value: Size) -> LlvmValue: ...
+    def number(self, value: Size) -> Value: ...
     def enter(self, stage: Stage) -> list[Instruction]: ...
     def attend(self, stage: Stage, prefetch_by: int = 0) -> None: ...
     def loop_stage(self, stage: Stage) -> None: ...
     def start(self, instruction: Reduce) -> LoopReduction: ...
     def has_tail(self) -> bool: ...
     def run(
-        self, inside: list[Instruction], name: str, first: LlvmValue, last: LlvmValue, started: list[LoopReduction]
+        self, inside: list[Instruction], name: str, first: Value, last: Value, started: list[LoopReduction]
     ) -> None: ...
     def tail(self, inside: list[Instruction], name: str, size: Size, started: list[LoopReduction]) -> None: ...
 
@@ -74,7 +75,7 @@ class OnlineReductions:
             self.body.before_block = None
 
     @property
-    def _full(self) -> LlvmValue:
+    def _full(self) -> Value:
         return self.body.number(self.axis.size // self.body.at.lanes * self.body.at.lanes)
 
     def _both_loops(self) -> None:
@@ -83,7 +84,7 @@ class OnlineReductions:
         b.open_loop()
         loop = b.begin(body.number(0), self._full, self.block, (self.largest, self.sum), guard=False)
         self.largest, self.sum = loop.values
-        stop = b.intrinsic("llvm.smin", b.add(loop.index, self.block), self._full)
+        stop = b.intrinsic("smin", b.add(loop.index, self.block), self._full)
         body.attend(self.loops.first)
         body.prefetched = []  # it was prefetched while the powers of the block before were computed
         self._raise(lambda peak: body.run(values, self.axis.name, loop.index, stop, [peak]), loop.index)
@@ -98,7 +99,7 @@ class OnlineReductions:
         body.code.values[self.loops.peak.out] = self.largest
         body.at.lanes = 1
 
-    def _raise(self, fold: Write, column: LlvmValue) -> None:
+    def _raise(self, fold: Write, column: Value) -> None:
         """Make the largest value so far what powers are relative to, those before too."""
         b, lanes = self.b, self.body.at.lanes
         peak, before = self.body.start(self.loops.peak), self.largest
@@ -129,12 +130,12 @@ class OnlineReductions:
         total = b.fmul(b.select(infinite, 1.0, self.sum), FLOAT64["exp"](b, b.fsub(peak, reference)))
         values[self.loops.total.out] = b.convert("fptrunc", total, "f32")
 
-    def _reference_of(self, column: LlvmValue) -> str:
+    def _reference_of(self, column: Value) -> Value:
         """Where the reference of the block is kept that begins at `column`; the last vector is a block of its own."""
         number = self.b.binary("udiv", self.b.add(column, self.block - 1), self.block)
         return self.b.element(self.body.at.pointers[REFERENCES], "f32", number)
 
-    def _make_good(self, column: LlvmValue) -> None:
+    def _make_good(self, column: Value) -> None:
         """The factor that makes the exponentials of a block relative to the maximum of the row."""
         b, peak = self.b, self.body.code.values[self.loops.peak.out]
         then = b.load(self._reference_of(column), "f32")

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.llvm.sign_analysis import equal_values
+from smelt.codegen.loops.sign_analysis import equal_values
 from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
     Accumulate,

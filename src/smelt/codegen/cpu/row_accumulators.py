@@ -13,9 +13,10 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.schedule import Accumulator
-from smelt.codegen.llvm import reductions
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind, to_memory
+from smelt.codegen.loops import reductions
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.scalars import cast, from_memory, memory_kind, to_memory
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
@@ -23,7 +24,7 @@ BLOCK_ROWS = 32
 _LANES = 16
 
 # How many parts there are, and how many bytes lie between their private memories.
-CompiledParts = tuple[LlvmValue, Size]
+CompiledParts = tuple[Value, Size]
 
 
 def padded(accumulator: Accumulator) -> Size:
@@ -31,7 +32,7 @@ def padded(accumulator: Accumulator) -> Size:
     return (accumulator.size + _LANES - 1) // _LANES * _LANES
 
 
-def clear(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, str]) -> None:
+def clear(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, Value]) -> None:
     """Set every element of the private arrays to the neutral element."""
     for alike in _by_length(each for each in accumulators if each.size != 0):
         loop = b.begin(b.const("i64", 0), b.const("i64", padded(alike[0])), _LANES, (), guard=False)
@@ -42,7 +43,7 @@ def clear(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, s
         loop.end()
 
 
-def empty_blocks(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, str]) -> None:
+def empty_blocks(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, Value]) -> None:
     """The f32 sums of the last rows into the f64 sums of all."""
     for alike in _by_length(each for each in accumulators if each.blocked):
         loop = b.begin(b.const("i64", 0), b.const("i64", padded(alike[0])), _LANES, (), guard=False)
@@ -73,7 +74,7 @@ class Result:
     """Where an accumulator's results are stored, and as what."""
 
     accumulator: Accumulator
-    place: str
+    place: Value
     dtype: torch.dtype
 
     @property
@@ -81,14 +82,14 @@ class Result:
         axes, index = self.accumulator.axes, self.accumulator.instruction.index
         return len(axes) == 1 and index.stride(axes[0].name) == 1
 
-    def store(self, b: Builder, total: LlvmValue, position: LlvmValue) -> None:
+    def store(self, b: Builder, total: Value, position: Value) -> None:
         dtype = self.accumulator.value_dtype
         value = cast(b, cast(b, total, self.accumulator.dtype, dtype), dtype, self.dtype)
         out = b.element(self.place, memory_kind(self.dtype), _offset(b, self.accumulator, position))
         b.store(to_memory(b, value, self.dtype), out)
 
 
-def finish(b: Builder, results: Sequence[Result], pointers: dict[str, str], parts: CompiledParts | None) -> None:
+def finish(b: Builder, results: Sequence[Result], pointers: dict[str, Value], parts: CompiledParts | None) -> None:
     """Store results; with `parts`, reduce the parts in order first."""
     whole = [each for each in results if each.accumulator.size != 0]
     for straight in (True, False):
@@ -98,7 +99,7 @@ def finish(b: Builder, results: Sequence[Result], pointers: dict[str, str], part
 
 
 def _finish(
-    results: Sequence[Result], straight: bool, b: Builder, pointers: dict[str, str], parts: CompiledParts | None
+    results: Sequence[Result], straight: bool, b: Builder, pointers: dict[str, Value], parts: CompiledParts | None
 ) -> None:
     """Of results as long as each other."""
     size = results[0].accumulator.size
@@ -114,7 +115,7 @@ def _finish(
         loop.end()
 
 
-def _offset(b: Builder, accumulator: Accumulator, position: LlvmValue) -> LlvmValue:
+def _offset(b: Builder, accumulator: Accumulator, position: Value) -> Value:
     """Where in the output the element at `position` of the dense private array belongs."""
     total = b.const("i64", 0)
     left = position
@@ -129,11 +130,11 @@ def _offset(b: Builder, accumulator: Accumulator, position: LlvmValue) -> LlvmVa
 def _totals(
     b: Builder,
     accumulators: Sequence[Accumulator],
-    pointers: dict[str, str],
-    position: LlvmValue,
+    pointers: dict[str, Value],
+    position: Value,
     lanes: int,
     parts: CompiledParts | None,
-) -> list[LlvmValue]:
+) -> list[Value]:
     arrays = [each.arrays[0] for each in accumulators]
     places = [b.element(pointers[name], memory_kind(dtype), position) for name, dtype in arrays]
     totals = [

@@ -16,7 +16,7 @@ Adjacent rows would be slower: each stream would have gaps, which defeat the har
 from collections.abc import Iterator
 from dataclasses import replace
 
-from smelt.codegen.llvm.reductions import COMBINE
+from smelt.codegen.loops.reductions import COMBINE
 from smelt.ir.check_kernel import value_dtypes
 from smelt.ir.kernel import (
     Accumulate,

@@ -16,8 +16,8 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import scanned
-from smelt.codegen.llvm import reductions
-from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.loops import reductions
+from smelt.codegen.loops.builder import Builder
 from smelt.ir.kernel import (
     Access,
     Accumulate,
@@ -33,6 +33,7 @@ from smelt.ir.kernel import (
     Stage,
     neutral,
 )
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
@@ -102,8 +103,8 @@ def _changed(kernel: Kernel, change: Callable[[Instruction], Instruction]) -> Ke
 
 
 def run_lanes(
-    b: Builder, op: Running, dtype: torch.dtype, before: LlvmValue, value: LlvmValue
-) -> tuple[LlvmValue, LlvmValue]:
+    b: Builder, op: Running, dtype: torch.dtype, before: Value, value: Value
+) -> tuple[Value, Value]:
     """Along the lanes: the running value of each lane, and that of the last.
 
     Each lane is combined with the one before it, then with the two before that, and so on; what comes before all is
@@ -118,21 +119,21 @@ def run_lanes(
     return reductions.run_on(b, op, dtype, b.splat(before, value.lanes), value), after
 
 
-def _steps(value: LlvmValue) -> Iterator[int]:
+def _steps(value: Value) -> Iterator[int]:
     step = 1
     while step < value.lanes:
         yield step
         step *= 2
 
 
-def _behind(b: Builder, value: LlvmValue, step: int, first: float | bool) -> LlvmValue:
+def _behind(b: Builder, value: Value, step: int, first: float | bool) -> Value:
     """Every lane moved on by `step`, with `first` in those before."""
     nothing = b.const(value.kind, first, value.lanes)
-    order = b.iota("i32", [lane - step if lane >= step else value.lanes for lane in range(value.lanes)])
-    return b.op(f"shufflevector {value}, {nothing}, {order}", value.kind, value.lanes)
+    order = [lane - step if lane >= step else value.lanes for lane in range(value.lanes)]
+    return b.permute(value, order, nothing)
 
 
-def _run_logs(b: Builder, before: LlvmValue, value: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+def _run_logs(b: Builder, before: Value, value: Value) -> tuple[Value, Value]:
     """Log-sum-exps, as pairs until the end: the maximum, and the sum of the other exponentials relative to it."""
     most, rest = value, b.const(value.kind, 0.0, value.lanes)
     for step in _steps(value):

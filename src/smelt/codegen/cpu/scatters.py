@@ -13,10 +13,11 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.schedule import BUCKETS
-from smelt.codegen.llvm import reductions
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind, to_memory
+from smelt.codegen.loops import reductions
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.scalars import cast, from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Reduction
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 
 _MIX = 0x9E3779B97F4A7C15  # odd, and its bits look random: neighbouring places fall into distant buckets
@@ -27,7 +28,7 @@ def nowhere(buffer: str) -> str:
     return f"{buffer}.nowhere"
 
 
-def offset(b: Builder, by: Sequence[tuple[LlvmValue, Size]]) -> LlvmValue:
+def offset(b: Builder, by: Sequence[tuple[Value, Size]]) -> Value:
     """How far the places are from the buffer's beginning; each is (place, stride)."""
     total = b.const("i64", 0)
     for place, stride in by:
@@ -35,7 +36,7 @@ def offset(b: Builder, by: Sequence[tuple[LlvmValue, Size]]) -> LlvmValue:
     return total
 
 
-def bucket(b: Builder, by: Sequence[tuple[LlvmValue, Size]]) -> LlvmValue:
+def bucket(b: Builder, by: Sequence[tuple[Value, Size]]) -> Value:
     """A number below `BUCKETS` that rows with the same places share."""
     return b.lshr(b.mul(offset(b, by), _MIX - (1 << 64)), 64 - (BUCKETS - 1).bit_length())
 
@@ -47,13 +48,13 @@ class ScatterPut:
     op: Reduction | None
     dtype: torch.dtype  # of the buffer
     value_dtype: torch.dtype
-    value: LlvmValue
-    first: str
+    value: Value
+    first: Value
     step: Size
-    offset: LlvmValue
-    inside: LlvmValue
-    mask: LlvmValue | None  # lanes that count
-    nowhere: str
+    offset: Value
+    inside: Value
+    mask: Value | None  # lanes that count
+    nowhere: Value
 
     def write(self, b: Builder) -> None:
         lanes = self.value.lanes
@@ -70,13 +71,13 @@ class ScatterPut:
                 counts = b.and_(counts, b.extract(self.mask, lane))
             self._put(b, b.extract(self.value, lane), self._chosen(b, place, counts), 1, None)
 
-    def _element(self, b: Builder, base: str, further: LlvmValue) -> str:
+    def _element(self, b: Builder, base: Value, further: Value) -> Value:
         return b.element(base, memory_kind(self.dtype), further)
 
-    def _chosen(self, b: Builder, place: str, counts: LlvmValue) -> str:
-        return b.op(f"select {counts}, ptr {place}, ptr {self.nowhere}", "ptr", 1).name
+    def _chosen(self, b: Builder, place: Value, counts: Value) -> Value:
+        return b.select(counts, place, self.nowhere)
 
-    def _put(self, b: Builder, value: LlvmValue, where: str, lanes: int, mask: LlvmValue | None) -> None:
+    def _put(self, b: Builder, value: Value, where: Value, lanes: int, mask: Value | None) -> None:
         kind = memory_kind(self.dtype)
         raw = b.load(where, kind, lanes) if self.op is not None or mask is not None else None
         if self.op is not None and raw is not None:

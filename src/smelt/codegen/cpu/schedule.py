@@ -17,9 +17,9 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.cpu.transpose_tiles import Tile
-from smelt.codegen.llvm.builder import SIGNED_LESS
-from smelt.codegen.llvm.math import FLOAT32
-from smelt.codegen.llvm.reductions import fold_dtype
+from smelt.codegen.loops.builder import SIGNED_LESS
+from smelt.codegen.loops.math import FLOAT32
+from smelt.codegen.loops.reductions import fold_dtype
 from smelt.device import Target
 from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
@@ -442,5 +442,3 @@ def _cost(instruction: Instruction) -> int:
     if isinstance(instruction, Compute):
         return _MATH_COST if instruction.op in _MATH else _COSTS.get(instruction.op, 1)
     return 1
-
-

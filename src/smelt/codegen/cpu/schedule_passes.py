@@ -33,7 +33,7 @@ from smelt.codegen.cpu.schedule import (
     useful_threads,
 )
 from smelt.codegen.cpu.transpose_tiles import fills_whole_lines, tiled
-from smelt.codegen.llvm.sign_analysis import never_positive
+from smelt.codegen.loops.sign_analysis import never_positive
 from smelt.device import Target
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Accumulate, Gather, Kernel, Scatter

@@ -12,7 +12,8 @@ from dataclasses import replace
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import BudgetUse, Row, run_rows
 from smelt.codegen.generator import EntryCode, Family
-from smelt.codegen.llvm.runtime_sizes import as_integer
+from smelt.codegen.loops.runtime_sizes import as_integer
+from smelt.codegen.shared_functions import forwarding
 from smelt.ir.kernel import Axis, Kernel
 from smelt.ir.substitute_sizes import length_axis, lengthened, resized
 from smelt.ir.text import format_kernel
@@ -79,17 +80,6 @@ def member(symbol: str, body: str, code: EntryCode, value: int, buffers: int) ->
 
     if not all(fact.holds(values) for fact in code.facts):
         return None
-    params = ", ".join(f"i64 {as_integer(size.evaluate(values))}" for size in code.sizes)
-    # What is given at launch comes behind all other buffers.
-    functions = f"""@{symbol}.sizes = private constant [{len(code.sizes)} x i64] [{params}]
-define void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace) {{
-  %all = alloca [{buffers + 1} x ptr]
-  call void @llvm.memcpy.p0.p0.i64(ptr %all, ptr %buffers, i64 {8 * buffers}, i1 false)
-  %last = getelementptr ptr, ptr %all, i64 {buffers}
-  store ptr @{symbol}.sizes, ptr %last
-  call void @{body}(ptr %all, i64 %threads, ptr %workspace)
-  ret void
-}}
-"""
     workspace = resized(code.per_thread_workspace, lambda size: size.evaluate(values))
-    return EntryCode(functions, frozenset({"declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"}), (), workspace)
+    numbers = [as_integer(size.evaluate(values)) for size in code.sizes]
+    return EntryCode((forwarding(symbol, body, numbers, buffers),), (), workspace)

@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import reduce
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.llvm.builder import BITS, Builder, LlvmValue
+from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Buffer, Index, Instruction, Kernel, Load, Role, Stage, Store
+from smelt.ir.loops import BITS, Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
@@ -132,12 +133,12 @@ def _side(size: Size, step: int, most: int, idempotent: bool) -> int:
     return max((side for side in sides if idempotent or known_equal(size % side, 0)), default=0)
 
 
-def first_of(b: Builder, number: LlvmValue, side: int, size: Size) -> LlvmValue:
+def first_of(b: Builder, number: Value, side: int, size: Size) -> Value:
     """Where the tile with this number starts along an axis: the last one ends where the axis does."""
-    return b.intrinsic("llvm.smin", b.mul(number, side), b.const("i64", size - side))
+    return b.intrinsic("smin", b.mul(number, side), b.const("i64", size - side))
 
 
-def transpose(b: Builder, tile: Tile, source: str, square: str, kind: str, stride: Size) -> None:
+def transpose(b: Builder, tile: Tile, source: Value, square: Value, kind: str, stride: Size) -> None:
     """Fill `square` from memory at `source`, which is where the tile starts; `stride` is that of the col axis."""
     block = min(tile.block, _block(BITS[kind], b.target.transpose_register_bits))
     lines = max(block, _LINES) if tile.width % max(block, _LINES) == 0 else block
@@ -158,7 +159,7 @@ def transpose(b: Builder, tile: Tile, source: str, square: str, kind: str, strid
     columns.end()
 
 
-def _transposed(b: Builder, vectors: list[LlvmValue]) -> list[LlvmValue]:
+def _transposed(b: Builder, vectors: list[Value]) -> list[Value]:
     """By interleaving the first half with the second, as often as the side is a power of two."""
     half = len(vectors) // 2
     for _ in range(len(vectors).bit_length() - 1):
@@ -167,7 +168,7 @@ def _transposed(b: Builder, vectors: list[LlvmValue]) -> list[LlvmValue]:
     return vectors
 
 
-def whole_lines(b: Builder, places: Iterable[str]) -> LlvmValue:
+def whole_lines(b: Builder, places: Iterable[Value]) -> Value:
     """Whether a cache line begins at each of these addresses."""
-    bits = [b.op(f"ptrtoint ptr {place} to i64", "i64", 1) for place in places]
+    bits = [b.convert("ptrtoint", place, "i64") for place in places]
     return b.icmp("eq", b.and_(reduce(b.or_, bits), _CACHE_LINE - 1), 0)

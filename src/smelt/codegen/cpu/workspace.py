@@ -8,7 +8,7 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu import online_softmax, row_accumulators, scans, scatters
 from smelt.codegen.cpu.schedule import SchedulePlan
-from smelt.codegen.llvm.scalars import memory_kind
+from smelt.codegen.loops.scalars import memory_kind
 from smelt.ir.check_kernel import value_dtypes
 from smelt.ir.kernel import Role, Scatter
 from smelt.symbolic.shapes import Size

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from smelt.base.errors import SmeltError
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
-from smelt.codegen.generator import EntryCode, Family, SharedText, named, numbered
+from smelt.codegen.generator import EntryCode, Family, SharedBody, named, numbered
 from smelt.codegen.gpu.bodies.online_body import OnlineBody
 from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductionsBody
@@ -26,11 +26,13 @@ from smelt.codegen.gpu.scatters.run_reductions import RunReductionBody
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
-from smelt.codegen.llvm.module_text import ModuleText
-from smelt.codegen.llvm.runtime_sizes import Sizes
+from smelt.codegen.llvm.print_llvm import print_function
+from smelt.codegen.llvm.print_module import print_module
+from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import AnyKernel, Kernel
 from smelt.ir.kernel_code import GridPhase
+from smelt.ir.loops import Module, Value
 from smelt.runtime.cuda.driver import devices, why_not_device
 from smelt.runtime.cuda.image import CudaCode
 from smelt.symbolic.shapes import Size
@@ -62,14 +64,14 @@ class GpuGenerator(ABC):
     def member(self, symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
         return None
 
-    def share_texts(
+    def share_functions(
         self,
         kernels: Sequence[AnyKernel],
         codes: Mapping[int, EntryCode],
         symbols: Sequence[str],
         budget: RewriteBudget,
         of: str,
-    ) -> Sequence[SharedText]:
+    ) -> Sequence[SharedBody]:
         return ()
 
     def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> GridPlan:
@@ -91,9 +93,8 @@ class GpuGenerator(ABC):
             codes.append(self._emit(f"{symbol}_k{number}", plan, target, aligned, first, total))
             first += len(kernel.parameters)
         return EntryCode(
-            "\n".join(code.functions for code in codes),
-            frozenset().union(*(code.declarations for code in codes)),
-            tuple({name: text for code in codes for name, text in code.helpers}.items()),
+            tuple(function for code in codes for function in code.functions),
+            tuple({name: helper for code in codes for name, helper in code.helpers}.items()),
             0,
             phases=tuple(phase for code in codes for phase in code.phases),
             workspace=max(int(code.workspace) for code in codes),
@@ -114,23 +115,20 @@ class GpuGenerator(ABC):
             phases.append(self.grid(b, phase))
         for size in (plan.workspace, *(phase.blocks for phase in plan.phases)):
             _given(sizes, size)
-        functions = "\n".join(b.function() for b in builders)
-        declared = frozenset().union(*(b.declared for b in builders)) if builders else frozenset()
-        helpers = {name: text for b in builders for name, text in b.helpers.items()}
+        functions = tuple(b.grid_function() for b in builders)
+        helpers = {name: helper for b in builders for name, helper in b.helpers.items()}
         taken = tuple(sizes.params)
-        return EntryCode(
-            functions, declared, tuple(helpers.items()), 0, taken, phases=tuple(phases), workspace=plan.workspace
-        )
+        return EntryCode(functions, tuple(helpers.items()), 0, taken, phases=tuple(phases), workspace=plan.workspace)
 
     def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
         """How a phase that was written out is launched."""
         return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_bytes, b.has_barrier)
 
     @abstractmethod
-    def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]: ...
+    def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]: ...
 
     @abstractmethod
-    def assemble(self, text: str, target: Target) -> str: ...
+    def assemble(self, module: Module, target: Target) -> str: ...
 
 
 def _body(phase: PhasePlan) -> type[PhaseBody]:
@@ -153,8 +151,8 @@ def _given(sizes: Sizes, size: Size) -> None:
         sizes.slot(size)
 
 
-def _pointers(b: Simt, plan: GridPlan, first: int) -> dict[str, Callable[[], str]]:
-    pointers: dict[str, Callable[[], str]] = {}
+def _pointers(b: Simt, plan: GridPlan, first: int) -> dict[str, Callable[[], Value]]:
+    pointers: dict[str, Callable[[], Value]] = {}
     for number, buffer in enumerate(plan.kernel.parameters, first):
         pointers[buffer.name] = lambda number=number: b.parameter(number)  # type: ignore[misc]
     for name, first in plan.places:
@@ -180,11 +178,11 @@ class HostGenerator(GpuGenerator):
         blocks, threads = phase.blocks // phase.cluster, phase.threads * phase.cluster
         return GridPhase(b.symbol, blocks, threads, b.shared_apart * phase.cluster, b.has_barrier)
 
-    def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
-        return llvm_compile.load(texts, target, threads)
+    def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
+        return llvm_compile.load(modules, target, threads)
 
-    def assemble(self, text: str, target: Target) -> str:
-        return llvm_compile.assemble(text, target)
+    def assemble(self, module: Module, target: Target) -> str:
+        return llvm_compile.assemble(print_module(module), target)
 
 
 class CudaGenerator(GpuGenerator):
@@ -209,16 +207,16 @@ class CudaGenerator(GpuGenerator):
             predicates=phase.threads <= _MANY_THREADS and (phase.folds is None or phase.unrolled),
         )
 
-    def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
-        return llvm_compile.side_by_side(functools.partial(_load_cuda, target=target), [str(text) for text in texts])
+    def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
+        return llvm_compile.side_by_side(functools.partial(_load_cuda, target=target), modules)
 
-    def assemble(self, text: str, target: Target) -> str:
-        return ptx(text, target)
+    def assemble(self, module: Module, target: Target) -> str:
+        return ptx(module, target)
 
 
-def _load_cuda(text: str, target: Target) -> Built:
-    """Assemble for the GPUs of this machine, in parallel with other texts; without a GPU keep the PTX."""
-    code = CudaCode(ptx(text, target, llvm_compile.assembled))
+def _load_cuda(module: Module, target: Target) -> Built:
+    """Assemble for the GPUs of this machine, in parallel with other modules; without a GPU keep the PTX."""
+    code = CudaCode(ptx(module, target, llvm_compile.assembled))
     for device in {device.capability: device for device in devices() if why_not_device(device) is None}.values():
         code.image(device)
     return Built(lambda symbol: 0, code, code)
@@ -227,12 +225,13 @@ def _load_cuda(text: str, target: Target) -> Built:
 Assemble = Callable[[str, Target, int], str]
 
 
-def ptx(text: str, target: Target, assemble: Assemble = llvm_compile.assemble) -> str:
-    """What LLVM makes of a text for an NVIDIA GPU. The assembler optimizes again: of long straight code, which takes
+def ptx(module: Module, target: Target, assemble: Assemble = llvm_compile.assemble) -> str:
+    """What LLVM makes of a module for an NVIDIA GPU. The assembler optimizes again: of long straight code, which takes
     LLVM up to forty times as long at its second level as at none, it makes the same either way."""
-    reason = why_not_ptx(text)
+    functions = (*module.helpers, *module.functions)
+    reason = why_not_ptx(functions)
     if reason is not None:
         raise SmeltError("SM030", reason)
     llvm_compile.make_all_targets_ready()
-    longest = max(map(len, text.split("\ndefine ")))
-    return assemble(text, target, 0 if longest > _LONG else 2)
+    longest = max((len(print_function(each)) for each in functions), default=0)
+    return assemble(print_module(module), target, 0 if longest > _LONG else 2)

@@ -1,5 +1,5 @@
-"""`HostWarp`: the primitives of GPU schedules on the host. The text is that of one warp, and a thread is a lane of a
-vector.
+"""`HostWarp`: the primitives of GPU schedules on the host. The function is that of one warp, and a thread is a lane of
+a vector.
 
     define void @k0(ptr %buffers, ptr %workspace, i64 %block, i64 %warp, ptr %shared)
 
@@ -8,15 +8,21 @@ next barrier (`csrc/runner`). It is written for correctness, not speed.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from smelt.codegen.cpu.target import describe_host
 from smelt.codegen.gpu.simt import Change, Mask, Simt, memory_bytes
-from smelt.codegen.llvm.builder import LLVM_TYPES, LlvmValue, suffix
-from smelt.codegen.llvm.runtime_sizes import Sizes
+from smelt.codegen.loops.builder import BUFFERS, WORKSPACE, param
+from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
+from smelt.ir.loops import Address, Compute, Function, Load, Node, Store, Value
+from smelt.symbolic.symsize import is_symsize
 from smelt.torch_abi.symbols import SIMT_BARRIER
+
+_BLOCK, _WARP = param("block"), param("warp")
+_SHARED, _MINE = param("shared", "ptr"), param("shared.mine", "ptr")  # of a launched block, and of a cluster's block
+_APART = param("apart")
 
 
 def describe_host_warps(name: str, warp: int, cluster: int = 1) -> Target:
@@ -43,93 +49,66 @@ class HostWarp(Simt):
         super().__init__(target, symbol, sizes, index_kind, cluster)
         self.warp, self.warps = warp, warps
         self._mask: Mask = None
+        self._loaded: set[int] = set()
 
     # Where this is.
 
-    def lane(self) -> LlvmValue:
+    def lane(self) -> Value:
         return self.iota(self.index_kind, range(self.warp))
 
-    def warp_number(self) -> LlvmValue:
-        number = self.convert("trunc", LlvmValue("%warp", "i64"), self.index_kind)
+    def warp_number(self) -> Value:
+        number = self.convert("trunc", _WARP, self.index_kind)
         return number if self.cluster == 1 else self.and_(number, self.warps - 1)
 
-    def block_number(self) -> LlvmValue:
-        number = self.convert("trunc", LlvmValue("%block", "i64"), self.index_kind)
+    def block_number(self) -> Value:
+        number = self.convert("trunc", _BLOCK, self.index_kind)
         return number if self.cluster == 1 else self.add(self.mul(number, self.cluster), self.cluster_rank())
 
-    def cluster_rank(self) -> LlvmValue:
-        number = self.convert("trunc", LlvmValue("%warp", "i64"), self.index_kind)
+    def cluster_rank(self) -> Value:
+        number = self.convert("trunc", _WARP, self.index_kind)
         return self.lshr(number, self.warps.bit_length() - 1)
 
     # Memory.
 
-    def parameter(self, number: int) -> str:
-        name = f"%b{number}"
-        if not any(line.startswith(f"{name} =") for line in self.prologue):
-            self.prologue += [
-                f"{name}.at = getelementptr ptr, ptr %buffers, i64 {number}",
-                f"{name} = load ptr, ptr {name}.at, !invariant.load !{{}}",
-            ]
-        return name
+    def parameter(self, number: int) -> Value:
+        address = param(f"b{number}", "ptr")
+        if number not in self._loaded:
+            self._loaded.add(number)
+            place = param(f"b{number}.at", "ptr")
+            self.prologue.append(Address(place, self.buffer_array(), "ptr", self.const("i64", number)))
+            self.prologue.append(Load(address, place, 0, invariant=True))
+        return address
 
-    def number(self, parameter: str, kind: str) -> LlvmValue:
+    def number(self, parameter: Value, kind: str) -> Value:
         return self.load(parameter, kind)
 
-    def workspace(self, offset: int) -> str:
-        return self.element("%workspace", "i8", offset)
-
-    def _addresses(self, pointer: str, kind: str, at: LlvmValue) -> str:
-        name = self.fresh("p")
-        self.emit(f"{name} = getelementptr {LLVM_TYPES[kind]}, ptr {pointer}, {at}")
-        return name
+    def workspace(self, offset: int) -> Value:
+        return self.element(WORKSPACE, "i8", self.const("i64", offset) if is_symsize(offset) else offset)
 
     def load_global(
-        self, pointer: str, at: LlvmValue, kind: str, width: int = 1, *, aligned: bool = True, constant: bool = False
-    ) -> list[LlvmValue]:
-        loaded = []
-        for place in range(width):
-            where = self._addresses(pointer, kind, self.add(at, place) if place else at)
-            loaded.append(self._gathered(where, kind) if at.lanes > 1 else self.load(where, kind))
-        return loaded
+        self, pointer: Value, at: Value, kind: str, width: int = 1, *, aligned: bool = True, constant: bool = False
+    ) -> list[Value]:
+        places = (self.element(pointer, kind, self.add(at, place) if place else at) for place in range(width))
+        return [self.load(place, kind, place.lanes) for place in places]
 
-    def _gathered(self, addresses: str, kind: str) -> LlvmValue:
-        lanes, align = self.warp, memory_bytes(kind)
-        vector = f"<{lanes} x {LLVM_TYPES[kind]}>"
-        name = f"llvm.masked.gather.{suffix(kind, lanes)}.v{lanes}p0"
-        self.declared.add(f"declare {vector} @{name}(<{lanes} x ptr>, i32, <{lanes} x i1>, {vector})")
-        arguments = f"<{lanes} x ptr> {addresses}, i32 {align}, <{lanes} x i1> splat (i1 true), {vector} poison"
-        return self.op(f"call {vector} @{name}({arguments})", kind, lanes)
-
-    def store_global(self, pointer: str, at: LlvmValue, values: Sequence[LlvmValue], *, aligned: bool = True) -> None:
+    def store_global(self, pointer: Value, at: Value, values: Sequence[Value], *, aligned: bool = True) -> None:
         for place, value in enumerate(values):
-            self._scatter(self._addresses(pointer, value.kind, self._all(self.add(at, place) if place else at)), value)
+            addresses = self.element(pointer, value.kind, self._all(self.add(at, place) if place else at))
+            mask = None if self._mask is None else self._all(self._mask)
+            self.body.append(Store(self._all(value), addresses, memory_bytes(value.kind), mask=mask))
 
-    def _all(self, value: LlvmValue) -> LlvmValue:
+    def _all(self, value: Value) -> Value:
         return self.splat(value, self.warp)
 
-    def _scatter(self, addresses: str, value: LlvmValue) -> None:
-        lanes, align = self.warp, memory_bytes(value.kind)
-        vector = f"<{lanes} x {LLVM_TYPES[value.kind]}>"
-        name = f"llvm.masked.scatter.{suffix(value.kind, lanes)}.v{lanes}p0"
-        self.declared.add(f"declare void @{name}({vector}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
-        mask = f"<{lanes} x i1> splat (i1 true)" if self._mask is None else str(self._all(self._mask))
-        self.emit(f"call void @{name}({self._all(value)}, <{lanes} x ptr> {addresses}, i32 {align}, {mask})")
-
     def atomic(
-        self, pointer: str, at: LlvmValue, kind: str, value: LlvmValue, change: Change, plain: str | None = None
+        self, pointer: Value, at: Value, kind: str, value: Value, change: Change, plain: str | None = None
     ) -> None:
         places, values = self._all(at), self._all(value)
         mask = None if self._mask is None else self._all(self._mask)
         for lane in range(self.warp):
-            after = self.new_label("after")
-            if mask is not None:
-                inside = self.new_label("atomic")
-                self.branch(self.extract(mask, lane), inside, after)
-                self.label(inside)
-            where = self.element(pointer, kind, self.extract(places, lane))
-            self.store(change(self.load(where, kind), self.extract(values, lane)), where)
-            self.jump(after)
-            self.label(after)
+            with nullcontext() if mask is None else self.when(self.extract(mask, lane)):
+                where = self.element(pointer, kind, self.extract(places, lane))
+                self.store(change(self.load(where, kind), self.extract(values, lane)), where)
 
     @contextmanager
     def where(self, mask: Mask) -> Iterator[None]:
@@ -140,31 +119,21 @@ class HostWarp(Simt):
 
     # Exchange between threads.
 
-    def shuffle_xor(self, value: LlvmValue, distance: int) -> LlvmValue:
-        return self._permuted(value, [lane ^ distance for lane in range(self.warp)])
+    def shuffle_xor(self, value: Value, distance: int) -> Value:
+        return self.permute(self._all(value), [lane ^ distance for lane in range(self.warp)])
 
-    def shuffle_up(self, value: LlvmValue, distance: int) -> LlvmValue:
-        return self._permuted(value, [max(lane - distance, 0) for lane in range(self.warp)])
+    def shuffle_up(self, value: Value, distance: int) -> Value:
+        return self.permute(self._all(value), [max(lane - distance, 0) for lane in range(self.warp)])
 
-    def shuffle_from(self, value: LlvmValue, lane: LlvmValue) -> LlvmValue:
+    def shuffle_from(self, value: Value, lane: Value) -> Value:
         if value.lanes == 1:
             return value
-        wanted = self._all(lane)
-        return self.gathered([self._at(value, self.extract(wanted, each)) for each in range(self.warp)])
-
-    def _at(self, value: LlvmValue, lane: LlvmValue) -> LlvmValue:
-        return self.op(f"extractelement {value}, {lane}", value.kind, 1)
-
-    def _permuted(self, value: LlvmValue, order: list[int]) -> LlvmValue:
-        vector = self._all(value)
-        return self.op(
-            f"shufflevector {vector}, {vector.type} poison, {self.iota('i32', order)}", value.kind, self.warp
-        )
+        lanes = self._all(lane)
+        return self.gathered([self.extract(value, self.extract(lanes, each)) for each in range(self.warp)])
 
     def barrier(self) -> None:
         self.has_barrier = True
-        self.declared.add(f"declare void @{SIMT_BARRIER}()")
-        self.emit(f"call void @{SIMT_BARRIER}()")
+        self.call(SIMT_BARRIER)
 
     def warp_barrier(self) -> None:
         pass  # a warp is a vector
@@ -175,39 +144,43 @@ class HostWarp(Simt):
     def leave_cluster(self) -> None:
         pass  # what a cluster shares stays until all its warps are done
 
-    def load_cluster(self, first: int, rank: LlvmValue, kind: str) -> LlvmValue:
-        where = self.mul(self.convert("zext", rank, "i64"), LlvmValue("%apart", "i64"))
-        first_bytes = self._addresses(self.element("%shared", "i8", first), "i8", self._all(where))
-        return self._gathered(first_bytes, kind)
+    def load_cluster(self, first: int, rank: Value, kind: str) -> Value:
+        where = self.mul(self.convert("zext", rank, "i64"), _APART)
+        first_bytes = self.element(self.element(_SHARED, "i8", first), "i8", self._all(where))
+        return self.load(first_bytes, kind, self.warp)
 
-    def load_shared(self, first: int, at: LlvmValue, kind: str) -> LlvmValue:
+    def load_shared(self, first: int, at: Value, kind: str) -> Value:
         (loaded,) = self.load_global(self.element(self._shared, "i8", first), at, kind)
         return loaded
 
-    def store_shared(self, first: int, at: LlvmValue, value: LlvmValue) -> None:
+    def store_shared(self, first: int, at: Value, value: Value) -> None:
         self.store_global(self.element(self._shared, "i8", first), at, [value])
 
     @property
-    def _shared(self) -> str:
-        return "%shared" if self.cluster == 1 else "%shared.mine"
+    def _shared(self) -> Value:
+        return _SHARED if self.cluster == 1 else _MINE
 
     # The function.
 
-    def function(self) -> str:
-        lines = [*self._find_shared(), *self.prologue, *self.lines]
-        body = "\n".join(line if line.endswith(":") else f"  {line}" for line in lines)
-        taken = "ptr %buffers, ptr %workspace, i64 %block, i64 %warp, ptr %shared"
-        return f"define void @{self.symbol}({taken}) {{\nentry:\n{body}\n  ret void\n}}\n"
+    def grid_function(self) -> Function:
+        return self._function(self._find_shared())
 
-    def _find_shared(self) -> list[str]:
+    def _function(self, before: Sequence[Node]) -> Function:
+        function = self.function(self.symbol, (BUFFERS, WORKSPACE, _BLOCK, _WARP, _SHARED), "entry")
+        function.body[:0] = before
+        return function
+
+    def _find_shared(self) -> list[Node]:
         """Where the shared memory of this block of a cluster is, now that its size is known."""
         if self.cluster == 1:
             return []
+        rank, at = param("rank"), param("shared.at")
+        shift = self.const("i64", self.warps.bit_length() - 1)
         return [
-            f"%apart = add i64 0, {self.shared_apart}",
-            f"%rank = lshr i64 %warp, {self.warps.bit_length() - 1}",
-            "%shared.at = mul i64 %rank, %apart",
-            "%shared.mine = getelementptr i8, ptr %shared, i64 %shared.at",
+            Compute(_APART, "add", (self.const("i64", 0), self.const("i64", self.shared_apart))),
+            Compute(rank, "lshr", (_WARP, shift)),
+            Compute(at, "mul", (rank, _APART)),
+            Address(_MINE, _SHARED, "i8", at),
         ]
 
     @property

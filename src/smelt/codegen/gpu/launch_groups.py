@@ -17,18 +17,20 @@ from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.grid_plan import Along, GridPlan, plan
 from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.nvptx import Nvptx
-from smelt.codegen.gpu.simt import Simt
-from smelt.codegen.llvm.builder import LlvmValue, Number
-from smelt.codegen.llvm.runtime_sizes import Sizes, as_integer
+from smelt.codegen.gpu.simt import WORKSPACE, Simt
+from smelt.codegen.loops.builder import BUFFERS, TRUE, param
+from smelt.codegen.loops.runtime_sizes import Sizes, as_integer
 from smelt.device import Target
 from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import GridPhase
+from smelt.ir.loops import Address, Compute, Convert, Function, Id, If, Node, Number, Value
 from smelt.ir.substitute_sizes import length_axis, lengthened
 from smelt.ir.text import format_kernel
 from smelt.symbolic.expressions import ShapeEnv, Symbol
 from smelt.symbolic.symsize import expression_of, sym_size
 
-_OWN = "member"  # where the code of a member begins
+_BLOCK, _FIRST, _OWN = param("block"), param("first"), param("own")  # of the launch; the member's first; its own
+_MINE = param("mine", "ptr")
 
 
 def _always(value: int) -> Callable[[Symbol], int]:
@@ -48,29 +50,39 @@ class GroupMembers:
         """The values in each member of every size that the code needs."""
         return [[as_integer(size.evaluate(_always(value))) for value in self.values] for size in sizes.params]
 
-    def entry(self, phis: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]:
-        """From the block's number to the member, with the values named by `phis`: (name, type, that of each member)."""
-        lines: list[str] = ["entry:"]
-        self._search(lines, 0, len(self.values))
-        lines.append(f"{_OWN}:")
-        for name, kind, each in (*phis, ("%first", "i64", [str(start) for start in self.starts])):
-            incoming = ", ".join(f"[ {value}, %leaf{number} ]" for number, value in enumerate(each))
-            lines.append(f"{name} = phi {kind} {incoming}")
-        lines.append("%own = sub i64 %block, %first")
-        return lines
+    def chosen(self, results: Sequence[Value], of_each: Sequence[Sequence[Value]]) -> list[Node]:
+        """From the block's number to the member: `results` become those of the member, and `_OWN` the number of its
+        block."""
+        starts = [Value("", "i64", number=start) for start in self.starts]
+        nodes, values = self._search(
+            (*results, _FIRST), [(*each, start) for each, start in zip(of_each, starts, strict=True)], 0, len(starts)
+        )
+        nodes.append(If(TRUE, [], [], (*results, _FIRST), values, values))
+        nodes.append(Compute(_OWN, "sub", (_BLOCK, _FIRST)))
+        return nodes
 
-    def _search(self, lines: list[str], low: int, high: int) -> None:
+    def _search(
+        self, names: Sequence[Value], of_each: Sequence[tuple[Value, ...]], low: int, high: int
+    ) -> tuple[list[Node], tuple[Value, ...]]:
+        """Nodes that find the member between two numbers, and its values."""
         if high - low == 1:
-            lines += [f"br label %leaf{low}", f"leaf{low}:", f"br label %{_OWN}"]
-            return
+            return [], of_each[low]
         middle = (low + high) // 2
-        name = f"search{low}.{high}"
-        lines.append(f"%{name} = icmp ult i64 %block, {self.starts[middle]}")
-        lines.append(f"br i1 %{name}, label %{name}.low, label %{name}.high")
-        lines.append(f"{name}.low:")
-        self._search(lines, low, middle)
-        lines.append(f"{name}.high:")
-        self._search(lines, middle, high)
+        then, then_values = self._search(names, of_each, low, middle)
+        otherwise, else_values = self._search(names, of_each, middle, high)
+        is_low = param(f"search{low}.{high}", "i1")
+        results = tuple(Value(f"{name.name}.{low}.{high}", name.kind) for name in names)
+        middle_start = Value("", "i64", number=self.starts[middle])
+        return [
+            Compute(is_low, "icmp ult", (_BLOCK, middle_start)),
+            If(is_low, then, otherwise, results, then_values, else_values),
+        ], results
+
+    def size_params(self, sizes: Sizes) -> tuple[list[Value], list[list[Value]]]:
+        """The parameters of sizes, and their values in each member."""
+        columns = self.sizes(sizes)
+        names = [param(f"size{slot}") for slot in range(len(columns))]
+        return names, [[Value("", "i64", number=column[n]) for column in columns] for n in range(len(self.values))]
 
 
 class GroupedPtx(Nvptx):
@@ -78,29 +90,25 @@ class GroupedPtx(Nvptx):
 
     def __init__(self, target: Target, symbol: str, sizes: Sizes, members: GroupMembers, threads: int) -> None:
         super().__init__(target, symbol, sizes, "i64", buffers=members.buffers, threads=threads)
-        self.members, self.block = members, _OWN
+        self.members = members
 
-    def block_number(self) -> LlvmValue:
-        return LlvmValue("%own", "i64")
+    def block_number(self) -> Value:
+        return _OWN
 
-    def function(self) -> str:
+    def grid_function(self) -> Function:
         assert self.sizes is not None
-        members, pointer = self.members, "ptr addrspace(1)"
-        count = len(members.values)
-        phis = []
-        for number in range(members.buffers):
-            each = [f"%given{member * members.buffers + number}" for member in range(count)]
-            phis.append((f"%b{number}", self._taken(number), each))
-        for slot, values in enumerate(members.sizes(self.sizes)):
-            phis.append((f"%size{slot}", "i64", [str(value) for value in values]))
-        self.declared.add("declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()")
-        first, *rest = members.entry(phis)
-        where = ["%here = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()", "%block = zext i32 %here to i64"]
-        body = "\n".join([first, *where, *rest, *self.prologue, *self.lines])
-        taken = [f"{self._taken(n % members.buffers)} noundef %given{n}" for n in range(count * members.buffers)]
-        limit = f'"nvvm.maxntid"="{self.threads}"'
-        parameters = ", ".join([*taken, f"{pointer} noundef %workspace"])
-        return f"define ptx_kernel void @{self.symbol}({parameters}) {limit} {{\n{body}\n  ret void\n}}\n"
+        members, here = self.members, param("here", "i32")
+        names, sizes = members.size_params(self.sizes)
+        own = [self.taken(number) for number in range(members.buffers)]
+        params = [
+            [Value(f"%given{member * len(own) + number}", each.kind) for number, each in enumerate(own)]
+            for member in range(len(sizes))
+        ]
+        before = members.chosen([*own, *names], [[*each, *more] for each, more in zip(params, sizes, strict=True)])
+        function = super().grid_function()
+        function.params = (*(each for member in params for each in member), WORKSPACE)
+        function.body[:0] = [Id(here, "block"), Convert(_BLOCK, "zext", here), *before]
+        return function
 
 
 class GroupedWarp(HostWarp):
@@ -108,26 +116,25 @@ class GroupedWarp(HostWarp):
 
     def __init__(self, target: Target, symbol: str, sizes: Sizes, members: GroupMembers) -> None:
         super().__init__(target, symbol, sizes, "i64", warp=target.warp_size)
-        self.members, self.block = members, _OWN
+        self.members = members
 
-    def block_number(self) -> LlvmValue:
-        return LlvmValue("%own", "i64")
+    def buffer_array(self) -> Value:
+        return _MINE
 
-    def runtime_param(self, number: Number) -> LlvmValue:
+    def block_number(self) -> Value:
+        return _OWN
+
+    def runtime_param(self, number: Number) -> Value:
         assert self.sizes is not None
-        return LlvmValue(f"%size{self.sizes.slot(number)}", "i64")
+        return param(f"size{self.sizes.slot(number)}")
 
-    def function(self) -> str:
+    def grid_function(self) -> Function:
         assert self.sizes is not None
-        members = self.members
-        phis = [("%base", "i64", [str(member * members.buffers) for member in range(len(members.values))])]
-        for slot, values in enumerate(members.sizes(self.sizes)):
-            phis.append((f"%size{slot}", "i64", [str(value) for value in values]))
-        addresses = ["%mine = getelementptr ptr, ptr %buffers, i64 %base"]
-        prologue = [line.replace("ptr %buffers,", "ptr %mine,") for line in self.prologue]
-        body = "\n".join([*members.entry(phis), *addresses, *prologue, *self.lines])
-        taken = "ptr %buffers, ptr %workspace, i64 %block, i64 %warp, ptr %shared"
-        return f"define void @{self.symbol}({taken}) {{\n{body}\n  ret void\n}}\n"
+        members, base = self.members, param("base")
+        names, sizes = members.size_params(self.sizes)
+        first = [self.const("i64", member * members.buffers) for member in range(len(sizes))]
+        before = members.chosen([base, *names], [[each, *more] for each, more in zip(first, sizes, strict=True)])
+        return self._function([*before, Address(_MINE, BUFFERS, "ptr", base)])
 
 
 Writer = Callable[[str, Sizes, GroupMembers, int], Simt]
@@ -161,7 +168,7 @@ def emit_group(
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else
     grid = GridPhase(symbol, sum(blocks), phase.threads, b.shared_bytes, b.has_barrier)
-    return EntryCode(b.function(), frozenset(b.declared), tuple(b.helpers.items()), 0, phases=(grid,))
+    return EntryCode((b.grid_function(),), tuple(b.helpers.items()), 0, phases=(grid,))
 
 
 def _body(kernels: Sequence[Kernel]) -> tuple[Kernel, tuple[int, ...], ShapeEnv] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from smelt.codegen.gpu.simt import Simt
-from smelt.codegen.llvm.builder import BITS, LlvmValue
+from smelt.ir.loops import BITS, Value
 
 
 def words_of(kind: str, count: int) -> int:
@@ -15,14 +15,14 @@ def _is_packed(kind: str, count: int) -> bool:
     return BITS[kind] == 16 and count % 2 == 0
 
 
-def packed(b: Simt, values: Sequence[LlvmValue]) -> list[LlvmValue]:
+def packed(b: Simt, values: Sequence[Value]) -> list[Value]:
     if not _is_packed(values[0].kind, len(values)):
         return list(values)
     words = [b.convert("zext", b.bits(each) if each.kind.startswith("f") else each, "i32") for each in values]
     return [b.or_(low, b.shl(high, 16)) for low, high in zip(words[::2], words[1::2], strict=True)]
 
 
-def unpacked(b: Simt, words: Sequence[LlvmValue], kind: str, count: int) -> list[LlvmValue]:
+def unpacked(b: Simt, words: Sequence[Value], kind: str, count: int) -> list[Value]:
     if not _is_packed(kind, count):
         return list(words)
     halves = [b.convert("trunc", each, "i16") for word in words for each in (word, b.lshr(word, 16))]

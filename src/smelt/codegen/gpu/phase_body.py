@@ -17,10 +17,9 @@ from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
 from smelt.codegen.gpu.team_scans import RunningFold, StageScans
 from smelt.codegen.gpu.vector_width import is_multiple
 from smelt.codegen.gpu.word_quads import QUAD, Quads, quads
-from smelt.codegen.llvm.builder import LlvmValue
-from smelt.codegen.llvm.philox import words_of_counter
-from smelt.codegen.llvm.reductions import combine, start
-from smelt.codegen.llvm.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
+from smelt.codegen.loops.philox import words_of_counter
+from smelt.codegen.loops.reductions import combine, start
+from smelt.codegen.loops.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
 from smelt.ir.check_kernel import value_dtypes
 from smelt.ir.kernel import (
     Accumulate,
@@ -40,11 +39,12 @@ from smelt.ir.kernel import (
     Stage,
     Store,
 )
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
-Values = tuple[LlvmValue, ...]  # one for all points that a thread takes at once, or one for each
-Coordinates = dict[str, LlvmValue]
+Values = tuple[Value, ...]  # one for all points that a thread takes at once, or one for each
+Coordinates = dict[str, Value]
 
 _TILES_OF_SUM = 16  # of a thread, that are added up in the dtype they have
 _POINTS = 16  # that a thread reads at once in a loop that is not unrolled; to be measured
@@ -54,7 +54,7 @@ _MOST_TILES = 4
 class PhaseBody:
     """A phase being written. `pointers`: of each buffer of its kernel, scratch excepted."""
 
-    def __init__(self, b: Simt, plan: PhasePlan, pointers: Mapping[str, Callable[[], str]], *, aligned: bool) -> None:
+    def __init__(self, b: Simt, plan: PhasePlan, pointers: Mapping[str, Callable[[], Value]], *, aligned: bool) -> None:
         self.b = b
         self.plan = plan
         self.kernel = plan.kernel
@@ -65,7 +65,7 @@ class PhaseBody:
         self.rows: Coordinates = {}
         self.row_mask: Mask = None
         self.col_mask: Mask = None  # of the cols a thread is at
-        self.first: LlvmValue = b.index(0)  # of a row's cols, what this thread begins with
+        self.first: Value = b.index(0)  # of a row's cols, what this thread begins with
         self.is_first: Mask = None  # whether this thread stores what there is once a row
         self.registers: dict[tuple[str, Index, int], Values] = {}  # values loaded or staged, by tile
         self.scans: StageScans  # of the loop being written
@@ -111,7 +111,7 @@ class PhaseBody:
         if threads_of_row > 1:
             self.is_first = b.icmp("eq", self.first, 0)
 
-    def _coordinates(self, number: LlvmValue, axes: Sequence[Axis]) -> Coordinates:
+    def _coordinates(self, number: Value, axes: Sequence[Axis]) -> Coordinates:
         """Of the point with this number, counted through all axes."""
         b = self.b
         coordinates: Coordinates = {}
@@ -158,8 +158,8 @@ class PhaseBody:
         self._finish(folds, kinds, partial)
 
     def _long_loop(
-        self, stage: Stage, folds: Sequence[Reduce], nothing: list[LlvmValue]
-    ) -> tuple[list[LlvmValue], list[torch.dtype]]:
+        self, stage: Stage, folds: Sequence[Reduce], nothing: list[Value]
+    ) -> tuple[list[Value], list[torch.dtype]]:
         """All tiles one after the other: returns the reductions and their dtypes. Sums are emptied into a float64 every
         few tiles, so that their error does not grow with the length."""
         b, tiles, at_once = self.b, self.plan.tiles, self._tiles_at_once(stage)
@@ -196,8 +196,8 @@ class PhaseBody:
         return folded, [torch.float64 if each else dtype for each, dtype in zip(kept, dtypes, strict=True)]
 
     def _tiles(
-        self, stage: Stage, folds: Sequence[Reduce], turn: LlvmValue, at_once: int, partial: list[LlvmValue]
-    ) -> list[LlvmValue]:
+        self, stage: Stage, folds: Sequence[Reduce], turn: Value, at_once: int, partial: list[Value]
+    ) -> list[Value]:
         """Several tiles, all read before the first is computed."""
         b = self.b
         number = turn if b.index_kind == "i64" else b.convert("trunc", turn, b.index_kind)
@@ -222,7 +222,7 @@ class PhaseBody:
                 wanted //= 2
         return wanted
 
-    def _read_ahead(self, stage: Stage, numbers: Sequence[LlvmValue]) -> None:
+    def _read_ahead(self, stage: Stage, numbers: Sequence[Value]) -> None:
         """Issue all loads of these tiles that read unwritten buffers before the first use."""
         if len(numbers) == 1:
             return
@@ -251,8 +251,8 @@ class PhaseBody:
         return self.plan.width
 
     def _tile(
-        self, stage: Stage, folds: Sequence[Reduce], number: LlvmValue, tile: int, partial: list[LlvmValue]
-    ) -> list[LlvmValue]:
+        self, stage: Stage, folds: Sequence[Reduce], number: Value, tile: int, partial: list[Value]
+    ) -> list[Value]:
         """One pass of a thread over its cols: old partials → new partials."""
         where, self.col_mask = self._cols(number)
         mask = self._both(self.col_mask, self.row_mask)
@@ -270,7 +270,7 @@ class PhaseBody:
         self.values = outside
         return partial
 
-    def _cols(self, number: LlvmValue) -> tuple[Coordinates, Mask]:
+    def _cols(self, number: Value) -> tuple[Coordinates, Mask]:
         """The first of the cols that a thread takes in iteration `number`."""
         b, plan = self.b, self.plan
         mask: Mask = None
@@ -295,7 +295,7 @@ class PhaseBody:
                 where = {name: b.select(inside, value, 0) for name, value in where.items()}
         return where, mask
 
-    def _folded(self, fold: Reduce, place: int, partial: list[LlvmValue], mask: Mask) -> list[LlvmValue]:
+    def _folded(self, fold: Reduce, place: int, partial: list[Value], mask: Mask) -> list[Value]:
         b, dtype = self.b, self.dtypes[fold.value]
         values = self._spread(self.values[fold.value])
         for way, value in enumerate(values):
@@ -308,7 +308,7 @@ class PhaseBody:
     def _spread(self, values: Values) -> Values:
         return values if len(values) == self.plan.width else values * self.plan.width
 
-    def _finish(self, folds: Sequence[Reduce], dtypes: Sequence[torch.dtype], partial: list[LlvmValue]) -> None:
+    def _finish(self, folds: Sequence[Reduce], dtypes: Sequence[torch.dtype], partial: list[Value]) -> None:
         """Between the points of a thread, then between threads."""
         b, plan, ways = self.b, self.plan, self._ways
         if not folds:
@@ -356,7 +356,7 @@ class PhaseBody:
             case _:
                 raise SmeltError("SM030", f"no GPU schedule has {type(i).__name__}")
 
-    def _each(self, operands: Sequence[Values], function: Callable[..., LlvmValue], step: int = 1) -> Values:
+    def _each(self, operands: Sequence[Values], function: Callable[..., Value], step: int = 1) -> Values:
         """Of each point of a thread; once for so many side by side that have the same, if they are several."""
         ways = max(len(values) for values in operands)
         spread = [values if len(values) == ways else values * ways for values in operands]
@@ -368,7 +368,7 @@ class PhaseBody:
         """Random words of all points; four adjacent points share a counter."""
         width = self.plan.width
         spread = [values if len(values) == width else values * width for values in operands]
-        words: list[LlvmValue] = []
+        words: list[Value] = []
         for way in range(0, width, QUAD):
             words += words_of_counter(self.b, *(values[way] for values in spread))
         return tuple(words)
@@ -387,9 +387,9 @@ class PhaseBody:
 
     # Memory.
 
-    def _offset(self, index: Index, where: Coordinates) -> LlvmValue:
+    def _offset(self, index: Index, where: Coordinates) -> Value:
         b = self.b
-        total: LlvmValue | None = None
+        total: Value | None = None
         for name, stride in index.terms:
             plain = not is_symsize(stride) and stride == 1
             term = where[name] if plain else b.mul(where[name], b.index(stride))
@@ -426,8 +426,8 @@ class PhaseBody:
         return loaded
 
     def _load(
-        self, name: str, index: Index, where: Coordinates, *, constant: bool, base: LlvmValue | None = None
-    ) -> list[LlvmValue]:
+        self, name: str, index: Index, where: Coordinates, *, constant: bool, base: Value | None = None
+    ) -> list[Value]:
         """`base`: where the index counts from; a multiple of the width."""
         b, buffer = self.b, self.kernel.buffer(name)
         kind = memory_kind(buffer.dtype)
@@ -462,7 +462,7 @@ class PhaseBody:
             self._stored(i.buffer, i.index, where, [to_memory(b, each, buffer.dtype) for each in values])
 
     def _stored(
-        self, name: str, index: Index, where: Coordinates, raw: list[LlvmValue], *, base: LlvmValue | None = None
+        self, name: str, index: Index, where: Coordinates, raw: list[Value], *, base: Value | None = None
     ) -> None:
         b, step = self.b, self._step_of(index)
         at = self._offset(index, where)
@@ -504,7 +504,7 @@ class PhaseBody:
         b, buffer = self.b, self.kernel.buffer(i.buffer)
         pointer, kind = self.pointers[i.buffer](), memory_kind(buffer.dtype)
 
-        def read(at: LlvmValue, *places: LlvmValue) -> LlvmValue:
+        def read(at: Value, *places: Value) -> Value:
             for place, (_, stride, extent) in zip(places, i.by, strict=True):
                 last = b.const("i64", extent - 1)
                 inside = b.icmp("ult", place, b.const("i64", extent))
@@ -530,7 +530,7 @@ class PhaseBody:
                 put(b, i.op, pointer, at, value, dtype, buffer.dtype)
 
 
-def halved(values: Sequence[LlvmValue], join: Callable[[LlvmValue, LlvmValue], LlvmValue]) -> LlvmValue:
+def halved(values: Sequence[Value], join: Callable[[Value, Value], Value]) -> Value:
     """All of `values` in one, neighbours first."""
     while len(values) > 1:
         pairs = [join(left, right) for left, right in zip(values[::2], values[1::2], strict=False)]

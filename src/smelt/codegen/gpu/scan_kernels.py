@@ -22,7 +22,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import forward_scans, scanned
 from smelt.codegen.gpu.kernel_slices import effects, exchanged, reads_updates, sliced
 from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, dense, in_order, with_buffers
-from smelt.codegen.llvm.reductions import fold_dtype
+from smelt.codegen.loops.reductions import fold_dtype
 from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
     Access,

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from smelt.codegen.gpu.simt import Simt, memory_bytes
-from smelt.codegen.llvm.builder import LlvmValue
-from smelt.codegen.llvm.reductions import combine
-from smelt.codegen.llvm.scalars import from_memory, memory_kind, to_memory
+from smelt.codegen.loops.reductions import combine
+from smelt.codegen.loops.scalars import from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Reduction
+from smelt.ir.loops import Value
 
 TypedReduction = tuple[Reduction, torch.dtype]
 
@@ -22,8 +22,8 @@ _MOST_PARTS = 16  # that a thread reads by itself: the assembler has all of them
 
 
 def reduce_team(
-    b: Simt, folds: Sequence[TypedReduction], values: Sequence[LlvmValue], team: int, threads: int
-) -> list[LlvmValue]:
+    b: Simt, folds: Sequence[TypedReduction], values: Sequence[Value], team: int, threads: int
+) -> list[Value]:
     """Each of `values` reduced over a team of threads side by side; a block of `threads` has one or several, or a team
     is several blocks."""
     if team > threads:
@@ -48,8 +48,8 @@ def reduce_team(
 
 
 def _reduce_cluster(
-    b: Simt, folds: Sequence[TypedReduction], values: Sequence[LlvmValue], blocks: int
-) -> list[LlvmValue]:
+    b: Simt, folds: Sequence[TypedReduction], values: Sequence[Value], blocks: int
+) -> list[Value]:
     """The partials of blocks, reduced over the blocks of a cluster. Lanes `blocks` apart do the same."""
     arrays = [b.shared_array(memory_kind(dtype), 1) for _, dtype in folds]
     with b.where(b.icmp("eq", b.thread(), 0)):
@@ -64,8 +64,8 @@ def _reduce_cluster(
 
 
 def reduce_teams(
-    b: Simt, folds: Sequence[TypedReduction], values: Sequence[tuple[LlvmValue, ...]], team: int, threads: int
-) -> list[tuple[LlvmValue, ...]]:
+    b: Simt, folds: Sequence[TypedReduction], values: Sequence[tuple[Value, ...]], team: int, threads: int
+) -> list[tuple[Value, ...]]:
     """Each of `values` reduced over the teams of a block: over their first threads, over their second threads, and so
     on. A thread has several of each."""
     mine = []
@@ -95,7 +95,7 @@ def reduce_teams(
     return totals
 
 
-def _joined(b: Simt, fold: TypedReduction, room: int, at: LlvmValue, apart: int, threads: int) -> LlvmValue:
+def _joined(b: Simt, fold: TypedReduction, room: int, at: Value, apart: int, threads: int) -> Value:
     """The reduction of the values of threads that are `apart` from each other."""
     op, dtype = fold
     parts = [b.load_shared(room, b.add(at, step), memory_kind(dtype)) for step in range(0, threads, apart)]
@@ -118,7 +118,7 @@ def _join(b: Simt, fold: TypedReduction, room: int, count: int, apart: int, thre
             b.store_shared(room, at, to_memory(b, whole, fold[1]))
 
 
-def _exchanged(b: Simt, fold: TypedReduction, value: LlvmValue, lanes: int, first: int = 1) -> LlvmValue:
+def _exchanged(b: Simt, fold: TypedReduction, value: Value, lanes: int, first: int = 1) -> Value:
     """`value` reduced over so many lanes side by side; `first` apart, if not neighbours."""
     op, dtype = fold
     distance = first

@@ -14,12 +14,12 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.simt import Mask, Simt
-from smelt.codegen.llvm.builder import LlvmValue
-from smelt.codegen.llvm.reductions import fold_dtype, log_of_sum, merge, run_on
-from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, from_memory, memory_kind, to_memory
+from smelt.codegen.loops.reductions import fold_dtype, log_of_sum, merge, run_on
+from smelt.codegen.loops.scalars import VALUE_KINDS, cast, from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Running, neutral
+from smelt.ir.loops import Value
 
-State = tuple[LlvmValue, ...]  # a running value; by logaddexp the largest, and what the others add to its one
+State = tuple[Value, ...]  # a running value; by logaddexp the largest, and what the others add to its one
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RunningFold:
         first = -0.0 if self.op == "sum" and self.dtype.is_floating_point else neutral(self.op, self.dtype)
         return (b.const(kind, first),)
 
-    def of(self, b: Simt, value: LlvmValue) -> State:
+    def of(self, b: Simt, value: Value) -> State:
         wide = cast(b, value, self.dtype, self.kept)
         return (wide, b.const(wide.kind, 0.0)) if self.op == "logaddexp" else (wide,)
 
@@ -52,7 +52,7 @@ class RunningFold:
             return merge(b, *b.lift(most, rest, further, others))
         return (run_on(b, self.op, self.kept, *b.lift(left[0], right[0])),)
 
-    def value(self, b: Simt, state: State) -> LlvmValue:
+    def value(self, b: Simt, state: State) -> Value:
         result = log_of_sum(b, *state) if self.op == "logaddexp" else state[0]
         return cast(b, result, self.kept, self.dtype)
 
@@ -77,7 +77,7 @@ class TeamScan:
         kind = memory_kind(fold.kept)
         return cls(fold, team, tuple(b.shared_array(kind, 2 * (team // b.warp)) for _ in range(parts)))
 
-    def tile(self, b: Simt, points: Sequence[State], before: State, number: LlvmValue) -> tuple[list[State], State]:
+    def tile(self, b: Simt, points: Sequence[State], before: State, number: Value) -> tuple[list[State], State]:
         """The running values at each point of this thread, and at the end of the tile with this number. `before`: up to
         its beginning."""
         fold = self.fold
@@ -98,7 +98,7 @@ class TeamScan:
             before = fold.chosen(b, is_first, before, fold.joined(b, before, behind))
         return [fold.joined(b, before, each) for each in mine], after
 
-    def _along_lanes(self, b: Simt, value: State, place: LlvmValue, lanes: int) -> State:
+    def _along_lanes(self, b: Simt, value: State, place: Value, lanes: int) -> State:
         distance = 1
         while distance < lanes:
             behind = tuple(b.shuffle_up(each, distance) for each in value)
@@ -107,7 +107,7 @@ class TeamScan:
             distance *= 2
         return value
 
-    def _along_warps(self, b: Simt, whole: State, before: State, number: LlvmValue) -> tuple[State, State]:
+    def _along_warps(self, b: Simt, whole: State, before: State, number: Value) -> tuple[State, State]:
         """The running values at the beginning of this warp and at the end of the block."""
         fold, kept = self.fold, self.fold.kept
         warps = self.team // b.warp
@@ -140,15 +140,15 @@ class StageScans:
         self.rows_apart = rows_apart
         self.scans = {out: TeamScan.of(b, fold, 1 if rows_apart else team) for out, fold in scans}
 
-    def start(self) -> list[LlvmValue]:
+    def start(self) -> list[Value]:
         return [each for out in self.scans for each in self._nothing(out)]
 
     def _nothing(self, out: str) -> State:
         return self.scans[out].fold.nothing(self.b) * (self.ways if self.rows_apart else 1)
 
     def step(
-        self, out: str, values: Sequence[LlvmValue], mask: Mask, number: LlvmValue, carried: list[LlvmValue]
-    ) -> tuple[tuple[LlvmValue, ...], list[LlvmValue]]:
+        self, out: str, values: Sequence[Value], mask: Mask, number: Value, carried: list[Value]
+    ) -> tuple[tuple[Value, ...], list[Value]]:
         """One scan of a tile: a result for each of `values`, and the values to carry on."""
         b, scan, fold = self.b, self.scans[out], self.scans[out].fold
         nothing = fold.nothing(b)

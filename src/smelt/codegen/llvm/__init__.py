@@ -1,1 +1,1 @@
-"""LLVM for every target: IR text, scalars, math, reductions, compilation and linking."""
+"""LLVM: printing the loop form as IR, compiling it, linking the objects."""

@@ -17,10 +17,11 @@ from smelt.base.errors import NotEnoughMemory, SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.headroom import LLVM_STACK, why_not_build
 from smelt.codegen.llvm.link import CannotLink, link
-from smelt.codegen.llvm.math.library import LIBRARY
-from smelt.codegen.llvm.module_text import ModuleText, SharedFunction, apart
+from smelt.codegen.llvm.print_module import SharedFunction, apart, print_module
 from smelt.codegen.llvm.shared_objects import bundle_text, bundles, known_objects, remember
+from smelt.codegen.loops.math.library import LIBRARY
 from smelt.device import KernelModule, Target
+from smelt.ir.loops import Module
 from smelt.runtime.program.code_image import Image
 from smelt.runtime.program.code_image import load as map_image
 from smelt.torch_abi.symbols import PARALLEL_FOR, SIMT_BARRIER, find_symbol
@@ -28,6 +29,7 @@ from smelt.torch_abi.symbols import PARALLEL_FOR, SIMT_BARRIER, find_symbol
 if TYPE_CHECKING:
     from smelt.runtime.cuda.image import CudaCode
 
+_Part = TypeVar("_Part")
 _Made = TypeVar("_Made")
 _lock = locks.lock()
 locks.whole_at_fork(_lock, is_inner=True)  # LLVM has locks of its own, which nobody can free in a child
@@ -138,23 +140,26 @@ def _optimized(module: Any, generator: Any) -> None:
             _unlocked().LLVMPY_RunNewFunctionPassManager(passes, function, builder)
 
 
-def load(texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
-    """Build each text for the host, side by side, and keep the results ready to call. Functions that modules share are
-    made beside them, if nobody made them before, by up to so many threads."""
-    if not any(isinstance(text, ModuleText) and text.helpers for text in texts) or not _has_sections(target):
-        return side_by_side(functools.partial(_load, target=target), [str(text) for text in texts])
+def load(modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
+    """Build each module for the host, side by side, and keep the results ready to call. Functions that modules share
+    are made beside them, if nobody made them before, by up to so many threads."""
+    if not any(module.helpers for module in modules) or not _has_sections(target):
+        return side_by_side(functools.partial(_load, target=target), list(map(print_module, modules)))
     own, functions = [], dict[str, SharedFunction]()
-    for text in texts:
-        alone, shared = apart(text) if isinstance(text, ModuleText) else (text, {})
+    for module in modules:
+        alone, shared = apart(module)
         own.append(alone)
         functions |= shared
     library = known_objects(functions, target)
     lists = bundles([name for name in functions if name not in library], functions, threads)
-    build, made_of = functools.partial(_object, target=target), [bundle_text(names, functions) for names in lists]
-    objects = side_by_side(build, [*own, *made_of], max(threads, len(own)))
+    build, together = functools.partial(_object, target=target), [bundle_text(names, functions) for names in lists]
+    objects = side_by_side(build, [*own, *together], max(threads, len(own)))
     for names, each in zip(lists, objects[len(own) :], strict=True):
         library |= remember(names, functions, target, each)
-    return [_mapped(data, str(text), target, library) for data, text in zip(objects[: len(own)], texts, strict=True)]
+    return [
+        _mapped(data, functools.partial(print_module, module), target, library)
+        for data, module in zip(objects, modules, strict=False)
+    ]
 
 
 def _has_sections(target: Target) -> bool:
@@ -162,26 +167,26 @@ def _has_sections(target: Target) -> bool:
     return "linux" in target.triple
 
 
-def side_by_side(build: Callable[[str], _Made], texts: Sequence[str], most: int | None = None) -> list[_Made]:
-    """What `build` makes of each text by LLVM, by `most` threads at most."""
-    count = min(len(texts), most or len(texts))
+def side_by_side(build: Callable[[_Part], _Made], parts: Sequence[_Part], most: int | None = None) -> list[_Made]:
+    """What `build` makes of each part by LLVM, by `most` threads at most."""
+    count = min(len(parts), most or len(parts))
     with _native.Held(_lock):
         llvm()
         _make_sure_of_memory(count, is_loaded=True)
         if count == 1 and _native.stack_left() > _LLVM_NEEDS:
-            return [build(text) for text in texts]
+            return [build(part) for part in parts]
         with ThreadPoolExecutor(count) as threads:
-            work: Callable[[str], _Made] = events.carrying(build)
+            work: Callable[[_Part], _Made] = events.carrying(build)
             # The threads have stack enough, whatever the program wants its own to have.
             before = threading.stack_size()
             put_back = functools.partial(threading.stack_size, before)
-            loading = _native.undoing(put_back, _submit, threads, work, texts)
+            loading = _native.undoing(put_back, _submit, threads, work, parts)
             return [each.result() for each in loading]
 
 
-def _submit(threads: ThreadPoolExecutor, work: Callable[[str], Any], texts: Sequence[str]) -> list[Any]:
+def _submit(threads: ThreadPoolExecutor, work: Callable[[_Part], Any], parts: Sequence[_Part]) -> list[Any]:
     threading.stack_size(LLVM_STACK)
-    return [threads.submit(work, text) for text in texts]
+    return [threads.submit(work, part) for part in parts]
 
 
 def _make_sure_of_memory(threads: int, *, is_loaded: bool) -> None:
@@ -192,17 +197,17 @@ def _make_sure_of_memory(threads: int, *, is_loaded: bool) -> None:
 
 
 def _load(text: str, target: Target) -> Built:
-    return _mapped(_object(text, target), text, target, {})
+    return _mapped(_object(text, target), lambda: text, target, {})
 
 
-def _mapped(data: bytes, text: str, target: Target, library: Mapping[str, bytes]) -> Built:
-    """Map an object, with the library functions it calls; `text` is the whole module, for LLVM where we cannot link
+def _mapped(data: bytes, text: Callable[[], str], target: Target, library: Mapping[str, bytes]) -> Built:
+    """Map an object, with the library functions it calls; `text` prints the whole module, for LLVM where we cannot link
     it."""
     try:
         image = link(data, library)
     except CannotLink as reason:
         events.emit("llvm", f"left to LLVM to load: {reason}")
-        return _load_by_llvm(text, target)
+        return _load_by_llvm(text(), target)
     loaded = map_image(image)
     return Built(loaded.address, loaded, image)
 
@@ -249,6 +254,10 @@ def _load_by_llvm(text: str, target: Target) -> Built:
     context._owned = False
     engine.finalize_object()
     return Built(lambda symbol: int(engine.get_function_address(symbol)), context, None)
+
+
+def assemble_module(module: Module, target: Target) -> str:
+    return assemble(print_module(module), target)
 
 
 def assemble(text: str, target: Target, level: int = 2) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from smelt import _native
 from smelt.base import events, locks
-from smelt.codegen.llvm.module_text import SharedFunction, bundle
+from smelt.codegen.llvm.print_module import SharedFunction, bundle
 from smelt.device import Target
 from smelt.runtime.cache import open_store
 

@@ -1,24 +1,25 @@
 """Builds one object file and a header from a table, its weights and its kernels, or a WebAssembly module and its
 JavaScript.
 
-    static_model("model", table, weights, module, target)   →   StaticModel(object, header)
+    static_model("model", table, weights, written, target)   →   StaticModel(object, header)
 
-`module` is the result of `ahead_of_time.write_for` for the kernels of the table: one text, in the table's order.
+`written` is the result of `ahead_of_time.write_for` for the kernels of the table: one module, in the table's order.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.ahead_of_time import Module
-from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR
+from smelt.codegen.ahead_of_time import WrittenKernels
 from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
 from smelt.codegen.llvm.link import undefined
+from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_text
 from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
 from smelt.codegen.static.driver import Places, driver_text
-from smelt.codegen.static.expressions import math_text
+from smelt.codegen.static.expressions import math_module
 from smelt.codegen.static.header import c_name, header_text
 from smelt.codegen.static.javascript import javascript_text, types_text
 from smelt.codegen.static.memory import memory_bytes
@@ -26,6 +27,8 @@ from smelt.device import Target
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.check import check_table, of_kind
 from smelt.ir.artifact_file.layout import ALIGN, RegisterKind
+from smelt.ir.loops import Module
+from smelt.torch_abi.symbols import PARALLEL_FOR
 
 # What stands at the start of the weights until they are put there: LLVM need not read them as text.
 _MARK = b"smelt: weights\x00\x01\x02\x03\x04\x05\x06\x07are put here\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09"
@@ -49,7 +52,7 @@ def static_model(
     name: str,
     table: r.Table,
     weights: Mapping[str, Any],
-    module: Module,
+    written: WrittenKernels,
     target: Target,
     *,
     kernels: Sequence[int] | None = None,
@@ -58,9 +61,9 @@ def static_model(
     make_all_targets_ready()
     check_table(table)
     name = c_name(name)
-    if len(module.texts) != 1:
+    if len(written.modules) != 1:
         raise SmeltError("SM030", "the kernels of an object without a loader are in one module")
-    entries = [module.entries[each] for each in (range(len(table.kernels)) if kernels is None else kernels)]
+    entries = [written.entries[each] for each in (range(len(table.kernels)) if kernels is None else kernels)]
     constants, offsets, constant_bytes = _laid_out(table, weights, RegisterKind.CONSTANT)
     state, state_offsets, state_bytes = _laid_out(table, weights, RegisterKind.STATE)
     content = constants + bytes(-len(constants) % ALIGN) + state
@@ -68,8 +71,7 @@ def static_model(
     places = Places(offsets | state_offsets, constant_bytes, state_bytes)
     driver, functions = driver_text(name, table, [entry.symbol for entry in entries], places)
     text = "\n".join([
-        _internal(module.texts[0].replace(DECLARE_PARALLEL_FOR, "")),
-        math_text(sorted(functions), target, module.texts[0]),
+        print_module(_internal(written.modules[0], math_module(sorted(functions), target))),
         SERIAL_PARALLEL_FOR.replace("define hidden", "define internal"),
         _weights_text(name, len(content)),
         driver,
@@ -109,14 +111,16 @@ def _with_weights(object_file: bytes, content: bytes) -> bytes:
     return object_file[:place] + content + object_file[place + len(content) :]
 
 
-def _internal(text: str) -> str:
-    """Kernels are nobody else's: objects of several models may be linked together."""
-    return text.replace("define void @", "define internal void @")
+def _internal(kernels: Module, math: Module) -> Module:
+    """One module. Kernels are nobody else's: objects of several models may be linked together."""
+    own = [replace(each, kind="internal", text="") for each in kernels.functions]
+    helpers = {each.name: each for each in (*kernels.helpers, *math.helpers)}
+    return Module((*own, *math.functions), tuple(helpers.values()))
 
 
 def _once_declared(text: str) -> str:
-    """Declarations of several parts, each once."""
-    lines, seen = [], set()
+    """Declarations of several parts, each once, but for the function that is defined here."""
+    lines, seen = [], {line for line in text.splitlines() if _declares(line, (PARALLEL_FOR,))}
     for line in text.splitlines():
         if line.startswith("declare "):
             if line in seen:

@@ -103,8 +103,8 @@ class Places:
 
 
 def driver_text(name: str, table: r.Table, symbols: Sequence[str], places: Places) -> tuple[str, set[str]]:
-    """LLVM text of `NAME_run` and `NAME_init`, and the functions of floats that it calls (`math_text`). `symbols`: the
-    functions of the table's kernels; `@NAME.weights` is to be defined beside it, constants first, then what state
+    """LLVM text of `NAME_run` and `NAME_init`, and the functions of floats that it calls (`math_module`). `symbols`:
+    the functions of the table's kernels; `@NAME.weights` is to be defined beside it, constants first, then what state
     begins with."""
     driver = _Driver(name, table, tuple(symbols), places)
     return driver.text(), driver.t.functions

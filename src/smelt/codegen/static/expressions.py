@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from smelt.codegen.cpu.entry_points import function_text
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import compute
+from smelt.codegen.loops.builder import Builder, param
+from smelt.codegen.loops.scalars import compute
 from smelt.device import Target
 from smelt.ir.artifact_file.layout import ARITY, Op
 from smelt.ir.artifact_file.records import Expression
+from smelt.ir.loops import Function, Module
 
 _INTEGER = {Op.ADD: "add", Op.SUB: "sub", Op.MUL: "mul"}
 _COMPARE = {Op.EQ: "eq", Op.NE: "ne", Op.LT: "slt", Op.LE: "sle", Op.GT: "sgt", Op.GE: "sge"}
 _FLOAT = {Op.FADD: "fadd", Op.FSUB: "fsub", Op.FMUL: "fmul", Op.FDIV: "fdiv"}
 _FLOAT_COMPARE = {Op.FEQ: "oeq", Op.FLT: "olt", Op.FLE: "ole"}
-# Our own, which `math_text` defines.
+# Our own, which `math_module` defines.
 FUNCTIONS = {
     Op.FPOW: "pow", Op.FEXP: "exp", Op.FLOG: "log", Op.FSIN: "sin", Op.FCOS: "cos", Op.FTANH: "tanh",
     Op.FMOD: "remainder",
@@ -169,15 +169,13 @@ def _constant(op: Op, args: list[str]) -> str | None:
     return str(value) if -(2**63) <= value < 2**63 else None
 
 
-def math_text(names: Sequence[str], target: Target, beside: str) -> str:
-    """Functions of floats as our own code, `beside` a text that may define their dependencies."""
-    texts = []
+def math_module(names: Sequence[str], target: Target) -> Module:
+    """Functions of floats as our own code."""
+    functions, helpers = list[Function](), dict[str, tuple[Function, ...]]()
     for name in sorted(names):
         b = Builder(target, f"smelt.{name}")
-        args = [LlvmValue(f"%x{place}", "f64") for place in range(2 if name in ("pow", "remainder") else 1)]
-        result = compute(b, name, args, torch.float64)
-        b.emit(f"ret {result}")
-        needed = [*sorted(b.declared), *b.helpers.values(), b.pool_text]
-        texts += [each for each in needed if each and each not in beside and each not in texts]
-        texts.append(function_text(f"internal double @smelt.{name}({', '.join(map(str, args))})", b))
-    return "\n".join(texts)
+        args = [param(f"x{place}", "f64") for place in range(2 if name in ("pow", "remainder") else 1)]
+        b.give(compute(b, name, args, torch.float64))
+        functions.append(b.function(f"smelt.{name}", args, result="f64"))
+        helpers |= b.helpers
+    return Module(tuple(functions), tuple(each for group in helpers.values() for each in group))

@@ -1,7 +1,7 @@
 // Kernels with their code, memory over a step, guards, and where time went. Loaded last: it starts the page.
 let texts = null;
 
-// The kernel form, the LLVM IR and the assembly of a kernel: kept compressed in the page until somebody asks.
+// The kernel form, the loops, the LLVM IR and the assembly of a kernel: kept compressed in the page until somebody asks.
 async function codeOf(number) {
   texts ??= (async () => {
     const packed = Uint8Array.from(atob(by("codes").textContent), (letter) => letter.charCodeAt(0));
@@ -12,7 +12,7 @@ async function codeOf(number) {
 
 function codeBox(step) {
   if (step.kind !== "kernel") return make("pre", { tabindex: 0 }, step.text);
-  const text = make("pre", { tabindex: 0, class: "text" }, "…"), names = ["Kernel", "LLVM", step.target.startsWith("sm_") ? "PTX" : "Assembly"];
+  const text = make("pre", { tabindex: 0, class: "text" }, "…"), names = ["Kernel", "Loops", "LLVM", step.target.startsWith("sm_") ? "PTX" : "Assembly"];
   const choose = async (number) => { buttons.forEach((button, at) => button.setAttribute("aria-selected", at === number)); text.textContent = (await codeOf(step.code))[number]; };
   const buttons = names.map((name, number) => make("button", { type: "button", role: "tab", onclick: () => choose(number) }, name));
   choose(0);

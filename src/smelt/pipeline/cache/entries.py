@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Kernels = Mapping[str, "CompiledKernel"]
 Found = TypeVar("Found")
 
-_STAGE_CHANNELS = ("joint", "forward", "backward", "fusion", "kernels", "llvm", "asm")
+_STAGE_CHANNELS = ("joint", "forward", "backward", "fusion", "kernels", "loops", "llvm", "asm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from smelt.symbolic.symsize import moving
 
 if TYPE_CHECKING:
     from smelt.codegen.build import CompiledKernel
-from smelt.codegen.llvm.runtime_sizes import as_integer
+from smelt.codegen.loops.runtime_sizes import as_integer
 
 VERSIONS = 8
 """How many sets of size guards a graph, or a half of one, is compiled for."""

@@ -21,7 +21,7 @@ from smelt.codegen.cpu.products import direct, dot, few_rows, streamed_blocks, t
 from smelt.codegen.cpu.products.plan import SCHEDULES
 from smelt.codegen.cpu.products.problem import problem_of, why_no_problem
 from smelt.codegen.cpu.target import describe_host
-from smelt.codegen.llvm.runtime_sizes import as_integer
+from smelt.codegen.loops.runtime_sizes import as_integer
 from smelt.ir.check_kernel import check_kernel, contraction_of
 from smelt.ir.kernel import Kernel
 from smelt.ir.substitute_sizes import resized

@@ -7,7 +7,7 @@ import torch
 
 from smelt.codegen.build import CompiledKernel
 from smelt.codegen.cpu.products.plan import plan_product
-from smelt.codegen.llvm.runtime_sizes import as_integer
+from smelt.codegen.loops.runtime_sizes import as_integer
 from smelt.device import find
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
 from smelt.ir.substitute_sizes import resized

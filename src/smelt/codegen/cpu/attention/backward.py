@@ -17,18 +17,17 @@ from smelt.codegen.cpu.attention.panels import PanelForm, call_pack, pack
 from smelt.codegen.cpu.attention.points import Points, outer_axes, side_by_side
 from smelt.codegen.cpu.attention.problem import AttentionProblem, Weighed
 from smelt.codegen.cpu.attention.row_tile import row_tile
-from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
-from smelt.codegen.cpu.products.micro_kernel import Helper, micro_kernel
+from smelt.codegen.cpu.attention.softmax import WHERE
+from smelt.codegen.cpu.entry_points import PART
+from smelt.codegen.cpu.products.micro_kernel import micro_kernel
+from smelt.codegen.cpu.products.parts import MINE, entry_function
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
+from smelt.codegen.loops.builder import BUFFERS, FALSE, TRUE, Builder
+from smelt.codegen.loops.scalars import VALUE_KINDS, cast, memory_kind
 from smelt.device import Target
 from smelt.ir.kernel import Factor, Index
-from smelt.torch_abi.symbols import PARALLEL_FOR
+from smelt.ir.loops import Function, Value
 
-_PART = "internal void @{}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
-_WHERE = "i64 %outer, i64 %panel, i64 %query, i64 %key, i64 %keys"
-_WEIGHTS = f"internal void @{{}}.weights(ptr %buffers, ptr %mine, {_WHERE})"
 _POINT = 24  # cycles for what is computed of a vector of scores
 
 
@@ -60,21 +59,13 @@ def write(symbol: str, problem: AttentionProblem, target: Target) -> EntryCode:
     driver = _Part(part, arrays, target)
     driver.write()
     _Weights(weights, arrays).write()
-    most = f"i64 {arrays.threads}, i64 {problem.count}, i64 {arrays.size}"
-    entry.emit(f"call i64 @{PARALLEL_FOR}(ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {most})")
-    entry.emit("ret void")
-    texts = [
-        weights.pool_text,
-        function_text(_WEIGHTS.format(symbol), weights),
-        function_text(_PART.format(symbol), part),
-        function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False),
-    ]
-    helpers = list(driver.helpers.values())
-    declared = frozenset({DECLARE_PARALLEL_FOR}).union(
-        weights.declared, part.declared, *(each.declared for each in helpers)
+    functions = (
+        weights.function(f"{symbol}.weights", (BUFFERS, MINE, *WHERE)),
+        part.function(f"{symbol}.part", PART),
+        entry_function(entry, arrays.threads, problem.count, arrays.size),
     )
-    defined = {**weights.helpers, **{each.name: each.text for each in helpers}}
-    return EntryCode("\n".join(texts), declared, tuple(defined.items()), arrays.size)
+    helpers = {**weights.helpers, **{each.name: (each,) for each in driver.helpers.values()}}
+    return EntryCode(functions, tuple(helpers.items()), arrays.size)
 
 
 class _Part:
@@ -84,7 +75,7 @@ class _Part:
         self.b, self.arrays, self.problem, self.target = b, arrays, arrays.problem, target
         self.kind, self.tiles = VALUE_KINDS[arrays.problem.dtype], arrays.tiles
         dtype, columns = self.problem.dtype, self.tiles.values.cols
-        self.helpers: dict[str, Helper] = {
+        self.helpers: dict[str, Function] = {
             "scores": micro_kernel(self.tiles.scores, dtype, target),
             "values": micro_kernel(self.tiles.values, dtype, target),
             "rows": row_tile(self.tiles.scores.rows, columns, self.tiles.queries, dtype, target),
@@ -92,29 +83,26 @@ class _Part:
 
     def write(self) -> None:
         b, problem = self.b, self.problem
-        self.pointers = {}
-        for number, buffer in enumerate(problem.kernel.parameters):
-            slot = b.element("%buffers", "ptr", number)
-            self.pointers[buffer.name] = b.op(f"load ptr, ptr {slot}", "ptr", 1).name
-        self.at = {name: b.element("%mine", "i8", place) for name, place in self.arrays.places.items()}
+        parameters = enumerate(problem.kernel.parameters)
+        self.pointers = {buffer.name: b.load_pointer(number) for number, buffer in parameters}
+        self.at = {name: b.element(MINE, "i8", place) for name, place in self.arrays.places.items()}
         self.queries, self.keys = int(problem.query.size), int(problem.key.size)
-        units = b.begin(LlvmValue("%first", "i64"), LlvmValue("%last", "i64"), 1, (), guard=True)
+        units = b.begin(*PART[2:4], 1, (), guard=True)
         self.outer = units.index
         self.axes = outer_axes(b, problem, units.index)
         self._begin()
         blocks = b.begin(b.const("i64", 0), b.const("i64", self.keys), self.arrays.keys, (), guard=False)
         rest = b.sub(self.keys, blocks.index)
-        self._block(blocks.index, b.intrinsic("llvm.smin", rest, b.const("i64", self.arrays.keys)))
+        self._block(blocks.index, b.intrinsic("smin", rest, b.const("i64", self.arrays.keys)))
         blocks.end()
         for number, each in enumerate(problem.sums):
             if each.over_keys:
                 self._store(number, each, problem.query.name, b.const("i64", 0), b.const("i64", self.queries))
         units.end()
-        b.emit("ret void")
 
     # Packing.
 
-    def _start(self, buffer: str, index: Index, **further: LlvmValue) -> str:
+    def _start(self, buffer: str, index: Index, **further: Value) -> Value:
         """The address of an index at this attention, and at further axes."""
         b = self.b
         total = b.const("i64", index.offset)
@@ -123,14 +111,14 @@ class _Part:
             total = b.add(total, b.mul(place, step)) if step else total
         return b.element(self.pointers[buffer], memory_kind(self.problem.kernel.buffer(buffer).dtype), total)
 
-    def _pack(self, factor: Factor, axes: tuple[str, str], counts: tuple[LlvmValue, LlvmValue], width: int,
-              array: str, **further: LlvmValue) -> None:  # fmt: skip
+    def _pack(self, factor: Factor, axes: tuple[str, str], counts: tuple[Value, Value], width: int,
+              array: str, **further: Value) -> None:  # fmt: skip
         """Panels of `width`: `axes` are that of points and that of steps, `counts` how many there are."""
         point, step = (int(factor.index.stride(axis)) for axis in axes)
         form = PanelForm(self.problem.dtype_of(factor), self.problem.dtype, width, point, step)
         self._pack_form(form, self._start(factor.buffer, factor.index, **further), counts, array)
 
-    def _pack_form(self, form: PanelForm, source: str, counts: tuple[LlvmValue, LlvmValue], array: str) -> None:
+    def _pack_form(self, form: PanelForm, source: Value, counts: tuple[Value, Value], array: str) -> None:
         helper = pack(form, self.target)
         self.helpers[helper.name] = helper
         call_pack(self.b, helper, form, source, counts, self.at[array])
@@ -163,7 +151,7 @@ class _Part:
         loop = b.begin(b.const("i64", 0), b.const("i64", width), columns, (), guard=False)
         source = b.element(base, kind, b.mul(loop.index, point))
         to = b.element(array, self.kind, b.mul(loop.index, rows))
-        points = b.intrinsic("llvm.smin", b.sub(width, loop.index), b.const("i64", columns))
+        points = b.intrinsic("smin", b.sub(width, loop.index), b.const("i64", columns))
         call_pack(b, helper, form, source, (points, b.const("i64", self.queries)), to)
         zero = b.const(self.kind, 0.0, self.tiles.lanes)
         for place in range(self.queries * columns, rows * columns, self.tiles.lanes):
@@ -175,7 +163,7 @@ class _Part:
         b, tiles, product = self.b, self.tiles, self.problem.products[number]
         name, lanes, depth = self.problem.query.name, tiles.lanes, int(product.axis.size)
         panels = b.begin(b.const("i64", 0), b.const("i64", self.queries), tiles.queries, (), guard=False)
-        points = b.intrinsic("llvm.smin", b.sub(self.queries, panels.index), b.const("i64", tiles.queries))
+        points = b.intrinsic("smin", b.sub(self.queries, panels.index), b.const("i64", tiles.queries))
         for side, factor in enumerate(product.contract.factors):
             counts = (points, b.const("i64", depth))
             axes = (name, product.axis.name)
@@ -203,7 +191,7 @@ class _Part:
 
     # Blocks.
 
-    def _block(self, key: LlvmValue, keys: LlvmValue) -> None:
+    def _block(self, key: Value, keys: Value) -> None:
         b, problem, tiles = self.b, self.problem, self.tiles
         name = problem.key.name
         for number, score in enumerate(problem.scores):
@@ -218,27 +206,23 @@ class _Part:
                 self._zero(f"sums{number}", self.arrays.keys * self.arrays.pitch(each))
         first = b.const("i64", 0)
         if problem.reach is not None:  # queries before it do not look at any key of the block
-            earliest = b.intrinsic("llvm.smax", b.sub(key, problem.reach), b.const("i64", 0))
+            earliest = b.intrinsic("smax", b.sub(key, problem.reach), b.const("i64", 0))
             first = b.binary("udiv", earliest, tiles.queries)
         panels = b.begin(first, b.const("i64", self.arrays.rows // tiles.queries), 1, (), guard=True)
         query = b.mul(panels.index, tiles.queries)
         count = keys
         if problem.reach is not None:
             seen = b.sub(b.add(query, tiles.queries + problem.reach), key)
-            count = b.intrinsic("llvm.smin", keys, seen)
-        doing, after = b.new_label("doing"), b.new_label("after")
-        b.branch(b.icmp("sgt", count, 0), doing, after)
-        b.label(doing)
-        self._panel((panels.index, query), (key, keys), count)
-        b.jump(after)
-        b.label(after)
+            count = b.intrinsic("smin", keys, seen)
+        with b.when(b.icmp("sgt", count, 0)):
+            self._panel((panels.index, query), (key, keys), count)
         panels.end()
         for number, each in enumerate(problem.sums):
             if not each.over_keys:
                 self._store(number, each, name, key, keys)
 
     def _panel(
-        self, panel: tuple[LlvmValue, LlvmValue], block: tuple[LlvmValue, LlvmValue], count: LlvmValue
+        self, panel: tuple[Value, Value], block: tuple[Value, Value], count: Value
     ) -> None:
         """A panel of queries, which begins at `panel[1]`, and the first `count` keys of a block."""
         b, tiles, problem = self.b, self.tiles, self.problem
@@ -250,16 +234,15 @@ class _Part:
             loop = b.begin(b.const("i64", 0), count, tiles.scores.rows, (), guard=False)
             left = b.element(self.at[f"keys{number}"], self.kind, b.mul(loop.index, depth))
             out = b.element(self.at[f"scores{number}"], self.kind, b.mul(loop.index, wide))
-            self._tile("scores", f"ptr {left}, ptr {queries}, i64 {depth}, ptr {out}, i64 {wide}, i1 false")
+            self._tile("scores", left, queries, depth, out, wide, FALSE)
             loop.end()
         for number, packed in enumerate(self.arrays.packed):
             further = {problem.query.name: query, problem.key.name: key}
             source = self._start(packed.load.buffer, packed.load.index, **further)
-            points = b.intrinsic("llvm.smin", b.sub(self.queries, query), b.const("i64", wide))
+            points = b.intrinsic("smin", b.sub(self.queries, query), b.const("i64", wide))
             steps = count if packed.by_key else b.const("i64", 1)
             self._pack_form(packed.form, source, (points, steps), f"packed{number}")
-        arguments = f"ptr %buffers, ptr %mine, {self.outer}, {number_of}, {query}, {key}, {count}"
-        b.emit(f"call void @{b.symbol}.weights({arguments})")
+        b.call(f"{b.symbol}.weights", BUFFERS, MINE, self.outer, number_of, query, key, count)
         for number, each in enumerate(problem.sums):
             weights = self.at[f"scores{self.arrays.weights.index(each.sum.value)}"]
             if each.over_keys:
@@ -267,33 +250,31 @@ class _Part:
             else:
                 self._sum_queries(number, each, weights, (query, count))
 
-    def _tile(self, name: str, arguments: str) -> None:
-        self.b.emit(f"call void @{self.helpers[name].name}({arguments})")
+    def _tile(self, name: str, *arguments: Value | int) -> None:
+        values = [self.b.const("i64", each) if isinstance(each, int) else each for each in arguments]
+        self.b.call(self.helpers[name].name, *values)
 
-    def _sum_keys(
-        self, number: int, each: Weighed, weights: str, where: tuple[LlvmValue, LlvmValue, LlvmValue]
-    ) -> None:
+    def _sum_keys(self, number: int, each: Weighed, weights: Value, where: tuple[Value, Value, Value]) -> None:
         b, pitch, columns = self.b, self.arrays.pitch(each), self.tiles.values.cols
         query, keys, count = where
         sums = b.element(self.at[f"sums{number}"], self.kind, b.mul(query, pitch))
         loop = b.begin(b.const("i64", 0), b.const("i64", pitch), columns, (), guard=False)
         right = b.element(self.at[f"values{number}"], self.kind, b.mul(loop.index, keys))
         out = b.element(sums, self.kind, loop.index)
-        self._tile("values", f"ptr {weights}, ptr {right}, {count}, ptr {out}, i64 {pitch}, i1 true")
+        self._tile("values", weights, right, count, out, pitch, TRUE)
         loop.end()
 
-    def _sum_queries(self, number: int, each: Weighed, weights: str, where: tuple[LlvmValue, LlvmValue]) -> None:
+    def _sum_queries(self, number: int, each: Weighed, weights: Value, where: tuple[Value, Value]) -> None:
         b, pitch, columns = self.b, self.arrays.pitch(each), self.tiles.values.cols
         query, count = where
         rows = b.begin(b.const("i64", 0), count, self.tiles.scores.rows, (), guard=False)
         left = b.element(weights, self.kind, b.mul(rows.index, self.tiles.queries))
         sums = b.element(self.at[f"sums{number}"], self.kind, b.mul(rows.index, pitch))
         values = b.element(self.at[f"values{number}"], self.kind, b.mul(query, columns))
-        apart = f"i64 {self.arrays.rows * columns}"
-        self._tile("rows", f"ptr {left}, ptr {values}, {apart}, ptr {sums}, i64 {pitch}, i64 {pitch}")
+        self._tile("rows", left, values, self.arrays.rows * columns, sums, pitch, pitch)
         rows.end()
 
-    def _store(self, number: int, each: Weighed, axis: str, first: LlvmValue, count: LlvmValue) -> None:
+    def _store(self, number: int, each: Weighed, axis: str, first: Value, count: Value) -> None:
         """So many rows of complete sums, as results along an axis from `first` on."""
         b, lanes, width = self.b, self.tiles.lanes, int(each.axis.size)
         index, buffer = each.sum.index, each.sum.buffer
@@ -324,17 +305,17 @@ class _Weights:
 
     def write(self) -> None:
         b, problem, wide, lanes = self.b, self.problem, self.tiles.queries, self.lanes
-        at = {name: b.element("%mine", "i8", place) for name, place in self.arrays.places.items()}
+        at = {name: b.element(MINE, "i8", place) for name, place in self.arrays.places.items()}
         points = Points.of(b, problem, wide, lanes)
         for number, each in enumerate(self.arrays.packed):
             points.panels[each.load] = at[f"packed{number}"]
-        points.begin(LlvmValue("%outer", "i64"))
-        keys, query = LlvmValue("%keys", "i64"), LlvmValue("%query", "i64")
+        outer, _, query, key, keys = WHERE
+        points.begin(outer)
         totals = [b.element(at[f"products{number}"], self.kind, query) for number in range(len(problem.products))]
         rows = [at[f"scores{number}"] for number in range(len(problem.scores))]
         b.open_loop()
         loop = b.begin(b.const("i64", 0), keys, 1, (), guard=False)
-        points.at.axes[problem.key.name] = b.add(LlvmValue("%key", "i64"), loop.index)
+        points.at.axes[problem.key.name] = b.add(key, loop.index)
         places = [b.element(row, self.kind, b.mul(loop.index, wide)) for row in rows]
 
         def some(lane: int) -> None:
@@ -358,4 +339,3 @@ class _Weights:
             for lane in range(0, wide, lanes):
                 b.store(b.const(self.kind, 0.0, lanes), b.element(row, self.kind, lane))
         rest.end()
-        b.emit("ret void")

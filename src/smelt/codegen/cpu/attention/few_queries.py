@@ -12,20 +12,21 @@ import math
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.addresses import Addresses
 from smelt.codegen.cpu.attention import forward
-from smelt.codegen.cpu.attention.finish import FINISH, Finish
+from smelt.codegen.cpu.attention.finish import Finish
 from smelt.codegen.cpu.attention.points import outer_axes
 from smelt.codegen.cpu.attention.problem import AttentionProblem
-from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
+from smelt.codegen.cpu.entry_points import PART
 from smelt.codegen.cpu.instructions import InstructionWriter
+from smelt.codegen.cpu.products.parts import MINE, entry_function
 from smelt.codegen.cpu.schedule import SchedulePlan, loop_variant
 from smelt.codegen.cpu.workspace import WorkspaceLayout, aligned
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.math import OF_NEGATIVE
-from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
+from smelt.codegen.loops.builder import BUFFERS, Builder, param
+from smelt.codegen.loops.math import OF_NEGATIVE
+from smelt.codegen.loops.scalars import VALUE_KINDS, cast, memory_kind
 from smelt.device import Target
 from smelt.ir.kernel import Factor
-from smelt.torch_abi.symbols import PARALLEL_FOR
+from smelt.ir.loops import Value
 
 MOST = 4  # queries
 _AT_ONCE = 4  # keys whose scores are summed side by side
@@ -36,8 +37,7 @@ _UNIT_WORTH = 1 << 17  # multiplications
 _APART = 512  # bytes between arrays
 _AHEAD, _LINE = 8, 64  # keys that are prefetched, and bytes of what a cache holds
 
-_PART = "internal void @{}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
-_WEIGHTS = "internal void @{}.weights(ptr %buffers, ptr %mine, i64 %outer)"
+_OUTER = param("outer")
 
 
 def why_not(problem: AttentionProblem, target: Target) -> str | None:
@@ -97,20 +97,14 @@ def write(symbol: str, problem: AttentionProblem, target: Target) -> EntryCode:
     part, weights, finish, entry = (Builder(target, symbol) for _ in range(4))
     _Part(part, problem, arrays, lanes).write()
     _Weights(weights, problem, arrays, lanes).write()
-    Finish(finish, problem, arrays.places, int(problem.sums[0].axis.size), lanes).write()
     threads = max(1, min(problem.count, problem.multiplications // _UNIT_WORTH))
-    most = f"i64 {threads}, i64 {problem.count}, i64 {arrays.size}"
-    entry.emit(f"call i64 @{PARALLEL_FOR}(ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {most})")
-    entry.emit("ret void")
-    texts = [
-        weights.pool_text,
-        function_text(_WEIGHTS.format(symbol), weights),
-        function_text(FINISH.format(symbol), finish),
-        function_text(_PART.format(symbol), part),
-        function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False),
-    ]
-    declared = frozenset({DECLARE_PARALLEL_FOR}).union(weights.declared, finish.declared, part.declared)
-    return EntryCode("\n".join(texts), declared, tuple({**weights.helpers, **finish.helpers}.items()), arrays.size)
+    functions = (
+        weights.function(f"{symbol}.weights", (BUFFERS, MINE, _OUTER)),
+        Finish(finish, problem, arrays.places, int(problem.sums[0].axis.size), lanes).write(),
+        part.function(f"{symbol}.part", PART),
+        entry_function(entry, threads, problem.count, arrays.size),
+    )
+    return EntryCode(functions, tuple({**weights.helpers, **finish.helpers}.items()), arrays.size)
 
 
 def reached(problem: AttentionProblem, query: int) -> int:
@@ -130,22 +124,20 @@ class _Part:
 
     def write(self) -> None:
         b, problem = self.b, self.problem
-        self.pointers = {}
-        for number, buffer in enumerate(problem.kernel.parameters):
-            slot = b.element("%buffers", "ptr", number)
-            self.pointers[buffer.name] = b.op(f"load ptr, ptr {slot}", "ptr", 1).name
-        self.at = {name: b.element("%mine", "i8", place) for name, place in self.arrays.places.items()}
-        units = b.begin(LlvmValue("%first", "i64"), LlvmValue("%last", "i64"), 1, (), guard=True)
+        parameters = enumerate(problem.kernel.parameters)
+        self.pointers = {buffer.name: b.load_pointer(number) for number, buffer in parameters}
+        self.at = {name: b.element(MINE, "i8", place) for name, place in self.arrays.places.items()}
+        units = b.begin(*PART[2:4], 1, (), guard=True)
         self.axes = outer_axes(b, problem, units.index)
         self._copy_queries()
         self._scores()
-        b.emit(f"call void @{b.symbol}.weights(ptr %buffers, ptr %mine, {units.index})")
+        b.call(f"{b.symbol}.weights", BUFFERS, MINE, units.index)
         self._sums()
-        b.emit(f"call void @{b.symbol}.finish(ptr %buffers, ptr %mine, {units.index}, i64 0, i64 {self.queries})")
+        queries = b.const("i64", 0), b.const("i64", self.queries)
+        b.call(f"{b.symbol}.finish", BUFFERS, MINE, units.index, *queries)
         units.end()
-        b.emit("ret void")
 
-    def _start(self, factor: Factor) -> str:
+    def _start(self, factor: Factor) -> Value:
         b = self.b
         total = b.const("i64", factor.index.offset)
         for name, place in self.axes.items():
@@ -153,7 +145,7 @@ class _Part:
             total = b.add(total, b.mul(place, step)) if step else total
         return b.element(self.pointers[factor.buffer], memory_kind(self.problem.dtype_of(factor)), total)
 
-    def _load(self, factor: Factor, base: str, offset: LlvmValue | int, lanes: int) -> LlvmValue:
+    def _load(self, factor: Factor, base: Value, offset: Value | int, lanes: int) -> Value:
         """Load adjacent elements, converted to the accumulator dtype."""
         dtype = self.problem.dtype_of(factor)
         kind = memory_kind(dtype)
@@ -166,7 +158,7 @@ class _Part:
         far = int(factor.index.stride(self.problem.key.name)) > 2 * width
         return far and bool(self.b.target.prefetch_distance)
 
-    def _prefetch(self, row: str, factor: Factor, width: int) -> None:
+    def _prefetch(self, row: Value, factor: Factor, width: int) -> None:
         """Prefetch a later key; any address is safe."""
         b, dtype = self.b, self.problem.dtype_of(factor)
         ahead = int(factor.index.stride(self.problem.key.name)) * _AHEAD
@@ -193,7 +185,7 @@ class _Part:
                 self._some_scores(base, loop.index, count)
                 loop.end()
 
-    def _some_scores(self, base: str, key: LlvmValue, count: int) -> None:
+    def _some_scores(self, base: Value, key: Value, count: int) -> None:
         """Of `count` keys, for all queries."""
         b, lanes, depth = self.b, self.lanes, int(self.score.axis.size)
         factor, queries = self.score.key, range(self.queries)
@@ -213,7 +205,7 @@ class _Part:
                 query = b.load(b.element(self.at["queries"], self.kind, place), self.kind, lanes)
                 sums += [b.fma(query, each, loop.values[i * count + n]) for n, each in enumerate(keys)]
             negative = b.const(self.kind, -0.0)
-            totals = [b.reduce_lanes("fadd", each, negative, flags="reassoc ") for each in loop.end(*sums)]
+            totals = [b.reduce_lanes("fadd", each, negative, flags="reassoc") for each in loop.end(*sums)]
         for rest in range(whole, depth):
             keys = [self._load(factor, row, rest, 1) for row in rows]
             for i in queries:
@@ -236,7 +228,7 @@ class _Part:
         b.store(b.const(self.kind, 0.0), b.element(self.at["sums"], self.kind, zeros.index))
         zeros.end()
         block = b.begin(b.const("i64", 0), b.const("i64", self.keys), _BLOCK, (), guard=True)
-        stop = b.intrinsic("llvm.smin", b.add(block.index, _BLOCK), b.const("i64", self.keys))
+        stop = b.intrinsic("smin", b.add(block.index, _BLOCK), b.const("i64", self.keys))
         for first, wide, count in pieces:
             starts = [b.const(self.kind, 0.0, wide)] * (count * self.queries)
             loop = b.begin(block.index, stop, 1, starts, guard=False)
@@ -246,9 +238,7 @@ class _Part:
                 b.store(b.fadd(b.load(place, self.kind, wide), total), place)
         block.end()
 
-    def _weighed(
-        self, base: str, key: LlvmValue, piece: tuple[int, int, int], before: tuple[LlvmValue, ...]
-    ) -> list[LlvmValue]:
+    def _weighed(self, base: Value, key: Value, piece: tuple[int, int, int], before: tuple[Value, ...]) -> list[Value]:
         b, factor = self.b, self.weighed.sum.factor
         first, wide, count = piece
         offset = b.mul(key, int(factor.index.stride(self.problem.key.name)))
@@ -277,18 +267,17 @@ class _Weights:
         self.at = Addresses(b, plan, WorkspaceLayout.of(plan))
         self.at.load_pointers()
         self.code = InstructionWriter.of(b, plan, self.at)
-        self.at.axes |= outer_axes(b, problem, LlvmValue("%outer", "i64"))
+        self.at.axes |= outer_axes(b, problem, _OUTER)
         moving = {id(i) for i in loop_variant(problem.kernel, problem.kernel.stages[0])}
         self.inside = [i for i in problem.body if id(i) in moving]
         self.outside = [i for i in problem.body if id(i) not in moving]
         for query in range(int(problem.query.size)):
             self._row(query)
-        b.emit("ret void")
 
     def _row(self, query: int) -> None:
         b, kind = self.b, self.kind
         keys, last = reached(self.problem, query), reached(self.problem, int(self.problem.query.size) - 1)
-        scores = b.element(b.element("%mine", "i8", self.arrays.places["scores"]), kind, query * self.arrays.pitch)
+        scores = b.element(b.element(MINE, "i8", self.arrays.places["scores"]), kind, query * self.arrays.pitch)
         for key in range(keys, last):  # behind what this query looks at
             b.store(b.const(kind, 0.0), b.element(scores, kind, key))
         self.at.axes[self.problem.query.name] = b.const("i64", query)
@@ -306,9 +295,9 @@ class _Weights:
         for span in spans:
             total = b.fadd(total, self._powers(scores, span, safe))
         for name, value in (("tops", top), ("totals", total)):
-            b.store(value, b.element(b.element("%mine", "i8", self.arrays.places[name]), kind, query))
+            b.store(value, b.element(b.element(MINE, "i8", self.arrays.places[name]), kind, query))
 
-    def _largest(self, scores: str, span: tuple[int, int, int]) -> LlvmValue:
+    def _largest(self, scores: Value, span: tuple[int, int, int]) -> Value:
         b, (first, last, wide), softmax = self.b, span, self.problem.softmax
         assert softmax is not None
         start = b.const(self.kind, -math.inf, wide)
@@ -325,7 +314,7 @@ class _Weights:
         b.close_loop()
         return b.reduce_lanes("fmaximum", largest)
 
-    def _powers(self, scores: str, span: tuple[int, int, int], safe: LlvmValue) -> LlvmValue:
+    def _powers(self, scores: Value, span: tuple[int, int, int], safe: Value) -> Value:
         b, (first, last, wide) = self.b, span
         reference = b.splat(safe, wide)
         zero = b.const(self.kind, 0.0, wide)
@@ -334,4 +323,4 @@ class _Weights:
         power = OF_NEGATIVE["exp"](b, b.fsub(b.load(place, self.kind, wide), reference))
         b.store(power, place)
         (total,) = loop.end(b.fadd(loop.values[0], power))
-        return total if wide == 1 else b.reduce_lanes("fadd", total, b.const(self.kind, -0.0), flags="reassoc ")
+        return total if wide == 1 else b.reduce_lanes("fadd", total, b.const(self.kind, -0.0), flags="reassoc")

@@ -9,12 +9,14 @@ from smelt.codegen.cpu.addresses import Addresses
 from smelt.codegen.cpu.attention.points import outer_axes
 from smelt.codegen.cpu.attention.problem import AttentionProblem
 from smelt.codegen.cpu.instructions import InstructionWriter
+from smelt.codegen.cpu.products.parts import MINE, params
 from smelt.codegen.cpu.schedule import SchedulePlan
 from smelt.codegen.cpu.workspace import WorkspaceLayout
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, compute, memory_kind
+from smelt.codegen.loops.builder import BUFFERS, Builder
+from smelt.codegen.loops.scalars import VALUE_KINDS, cast, compute, memory_kind
+from smelt.ir.loops import Function, Value
 
-FINISH = "internal void @{}.finish(ptr %buffers, ptr %mine, i64 %outer, i64 %query, i64 %rows)"
+_OUTER, _QUERY, _ROWS = params("i64 outer, i64 query, i64 rows")
 
 
 class Finish:
@@ -26,16 +28,16 @@ class Finish:
         self.b, self.problem, self.places, self.pitch, self.lanes = b, problem, places, pitch, lanes
         self.kind, self.dtype = VALUE_KINDS[problem.dtype], problem.dtype
 
-    def write(self) -> None:
+    def write(self) -> Function:
         b, problem = self.b, self.problem
         plan = SchedulePlan(problem.kernel)
         at = Addresses(b, plan, WorkspaceLayout.of(plan))
         at.load_pointers()
         code = InstructionWriter.of(b, plan, at)
-        at.axes |= outer_axes(b, problem, LlvmValue("%outer", "i64"))
-        arrays = {name: b.element("%mine", "i8", self.places[name]) for name in ("sums", "tops", "totals")}
-        rows = b.begin(b.const("i64", 0), LlvmValue("%rows", "i64"), 1, (), guard=False)
-        at.axes[problem.query.name] = b.add(LlvmValue("%query", "i64"), rows.index)
+        at.axes |= outer_axes(b, problem, _OUTER)
+        arrays = {name: b.element(MINE, "i8", self.places[name]) for name in ("sums", "tops", "totals")}
+        rows = b.begin(b.const("i64", 0), _ROWS, 1, (), guard=False)
+        at.axes[problem.query.name] = b.add(_QUERY, rows.index)
         code.begin_row()
         top, total = (b.load(b.element(arrays[name], self.kind, rows.index), self.kind) for name in ("tops", "totals"))
         nothing, zero = b.fcmp("oeq", total, 0.0), b.const(self.kind, 0.0)
@@ -48,9 +50,9 @@ class Finish:
         for instruction in problem.last:
             code.write(instruction)
         rows.end()
-        b.emit("ret void")
+        return b.function(f"{b.symbol}.finish", (BUFFERS, MINE, _OUTER, _QUERY, _ROWS))
 
-    def _store(self, at: Addresses, sums: str, share: LlvmValue) -> None:
+    def _store(self, at: Addresses, sums: Value, share: Value) -> None:
         """A row of sums, each its share."""
         b, weighed, lanes = self.b, self.problem.sums[0], self.lanes
         out = weighed.sum.buffer

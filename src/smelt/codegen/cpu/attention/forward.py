@@ -13,24 +13,23 @@ Each query has its own sums, whose order depends on sizes alone: it is the same 
 import math
 
 from smelt.codegen.cpu.attention.blocks import AttentionBlocks
-from smelt.codegen.cpu.attention.finish import FINISH, Finish
+from smelt.codegen.cpu.attention.finish import Finish
 from smelt.codegen.cpu.attention.panels import PanelForm, call_pack, pack
 from smelt.codegen.cpu.attention.points import outer_axes
 from smelt.codegen.cpu.attention.problem import AttentionProblem
 from smelt.codegen.cpu.attention.softmax import write_weights
-from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
-from smelt.codegen.cpu.products.micro_kernel import Helper, micro_kernel
+from smelt.codegen.cpu.entry_points import PART
+from smelt.codegen.cpu.products.micro_kernel import micro_kernel
+from smelt.codegen.cpu.products.parts import MINE, entry_function
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import VALUE_KINDS, memory_kind
+from smelt.codegen.loops.builder import BUFFERS, Builder
+from smelt.codegen.loops.scalars import VALUE_KINDS, memory_kind
 from smelt.device import Target
 from smelt.ir.kernel import Factor, Index
-from smelt.torch_abi.symbols import PARALLEL_FOR
+from smelt.ir.loops import Function, Value
 
 _SOFTMAX = 14  # cycles for a vector of scores
 _EACH = 3_000  # and for each attention
-
-_PART = "internal void @{}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
 
 
 def why_not(problem: AttentionProblem, target: Target) -> str | None:
@@ -62,23 +61,15 @@ def write(symbol: str, problem: AttentionProblem, target: Target) -> EntryCode:
     part, finish, entry = (Builder(target, symbol) for _ in range(3))
     driver = _Part(part, blocks, target)
     driver.write()
-    Finish(finish, problem, blocks.places, blocks.pitch, blocks.tiles.lanes).write()
-    most = f"i64 {blocks.threads}, i64 {blocks.units}, i64 {blocks.workspace}"
-    entry.emit(f"call i64 @{PARALLEL_FOR}(ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {most})")
-    entry.emit("ret void")
-    texts = [
-        weighing.pool_text,
+    functions = (
         weights,
-        function_text(FINISH.format(symbol), finish),
-        function_text(_PART.format(symbol), part),
-        function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False),
-    ]
-    helpers = list(driver.helpers.values())
-    declared = frozenset({DECLARE_PARALLEL_FOR}).union(
-        weighing.declared, finish.declared, part.declared, *(each.declared for each in helpers)
+        Finish(finish, problem, blocks.places, blocks.pitch, blocks.tiles.lanes).write(),
+        part.function(f"{symbol}.part", PART),
+        entry_function(entry, blocks.threads, blocks.units, blocks.workspace),
     )
-    defined = {**weighing.helpers, **finish.helpers, **{each.name: each.text for each in helpers}}
-    return EntryCode("\n".join(texts), declared, tuple(defined.items()), blocks.workspace)
+    own = {each.name: (each,) for each in driver.helpers.values()}
+    helpers = {**weighing.helpers, **finish.helpers, **own}
+    return EntryCode(functions, tuple(helpers.items()), blocks.workspace)
 
 
 class _Part:
@@ -87,41 +78,38 @@ class _Part:
     def __init__(self, b: Builder, blocks: AttentionBlocks, target: Target) -> None:
         self.b, self.blocks, self.problem, self.target = b, blocks, blocks.problem, target
         self.kind, self.tiles = VALUE_KINDS[blocks.problem.dtype], blocks.tiles
-        self.helpers: dict[str, Helper] = {}
+        self.helpers: dict[str, Function] = {}
         for name, tile in (("scores", self.tiles.scores), ("values", self.tiles.values)):
             self.helpers[name] = micro_kernel(tile, self.problem.dtype, target)
 
     def write(self) -> None:
         b, problem, blocks = self.b, self.problem, self.blocks
-        self.pointers = {}
-        for number, buffer in enumerate(problem.kernel.parameters):
-            slot = b.element("%buffers", "ptr", number)
-            self.pointers[buffer.name] = b.op(f"load ptr, ptr {slot}", "ptr", 1).name
-        self.arrays = {name: b.element("%mine", "i8", place) for name, place in blocks.places.items()}
-        units = b.begin(LlvmValue("%first", "i64"), LlvmValue("%last", "i64"), 1, (), guard=True)
+        parameters = enumerate(problem.kernel.parameters)
+        self.pointers = {buffer.name: b.load_pointer(number) for number, buffer in parameters}
+        self.arrays = {name: b.element(MINE, "i8", place) for name, place in blocks.places.items()}
+        units = b.begin(*PART[2:4], 1, (), guard=True)
         self.outer = b.binary("udiv", units.index, blocks.query_blocks)
         self.axes = outer_axes(b, problem, self.outer)
         each = blocks.panels * self.tiles.queries
         self.query = b.mul(b.sub(units.index, b.mul(self.outer, blocks.query_blocks)), each)
-        self.rows = b.intrinsic("llvm.smin", b.sub(int(problem.query.size), self.query), b.const("i64", each))
+        self.rows = b.intrinsic("smin", b.sub(int(problem.query.size), self.query), b.const("i64", each))
         self.panels = b.binary("udiv", b.add(self.rows, self.tiles.queries - 1), self.tiles.queries)
         self._begin()
         end = self._reached(b.add(self.query, b.sub(self.rows, 1)), b.const("i64", int(problem.key.size)))
         keys = b.begin(b.const("i64", 0), end, blocks.keys, (), guard=True)
-        self._block(keys.index, b.intrinsic("llvm.smin", b.sub(end, keys.index), b.const("i64", blocks.keys)))
+        self._block(keys.index, b.intrinsic("smin", b.sub(end, keys.index), b.const("i64", blocks.keys)))
         keys.end()
-        b.emit(f"call void @{b.symbol}.finish(ptr %buffers, ptr %mine, {self.outer}, {self.query}, {self.rows})")
+        b.call(f"{b.symbol}.finish", BUFFERS, MINE, self.outer, self.query, self.rows)
         units.end()
-        b.emit("ret void")
 
-    def _reached(self, query: LlvmValue, most: LlvmValue) -> LlvmValue:
+    def _reached(self, query: Value, most: Value) -> Value:
         """How many keys have weight for a query, of `most`."""
         reach = self.problem.reach
         if reach is None:
             return most
-        return self.b.intrinsic("llvm.smin", self.b.add(query, reach + 1), most)
+        return self.b.intrinsic("smin", self.b.add(query, reach + 1), most)
 
-    def _start(self, factor_buffer: str, index: Index, **further: LlvmValue) -> str:
+    def _start(self, factor_buffer: str, index: Index, **further: Value) -> Value:
         """The address of an index at this attention, and at further axes."""
         b = self.b
         total = b.const("i64", index.offset)
@@ -132,7 +120,7 @@ class _Part:
         return b.element(self.pointers[factor_buffer], kind, total)
 
     def _pack(
-        self, factor: Factor, point: tuple[str, LlvmValue], axes: tuple[str, str], counts: tuple[LlvmValue, LlvmValue],
+        self, factor: Factor, point: tuple[str, Value], axes: tuple[str, str], counts: tuple[Value, Value],
         width: int, array: str,
     ) -> None:  # fmt: skip
         """Panels of `width`: `axes` are that of points and that of steps, `counts` how many there are, and `point` is
@@ -141,7 +129,7 @@ class _Part:
         form = PanelForm(self.problem.dtype_of(factor), self.problem.dtype, width, steps[0], steps[1])
         self._pack_form(form, self._start(factor.buffer, factor.index, **dict([point])), counts, array)
 
-    def _pack_form(self, form: PanelForm, source: str, counts: tuple[LlvmValue, LlvmValue], array: str) -> None:
+    def _pack_form(self, form: PanelForm, source: Value, counts: tuple[Value, Value], array: str) -> None:
         helper = pack(form, self.target)
         self.helpers[helper.name] = helper
         call_pack(self.b, helper, form, source, counts, self.arrays[array])
@@ -161,7 +149,7 @@ class _Part:
             b.store(start_, b.element(self.arrays[name], self.kind, loop.index))
             loop.end()
 
-    def _block(self, key: LlvmValue, keys: LlvmValue) -> None:
+    def _block(self, key: Value, keys: Value) -> None:
         b, problem, blocks = self.b, self.problem, self.blocks
         score, weighed = problem.scores[0], problem.sums[0]
         name, depth, width = problem.key.name, b.const("i64", blocks.depth), b.const("i64", blocks.width)
@@ -174,16 +162,12 @@ class _Part:
         count = keys
         if problem.reach is not None:
             last = b.add(query, self.tiles.queries - 1)
-            count = b.intrinsic("llvm.smin", b.sub(self._reached(last, b.add(key, keys)), key), keys)
-        doing, after = b.new_label("doing"), b.new_label("after")
-        b.branch(b.icmp("sgt", count, 0), doing, after)
-        b.label(doing)
-        self._panel(panels.index, query, key, keys, count)
-        b.jump(after)
-        b.label(after)
+            count = b.intrinsic("smin", b.sub(self._reached(last, b.add(key, keys)), key), keys)
+        with b.when(b.icmp("sgt", count, 0)):
+            self._panel(panels.index, query, key, keys, count)
         panels.end()
 
-    def _panel(self, panel: LlvmValue, query: LlvmValue, key: LlvmValue, keys: LlvmValue, count: LlvmValue) -> None:
+    def _panel(self, panel: Value, query: Value, key: Value, keys: Value, count: Value) -> None:
         """A panel of queries and the first `count` keys of a block of `keys`."""
         b, blocks, tiles = self.b, self.blocks, self.tiles
         depth, wide = blocks.depth, tiles.queries
@@ -197,30 +181,27 @@ class _Part:
             further = {self.problem.query.name: query, self.problem.key.name: key}
             source = self._start(packed.load.buffer, packed.load.index, **further)
             there = b.sub(int(self.problem.query.size), query)
-            points = b.intrinsic("llvm.smin", there, b.const("i64", wide))
+            points = b.intrinsic("smin", there, b.const("i64", wide))
             steps = count if packed.by_key else b.const("i64", 1)
             self._pack_form(packed.form, source, (points, steps), f"packed{number}")
-        arguments = f"ptr %buffers, ptr %mine, {self.outer}, {panel}, {query}, {key}, {count}"
-        b.emit(f"call void @{b.symbol}.weights({arguments})")
+        b.call(f"{b.symbol}.weights", BUFFERS, MINE, self.outer, panel, query, key, count)
         sums = b.element(self.arrays["sums"], self.kind, b.mul(panel, wide * blocks.pitch))
         if blocks.keys < int(self.problem.key.size):
-            self._rescale(sums, key)
+            with b.when(b.icmp("sgt", key, 0)):
+                self._rescale(sums)
         loop = b.begin(b.const("i64", 0), b.const("i64", blocks.pitch), tiles.values.cols, (), guard=False)
         right = b.element(self.arrays["values"], self.kind, b.mul(loop.index, keys))
         out = b.element(sums, self.kind, loop.index)
         self._tile("values", self.arrays["scores"], right, count, (out, blocks.pitch), adds=True)
         loop.end()
 
-    def _tile(self, name: str, left: str, right: str, steps: LlvmValue, out: tuple[str, int], *, adds: bool) -> None:
-        arguments = f"ptr {left}, ptr {right}, {steps}, ptr {out[0]}, i64 {out[1]}, i1 {str(adds).lower()}"
-        self.b.emit(f"call void @{self.helpers[name].name}({arguments})")
+    def _tile(self, name: str, left: Value, right: Value, steps: Value, out: tuple[Value, int], *, adds: bool) -> None:
+        stride, how = self.b.const("i64", out[1]), self.b.const("i1", adds)
+        self.b.call(self.helpers[name].name, left, right, steps, out[0], stride, how)
 
-    def _rescale(self, sums: str, key: LlvmValue) -> None:
+    def _rescale(self, sums: Value) -> None:
         """Rescale the sums of earlier blocks, which are relative to an older maximum."""
         b, pitch, lanes = self.b, self.blocks.pitch, self.tiles.lanes
-        doing, after = b.new_label("doing"), b.new_label("after")
-        b.branch(b.icmp("sgt", key, 0), doing, after)
-        b.label(doing)
         rows = b.begin(b.const("i64", 0), b.const("i64", self.tiles.queries), 1, (), guard=False)
         scale = b.splat(b.load(b.element(self.arrays["scales"], self.kind, rows.index), self.kind), lanes)
         row = b.element(sums, self.kind, b.mul(rows.index, pitch))
@@ -229,5 +210,3 @@ class _Part:
         b.store(b.fmul(b.load(place, self.kind, lanes), scale), place)
         cols.end()
         rows.end()
-        b.jump(after)
-        b.label(after)

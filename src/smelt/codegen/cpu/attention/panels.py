@@ -7,18 +7,16 @@ the tile is a panel that the values are multiplied by next. Points past the last
 ignored.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.entry_points import function_text
-from smelt.codegen.cpu.products.micro_kernel import Helper
+from smelt.codegen.cpu.products.parts import params
 from smelt.codegen.cpu.products.tile_shape import TileShape
 from smelt.codegen.cpu.products.transposes import ACROSS, transposed
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.scalars import VALUE_KINDS, cast, memory_kind
 from smelt.device import Target
+from smelt.ir.loops import Function, Value
 from smelt.ir.tensorspec import short_name
 
 # By the vectors of a panel of queries: the keys of a tile of scores and the vectors of one of values, and what a score
@@ -66,26 +64,23 @@ class PanelForm:
         return "across" if self.point == 1 else "any"
 
 
-_GIVEN = "ptr %from, i64 %points, i64 %point, i64 %steps, i64 %step, ptr %to"
+_FROM, _POINTS, _POINT, _STEPS, _STEP, _TO = params("ptr from, i64 points, i64 point, i64 steps, i64 step, ptr to")
 
 
-def pack(form: PanelForm, target: Target) -> Helper:
+def pack(form: PanelForm, target: Target) -> Function:
     """`(from, points, elements from one to the next, steps, elements from one to the next, to)`: panels of all points,
     one behind the other."""
     writer = _Packer(form, target)
     writer.write()
-    return Helper(
-        writer.name, function_text(f"internal void @{writer.name}({_GIVEN})", writer.b), frozenset(writer.b.declared)
-    )
+    return writer.b.function(writer.name, (_FROM, _POINTS, _POINT, _STEPS, _STEP, _TO), "shared")
 
 
 def call_pack(
-    b: Builder, helper: Helper, form: PanelForm, source: str, counts: tuple[LlvmValue, LlvmValue], to: str
+    b: Builder, helper: Function, form: PanelForm, source: Value, counts: tuple[Value, Value], to: Value
 ) -> None:
     """Of so many points and steps."""
     points, steps = counts
-    arguments = f"ptr {source}, {points}, i64 {form.point}, {steps}, i64 {form.step}, ptr {to}"
-    b.emit(f"call void @{helper.name}({arguments})")
+    b.call(helper.name, source, points, b.const("i64", form.point), steps, b.const("i64", form.step), to)
 
 
 class _Packer:
@@ -96,58 +91,45 @@ class _Packer:
         self.b = Builder(target, self.name)
         self.memory = memory_kind(form.source)
         self.kind = self.memory if form.source is form.dtype else VALUE_KINDS[form.dtype]
-        self.zero, self.steps = self.b.const("i64", 0), LlvmValue("%steps", "i64")
-        self.points = LlvmValue("%points", "i64")
+        self.zero = self.b.const("i64", 0)
 
-    def widened(self, raw: LlvmValue) -> LlvmValue:
+    def widened(self, raw: Value) -> Value:
         return cast(self.b, raw, self.form.source, self.form.dtype)
 
     def write(self) -> None:
         b, width = self.b, self.form.width
-        panels = b.begin(self.zero, self.points, width, (), guard=True)
+        panels = b.begin(self.zero, _POINTS, width, (), guard=True)
         self.begin = panels.index
-        self.to = b.element("%to", self.kind, b.mul(panels.index, self.steps))
+        self.to = b.element(_TO, self.kind, b.mul(panels.index, _STEPS))
         if self.form.how == "along":
             self._along()
         elif self.form.how == "across":
-            whole = b.icmp("sle", b.add(panels.index, width), self.points)
-            self._either(whole, self._across, self._one_by_one)
+            b.choice(b.icmp("sle", b.add(panels.index, width), _POINTS), self._across, self._one_by_one)
         else:
             self._one_by_one()
         panels.end()
-        b.emit("ret void")
 
-    def _either(self, condition: LlvmValue, yes: Callable[[], None], no: Callable[[], None]) -> None:
-        b = self.b
-        labels = [b.new_label(stem) for stem in ("yes", "no", "after")]
-        b.branch(condition, labels[0], labels[1])
-        for label, write in zip(labels, (yes, no), strict=False):
-            b.label(label)
-            write()
-            b.jump(labels[2])
-        b.label(labels[2])
-
-    def _source(self, point: LlvmValue | int) -> str:
+    def _source(self, point: Value | int) -> Value:
         """Where the steps of a point of the panel begin."""
         b = self.b
-        number = b.intrinsic("llvm.smin", b.add(self.begin, point), b.sub(self.points, 1))
-        return b.element("%from", self.memory, b.mul(number, LlvmValue("%point", "i64")))
+        number = b.intrinsic("smin", b.add(self.begin, point), b.sub(_POINTS, 1))
+        return b.element(_FROM, self.memory, b.mul(number, _POINT))
 
     def _one_by_one(self) -> None:
         b, width = self.b, self.form.width
         point = b.begin(self.zero, b.const("i64", width), 1, (), guard=False)
         source, to = self._source(point.index), b.element(self.to, self.kind, point.index)
-        loop = b.begin(self.zero, self.steps, 1, (), guard=True)
-        raw = b.load(b.element(source, self.memory, b.mul(loop.index, LlvmValue("%step", "i64"))), self.memory)
+        loop = b.begin(self.zero, _STEPS, 1, (), guard=True)
+        raw = b.load(b.element(source, self.memory, b.mul(loop.index, _STEP)), self.memory)
         b.store(self.widened(raw), b.element(to, self.kind, b.mul(loop.index, width)))
         loop.end()
         point.end()
 
     def _across(self) -> None:
         b, width = self.b, self.form.width
-        source = b.element("%from", self.memory, self.begin)
-        loop = b.begin(self.zero, self.steps, 1, (), guard=True)
-        place = b.element(source, self.memory, b.mul(loop.index, LlvmValue("%step", "i64")))
+        source = b.element(_FROM, self.memory, self.begin)
+        loop = b.begin(self.zero, _STEPS, 1, (), guard=True)
+        place = b.element(source, self.memory, b.mul(loop.index, _STEP))
         loaded = self.widened(b.load(place, self.memory, width))
         b.store(loaded, b.element(self.to, self.kind, b.mul(loop.index, width)))
         loop.end()
@@ -164,16 +146,16 @@ class _Packer:
             self._transpose(sources, b.element(self.to, self.kind, start))
             group.end()
 
-    def _transpose(self, sources: list[str], to: str) -> None:
+    def _transpose(self, sources: list[Value], to: Value) -> None:
         b, width = self.b, self.form.width
-        whole = b.and_(self.steps, -ACROSS)
+        whole = b.and_(_STEPS, -ACROSS)
         loop = b.begin(self.zero, whole, ACROSS, (), guard=True)
         rows = [self.widened(b.load(b.element(each, self.memory, loop.index), self.memory, ACROSS)) for each in sources]
         place = b.element(to, self.kind, b.mul(loop.index, width))
         for step, column in enumerate(transposed(b, rows)):
             b.store(column, b.element(place, self.kind, step * width))
         loop.end()
-        rest = b.begin(whole, self.steps, 1, (), guard=True)
+        rest = b.begin(whole, _STEPS, 1, (), guard=True)
         place = b.element(to, self.kind, b.mul(rest.index, width))
         for number, each in enumerate(sources):
             raw = b.load(b.element(each, self.memory, rest.index), self.memory)

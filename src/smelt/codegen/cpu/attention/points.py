@@ -20,9 +20,10 @@ from smelt.codegen.cpu.attention.problem import AttentionProblem
 from smelt.codegen.cpu.instructions import InstructionWriter
 from smelt.codegen.cpu.schedule import SchedulePlan, loop_variant
 from smelt.codegen.cpu.workspace import WorkspaceLayout
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import from_memory, memory_kind
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.scalars import from_memory, memory_kind
 from smelt.ir.kernel import Instruction, Kernel, Load
+from smelt.ir.loops import Node, Value
 
 Written = TypeVar("Written")
 
@@ -51,9 +52,9 @@ def packed_loads(problem: AttentionProblem, width: int) -> tuple[PackedLoad, ...
     return tuple(loads)
 
 
-def outer_axes(b: Builder, problem: AttentionProblem, number: LlvmValue) -> dict[str, LlvmValue]:
+def outer_axes(b: Builder, problem: AttentionProblem, number: Value) -> dict[str, Value]:
     """The positions of the outer axes in attention `number`."""
-    positions: dict[str, LlvmValue] = {}
+    positions: dict[str, Value] = {}
     for place, axis in enumerate(reversed(problem.outer)):
         if place == len(problem.outer) - 1:
             positions[axis.name] = number
@@ -74,7 +75,7 @@ class Points:
     inside: tuple[Instruction, ...]
     outside: tuple[Instruction, ...]
     packed: dict[Load, PackedLoad]
-    panels: dict[Load, str]
+    panels: dict[Load, Value]
     width: int
 
     @classmethod
@@ -90,7 +91,7 @@ class Points:
         packed = {each.load: each for each in packed_loads(problem, width)}
         return cls(b, problem, at, InstructionWriter.of(b, plan, at), inside, outside, packed, {}, width)
 
-    def begin(self, outer: LlvmValue) -> None:
+    def begin(self, outer: Value) -> None:
         """At the attention `outer`."""
         self.code.begin_row()
         self.at.axes |= outer_axes(self.b, self.problem, outer)
@@ -99,7 +100,7 @@ class Points:
             self.code.write(instruction)
         self.code.hold_addresses([i for i in self.inside if i not in self.packed])
 
-    def write(self, lane: int, lanes: int, query: LlvmValue, row: LlvmValue, scores: dict[str, LlvmValue]) -> None:
+    def write(self, lane: int, lanes: int, query: Value, row: Value, scores: dict[str, Value]) -> None:
         """Of `lanes` queries from `lane` of the panel on, which begins with `query`; `row` counts keys in the block."""
         b, at = self.b, self.at
         at.axes[self.problem.query.name] = b.add(query, lane) if lane else query
@@ -111,10 +112,11 @@ class Points:
             else:
                 self.code.write(instruction)
 
-    def _load(self, packed: PackedLoad, lane: int, lanes: int, row: LlvmValue) -> None:
+    def _load(self, packed: PackedLoad, lane: int, lanes: int, row: Value) -> None:
         b, kind = self.b, memory_kind(packed.dtype)
-        place = b.element(self.panels[packed.load], kind, b.mul(row, self.width)) if packed.by_key else ""
-        raw = b.load(b.element(place or self.panels[packed.load], kind, lane), kind, lanes)
+        panel = self.panels[packed.load]
+        place = b.element(panel, kind, b.mul(row, self.width)) if packed.by_key else panel
+        raw = b.load(b.element(place, kind, lane), kind, lanes)
         self.code.values[packed.load.out] = from_memory(b, raw, packed.dtype)
 
 
@@ -124,13 +126,13 @@ def _across(problem: AttentionProblem) -> Kernel:
 
 
 def side_by_side(b: Builder, writers: Sequence[Callable[[], Written]]) -> list[Written]:
-    """What several writers write without branching, a line of each at a time."""
-    before, written, results = b.lines, list[list[str]](), list[Written]()
+    """What several writers write, a node of each at a time."""
+    before, bodies, results = b.body, list[list[Node]](), list[Written]()
     for write in writers:
-        b.lines = []
+        b.body = []
         results.append(write())
-        written.append(b.lines)
-    b.lines = before
-    for lines in zip_longest(*written):
-        before.extend(line for line in lines if line is not None)
+        bodies.append(b.body)
+    b.body = before
+    for nodes in zip_longest(*bodies):
+        before.extend(node for node in nodes if node is not None)
     return results

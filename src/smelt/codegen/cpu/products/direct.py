@@ -10,21 +10,22 @@ from dataclasses import replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
+from smelt.codegen.cpu.entry_points import PART
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
+from smelt.codegen.cpu.products.parts import MINE, entry_function
 from smelt.codegen.cpu.products.problem import Problem, problem_of
 from smelt.codegen.cpu.products.windows import Window, start, window_of
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.cpu.workspace import aligned
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.runtime_sizes import Sizes
-from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.runtime_sizes import Sizes
+from smelt.codegen.loops.scalars import cast, from_memory, memory_kind
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import greater, hint, is_symsize, known_equal, lesser
-from smelt.torch_abi.symbols import PARALLEL_FOR
 
 _TAPS = 128  # of a sum, which are all written out
 _WRITTEN = 512  # vectors of products that are written out
@@ -185,16 +186,9 @@ def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryC
     assert isinstance(plan, DirectPlan)
     part, entry = Builder(target, symbol, sizes), Builder(target, symbol, sizes)
     _Direct(part, plan, [Epilogue.of(part, plan.problem, plan.lanes) for _ in range(plan.rows)]).write()
-    signature = f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
     most = lesser(plan.extent, greater(1, problem.multiplications // _GRAIN))
-    counts = ", ".join(str(entry.const("i64", each)) for each in (most, plan.extent, plan.workspace))
-    arguments = f"ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {counts}"
-    entry.emit(f"%chunks = call i64 @{PARALLEL_FOR}({arguments})")
-    entry.emit("ret void")
-    head = f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)"
-    texts = [part.pool_text, function_text(signature, part), function_text(head, entry, label=False)]
-    declared = frozenset({DECLARE_PARALLEL_FOR, *part.declared})
-    return EntryCode("\n".join(texts), declared, tuple(part.helpers.items()), plan.workspace)
+    functions = (part.function(f"{symbol}.part", PART), entry_function(entry, most, plan.extent, plan.workspace))
+    return EntryCode(functions, tuple(part.helpers.items()), plan.workspace)
 
 
 @dataclass(slots=True)
@@ -207,7 +201,7 @@ class _Direct:
 
     def write(self) -> None:
         b, plan = self.b, self.plan
-        first, last = LlvmValue("%first", "i64"), LlvmValue("%last", "i64")
+        _, _, first, last, _ = PART
         self._fill(b.const("i64", 0), plan.image_size)
         loop = b.begin(first, last, 1, (), guard=True)
         rest, number = self._split(loop.index, plan.blocks)
@@ -218,15 +212,14 @@ class _Direct:
                 epilogue.at.axes[axis.name] = at
         top = b.mul(number, plan.block)
         if idempotent(plan.problem.epilogue):  # the last block is as long as the others
-            top = b.intrinsic("llvm.smin", top, b.const("i64", plan.down.outputs - plan.block))
-        rows = b.intrinsic("llvm.smin", b.sub(plan.down.outputs, top), b.const("i64", plan.block))
+            top = b.intrinsic("smin", top, b.const("i64", plan.down.outputs - plan.block))
+        rows = b.intrinsic("smin", b.sub(plan.down.outputs, top), b.const("i64", plan.block))
         self._copy_image(top, rows)
         self._copy_weights()
         self._rows(top, rows)
         loop.end()
-        b.emit("ret void")
 
-    def _split(self, number: LlvmValue, size: Size) -> tuple[LlvmValue, LlvmValue]:
+    def _split(self, number: Value, size: Size) -> tuple[Value, Value]:
         if known_equal(size, 1):
             return number, self.b.const("i64", 0)
         return self.b.binary("udiv", number, size), self.b.binary("urem", number, size)
@@ -235,17 +228,17 @@ class _Direct:
     def _kind(self) -> str:
         return memory_kind(self.plan.problem.dtype)
 
-    def _fill(self, first: LlvmValue, size: int) -> None:
+    def _fill(self, first: Value, size: int) -> None:
         """Zeros, from an element of the image on."""
         b, width = self.b, self.plan.width
         loop = b.begin(b.const("i64", 0), b.const("i64", size // width * width), width, (), guard=True)
-        b.store(b.const(self._kind, 0.0, width), b.element("%mine", self._kind, b.add(first, loop.index)))
+        b.store(b.const(self._kind, 0.0, width), b.element(MINE, self._kind, b.add(first, loop.index)))
         loop.end()
         loop = b.begin(b.const("i64", size // width * width), b.const("i64", size), 1, (), guard=True)
-        b.store(b.const(self._kind, 0.0), b.element("%mine", self._kind, b.add(first, loop.index)))
+        b.store(b.const(self._kind, 0.0), b.element(MINE, self._kind, b.add(first, loop.index)))
         loop.end()
 
-    def _offset(self, factor: Factor, base: Size) -> str:
+    def _offset(self, factor: Factor, base: Size) -> Value:
         """Where a factor begins, at the axes outside of windows."""
         b, at = self.b, self.epilogues[0].at
         total = b.const("i64", base)
@@ -256,7 +249,7 @@ class _Direct:
 
     # The image.
 
-    def _copy_image(self, top: LlvmValue, rows: LlvmValue) -> None:
+    def _copy_image(self, top: Value, rows: Value) -> None:
         """The rows that a block reaches; round them are zeros, which stay from one block to the next."""
         b, plan = self.b, self.plan
         down = plan.down
@@ -266,21 +259,18 @@ class _Direct:
         loop = b.begin(b.const("i64", 0), count, 1, (), guard=False)
         row = b.add(before, loop.index)
         to = b.mul(loop.index, plan.line)
-        after = b.new_label("copied")
-        if down.extent is not None:
-            inside, outside = b.new_label("inside"), b.new_label("outside")
-            b.branch(b.icmp("ult", row, down.extent), inside, outside)
-            b.label(outside)
-            self._fill(to, plan.line)
-            b.jump(after)
-            b.label(inside)
         kind = memory_kind(plan.problem.kernel.buffer(plan.image.buffer).dtype)
-        self._copy_row(b.element(base, kind, b.mul(row, down.apart)), to)
-        b.jump(after)
-        b.label(after)
+
+        def inside() -> None:
+            self._copy_row(b.element(base, kind, b.mul(row, down.apart)), to)
+
+        if down.extent is None:
+            inside()
+        else:
+            b.choice(b.icmp("ult", row, down.extent), inside, lambda: self._fill(to, plan.line))
         loop.end()
 
-    def _copy_row(self, source: str, to: LlvmValue) -> None:
+    def _copy_row(self, source: Value, to: Value) -> None:
         along = self.plan.along
         reach = along.reach(along.outputs)
         low = max(0, -along.first) if along.extent is not None else 0
@@ -291,7 +281,7 @@ class _Direct:
             if last > first:
                 self._copy_phase(source, to, phase, first, last)
 
-    def _copy_phase(self, source: str, to: LlvmValue, phase: int, first: int, last: int) -> None:
+    def _copy_phase(self, source: Value, to: Value, phase: int, first: int, last: int) -> None:
         """Every `step`th element: in vectors as far as those do not reach past the last one."""
         b, plan = self.b, self.plan
         along = plan.along
@@ -299,9 +289,9 @@ class _Direct:
         kind, width = memory_kind(dtype), plan.width
         step = along.step * along.apart
         read = b.element(source, kind, (phase + along.first) * along.apart)
-        written = b.element("%mine", self._kind, b.add(to, phase * plan.pitch))
+        written = b.element(MINE, self._kind, b.add(to, phase * plan.pitch))
 
-        def put(place: LlvmValue, raw: LlvmValue) -> None:
+        def put(place: Value, raw: Value) -> None:
             converted = cast(b, from_memory(b, raw, dtype), dtype, plan.problem.dtype)
             b.store(converted, b.element(written, self._kind, place))
 
@@ -310,10 +300,7 @@ class _Direct:
         if vectors:
             loop = b.begin(b.const("i64", first), b.const("i64", first + vectors * width), width, (), guard=False)
             raw = b.load(b.element(read, kind, b.mul(loop.index, step)), kind, width * step)
-            if step > 1:
-                order = b.iota("i32", range(0, width * step, step))
-                raw = b.op(f"shufflevector {raw}, {raw.type} poison, {order}", kind, width)
-            put(loop.index, raw)
+            put(loop.index, b.permute(raw, range(0, width * step, step)) if step > 1 else raw)
             loop.end()
         rest = first + vectors * width
         loop = b.begin(b.const("i64", rest), b.const("i64", last), 1, (), guard=True)
@@ -336,10 +323,10 @@ class _Direct:
         return [(down, along) for down in range(self.plan.down.taps) for along in range(self.plan.along.taps)]
 
     @property
-    def _weights(self) -> str:
-        return self.b.element("%mine", "i8", self.plan.weights_place)
+    def _weights(self) -> Value:
+        return self.b.element(MINE, "i8", self.plan.weights_place)
 
-    def _held_weights(self) -> list[LlvmValue]:
+    def _held_weights(self) -> list[Value]:
         """Vectors of them, as far as there are registers to keep them in."""
         b, plan = self.b, self.plan
         lanes = plan.width
@@ -348,54 +335,54 @@ class _Direct:
         place = self._weights
         return [b.load(b.element(place, self._kind, first), self._kind, lanes) for first in range(0, plan.taps, lanes)]
 
-    def _weight(self, held: list[LlvmValue], number: int) -> LlvmValue:
+    def _weight(self, held: list[Value], number: int) -> Value:
         b, lanes = self.b, self.plan.width
         if not held:
             return b.splat(b.load(b.element(self._weights, self._kind, number), self._kind), lanes)
-        vector, order = held[number // lanes], b.iota("i32", [number % lanes] * lanes)
-        return b.op(f"shufflevector {vector}, {vector.type} poison, {order}", self._kind, lanes)
+        return b.permute(held[number // lanes], [number % lanes] * lanes)
 
     # The result.
 
-    def _rows(self, top: LlvmValue, rows: LlvmValue) -> None:
+    def _rows(self, top: Value, rows: Value) -> None:
         """A few rows of the result at a time; the last few overlap those before them."""
         b, plan = self.b, self.plan
         loop = b.begin(b.const("i64", 0), rows, plan.rows, (), guard=False)
-        row = b.intrinsic("llvm.smin", loop.index, b.sub(rows, plan.rows)) if plan.rows > 1 else loop.index
+        row = b.intrinsic("smin", loop.index, b.sub(rows, plan.rows)) if plan.rows > 1 else loop.index
         for number, epilogue in enumerate(self.epilogues):
             if plan.down.output:
                 epilogue.at.axes[plan.down.output] = b.add(b.add(top, row), number)
             epilogue.begin_row()
         held = self._held_weights()
-        line = b.element("%mine", self._kind, b.mul(row, plan.down.step * plan.line))
+        line = b.element(MINE, self._kind, b.mul(row, plan.down.step * plan.line))
         overlaps, size = idempotent(plan.problem.epilogue), plan.along.outputs
         whole = size if overlaps else size // plan.lanes * plan.lanes
         b.open_loop()
         across = b.begin(b.const("i64", 0), b.const("i64", whole), plan.lanes, (), guard=False)
         column = across.index
         if overlaps and size % plan.lanes:
-            column = b.intrinsic("llvm.smin", column, b.const("i64", size - plan.lanes))
+            column = b.intrinsic("smin", column, b.const("i64", size - plan.lanes))
         self._point(line, held, column)
         across.end()
         b.close_loop()
         if not overlaps and size % plan.lanes:
             skipped = plan.lanes - size % plan.lanes
-            flags = ", ".join(f"i1 {'true' if lane >= skipped else 'false'}" for lane in range(plan.lanes))
-            self._point(line, held, b.const("i64", size - plan.lanes), LlvmValue(f"<{flags}>", "i1", plan.lanes))
+            mask = b.flags([lane >= skipped for lane in range(plan.lanes)])
+            self._point(line, held, b.const("i64", size - plan.lanes), mask)
         loop.end()
 
-    def _point(self, line: str, held: list[LlvmValue], column: LlvmValue, mask: LlvmValue | None = None) -> None:
+    def _point(self, line: Value, held: list[Value], column: Value, mask: Value | None = None) -> None:
         b = self.b
         for epilogue, sums in zip(self.epilogues, self._sums(b.element(line, self._kind, column), held), strict=True):
             while len(sums) > 1:
-                sums = [_joined(b, low, high) for low, high in zip(sums[::2], sums[1::2], strict=True)]
+                pairs = zip(sums[::2], sums[1::2], strict=True)
+                sums = [b.permute(low, range(2 * low.lanes), high) for low, high in pairs]
             epilogue.write(column, sums[0], mask)
 
-    def _sums(self, first: str, held: list[LlvmValue]) -> list[list[LlvmValue]]:
+    def _sums(self, first: Value, held: list[Value]) -> list[list[Value]]:
         """Of each row, as vectors. A vector of the image is read once for all rows and taps that it is a part of."""
         b, plan = self.b, self.plan
         down, along, count = plan.down, plan.along, plan.lanes // plan.width
-        sums: list[list[LlvmValue]] = [[] for _ in range(plan.rows)]
+        sums: list[list[Value]] = [[] for _ in range(plan.rows)]
         for place in range(down.reach(plan.rows)):
             users = [
                 (row, tap)
@@ -417,8 +404,3 @@ class _Direct:
                     else:
                         sums[row] = [b.fmul(one, weight) for one in read]
         return sums
-
-
-def _joined(b: Builder, low: LlvmValue, high: LlvmValue) -> LlvmValue:
-    order = b.iota("i32", range(2 * low.lanes))
-    return b.op(f"shufflevector {low}, {high}, {order}", low.kind, 2 * low.lanes)

@@ -9,13 +9,15 @@ it whatever its strides are, and its rows do not compete with each other or with
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.products import streamed_blocks as blocks
+from smelt.codegen.cpu.products.parts import params
 from smelt.codegen.cpu.products.problem import Problem, at_example
 from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.llvm.builder import BITS, Builder, LlvmValue
-from smelt.codegen.llvm.runtime_sizes import Sizes
-from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind
+from smelt.codegen.loops.builder import Builder, param
+from smelt.codegen.loops.runtime_sizes import Sizes
+from smelt.codegen.loops.scalars import cast, from_memory, memory_kind
 from smelt.device import Target
+from smelt.ir.loops import BITS, Function, Value
 from smelt.ir.tensorspec import short_name
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
@@ -140,21 +142,20 @@ def write(symbol: str, problem: Problem, target: Target, given_sizes: Sizes) -> 
     steps = -(-problem.depth // tile.lanes)
     right_kind, kind = memory_kind(problem.right_dtype), memory_kind(problem.dtype)
     apart = problem.n[0].right if problem.n else 0
-    helpers: dict[str, Builder] = {}
+    helpers: dict[str, Function] = {}
 
     def compute(b: Builder, block: StreamedBlock) -> None:
-        _pack_left(b, problem, tile, block)
+        with b.when(block.fresh):
+            _pack_left(b, problem, tile, block)
         for first in range(0, problem.depth, _DEPTH):
             depth = min(_DEPTH, problem.depth - first)
             dots = _Dots(Builder(target, symbol), problem, tile, depth % tile.lanes, adds=first > 0)
-            if dots.signature not in helpers:
-                dots.write()
-                helpers[dots.signature] = dots.b
+            if dots.name not in helpers:
+                helpers[dots.name] = dots.write()
             packed = b.element(block.packed, kind, first * tile.rows)
             right = b.element(block.right, right_kind, first)
-            factors = f"ptr {packed}, i64 {steps * tile.lanes}, ptr {right}, {b.const('i64', apart)}, ptr {block.array}"
-            sizes = f"i64 {blocking.pitch}, {block.rows}, {block.cols}, i64 {depth}"
-            b.emit(f"call void {dots.name}({factors}, {sizes})")
+            steep, across, pitch, deep = (b.const("i64", n) for n in (steps * tile.lanes, apart, blocking.pitch, depth))
+            b.call(dots.name, packed, steep, right, across, block.array, pitch, block.rows, block.cols, deep)
 
     return blocks.write(symbol, blocking, target, compute, helpers, given_sizes)
 
@@ -167,18 +168,15 @@ def _pack_left(b: Builder, problem: Problem, tile: DotTile, block: StreamedBlock
     it overlaps the previous one; missing rows of a last tile repeat the last row."""
     source, kind, stored = problem.left_dtype, memory_kind(problem.left_dtype), memory_kind(problem.dtype)
     lanes, apart, step = tile.lanes, problem.m[0].left if problem.m else 0, problem.k[0].left
-    pack, after = b.new_label("pack"), b.new_label("packed")
-    b.branch(block.fresh, pack, after)
-    b.label(pack)
     tiles = b.begin(b.const("i64", 0), block.rows, tile.rows, (), guard=False)
     steps = -(-problem.depth // lanes)
     place = b.element(block.packed, stored, b.mul(tiles.index, steps * lanes))
     lines = []
     for number in range(tile.rows):
-        row = b.intrinsic("llvm.smin", b.add(tiles.index, number), b.sub(block.rows, 1))
+        row = b.intrinsic("smin", b.add(tiles.index, number), b.sub(block.rows, 1))
         lines.append(b.element(block.left, kind, b.mul(row, apart)))
 
-    def vector(line: str, at: LlvmValue) -> LlvmValue:
+    def vector(line: Value, at: Value) -> Value:
         first = b.element(line, kind, b.mul(at, step))
         if known_equal(step, 1):
             raw = b.load(first, kind, lanes)
@@ -194,21 +192,20 @@ def _pack_left(b: Builder, problem: Problem, tile: DotTile, block: StreamedBlock
     loop.end()
     if whole < problem.depth:
         to = b.element(place, stored, whole * tile.rows)
-        fresh = _fresh_lanes(problem.depth % lanes, lanes)
+        fresh = _fresh_lanes(b, problem.depth % lanes, lanes)
         for number, line in enumerate(lines):
             last = vector(line, b.const("i64", problem.depth - lanes))
             b.store(b.select(fresh, last, 0.0), b.element(to, stored, number * lanes))
     tiles.end()
-    b.jump(after)
-    b.label(after)
 
 
-def _fresh_lanes(count: int, lanes: int) -> LlvmValue:
-    flags = ", ".join("i1 true" if lane >= lanes - count else "i1 false" for lane in range(lanes))
-    return LlvmValue(f"<{flags}>", "i1", lanes)
+def _fresh_lanes(b: Builder, count: int, lanes: int) -> Value:
+    return b.flags([lane >= lanes - count for lane in range(lanes)])
 
 
 # The sums.
+
+_DOTS = "ptr left, i64 steep, ptr right, i64 apart, ptr array, i64 pitch, i64 rows, i64 cols, i64 depth"
 
 
 @dataclass(slots=True)
@@ -227,39 +224,34 @@ class _Dots:
         kinds = f"{short_name(self.problem.right_dtype)}.{short_name(self.problem.dtype)}"
         tile = f"{self.tile.rows}x{self.tile.cols}x{self.tile.lanes}.{self.tile.unroll}"
         more = (f".ahead{self.tile.ahead}" if self.tile.ahead else "") + (".adds" if self.adds else "")
-        return f"@smelt.dot.{kinds}.{tile}.rest{self.rest}{more}"
+        return f"smelt.dot.{kinds}.{tile}.rest{self.rest}{more}"
 
-    @property
-    def signature(self) -> str:
-        factors = "ptr %left, i64 %steep, ptr %right, i64 %apart"
-        return f"{self.name}({factors}, ptr %array, i64 %pitch, i64 %rows, i64 %cols, i64 %depth)"
-
-    def write(self) -> None:
+    def write(self) -> Function:
         b, tile = self.b, self.tile
-        cols, rows, pitch, apart = (LlvmValue(f"%{name}", "i64") for name in ("cols", "rows", "pitch", "apart"))
+        taken = left, steep, right, apart, array, pitch, rows, cols, _ = params(_DOTS)
         over = b.begin(b.const("i64", 0), cols, tile.cols, (), guard=False)
         lines = []
         for number in range(tile.cols):
-            col = b.intrinsic("llvm.smin", b.add(over.index, number), b.sub(cols, 1))
-            lines.append(b.element("%right", memory_kind(self.problem.right_dtype), b.mul(col, apart)))
+            col = b.intrinsic("smin", b.add(over.index, number), b.sub(cols, 1))
+            lines.append(b.element(right, memory_kind(self.problem.right_dtype), b.mul(col, apart)))
         down = b.begin(b.const("i64", 0), rows, tile.rows, (), guard=False)
-        panel = b.element("%left", self._kind, b.mul(down.index, LlvmValue("%steep", "i64")))
+        panel = b.element(left, self._kind, b.mul(down.index, steep))
         sums = self._along(lines, panel)
-        corner = b.element("%array", self._kind, b.add(b.mul(down.index, pitch), over.index))
+        corner = b.element(array, self._kind, b.add(b.mul(down.index, pitch), over.index))
         for row in range(tile.rows):
             place = b.element(corner, self._kind, b.mul(pitch, row))
             self._store_totals(sums[row * tile.cols : (row + 1) * tile.cols], place)
         down.end()
         over.end()
-        b.emit("ret void")
+        return b.function(self.name, taken, "shared")
 
     @property
     def _kind(self) -> str:
         return memory_kind(self.problem.dtype)
 
-    def _along(self, lines: list[str], panel: str) -> list[LlvmValue]:
+    def _along(self, lines: list[Value], panel: Value) -> list[Value]:
         """The loop along the sum of one tile, in as many sets of sums as the processor keeps in flight."""
-        b, tile, depth = self.b, self.tile, LlvmValue("%depth", "i64")
+        b, tile, depth = self.b, self.tile, param("depth")
         count, sets = tile.rows * tile.cols, 2 if tile.unroll > 1 else 1
         step = tile.lanes * tile.unroll
         whole = b.and_(depth, -step)
@@ -279,31 +271,31 @@ class _Dots:
             sums = list(single.end(*self._step(lines, panel, single.index, list(single.values))))
         return self._with_rest(lines, panel, sums) if self.rest else sums
 
-    def _step(self, lines: list[str], panel: str, at: LlvmValue, sums: list[LlvmValue]) -> list[LlvmValue]:
+    def _step(self, lines: list[Value], panel: Value, at: Value, sums: list[Value]) -> list[Value]:
         return self._multiplied(self._left(panel, at), [self._right(line, at) for line in lines], sums)
 
-    def _multiplied(self, left: list[LlvmValue], right: list[LlvmValue], sums: list[LlvmValue]) -> list[LlvmValue]:
+    def _multiplied(self, left: list[Value], right: list[Value], sums: list[Value]) -> list[Value]:
         pairs = [(one, other) for one in left for other in right]
         return [self.b.fma(one, other, total) for (one, other), total in zip(pairs, sums, strict=True)]
 
-    def _left(self, panel: str, at: LlvmValue) -> list[LlvmValue]:
+    def _left(self, panel: Value, at: Value) -> list[Value]:
         first = self.b.element(panel, self._kind, self.b.mul(at, self.tile.rows))
         places = [self.b.element(first, self._kind, row * self.tile.lanes) for row in range(self.tile.rows)]
         return [self.b.load(place, self._kind, self.tile.lanes) for place in places]
 
-    def _right(self, line: str, at: LlvmValue) -> LlvmValue:
+    def _right(self, line: Value, at: Value) -> Value:
         source = self.problem.right_dtype
         raw = self.b.load(self.b.element(line, memory_kind(source), at), memory_kind(source), self.tile.lanes)
         return cast(self.b, from_memory(self.b, raw, source), source, self.problem.dtype)
 
-    def _with_rest(self, lines: list[str], panel: str, sums: list[LlvmValue]) -> list[LlvmValue]:
+    def _with_rest(self, lines: list[Value], panel: Value, sums: list[Value]) -> list[Value]:
         """A last vector that overlaps the previous one: elements seen before are zero in both factors."""
-        b, lanes, depth = self.b, self.tile.lanes, LlvmValue("%depth", "i64")
-        fresh = _fresh_lanes(self.rest, lanes)
+        b, lanes, depth = self.b, self.tile.lanes, param("depth")
+        fresh = _fresh_lanes(b, self.rest, lanes)
         right = [b.select(fresh, self._right(line, b.sub(depth, lanes)), 0.0) for line in lines]
         return self._multiplied(self._left(panel, b.and_(depth, -lanes)), right, sums)
 
-    def _store_totals(self, sums: list[LlvmValue], place: str) -> None:
+    def _store_totals(self, sums: list[Value], place: Value) -> None:
         """Store the totals of a row, a register at a time. The excess is overwritten by the next tile or not read."""
         group = _group(self.problem)
         for first in range(0, len(sums), group):
@@ -316,19 +308,19 @@ class _Dots:
             self.b.store(totals, to)
 
 
-def _totals(b: Builder, sums: list[LlvmValue]) -> LlvmValue:
+def _totals(b: Builder, sums: list[Value]) -> Value:
     """The lane sums of several vectors as one vector of 128 bits."""
     while len(sums) > 1:
         sums = [_neighbours_added(b, *sums[place : place + 2]) for place in range(0, len(sums), 2)]
     (total,) = sums
     while total.lanes > _REGISTER_BITS // BITS[total.kind]:
         half = total.lanes // 2
-        low, high = (_slice(b, total, first, half) for first in (0, half))
+        low, high = (b.permute(total, range(first, first + half)) for first in (0, half))
         total = b.fadd(low, high)
     return total
 
 
-def _neighbours_added(b: Builder, one: LlvmValue, other: LlvmValue) -> LlvmValue:
+def _neighbours_added(b: Builder, one: Value, other: Value) -> Value:
     """In each 128 bits: the sums of adjacent elements of `one`, then those of `other`."""
     group = _REGISTER_BITS // BITS[one.kind]
     parts = []
@@ -337,10 +329,5 @@ def _neighbours_added(b: Builder, one: LlvmValue, other: LlvmValue) -> LlvmValue
         for first in range(0, one.lanes, group):
             even = range(first + odd, first + group, 2)
             order += [*even, *(place + one.lanes for place in even)]
-        parts.append(b.op(f"shufflevector {one}, {other}, {b.iota('i32', order)}", one.kind, one.lanes))
+        parts.append(b.permute(one, order, other))
     return b.fadd(*parts)
-
-
-def _slice(b: Builder, value: LlvmValue, first: int, lanes: int) -> LlvmValue:
-    order = b.iota("i32", range(first, first + lanes))
-    return b.op(f"shufflevector {value}, {value.type} poison, {order}", value.kind, lanes)

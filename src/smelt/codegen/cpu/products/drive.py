@@ -11,22 +11,23 @@ and the others through the workspace.
 """
 
 import functools
-from collections.abc import Callable
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.entry_points import function_text
-from smelt.codegen.cpu.products.micro_kernel import Helper
 from smelt.codegen.cpu.products.numbers import HEAD, SIDE, read
 from smelt.codegen.cpu.products.packing import FILL
+from smelt.codegen.cpu.products.parts import MINE, params
 from smelt.codegen.cpu.products.tile_shape import TileShape
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import VALUE_KINDS
+from smelt.codegen.loops.builder import BUFFERS, Builder, param
+from smelt.codegen.loops.scalars import VALUE_KINDS
 from smelt.device import Target
+from smelt.ir.loops import Function, Value
 
-_WHO = "ptr %numbers, ptr %buffers, ptr %mine, i64 %first, i64 %last, ptr %from.left, ptr %from.right"
-_BY = "ptr %points.left, ptr %points.right, ptr %pack.left, ptr %pack.right"
+_NUMBERS, _FIRST, _LAST, _OUT, _FINISH = params("ptr numbers, i64 first, i64 last, ptr out, ptr finish")
+_FROM = {side: param(f"from.{side}", "ptr") for side in ("left", "right")}
+_POINTS = {side: param(f"points.{side}", "ptr") for side in ("left", "right")}
+_PACK = {side: param(f"pack.{side}", "ptr") for side in ("left", "right")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,13 @@ class DriveForm:
 
 
 @functools.cache
-def drive(tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, form: DriveForm) -> Helper:
+def drive(tile: TileShape, dtype: torch.dtype, micro_kernel: str, target: Target, form: DriveForm) -> Function:
     """`(numbers, buffers, mine, first, last, left, right, helpers of each, epilogue or results)`."""
     writer = _Drive(tile, dtype, micro_kernel, target, form)
     writer.write()
-    signature = f"internal void @{writer.name}({_WHO}, {_BY}, ptr %{'out' if form.in_place else 'finish'})"
-    return Helper(writer.name, function_text(signature, writer.b), frozenset(writer.b.declared))
+    who = (_NUMBERS, BUFFERS, MINE, _FIRST, _LAST, *_FROM.values())
+    by = (*_POINTS.values(), *_PACK.values(), _OUT if form.in_place else _FINISH)
+    return writer.b.function(writer.name, (*who, *by), "shared")
 
 
 class _Drive:
@@ -63,15 +65,13 @@ class _Drive:
 
     def write(self) -> None:
         b = self.b
-        self.numbers = {name: read(b, "%numbers", HEAD, name) for name in HEAD}
+        self.numbers = {name: read(b, _NUMBERS, HEAD, name) for name in HEAD}
         numbers = self.numbers
-        self.sides = {name: b.element("%numbers", "i64", numbers[name]) for name in ("left", "right")}
-        self.sums = b.element("%mine", "i8", numbers["sums"])
-        self.panels = {
-            name: b.element("%mine", "i8", read(b, side, SIDE, "panels")) for name, side in self.sides.items()
-        }
+        self.sides = {name: b.element(_NUMBERS, "i64", numbers[name]) for name in ("left", "right")}
+        self.sums = b.element(MINE, "i8", numbers["sums"])
+        self.panels = {name: b.element(MINE, "i8", read(b, side, SIDE, "panels")) for name, side in self.sides.items()}
         self.alone = b.icmp("eq", numbers["depth_blocks"], 1)
-        units = b.begin(LlvmValue("%first", "i64"), LlvmValue("%last", "i64"), 1, [b.const("i64", -1)], guard=True)
+        units = b.begin(_FIRST, _LAST, 1, [b.const("i64", -1)], guard=True)
         group = b.binary("udiv", units.index, numbers["row_blocks"])
         self.outer = b.binary("udiv", group, numbers["col_blocks"])
         self.i0 = b.mul(b.sub(units.index, b.mul(group, numbers["row_blocks"])), numbers["rows"])
@@ -80,7 +80,8 @@ class _Drive:
         self.down, self.across = self._panels(self.height, self.tile.rows), self._panels(self.width, self.tile.cols)
         self._points("left", self.i0, b.mul(self.down, self.tile.rows))
         fresh = b.icmp("ne", group, units.values[0])
-        self._where(fresh, lambda: self._points("right", self.j0, b.mul(self.across, self.tile.cols)))
+        with b.when(fresh):
+            self._points("right", self.j0, b.mul(self.across, self.tile.cols))
         # Consecutive units have the right panels in common, where there is one block of the sum, or all are kept.
         apart = read(b, self.sides["right"], SIDE, "apart")
         kept = b.or_(self.alone, b.icmp("ne", apart, 0))
@@ -90,52 +91,40 @@ class _Drive:
         depth = b.begin(b.const("i64", 0), numbers["depth_blocks"], 1, (), guard=False)
         start = b.mul(depth.index, numbers["depth"])
         self.steps = self._rest("k", "depth", start)
-        self._where(packs, lambda: self._pack("right", start, self.across))
+        with b.when(packs):
+            self._pack("right", start, self.across)
         if not self.stays:
             self._pack("left", start, self.down)
         self.start = start
         self._block(depth.index, b.element(self.panels["right"], self.kind, b.mul(start, apart)))
         depth.end()
         if self.is_transposed:
-            spans = f"{self.j0}, {self.width}, {self.i0}, {self.height}"
-            b.emit(f"call void %finish(ptr %buffers, ptr {self.sums}, {self.outer}, {spans})")
+            b.call(_FINISH, BUFFERS, self.sums, self.outer, self.j0, self.width, self.i0, self.height)
         units.end(group)
-        b.emit("ret void")
 
-    def _rest(self, size: str, block: str, start: LlvmValue) -> LlvmValue:
-        return self.b.intrinsic("llvm.smin", self.b.sub(self.numbers[size], start), self.numbers[block])
+    def _rest(self, size: str, block: str, start: Value) -> Value:
+        return self.b.intrinsic("smin", self.b.sub(self.numbers[size], start), self.numbers[block])
 
-    def _panels(self, extent: LlvmValue, width: int) -> LlvmValue:
+    def _panels(self, extent: Value, width: int) -> Value:
         return self.b.binary("udiv", self.b.add(extent, width - 1), width)
 
-    def _where(self, condition: LlvmValue, write: Callable[[], None]) -> None:
-        doing, after = self.b.new_label("doing"), self.b.new_label("after")
-        self.b.branch(condition, doing, after)
-        self.b.label(doing)
-        write()
-        self.b.jump(after)
-        self.b.label(after)
+    def _points(self, name: str, first: Value, number: Value) -> None:
+        self.b.call(_POINTS[name], self.sides[name], MINE, first, number, self.outer)
 
-    def _points(self, name: str, first: LlvmValue, number: LlvmValue) -> None:
-        args = f"ptr {self.sides[name]}, ptr %mine, {first}, {number}, {self.outer}"
-        self.b.emit(f"call void %points.{name}({args})")
-
-    def _pack(self, name: str, start: LlvmValue, panels: LlvmValue) -> None:
-        args = f"ptr {self.sides[name]}, ptr %mine, ptr %from.{name}, {start}, {self.steps}, {panels}"
-        self.b.emit(f"call void %pack.{name}({args})")
+    def _pack(self, name: str, start: Value, panels: Value) -> None:
+        self.b.call(_PACK[name], self.sides[name], MINE, _FROM[name], start, self.steps, panels)
 
     def _locate(self) -> None:
         """Where the results of a unit begin."""
         b, numbers = self.b, self.numbers
-        axes = b.element("%numbers", "i64", numbers["out_axes"])
-        args = f"ptr {self.sums}, {self.outer}, i64 1, {self.outer}, ptr {axes}"
-        b.emit(f"call void @{FILL.format('i64')}({args}, {numbers['outer_count']}, {numbers['out_base']})")
+        axes = (b.element(_NUMBERS, "i64", numbers["out_axes"]), numbers["outer_count"], numbers["out_base"])
+        b.call(FILL.format("i64"), self.sums, self.outer, b.const("i64", 1), self.outer, *axes)
         begin = b.add(b.load(self.sums, "i64"), b.add(b.mul(self.i0, numbers["out_step"]), self.j0))
-        self.out = b.element("%out", self.kind, begin)
+        self.out = b.element(_OUT, self.kind, begin)
 
     # Tiles.
 
-    def _block(self, number: LlvmValue, panels: str) -> None:
+    def _block(self, number: Value, panels: Value) -> None:
         """All tiles of a unit, for one block of the sum with these right panels."""
         b, tile, numbers = self.b, self.tile, self.numbers
         adds = b.icmp("sgt", number, 0)
@@ -147,51 +136,50 @@ class _Drive:
         left = self._left(down.index, lengths[0])
         sums = b.element(self.sums, self.kind, b.mul(down.index, rows_apart))
         top = b.mul(down.index, tile.rows)
-        height = b.intrinsic("llvm.smin", b.sub(self.height, top), b.const("i64", tile.rows))
+        height = b.intrinsic("smin", b.sub(self.height, top), b.const("i64", tile.rows))
         across = b.begin(b.const("i64", 0), self.across, 1, (), guard=True)
         right = b.element(panels, self.kind, b.mul(across.index, lengths[1]))
         start = b.mul(across.index, tile.cols)
         stride = numbers["stride"]
         place = b.element(sums, self.kind, b.add(b.mul(start, stride), top) if self.is_transposed else start)
-        args = f"{left}, ptr {right}, {self.steps}"
+        factors = (*left, right, self.steps)
         if self.in_place:
-            self._store(args, adds, finished, (place, top, start, height))
+            self._store(factors, adds, finished, (place, top, start, height))
         else:
-            b.emit(f"call void @{self.micro_kernel}({args}, ptr {place}, {stride}, {adds})")
+            b.call(self.micro_kernel, *factors, place, stride, adds)
         across.end()
         if not self.in_place and not self.is_transposed:
-            spans = f"{b.add(self.i0, top)}, {height}, {self.j0}, {self.width}"
-            finish = f"call void %finish(ptr %buffers, ptr {sums}, {self.outer}, {spans})"
-            self._where(finished, lambda: b.emit(finish))
+            row = b.add(self.i0, top)
+            with b.when(finished):
+                b.call(_FINISH, BUFFERS, sums, self.outer, row, height, self.j0, self.width)
         down.end()
 
-    def _rows_apart(self) -> LlvmValue:
+    def _rows_apart(self) -> Value:
         b = self.b
         return b.select(self.alone, b.const("i64", 0), b.mul(self.numbers["stride"], self.tile.rows))
 
-    def _left(self, panel: LlvmValue, length: LlvmValue) -> str:
+    def _left(self, panel: Value, length: Value) -> tuple[Value, ...]:
         """The left argument of a micro-kernel: a panel, or the address of the first step and the rows."""
         b = self.b
         if not self.stays:
-            return f"ptr {b.element(self.panels['left'], self.kind, b.mul(panel, length))}"
-        points = b.element("%mine", "i8", read(b, self.sides["left"], SIDE, "xs"))
+            return (b.element(self.panels["left"], self.kind, b.mul(panel, length)),)
+        points = b.element(MINE, "i8", read(b, self.sides["left"], SIDE, "xs"))
         rows = b.element(points, "i64", b.mul(panel, self.tile.rows))
-        return f"ptr {b.element('%from.left', self.kind, self.start)}, ptr {rows}"
+        return b.element(_FROM["left"], self.kind, self.start), rows
 
     def _store(
-        self, args: str, adds: LlvmValue, finished: LlvmValue, where: tuple[str, LlvmValue, LlvmValue, LlvmValue]
+        self, factors: tuple[Value, ...], adds: Value, finished: Value, where: tuple[Value, Value, Value, Value]
     ) -> None:
         """Store a tile in place; a partial tile goes through the workspace, and its elements are copied one by one."""
         b, tile, numbers = self.b, self.tile, self.numbers
         place, top, start, height = where
-        width = b.intrinsic("llvm.smin", b.sub(self.width, start), b.const("i64", tile.cols))
+        width = b.intrinsic("smin", b.sub(self.width, start), b.const("i64", tile.cols))
         whole = b.and_(b.icmp("eq", height, tile.rows), b.icmp("eq", width, tile.cols))
         out = b.element(b.element(self.out, self.kind, b.mul(top, numbers["out_step"])), self.kind, start)
-        to = b.op(f"select {whole}, ptr {out}, ptr {place}", "ptr", 1).name
+        to = b.select(whole, out, place)
         stride = b.select(whole, numbers["out_step"], numbers["stride"])
-        b.emit(f"call void @{self.micro_kernel}({args}, ptr {to}, {stride}, {adds})")
-
-        def copy() -> None:
+        b.call(self.micro_kernel, *factors, to, stride, adds)
+        with b.when(b.and_(finished, b.not_(whole))):
             rows = b.begin(b.const("i64", 0), height, 1, (), guard=False)
             source = b.element(place, self.kind, b.mul(rows.index, numbers["stride"]))
             target = b.element(out, self.kind, b.mul(rows.index, numbers["out_step"]))
@@ -200,5 +188,3 @@ class _Drive:
             b.store(number, b.element(target, self.kind, cols.index))
             cols.end()
             rows.end()
-
-        self._where(b.and_(finished, b.not_(whole)), copy)

@@ -1,6 +1,6 @@
 """The epilogue of a product: the kernel's other instructions, at the points of a finished block.
 
-    p = contract …; v = add p, b; store y = v     given the vector of p at a row and column → LLVM for the rest
+    p = contract …; v = add p, b; store y = v     given the vector of p at a row and column → instructions for the rest
 
 Rows are the axes of `batch` and `m`, cols those of `n`. Values that do not change along cols are computed once per row.
 """
@@ -11,9 +11,10 @@ from smelt.codegen.cpu.instructions import InstructionWriter
 from smelt.codegen.cpu.products.problem import Problem
 from smelt.codegen.cpu.schedule import SchedulePlan, lanes_of, loop_variant
 from smelt.codegen.cpu.workspace import WorkspaceLayout
-from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
 from smelt.ir.kernel import Instruction
+from smelt.ir.loops import Value
 
 
 def epilogue_lanes(problem: Problem, target: Target, most: int) -> int:
@@ -55,7 +56,7 @@ class Epilogue:
             self.code.write(instruction)
         self.code.hold_addresses(self.inside)
 
-    def write(self, column: LlvmValue, product: LlvmValue, mask: LlvmValue | None = None) -> None:
+    def write(self, column: Value, product: Value, mask: Value | None = None) -> None:
         """Of as many points as `product` has lanes, from `column` of the last axis on; with `mask`, of the last that
         are there, where some of them were done before (see `loop_nest`)."""
         if self.at.vector_axis:

@@ -13,13 +13,15 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.products import streamed_blocks as blocks
+from smelt.codegen.cpu.products.parts import params
 from smelt.codegen.cpu.products.problem import Problem, at_example
 from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.runtime_sizes import Sizes
-from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.runtime_sizes import Sizes
+from smelt.codegen.loops.scalars import cast, from_memory, memory_kind
 from smelt.device import Target
+from smelt.ir.loops import Function, Value
 from smelt.ir.tensorspec import short_name
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import hint, known_equal
@@ -146,37 +148,30 @@ def write(symbol: str, problem: Problem, target: Target, given_sizes: Sizes) -> 
     apart = problem.m[0].left if problem.m else 0
 
     def compute(b: Builder, block: StreamedBlock) -> None:
-        pack, packed = b.new_label("pack"), b.new_label("packed")
-        b.branch(block.fresh, pack, packed)
-        b.label(pack)
-        steps = f"{b.const('i64', apart)}, {b.const('i64', problem.k[0].left)}"
-        arguments = f"ptr {block.left}, {steps}, ptr {block.packed}, {block.rows}, {b.const('i64', problem.depth)}"
-        b.emit(f"call void {packer.name}({arguments})")
-        b.jump(packed)
-        b.label(packed)
-        factors = f"ptr {block.packed}, ptr {block.right}, {b.const('i64', problem.k[0].right)}"
-        sizes = f"{block.rows}, {block.cols}, {b.const('i64', problem.depth)}"
-        b.emit(f"call void {rows.name}({factors}, ptr {block.array}, i64 {blocking.pitch}, {sizes})")
+        with b.when(block.fresh):
+            steps = b.const("i64", apart), b.const("i64", problem.k[0].left)
+            b.call(packer.name, block.left, *steps, block.packed, block.rows, b.const("i64", problem.depth))
+        factors = block.packed, block.right, b.const("i64", problem.k[0].right)
+        sizes = block.rows, block.cols, b.const("i64", problem.depth)
+        b.call(rows.name, *factors, block.array, b.const("i64", blocking.pitch), *sizes)
 
-    shared = {function.signature: function.b for function in (rows, packer)}
+    shared = {function.name: function for function in (rows, packer)}
     return blocks.write(symbol, blocking, target, compute, shared, given_sizes)
 
 
 @functools.cache
-def _left_packer(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, along: bool, target: Target) -> "_LeftPacker":
-    packer = _LeftPacker(Builder(target, ""), source, dtype, tile, along)
-    packer.write()
-    return packer
+def _left_packer(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, along: bool, target: Target) -> Function:
+    return _LeftPacker(Builder(target), source, dtype, tile, along).write()
 
 
 @functools.cache
-def _rows(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, rest_depth: int, target: Target) -> "_Rows":
-    writer = _Rows(Builder(target, ""), source, dtype, tile, rest_depth)
-    writer.write()
-    return writer
+def _rows(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, rest_depth: int, target: Target) -> Function:
+    return _Rows(Builder(target), source, dtype, tile, rest_depth).write()
 
 
 # The left factor.
+
+_LEFT, _APART, _STEP, _PACKED, _COUNT, _STEPS = params("ptr left, i64 apart, i64 step, ptr packed, i64 rows, i64 depth")
 
 
 @dataclass(slots=True)
@@ -193,34 +188,29 @@ class _LeftPacker:
     @property
     def name(self) -> str:
         kinds = f"{short_name(self.source)}.{short_name(self.dtype)}"
-        return f"@smelt.pack_rows{'_along' if self.along else ''}.{kinds}.{self.tile.rows}.{self.tile.group}"
+        return f"smelt.pack_rows{'_along' if self.along else ''}.{kinds}.{self.tile.rows}.{self.tile.group}"
 
-    @property
-    def signature(self) -> str:
-        return f"{self.name}(ptr %left, i64 %apart, i64 %step, ptr %packed, i64 %rows, i64 %depth)"
-
-    def write(self) -> None:
+    def write(self) -> Function:
         b, tile, kind = self.b, self.tile, memory_kind(self.source)
-        rows, depth, apart = (LlvmValue(f"%{name}", "i64") for name in ("rows", "depth", "apart"))
-        last = b.sub(rows, 1)
-        tiles = b.begin(b.const("i64", 0), rows, tile.rows, (), guard=False)
+        last = b.sub(_COUNT, 1)
+        tiles = b.begin(b.const("i64", 0), _COUNT, tile.rows, (), guard=False)
         lines = []
         for number in range(tile.rows):
-            row = b.intrinsic("llvm.smin", b.add(tiles.index, number), last) if number else tiles.index
-            lines.append(b.element("%left", kind, b.mul(row, apart)))
+            row = b.intrinsic("smin", b.add(tiles.index, number), last) if number else tiles.index
+            lines.append(b.element(_LEFT, kind, b.mul(row, _APART)))
         lines += lines[-1:] * (tile.stored_rows - tile.rows)
-        before = b.mul(b.binary("udiv", tiles.index, tile.rows), b.mul(depth, tile.stored_rows))
-        place = b.element("%packed", memory_kind(self.dtype), before)
+        before = b.mul(b.binary("udiv", tiles.index, tile.rows), b.mul(_STEPS, tile.stored_rows))
+        place = b.element(_PACKED, memory_kind(self.dtype), before)
         whole = self._write_groups(lines, place) if self.along and tile.rows > 1 else b.const("i64", 0)
         self._write_steps(lines, place, whole)
         tiles.end()
-        b.emit("ret void")
+        return b.function(self.name, (_LEFT, _APART, _STEP, _PACKED, _COUNT, _STEPS), "shared")
 
-    def _write_groups(self, lines: list[str], place: str) -> LlvmValue:
+    def _write_groups(self, lines: list[Value], place: Value) -> Value:
         """Steps that are read together, and transposed in registers; how many."""
         b, tile, group, kind = self.b, self.tile, self.tile.group, memory_kind(self.source)
         stored = memory_kind(self.dtype)
-        whole = b.and_(LlvmValue("%depth", "i64"), -group)
+        whole = b.and_(_STEPS, -group)
         loop = b.begin(b.const("i64", 0), whole, group, (), guard=True)
         to = b.element(place, stored, b.mul(loop.index, tile.stored_rows))
         for first in range(0, tile.stored_rows, group):
@@ -230,20 +220,20 @@ class _LeftPacker:
         loop.end()
         return whole
 
-    def _write_steps(self, lines: list[str], place: str, first: LlvmValue) -> None:
+    def _write_steps(self, lines: list[Value], place: Value, first: Value) -> None:
         b, kind, stored = self.b, memory_kind(self.source), memory_kind(self.dtype)
-        loop = b.begin(first, LlvmValue("%depth", "i64"), 1, (), guard=True)
+        loop = b.begin(first, _STEPS, 1, (), guard=True)
         to = b.element(place, stored, b.mul(loop.index, self.tile.stored_rows))
-        step = loop.index if self.along else b.mul(loop.index, LlvmValue("%step", "i64"))
+        step = loop.index if self.along else b.mul(loop.index, _STEP)
         for number, line in enumerate(lines):
             b.store(self._widened(b.load(b.element(line, kind, step), kind)), b.element(to, stored, number))
         loop.end()
 
-    def _widened(self, raw: LlvmValue) -> LlvmValue:
+    def _widened(self, raw: Value) -> Value:
         return cast(self.b, from_memory(self.b, raw, self.source), self.source, self.dtype)
 
 
-def _transposed(b: Builder, vectors: list[LlvmValue]) -> list[LlvmValue]:
+def _transposed(b: Builder, vectors: list[Value]) -> list[Value]:
     """As many vectors as lanes, by interleaving the first half with the second."""
     half = len(vectors) // 2
     for _ in range(len(vectors).bit_length() - 1):
@@ -253,6 +243,8 @@ def _transposed(b: Builder, vectors: list[LlvmValue]) -> list[LlvmValue]:
 
 
 # The sums.
+
+_RIGHT, _ARRAY, _PITCH, _WIDTH = params("ptr right, ptr array, i64 pitch, i64 cols")
 
 
 @dataclass(slots=True)
@@ -270,20 +262,14 @@ class _Rows:
     def name(self) -> str:
         kinds = f"{short_name(self.source)}.{short_name(self.dtype)}"
         tile = self.tile
-        return f"@smelt.rows.{kinds}.{tile.rows}x{tile.vectors}x{tile.lanes}.{tile.depth}"
+        return f"smelt.rows.{kinds}.{tile.rows}x{tile.vectors}x{tile.lanes}.{tile.depth}"
 
-    @property
-    def signature(self) -> str:
-        factors = "ptr %left, ptr %right, i64 %apart"
-        return f"{self.name}({factors}, ptr %array, i64 %pitch, i64 %rows, i64 %cols, i64 %depth)"
-
-    def write(self) -> None:
+    def write(self) -> Function:
         b, tile = self.b, self.tile
-        cols, rows, depth = (LlvmValue(f"%{name}", "i64") for name in ("cols", "rows", "depth"))
-        zero, last = b.const("i64", 0), b.sub(cols, tile.cols)
-        run = b.begin(zero, depth, tile.depth, (), guard=False)
-        until = b.intrinsic("llvm.smin", b.add(run.index, tile.depth), depth)
-        down = b.begin(zero, rows, tile.rows, (), guard=False)
+        zero, last = b.const("i64", 0), b.sub(_WIDTH, tile.cols)
+        run = b.begin(zero, _STEPS, tile.depth, (), guard=False)
+        until = b.intrinsic("smin", b.add(run.index, tile.depth), _STEPS)
+        down = b.begin(zero, _COUNT, tile.rows, (), guard=False)
         panel, line = self._row(down.index)
         across = b.begin(zero, b.add(last, 1), tile.cols, (), guard=False)
         sums = self._along(panel, across.index, run.index, until)
@@ -291,69 +277,61 @@ class _Rows:
         across.end()
         down.end()
         run.end()
-        self._write_rest(last)
-        b.emit("ret void")
+        # Columns that are no whole tile: one that overlaps the tile before it, after all others.
+        with b.when(b.icmp("ne", b.binary("urem", _WIDTH, tile.cols), 0)):
+            self._write_rest(last)
+        return b.function(self.name, (_LEFT, _RIGHT, _APART, _ARRAY, _PITCH, _COUNT, _WIDTH, _STEPS), "shared")
 
-    def _write_rest(self, last: LlvmValue) -> None:
-        """Columns that are no whole tile: one that overlaps the tile before it, after all others."""
-        b, tile = self.b, self.tile
-        cols, rows, depth = (LlvmValue(f"%{name}", "i64") for name in ("cols", "rows", "depth"))
-        more, done = b.new_label("more"), b.new_label("done")
-        b.branch(b.icmp("ne", b.binary("urem", cols, tile.cols), 0), more, done)
-        b.label(more)
-        run = b.begin(b.const("i64", 0), depth, self.rest_depth, (), guard=False)
-        until = b.intrinsic("llvm.smin", b.add(run.index, self.rest_depth), depth)
-        down = b.begin(b.const("i64", 0), rows, tile.rows, (), guard=False)
+    def _write_rest(self, last: Value) -> None:
+        """The tile that begins at column `last`."""
+        b = self.b
+        run = b.begin(b.const("i64", 0), _STEPS, self.rest_depth, (), guard=False)
+        until = b.intrinsic("smin", b.add(run.index, self.rest_depth), _STEPS)
+        down = b.begin(b.const("i64", 0), _COUNT, self.tile.rows, (), guard=False)
         panel, line = self._row(down.index)
         self._add(line, last, self._along(panel, last, run.index, until), b.icmp("sgt", run.index, 0))
         down.end()
         run.end()
-        b.jump(done)
-        b.label(done)
 
     @property
     def _kind(self) -> str:
         return memory_kind(self.dtype)
 
-    def _row(self, first: LlvmValue) -> tuple[str, str]:
+    def _row(self, first: Value) -> tuple[Value, Value]:
         """Where the rows of a tile are in the left factor, and their sums in the array."""
         b, tile = self.b, self.tile
         steps = b.mul(b.binary("udiv", first, tile.rows), tile.stored_rows)
-        panel = b.element("%left", self._kind, b.mul(steps, LlvmValue("%depth", "i64")))
-        return panel, b.element("%array", self._kind, b.mul(first, LlvmValue("%pitch", "i64")))
+        panel = b.element(_LEFT, self._kind, b.mul(steps, _STEPS))
+        return panel, b.element(_ARRAY, self._kind, b.mul(first, _PITCH))
 
-    def _places(self, line: str, column: LlvmValue) -> list[str]:
+    def _places(self, line: Value, column: Value) -> list[Value]:
         b, tile = self.b, self.tile
         places = []
         for row in range(tile.rows):
-            first = b.element(line, self._kind, b.add(b.mul(LlvmValue("%pitch", "i64"), row), column))
+            first = b.element(line, self._kind, b.add(b.mul(_PITCH, row), column))
             places += [b.element(first, self._kind, number * tile.lanes) for number in range(tile.vectors)]
         return places
 
-    def _add(self, line: str, column: LlvmValue, sums: list[LlvmValue], goes_on: LlvmValue) -> None:
+    def _add(self, line: Value, column: Value, sums: list[Value], goes_on: Value) -> None:
         """Add to the array's sums of a tile, which are zero at the beginning."""
         b = self.b
-        adds, begins, after = b.new_label("adds"), b.new_label("begins"), b.new_label("after")
-        b.branch(goes_on, adds, begins)
-        b.label(adds)
-        places = self._places(line, column)
-        before = [b.load(place, self._kind, self.tile.lanes) for place in places]
-        self._store(line, column, [b.fadd(old, new) for old, new in zip(before, sums, strict=True)])
-        b.jump(after)
-        b.label(begins)
-        self._store(line, column, sums)
-        b.jump(after)
-        b.label(after)
 
-    def _store(self, line: str, column: LlvmValue, sums: list[LlvmValue]) -> None:
+        def adds() -> None:
+            places = self._places(line, column)
+            before = [b.load(place, self._kind, self.tile.lanes) for place in places]
+            self._store(line, column, [b.fadd(old, new) for old, new in zip(before, sums, strict=True)])
+
+        b.choice(goes_on, adds, lambda: self._store(line, column, sums))
+
+    def _store(self, line: Value, column: Value, sums: list[Value]) -> None:
         for place, total in zip(self._places(line, column), sums, strict=True):
             self.b.store(total, place)
 
-    def _along(self, panel: str, column: LlvmValue, first: LlvmValue, until: LlvmValue) -> list[LlvmValue]:
+    def _along(self, panel: Value, column: Value, first: Value, until: Value) -> list[Value]:
         """The loop along the sum of one tile, starting at zero: shorter partial sums are more accurate."""
         b, tile = self.b, self.tile
         started = [b.const(self._kind, 0.0, tile.lanes)] * (tile.rows * tile.vectors)
-        here = b.element("%right", memory_kind(self.source), column)
+        here = b.element(_RIGHT, memory_kind(self.source), column)
         if tile.unroll == 1:
             loop = b.begin(first, until, 1, started, guard=False)
             return list(loop.end(*self._step(panel, here, loop.index, list(loop.values))))
@@ -366,10 +344,10 @@ class _Rows:
         loop = b.begin(whole, until, 1, sums, guard=True)
         return list(loop.end(*self._step(panel, here, loop.index, list(loop.values))))
 
-    def _step(self, panel: str, here: str, at: LlvmValue, sums: list[LlvmValue]) -> list[LlvmValue]:
+    def _step(self, panel: Value, here: Value, at: Value, sums: list[Value]) -> list[Value]:
         b, tile, source = self.b, self.tile, self.source
         kind = memory_kind(source)
-        line = b.element(here, kind, b.mul(at, LlvmValue("%apart", "i64")))
+        line = b.element(here, kind, b.mul(at, _APART))
         size = tile.cols * source.itemsize
         for place in range(0, size, _CACHE_LINE) if tile.prefetches else ():
             b.prefetch(b.element(line, "i8", max(_CACHE_LINE, size) + place))
@@ -381,7 +359,7 @@ class _Rows:
         pairs = [(one, other) for one in left for other in right]
         return [b.fma(one, other, total) for (one, other), total in zip(pairs, sums, strict=True)]
 
-    def _spread(self, place: str) -> list[LlvmValue]:
+    def _spread(self, place: Value) -> list[Value]:
         """One step's numbers of the left factor, each in all lanes of a vector."""
         b, tile, kind = self.b, self.tile, self._kind
         if not b.target.fma_by_lane or tile.rows == 1:
@@ -390,7 +368,6 @@ class _Rows:
         vectors = []
         for first in range(0, tile.rows, tile.group):
             vector = b.load(b.element(place, kind, first), kind, tile.group)
-            for lane in range(min(tile.group, tile.rows - first)):
-                order = b.iota("i32", [lane] * tile.lanes)
-                vectors.append(b.op(f"shufflevector {vector}, {vector.type} poison, {order}", kind, tile.lanes))
+            lanes = range(min(tile.group, tile.rows - first))
+            vectors += [b.permute(vector, [lane] * tile.lanes) for lane in lanes]
         return vectors

@@ -13,26 +13,19 @@ from collections.abc import Callable
 
 import torch
 
-from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.entry_points import function_text
+from smelt.codegen.cpu.products.parts import params
 from smelt.codegen.cpu.products.tile_shape import TileShape
 from smelt.codegen.cpu.products.transposes import transposed
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import VALUE_KINDS
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.scalars import VALUE_KINDS
 from smelt.device import Target
+from smelt.ir.loops import Function, Value
 
-
-@dataclass(frozen=True, slots=True)
-class Helper:
-    """A function that is defined once in a module, for all kernels that call it."""
-
-    name: str
-    text: str
-    declared: frozenset[str]
+_STEPS, _OUT, _STRIDE, _ADDS = params("i64 steps, ptr out, i64 stride, i1 adds")
 
 
 @functools.cache
-def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
+def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Function:
     """`(left, right, steps, out, stride of its rows, adds)`. One step in a round: the sums leave no registers for more,
     and processors look far enough ahead."""
     kind = VALUE_KINDS[dtype]
@@ -40,39 +33,33 @@ def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Helper:
     b = Builder(target, name)
     vectors = tile.cols // tile.lanes
     zero = b.const(kind, 0.0, tile.lanes)
-    ends = [LlvmValue("%left", "ptr"), LlvmValue("%right", "ptr")]
-    first, last = b.const("i64", 0), LlvmValue("%steps", "i64")
-    loop = b.begin(first, last, 1, [*ends, *[zero] * (tile.rows * vectors)], guard=True)
-    left, right = loop.values[0].name, loop.values[1].name
-    sums = list(loop.values[2:])
+    panels = params("ptr left, ptr right")
+    loop = b.begin(b.const("i64", 0), _STEPS, 1, [*panels, *[zero] * (tile.rows * vectors)], guard=True)
+    left, right, *sums = loop.values
     across = [_load(b, right, kind, v * tile.lanes, tile.lanes) for v in range(vectors)]
     down = _spread(b, left, kind, tile)
     for i in range(tile.rows):
         for v in range(vectors):
             sums[i * vectors + v] = b.fma(down[i], across[v], sums[i * vectors + v])
-    following = [
-        LlvmValue(b.element(left, kind, tile.rows), "ptr"),
-        LlvmValue(b.element(right, kind, tile.cols), "ptr"),
-    ]
-    _, _, *sums = loop.end(*following, *sums)
+    _, _, *sums = loop.end(b.element(left, kind, tile.rows), b.element(right, kind, tile.cols), *sums)
     _finished(b, sums, kind, tile)
-    signature = f"internal void @{name}(ptr %left, ptr %right, i64 %steps, ptr %out, i64 %stride, i1 %adds)"
-    return Helper(name, function_text(signature, b), frozenset(b.declared))
+    return b.function(name, (*panels, _STEPS, _OUT, _STRIDE, _ADDS), "shared")
 
 
 @functools.cache
-def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, is_transposed: bool = False) -> Helper:
+def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, is_transposed: bool = False) -> Function:
     """`(left, rows, right, steps, out, stride of its rows, adds)`: `rows` is a table of how far from `left` the rows of
     a tile are. As many steps in a round as a vector of a row has, each a lane of it."""
     kind, lanes = VALUE_KINDS[dtype], tile.lanes
     name = f"product.tile_{'transposed' if is_transposed else 'along'}.{kind}.{tile.rows}x{tile.cols}"
     b = Builder(target, name)
-    vectors, steps = tile.cols // lanes, LlvmValue("%steps", "i64")
-    lines = [b.element("%left", kind, b.load(b.element("%rows", "i64", i), "i64")) for i in range(tile.rows)]
-    zero, whole = b.const(kind, 0.0, lanes), b.and_(steps, -lanes)
+    factors = left, rows, panel = params("ptr left, ptr rows, ptr right")
+    vectors = tile.cols // lanes
+    lines = [b.element(left, kind, b.load(b.element(rows, "i64", i), "i64")) for i in range(tile.rows)]
+    zero, whole = b.const(kind, 0.0, lanes), b.and_(_STEPS, -lanes)
 
-    def multiplied(sums: list[LlvmValue], step: LlvmValue, down: Callable[[int], LlvmValue]) -> list[LlvmValue]:
-        right = b.element("%right", kind, b.mul(step, tile.cols))
+    def multiplied(sums: list[Value], step: Value, down: Callable[[int], Value]) -> list[Value]:
+        right = b.element(panel, kind, b.mul(step, tile.cols))
         across = [_load(b, right, kind, v * lanes, lanes) for v in range(vectors)]
         return [b.fma(down(n // vectors), across[n % vectors], each) for n, each in enumerate(sums)]
 
@@ -83,17 +70,16 @@ def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, i
         spread = [_spread_lane(b, vector, lane) for vector in row_vectors]
         sums = multiplied(sums, b.add(loop.index, lane), spread.__getitem__)
     sums = list(loop.end(*sums))
-    rest = b.begin(whole, steps, 1, sums, guard=True)
+    rest = b.begin(whole, _STEPS, 1, sums, guard=True)
     single = [b.splat(b.load(b.element(line, kind, rest.index), kind), lanes) for line in lines]
     sums = list(rest.end(*multiplied(list(rest.values), rest.index, single.__getitem__)))
     if is_transposed:
         sums, tile = _transposed_sums(b, sums, tile), TileShape(tile.cols, tile.rows, lanes)
     _finished(b, sums, kind, tile)
-    parameters = "ptr %left, ptr %rows, ptr %right, i64 %steps, ptr %out, i64 %stride, i1 %adds"
-    return Helper(name, function_text(f"internal void @{name}({parameters})", b), frozenset(b.declared))
+    return b.function(name, (*factors, _STEPS, _OUT, _STRIDE, _ADDS), "shared")
 
 
-def _transposed_sums(b: Builder, sums: list[LlvmValue], tile: TileShape) -> list[LlvmValue]:
+def _transposed_sums(b: Builder, sums: list[Value], tile: TileShape) -> list[Value]:
     """Transpose the vectors of a tile of `tile.rows` rows into those of one of `tile.cols` rows, in four lanes."""
     vectors, groups = tile.cols // tile.lanes, tile.rows // tile.lanes
     squares = [
@@ -103,11 +89,11 @@ def _transposed_sums(b: Builder, sums: list[LlvmValue], tile: TileShape) -> list
     return [squares[v][g][lane] for v in range(vectors) for lane in range(tile.lanes) for g in range(groups)]
 
 
-def _load(b: Builder, base: str, kind: str, offset: int, lanes: int) -> LlvmValue:
+def _load(b: Builder, base: Value, kind: str, offset: int, lanes: int) -> Value:
     return b.load(b.element(base, kind, offset), kind, lanes)
 
 
-def _spread(b: Builder, base: str, kind: str, tile: TileShape) -> list[LlvmValue]:
+def _spread(b: Builder, base: Value, kind: str, tile: TileShape) -> list[Value]:
     """One step of the left panel, each number broadcast to a vector: by lanes of loaded vectors, if the target's
     multiply-add takes those."""
     if not b.target.fma_by_lane or tile.rows % tile.lanes:
@@ -119,28 +105,22 @@ def _spread(b: Builder, base: str, kind: str, tile: TileShape) -> list[LlvmValue
     return spread
 
 
-def _spread_lane(b: Builder, vector: LlvmValue, lane: int) -> LlvmValue:
-    order = b.iota("i32", [lane] * vector.lanes)
-    return b.op(f"shufflevector {vector}, {vector.type} poison, {order}", vector.kind, vector.lanes)
+def _spread_lane(b: Builder, vector: Value, lane: int) -> Value:
+    return b.permute(vector, [lane] * vector.lanes)
 
 
-def _finished(b: Builder, sums: list[LlvmValue], kind: str, tile: TileShape) -> None:
+def _finished(b: Builder, sums: list[Value], kind: str, tile: TileShape) -> None:
     """The end of a function: store the tile, or add it to memory."""
-    adding, storing = b.new_label("adding"), b.new_label("storing")
-    b.branch(LlvmValue("%adds", "i1"), adding, storing)
-    for label, adds in ((adding, True), (storing, False)):
-        b.label(label)
-        _leave(b, sums, kind, tile, adds=adds)
-        b.emit("ret void")
+    b.choice(_ADDS, lambda: _leave(b, sums, kind, tile, adds=True), lambda: _leave(b, sums, kind, tile, adds=False))
 
 
-def _leave(b: Builder, sums: list[LlvmValue], kind: str, tile: TileShape, *, adds: bool) -> None:
+def _leave(b: Builder, sums: list[Value], kind: str, tile: TileShape, *, adds: bool) -> None:
     vectors = tile.cols // tile.lanes
-    row = "%out"
+    row = _OUT
     for i in range(tile.rows):
         for v in range(vectors):
             place = b.element(row, kind, v * tile.lanes)
             total = sums[i * vectors + v]
             b.store(b.fadd(b.load(place, kind, tile.lanes), total) if adds else total, place)
         if i + 1 < tile.rows:
-            row = b.element(row, kind, LlvmValue("%stride", "i64"))
+            row = b.element(row, kind, _STRIDE)

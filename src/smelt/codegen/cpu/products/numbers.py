@@ -17,8 +17,9 @@ from smelt.codegen.cpu.products.problem import ProductAxis, count
 from smelt.codegen.cpu.products.step_runs import period, run
 from smelt.codegen.cpu.products.tile_shape import Arithmetic, threads
 from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, units
-from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.loops.builder import TRUE, Builder
 from smelt.ir.kernel import Factor, Index, Store
+from smelt.ir.loops import Table, Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize, known_at_least, known_equal
 
@@ -34,7 +35,7 @@ SIDE = (
 RECORD = 2  # numbers of an index before its axes: extent, offset
 
 
-def read(b: Builder, table: str, names: Sequence[str], name: str) -> LlvmValue:
+def read(b: Builder, table: Value, names: Sequence[str], name: str) -> Value:
     """A number of a head or side that `table` points to."""
     return b.load(b.element(table, "i64", names.index(name)), "i64")
 
@@ -74,20 +75,19 @@ class Numbers:
     def is_constant(self) -> bool:
         return not any(map(is_symsize, self.values))
 
-    def text(self, name: str, tiling: Tiling) -> str:
+    def table(self, name: str, tiling: Tiling) -> Table:
         """As a constant, where all sizes are known."""
         known = _computed(Arithmetic(), tiling, tiling.sizes)
-        values = ", ".join(f"i64 {known[value] if isinstance(value, str) else value}" for value in self.values)
-        return f"@{name} = private constant [{self.length} x i64] [{values}]"
+        numbers = [known[value] if isinstance(value, str) else value for value in self.values]
+        return Table(name, tuple([Value("", "i64", number=int(each)) for each in numbers]))
 
-    def write(self, b: Builder, tiling: Tiling) -> None:
-        """The body of `(buffers, numbers)`, which fills in the table from the sizes of a launch."""
+    def write(self, b: Builder, tiling: Tiling, table: Value) -> None:
+        """Fill in the table from the sizes of a launch."""
         sizes = [b.const("i64", size) for size in tiling.sizes]
         known = _computed(EmittedArithmetic(b), tiling, sizes)
         for place, value in enumerate(self.values):
             number = known[value] if isinstance(value, str) else b.const("i64", value)
-            b.store(number, b.element("%numbers", "i64", place))
-        b.emit("ret void")
+            b.store(number, b.element(table, "i64", place))
 
 
 _COMPUTED = (
@@ -111,8 +111,8 @@ class EmittedArithmetic(Arithmetic):
     def __init__(self, b: Builder) -> None:
         self.b = b
 
-    def _value(self, number: Any) -> LlvmValue:
-        return number if isinstance(number, LlvmValue) else self.b.const("i64", number)
+    def _value(self, number: Any) -> Value:
+        return number if isinstance(number, Value) else self.b.const("i64", number)
 
     def times(self, one: Any, other: Any) -> Any:
         return self.b.mul(self._value(one), other)
@@ -125,13 +125,13 @@ class EmittedArithmetic(Arithmetic):
         return self.b.binary("udiv", self.b.add(self._value(size), further), each)
 
     def smaller(self, one: Any, other: Any) -> Any:
-        return self.b.intrinsic("llvm.smin", self._value(one), self._value(other))
+        return self.b.intrinsic("smin", self._value(one), self._value(other))
 
     def larger(self, one: Any, other: Any) -> Any:
-        return self.b.intrinsic("llvm.smax", self._value(one), self._value(other))
+        return self.b.intrinsic("smax", self._value(one), self._value(other))
 
     def where_less(self, pairs: Sequence[tuple[Any, Any]], yes: Any, no: Any) -> Any:
-        all_less = LlvmValue("true", "i1")
+        all_less = TRUE
         for one, other in pairs:
             all_less = self.b.and_(all_less, self.b.icmp("slt", self._value(one), other))
         return self.b.select(all_less, self._value(yes), no)

@@ -8,99 +8,90 @@ the last one repeat it; their results are ignored.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.entry_points import function_text
-from smelt.codegen.cpu.products.micro_kernel import Helper
 from smelt.codegen.cpu.products.numbers import RECORD, SIDE, read
+from smelt.codegen.cpu.products.parts import MINE, params
 from smelt.codegen.cpu.products.transposes import ACROSS, transposed
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, memory_kind
+from smelt.codegen.loops.builder import TRUE, Builder, param
+from smelt.codegen.loops.scalars import VALUE_KINDS, cast, memory_kind
 from smelt.device import Target
+from smelt.ir.loops import Function, Value
 from smelt.ir.tensorspec import short_name
 
 _CHUNK = 8  # steps of all panels before the next: rows of a matrix are pages, which a processor knows some of
 _ALL = 1 << 40
 
-
 FILL = "product.fill.{}"
-_POINTS = "product.points{}"
+
+_SIDE = param("side", "ptr")
 
 
 @functools.cache
-def fill(kind: str, target: Target) -> Helper:
+def fill(kind: str, target: Target) -> Function:
     """`(table, first, count, last, axes, how many, base)`: table[t] = base + Σ step · position along an axis, for the
     points first, first + 1, …, none above `last`. `axes` has the size and step of each."""
     name = FILL.format(kind)
     b = Builder(target, name)
-    number = LlvmValue("%axes.count", "i64")
-    one = b.begin(b.const("i64", 0), LlvmValue("%count", "i64"), 1, (), guard=True)
-    point = b.intrinsic("llvm.smin", b.add(LlvmValue("%first", "i64"), one.index), LlvmValue("%last", "i64"))
+    taken = params("ptr table, i64 first, i64 count, i64 last, ptr axes, i64 axes.count, i64 base")
+    table, first, count, last, axes, number, base = taken
+    one = b.begin(b.const("i64", 0), count, 1, (), guard=True)
+    point = b.intrinsic("smin", b.add(first, one.index), last)
     # From the last axis on; the first takes what is left over, whatever its size.
-    each = b.begin(b.const("i64", 1), number, 1, (LlvmValue("%base", "i64"), point), guard=True)
+    each = b.begin(b.const("i64", 1), number, 1, (base, point), guard=True)
     total, left = each.values
     place = b.shl(b.sub(number, each.index), 1)
-    size = b.load(b.element("%axes", "i64", place), "i64")
-    step = b.load(b.element("%axes", "i64", b.add(place, 1)), "i64")
+    size = b.load(b.element(axes, "i64", place), "i64")
+    step = b.load(b.element(axes, "i64", b.add(place, 1)), "i64")
     more = b.mul(b.binary("urem", left, size), step)
     total, left = each.end(b.add(total, more), b.binary("udiv", left, size))
-    total = b.add(total, b.mul(left, b.load(b.element("%axes", "i64", 1), "i64")))
-    b.store(b.convert("trunc", total, kind), b.element("%table", kind, one.index))
+    total = b.add(total, b.mul(left, b.load(b.element(axes, "i64", 1), "i64")))
+    b.store(b.convert("trunc", total, kind), b.element(table, kind, one.index))
     one.end()
-    b.emit("ret void")
-    numbers = "i64 %first, i64 %count, i64 %last"
-    signature = f"internal void @{name}(ptr %table, {numbers}, ptr %axes, i64 %axes.count, i64 %base)"
-    return Helper(name, function_text(signature, b), frozenset(b.declared))
+    return b.function(name, taken, "shared")
 
 
-def _axes(b: Builder, record: str, groups: Sequence[str]) -> str:
+def _axes(b: Builder, record: Value, groups: Sequence[str]) -> Value:
     """The address of an index's axes after those of `groups`."""
     place = b.element(record, "i64", RECORD)
     for group in groups:
-        place = b.element(place, "i64", b.shl(read(b, "%side", SIDE, f"{group}_count"), 1))
+        place = b.element(place, "i64", b.shl(read(b, _SIDE, SIDE, f"{group}_count"), 1))
     return place
 
 
-def _fill(b: Builder, kind: str, table: str, span: Sequence[LlvmValue], axes: tuple[str, LlvmValue, LlvmValue]) -> None:
-    numbers = ", ".join(map(str, span))
-    b.emit(f"call void @{FILL.format(kind)}(ptr {table}, {numbers}, ptr {axes[0]}, {axes[1]}, {axes[2]})")
-
-
 @functools.cache
-def points(bounded: bool, target: Target) -> Helper:
+def points(bounded: bool, target: Target) -> Function:
     """`(side, mine, first, count, outer)`: the offsets of so many points of a factor and, where it is `bounded`, their
     positions, at a point of the outer axes."""
-    name = _POINTS.format(".bounded" if bounded else "")
+    name = f"product.points{'.bounded' if bounded else ''}"
     b = Builder(target, name)
-    first, number, outer = (LlvmValue(each, "i64") for each in ("%first", "%count", "%outer"))
-    last = b.sub(read(b, "%side", SIDE, "points"), 1)
-    xs = b.element("%mine", "i8", read(b, "%side", SIDE, "xs"))
-    px = b.element("%mine", "i8", read(b, "%side", SIDE, "px"))
-    length, records = read(b, "%side", SIDE, "length"), b.element("%side", "i64", len(SIDE))
+    first, number, outer = params("i64 first, i64 count, i64 outer")
+    last = b.sub(read(b, _SIDE, SIDE, "points"), 1)
+    xs = b.element(MINE, "i8", read(b, _SIDE, SIDE, "xs"))
+    px = b.element(MINE, "i8", read(b, _SIDE, SIDE, "px"))
+    length, records = read(b, _SIDE, SIDE, "length"), b.element(_SIDE, "i64", len(SIDE))
 
-    def index(place: LlvmValue, kind: str, table: str) -> None:
-        record = b.element(records, "i64", b.mul(place, read(b, "%side", SIDE, "record")))
+    def index(place: Value, kind: str, table: Value) -> None:
+        record = b.element(records, "i64", b.mul(place, read(b, _SIDE, SIDE, "record")))
         offset = b.load(b.element(record, "i64", 1), "i64")
-        beyond = (_axes(b, record, ()), read(b, "%side", SIDE, "outer_count"), offset)
-        _fill(b, "i64", xs, (outer, b.const("i64", 1), outer), beyond)
+        beyond = (_axes(b, record, ()), read(b, _SIDE, SIDE, "outer_count"), offset)
+        b.call(FILL.format("i64"), xs, outer, b.const("i64", 1), outer, *beyond)
         base = b.load(xs, "i64")
-        within = (_axes(b, record, ("outer",)), read(b, "%side", SIDE, "point_count"), base)
-        _fill(b, kind, table, (first, number, last), within)
+        within = (_axes(b, record, ("outer",)), read(b, _SIDE, SIDE, "point_count"), base)
+        b.call(FILL.format(kind), table, first, number, last, *within)
 
     if bounded:
-        loop = b.begin(b.const("i64", 0), read(b, "%side", SIDE, "bounds"), 1, (), guard=True)
+        loop = b.begin(b.const("i64", 0), read(b, _SIDE, SIDE, "bounds"), 1, (), guard=True)
         index(b.add(loop.index, 1), "i32", b.element(px, "i32", b.mul(loop.index, length)))
         loop.end()
     index(b.const("i64", 0), "i64", xs)
-    b.emit("ret void")
-    signature = f"internal void @{name}(ptr %side, ptr %mine, i64 %first, i64 %count, i64 %outer)"
-    return Helper(name, function_text(signature, b), frozenset(b.declared))
+    return b.function(name, (_SIDE, MINE, first, number, outer), "shared")
 
 
-_ARGUMENTS = "ptr %side, ptr %mine, ptr %from, i64 %first, i64 %steps, i64 %panels"
+FROM, FIRST, _STEPS, PANELS = params("ptr from, i64 first, i64 steps, i64 panels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,35 +105,37 @@ class PanelForm:
 
 class PackerFrame:
     """A packing function being written: its arguments, read from the record of its side, and its filled tables of
-    steps."""
+    steps. `to` is where the panel being packed begins."""
+
+    to: Value
 
     def __init__(self, name: str, form: PanelForm, target: Target, *, bounds: int = 0, at_once: bool = False) -> None:
         self.source, self.dtype, self.width = form.source, form.dtype, form.width
         self.name = f"product.{name}.{short_name(self.source)}.{short_name(self.dtype)}.{self.width}"
         self.b = Builder(target, self.name)
         self.kind, self.memory = VALUE_KINDS[self.dtype], memory_kind(self.source)
-        self.zero, self.steps = self.b.const("i64", 0), LlvmValue("%steps", "i64")
+        self.zero, self.steps = self.b.const("i64", 0), _STEPS
         self.ks, self.all_xs, panels = (self.array(each) for each in ("ks", "xs", "panels"))
         # Panels of one block of the sum after the other, where they are kept.
-        before = self.b.mul(LlvmValue("%first", "i64"), self.number("apart"))
+        before = self.b.mul(FIRST, self.number("apart"))
         self.panels = self.b.element(panels, self.kind, before)
-        records = self.b.element("%side", "i64", len(SIDE))
+        records = self.b.element(_SIDE, "i64", len(SIDE))
         self._fill_steps("i64", self.ks, records, self.b.const("i64", 1) if at_once else self.steps)
         self.bounds = [self._bound(records, number) for number in range(bounds)]
 
-    def number(self, name: str) -> LlvmValue:
-        return read(self.b, "%side", SIDE, name)
+    def number(self, name: str) -> Value:
+        return read(self.b, _SIDE, SIDE, name)
 
-    def array(self, name: str) -> str:
+    def array(self, name: str) -> Value:
         """An array of the workspace."""
-        return self.b.element("%mine", "i8", self.number(name))
+        return self.b.element(MINE, "i8", self.number(name))
 
-    def _fill_steps(self, kind: str, table: str, record: str, number: LlvmValue) -> None:
-        b, first = self.b, LlvmValue("%first", "i64")
+    def _fill_steps(self, kind: str, table: Value, record: Value, number: Value) -> None:
+        b = self.b
         axes = (_axes(b, record, ("outer", "point")), self.number("step_count"), self.zero)
-        _fill(b, kind, table, (first, number, b.sub(self.number("steps"), 1)), axes)
+        b.call(FILL.format(kind), table, FIRST, number, b.sub(self.number("steps"), 1), *axes)
 
-    def _bound(self, records: str, number: int) -> tuple[str, str, LlvmValue]:
+    def _bound(self, records: Value, number: int) -> tuple[Value, Value, Value]:
         """Positions of steps and of all points for a bound, and its extent."""
         b = self.b
         record = b.element(records, "i64", b.mul(self.number("record"), number + 1))
@@ -153,13 +146,15 @@ class PackerFrame:
         self._fill_steps("i32", pk, record, self.steps)
         return pk, px, b.convert("trunc", b.load(record, "i64"), "i32")
 
-    def offset_of_step(self, step: LlvmValue) -> LlvmValue:
+    def offset_of_step(self, step: Value) -> Value:
         return self.b.load(self.b.element(self.ks, "i64", step), "i64")
 
-    def helper(self) -> Helper:
-        self.b.emit("ret void")
-        signature = f"internal void @{self.name}({_ARGUMENTS})"
-        return Helper(self.name, function_text(signature, self.b), frozenset(self.b.declared))
+    def at(self, step: Value) -> Value:
+        """Where a step of the panel is to be."""
+        return self.b.element(self.to, self.kind, self.b.mul(step, self.width))
+
+    def function(self) -> Function:
+        return self.b.function(self.name, (_SIDE, MINE, FROM, FIRST, _STEPS, PANELS), "shared")
 
 
 class _Packer(PackerFrame):
@@ -169,28 +164,25 @@ class _Packer(PackerFrame):
         super().__init__(name, form, target, bounds=bounds, at_once=chunk == _ALL)
         self.ascending = self.b.icmp("ne", self.number("ascending"), 0)
         self.chunk = self.b.begin(self.zero, self.steps, chunk, (), guard=True)
-        self.stop = self.b.intrinsic("llvm.smin", self.b.add(self.chunk.index, chunk), self.steps)
-        self.panel = self.b.begin(self.zero, LlvmValue("%panels", "i64"), 1, (), guard=True)
+        self.stop = self.b.intrinsic("smin", self.b.add(self.chunk.index, chunk), self.steps)
+        self.panel = self.b.begin(self.zero, PANELS, 1, (), guard=True)
         self.begin = self.b.mul(self.panel.index, self.width)  # the panel's first point
         self.xs = self.b.element(self.all_xs, "i64", self.begin)
         self.to = self.b.element(self.panels, self.kind, self.b.mul(self.begin, self.steps))
 
-    def widened(self, raw: LlvmValue) -> LlvmValue:
+    def widened(self, raw: Value) -> Value:
         return cast(self.b, raw, self.source, self.dtype)
 
-    def end(self) -> Helper:
+    def end(self) -> Function:
         self.panel.end()
         self.chunk.end()
-        return self.helper()
+        return self.function()
 
-    def at(self, step: LlvmValue) -> str:
-        return self.b.element(self.to, self.kind, self.b.mul(step, self.width))
-
-    def source_of(self, point: LlvmValue | int) -> str:
+    def source_of(self, point: Value | int) -> Value:
         """The address of a point of the panel, without the step."""
-        return self.b.element("%from", self.memory, self.b.load(self.b.element(self.xs, "i64", point), "i64"))
+        return self.b.element(FROM, self.memory, self.b.load(self.b.element(self.xs, "i64", point), "i64"))
 
-    def side_by_side(self) -> tuple[LlvmValue, LlvmValue]:
+    def side_by_side(self) -> tuple[Value, Value]:
         """Whether the panel's points are contiguous, given that addresses ascend; and the address of the first. A
         partial panel ends with its last point twice, and may extend as far as a whole one."""
         b = self.b
@@ -200,19 +192,9 @@ class _Packer(PackerFrame):
         together = b.and_(b.icmp("eq", b.sub(last, first), self.width - 1), b.icmp("ne", almost, last))
         return b.and_(self.ascending, together), first
 
-    def either(self, condition: LlvmValue, yes: Callable[[], None], no: Callable[[], None]) -> None:
-        b = self.b
-        labels = [b.new_label(stem) for stem in ("yes", "no", "after")]
-        b.branch(condition, labels[0], labels[1])
-        for label, write in zip(labels, (yes, no), strict=False):
-            b.label(label)
-            write()
-            b.jump(labels[2])
-        b.label(labels[2])
-
 
 @functools.cache
-def pack(form: PanelForm, target: Target) -> Helper:
+def pack(form: PanelForm, target: Target) -> Function:
     """`(side, mine, from, first, steps, panels)`: points of any layout; whole vectors where they are contiguous, if
     addresses are known to ascend."""
     packer = _Packer("pack", form, target)
@@ -220,7 +202,7 @@ def pack(form: PanelForm, target: Target) -> Helper:
     together, first = packer.side_by_side()
 
     def vectors() -> None:
-        begin = b.element("%from", packer.memory, first)
+        begin = b.element(FROM, packer.memory, first)
         loop = b.begin(packer.chunk.index, packer.stop, 1, (), guard=True)
         place = b.element(begin, packer.memory, packer.offset_of_step(loop.index))
         b.store(packer.widened(b.load(place, packer.memory, width)), packer.at(loop.index))
@@ -235,12 +217,12 @@ def pack(form: PanelForm, target: Target) -> Helper:
         loop.end()
         point.end()
 
-    packer.either(together, vectors, one_by_one)
+    b.choice(together, vectors, one_by_one)
     return packer.end()
 
 
 @functools.cache
-def pack_along(form: PanelForm, target: Target) -> Helper:
+def pack_along(form: PanelForm, target: Target) -> Function:
     """The same for contiguous steps: several are loaded together and transposed in registers. The table of steps has
     only the first offset."""
     packer = _Packer("pack_along", form, target, chunk=_ALL)
@@ -259,7 +241,7 @@ def pack_along(form: PanelForm, target: Target) -> Helper:
     return packer.end()
 
 
-def _transpose(packer: _Packer, sources: list[str], to: str) -> None:
+def _transpose(packer: _Packer, sources: list[Value], to: Value) -> None:
     """All steps of a few points."""
     b, memory, kind, width = packer.b, packer.memory, packer.kind, packer.width
     whole = b.and_(packer.stop, -ACROSS)
@@ -277,7 +259,7 @@ def _transpose(packer: _Packer, sources: list[str], to: str) -> None:
 
 
 @functools.cache
-def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:
+def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Function:
     """The same with bounds: elements at positions outside their extents are zero."""
     packer = _Packer(f"pack_bounded{bounds}", form, target, bounds=bounds)
     b, width = packer.b, form.width
@@ -288,15 +270,15 @@ def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:
     points_of = [b.element(px, "i32", packer.begin) for _, px, _ in packer.bounds]
     extents = [extent for _, _, extent in packer.bounds]
 
-    def inside(positions: list[LlvmValue], step: LlvmValue) -> LlvmValue:
-        in_bounds = LlvmValue("true", "i1")
+    def inside(positions: list[Value], step: Value) -> Value:
+        in_bounds = TRUE
         for position, table, extent in zip(positions, steps_of, extents, strict=True):
             at = b.add(position, b.load(b.element(table, "i32", step), "i32"))
             within = b.icmp("ult", at, b.splat(extent, position.lanes))
-            in_bounds = within if in_bounds.name == "true" else b.and_(in_bounds, within)
+            in_bounds = within if in_bounds is TRUE else b.and_(in_bounds, within)
         return in_bounds
 
-    def one_by_one(only: LlvmValue | None = None) -> None:
+    def one_by_one(only: Value | None = None) -> None:
         """Of all steps, or of one."""
         point = b.begin(packer.zero, b.const("i64", width), 1, (), guard=False)
         begin, to = packer.source_of(point.index), b.element(packer.to, packer.kind, point.index)
@@ -305,8 +287,7 @@ def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:
         # What is outside is read in the workspace, to no effect: the buffer may have no element at all.
         there = inside(positions, loop.index)
         place = b.element(begin, packer.memory, packer.offset_of_step(loop.index))
-        place = b.op(f"select {there}, ptr {place}, ptr %mine", "ptr", 1).name
-        raw = packer.widened(b.load(place, packer.memory))
+        raw = packer.widened(b.load(b.select(there, place, MINE), packer.memory))
         element = b.select(there, raw, b.const(packer.kind, 0.0))
         b.store(element, b.element(to, packer.kind, b.mul(loop.index, width)))
         loop.end()
@@ -318,14 +299,14 @@ def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Helper:
         place = b.add(first, packer.offset_of_step(loop.index))
 
         def whole() -> None:
-            raw = packer.widened(b.load(b.element("%from", packer.memory, place), packer.memory, width))
+            raw = packer.widened(b.load(b.element(FROM, packer.memory, place), packer.memory, width))
             there = inside(positions, loop.index)
             b.store(b.select(there, raw, b.const(packer.kind, 0.0, width)), packer.at(loop.index))
 
         # A vector may reach past what is zero anyway, but not out of the buffer. What is below it is, as an unsigned
         # number, above every size.
-        packer.either(b.icmp("ule", place, b.sub(size, width)), whole, lambda: one_by_one(loop.index))
+        b.choice(b.icmp("ule", place, b.sub(size, width)), whole, lambda: one_by_one(loop.index))
         loop.end()
 
-    packer.either(b.and_(together, enough), vectors, one_by_one)
+    b.choice(b.and_(together, enough), vectors, one_by_one)
     return packer.end()

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.entry_points import function_text
+from smelt.codegen.cpu.entry_points import ENTRY
 from smelt.codegen.cpu.products import direct, dot, few_rows, tiled
 from smelt.codegen.cpu.products.problem import Problem, problem_of, why_no_problem
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.runtime_sizes import Sizes
+from smelt.codegen.loops.builder import FALSE, TRUE, Builder
+from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import Kernel
 from smelt.symbolic.shapes import Size
@@ -134,26 +134,23 @@ def emit(symbol: str, plan: ProductPlan, target: Target) -> EntryCode:
         for name, schedule in zip(names, (plan.schedule, TILED), strict=True)
     )
     entry = Builder(target, symbol, sizes)
-    fits = LlvmValue("true", "i1")
+    fits = TRUE
     for size, least in plan.needs:
         fits = entry.and_(fits, entry.icmp("sge", entry.const("i64", size), least))
     if plan.most is not None:
         fits = entry.and_(fits, entry.icmp("sle", entry.const("i64", plan.most[0]), plan.most[1]))
     if plan.crowd is not None:
-        few = LlvmValue("false", "i1")
+        few = FALSE
         for size in plan.crowd[0]:
             few = entry.or_(few, entry.icmp("sle", entry.const("i64", size), plan.crowd[1]))
         fits = entry.and_(fits, few)
-    labels = [entry.new_label(stem) for stem in ("fits", "other")]
-    entry.branch(fits, *labels)
-    for label, name in zip(labels, names, strict=True):  # calls by name: addresses of what others see are not linked
-        entry.label(label)
-        entry.emit(f"call void @{name}(ptr %buffers, i64 %threads, ptr %workspace)")
-        entry.emit("ret void")
-    text = function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry)
+
+    def launch(name: str) -> None:  # by name: addresses of what others see are not linked
+        entry.call(name, *ENTRY)
+
+    entry.choice(fits, lambda: launch(names[0]), lambda: launch(names[1]))
     return EntryCode(
-        "\n".join((first.functions, other.functions, text)),
-        first.declarations | other.declarations | entry.declared,
+        (*first.functions, *other.functions, entry.function(symbol, ENTRY, "entry")),
         tuple({**dict(first.helpers), **dict(other.helpers)}.items()),
         greater(first.per_thread_workspace, other.per_thread_workspace),
         tuple(sizes.params),

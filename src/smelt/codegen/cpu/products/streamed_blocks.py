@@ -12,20 +12,21 @@ from dataclasses import field, replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
+from smelt.codegen.cpu.entry_points import PART
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
+from smelt.codegen.cpu.products.parts import MINE, entry_function
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, problem_of
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.cpu.workspace import aligned
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.runtime_sizes import Sizes
-from smelt.codegen.llvm.scalars import memory_kind
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.runtime_sizes import Sizes
+from smelt.codegen.loops.scalars import memory_kind
 from smelt.device import Target
 from smelt.ir.kernel import Factor
+from smelt.ir.loops import Function, Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import greater, hint, is_symsize, known_at_least, known_equal, lesser
-from smelt.torch_abi.symbols import PARALLEL_FOR
 
 _GRAIN = 1 << 17  # multiplications that are worth a thread
 _APART = 512  # bytes between arrays: those that are 4 KiB apart would be in each other's way
@@ -76,13 +77,13 @@ class StreamedBlocks:
 class StreamedBlock:
     """A block being written: where its rows and columns begin in each factor, and how many there are."""
 
-    left: str
-    right: str
-    rows: LlvmValue
-    cols: LlvmValue
-    packed: str  # the thread's copy of the left factor's rows
-    array: str  # what the product is to be in
-    fresh: LlvmValue  # whether `packed` is yet to be filled
+    left: Value
+    right: Value
+    rows: Value
+    cols: Value
+    packed: Value  # the thread's copy of the left factor's rows
+    array: Value  # what the product is to be in
+    fresh: Value  # whether `packed` is yet to be filled
 
 
 def as_matrices(problem: Problem) -> Problem:
@@ -127,11 +128,11 @@ class StreamedBlocksWriter:
     blocks: StreamedBlocks
     epilogue: Epilogue
     compute: Callable[[Builder, StreamedBlock], None]
-    batch: dict[str, LlvmValue] = field(default_factory=dict)
+    batch: dict[str, Value] = field(default_factory=dict)
 
     def write(self) -> None:
         b, blocks = self.b, self.blocks
-        first, last = LlvmValue("%first", "i64"), LlvmValue("%last", "i64")
+        _, _, first, last, _ = PART
         loop = b.begin(first, last, blocks.joined, (), guard=True)
         rest, number = self._split(loop.index, blocks.col_blocks)
         rest, down = self._split(rest, blocks.row_blocks)
@@ -139,10 +140,10 @@ class StreamedBlocksWriter:
             outermost = position == len(blocks.problem.batch) - 1
             rest, self.epilogue.at.axes[axis.name] = (rest, rest) if outermost else self._split(rest, axis.size)
         top, left = b.mul(down, blocks.row_step), b.mul(number, blocks.col_step)
-        rows = b.intrinsic("llvm.smin", b.sub(blocks.problem.rows, top), b.const("i64", blocks.row_step))
+        rows = b.intrinsic("smin", b.sub(blocks.problem.rows, top), b.const("i64", blocks.row_step))
         after = b.add(number, 1)
         if blocks.joined > 1:
-            after = b.intrinsic("llvm.smin", b.add(number, blocks.joined), last)
+            after = b.intrinsic("smin", b.add(number, blocks.joined), last)
         is_last = b.icmp("eq", after, blocks.col_blocks)
         right_end = b.select(is_last, blocks.problem.cols, b.mul(after, blocks.col_step))
         block = StreamedBlock(
@@ -150,21 +151,20 @@ class StreamedBlocksWriter:
             self._start(blocks.problem.contract.right, blocks.problem.n, left),
             rows,
             b.sub(right_end, left),
-            b.element("%mine", "i8", blocks.left_place),
-            "%mine",
+            b.element(MINE, "i8", blocks.left_place),
+            MINE,
             b.or_(b.icmp("eq", number, 0), b.icmp("eq", loop.index, first)),
         )
         self.compute(b, block)
         self._finish(block, top, left, is_last)
         loop.end()
-        b.emit("ret void")
 
-    def _split(self, number: LlvmValue, size: Size) -> tuple[LlvmValue, LlvmValue]:
+    def _split(self, number: Value, size: Size) -> tuple[Value, Value]:
         if known_equal(size, 1):
             return number, self.b.const("i64", 0)
         return self.b.binary("udiv", number, size), self.b.binary("urem", number, size)
 
-    def _start(self, factor: Factor, axes: tuple[ProductAxis, ...], first: LlvmValue) -> str:
+    def _start(self, factor: Factor, axes: tuple[ProductAxis, ...], first: Value) -> Value:
         """Where the block's rows or columns begin in a factor."""
         b, at = self.b, self.epilogue.at
         total = b.const("i64", factor.index.offset)
@@ -175,7 +175,7 @@ class StreamedBlocksWriter:
             total = b.add(total, b.mul(first, factor.index.stride(axis.name)))
         return b.element(at.pointers[factor.buffer], at.layout.kinds[factor.buffer], total)
 
-    def _finish(self, block: StreamedBlock, top: LlvmValue, left: LlvmValue, is_last: LlvmValue) -> None:
+    def _finish(self, block: StreamedBlock, top: Value, left: Value, is_last: Value) -> None:
         """The epilogue of a finished block, row by row, in vectors; the last one overlaps the previous one."""
         b, blocks, lanes = self.b, self.blocks, self.blocks.lanes
         problem, kind = blocks.problem, memory_kind(blocks.problem.dtype)
@@ -188,21 +188,17 @@ class StreamedBlocksWriter:
         overlaps = idempotent(problem.epilogue)
         whole = block.cols if overlaps else b.and_(block.cols, -lanes)
         loop = b.begin(b.const("i64", 0), whole, lanes, (), guard=False)
-        column = b.intrinsic("llvm.smin", loop.index, b.sub(block.cols, lanes)) if overlaps else loop.index
+        column = b.intrinsic("smin", loop.index, b.sub(block.cols, lanes)) if overlaps else loop.index
         self.epilogue.write(b.add(left, column), b.load(b.element(line, kind, column), kind, lanes))
         loop.end()
         b.close_loop()
         if not overlaps and not known_equal(problem.cols % lanes, 0):
-            tail, after = b.new_label("tail"), b.new_label("after")
             more = b.and_(b.const("i64", problem.cols), lanes - 1)
-            b.branch(b.and_(is_last, b.icmp("ne", more, 0)), tail, after)
-            b.label(tail)
-            column = b.sub(block.cols, lanes)
-            product = b.load(b.element(line, kind, column), kind, lanes)
-            fresh = b.icmp("uge", b.iota("i64", range(lanes)), b.splat(b.sub(lanes, more), lanes))
-            self.epilogue.write(b.add(left, column), product, fresh)
-            b.jump(after)
-            b.label(after)
+            with b.when(b.and_(is_last, b.icmp("ne", more, 0))):
+                column = b.sub(block.cols, lanes)
+                product = b.load(b.element(line, kind, column), kind, lanes)
+                fresh = b.icmp("uge", b.iota("i64", range(lanes)), b.splat(b.sub(lanes, more), lanes))
+                self.epilogue.write(b.add(left, column), product, fresh)
         rows.end()
 
 
@@ -211,25 +207,13 @@ def write(
     blocks: StreamedBlocks,
     target: Target,
     compute: Callable[[Builder, StreamedBlock], None],
-    helpers: dict[str, Builder],
+    helpers: dict[str, Function],
     sizes: Sizes,
 ) -> EntryCode:
-    """The functions of a product in blocks. `helpers` are by their signature, for any kernel of a module to share."""
+    """The functions of a product in blocks. `helpers` are by name, for any kernel of a module to share."""
     part, entry = Builder(target, symbol, sizes), Builder(target, symbol, sizes)
     StreamedBlocksWriter(part, blocks, Epilogue.of(part, blocks.problem, blocks.lanes), compute).write()
-    signature = f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
-    _write_entry(entry, blocks)
-    head = f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)"
-    texts = [part.pool_text, function_text(signature, part), function_text(head, entry, label=False)]
-    written = {name: function_text(f"internal void {name}", helper) for name, helper in helpers.items()}
-    declared = frozenset({DECLARE_PARALLEL_FOR}).union(part.declared, *(each.declared for each in helpers.values()))
-    shared = {**part.helpers, **written}
-    return EntryCode("\n".join(texts), declared, tuple(shared.items()), blocks.workspace)
-
-
-def _write_entry(b: Builder, blocks: StreamedBlocks) -> None:
     most = lesser(blocks.extent, greater(1, blocks.problem.multiplications // _GRAIN))
-    counts = ", ".join(str(b.const("i64", each)) for each in (most, blocks.extent, blocks.workspace))
-    arguments = f"ptr @{b.symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {counts}"
-    b.emit(f"%chunks = call i64 @{PARALLEL_FOR}({arguments})")
-    b.emit("ret void")
+    functions = (part.function(f"{symbol}.part", PART), entry_function(entry, most, blocks.extent, blocks.workspace))
+    shared = {**part.helpers, **{name: (helper,) for name, helper in helpers.items()}}
+    return EntryCode(functions, tuple(shared.items()), blocks.workspace)

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import torch
 
-from smelt.codegen.cpu.entry_points import DECLARE_PARALLEL_FOR, function_text
+from smelt.codegen.cpu.entry_points import PART
 from smelt.codegen.cpu.products.drive import DriveForm, drive
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
-from smelt.codegen.cpu.products.micro_kernel import Helper, micro_kernel, micro_kernel_along
+from smelt.codegen.cpu.products.micro_kernel import micro_kernel, micro_kernel_along
 from smelt.codegen.cpu.products.numbers import HEAD, Numbers, read, stored
 from smelt.codegen.cpu.products.packing import PanelForm, fill, pack, pack_along, pack_bounded, points
+from smelt.codegen.cpu.products.parts import MINE, entry_function, params
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, at_example, count
 from smelt.codegen.cpu.products.step_runs import period, run
 from smelt.codegen.cpu.products.tile_shape import Arithmetic, TileShape, rounded
@@ -25,16 +26,16 @@ from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, left_stays, ri
 from smelt.codegen.cpu.products.window_packing import pack_channels, pack_windows
 from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.runtime_sizes import Sizes
-from smelt.codegen.llvm.scalars import VALUE_KINDS
+from smelt.codegen.loops.builder import BUFFERS, Builder, param
+from smelt.codegen.loops.runtime_sizes import Sizes
+from smelt.codegen.loops.scalars import VALUE_KINDS
 from smelt.device import Target
 from smelt.ir.kernel import Store
+from smelt.ir.loops import Function, Value
 from smelt.symbolic.symsize import known_equal
-from smelt.torch_abi.symbols import PARALLEL_FOR
 
-PART = "internal void @{}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
-_FINISH = "internal void @{}.finish(ptr %buffers, ptr %sums, i64 %outer, i64 %top, i64 %rows, i64 %left, i64 %cols)"
+_FINISH = params("ptr buffers, ptr sums, i64 outer, i64 top, i64 rows, i64 left, i64 cols")
+_NUMBERS = param("numbers", "ptr")
 _FLOATS = (torch.float32, torch.float64)
 
 
@@ -61,40 +62,36 @@ def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryC
     space = PanelSpace.of(tiling)
     out, numbers = stored(tiling), Numbers.of(tiling, space)
     helpers = _helpers(tiling, target, in_place=out is not None)
-    fill, part, finish, entry = (Builder(target, symbol, sizes) for _ in range(4))
-    is_constant = numbers.is_constant
-    texts = []
-    if is_constant:
-        texts.append(numbers.text(f"{symbol}.numbers", tiling))
-    else:
-        numbers.write(fill, tiling)
-        texts.append(function_text(f"internal void @{symbol}.fill_numbers(ptr %buffers, ptr %numbers)", fill))
-    table = f"@{symbol}.numbers" if is_constant else ""
-    _write_part(part, tiling, helpers, out, table or _filled(part, numbers))
-    texts.append(function_text(PART.format(symbol), part))
+    part, finish, entry = (Builder(target, symbol, sizes) for _ in range(3))
+    functions = []
+    if not numbers.is_constant:
+        fill = Builder(target, symbol, sizes)
+        numbers.write(fill, tiling, _NUMBERS)
+        functions.append(fill.function(f"{symbol}.fill_numbers", (BUFFERS, _NUMBERS)))
+    _write_part(part, tiling, helpers, out, _table(part, numbers))
+    functions.append(part.function(f"{symbol}.part", PART))
+    if numbers.is_constant:
+        functions[-1].tables += (numbers.table(f"{symbol}.numbers", tiling),)
     if out is None:
         _Finish(finish, tiling, space).write()
-        texts += [finish.pool_text, function_text(_FINISH.format(symbol), finish)]
-    table = table or _filled(entry, numbers)
+        functions.append(finish.function(f"{symbol}.finish", _FINISH))
+    table = _table(entry, numbers)
     units, threads = (read(entry, table, HEAD, name) for name in ("units", "threads"))
-    shared = f"i64 %threads, {threads}, {units}, i64 {space.size}"
-    entry.emit(f"call i64 @{PARALLEL_FOR}(ptr @{symbol}.part, ptr %buffers, ptr %workspace, {shared})")
-    entry.emit("ret void")
-    texts.append(function_text(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry))
-    declared = frozenset({DECLARE_PARALLEL_FOR}).union(*(each.declared for each in (fill, part, finish, entry)))
-    declared = declared.union(*(each.declared for each in helpers.values()))
-    defined = {**finish.helpers, **{each.name: each.text for each in helpers.values()}}
-    return EntryCode("\n".join(texts), declared, tuple(defined.items()), space.size)
+    functions.append(entry_function(entry, threads, units, space.size))
+    shared = {**finish.helpers, **{each.name: (each,) for each in helpers.values()}}
+    return EntryCode(tuple(functions), tuple(shared.items()), space.size)
 
 
-def _filled(b: Builder, numbers: Numbers) -> str:
-    """A table on the stack, filled in."""
-    b.prologue.append(f"%numbers = alloca [{numbers.length} x i64], align 8")
-    b.emit(f"call void @{b.symbol}.fill_numbers(ptr %buffers, ptr %numbers)")
-    return "%numbers"
+def _table(b: Builder, numbers: Numbers) -> Value:
+    """The constant table, or one on the stack, filled in."""
+    if numbers.is_constant:
+        return Value(f"@{b.symbol}.numbers", "ptr")
+    table = b.stack("numbers", "i64", numbers.length, 8)
+    b.call(f"{b.symbol}.fill_numbers", BUFFERS, table)
+    return table
 
 
-def _helpers(tiling: Tiling, target: Target, *, in_place: bool) -> dict[str, Helper]:
+def _helpers(tiling: Tiling, target: Target, *, in_place: bool) -> dict[str, Function]:
     """The functions that a product shares with others, by purpose."""
     problem, tile = tiling.problem, tiling.tile
     if tiling.stays:
@@ -115,7 +112,7 @@ def _helpers(tiling: Tiling, target: Target, *, in_place: bool) -> dict[str, Hel
     return helpers
 
 
-def _packer(tiling: Tiling, number: int, form: PanelForm, target: Target) -> Helper:
+def _packer(tiling: Tiling, number: int, form: PanelForm, target: Target) -> Function:
     k, points = tiling.problem.k, (tiling.m, tiling.n)[number]
     factor = tiling.problem.contract.factors[number]
     if factor.bounds:
@@ -126,21 +123,24 @@ def _packer(tiling: Tiling, number: int, form: PanelForm, target: Target) -> Hel
     return (pack_along if known_equal(run(factor, k), count(k)) and not across else pack)(form, target)
 
 
-def _write_part(b: Builder, tiling: Tiling, helpers: dict[str, Helper], out: Store | None, table: str) -> None:
+def _write_part(b: Builder, tiling: Tiling, helpers: dict[str, Function], out: Store | None, table: Value) -> None:
     """The units of one thread, by the loops that are shared."""
     names = [buffer.name for buffer in tiling.problem.kernel.parameters]
 
-    def address(buffer: str) -> str:
-        slot = b.element("%buffers", "ptr", names.index(buffer))
-        return f"ptr {b.op(f'load ptr, ptr {slot}', 'ptr', 1).name}"
+    def address(buffer: str) -> Value:
+        return b.load_pointer(names.index(buffer))
+
+    def helper(name: str) -> Value:
+        """The address of a function, or of nothing where the loops call none."""
+        if name in helpers:
+            return Value(f"@{helpers[name].name}", "ptr")
+        return b.convert("inttoptr", b.const("i64", 0), "ptr")
 
     factors = [address(factor.buffer) for factor in tiling.problem.contract.factors]
-    wanted = [f"{what}.{side}" for what in ("points", "pack") for side in ("left", "right")]
-    by = [f"ptr @{helpers[each].name}" if each in helpers else "ptr null" for each in wanted]
-    last = f"ptr @{b.symbol}.finish" if out is None else address(out.buffer)
-    args = [f"ptr {table}", "ptr %buffers", "ptr %mine", "i64 %first", "i64 %last", *factors, *by, last]
-    b.emit(f"call void @{helpers['drive'].name}({', '.join(args)})")
-    b.emit("ret void")
+    by = [helper(f"{what}.{side}") for what in ("points", "pack") for side in ("left", "right")]
+    last = Value(f"@{b.symbol}.finish", "ptr") if out is None else address(out.buffer)
+    _, _, *units, _ = PART
+    b.call(helpers["drive"].name, table, BUFFERS, MINE, *units, *factors, *by, last)
 
 
 class _Finish:
@@ -161,24 +161,23 @@ class _Finish:
         return int(min([*widths, tiling.row_points] if tiling.beside else widths))
 
     def write(self) -> None:
-        b, left, width = self.b, LlvmValue("%left", "i64"), LlvmValue("%cols", "i64")
-        self._place(self.tiling.outer, LlvmValue("%outer", "i64"))
+        b, (_, sums, outer, _, _, left, width) = self.b, _FINISH
+        self._place(self.tiling.outer, outer)
         if self.tiling.beside:
             each = self.tiling.row_points
             loop = b.begin(b.const("i64", 0), b.binary("udiv", width, each), 1, (), guard=False)
             self._place(self.tiling.beside, b.add(b.binary("udiv", left, each), loop.index))
-            sums = b.element("%sums", self.kind, b.mul(loop.index, each))
+            sums = b.element(sums, self.kind, b.mul(loop.index, each))
             self._rows(sums, b.const("i64", 0), b.const("i64", each))
             loop.end()
         else:
-            self._rows("%sums", left, width)
-        b.emit("ret void")
+            self._rows(sums, left, width)
 
-    def _rows(self, sums: str, left: LlvmValue, width: LlvmValue) -> None:
+    def _rows(self, sums: Value, left: Value, width: Value) -> None:
         """Rows of the epilogue, from a column on."""
-        b = self.b
-        loop = b.begin(b.const("i64", 0), LlvmValue("%rows", "i64"), 1, (), guard=False)
-        self._place(self.rest.problem.m, b.add(LlvmValue("%top", "i64"), loop.index))
+        b, (_, _, _, top, rows, _, _) = self.b, _FINISH
+        loop = b.begin(b.const("i64", 0), rows, 1, (), guard=False)
+        self._place(self.rest.problem.m, b.add(top, loop.index))
         line = b.element(sums, self.kind, b.mul(loop.index, self.stride))
         self.rest.begin_row()
         b.open_loop()
@@ -186,14 +185,14 @@ class _Finish:
         b.close_loop()
         loop.end()
 
-    def _place(self, axes: Sequence[ProductAxis], point: LlvmValue) -> None:
+    def _place(self, axes: Sequence[ProductAxis], point: Value) -> None:
         """The positions of the axes whose points `point` numbers."""
         for number, axis in enumerate(reversed(axes)):
             last = number == len(axes) - 1
             self.rest.at.axes[axis.name] = point if last else self.b.binary("urem", point, axis.size)
             point = point if last else self.b.binary("udiv", point, axis.size)
 
-    def _row(self, line: str, left: LlvmValue, width: LlvmValue) -> None:
+    def _row(self, line: Value, left: Value, width: Value) -> None:
         """Vectors of a row of the block. The last one overlaps the previous one if computing a point twice is harmless
         and the row is long enough; otherwise the remainder is computed point by point."""
         b = self.b
@@ -202,7 +201,7 @@ class _Finish:
             loop = b.begin(b.const("i64", 0), width, self.lanes, (), guard=False)
             column = loop.index
             if self.lanes > 1:
-                column = b.intrinsic("llvm.smin", column, b.sub(width, self.lanes))
+                column = b.intrinsic("smin", column, b.sub(width, self.lanes))
             self._vector(line, left, column, self.lanes)
             loop.end()
             return
@@ -211,13 +210,13 @@ class _Finish:
         loop = b.begin(b.const("i64", 0), whole, self.lanes, (), guard=True)
         column = loop.index
         if overlaps:
-            column = b.intrinsic("llvm.smin", column, b.sub(width, self.lanes))
+            column = b.intrinsic("smin", column, b.sub(width, self.lanes))
         self._vector(line, left, column, self.lanes)
         loop.end()
         rest = b.begin(whole, width, 1, (), guard=True)
         self._vector(line, left, rest.index, 1)
         rest.end()
 
-    def _vector(self, line: str, left: LlvmValue, column: LlvmValue, lanes: int) -> None:
+    def _vector(self, line: Value, left: Value, column: Value, lanes: int) -> None:
         sums = self.b.load(self.b.element(line, self.kind, column), self.kind, lanes)
         self.rest.write(self.b.add(left, column), sums)

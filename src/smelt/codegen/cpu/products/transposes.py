@@ -1,16 +1,17 @@
 """Transposes 4 × 4 blocks in registers: contiguous steps become rows of a panel, and tiles are stored transposed."""
 
-from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.loops.builder import Builder
+from smelt.ir.loops import Value
 
 ACROSS = 4  # numbers of a row that are taken at once
 
 
-def transposed(b: Builder, rows: list[LlvmValue]) -> list[LlvmValue]:
+def transposed(b: Builder, rows: list[Value]) -> list[Value]:
     """Of four numbers each, one to four rows → four columns."""
-    kind, count = rows[0].kind, len(rows)
+    count = len(rows)
 
-    def mixed(left: LlvmValue, right: LlvmValue, order: list[int]) -> LlvmValue:
-        return b.op(f"shufflevector {left}, {right}, {b.iota('i32', order)}", kind, len(order))
+    def mixed(left: Value, right: Value, order: list[int]) -> Value:
+        return b.permute(left, order, right)
 
     if count == 1:
         return [b.extract(rows[0], lane) for lane in range(ACROSS)]

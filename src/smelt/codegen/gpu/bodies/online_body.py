@@ -16,10 +16,10 @@ from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.gpu.phase_body import PhaseBody, Values, halved
 from smelt.codegen.gpu.simt import Mask
 from smelt.codegen.gpu.team_reductions import reduce_team
-from smelt.codegen.llvm.builder import LlvmValue
-from smelt.codegen.llvm.reductions import combine
-from smelt.codegen.llvm.scalars import compute
+from smelt.codegen.loops.reductions import combine
+from smelt.codegen.loops.scalars import compute
 from smelt.ir.kernel import Accumulate, Instruction, Reduce, Scatter, Stage, Store, neutral
+from smelt.ir.loops import Value
 from smelt.symbolic.symsize import is_symsize
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -47,7 +47,7 @@ class OnlineBody(PhaseBody):
         within = takewhile(lambda stage: stage is not self.online.second, after)
         return [i for stage in within for i in stage.body if not isinstance(i, Store | Accumulate | Scatter)]
 
-    def _reference(self, most: LlvmValue) -> LlvmValue:
+    def _reference(self, most: Value) -> Value:
         """What distances are from, if this is the maximum."""
         if self.online.reference == self.online.peak.out:
             return self.b.select(self.b.fcmp("oeq", most, -math.inf), _LOWEST, most)
@@ -57,7 +57,7 @@ class OnlineBody(PhaseBody):
         (reference,) = self.values[self.online.reference]
         return reference
 
-    def _moved(self, total: LlvmValue, before: LlvmValue, after: LlvmValue) -> LlvmValue:
+    def _moved(self, total: Value, before: Value, after: Value) -> Value:
         """A sum of powers, relative to another number."""
         b = self.b
         by = compute(b, "exp", [b.fsub(before, after)], _F32)
@@ -88,7 +88,7 @@ class OnlineBody(PhaseBody):
                 del b.shared[each]  # what was computed inside is not there after a loop that may not have run
         self._share(*loop.end(*(b.splat(each, self._lanes) for each in (largest, further, total))))
 
-    def _values(self, stage: Stage, fold: Reduce, numbers: Sequence[LlvmValue], tile: int) -> Values:
+    def _values(self, stage: Stage, fold: Reduce, numbers: Sequence[Value], tile: int) -> Values:
         """The operands of a reduction in a tile."""
         outside = {**self.values}
         where, inside = self._cols(numbers[tile])
@@ -102,7 +102,7 @@ class OnlineBody(PhaseBody):
             return values
         return tuple(self.b.select(mask, each, neutral(fold.op, _F32)) for each in values)
 
-    def _share(self, most: LlvmValue, reference: LlvmValue, total: LlvmValue) -> None:
+    def _share(self, most: Value, reference: Value, total: Value) -> None:
         """Combine the results of all threads of the team."""
         b, plan, online = self.b, self.plan, self.online
         (whole,) = reduce_team(b, [("max", _F32)], [most], plan.team, plan.threads)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody
 from smelt.codegen.gpu.simt import Mask
-from smelt.codegen.llvm.builder import LlvmValue
 from smelt.ir.kernel import Load, Role, Store
+from smelt.ir.loops import Value
 
 
 class PointsBody(PhaseBody):
@@ -51,13 +51,9 @@ class PointsBody(PhaseBody):
 
     def _write_rest(self) -> None:
         b = self.b
-        inside, after = b.new_label("rest"), b.new_label("after")
-        b.branch(b.icmp("eq", b.block_number(), 0), inside, after)
-        b.label(inside)
-        single = replace(self.plan, width=1, vectors=1)
-        _RestBody(b, single, self.pointers, aligned=self.aligned).write_rest(self.plan.width)
-        b.jump(after)
-        b.label(after)
+        with b.when(b.icmp("eq", b.block_number(), 0)):
+            single = replace(self.plan, width=1, vectors=1)
+            _RestBody(b, single, self.pointers, aligned=self.aligned).write_rest(self.plan.width)
 
 
 class _RestBody(PhaseBody):
@@ -69,6 +65,6 @@ class _RestBody(PhaseBody):
         self.point = b.add(b.index(count - count % width), b.thread())
         self.write()
 
-    def _cols(self, number: LlvmValue) -> tuple[Coordinates, Mask]:
+    def _cols(self, number: Value) -> tuple[Coordinates, Mask]:
         point = self.b.select(self.mask, self.point, 0)
         return self._coordinates(point, self.kernel.cols), self.mask

@@ -15,10 +15,10 @@ from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody, Values, halved
 from smelt.codegen.gpu.row_reductions import RowReductions, preloadable, row_reads
 from smelt.codegen.gpu.simt import Mask
 from smelt.codegen.gpu.team_reductions import reduce_team, reduce_teams
-from smelt.codegen.llvm.builder import LlvmValue
-from smelt.codegen.llvm.reductions import combine, start
-from smelt.codegen.llvm.scalars import from_memory, memory_kind, to_memory
+from smelt.codegen.loops.reductions import combine, start
+from smelt.codegen.loops.scalars import from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Accumulate, Index, Instruction, Load, Role
+from smelt.ir.loops import Value
 from smelt.symbolic.symsize import is_symsize
 
 
@@ -36,10 +36,10 @@ class _Kept:
 class RowReductionsBody(PhaseBody):
     """A phase with `PhasePlan.folds` being written."""
 
-    carried: list[LlvmValue]
+    carried: list[Value]
     kept: dict[Accumulate, _Kept]
-    part: LlvmValue
-    turn: LlvmValue
+    part: Value
+    turn: Value
 
     @property
     def folds(self) -> RowReductions:
@@ -104,7 +104,7 @@ class RowReductionsBody(PhaseBody):
             group = b.sub(b.block_number(), b.mul(self.part, count))
         self.group = self._coordinates(group, folds.groups)
 
-    def _turns(self) -> LlvmValue:
+    def _turns(self) -> Value:
         """How many iterations this block makes over rows, of one or several rows each; the last may have none."""
         b, folds = self.b, self.folds
         if self.plan.rows_at_once > 1:
@@ -113,7 +113,7 @@ class RowReductionsBody(PhaseBody):
         part = b.convert("zext", self.part, "i64")
         return b.binary("udiv", b.sub(b.const("i64", count + folds.parts - 1), part), parts)
 
-    def _row(self, turn: LlvmValue, *, beyond: bool = False) -> tuple[Coordinates, Mask]:
+    def _row(self, turn: Value, *, beyond: bool = False) -> tuple[Coordinates, Mask]:
         """The row of a turn, and whether it is one; if not, the first. `beyond`: there may be no such turn."""
         b, plan, folds = self.b, self.plan, self.folds
         axes = self.kernel.rows[len(folds.groups) :]
@@ -139,9 +139,9 @@ class RowReductionsBody(PhaseBody):
         loops = [(load, tile) for tile in range(int(self.plan.tiles)) for load in row_reads(self.kernel, self.folds)]
         return [(load, -1) for load in row_reads(self.kernel, self.folds, loop=False)] + loops
 
-    def _read_row(self, turn: LlvmValue) -> list[LlvmValue]:
+    def _read_row(self, turn: Value) -> list[Value]:
         """A whole row, unconverted, in words."""
-        words: list[LlvmValue] = []
+        words: list[Value] = []
         rows, _ = self._row(turn, beyond=True) if self.plan.prefetches else ({}, None)
         for load, tile in self._reads:
             where = rows if tile < 0 else {**rows, **self._cols(self.b.index(tile))[0]}
@@ -149,7 +149,7 @@ class RowReductionsBody(PhaseBody):
             words += packed(self.b, [self.b.splat(each, self._lanes) for each in raw])
         return words
 
-    def _unpacked(self, words: Sequence[LlvmValue]) -> dict[tuple[str, Index, int], Values]:
+    def _unpacked(self, words: Sequence[Value]) -> dict[tuple[str, Index, int], Values]:
         loaded: dict[tuple[str, Index, int], Values] = {}
         first = 0
         for load, tile in self._reads:
@@ -209,10 +209,10 @@ class RowReductionsBody(PhaseBody):
             return values
         return tuple(self.b.select(mask, each, start(self.b, fold.op, self._dtype(fold), 1)) for each in values)
 
-    def _combined(self, fold: Accumulate, one: LlvmValue, other: LlvmValue) -> LlvmValue:
+    def _combined(self, fold: Accumulate, one: Value, other: Value) -> Value:
         return combine(self.b, fold.op, self._dtype(fold), one, other)
 
-    def _add(self, slot: int, fold: Accumulate, value: LlvmValue) -> None:
+    def _add(self, slot: int, fold: Accumulate, value: Value) -> None:
         self.carried[slot] = self._combined(fold, self.carried[slot], value)
 
     def _add_in_memory(self, fold: Accumulate, where: Coordinates, values: Values) -> None:
@@ -226,7 +226,7 @@ class RowReductionsBody(PhaseBody):
             after.append(self._combined(fold, so_far, value))
         self._put(fold, where, self.col_mask, tuple(after))
 
-    def _base(self, fold: Accumulate) -> LlvmValue:
+    def _base(self, fold: Accumulate) -> Value:
         """Where the partial of this block begins."""
         size = self.kernel.buffer(fold.buffer).size // self.folds.parts
         return self.b.mul(self.part, self.b.index(size))
@@ -258,7 +258,7 @@ class RowReductionsBody(PhaseBody):
         for kept, value in zip([*looped, *once], wholes, strict=True):
             self._put(kept.fold, self.rows, b.icmp("eq", b.thread(), 0), (value,))
 
-    def _between_threads(self, all_kept: Sequence[_Kept]) -> list[LlvmValue]:
+    def _between_threads(self, all_kept: Sequence[_Kept]) -> list[Value]:
         if not all_kept:
             return []
         kinds = [(kept.fold.op, self._dtype(kept.fold)) for kept in all_kept]

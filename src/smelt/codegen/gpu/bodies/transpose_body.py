@@ -9,9 +9,9 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody, Values
 from smelt.codegen.gpu.simt import Mask
 from smelt.codegen.gpu.transpose_tiles import TransposeTile, lanes_along
-from smelt.codegen.llvm.builder import LlvmValue
-from smelt.codegen.llvm.scalars import from_memory, memory_kind
+from smelt.codegen.loops.scalars import from_memory, memory_kind
 from smelt.ir.kernel import Index, Load, Store
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
@@ -20,8 +20,8 @@ from smelt.symbolic.symsize import is_symsize
 class _Place:
     """Of a thread in a tile: how far along each of its axes, and which points those are."""
 
-    down: LlvmValue
-    along: LlvmValue
+    down: Value
+    along: Value
     where: Coordinates
     mask: Mask
 
@@ -59,7 +59,7 @@ class TransposeBody(PhaseBody):
     def _lanes_of(self, side: int, at_once: int, size: int) -> int:
         return lanes_along(side, at_once, size, self.b.warp)
 
-    def _unit(self, turn: int, side: int, at_once: int, lanes: int) -> tuple[LlvmValue, LlvmValue]:
+    def _unit(self, turn: int, side: int, at_once: int, lanes: int) -> tuple[Value, Value]:
         """Which line of the tile a thread has when it comes back for the time `turn`, and where along it."""
         b, plan = self.b, self.plan
         lines, pieces = b.warp // lanes, side // (lanes * at_once)
@@ -72,7 +72,7 @@ class TransposeBody(PhaseBody):
             line = b.add(line, b.lshr(b.lane(), lanes.bit_length() - 1))
         return line, along
 
-    def _at(self, down: LlvmValue, along: LlvmValue) -> _Place:
+    def _at(self, down: Value, along: Value) -> _Place:
         b, tile = self.b, self.tile
         mask: Mask = None
         where: Coordinates = {}
@@ -90,7 +90,7 @@ class TransposeBody(PhaseBody):
     def _read_across(self) -> None:
         """All that a thread reads before it leaves the first: as much as there is comes at the same time."""
         b, tile, at_once = self.b, self.tile, self.tile.read_at_once
-        loaded: list[tuple[int, LlvmValue, LlvmValue]] = []
+        loaded: list[tuple[int, Value, Value]] = []
         for read in tile.reads:
             buffer = self.kernel.buffer(read.buffer)
             kind, size = memory_kind(buffer.dtype), buffer.dtype.itemsize

@@ -11,9 +11,9 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody
 from smelt.codegen.gpu.products.product_tiles import ProductTile
 from smelt.codegen.gpu.simt import Mask
-from smelt.codegen.llvm.builder import LlvmValue
-from smelt.codegen.llvm.scalars import cast, constant, from_memory, memory_kind
+from smelt.codegen.loops.scalars import cast, constant, from_memory, memory_kind
 from smelt.ir.kernel import Axis, Contract, Factor, Index, Role
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
@@ -27,10 +27,10 @@ class _Read:
     """An element of a factor that a thread fetches for its block, at each turn of another term."""
 
     factor: Factor
-    term: LlvmValue  # counted from the first of the turn
-    place: LlvmValue  # in shared memory
-    base: LlvmValue  # in the buffer, of the term 0
-    positions: tuple[LlvmValue, ...]  # of its bounds, of the term 0
+    term: Value  # counted from the first of the turn
+    place: Value  # in shared memory
+    base: Value  # in the buffer, of the term 0
+    positions: tuple[Value, ...]  # of its bounds, of the term 0
     mask: Mask
 
 
@@ -71,7 +71,7 @@ class ProductBody(PhaseBody):
 
     # The factors.
 
-    def _side(self, factor: Factor, axes: tuple[Axis, ...], count: Size, origin: LlvmValue, length: int) -> _Side:
+    def _side(self, factor: Factor, axes: tuple[Axis, ...], count: Size, origin: Value, length: int) -> _Side:
         b, shape = self.b, self.tile.shape
         line = length + _PADDING
         array = b.shared_array(memory_kind(self.contract.dtype), shape.depth * line)
@@ -97,7 +97,7 @@ class ProductBody(PhaseBody):
         """Whether its terms are contiguous in memory."""
         return bool(self.tile.inner) and factor.index.stride(self.tile.inner[-1].name) == 1
 
-    def _fetched(self, read: _Read, first: LlvmValue) -> LlvmValue:
+    def _fetched(self, read: _Read, first: Value) -> Value:
         """The element of the iteration that begins with the term `first`; zero if there is none."""
         b, tile, factor = self.b, self.tile, read.factor
         term = b.add(first, read.term)
@@ -116,13 +116,13 @@ class ProductBody(PhaseBody):
         value = cast(b, from_memory(b, raw, buffer.dtype), buffer.dtype, self.contract.dtype)
         return b.select(mask, value, constant(b, 0.0, self.contract.dtype))
 
-    def _moved(self, base: LlvmValue, index: Index, where: Coordinates) -> LlvmValue:
+    def _moved(self, base: Value, index: Index, where: Coordinates) -> Value:
         terms = _only(index, where)
         return self.b.add(base, self._offset(Index(terms.terms), where)) if terms.terms else base
 
     # The sums.
 
-    def _summed(self, sides: tuple[_Side, _Side]) -> list[LlvmValue]:
+    def _summed(self, sides: tuple[_Side, _Side]) -> list[Value]:
         b, shape, terms = self.b, self.tile.shape, self.tile.term_count
         zero = b.splat(constant(b, 0.0, self.contract.dtype), self._lanes)
         reads = [read for side in sides for read in side.reads]
@@ -150,11 +150,11 @@ class ProductBody(PhaseBody):
                 del b.shared[each]  # what was computed inside is not there after a loop that may not have run
         return values[:count]
 
-    def _all(self, value: LlvmValue) -> LlvmValue:
+    def _all(self, value: Value) -> Value:
         """A loop carries values of one type."""
         return self.b.splat(value, self._lanes)
 
-    def _term(self, sides: tuple[_Side, _Side], term: int, sums: list[LlvmValue]) -> list[LlvmValue]:
+    def _term(self, sides: tuple[_Side, _Side], term: int, sums: list[Value]) -> list[Value]:
         b, shape, kind = self.b, self.tile.shape, memory_kind(self.contract.dtype)
         left, right = sides
         ours = b.load_shared_vector(left.array, b.add(self.down, term * left.line), kind, shape.down)
@@ -170,7 +170,7 @@ class ProductBody(PhaseBody):
 
     # What follows.
 
-    def _points(self, sums: list[LlvmValue], top: LlvmValue, left: LlvmValue) -> None:
+    def _points(self, sums: list[Value], top: Value, left: Value) -> None:
         b, tile = self.b, self.tile
         (stage,) = self.kernel.stages
         rows = [b.add(top, b.add(self.down, way)) for way in range(tile.shape.down)]
@@ -186,7 +186,7 @@ class ProductBody(PhaseBody):
                     where = {**self.rows, **above, **beside}
                     self._step(instruction, where, self._both(inside, within), tile=place)
 
-    def _within(self, at: LlvmValue, axes: tuple[Axis, ...], count: Size, side: int) -> tuple[Coordinates, Mask]:
+    def _within(self, at: Value, axes: tuple[Axis, ...], count: Size, side: int) -> tuple[Coordinates, Mask]:
         b = self.b
         mask: Mask = None
         if is_symsize(count) or count % side:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from smelt.codegen.gpu.grid_plan import PhasePlan
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.simt import Mask, Simt
-from smelt.codegen.llvm.builder import LlvmValue
-from smelt.codegen.llvm.reductions import combine
-from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, from_memory, memory_kind, to_memory
+from smelt.codegen.loops.reductions import combine
+from smelt.codegen.loops.scalars import VALUE_KINDS, cast, from_memory, memory_kind, to_memory
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import product
 from smelt.symbolic.symsize import is_symsize
 
@@ -27,7 +27,7 @@ from smelt.symbolic.symsize import is_symsize
 class RunReductionBody(PhaseBody):
     """One level, being written."""
 
-    def __init__(self, b: Simt, plan: PhasePlan, pointers: Mapping[str, Callable[[], str]], *, aligned: bool) -> None:
+    def __init__(self, b: Simt, plan: PhasePlan, pointers: Mapping[str, Callable[[], Value]], *, aligned: bool) -> None:
         super().__init__(b, plan, pointers, aligned=aligned)
         assert plan.runs is not None
         self.level = plan.runs
@@ -36,7 +36,7 @@ class RunReductionBody(PhaseBody):
         op = self.places.scatter.op
         assert op is not None
         self.op = op
-        self.point: LlvmValue = b.index(0)  # of its place, which this thread reduces
+        self.point: Value = b.index(0)  # of its place, which this thread reduces
         self.inner = product(axis.size for axis in self.places.inner)
 
     def write(self) -> None:
@@ -86,7 +86,7 @@ class RunReductionBody(PhaseBody):
         tail = b.select(b.and_(goes_on, b.not_(of_before)), total, nothing)
         self._leave(chunk, (first_key, key), (head, tail), mine)
 
-    def _split(self, thread: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+    def _split(self, thread: Value) -> tuple[Value, Value]:
         b, inner = self.b, self.inner
         if not is_symsize(inner) and inner == 1:
             return thread, b.index(0)
@@ -94,16 +94,16 @@ class RunReductionBody(PhaseBody):
         chunk = b.binary("udiv", thread, extent)
         return chunk, b.sub(thread, b.mul(chunk, extent))
 
-    def _number(self, name: str, at: LlvmValue) -> LlvmValue:
+    def _number(self, name: str, at: Value) -> Value:
         b, dtype = self.b, self.places.dtype
         (raw,) = b.load_global(self.pointers[name](), at, memory_kind(dtype), constant=True)
         return b.convert("trunc" if b.index_kind == "i32" else "sext", raw, b.index_kind)
 
-    def _key(self, at: LlvmValue, where: Mask) -> LlvmValue:
+    def _key(self, at: Value, where: Mask) -> Value:
         at = at if where is None else self.b.select(where, at, 0)
         return self._number(self.level.keys, at)
 
-    def _value(self, at: LlvmValue) -> LlvmValue:
+    def _value(self, at: Value) -> Value:
         """Of an entry of the list."""
         b, level = self.b, self.level
         if level.order is None:
@@ -119,7 +119,7 @@ class RunReductionBody(PhaseBody):
         self.values = outside
         return value
 
-    def _flush(self, key: LlvmValue, total: LlvmValue, mask: LlvmValue) -> None:
+    def _flush(self, key: Value, total: Value, mask: Value) -> None:
         """A run is complete: combine it with the element of its key."""
         b, places = self.b, self.places
         buffer = self.kernel.buffer(places.scatter.buffer)
@@ -134,7 +134,7 @@ class RunReductionBody(PhaseBody):
             b.store_global(pointer, place, [to_memory(b, new, buffer.dtype)])
 
     def _leave(
-        self, chunk: LlvmValue, keys: tuple[LlvmValue, ...], values: tuple[LlvmValue, ...], mask: LlvmValue
+        self, chunk: Value, keys: tuple[Value, ...], values: tuple[Value, ...], mask: Value
     ) -> None:
         """For the next level."""
         b, level = self.b, self.level

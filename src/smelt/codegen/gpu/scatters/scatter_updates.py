@@ -8,10 +8,10 @@
 import torch
 
 from smelt.codegen.gpu.simt import Simt
-from smelt.codegen.llvm.builder import LlvmValue
-from smelt.codegen.llvm.reductions import combine
-from smelt.codegen.llvm.scalars import cast, from_memory, memory_kind, to_memory
+from smelt.codegen.loops.reductions import combine
+from smelt.codegen.loops.scalars import cast, from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Reduction
+from smelt.ir.loops import Value
 
 # As LLVM's `atomicrmw` calls what chips have an instruction for.
 _OF_INTEGERS = {"sum": "add", "max": "max", "min": "min"}
@@ -25,7 +25,7 @@ _PLAIN: dict[torch.dtype, dict[str, str]] = {
 
 
 def put(
-    b: Simt, op: Reduction | None, pointer: str, at: LlvmValue, value: LlvmValue, dtype: torch.dtype, to: torch.dtype
+    b: Simt, op: Reduction | None, pointer: Value, at: Value, value: Value, dtype: torch.dtype, to: torch.dtype
 ) -> None:
     """A value of `dtype` into an element of a buffer of dtype `to`, under the `where` that is open."""
     if op is None:
@@ -37,7 +37,7 @@ def put(
             b.store_global(pointer, at, [b.const("i8", op == "any")])
         return
 
-    def change(old: LlvmValue, value: LlvmValue) -> LlvmValue:
+    def change(old: Value, value: Value) -> Value:
         wide = cast(b, from_memory(b, old, to), to, dtype)
         return to_memory(b, cast(b, combine(b, op, dtype, wide, value), dtype, to), to)
 

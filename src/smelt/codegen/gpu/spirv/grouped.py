@@ -2,16 +2,18 @@
 
     member = how many others begin at or before the block;  %b0 = parameter 3 · member, %b1 = 3 · member + 1, …
 
-SPIR-V does not allow branches from many places to one block, as other targets do. So arrays of constants have the first
-block and the length of each member, and a block reads its member's parameters from those of the launch.
+Arrays of constants have the first block and the length of each member, and a block reads its member's parameters from
+those of the launch: as branches, as on other targets, these would be too many for some devices.
 """
 
 from smelt.codegen.gpu.launch_groups import GroupMembers
-from smelt.codegen.gpu.simt import GLOBAL
 from smelt.codegen.gpu.spirv.thread import Spirv
-from smelt.codegen.llvm.builder import LlvmValue
-from smelt.codegen.llvm.runtime_sizes import Sizes
+from smelt.codegen.loops.builder import param
+from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
+from smelt.ir.loops import GLOBAL, Address, Compute, Convert, Function, Id, Load, Node, Table, Value
+
+_OWN, _MEMBER = param("own"), param("member")
 
 
 class GroupedSpirv(Spirv):
@@ -21,49 +23,44 @@ class GroupedSpirv(Spirv):
         super().__init__(target, symbol, sizes, "i64", buffers=members.buffers, threads=threads)
         self.members = members
 
-    def block_number(self) -> LlvmValue:
-        return LlvmValue("%own", "i64")
+    def block_number(self) -> Value:
+        return _OWN
 
-    def function(self) -> str:
+    def grid_function(self) -> Function:
         assert self.sizes is not None
-        members = self.members
+        members, first, base = self.members, param("first"), param("base")
+        block = self._block()
         tables = {"first": list(members.starts)}
         tables |= {f"size{slot}": values for slot, values in enumerate(members.sizes(self.sizes))}
-        lines = self._member()
+        nodes = self._member(block)
         for name in tables:
-            lines.append(f"%{name}.at = getelementptr i64, ptr @{self.symbol}.{name}, i64 %member")
-            lines.append(f"%{name} = load i64, ptr %{name}.at")
-        lines += ["%own = sub i64 %block, %first", f"%base = mul i64 %member, {members.buffers}"]
-        self.declared.add("declare i64 @smelt.parameter(i64)")
+            at = param(f"{name}.at", "ptr")
+            nodes.append(Address(at, Value(f"@{self.symbol}.{name}", "ptr"), "i64", _MEMBER))
+            nodes.append(Load(param(name), at, 8, invariant=True))
+        nodes.append(Compute(_OWN, "sub", (block, first)))
+        nodes.append(Compute(base, "mul", (_MEMBER, self.const("i64", members.buffers))))
         for number in range(members.buffers):
-            is_number = self._taken(number) != GLOBAL
-            lines.append(f"%at{number} = add i64 %base, {number}")
-            lines.append(f"{'%b' if is_number else '%given'}{number} = call i64 @smelt.parameter(i64 %at{number})")
-            if not is_number:
-                lines.append(f"%b{number} = inttoptr i64 %given{number} to {GLOBAL}")
-        total = len(members.values) * members.buffers + 1  # the workspace, too
-        text = "".join(_table(f"{self.symbol}.{name}", values) for name, values in tables.items())
-        return text + self._function([], [*lines, *self.prologue, *self.lines], f' "parameters"="{total}"')
+            buffer, at, whole = self.taken(number), param(f"at{number}"), param(f"given{number}")
+            nodes.append(Compute(at, "add", (base, self.const("i64", number))))
+            if buffer.kind == GLOBAL:
+                nodes += [Id(whole, "parameter", at), Convert(buffer, "inttoptr", whole)]
+            else:
+                nodes.append(Id(buffer, "parameter", at))
+        function = self._function(())
+        # What the kernel's code asks for first, such as the block, comes before.
+        function.body[len(self.prologue) : len(self.prologue)] = nodes
+        function.parameters = len(members.values) * members.buffers + 1  # the workspace, too
+        constants = {name: tuple(self.const("i64", value) for value in values) for name, values in tables.items()}
+        function.tables = tuple(Table(f"{self.symbol}.{name}", values) for name, values in constants.items())
+        return function
 
-    def _member(self) -> list[str]:
+    def _member(self, block: Value) -> list[Node]:
         """From the block's number to the member's."""
-        self.declared |= {"declare i32 @llvm.spv.group.id.i32(i32)", "declare i64 @smelt.first_block()"}
-        lines = [
-            "%group = call i32 @llvm.spv.group.id.i32(i32 0)",
-            "%group.wide = zext i32 %group to i64",
-            "%group.first = call i64 @smelt.first_block()",
-            "%block = add i64 %group.first, %group.wide",
-        ]
-        count = "0"
+        count, nodes = self.const("i64", 0), list[Node]()
         for number, start in enumerate(self.members.starts[1:], 1):
-            lines.append(f"%after{number} = icmp uge i64 %block, {start}")
-            lines.append(f"%one{number} = zext i1 %after{number} to i64")
-            lines.append(f"%count{number} = add i64 {count}, %one{number}")
-            count = f"%count{number}"
-        lines.append(f"%member = add i64 {count}, 0")
-        return lines
-
-
-def _table(name: str, values: list[int]) -> str:
-    elements = ", ".join(f"i64 {value}" for value in values)
-    return f"@{name} = internal constant [{len(values)} x i64] [{elements}]\n"
+            after, one, more = param(f"after{number}", "i1"), param(f"one{number}"), param(f"count{number}")
+            nodes.append(Compute(after, "icmp uge", (block, self.const("i64", start))))
+            nodes += [Convert(one, "zext", after), Compute(more, "add", (count, one))]
+            count = more
+        nodes.append(Compute(_MEMBER, "add", (count, self.const("i64", 0))))
+        return nodes

@@ -1,21 +1,26 @@
 """`ModuleWords` writes a SPIR-V module as the words of its sections.
 
-    m = ModuleWords(); f32 = m.float_type(32); one = m.constant(f32, …)       each type and constant is there once
-    m.code += m.instruction(Op.FADD, f32, m.new_id(), a, b)
+    m = ModuleWords(); f32 = m.type_of("f32"); one = m.number("f32", 1.0)       each type and constant is there once
+    m.code += instruction(Op.IMUL, m.type_of("i64"), m.new_id(), a, b)
     m.to_bytes()
 
 Opcode numbers are those of the SPIR-V specification, version 1.5, which Vulkan 1.2 accepts.
 """
 
+import math
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
+from smelt.ir.loops import BITS, GLOBAL, Number, Value
+
+_BITS = {**BITS, GLOBAL: 64}
+_FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 _MAGIC, _VERSION = 0x07230203, 0x00010500
 
 
 class Op(IntEnum):
-    """Instructions that are not one for one LLVM's."""
+    """Instructions, but for those that are operators of the loop form."""
 
     EXT_INST_IMPORT = 11
     EXT_INST = 12
@@ -36,7 +41,6 @@ class Op(IntEnum):
     CONSTANT_FALSE = 42
     CONSTANT = 43
     CONSTANT_COMPOSITE = 44
-    CONSTANT_NULL = 46
     FUNCTION = 54
     FUNCTION_PARAMETER = 55
     FUNCTION_END = 56
@@ -49,34 +53,21 @@ class Op(IntEnum):
     MEMBER_DECORATE = 72
     COMPOSITE_CONSTRUCT = 80
     COMPOSITE_EXTRACT = 81
-    COMPOSITE_INSERT = 82
     CONVERT_F_TO_S = 110
-    CONVERT_S_TO_F = 111
-    CONVERT_U_TO_F = 112
     U_CONVERT = 113
-    S_CONVERT = 114
-    F_CONVERT = 115
     CONVERT_U_TO_PTR = 120
     BITCAST = 124
     IADD = 128
-    FADD = 129
     ISUB = 130
-    FSUB = 131
     IMUL = 132
-    FMUL = 133
-    LOGICAL_EQUAL = 164
-    LOGICAL_NOT_EQUAL = 165
     LOGICAL_OR = 166
-    LOGICAL_AND = 167
     LOGICAL_NOT = 168
     SELECT = 169
     I_EQUAL = 170
-    I_NOT_EQUAL = 171
-    U_GREATER = 172
     U_LESS = 176
-    F_ORD_LESS = 184
-    F_ORD_GREATER_EQUAL = 190
+    S_LESS = 177
     SHIFT_RIGHT_LOGICAL = 194
+    SHIFT_RIGHT_SIGNED = 195
     SHIFT_LEFT = 196
     BITWISE_OR = 197
     BITWISE_AND = 199
@@ -114,9 +105,6 @@ class Capability(IntEnum):
     GROUP_SHUFFLE = 65
     STORAGE_16BIT = 4433
     STORAGE_8BIT = 4448
-    DENORM_PRESERVE = 4464
-    NAN_PRESERVE = 4466
-    ROUND_TO_EVEN = 4467
     PHYSICAL_ADDRESSES = 5347
 
 
@@ -131,13 +119,23 @@ def instruction(op: int, *operands: int) -> list[int]:
     return [(len(operands) + 1) << 16 | op, *operands]
 
 
+def float_bits(kind: str, number: float) -> int:
+    """There is one NaN."""
+    form = _FLOATS[kind]
+    try:
+        data = struct.pack(form, math.nan if math.isnan(number) else number)
+    except OverflowError:
+        data = struct.pack(form, math.copysign(math.inf, number))
+    return int.from_bytes(data, "little")
+
+
 class ModuleWords:
     """A module: declarations, and the words of its functions."""
 
     def __init__(self) -> None:
         self._last = 0
         self._once: dict[tuple[int, ...], int] = {}
-        self.capabilities = {Capability.SHADER, Capability.PHYSICAL_ADDRESSES, Capability.INT64}
+        self.capabilities: set[int] = {Capability.SHADER, Capability.PHYSICAL_ADDRESSES, Capability.INT64}
         self.entry: list[int] = []
         self.modes: list[int] = []
         self.decorations: list[int] = []
@@ -150,7 +148,14 @@ class ModuleWords:
         self._last += 1
         return self._last
 
-    # Types.
+    # Types. A global address is an integer, and so is a float16.
+
+    def type_of(self, kind: str, lanes: int = 1) -> int:
+        if lanes > 1:
+            return self.vector_type(self.type_of(kind), lanes)
+        if kind == "i1":
+            return self.bool_type()
+        return self.float_type(_BITS[kind]) if kind in ("f32", "f64") else self.int_type(_BITS[kind])
 
     def _declared(self, op: int, *operands: int) -> int:
         """Of a type or constant that is the same wherever it is needed: its result comes first."""
@@ -207,24 +212,31 @@ class ModuleWords:
 
     # Constants and variables.
 
+    def constant_of(self, value: Value) -> int:
+        assert value.number is not None and not isinstance(value.number, tuple)
+        return self.number(value.kind, value.number)
+
+    def number(self, kind: str, number: Number) -> int:
+        """A constant of a kind."""
+        if kind == "i1":
+            return self.typed_constant(Op.CONSTANT_TRUE if number else Op.CONSTANT_FALSE, self.bool_type())
+        value = float_bits(kind, number) if kind in _FLOATS else int(number)
+        return self._of_bits(self.type_of(kind), _BITS[kind], value)
+
     def word(self, value: int) -> int:
         """A constant of 32 bits."""
         return self.integer(32, value)
 
     def integer(self, bits: int, value: int) -> int:
-        kind, value = self.int_type(bits), value & ((1 << bits) - 1)
-        words = (value,) if bits <= 32 else (value & 0xFFFFFFFF, value >> 32)
-        return self.constant(kind, *words)
+        return self._of_bits(self.int_type(bits), bits, value)
 
-    def constant(self, kind: int, *words: int) -> int:
-        key = (Op.CONSTANT, kind, *words)
-        if key not in self._once:
-            result = self._once[key] = self.new_id()
-            self.declarations += instruction(Op.CONSTANT, kind, result, *words)
-        return self._once[key]
+    def _of_bits(self, kind: int, bits: int, value: int) -> int:
+        value &= (1 << bits) - 1
+        words = (value,) if bits <= 32 else (value & 0xFFFFFFFF, value >> 32)
+        return self.typed_constant(Op.CONSTANT, kind, *words)
 
     def typed_constant(self, op: int, kind: int, *operands: int) -> int:
-        """True, false, null, or a composite."""
+        """A number, true, false, or a composite."""
         key = (op, kind, *operands)
         if key not in self._once:
             result = self._once[key] = self.new_id()

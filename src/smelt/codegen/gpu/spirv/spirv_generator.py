@@ -1,6 +1,8 @@
 """`SpirvGenerator`: GPU schedules as SPIR-V, for chips that take that form. The chip compiles each phase separately.
 
-    load(["define spir_kernel void @k0_0(…)"])  →  chip.compile(KernelModule("spirv", (b"…",), ("k0_0",)))
+    load([Module((Function("k0_0", …, kind="grid"),))])  →  chip.compile(KernelModule("spirv", (b"…",), ("k0_0",)))
+
+For people to read there is the loop form, which the words follow node by node.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,14 +14,14 @@ from smelt.codegen.gpu.grid_plan import GridPlan, PhasePlan, plan
 from smelt.codegen.gpu.launch_groups import Writer
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.gpu.spirv.grouped import GroupedSpirv
+from smelt.codegen.gpu.spirv.print_spirv import print_grids
 from smelt.codegen.gpu.spirv.thread import Spirv
-from smelt.codegen.gpu.spirv.translate import translated
 from smelt.codegen.llvm.compile import Built
-from smelt.codegen.llvm.module_text import ModuleText
-from smelt.codegen.llvm.runtime_sizes import Sizes
+from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import KernelModule, Target
 from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import GridPhase
+from smelt.ir.loops import Module
 
 
 class SpirvGenerator(GpuGenerator):
@@ -41,18 +43,20 @@ class SpirvGenerator(GpuGenerator):
     def group_writer(self, target: Target) -> Writer:
         return lambda symbol, sizes, members, threads: GroupedSpirv(target, symbol, sizes, members, threads)
 
-    def load(self, texts: Sequence[str | ModuleText], target: Target, threads: int = 1) -> list[Built]:
-        return [self.compile(spirv_module(str(text))) for text in texts]
+    def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
+        return [self.compile(spirv_module(module)) for module in modules]
 
     def compile(self, module: KernelModule) -> Built:
         """A module that was made here, now or by an earlier process, by the chip."""
         return Built(lambda symbol: 0, self._compile(module), module)
 
-    def assemble(self, text: str, target: Target) -> str:
-        return text
+    def assemble(self, module: Module, target: Target) -> str:
+        from smelt.ir.loops.text import format_module
+
+        return format_module(module)
 
 
-def spirv_module(text: str) -> KernelModule:
-    """The module of a text for a chip: a binary for each launched function."""
-    binaries = translated(text)
+def spirv_module(module: Module) -> KernelModule:
+    """What a chip compiles: a binary for each launched function."""
+    binaries = print_grids(module)
     return KernelModule("spirv", tuple(binaries.values()), tuple(binaries))

@@ -6,7 +6,8 @@ Those that look into the bits of a number take f32 and f64 alike, by the `Polyno
 from collections.abc import Sequence
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.loops.builder import Builder
+from smelt.ir.loops import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,62 +34,62 @@ LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
 
 
-def form_of(bits: LlvmValue) -> PolynomialForm:
+def form_of(bits: Value) -> PolynomialForm:
     """By the kind of the integers that hold its bits."""
     return FORMS["f64" if bits.kind == "i64" else "f32"]
 
 
-def polynomial(b: Builder, x: LlvmValue, coefficients: Sequence[float]) -> LlvmValue:
+def polynomial(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
     """By Horner's rule, highest power first."""
     return _horner(b, x, coefficients)
 
 
-def polynomial_in_pairs(b: Builder, x: LlvmValue, coefficients: Sequence[float]) -> LlvmValue:
+def polynomial_in_pairs(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
     """All but the last term by Horner's rule in x² over pairs of terms: half as long a chain of steps."""
     *upper, last = coefficients
     odd = len(upper) % 2
-    pairs: list[LlvmValue | float] = [*upper[:odd]]
+    pairs: list[Value | float] = [*upper[:odd]]
     for high, low in zip(upper[odd::2], upper[odd + 1 :: 2], strict=True):
         pairs.append(b.fma(high, x, low))
     return b.fma(_horner(b, b.fmul(x, x), pairs), x, last)
 
 
-def _horner(b: Builder, x: LlvmValue, coefficients: Sequence[LlvmValue | float]) -> LlvmValue:
+def _horner(b: Builder, x: Value, coefficients: Sequence[Value | float]) -> Value:
     total = coefficients[0]
     for coefficient in coefficients[1:]:
         total = b.fma(total, x, coefficient)
-    assert isinstance(total, LlvmValue)
+    assert isinstance(total, Value)
     return total
 
 
-def round_scaled(b: Builder, x: LlvmValue, scale: float) -> tuple[LlvmValue, LlvmValue]:
+def round_scaled(b: Builder, x: Value, scale: float) -> tuple[Value, Value]:
     """`x * scale` rounded to an integer, as a float (never -0) and as the bits that hold it (see `two_to`)."""
     magic = FORMS[x.kind].magic
     shifted = b.fadd(x, magic) if scale == 1.0 else b.fma(x, scale, magic)
     return b.fsub(shifted, magic), b.bits(shifted)
 
 
-def without_ln2(b: Builder, x: LlvmValue, n: LlvmValue) -> LlvmValue:
+def without_ln2(b: Builder, x: Value, n: Value) -> Value:
     """x - n · ln 2."""
     form = FORMS[x.kind]
     return b.fma(n, -form.ln2_lo, b.fma(n, -form.ln2_hi, x))
 
 
-def two_to(b: Builder, held: LlvmValue, more: int = 0) -> LlvmValue:
+def two_to(b: Builder, held: Value, more: int = 0) -> Value:
     """2^(n + more) for normal results, from the bits `round_scaled` gave: the shift leaves only n, at the exponent's
     place."""
     form = form_of(held)
     return b.from_bits(b.add(b.shl(held, form.mantissa), form.one + (more << form.mantissa)))
 
 
-def minus_two_to(b: Builder, held: LlvmValue) -> LlvmValue:
+def minus_two_to(b: Builder, held: Value) -> Value:
     """-2^n, as `two_to`."""
     form = form_of(held)
     width = 64 if held.kind == "i64" else 32
     return b.from_bits(b.add(b.shl(held, form.mantissa), form.one - (1 << width - 1)))
 
 
-def scale_by_two_to(b: Builder, x: LlvmValue, n: LlvmValue, held: LlvmValue) -> LlvmValue:
+def scale_by_two_to(b: Builder, x: Value, n: Value, held: Value) -> Value:
     """x · 2^n for any n that matters, in two steps so that results below the normal range round once."""
     if b.scales(x):
         return b.scaled(x, n)
@@ -97,7 +98,7 @@ def scale_by_two_to(b: Builder, x: LlvmValue, n: LlvmValue, held: LlvmValue) -> 
     return b.fmul(b.fmul(x, two_to(b, half)), two_to(b, rest))
 
 
-def divided(b: Builder, a: LlvmValue, by: LlvmValue) -> LlvmValue:
+def divided(b: Builder, a: Value, by: Value) -> Value:
     """A quotient of numbers of moderate size: a product with about 1 / `by`, then one correction step."""
     if not b.target.approximates or by.kind != "f32":
         return b.fdiv(a, by)

@@ -6,9 +6,10 @@ e = |x|·Q(|x|) - 2|x| is split into its nearest integer n, which is 0 or less, 
 For f64 up to one x + x·P(x²), and further out 1 - e^(-x²)·T((x - 3) / (x + 3)).
 """
 
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.math.exponential import exp_of_negative
-from smelt.codegen.llvm.math.polynomial import minus_two_to, polynomial, polynomial_in_pairs, round_scaled
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.math.exponential import exp_of_negative
+from smelt.codegen.loops.math.polynomial import minus_two_to, polynomial, polynomial_in_pairs, round_scaled
+from smelt.ir.loops import Value
 
 _EXPONENT = (
     1.3375621942902559e-05, -0.000169922122242102, 0.0009137437235535458, -0.002406464355244588,
@@ -34,13 +35,13 @@ _IS_ONE = 4.0
 _IS_ONE_WIDE = 6.0
 
 
-def erf(b: Builder, x: LlvmValue) -> LlvmValue:
+def erf(b: Builder, x: Value) -> Value:
     size = b.minimum(_IS_ONE, b.fabs(x))
     exponent = b.fma(polynomial_in_pairs(b, size, _EXPONENT), size, b.fmul(size, -2.0))
     return b.copysign(one_minus_two_to(b, exponent), x)
 
 
-def one_minus_two_to(b: Builder, exponent: LlvmValue) -> LlvmValue:
+def one_minus_two_to(b: Builder, exponent: Value) -> Value:
     """For f32, of an exponent that is 0 or less: as exact in proportion where that is near zero."""
     n, held = round_scaled(b, exponent, 1.0)
     r = b.fsub(exponent, n)
@@ -49,7 +50,7 @@ def one_minus_two_to(b: Builder, exponent: LlvmValue) -> LlvmValue:
     return b.fma(minus_power, m, b.fadd(minus_power, 1.0))
 
 
-def erf_wide(b: Builder, x: LlvmValue) -> LlvmValue:
+def erf_wide(b: Builder, x: Value) -> Value:
     """For f64."""
     size = b.minimum(_IS_ONE_WIDE, b.fabs(x))
     square = b.fmul(size, size)

@@ -6,26 +6,27 @@ without fma. Accuracy, measured over the whole range, is in docs/math.md; the po
 
 from collections.abc import Callable
 
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.math.error import erf, erf_wide
-from smelt.codegen.llvm.math.exponential import exp, exp2, exp_of_negative, expm1, sigmoid, tanh, tanh_wide
-from smelt.codegen.llvm.math.logarithm import log, log1p, log2
-from smelt.codegen.llvm.math.normal import gelu_slope, gelu_slope_wide, normal_share, normal_share_wide
-from smelt.codegen.llvm.math.power import power, power_wide
-from smelt.codegen.llvm.math.trigonometry import cos, sin
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.math.error import erf, erf_wide
+from smelt.codegen.loops.math.exponential import exp, exp2, exp_of_negative, expm1, sigmoid, tanh, tanh_wide
+from smelt.codegen.loops.math.logarithm import log, log1p, log2
+from smelt.codegen.loops.math.normal import gelu_slope, gelu_slope_wide, normal_share, normal_share_wide
+from smelt.codegen.loops.math.power import power, power_wide
+from smelt.codegen.loops.math.trigonometry import cos, sin
+from smelt.ir.loops import Value
 
-Function = Callable[..., LlvmValue]
-
-
-def sqrt(b: Builder, x: LlvmValue) -> LlvmValue:
-    return b.intrinsic("llvm.sqrt", x)
+Function = Callable[..., Value]
 
 
-def rsqrt(b: Builder, x: LlvmValue) -> LlvmValue:
+def sqrt(b: Builder, x: Value) -> Value:
+    return b.intrinsic("sqrt", x)
+
+
+def rsqrt(b: Builder, x: Value) -> Value:
     return b.fdiv(1.0, sqrt(b, x))
 
 
-def reciprocal(b: Builder, x: LlvmValue) -> LlvmValue:
+def reciprocal(b: Builder, x: Value) -> Value:
     return b.fdiv(1.0, x)
 
 

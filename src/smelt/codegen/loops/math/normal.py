@@ -12,10 +12,11 @@ zero Φ is zero, as PyTorch's is, and the slope is the second term, which keeps 
 
 import math
 
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.math.error import erf_wide, one_minus_two_to
-from smelt.codegen.llvm.math.exponential import exp_of_negative
-from smelt.codegen.llvm.math.polynomial import polynomial
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.math.error import erf_wide, one_minus_two_to
+from smelt.codegen.loops.math.exponential import exp_of_negative
+from smelt.codegen.loops.math.polynomial import polynomial
+from smelt.ir.loops import Value
 
 # U and R.
 _EXPONENT = (
@@ -31,14 +32,14 @@ _FAR = 6.0  # where q is nothing beside ½
 _PEAK = 1.0 / math.sqrt(2.0 * math.pi)
 
 
-def normal_share(b: Builder, x: LlvmValue) -> LlvmValue:
+def normal_share(b: Builder, x: Value) -> Value:
     """For f32."""
     size = b.minimum(_FAR, b.fabs(x))
     exponent = b.fma(polynomial(b, size, _EXPONENT), size, b.fneg(size))
     return b.fma(b.copysign(one_minus_two_to(b, exponent), x), 0.5, 0.5)
 
 
-def gelu_slope(b: Builder, x: LlvmValue) -> LlvmValue:
+def gelu_slope(b: Builder, x: Value) -> Value:
     """For f32."""
     size = b.minimum(_FAR, b.fabs(x))
     fall = b.fmul(polynomial(b, size, _TAIL), size)
@@ -47,12 +48,12 @@ def gelu_slope(b: Builder, x: LlvmValue) -> LlvmValue:
     return b.fma(b.fmul(x, _PEAK), bell, b.fadd(b.copysign(distance, x), 0.5))
 
 
-def normal_share_wide(b: Builder, x: LlvmValue) -> LlvmValue:
+def normal_share_wide(b: Builder, x: Value) -> Value:
     """For f64."""
     return b.fmul(b.fadd(erf_wide(b, b.fmul(x, math.sqrt(0.5))), 1.0), 0.5)
 
 
-def gelu_slope_wide(b: Builder, x: LlvmValue) -> LlvmValue:
+def gelu_slope_wide(b: Builder, x: Value) -> Value:
     """For f64."""
     bell = b.fmul(exp_of_negative(b, b.fmul(b.fmul(x, x), -0.5)), _PEAK)
     return b.fma(x, bell, normal_share_wide(b, x))

@@ -1,10 +1,11 @@
 """pow: |a|^b = 2^(b · log2|a|), whose product needs more bits than the result has: for f32 those of f64, for f64 those
 of two f64, of which the second is what rounding left of the first."""
 
-from smelt.codegen.llvm.builder import BITS, Builder, LlvmValue
-from smelt.codegen.llvm.math.exponential import exp2_of_two
-from smelt.codegen.llvm.math.library import library
-from smelt.codegen.llvm.math.polynomial import FORMS, polynomial, round_scaled, two_to
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.math.exponential import exp2_of_two
+from smelt.codegen.loops.math.library import library
+from smelt.codegen.loops.math.polynomial import FORMS, polynomial, round_scaled, two_to
+from smelt.ir.loops import BITS, Value
 
 # log2 m = f·P(f²) with f = (m - 1) / (m + 1)
 _LOG2 = (
@@ -28,7 +29,7 @@ _MANTISSA = 0x000FFFFFFFFFFFFF
 INFINITY = float("inf")
 
 
-def _log2(b: Builder, size: LlvmValue) -> LlvmValue:
+def _log2(b: Builder, size: Value) -> Value:
     """Of a float64 that is a non-negative float32."""
     moved = b.sub(b.bits(size), _ROOT_HALF_BITS)
     m = b.from_bits(b.add(b.and_(moved, _MANTISSA), _ROOT_HALF_BITS))
@@ -39,7 +40,7 @@ def _log2(b: Builder, size: LlvmValue) -> LlvmValue:
     return b.select(b.fcmp("oeq", size, 0.0), -INFINITY, bounded)
 
 
-def _exp2(b: Builder, x: LlvmValue) -> LlvmValue:
+def _exp2(b: Builder, x: Value) -> Value:
     """Beyond ±160 the float32 result is infinite or zero."""
     inside = b.maximum(-160.0, b.minimum(160.0, x))
     n, held = round_scaled(b, inside, 1.0)
@@ -47,14 +48,14 @@ def _exp2(b: Builder, x: LlvmValue) -> LlvmValue:
     return b.fmul(b.fma(polynomial(b, r, _EXP2), r, 1.0), two_to(b, held))
 
 
-def power(b: Builder, base: LlvmValue, exponent: LlvmValue) -> LlvmValue:
+def power(b: Builder, base: Value, exponent: Value) -> Value:
     """For f32."""
     base, exponent = b.lift(base, exponent)
     product = b.fmul(b.convert("fpext", exponent, "f64"), _log2(b, b.convert("fpext", b.fabs(base), "f64")))
     return _with_edges(b, base, exponent, b.convert("fptrunc", _exp2(b, product), "f32"))
 
 
-def power_wide(b: Builder, base: LlvmValue, exponent: LlvmValue) -> LlvmValue:
+def power_wide(b: Builder, base: Value, exponent: Value) -> Value:
     """For f64."""
     if not b.target.has_fma:
         return library("pow")(b, base, exponent)
@@ -67,7 +68,7 @@ def power_wide(b: Builder, base: LlvmValue, exponent: LlvmValue) -> LlvmValue:
     return _with_edges(b, base, exponent, exp2_of_two(b, limited, b.select(inside, rest, 0.0)))
 
 
-def _log2_in_two(b: Builder, size: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+def _log2_in_two(b: Builder, size: Value) -> tuple[Value, Value]:
     """Of a number that is not negative: a sum of two, good to some 2^-65 of itself."""
     form = FORMS["f64"]
     tiny = b.fcmp("olt", size, 2.0**form.smallest_exponent)
@@ -101,7 +102,7 @@ def _log2_in_two(b: Builder, size: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
     return b.select(b.fcmp("oeq", size, 0.0), -INFINITY, bounded), low
 
 
-def _with_edges(b: Builder, base: LlvmValue, exponent: LlvmValue, positive: LlvmValue) -> LlvmValue:
+def _with_edges(b: Builder, base: Value, exponent: Value, positive: Value) -> Value:
     """The power of base, given that of its size."""
     size = b.fabs(base)
     whole, odd = _whole_and_odd(b, exponent)
@@ -116,8 +117,8 @@ def _with_edges(b: Builder, base: LlvmValue, exponent: LlvmValue, positive: Llvm
     return b.select(one, 1.0, result)
 
 
-def _whole_and_odd(b: Builder, x: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+def _whole_and_odd(b: Builder, x: Value) -> tuple[Value, Value]:
     half = b.fmul(x, 0.5)
-    whole = b.fcmp("oeq", b.intrinsic("llvm.floor", x), x)
-    odd = b.and_(whole, b.fcmp("one", b.intrinsic("llvm.floor", half), half))
+    whole = b.fcmp("oeq", b.intrinsic("floor", x), x)
+    odd = b.and_(whole, b.fcmp("one", b.intrinsic("floor", half), half))
     return whole, odd

@@ -1,7 +1,7 @@
 """exp and its kin, for f32 and f64: x = n·ln 2 + r with |r| ≤ ln 2 / 2, then e^x = 2^n · e^r."""
 
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.math.polynomial import (
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.math.polynomial import (
     LN2,
     LOG2E,
     divided,
@@ -11,6 +11,7 @@ from smelt.codegen.llvm.math.polynomial import (
     two_to,
     without_ln2,
 )
+from smelt.ir.loops import Value
 
 Table = dict[str, tuple[float, ...]]
 
@@ -61,23 +62,23 @@ _EXPM1_LOW = {"f32": -18.0, "f64": -40.0}
 _EXPM1_IS_X = {"f32": 2.0**-25, "f64": 2.0**-54}
 
 
-def _between(b: Builder, x: LlvmValue, ends: tuple[float, float]) -> LlvmValue:
+def _between(b: Builder, x: Value, ends: tuple[float, float]) -> Value:
     return b.maximum(ends[0], b.minimum(ends[1], x))
 
 
-def _reduced(b: Builder, x: LlvmValue) -> tuple[LlvmValue, LlvmValue, LlvmValue]:
+def _reduced(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     """r, n, and the bits holding n."""
     n, held = round_scaled(b, x, LOG2E)
     return without_ln2(b, x, n), n, held
 
 
-def _exp_of_reduced(b: Builder, r: LlvmValue, scale: float = 1.0) -> LlvmValue:
+def _exp_of_reduced(b: Builder, r: Value, scale: float = 1.0) -> Value:
     """e^r, times a power of two."""
     upper = polynomial(b, r, [coefficient * scale for coefficient in _EXP[r.kind]])
     return b.fma(b.fma(upper, r, scale), r, scale)
 
 
-def _exp_by_exp2(b: Builder, x: LlvmValue) -> LlvmValue:
+def _exp_by_exp2(b: Builder, x: Value) -> Value:
     """e^x = 2^n · 2^r, where n is the whole number next to x · log2 e within what exponents reach: beyond that r is
     large, and the product becomes infinite, or rounds below the normal range."""
     among = b.saturated(b.fma(x, LOG2E / _EXPONENTS, 0.5))
@@ -87,14 +88,14 @@ def _exp_by_exp2(b: Builder, x: LlvmValue) -> LlvmValue:
     return b.fmul(b.power_of_two(r), b.from_bits(b.shl(b.bits(shifted), 23)))
 
 
-def exp(b: Builder, x: LlvmValue) -> LlvmValue:
+def exp(b: Builder, x: Value) -> Value:
     if b.target.approximates and x.kind == "f32":
         return _exp_by_exp2(b, x)
     r, n, held = _reduced(b, _between(b, x, _EXP_ENDS[x.kind]))
     return scale_by_two_to(b, _exp_of_reduced(b, r), n, held)
 
 
-def exp_of_negative(b: Builder, x: LlvmValue) -> LlvmValue:
+def exp_of_negative(b: Builder, x: Value) -> Value:
     """exp for x ≤ 0: with e^r made smaller and 2^n larger, both are normal numbers, and their product rounds once."""
     if b.target.approximates and x.kind == "f32":
         return _exp_by_exp2(b, x)
@@ -105,21 +106,21 @@ def exp_of_negative(b: Builder, x: LlvmValue) -> LlvmValue:
     return b.fmul(_exp_of_reduced(b, r, 2.0**-lift), two_to(b, held, lift))
 
 
-def exp2_of_two(b: Builder, x: LlvmValue, low: LlvmValue) -> LlvmValue:
+def exp2_of_two(b: Builder, x: Value, low: Value) -> Value:
     """exp2 of a sum of two, the second much smaller; any x that matters."""
     n, held = round_scaled(b, x, 1.0)
     r = b.fadd(b.fsub(x, n), low)
     return scale_by_two_to(b, b.fma(polynomial(b, r, _EXP2[x.kind]), r, 1.0), n, held)
 
 
-def exp2(b: Builder, x: LlvmValue) -> LlvmValue:
+def exp2(b: Builder, x: Value) -> Value:
     inside = _between(b, x, _EXP2_ENDS[x.kind])
     n, held = round_scaled(b, inside, 1.0)
     r = b.fsub(inside, n)
     return scale_by_two_to(b, b.fma(polynomial(b, r, _EXP2[x.kind]), r, 1.0), n, held)
 
 
-def expm1(b: Builder, x: LlvmValue) -> LlvmValue:
+def expm1(b: Builder, x: Value) -> Value:
     """2^n·expm1(r) + (2^n - 1), at half size so that the largest n does not overflow; tiny x is its own answer."""
     inside = _between(b, x, (_EXPM1_LOW[x.kind], _EXP_ENDS[x.kind][1]))
     small, held = _expm1_of_reduced(b, inside)
@@ -128,18 +129,18 @@ def expm1(b: Builder, x: LlvmValue) -> LlvmValue:
     return b.select(b.fcmp("olt", b.fabs(x), _EXPM1_IS_X[x.kind]), x, b.fadd(halved, halved))
 
 
-def _expm1_of_reduced(b: Builder, x: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+def _expm1_of_reduced(b: Builder, x: Value) -> tuple[Value, Value]:
     r, _, held = _reduced(b, x)
     return b.fma(b.fmul(r, r), polynomial(b, r, _EXPM1[x.kind]), r), held
 
 
-def sigmoid(b: Builder, x: LlvmValue) -> LlvmValue:
+def sigmoid(b: Builder, x: Value) -> Value:
     """From e = exp(-|x|), which cannot overflow: 1 / (1 + e) on the right, e / (1 + e) on the left."""
     small = exp_of_negative(b, b.copysign(x, -1.0))
     return divided(b, b.select(b.fcmp("oge", x, 0.0), 1.0, small), b.fadd(small, 1.0))
 
 
-def tanh(b: Builder, x: LlvmValue) -> LlvmValue:
+def tanh(b: Builder, x: Value) -> Value:
     """By h = expm1(2|x|) / 2, which does not cancel near zero: h / (1 + h) as h - h · h / (1 + h), where the rounding
     of the division matters less. Further out by the distance from one, 1 - 1 / (1 + h), because gradients depend on
     that distance. For f32, whose n · ln 2 needs no second part here."""
@@ -154,7 +155,7 @@ def tanh(b: Builder, x: LlvmValue) -> LlvmValue:
     return b.copysign(b.fma(b.fneg(whole), divided(b, whole, b.fadd(h, 1.0)), whole), x)
 
 
-def tanh_wide(b: Builder, x: LlvmValue) -> LlvmValue:
+def tanh_wide(b: Builder, x: Value) -> Value:
     """For f64, by m = expm1(-2|x|), which does not cancel near zero: -m / (2 + m). Further out by the distance from
     one, 2(1 + m) / (2 + m), which is rounded once, because gradients depend on it."""
     limited = b.minimum(_TANH_IS_ONE[x.kind], b.fabs(x))

@@ -9,7 +9,7 @@ import torch
 from smelt.base import events
 from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
-from smelt.codegen.shared_texts import MOST, _dividing, _Number, _words
+from smelt.codegen.shared_functions import MOST, _Number, _words
 from smelt.ir.kernel import Kernel
 from tests.codegen.running import call
 from tests.kernel_reference import run_kernel
@@ -47,6 +47,14 @@ POINTS = """kernel points rows(i0:{images}, i1:{channels}) cols(j:{points})
     b = mul a, s : f32
     store y[{image}*i0 + {points}*i1 + j] = b
 """
+LINE = """kernel line rows() cols(j:{points})
+  in x: f32[{points}]
+  out y: f32[{points}]
+  loop:
+    a = load x[j]
+    b = mul a, a : f32
+    store y[j] = b
+"""
 PRODUCT = """kernel product rows(i:{rows}) cols(j:{cols})
   in a: f32[{left}]
   in b: f32[{right}]
@@ -68,6 +76,10 @@ def _image(text: str, images: int, channels: int, points: int) -> Kernel:
     sizes = {"images": images, "channels": channels, "points": points}
     made = text.format(image=channels * points, total=images * channels * points, **sizes)
     return replace(parse_kernel(made), name=f"k{images}_{channels}_{points}")
+
+
+def _line(points: int) -> Kernel:
+    return replace(parse_kernel(LINE.format(points=points)), name=f"k{points}")
 
 
 def _product(rows: int, cols: int, terms: int) -> Kernel:
@@ -120,6 +132,11 @@ def test_other_code_has_its_own_body() -> None:
     _hold([_image(POINTS, 3, channels, points) for channels, points in ((70, 64), (96, 112), (80, 49), (90, 81))], 2)
 
 
+def test_vectors_of_other_lengths_have_a_body_of_their_own() -> None:
+    """The nodes are the same; only constants and the lanes of values differ."""
+    _hold([_line(points) for points in (4, 8, 16, 32)], 3)
+
+
 def test_products_are_given_all_their_numbers() -> None:
     kernels = [_product(rows, cols, terms) for rows, cols, terms in ((192, 384, 64), (384, 192, 128), (288, 576, 192))]
     _hold(kernels, 1)
@@ -131,9 +148,12 @@ def test_one_kernel_alone_is_given_nothing() -> None:
 
 @pytest.mark.parametrize("divisor", [2, 3, 7, 49, 240, 1152, 65537, MOST - 1, MOST // 2 + 1])
 def test_a_reciprocal_divides_exactly(divisor: int) -> None:
-    given, reciprocal = _words(_Number("divisor", divisor))
-    assert given == divisor
+    itself, reciprocal = _words(_Number("divisor", 1, divisor))
+    assert itself == divisor
     numbers = (0, 1, divisor - 1, divisor, 3 * divisor - 1, MOST - divisor, MOST - 2, MOST - 1)
     for number in (each for each in numbers if each < MOST):
         assert number * (reciprocal % (1 << 64)) >> 64 == number // divisor
-    assert "mul i128" in _dividing("  %t3 = urem i64 %t1, %num0")
+
+
+def test_a_number_that_differs_divides_by_its_reciprocal() -> None:
+    assert "mul i128" in _text([_image(POINTS, 3, channels, points) for channels, points in ((70, 64), (96, 112))])

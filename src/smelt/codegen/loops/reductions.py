@@ -6,20 +6,21 @@
 
 import torch
 
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.math import FLOAT64, OF_NEGATIVE
-from smelt.codegen.llvm.scalars import VALUE_KINDS, compute
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.math import FLOAT64, OF_NEGATIVE
+from smelt.codegen.loops.scalars import VALUE_KINDS, compute
 from smelt.ir.kernel import Reduction, Running, neutral
+from smelt.ir.loops import Value
 
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 
 
-def start(b: Builder, op: Running, dtype: torch.dtype, lanes: int) -> LlvmValue:
+def start(b: Builder, op: Running, dtype: torch.dtype, lanes: int) -> Value:
     """The neutral element, in every lane."""
     return b.const(VALUE_KINDS[dtype], neutral(op, dtype), lanes)
 
 
-def combine(b: Builder, op: Running, dtype: torch.dtype, left: LlvmValue, right: LlvmValue) -> LlvmValue:
+def combine(b: Builder, op: Running, dtype: torch.dtype, left: Value, right: Value) -> Value:
     if op == "prod":
         return b.fmul(left, right) if dtype.is_floating_point else b.mul(left, right)
     if op == "logaddexp":
@@ -28,7 +29,7 @@ def combine(b: Builder, op: Running, dtype: torch.dtype, left: LlvmValue, right:
     return compute(b, COMBINE[op], [right, left], dtype)  # what a maximum finds out about its first does not wait
 
 
-def run_on(b: Builder, op: Running, dtype: torch.dtype, left: LlvmValue, right: LlvmValue) -> LlvmValue:
+def run_on(b: Builder, op: Running, dtype: torch.dtype, left: Value, right: Value) -> Value:
     """Like `combine`, where `left` comes before `right`: of equal values, such as two zeros, the later one."""
     if op not in ("max", "min") or not dtype.is_floating_point:
         return combine(b, op, dtype, left, right)
@@ -42,8 +43,8 @@ def fold_dtype(op: Running, dtype: torch.dtype) -> torch.dtype:
 
 
 def merge(
-    b: Builder, left: LlvmValue, by_left: LlvmValue, right: LlvmValue, by_right: LlvmValue
-) -> tuple[LlvmValue, LlvmValue]:
+    b: Builder, left: Value, by_left: Value, right: Value, by_right: Value
+) -> tuple[Value, Value]:
     """Merge two sums of exponentials, each a maximum exponent and the sum of the others relative to it: nothing
     overflows, and small terms are not lost. The distance of equal maxima, which may be infinite, is zero."""
     most, least = b.maximum(left, right), b.minimum(left, right)
@@ -53,20 +54,20 @@ def merge(
     return most, b.fma(b.fadd(small, 1.0), OF_NEGATIVE["exp"](b, apart), big)
 
 
-def log_of_sum(b: Builder, most: LlvmValue, rest: LlvmValue) -> LlvmValue:
+def log_of_sum(b: Builder, most: Value, rest: Value) -> Value:
     return b.fadd(most, FLOAT64["log1p"](b, rest))
 
 
-def reduce_lanes(b: Builder, op: Reduction, dtype: torch.dtype, value: LlvmValue) -> LlvmValue:
+def reduce_lanes(b: Builder, op: Reduction, dtype: torch.dtype, value: Value) -> Value:
     """Reduce all lanes of `value` to one number."""
     if value.lanes == 1:
         return value
     if dtype.is_floating_point:
         match op:
             case "sum":  # reassociated: in halves, not one lane after the other
-                return b.reduce_lanes("fadd", value, b.const(value.kind, -0.0), flags="reassoc ")
+                return b.reduce_lanes("fadd", value, b.const(value.kind, -0.0), flags="reassoc")
             case "prod":
-                return b.reduce_lanes("fmul", value, b.const(value.kind, 1.0), flags="reassoc ")
+                return b.reduce_lanes("fmul", value, b.const(value.kind, 1.0), flags="reassoc")
             case _:
                 return b.reduce_lanes("fmaximum" if op == "max" else "fminimum", value)
     sign = "u" if dtype is torch.uint8 else "s"

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from smelt.codegen.llvm.builder import LLVM_TYPES, Builder, LlvmValue
+from smelt.codegen.loops.builder import Builder
+from smelt.ir.loops import Value
 
 # Our name → C's, for double; float has an "f" appended. `external_symbols` must know each of them.
 LIBRARY: dict[str, str] = {
@@ -11,18 +12,13 @@ LIBRARY: dict[str, str] = {
 }  # fmt: skip
 
 
-def library(name: str) -> Callable[..., LlvmValue]:
+def library(name: str) -> Callable[..., Value]:
     """Code that calls the C function of our `name` on every lane."""
 
-    def call(b: Builder, *args: LlvmValue) -> LlvmValue:
+    def call(b: Builder, *args: Value) -> Value:
         kind = args[0].kind
         symbol = LIBRARY[name] + ("f" if kind == "f32" else "")
-        element = LLVM_TYPES[kind]
-        b.declare(symbol, element, [element] * len(args))
-        results: list[LlvmValue] = []
-        for lane in range(args[0].lanes):
-            scalars = ", ".join(str(b.extract(arg, lane)) for arg in args)
-            results.append(b.op(f"call {element} @{symbol}({scalars})", kind, 1))
-        return b.gathered(results)
+        lanes = ([b.extract(arg, lane) for arg in args] for lane in range(args[0].lanes))
+        return b.gathered([b.call(symbol, *scalars, result=kind) for scalars in lanes])
 
     return call

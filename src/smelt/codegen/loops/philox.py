@@ -15,7 +15,8 @@ memory, as the generator had them when the program ran (`ir/nodes/philox_draws.p
 
 from collections.abc import Sequence
 
-from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.loops.builder import Builder
+from smelt.ir.loops import Value
 from smelt.ir.nodes.philox_draws import AT_ONCE, Draws
 
 _FACTORS = 0xD2511F53, 0xCD9E8D57
@@ -23,10 +24,10 @@ _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 _STEP = 2.0**-32
 
-Words = tuple[LlvmValue, LlvmValue, LlvmValue, LlvmValue]
+Words = tuple[Value, Value, Value, Value]
 
 
-def philox(b: Builder, key: Sequence[LlvmValue], counter: Sequence[LlvmValue]) -> Words:
+def philox(b: Builder, key: Sequence[Value], counter: Sequence[Value]) -> Words:
     """Four random words for a counter of four, all i32."""
     low_key, high_key = key
     x, y, z, w = counter
@@ -40,7 +41,7 @@ def philox(b: Builder, key: Sequence[LlvmValue], counter: Sequence[LlvmValue]) -
     return x, y, z, w
 
 
-def _product(b: Builder, value: LlvmValue, factor: int) -> tuple[LlvmValue, LlvmValue]:
+def _product(b: Builder, value: Value, factor: int) -> tuple[Value, Value]:
     """The upper and the lower half."""
     whole = b.mul(b.convert("zext", value, "i64"), factor)
     return b.convert("trunc", b.lshr(whole, 32), "i32"), b.convert("trunc", whole, "i32")
@@ -50,12 +51,12 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def uniform(b: Builder, word: LlvmValue) -> LlvmValue:
+def uniform(b: Builder, word: Value) -> Value:
     """An f32 above 0 and at most 1: word · 2⁻³² + 2⁻³³."""
     return b.fma(b.convert("uitofp", word, "f32"), _STEP, _STEP / 2)
 
 
-def place_of(b: Builder, draws: Draws, element: LlvmValue) -> tuple[LlvmValue, LlvmValue, LlvmValue]:
+def place_of(b: Builder, draws: Draws, element: Value) -> tuple[Value, Value, Value]:
     """Of an element, as i64: whose sequence it is from, how many counters after the offset's, and which word."""
     if draws.at_once == 1:
         number, thread = _divided(b, element, draws.threads)
@@ -66,31 +67,31 @@ def place_of(b: Builder, draws: Draws, element: LlvmValue) -> tuple[LlvmValue, L
     return thread, counters, b.and_(inside, AT_ONCE - 1)
 
 
-def _divided(b: Builder, value: LlvmValue, by: int) -> tuple[LlvmValue, LlvmValue]:
+def _divided(b: Builder, value: Value, by: int) -> tuple[Value, Value]:
     if by & (by - 1) == 0:
         return b.lshr(value, by.bit_length() - 1), b.and_(value, by - 1)
     whole = b.binary("udiv", value, by)
     return whole, b.sub(value, b.mul(whole, by))
 
 
-def words_of(b: Builder, seed: LlvmValue, offset: LlvmValue, thread: LlvmValue, counters: LlvmValue) -> Words:
+def words_of(b: Builder, seed: Value, offset: Value, thread: Value, counters: Value) -> Words:
     """The four words that a thread draws, so many counters after those drawn before `offset`; all given as i64."""
     counter = b.add(b.lshr(offset, 2), counters)
     halves = [*_halves(b, counter), *_halves(b, thread)]
     return philox(b, _halves(b, seed), halves)
 
 
-def _halves(b: Builder, value: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+def _halves(b: Builder, value: Value) -> tuple[Value, Value]:
     return b.convert("trunc", value, "i32"), b.convert("trunc", b.lshr(value, 32), "i32")
 
 
-def words_of_counter(b: Builder, seed: LlvmValue, sequence: LlvmValue, counter: LlvmValue) -> tuple[LlvmValue, ...]:
+def words_of_counter(b: Builder, seed: Value, sequence: Value, counter: Value) -> tuple[Value, ...]:
     """The four words of a counter, all i64."""
     words = philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
     return tuple(b.convert("zext", each, "i64") for each in words)
 
 
-def word_of(b: Builder, seed: LlvmValue, sequence: LlvmValue, counter: LlvmValue, word: LlvmValue) -> LlvmValue:
+def word_of(b: Builder, seed: Value, sequence: Value, counter: Value, word: Value) -> Value:
     """One of the four words of a counter, all i64."""
     words = philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
     which, chosen = b.and_(word, AT_ONCE - 1), words[0]
@@ -99,7 +100,7 @@ def word_of(b: Builder, seed: LlvmValue, sequence: LlvmValue, counter: LlvmValue
     return b.convert("zext", chosen, "i64")
 
 
-def drawn(b: Builder, draws: Draws, seed: LlvmValue, offset: LlvmValue, element: LlvmValue) -> LlvmValue:
+def drawn(b: Builder, draws: Draws, seed: Value, offset: Value, element: Value) -> Value:
     """The number in (0, 1] that an element gets."""
     thread, counters, word = place_of(b, draws, element)
     words = words_of(b, seed, offset, thread, counters)

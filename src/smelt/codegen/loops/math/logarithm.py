@@ -1,7 +1,8 @@
 """Logarithms, for f32 and f64: x = m · 2^k, m between √½ and √2, then log x = k·ln 2 + log(1 + f) with f = m - 1."""
 
-from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.math.polynomial import FORMS, polynomial
+from smelt.codegen.loops.builder import Builder
+from smelt.codegen.loops.math.polynomial import FORMS, polynomial
+from smelt.ir.loops import Value
 
 # log(1 + f) = f - f²/2 + f³·P(f), for f32
 _LOG = (
@@ -23,7 +24,7 @@ INFINITY = float("inf")
 NAN = float("nan")
 
 
-def _split(b: Builder, x: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+def _split(b: Builder, x: Value) -> tuple[Value, Value]:
     """m and the integer k, for normal x."""
     mantissa, root = FORMS[x.kind].mantissa, _ROOT_HALF_BITS[x.kind]
     moved = b.sub(b.bits(x), root)
@@ -31,7 +32,7 @@ def _split(b: Builder, x: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
     return m, b.ashr(moved, mantissa)
 
 
-def _split_any(b: Builder, x: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+def _split_any(b: Builder, x: Value) -> tuple[Value, Value]:
     """f and k as floats, for any positive x: subnormal numbers are scaled first."""
     form = FORMS[x.kind]
     tiny = b.fcmp("olt", x, 2.0**form.smallest_exponent)
@@ -40,7 +41,7 @@ def _split_any(b: Builder, x: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
     return b.fsub(m, 1.0), b.fadd(b.convert("sitofp", k, x.kind), shift)
 
 
-def _curved(b: Builder, f: LlvmValue, lower: LlvmValue | None = None) -> LlvmValue:
+def _curved(b: Builder, f: Value, lower: Value | None = None) -> Value:
     """log(1 + f) - f, plus `lower`."""
     if f.kind == "f64":
         return _curved_by_quotient(b, f, lower)
@@ -50,7 +51,7 @@ def _curved(b: Builder, f: LlvmValue, lower: LlvmValue | None = None) -> LlvmVal
     return b.fma(square, -0.5, tail)
 
 
-def _curved_by_quotient(b: Builder, f: LlvmValue, lower: LlvmValue | None) -> LlvmValue:
+def _curved_by_quotient(b: Builder, f: Value, lower: Value | None) -> Value:
     """f²/2 is subtracted separately: the rest, s·(f²/2 + s²·P(s²)), is small, and so is its rounding."""
     s = b.fdiv(f, b.fadd(f, 2.0))
     square = b.fmul(s, s)
@@ -60,28 +61,28 @@ def _curved_by_quotient(b: Builder, f: LlvmValue, lower: LlvmValue | None) -> Ll
     return b.fsub(tail, half)
 
 
-def _with_edges(b: Builder, x: LlvmValue, result: LlvmValue, zero: float) -> LlvmValue:
+def _with_edges(b: Builder, x: Value, result: Value, zero: float) -> Value:
     """The limits: -inf where x is `zero`, NaN below it, x itself where it is infinite or NaN."""
     finite = b.select(b.fcmp("olt", x, INFINITY), result, x)
     edge = b.choose(b.fcmp("oeq", x, zero), -INFINITY, NAN, x.kind)
     return b.select(b.fcmp("ole", x, zero), edge, finite)
 
 
-def log(b: Builder, x: LlvmValue) -> LlvmValue:
+def log(b: Builder, x: Value) -> Value:
     form = FORMS[x.kind]
     f, k = _split_any(b, x)
     result = b.fma(k, form.ln2_hi, b.fadd(f, _curved(b, f, b.fmul(k, form.ln2_lo))))
     return _with_edges(b, x, result, 0.0)
 
 
-def log2(b: Builder, x: LlvmValue) -> LlvmValue:
+def log2(b: Builder, x: Value) -> Value:
     high, low = _LOG2E[x.kind]
     f, k = _split_any(b, x)
     small = b.fma(_curved(b, f), high, b.fmul(f, low))
     return _with_edges(b, x, b.fadd(k, b.fma(f, high, small)), 0.0)
 
 
-def log1p(b: Builder, x: LlvmValue) -> LlvmValue:
+def log1p(b: Builder, x: Value) -> Value:
     """log of u = 1 + x, with what rounding lost of u put back into f."""
     form = FORMS[x.kind]
     u = b.fadd(x, 1.0)

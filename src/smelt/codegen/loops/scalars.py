@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from smelt.codegen.llvm.builder import BITS, SIGNED_LESS, UNSIGNED_LESS, Builder, LlvmValue
-from smelt.codegen.llvm.math import FLOAT32, FLOAT64
-from smelt.codegen.llvm.math.remainder import fmod
-from smelt.codegen.llvm.philox import word_of
+from smelt.codegen.loops.builder import SIGNED_LESS, UNSIGNED_LESS, Builder
+from smelt.codegen.loops.math import FLOAT32, FLOAT64
+from smelt.codegen.loops.math.remainder import fmod
+from smelt.codegen.loops.philox import word_of
+from smelt.ir.loops import BITS, Value
 from smelt.ir.scalar import kind_of
 from smelt.symbolic.symsize import is_symsize, varies
 
@@ -29,15 +30,15 @@ def memory_kind(dtype: torch.dtype) -> str:
     return "i8" if dtype is torch.bool else VALUE_KINDS[dtype]
 
 
-def from_memory(b: Builder, raw: LlvmValue, dtype: torch.dtype) -> LlvmValue:
+def from_memory(b: Builder, raw: Value, dtype: torch.dtype) -> Value:
     return b.icmp("ne", raw, 0) if dtype is torch.bool else raw
 
 
-def to_memory(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
+def to_memory(b: Builder, value: Value, dtype: torch.dtype) -> Value:
     return b.convert("zext", value, "i8") if dtype is torch.bool else value
 
 
-def constant(b: Builder, value: float, dtype: torch.dtype) -> LlvmValue:
+def constant(b: Builder, value: float, dtype: torch.dtype) -> Value:
     """A scalar of `dtype`."""
     if varies(value):
         param = b.runtime_param(value)
@@ -45,17 +46,19 @@ def constant(b: Builder, value: float, dtype: torch.dtype) -> LlvmValue:
             return cast(b, param, torch.int64, dtype)
         return cast(b, b.from_bits(param), torch.float64, dtype)
     if dtype in _NARROW:
-        bits = int(torch.tensor(value, dtype=dtype).view(torch.int16)) & 0xFFFF
-        return LlvmValue(str(bits), "i16") if dtype is torch.bfloat16 else LlvmValue(f"0xH{bits:04X}", "f16")
+        rounded = torch.tensor(value, dtype=dtype)
+        if dtype is torch.float16:
+            return b.const("f16", float(rounded))
+        return b.const("i16", int(rounded.view(torch.int16)) & 0xFFFF)
     return b.const(VALUE_KINDS[dtype], value)
 
 
 # Operations.
 
-Lower = Callable[[Builder, torch.dtype, Sequence[LlvmValue]], LlvmValue]
+Lower = Callable[[Builder, torch.dtype, Sequence[Value]], Value]
 
 
-def compute(b: Builder, op: str, args: Sequence[LlvmValue], dtype: torch.dtype) -> LlvmValue:
+def compute(b: Builder, op: str, args: Sequence[Value], dtype: torch.dtype) -> Value:
     """`op` of `args`, all of `dtype` except the bool that `where` chooses by."""
     kind = kind_of(dtype)
     if op in FLOAT32:
@@ -69,7 +72,7 @@ def compute(b: Builder, op: str, args: Sequence[LlvmValue], dtype: torch.dtype) 
 _COMPARISONS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
 
-def _compare(b: Builder, op: str, dtype: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+def _compare(b: Builder, op: str, dtype: torch.dtype, args: Sequence[Value]) -> Value:
     if dtype.is_floating_point:
         return b.fcmp(_COMPARISONS[op], *args)
     return b.icmp((UNSIGNED_LESS if dtype is torch.uint8 else SIGNED_LESS)[op], *args)
@@ -95,32 +98,32 @@ _ANY_OPS: dict[str, Lower] = {
 # Floating point.
 
 
-def _float_sign(b: Builder, _: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+def _float_sign(b: Builder, _: torch.dtype, args: Sequence[Value]) -> Value:
     (x,) = args
     up = b.choose(b.fcmp("ogt", x, 0.0), 1.0, 0.0, x.kind)
     return b.select(b.fcmp("olt", x, 0.0), -1.0, up)
 
 
-def _float_remainder(b: Builder, _: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+def _float_remainder(b: Builder, _: torch.dtype, args: Sequence[Value]) -> Value:
     x, y = args
     rest = fmod(b, x, y)
     return b.select(_leans_away(b, rest, y), b.fadd(rest, y), rest)
 
 
-def _leans_away(b: Builder, rest: LlvmValue, divisor: LlvmValue) -> LlvmValue:
+def _leans_away(b: Builder, rest: Value, divisor: Value) -> Value:
     """Whether a remainder is not zero and its sign is not the divisor's."""
     apart = b.icmp("ne", b.fcmp("olt", divisor, 0.0), b.fcmp("olt", rest, 0.0))
     return b.and_(b.fcmp("une", rest, 0.0), apart)
 
 
-def _float_floordiv(b: Builder, _: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+def _float_floordiv(b: Builder, _: torch.dtype, args: Sequence[Value]) -> Value:
     """From the exact remainder, so that the quotient is not rounded up to the next integer before the floor."""
     x, y = args
     rest = fmod(b, x, y)
     quotient = b.fdiv(x, y)
     exact = b.fdiv(b.fsub(x, rest), y)
     exact = b.select(_leans_away(b, rest, y), b.fsub(exact, 1.0), exact)
-    floor = b.intrinsic("llvm.floor", exact)
+    floor = b.intrinsic("floor", exact)
     floor = b.select(b.fcmp("ogt", b.fsub(exact, floor), 0.5), b.fadd(floor, 1.0), floor)
     rounded = b.select(b.fcmp("une", exact, 0.0), floor, b.copysign(0.0, quotient))
     return b.select(b.fcmp("oeq", y, 0.0), quotient, rounded)
@@ -133,18 +136,18 @@ _FLOAT_OPS: dict[str, Lower] = {
     "div": _binary("fdiv"),
     "fma": lambda b, _, args: b.fma(*args),
     "floordiv": _float_floordiv,
-    "truncdiv": lambda b, _, args: b.intrinsic("llvm.trunc", b.fdiv(*args)),
+    "truncdiv": lambda b, _, args: b.intrinsic("trunc", b.fdiv(*args)),
     "remainder": _float_remainder,
     "fmod": lambda b, _, args: fmod(b, *args),
     "neg": lambda b, _, args: b.fneg(*args),
-    "abs": _intrinsic("llvm.fabs"),
+    "abs": _intrinsic("fabs"),
     "sign": _float_sign,
     "maximum": lambda b, _, args: b.maximum(*args),
     "minimum": lambda b, _, args: b.minimum(*args),
-    "floor": _intrinsic("llvm.floor"),
-    "ceil": _intrinsic("llvm.ceil"),
-    "round": _intrinsic("llvm.roundeven"),
-    "trunc": _intrinsic("llvm.trunc"),
+    "floor": _intrinsic("floor"),
+    "ceil": _intrinsic("ceil"),
+    "round": _intrinsic("roundeven"),
+    "trunc": _intrinsic("trunc"),
     "isnan": lambda b, _, args: b.fcmp("uno", args[0], args[0]),
     "signbit": lambda b, _, args: b.icmp("slt", b.bits(*args), 0),
 }
@@ -153,7 +156,7 @@ _FLOAT_OPS: dict[str, Lower] = {
 # Integers. A zero divisor, where PyTorch raises, gives zero here: division by what may be zero is not for kernels.
 
 
-def _divisor(b: Builder, y: LlvmValue, dtype: torch.dtype) -> tuple[LlvmValue, LlvmValue]:
+def _divisor(b: Builder, y: Value, dtype: torch.dtype) -> tuple[Value, Value]:
     """A divisor that never faults, and where it replaces -1 (the quotient is then the negation)."""
     safe = b.select(b.icmp("eq", y, 0), 1, y)
     if dtype is torch.uint8:
@@ -162,7 +165,7 @@ def _divisor(b: Builder, y: LlvmValue, dtype: torch.dtype) -> tuple[LlvmValue, L
     return b.select(minus, 1, safe), minus
 
 
-def _truncated(b: Builder, dtype: torch.dtype, x: LlvmValue, y: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+def _truncated(b: Builder, dtype: torch.dtype, x: Value, y: Value) -> tuple[Value, Value]:
     """Quotient towards zero, and remainder."""
     safe, minus = _divisor(b, y, dtype)
     sign = "u" if dtype is torch.uint8 else "s"
@@ -173,7 +176,7 @@ def _truncated(b: Builder, dtype: torch.dtype, x: LlvmValue, y: LlvmValue) -> tu
     return b.select(zero, 0, quotient), b.select(zero, 0, rest)
 
 
-def _integer_floors(b: Builder, dtype: torch.dtype, args: Sequence[LlvmValue]) -> tuple[LlvmValue, LlvmValue]:
+def _integer_floors(b: Builder, dtype: torch.dtype, args: Sequence[Value]) -> tuple[Value, Value]:
     x, y = args
     quotient, rest = _truncated(b, dtype, x, y)
     if dtype is torch.uint8:
@@ -182,18 +185,18 @@ def _integer_floors(b: Builder, dtype: torch.dtype, args: Sequence[LlvmValue]) -
     return b.select(down, b.sub(quotient, 1), quotient), b.select(down, b.add(rest, y), rest)
 
 
-def _integer_abs(b: Builder, dtype: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+def _integer_abs(b: Builder, dtype: torch.dtype, args: Sequence[Value]) -> Value:
     (x,) = args
     return x if dtype is torch.uint8 else b.select(b.icmp("slt", x, 0), b.sub(0, x), x)
 
 
-def _integer_sign(b: Builder, dtype: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+def _integer_sign(b: Builder, dtype: torch.dtype, args: Sequence[Value]) -> Value:
     (x,) = args
     up = b.convert("zext", b.icmp("ne", x, 0), x.kind)
     return up if dtype is torch.uint8 else b.select(b.icmp("slt", x, 0), -1, up)
 
 
-def _shift(b: Builder, op: str, dtype: torch.dtype, x: LlvmValue, y: LlvmValue) -> LlvmValue:
+def _shift(b: Builder, op: str, dtype: torch.dtype, x: Value, y: Value) -> Value:
     """Counts outside the width shift everything out, leaving the sign on the right of a signed number."""
     width = BITS[x.kind]
     inside = b.icmp("ult", y, width)
@@ -206,14 +209,14 @@ def _shift(b: Builder, op: str, dtype: torch.dtype, x: LlvmValue, y: LlvmValue) 
 
 
 def _integer_extreme(how: str) -> Lower:
-    def lower(b: Builder, dtype: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+    def lower(b: Builder, dtype: torch.dtype, args: Sequence[Value]) -> Value:
         sign = "u" if dtype is torch.uint8 else "s"
-        return b.intrinsic(f"llvm.{sign}{how}", *b.lift(*args))
+        return b.intrinsic(f"{sign}{how}", *b.lift(*args))
 
     return lower
 
 
-def _philox(b: Builder, dtype: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+def _philox(b: Builder, dtype: torch.dtype, args: Sequence[Value]) -> Value:
     wide = [cast(b, arg, dtype, torch.int64) for arg in args]
     return cast(b, word_of(b, *wide), torch.int64, dtype)
 
@@ -240,7 +243,7 @@ _INTEGER_OPS: dict[str, Lower] = {
 # Conversions.
 
 
-def cast(b: Builder, value: LlvmValue, source: torch.dtype, dtype: torch.dtype) -> LlvmValue:
+def cast(b: Builder, value: Value, source: torch.dtype, dtype: torch.dtype) -> Value:
     """`value` as `Tensor.to` converts it."""
     if source is dtype:
         return value
@@ -261,25 +264,17 @@ def cast(b: Builder, value: LlvmValue, source: torch.dtype, dtype: torch.dtype) 
     return b.convert("zext" if unsigned else "sext", value, kind)
 
 
-def _from_float(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
+def _from_float(b: Builder, value: Value, dtype: torch.dtype) -> Value:
     kind = VALUE_KINDS[dtype]
     if dtype.is_floating_point:
         return b.convert("fpext" if dtype is torch.float64 else "fptrunc", value, kind)
     # By way of a wide integer, as C++ compilers do: what does not fit a narrow one wraps. Saturation at the wide end
     # keeps numbers out of range (undefined in C++) from being undefined here.
     wide = "i64" if dtype in (torch.int64, torch.uint8) else "i32"
-    name = f"llvm.fptosi.sat.{_vector_name(wide, value.lanes)}.{_vector_name(value.kind, value.lanes)}"
-    result = LlvmValue("", wide, value.lanes)
-    b.declare(name, result.type, [value.type])
-    whole = b.op(f"call {result.type} @{name}({value})", wide, value.lanes)
-    return b.convert("trunc", whole, kind)
+    return b.convert("trunc", b.convert("fptosi.sat", value, wide), kind)
 
 
-def _vector_name(kind: str, lanes: int) -> str:
-    return kind if lanes == 1 else f"v{lanes}{kind}"
-
-
-def _widen(b: Builder, value: LlvmValue, source: torch.dtype) -> LlvmValue:
+def _widen(b: Builder, value: Value, source: torch.dtype) -> Value:
     if source is torch.float16:
         return b.convert("fpext", value, "f32") if b.target.has_half else _half_as_float(b, value)
     if b.target.cheap_interleave and value.lanes > 2:
@@ -287,7 +282,7 @@ def _widen(b: Builder, value: LlvmValue, source: torch.dtype) -> LlvmValue:
     return b.from_bits(b.shl(b.convert("zext", value, "i32"), 16))
 
 
-def _narrow(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
+def _narrow(b: Builder, value: Value, dtype: torch.dtype) -> Value:
     if dtype is torch.float16:
         return b.convert("fptrunc", value, "f16") if b.target.has_half else _float_as_half(b, value)
     if b.target.has_bfloat:
@@ -308,7 +303,7 @@ def _narrow(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
 # Conversions of float16 by its bits, a whole vector at once: LLVM would call a function for each lane.
 
 
-def _half_as_float(b: Builder, value: LlvmValue) -> LlvmValue:
+def _half_as_float(b: Builder, value: Value) -> Value:
     bits = b.convert("zext", b.bits(value), "i32")
     size = b.and_(bits, 0x7FFF)
     moved = b.shl(size, 13)  # exponents differ by 112, and what is below the normal range becomes normal
@@ -317,7 +312,7 @@ def _half_as_float(b: Builder, value: LlvmValue) -> LlvmValue:
     return b.from_bits(b.or_(magnitude, b.shl(b.and_(bits, 0x8000), 16)))
 
 
-def _float_as_half(b: Builder, value: LlvmValue) -> LlvmValue:
+def _float_as_half(b: Builder, value: Value) -> Value:
     bits = b.bits(value)
     size = b.and_(bits, 0x7FFFFFFF)
     kept = b.lshr(size, 13)

@@ -1,0 +1,1 @@
+"""What schedules write the loop form with: the builder, scalar operations, math functions, reductions, random bits."""
