@@ -66,7 +66,7 @@ def compile(
       which was fastest; `None` and `"default"` never time anything. `torch.compile`'s modes are accepted:
       `"max-autotune"` means `"max-speed"`, `"reduce-overhead"` means `"default"`.
     - `options` are the fields of `smelt.Options`, by name.
-    - `disable=True` returns the model as it is. So does every call if the environment has `SMELT_DISABLE=1`.
+    - `disable=True` returns the model unchanged. So does every call if the environment has `SMELT_DISABLE=1`.
     """
     settings: dict[str, Any] = {
         "fullgraph": fullgraph,

@@ -12,7 +12,7 @@ from smelt.base.errors import SmeltError
 
 
 def compile(model: Callable[..., Any] | None = None, *, options: Mapping[str, Any] | None = None, **_: Any) -> Any:
-    """The model as it is; an error under `options={"fallback": False}`."""
+    """The unchanged model; an error under `options={"fallback": False}`."""
     if not (options or {}).get("fallback", True):
         raise SmeltError("SM080", "nothing can be compiled with this PyTorch", hint="smelt doctor names the versions")
     return (lambda function: function) if model is None else model

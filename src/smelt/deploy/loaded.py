@@ -3,7 +3,7 @@
     model = smelt.load("model.smelt")
     model(x)                            torch tensors in, tensors out; NumPy arrays in, arrays out
     model.state_dict()                  what it keeps from call to call, by name; load_state_dict takes it
-    model.save("checkpoint.smelt")      a file of the same model with the state as it is now
+    model.save("checkpoint.smelt")      a file of the model with its current state
 """
 
 import math
@@ -128,7 +128,7 @@ class LoadedArtifact:
             self._session.reset()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a file of the same artifact with the state as it is now: a checkpoint, that C reads too."""
+        """Write a file of the artifact with its current state: a checkpoint, which C reads too."""
         with self._lock:
             self._session.save(path)
         return Path(path)
@@ -139,7 +139,7 @@ class LoadedArtifact:
             self._session.load(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as the file, with the state as it is now."""
+        """Pickled as the file, with its current state."""
         with tempfile.TemporaryDirectory() as folder:
             return _unpickled, (self.save(Path(folder) / "artifact.smelt").read_bytes(), self._threads)
 
