@@ -12,7 +12,7 @@ from smelt.base import events
 from smelt.base.errors import SmeltError, SpecError
 from smelt.base.options import Options
 from smelt.base.rewrite_budget import RewriteBudget
-from smelt.codegen import assembly, build, compile_kernels, loops, write_module
+from smelt.codegen import assembly, build, compile_kernels, loops_of, write_module
 from smelt.codegen.cpu import target as cpu
 from smelt.codegen.cpu.schedule_passes import plan
 from smelt.codegen.llvm import compile as engine
@@ -91,7 +91,7 @@ def test_events_show_loops_llvm_and_assembly() -> None:
         compile_kernels([KERNEL], Options())
     texts = {event.channel: event.text for event in found}
     assert [event.channel for event in found] == ["loops", "llvm", "asm"]
-    assert texts["loops"] == loops(KERNEL) and "entry function @k0(ptr %buffers" in texts["loops"]
+    assert texts["loops"] == loops_of(KERNEL) and "entry function @k0(ptr %buffers" in texts["loops"]
     assert "define void @k0(ptr %buffers, i64 %threads, ptr %workspace)" in texts["llvm"]
     assert texts["llvm"] == compiled["softmax"].llvm
     assert "k0:" in texts["asm"] and "k0:" in assembly([KERNEL])

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from smelt.codegen import targets as _targets  # noqa: F401  offers what comes with the package
 
 if TYPE_CHECKING:
-    from smelt.codegen.build import CompiledKernel, assembly, built_code, compile_kernels, forget, loops, source
+    from smelt.codegen.build import CompiledKernel, assembly, built_code, compile_kernels, forget, loops_of, source
 
-__all__ = ["CompiledKernel", "assembly", "built_code", "compile_kernels", "forget", "loops", "source"]
+__all__ = ["CompiledKernel", "assembly", "built_code", "compile_kernels", "forget", "loops_of", "source"]
 
 
 def __getattr__(name: str) -> Any:

@@ -201,7 +201,7 @@ def source(kernel: AnyKernel) -> str:
     return module_text([kernel], find(kernel.target))
 
 
-def loops(kernel: AnyKernel) -> str:
+def loops_of(kernel: AnyKernel) -> str:
     """The scheduled loops of one kernel, for people to read."""
     return format_module(written_module([kernel], find(kernel.target)))
 

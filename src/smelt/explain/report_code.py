@@ -31,7 +31,7 @@ class Codes:
     def texts(self) -> list[list[str]]:
         """Of each: the kernel form, its scheduled loops, the LLVM IR and the assembly of this machine."""
         return [
-            [text, *(_or_why_not(text_of, kernel) for text_of in (codegen.loops, codegen.source, _assembly))]
+            [text, *(_or_why_not(text_of, kernel) for text_of in (codegen.loops_of, codegen.source, _assembly))]
             for text, kernel in self._kernels.items()
         ]
 

@@ -14,7 +14,7 @@ from tests.kernel_text import parse_kernel
 
 
 def test_modules_are_built_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smelt.codegen.write_module._WORTH_A_THREAD", 1000)
+    monkeypatch.setattr("smelt.codegen.write_module._WORTH_A_THREAD", 20)
     monkeypatch.setattr(build.torch, "get_num_threads", lambda: 3)
     texts = [sized(text, 64, 1024 * number) for text in (SOFTMAX, LAYER_NORM) for number in (1, 2, 3)]
     kernels = [

@@ -108,7 +108,7 @@ def _answer(module: Module = MODULE, threads: int = 1) -> int:
 def test_functions_with_data_of_their_own_stay() -> None:
     own, shared = apart(MODULE)
     assert set(shared) == {"help.twice", "help.more", "help.pi"}
-    assert "declare hidden i64 @help.more(i64, ptr)\n" in own and "@help.numbers = internal" in own
+    assert "declare hidden i64 @help.more(i64, ptr)\n" in own and "@help.numbers = private constant" in own
     assert shared["help.more"].calls == {"help.twice"}
     text = bundle([shared["help.more"]], shared)
     assert "declare hidden i64 @help.twice(i64)" in text and "declare i64 @llvm.smax.i64(i64, i64)" in text
