@@ -47,7 +47,6 @@ from smelt.ir.loops import (
     Table,
     Value,
 )
-from smelt.torch_abi.symbols import SIMT_BARRIER
 
 ELEMENTS = {
     "f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat", "i128": "i128", "i64": "i64", "i32": "i32",
@@ -320,9 +319,6 @@ class _Printer:
         self._call(f"{node.out.name} = ", "i32", f"llvm.nvvm.shfl.sync.{how}.i32", "i32, i32, i32, i32", args)
 
     def barrier(self, node: Barrier) -> None:
-        if node.scope == "host":
-            self._call("", "void", SIMT_BARRIER, "", "")
-            return
         declared, args = _BARRIERS[node.scope]
         self._barrier(declared, args)
         if node.scope in ("cluster", "leave"):

@@ -47,7 +47,7 @@ from smelt.symbolic.symsize import is_symsize
 UNSIGNED_LESS = {"lt": "ult", "le": "ule", "gt": "ugt", "ge": "uge", "eq": "eq", "ne": "ne"}
 SIGNED_LESS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
 
-# Has no portable name: x · 2^n, here of 512 bits, with what stands in for lanes left out, the lanes, and how to round.
+# x · 2^n has no portable intrinsic. Operands of this one, of 512 bits: x, n, default for masked lanes, mask, rounding.
 _SCALE = {"f32": ("llvm.x86.avx512.mask.scalef.ps.512", "i16"), "f64": ("llvm.x86.avx512.mask.scalef.pd.512", "i8")}
 _SCALE_BITS = 512
 
@@ -84,7 +84,7 @@ class Builder:
         self.prologue: list[Node] = []  # loads of sizes, space on the stack
         self.body: list[Node] = []
         self.helpers: dict[str, tuple[Function, ...]] = {}
-        self.shared: dict[tuple[str, str], tuple[Value, ...]] = {}  # (what, of which value) → results to reuse
+        self.shared: dict[tuple[str, str], tuple[Value, ...]] = {}  # (function, operand) → results to reuse
         self._sizes: dict[int, Value] = {}
         self._stack: dict[str, Value] = {}
         self._count = 0
