@@ -12,7 +12,8 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = sorted(glob("src/smelt/csrc/**/*.c", recursive=True))
 HEADERS = sorted([*glob("src/smelt/csrc/**/*.h", recursive=True), *glob("src/smelt/include/*")])
-DEPLOY = [path for path in SOURCES if "/deploy/" in path]
+LIBRARY = [path for path in SOURCES if "/deploy/" in path or "/executor/" in path]
+INCLUDE = ["src/smelt/csrc", "src/smelt/include"]
 FLAGS = ["-O2", "-std=c11", "-fvisibility=hidden"]
 
 
@@ -28,9 +29,9 @@ class BuildExt(build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         compiler: Any = self.compiler
         objects = compiler.compile(
-            DEPLOY,
+            LIBRARY,
             output_dir=f"{self.build_temp}/libsmelt",
-            include_dirs=["src/smelt/csrc", "src/smelt/include"],
+            include_dirs=INCLUDE,
             extra_postargs=[*FLAGS, "-fPIC", "-g0", "-ffunction-sections", "-fdata-sections"],
         )
         link = ["-Wl,-s", "-Wl,--gc-sections", "-Wl,-soname,libsmelt.so", "-lm", "-lpthread", "-ldl"]
@@ -41,7 +42,7 @@ class BuildExt(build_ext):
 
 def is_new(made: Path) -> bool:
     """Whether nothing that it is made of is newer."""
-    parts = [*DEPLOY, *HEADERS, __file__]
+    parts = [*LIBRARY, *HEADERS, __file__]
     return made.exists() and made.stat().st_mtime >= max(Path(path).stat().st_mtime for path in parts)
 
 
@@ -50,9 +51,9 @@ setup(
     ext_modules=[
         Extension(
             "smelt._native",
-            sources=[path for path in SOURCES if path not in DEPLOY or path.endswith("/format/checksum.c")],
+            sources=[path for path in SOURCES if "/deploy/" not in path],
             depends=HEADERS,
-            include_dirs=["src/smelt/csrc"],
+            include_dirs=INCLUDE,
             extra_compile_args=FLAGS,
         )
     ],

@@ -14,8 +14,8 @@
 #include "runner/program.h"
 #include "state/deferred_signals.h"
 #include "state/preserved_state.h"
-#include "runner/parallel.h"
-#include "deploy/format/checksum.h"
+#include "runner/openmp.h"
+#include "executor/checksum.h"
 #include "gpu/cuda_driver.h"
 #include "gpu/grid_launcher.h"
 #include "lazy/accelerator.h"
@@ -186,7 +186,7 @@ PyInit__native(void)
                              &RecordedOperatorType, &LazyRecorderType, &LazyKernelType, &RecordingLockType};
     if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0 || runner_init() < 0
         || hook_init() < 0 || nodes_init() < 0 || accumulate_grad_init() < 0 || preserved_state_init() < 0
-        || deferred_signals_init() < 0 || parallel_init() < 0 || device_memory_init() < 0 || recorder_init() < 0) {
+        || deferred_signals_init() < 0 || openmp_init() < 0 || device_memory_init() < 0 || recorder_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

@@ -12,7 +12,7 @@ import torch
 
 from smelt import _native
 
-# What generated code calls to share its points out between threads (csrc/runner/parallel.c).
+# What generated code calls to share its points out between threads (csrc/executor/parallel.c).
 PARALLEL_FOR = "smelt_parallel_for"
 # What the warps of a GPU kernel call on the host to wait for each other (csrc/gpu/host_grid.c).
 SIMT_BARRIER = "smelt_simt_barrier"

@@ -40,7 +40,7 @@ def compiled(source: Path, to: Path, *flags: str, static: bool = False) -> Path:
 
 def sources() -> list[str]:
     """Of the library."""
-    return sorted(map(str, (CSRC / "deploy").rglob("*.c")))
+    return sorted(str(path) for folder in ("deploy", "executor") for path in (CSRC / folder).rglob("*.c"))
 
 
 def sanitized(source: Path, to: Path, sanitizers: str, *flags: str) -> Path:

@@ -9,7 +9,7 @@
    field and go to just inside or just outside of them. Sections are also read alone, in memory that ends where they do,
    and everything that an accepted one refers to is read. */
 #define _GNU_SOURCE
-#include "deploy/format/checksum.h"
+#include "executor/checksum.h"
 #include "deploy/session.h"
 
 #include <signal.h>

@@ -3,7 +3,7 @@
     k0(buffers, threads, workspace)     smelt_parallel_for(k0.part, …), then for reductions over rows k0.finish
       k0.part(…, first, last, ends)     the points first up to last, in a workspace of its own
 
-`smelt_parallel_for` is C (`csrc/runner/parallel.c`): it divides the points into chunks and runs each on some thread.
+`smelt_parallel_for` is C (`csrc/executor/parallel.c`): it divides the points into chunks and runs each on some thread.
 """
 
 from collections.abc import Sequence

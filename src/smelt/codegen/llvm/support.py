@@ -306,7 +306,7 @@ def support_text(names: Sequence[str], target: Target) -> str:
     return "".join(SUPPORT[name][0] for name in wanted).replace("SIZE", size)
 
 
-# What kernels share their points out by, where one thread runs all of them (`csrc/runner/parallel.c` is another).
+# What kernels share their points out by, where one thread runs all of them (`csrc/executor/parallel.c` is another).
 SERIAL_PARALLEL_FOR = """
 define hidden i64 @smelt_parallel_for(ptr %part, ptr %buffers, ptr %workspace, i64 %threads, i64 %most, i64 %extent, i64 %bytes) {
 entry:

@@ -5,7 +5,7 @@
 #define _GNU_SOURCE
 #include "deploy/code.h"
 
-#include "deploy/threads.h"
+#include "executor/parallel.h"
 
 #include <errno.h>
 #include <math.h>

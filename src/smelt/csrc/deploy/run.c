@@ -217,10 +217,10 @@ plan_steps(const smelt_session *session, const VariantRecord *variant, Plan *pla
         const LaunchRecord *launch = &table->launches[step->place];
         int64_t fixed, each;
         if (!evaluate_bytes(session, launch->fixed, &fixed) || !evaluate_bytes(session, launch->per_thread, &each)
-            || each > (MOST_BYTES - fixed) / session->parallel.threads) {
+            || each > (MOST_BYTES - fixed) / session->threads.threads) {
             return false;
         }
-        plan->step_bytes[i] = fixed + each * session->parallel.threads;
+        plan->step_bytes[i] = fixed + each * session->threads.threads;
     }
     return true;
 }
@@ -320,7 +320,7 @@ launch(smelt_session *session, const VariantRecord *variant, const Plan *plan, c
     if (session->model->on_cuda) {
         return smelt_launch_grids(session, variant, plan, launch, error);
     }
-    code_kernel(&session->model->code, launch->kernel)(session->buffers, session->parallel.threads,
+    code_kernel(&session->model->code, launch->kernel)(session->buffers, session->threads.threads,
                                                        session->workspace.memory);
 #endif
     return SMELT_OK;

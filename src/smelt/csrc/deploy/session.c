@@ -217,10 +217,10 @@ smelt_session_new(smelt_model *model, const smelt_session_options *options, smel
     atomic_fetch_add(&model->references, 1);
     atomic_flag_clear(&new_session->busy);
     const int threads = options && options->threads ? options->threads : smelt_processor_count();
-    new_session->parallel = (Parallel){.threads = threads, .allocator = &new_session->allocator};
+    new_session->threads = (Threads){.threads = threads, .allocator = &new_session->allocator};
     if (options) {
-        new_session->parallel.parallel_for = options->parallel_for;
-        new_session->parallel.context = options->parallel_context;
+        new_session->threads.parallel_for = options->parallel_for;
+        new_session->threads.context = options->parallel_context;
         new_session->most_states = options->most_states;
     }
     CudaContext before;
@@ -288,7 +288,7 @@ smelt_session_free(smelt_session *session)
     if (session == NULL) {
         return;
     }
-    smelt_parallel_stop(&session->parallel);
+    smelt_threads_stop(&session->threads);
     CudaContext before;
     const bool is_inside = smelt_enter(session, &before, NULL) == SMELT_OK; /* else the GPU is lost, with all it had */
     drop_parts(session);
@@ -523,9 +523,9 @@ run_inside(smelt_session *session, const smelt_tensor *inputs, size_t count, sme
 {
     smelt_status status = take_inputs(session, inputs, count, error);
     if (!status) {
-        Parallel *before = smelt_parallel_begin(&session->parallel);
+        Threads *before = smelt_threads_begin(&session->threads);
         status = smelt_run_states(session, error);
-        smelt_parallel_end(before);
+        smelt_threads_end(before);
     }
     for (size_t i = 0; !status && i < count; i++) {
         status = give_back(session, i, &inputs[i], error);

@@ -3,7 +3,7 @@
 #define SMELT_DEPLOY_SESSION_H
 
 #include "deploy/model.h"
-#include "deploy/threads.h"
+#include "executor/thread_pool.h"
 
 /* Memory of the session's allocator. */
 typedef struct {
@@ -68,7 +68,7 @@ struct smelt_session {
     smelt_allocator allocator;
     smelt_allocator memory; /* of registers, the arena and workspaces: the host's, or that of a GPU */
     CudaStream stream;
-    Parallel parallel;
+    Threads threads;
     int64_t most_states;
     atomic_flag busy;
     bool returned;

@@ -4,7 +4,7 @@
 #define _GNU_SOURCE
 #include "deploy/format/file.h"
 
-#include "deploy/format/checksum.h"
+#include "executor/checksum.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,14 +1,10 @@
 /* The thread pool of a session: its threads wait for chunks of a kernel, and end with the session.
 
-     k0(buffers, threads, workspace)      smelt_parallel_for(k0.part, …)         generated: codegen/cpu/entry_points.py
-       smelt_parallel_for                 how many chunks; one: run it here; more: by the pool, or the caller's function
-         run_chunk                        points extent·chunk/chunks up to extent·(chunk + 1)/chunks → k0.part
-
    Chunk i is for thread i, so that a thread finds its earlier writes in its cache; a thread that is done takes chunks
    that nobody has begun. Workers spin for a while before they sleep, because kernels follow each other within
    microseconds. */
 #define _GNU_SOURCE
-#include "deploy/threads.h"
+#include "executor/thread_pool.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -48,22 +44,22 @@ struct Pool {
     struct Worker all[];
 };
 
-static _Thread_local Parallel *current;
+static _Thread_local Threads *current;
 
-Parallel *
-smelt_parallel_begin(Parallel *parallel)
+Threads *
+smelt_threads_begin(Threads *threads)
 {
-    Parallel *before = current;
-    if (parallel->pool && parallel->pool->owner != getpid()) {
-        parallel->alone = true; /* a child of fork(): the threads are not here */
-        parallel->pool = NULL;  /* lost with them */
+    Threads *before = current;
+    if (threads->pool && threads->pool->owner != getpid()) {
+        threads->alone = true; /* a child of fork(): the threads are not here */
+        threads->pool = NULL;  /* lost with them */
     }
-    current = parallel;
+    current = threads;
     return before;
 }
 
 void
-smelt_parallel_end(Parallel *before)
+smelt_threads_end(Threads *before)
 {
     current = before;
 }
@@ -235,58 +231,32 @@ run_by_pool(Pool *pool, int64_t count, smelt_task task, void *data)
 }
 
 void
-smelt_parallel_stop(Parallel *parallel)
+smelt_threads_stop(Threads *threads)
 {
-    if (parallel->pool && parallel->pool->owner == getpid()) {
-        stop_workers(parallel->pool);
+    if (threads->pool && threads->pool->owner == getpid()) {
+        stop_workers(threads->pool);
     }
-    parallel->pool = NULL;
+    threads->pool = NULL;
 }
 
-/* --- what generated code calls ------------------------------------------------------------------------------ */
-
-typedef struct {
-    smelt_part part;
-    void *buffers;
-    char *workspace;
-    uint64_t chunks, extent, chunk_bytes;
-} Task;
-
-static void
-run_chunk(void *data, int64_t number)
+void
+smelt_run_by_session(int64_t most, int64_t count, smelt_task task, void *data)
 {
-    const Task *task = data;
-    const uint64_t chunk = (uint64_t)number, first = chunk * task->extent / task->chunks;
-    const uint64_t last = (chunk + 1) * task->extent / task->chunks;
-    char *workspace = task->workspace + chunk * task->chunk_bytes;
-    task->part(task->buffers, workspace, (int64_t)first, (int64_t)last, chunk + 1 == task->chunks);
-}
-
-int64_t
-smelt_parallel_for(smelt_part part, void *buffers, char *workspace, int64_t threads, int64_t most, int64_t extent,
-                   int64_t chunk_bytes)
-{
-    Parallel *parallel = current;
-    const int64_t chunks = threads < most ? threads : most;
-    Task task = {part, buffers, workspace, chunks < 2 ? 1 : (uint64_t)chunks, (uint64_t)extent, (uint64_t)chunk_bytes};
-    if (task.chunks == 1) {
-        run_chunk(&task, 0);
-        return 1;
+    Threads *threads = current;
+    (void)most; /* of the session's threads, which are as many */
+    if (threads && threads->parallel_for) {
+        threads->parallel_for(threads->context, count, task, data);
+        return;
     }
-    if (parallel && parallel->parallel_for) {
-        parallel->parallel_for(parallel->context, (int64_t)task.chunks, run_chunk, &task);
-        return (int64_t)task.chunks;
+    if (threads && !threads->pool && !threads->alone) {
+        threads->pool = start(threads->allocator, threads->threads);
+        threads->alone = threads->pool == NULL;
     }
-    if (parallel && !parallel->pool && !parallel->alone) {
-        parallel->pool = start(parallel->allocator, parallel->threads);
-        parallel->alone = parallel->pool == NULL;
+    if (threads && threads->pool) {
+        run_by_pool(threads->pool, count, task, data);
+        return;
     }
-    if (parallel && parallel->pool) {
-        run_by_pool(parallel->pool, (int64_t)task.chunks, run_chunk, &task);
-        return (int64_t)task.chunks;
+    for (int64_t chunk = 0; chunk < count; chunk++) {
+        task(data, chunk);
     }
-    for (uint64_t chunk = 0; chunk < task.chunks; chunk++) {
-        run_chunk(&task, (int64_t)chunk);
-    }
-    return (int64_t)task.chunks;
 }
