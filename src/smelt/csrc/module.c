@@ -1,7 +1,7 @@
 /* The module smelt._native: see _native.pyi for what each name does. */
 #include "frame/frame.h"
 
-#include "runner/code_image.h"
+#include "runner/code.h"
 #include "frame/entry.h"
 #include "guards/guards.h"
 #include "frame/hook.h"
@@ -16,7 +16,7 @@
 #include "state/preserved_state.h"
 #include "runner/openmp.h"
 #include "executor/checksum.h"
-#include "gpu/cuda_driver.h"
+#include "gpu/cuda_module.h"
 #include "gpu/grid_launcher.h"
 #include "lazy/accelerator.h"
 #include "lazy/lazy.h"
@@ -199,7 +199,7 @@ PyInit__native(void)
             return NULL;
         }
     }
-    if (PyModule_AddObjectRef(module, "NULL", &smelt_null) < 0 || cuda_driver_init(module) < 0
+    if (PyModule_AddObjectRef(module, "NULL", &smelt_null) < 0 || cuda_module_init(module) < 0
         || grid_launcher_init(module) < 0) {
         Py_DECREF(module);
         return NULL;

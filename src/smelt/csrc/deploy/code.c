@@ -1,8 +1,7 @@
-/* Machine code of an artifact: maps an image, fills in the addresses that it calls, and makes it executable.
+/* Machine code of an artifact: an image, and the addresses that it calls.
 
    A table here lists everything that generated code may call: the function that shares out work, and functions of the
    C library. An image that asks for anything else is rejected, so that no file chooses what it calls. */
-#define _GNU_SOURCE
 #include "deploy/code.h"
 
 #include "executor/parallel.h"
@@ -10,8 +9,6 @@
 #include <errno.h>
 #include <math.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 typedef void (*Function)(void);
 
@@ -100,32 +97,16 @@ fill_slots(const Code *code, char *memory, smelt_error *error)
 smelt_status
 smelt_code_load(Code *code, smelt_error *error)
 {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size_t)code->header->image_bytes;
-    const size_t size = (bytes / page + 1) * page; /* never none */
-    char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
+    const size_t bytes = (size_t)code->header->image_bytes;
+    if (!code_image_map(&code->loaded, code->image, bytes)) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for %zu bytes of code", bytes);
     }
-    memcpy(memory, code->image, bytes);
-    smelt_status status = fill_slots(code, memory, error);
-    if (!status && mprotect(memory, size, PROT_READ | PROT_EXEC) < 0) {
+    smelt_status status = fill_slots(code, code->loaded.memory, error);
+    if (!status && !code_image_seal(&code->loaded)) {
         status = smelt_fail(error, SMELT_ERROR_TARGET, "the system lets no new code be executed: %s", strerror(errno));
     }
     if (status) {
-        munmap(memory, size);
-        return status;
+        code_image_unmap(&code->loaded);
     }
-    __builtin___clear_cache(memory, memory + size);
-    code->memory = memory;
-    code->mapped = size;
-    return SMELT_OK;
-}
-
-void
-smelt_code_unload(Code *code)
-{
-    if (code->memory) {
-        munmap(code->memory, code->mapped);
-        code->memory = NULL;
-    }
+    return status;
 }

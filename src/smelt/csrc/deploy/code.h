@@ -4,8 +4,7 @@
 
 #include "deploy/format/error.h"
 #include "deploy/format/records.h"
-
-#include <stdbool.h>
+#include "executor/code_image.h"
 
 /* void kernel(void **buffers, int64_t threads, void *workspace) */
 typedef void (*Kernel)(void **buffers, int64_t threads, void *workspace);
@@ -16,20 +15,18 @@ typedef struct {
     const int64_t *entries;
     const SlotRecord *slots;
     const char *names, *image;
-    char *memory;
-    size_t mapped;
+    CodeImage loaded;
 } Code;
 
 smelt_status smelt_code_read(Code *code, const void *data, int64_t size, smelt_error *error);
 
 /* Maps it, its slots filled; from then on it is executable and read-only. */
 smelt_status smelt_code_load(Code *code, smelt_error *error);
-void smelt_code_unload(Code *code);
 
 static inline Kernel
 code_kernel(const Code *code, int64_t number)
 {
-    return (Kernel)(uintptr_t)(code->memory + code->entries[number]);
+    return (Kernel)(uintptr_t)(code->loaded.memory + code->entries[number]);
 }
 
 /* What this processor is (ANY_MACHINE: one that no code is for), and its features, as bits of layout.FEATURES. */

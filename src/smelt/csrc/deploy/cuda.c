@@ -1,49 +1,14 @@
-/* A GPU through NVIDIA's driver: opens the library by name at run time, queries the device, loads code and weights.
+/* A GPU through NVIDIA's driver: queries the device, loads code and weights.
 
    The driver assembles PTX for the GPU at hand, so that code for an older GPU runs too. Everything is in the GPU's
    primary context, which CUDA's runtime uses as well: a model can use the caller's memory, and others can use what it
    returns. */
-#define _GNU_SOURCE
 #include "deploy/cuda.h"
 
 #include <dlfcn.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <string.h>
 
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, MEMORY_TYPE = 2, DEVICE_MEMORY = 2 }; /* questions, an answer */
-enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6, MOST_DYNAMIC_SHARED = 8, USUAL_SHARED = 48 * 1024 };
-enum { OUT_OF_MEMORY = 2 };
-
-static const struct {
-    const char *name;
-    size_t place;
-} functions[] = {
-    {"cuInit", offsetof(CudaDriver, init)},
-    {"cuGetErrorString", offsetof(CudaDriver, error_string)},
-    {"cuDeviceGetCount", offsetof(CudaDriver, device_count)},
-    {"cuDeviceGet", offsetof(CudaDriver, device_get)},
-    {"cuDeviceGetName", offsetof(CudaDriver, device_name)},
-    {"cuDeviceGetAttribute", offsetof(CudaDriver, device_attribute)},
-    {"cuDevicePrimaryCtxRetain", offsetof(CudaDriver, retain_context)},
-    {"cuDevicePrimaryCtxRelease_v2", offsetof(CudaDriver, release_context)},
-    {"cuCtxGetCurrent", offsetof(CudaDriver, get_context)},
-    {"cuCtxSetCurrent", offsetof(CudaDriver, set_context)},
-    {"cuModuleLoadDataEx", offsetof(CudaDriver, load)},
-    {"cuModuleUnload", offsetof(CudaDriver, unload)},
-    {"cuModuleGetFunction", offsetof(CudaDriver, get_function)},
-    {"cuFuncSetAttribute", offsetof(CudaDriver, set_attribute)},
-    {"cuMemAlloc_v2", offsetof(CudaDriver, allocate)},
-    {"cuMemFree_v2", offsetof(CudaDriver, release)},
-    {"cuMemcpyHtoDAsync_v2", offsetof(CudaDriver, to_device)},
-    {"cuMemcpyDtoHAsync_v2", offsetof(CudaDriver, to_host)},
-    {"cuMemcpyDtoDAsync_v2", offsetof(CudaDriver, within_device)},
-    {"cuPointerGetAttribute", offsetof(CudaDriver, pointer_attribute)},
-    {"cuStreamCreate", offsetof(CudaDriver, stream_create)},
-    {"cuStreamDestroy_v2", offsetof(CudaDriver, stream_destroy)},
-    {"cuStreamSynchronize", offsetof(CudaDriver, stream_wait)},
-    {"cuLaunchKernel", offsetof(CudaDriver, launch)},
-};
 
 smelt_status
 smelt_cuda_status(const Cuda *cuda, CudaResult result, const char *doing, smelt_error *error)
@@ -51,12 +16,10 @@ smelt_cuda_status(const Cuda *cuda, CudaResult result, const char *doing, smelt_
     if (result == 0) {
         return SMELT_OK;
     }
-    const char *text = NULL;
-    if (cuda->driver.error_string(result, &text) || text == NULL) {
-        text = "an error without a text";
-    }
-    const smelt_status status = result == OUT_OF_MEMORY ? SMELT_ERROR_MEMORY : SMELT_ERROR_DEVICE;
-    return smelt_fail(error, status, "%s: %s (error %d of CUDA)", doing, text, result);
+    const char *text = cuda_error_words(&cuda->driver, result);
+    const smelt_status status = result == CUDA_OUT_OF_MEMORY ? SMELT_ERROR_MEMORY : SMELT_ERROR_DEVICE;
+    return smelt_fail(error, status, "%s: %s (error %d of CUDA)", doing, text ? text : "an error without a text",
+                      result);
 }
 
 /* --- the driver ---------------------------------------------------------------------------------------------- */
@@ -64,19 +27,11 @@ smelt_cuda_status(const Cuda *cuda, CudaResult result, const char *doing, smelt_
 static smelt_status
 open_driver(Cuda *cuda, smelt_error *error)
 {
-    cuda->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (cuda->library == NULL) {
-        const char *reason = dlerror();
-        return smelt_fail(error, SMELT_ERROR_TARGET, "there is no CUDA driver: %s", reason ? reason : "libcuda.so.1");
-    }
-    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *function = dlsym(cuda->library, functions[i].name);
-        if (function == NULL) {
-            return smelt_fail(error, SMELT_ERROR_TARGET, "the CUDA driver is too old: it has no %s", functions[i].name);
-        }
-        memcpy((char *)&cuda->driver + functions[i].place, &function, sizeof function);
-    }
-    return SMELT_OK;
+    const char *problem = cuda_driver_open(&cuda->driver, "libcuda.so.1", CUDA_MEMORY);
+    const bool is_open = cuda->driver.library != NULL;
+    return problem ? smelt_fail(error, SMELT_ERROR_TARGET,
+                                is_open ? "the CUDA driver is too old: it has no %s" : "there is no CUDA driver: %s", problem)
+                   : SMELT_OK;
 }
 
 static smelt_status
@@ -100,7 +55,7 @@ find_device(Cuda *cuda, int number, smelt_error *error)
 smelt_status
 smelt_cuda_open(Cuda *cuda, int number, smelt_error *error)
 {
-    *cuda = (Cuda){.library = NULL};
+    *cuda = (Cuda){.context = NULL};
     smelt_status status = open_driver(cuda, error);
     status = status ? status : find_device(cuda, number, error);
     if (status) {
@@ -111,17 +66,14 @@ smelt_cuda_open(Cuda *cuda, int number, smelt_error *error)
 
 /* --- code and weights ------------------------------------------------------------------------------------------ */
 
-/* What a GPU cannot be given more of than usual, it has to be asked for. */
 static smelt_status
 find_functions(Cuda *cuda, const Table *table, smelt_error *error)
 {
     for (int64_t i = 0; i < table->counts[GRIDS]; i++) {
         const GridRecord *grid = &table->grids[i];
         const char *name = table_string(table, grid->name);
-        CudaResult result = cuda->driver.get_function(&cuda->functions[i], cuda->module, name);
-        if (!result && grid->shared_bytes > USUAL_SHARED) {
-            result = cuda->driver.set_attribute(cuda->functions[i], MOST_DYNAMIC_SHARED, (int)grid->shared_bytes);
-        }
+        const CudaResult result =
+            cuda_find_function(&cuda->driver, cuda->module, name, grid->shared_bytes, &cuda->functions[i]);
         if (result) {
             return smelt_cuda_status(cuda, result, name, error);
         }
@@ -146,10 +98,8 @@ smelt_status
 smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *weights, int64_t bytes,
                 CudaFunction *functions, smelt_error *error)
 {
-    CudaContext before;
-    char log[160] = "";
-    int options[] = {ERROR_LOG, ERROR_LOG_BYTES};
-    void *values[] = {log, (void *)(uintptr_t)(sizeof log - 1)};
+    CudaInside inside;
+    CudaLog log;
     cuda->functions = functions;
     cuda->function_count = table->counts[GRIDS];
     CudaResult result = cuda->driver.retain_context(&cuda->context, cuda->device);
@@ -157,20 +107,17 @@ smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *wei
         cuda->context = NULL;
         return smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
     }
-    smelt_status status = smelt_cuda_enter(cuda, &before, error);
-    if (status) {
-        return status;
-    }
-    result = cuda->driver.load(&cuda->module, ptx, 2, options, values);
+    result = cuda_go_inside(&inside, &cuda->driver, cuda->context);
+    smelt_status status = smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
+    result = status ? 0 : cuda_load(&cuda->driver, ptx, &cuda->module, &log);
     if (result) {
-        cuda->module = NULL;
-        char doing[sizeof log + 40];
-        snprintf(doing, sizeof doing, "the driver refuses the code%s%s", *log ? ", " : "", log);
+        char doing[200];
+        snprintf(doing, sizeof doing, "the driver refuses the code%s%.160s", *log.errors ? ", " : "", log.errors);
         status = smelt_cuda_status(cuda, result, doing, error);
     }
     status = status ? status : find_functions(cuda, table, error);
     status = status ? status : load_weights(cuda, weights, bytes, error);
-    smelt_cuda_leave(cuda, before);
+    cuda_go_outside(&inside);
     return status;
 }
 
@@ -190,10 +137,10 @@ smelt_cuda_close(Cuda *cuda)
     if (cuda->context) {
         cuda->driver.release_context(cuda->device);
     }
-    if (cuda->library) {
-        dlclose(cuda->library);
+    if (cuda->driver.library) {
+        dlclose(cuda->driver.library);
     }
-    *cuda = (Cuda){.library = NULL};
+    *cuda = (Cuda){.context = NULL};
 }
 
 /* --- at work --------------------------------------------------------------------------------------------------- */
@@ -201,19 +148,13 @@ smelt_cuda_close(Cuda *cuda)
 smelt_status
 smelt_cuda_enter(const Cuda *cuda, CudaContext *before, smelt_error *error)
 {
-    CudaResult result = cuda->driver.get_context(before);
-    if (!result && *before != cuda->context) {
-        result = cuda->driver.set_context(cuda->context);
-    }
-    return smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
+    return smelt_cuda_status(cuda, cuda_enter(&cuda->driver, cuda->context, before), "the GPU cannot be used", error);
 }
 
 void
 smelt_cuda_leave(const Cuda *cuda, CudaContext before)
 {
-    if (before != cuda->context) {
-        cuda->driver.set_context(before);
-    }
+    cuda_leave(&cuda->driver, cuda->context, before);
 }
 
 bool

@@ -1,56 +1,18 @@
-/* A GPU through NVIDIA's driver, opened when a model asks for it. Needs no CUDA header and no library to link with. */
+/* A GPU that a model runs on, through NVIDIA's driver, opened when a model asks for it. */
 #ifndef SMELT_DEPLOY_CUDA_H
 #define SMELT_DEPLOY_CUDA_H
 
 #include "deploy/format/error.h"
 #include "deploy/format/table.h"
-
-#include <stdbool.h>
-
-typedef int CudaResult; /* 0: it worked */
-typedef struct CudaContextOfDriver *CudaContext;
-typedef struct CudaModuleOfDriver *CudaModule;
-typedef struct CudaFunctionOfDriver *CudaFunction;
-typedef struct CudaStreamOfDriver *CudaStream;
-typedef uint64_t CudaAddress;
-
-/* Functions by the names that the driver's manual has, less the `cu`. */
-typedef struct {
-    CudaResult (*init)(unsigned flags);
-    CudaResult (*error_string)(CudaResult, const char **text);
-    CudaResult (*device_count)(int *count);
-    CudaResult (*device_get)(int *device, int number);
-    CudaResult (*device_name)(char *name, int length, int device);
-    CudaResult (*device_attribute)(int *value, int attribute, int device);
-    CudaResult (*retain_context)(CudaContext *, int device);
-    CudaResult (*release_context)(int device);
-    CudaResult (*get_context)(CudaContext *);
-    CudaResult (*set_context)(CudaContext);
-    CudaResult (*load)(CudaModule *, const void *image, unsigned count, int *options, void **values);
-    CudaResult (*unload)(CudaModule);
-    CudaResult (*get_function)(CudaFunction *, CudaModule, const char *name);
-    CudaResult (*set_attribute)(CudaFunction, int attribute, int value);
-    CudaResult (*allocate)(CudaAddress *, size_t size);
-    CudaResult (*release)(CudaAddress);
-    CudaResult (*to_device)(CudaAddress, const void *from, size_t size, CudaStream);
-    CudaResult (*to_host)(void *, CudaAddress from, size_t size, CudaStream);
-    CudaResult (*within_device)(CudaAddress, CudaAddress from, size_t size, CudaStream);
-    CudaResult (*pointer_attribute)(void *value, int attribute, CudaAddress);
-    CudaResult (*stream_create)(CudaStream *, unsigned flags);
-    CudaResult (*stream_destroy)(CudaStream);
-    CudaResult (*stream_wait)(CudaStream);
-    CudaResult (*launch)(CudaFunction, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                         unsigned block_y, unsigned block_z, unsigned shared, CudaStream, void **parameters, void **extra);
-} CudaDriver;
+#include "executor/cuda_driver.h"
 
 /* A GPU that a model runs on: its context, which is the process's own for that GPU, and the model's code and weights. */
 typedef struct {
     CudaDriver driver;
-    void *library;
     int device, capability; /* 90 for 9.0 */
     char name[64];
     CudaContext context;
-    CudaModule module;
+    CudaModuleHandle module;
     CudaFunction *functions; /* of each grid of the table */
     int64_t function_count;
     CudaAddress weights;

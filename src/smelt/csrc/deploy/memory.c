@@ -95,27 +95,23 @@ smelt_leave(const smelt_session *session, CudaContext before)
 
 /* --- grids --------------------------------------------------------------------------------------------------- */
 
-/* A pointer for each buffer, numbers by value, the workspace, then sizes: as codegen/gpu/nvptx.py has a function. */
+/* Buffers, with numbers by value, the workspace and sizes; where the sizes are. */
 static const int64_t *
 set_parameters(smelt_session *session, const VariantRecord *variant, const Plan *plan, const LaunchRecord *launch)
 {
     const Table *table = &session->model->table;
     const KernelRecord *kernel = &table->kernels[launch->kernel];
     const int64_t pointers = launch->value_count - (kernel->sizes > 0);
-    void **parameters = session->parameters;
+    const int64_t *sizes = NULL;
+    if (kernel->sizes) {
+        sizes = (const int64_t *)plan->values[table->references[launch->values + pointers].number].pointer;
+    }
+    cuda_set_parameters(session->parameters, session->buffers, pointers, &session->workspace.memory, sizes, kernel->sizes);
     for (int64_t i = 0; i < pointers; i++) {
         const int64_t place = table->references[launch->values + i].number;
-        const bool is_number = table->values[variant->values + place].kind == SIZES_VALUE;
-        session->buffers[i] = plan->values[place].pointer;
-        parameters[i] = is_number ? (void *)plan->values[place].pointer : (void *)&session->buffers[i];
-    }
-    parameters[pointers] = &session->workspace.memory;
-    if (kernel->sizes == 0) {
-        return NULL;
-    }
-    int64_t *sizes = (int64_t *)plan->values[table->references[launch->values + pointers].number].pointer;
-    for (int64_t i = 0; i < kernel->sizes; i++) {
-        parameters[pointers + 1 + i] = &sizes[i];
+        if (table->values[variant->values + place].kind == SIZES_VALUE) {
+            session->parameters[i] = plan->values[place].pointer;
+        }
     }
     return sizes;
 }
@@ -132,15 +128,12 @@ smelt_launch_grids(smelt_session *session, const VariantRecord *variant, const P
         const GridRecord *grid = &table->grids[i];
         const int64_t blocks = grid->slot < 0 ? grid->blocks : sizes[grid->slot];
         const char *name = table_string(table, kernel->name);
-        if (blocks < 0 || blocks > MOST_BLOCKS) {
+        const CudaResult result =
+            cuda_launch_grid(&model->cuda.driver, model->functions[i], blocks, (unsigned)grid->threads,
+                             (unsigned)grid->shared_bytes, session->stream, session->parameters);
+        if (result == CUDA_TOO_MANY_BLOCKS) {
             return smelt_fail(error, SMELT_ERROR_SIZE, "with these inputs %s has %lld blocks", name, (long long)blocks);
         }
-        if (blocks == 0) { /* which CUDA takes for an error */
-            continue;
-        }
-        const CudaResult result = model->cuda.driver.launch(
-            model->functions[i], (unsigned)blocks, 1, 1, (unsigned)grid->threads, 1, 1, (unsigned)grid->shared_bytes,
-            session->stream, session->parameters, NULL);
         if (result) {
             return smelt_cuda_status(&model->cuda, result, name, error);
         }

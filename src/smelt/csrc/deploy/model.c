@@ -371,7 +371,7 @@ destroy(smelt_model *model)
 {
     const smelt_allocator allocator = model->allocator;
     const Table *table = &model->table;
-    smelt_code_unload(&model->code);
+    code_image_unmap(&model->code.loaded);
     smelt_cuda_close(&model->cuda);
     smelt_release(&allocator, model->functions, (size_t)table->counts[GRIDS], sizeof(CudaFunction));
     drop_infos(model, &model->inputs);

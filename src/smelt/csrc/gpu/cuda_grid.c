@@ -58,31 +58,21 @@ launch_phases(const GridLauncher *self, LaunchCall *call, const CudaCode *code, 
         return -1;
     }
     void **numbers = parameters + count; /* those that the host has, each in eight bytes */
-    for (int i = 0; i < pointers; i++) {
-        parameters[i] = &call->buffers[i];
+    cuda_set_parameters(parameters, call->buffers, pointers, &workspace, sizes, self->size_count);
+    for (int i = 0; self->numbers && i < pointers; i++) {
         if (is_number(self, i)) {
             numbers[i] = NULL;
             memcpy(&numbers[i], call->buffers[i], self->numbers[i]);
             parameters[i] = &numbers[i];
         }
     }
-    parameters[pointers] = &workspace;
-    for (int i = 0; i < self->size_count; i++) {
-        parameters[pointers + 1 + i] = (void *)(uintptr_t)&sizes[i];
-    }
     call->fault = 0;
     for (int i = 0; call->fault == 0 && i < self->phase_count; i++) {
         const GridPhase *phase = &self->phases[i];
-        int64_t blocks = grid_size(phase->blocks, sizes);
         call->phase = i;
-        if (blocks < 0 || blocks > GRID_MOST_BLOCKS) {
-            call->fault = GRID_BLOCKS;
-        }
-        else if (blocks) { /* CUDA takes a grid of none for an error */
-            call->at = code->driver->launch(code->functions[i], (unsigned)blocks, 1, 1, phase->threads, 1, 1,
-                                            phase->shared_bytes, stream, parameters, NULL);
-            call->fault = call->at ? GRID_DRIVER : 0;
-        }
+        call->at = cuda_launch_grid(code->driver, code->functions[i], grid_size(phase->blocks, sizes), phase->threads,
+                                    phase->shared_bytes, stream, parameters);
+        call->fault = call->at == CUDA_TOO_MANY_BLOCKS ? GRID_BLOCKS : call->at ? GRID_DRIVER : 0;
     }
     if (parameters != usual) {
         free(parameters);
@@ -144,7 +134,7 @@ static const CudaCode *
 load_code(GridLauncher *self, int32_t device)
 {
     PyObject *handles = PyObject_CallMethod(self->support, "functions", "i", (int)device);
-    CudaDriver *driver = handles ? cuda_driver() : NULL;
+    const CudaDriver *driver = handles ? cuda_driver() : NULL;
     CudaContext context;
     if (driver == NULL || cuda_context(driver, device, &context) < 0) {
         Py_XDECREF(handles);

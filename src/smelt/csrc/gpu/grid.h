@@ -3,7 +3,7 @@
 #define SMELT_GRID_H
 
 #include <stdatomic.h>
-#include "gpu/cuda_driver.h"
+#include "gpu/cuda_module.h"
 #include "runner/launcher.h"
 
 /* A number, or the place of one among the sizes that a launch is given. */
@@ -57,8 +57,6 @@ typedef struct {
 
 /* Why a launch did not work; `phase` of the call says where. */
 enum { GRID_MEMORY = 1, GRID_BLOCKS, GRID_DIVERGED, GRID_STRAY_BARRIER, GRID_OVERRUN, GRID_PYTHON, GRID_DRIVER, GRID_UNALIGNED };
-
-enum { GRID_MOST_BLOCKS = 0x7fffffff };
 
 static inline bool
 is_number(const GridLauncher *self, Py_ssize_t buffer)

@@ -291,7 +291,7 @@ host_grid_launch(AnyLauncher *any, LaunchCall *call)
     for (int i = 0; call->fault == 0 && i < self->phase_count; i++) {
         int64_t blocks = grid_size(self->phases[i].blocks, sizes);
         call->phase = i;
-        if (blocks < 0 || blocks > GRID_MOST_BLOCKS) {
+        if (blocks < 0 || blocks > CUDA_MOST_BLOCKS) {
             call->fault = GRID_BLOCKS;
         }
         else if (blocks) {

@@ -1,17 +1,16 @@
-/* Code: maps an image of machine code, fills its slots with addresses, and makes it executable and read-only.
+/* Code: an image of machine code (executor/code_image.h), its slots filled with addresses.
 
    The image is position-independent except for its slots, eight bytes each. */
-#include "runner/code_image.h"
+#include "runner/code.h"
 
 #include <stdint.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
+
+#include "executor/code_image.h"
 
 typedef struct {
     PyObject_HEAD
-    char *memory;
-    size_t size;
+    CodeImage image;
 } Code;
 
 /* 0, or -1 with an exception. An address in `relative` slots counts from the image's own start. */
@@ -39,8 +38,8 @@ fill_slots(Code *self, Py_ssize_t image_size, PyObject *slots)
             Py_DECREF(items);
             return -1;
         }
-        uint64_t address = (uint64_t)value + (relative ? (uint64_t)(uintptr_t)self->memory : 0);
-        memcpy(self->memory + offset, &address, sizeof address);
+        uint64_t address = (uint64_t)value + (relative ? (uint64_t)(uintptr_t)self->image.memory : 0);
+        memcpy(self->image.memory + offset, &address, sizeof address);
     }
     Py_DECREF(items);
     return 0;
@@ -60,45 +59,29 @@ code_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         PyBuffer_Release(&image);
         return NULL;
     }
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t size = ((size_t)image.len + page) / page * page; /* never none */
-    char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
+    bool is_mapped = code_image_map(&self->image, image.buf, (size_t)image.len);
+    if (is_mapped && fill_slots(self, image.len, slots) < 0) {
+        Py_CLEAR(self);
+    }
+    else if (!is_mapped || !code_image_seal(&self->image)) {
         PyErr_SetFromErrno(PyExc_OSError);
-        goto failed;
+        Py_CLEAR(self);
     }
-    self->memory = memory;
-    self->size = size;
-    memcpy(memory, image.buf, (size_t)image.len);
-    if (fill_slots(self, image.len, slots) < 0) {
-        goto failed;
-    }
-    if (mprotect(memory, size, PROT_READ | PROT_EXEC) < 0) {
-        PyErr_SetFromErrno(PyExc_OSError);
-        goto failed;
-    }
-    __builtin___clear_cache(memory, memory + size);
     PyBuffer_Release(&image);
     return (PyObject *)self;
-failed:
-    PyBuffer_Release(&image);
-    Py_DECREF(self);
-    return NULL;
 }
 
 static void
 code_dealloc(Code *self)
 {
-    if (self->memory) {
-        munmap(self->memory, self->size);
-    }
+    code_image_unmap(&self->image);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 static PyObject *
 code_address(Code *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromVoidPtr(self->memory);
+    return PyLong_FromVoidPtr(self->image.memory);
 }
 
 static PyGetSetDef attributes[] = {

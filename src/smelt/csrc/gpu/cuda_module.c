@@ -1,52 +1,23 @@
-/* Opens the driver, queries devices, and loads modules: PTX → machine code for a GPU → functions in its memory. */
-#define _GNU_SOURCE
+/* Opens the driver for Python, queries devices, and loads modules: PTX → machine code for a GPU → functions in its
+   memory. */
 #define PY_SSIZE_T_CLEAN
-#include "gpu/cuda_driver.h"
+#include "gpu/cuda_module.h"
 
-#include <dlfcn.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
 #include <unistd.h>
 
-enum { LOG_BYTES = 16 * 1024, NAME_BYTES = 256, USUAL_SHARED = 48 * 1024 };
-enum { INFO_LOG = 3, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES, LOG_VERBOSE = 12 }; /* options of the assembler */
-enum { PTX_INPUT = 1, MOST_DYNAMIC_SHARED = 8, RELAXED_CAPTURE = 2 };
+enum { NAME_BYTES = 256 };
 
-static CudaDriver *driver; /* never freed: modules remember theirs */
+/* Never freed: modules remember theirs. */
+typedef struct {
+    CudaDriver driver;
+    CudaContext contexts[CUDA_MOST_DEVICES]; /* PyTorch's own, which the runtime calls primary; NULL: not asked for yet */
+} OpenDriver;
+
+static OpenDriver *opened;
 static PyObject *cuda_error;
-
-static const struct {
-    const char *name;
-    size_t place;
-    bool is_needed;
-} functions[] = {
-    {"cuInit", offsetof(CudaDriver, init), true},
-    {"cuDriverGetVersion", offsetof(CudaDriver, driver_version), true},
-    {"cuGetErrorName", offsetof(CudaDriver, error_name), true},
-    {"cuGetErrorString", offsetof(CudaDriver, error_string), true},
-    {"cuDeviceGetCount", offsetof(CudaDriver, device_count), true},
-    {"cuDeviceGet", offsetof(CudaDriver, device_get), true},
-    {"cuDeviceGetName", offsetof(CudaDriver, device_name), true},
-    {"cuDeviceGetAttribute", offsetof(CudaDriver, device_attribute), true},
-    {"cuDevicePrimaryCtxRetain", offsetof(CudaDriver, primary_context), true},
-    {"cuCtxGetCurrent", offsetof(CudaDriver, get_context), true},
-    {"cuCtxSetCurrent", offsetof(CudaDriver, set_context), true},
-    {"cuModuleLoadDataEx", offsetof(CudaDriver, load), true},
-    {"cuModuleUnload", offsetof(CudaDriver, unload), true},
-    {"cuModuleGetFunction", offsetof(CudaDriver, get_function), true},
-    {"cuFuncGetAttribute", offsetof(CudaDriver, get_attribute), true},
-    {"cuFuncSetAttribute", offsetof(CudaDriver, set_attribute), true},
-    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", offsetof(CudaDriver, occupancy), true},
-    {"cuLaunchKernel", offsetof(CudaDriver, launch), true},
-    {"cuLinkCreate_v2", offsetof(CudaDriver, link_create), true},
-    {"cuLinkAddData_v2", offsetof(CudaDriver, link_add), true},
-    {"cuLinkComplete", offsetof(CudaDriver, link_complete), true},
-    {"cuLinkDestroy", offsetof(CudaDriver, link_destroy), true},
-    {"cuThreadExchangeStreamCaptureMode", offsetof(CudaDriver, capture_mode), false},
-    {"cuStreamIsCapturing", offsetof(CudaDriver, is_capturing), false},
-};
 
 /* --- errors ------------------------------------------------------------------------------------- */
 
@@ -54,13 +25,11 @@ static const struct {
 static int
 fail(const CudaDriver *asked, const char *function, CudaResult code, const char *log)
 {
-    const char *name = NULL, *text = NULL;
+    const char *name = NULL, *text = cuda_error_words(asked, code);
     if (asked->error_name(code, &name) || name == NULL) {
         name = "an error without a name";
     }
-    if (asked->error_string(code, &text) || text == NULL) {
-        text = "no text";
-    }
+    text = text ? text : "no text";
     PyObject *message = PyUnicode_FromFormat("%s: %s (%s)", function, text, name);
     PyObject *error = message ? PyObject_CallOneArg(cuda_error, message) : NULL;
     PyObject *number = PyLong_FromLong(code), *printed = PyUnicode_DecodeUTF8(log, (Py_ssize_t)strlen(log), "replace");
@@ -82,39 +51,25 @@ static PyObject *
 cuda_error_text(PyObject *Py_UNUSED(module), PyObject *code)
 {
     const CudaDriver *asked = cuda_driver();
-    const char *text = NULL;
     long number = asked ? PyLong_AsLong(code) : -1;
     if (asked == NULL || (number == -1 && PyErr_Occurred())) {
         return NULL;
     }
-    bool is_known = asked->error_string((CudaResult)number, &text) == 0 && text;
-    return is_known ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace")
-                    : PyUnicode_FromFormat("unknown error %ld", number);
+    const char *text = cuda_error_words(asked, (CudaResult)number);
+    return text ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace")
+                : PyUnicode_FromFormat("unknown error %ld", number);
 }
 
 /* --- the library -------------------------------------------------------------------------------- */
 
-CudaDriver *
+const CudaDriver *
 cuda_driver(void)
 {
-    if (driver == NULL) {
+    if (opened == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "no CUDA driver was opened");
+        return NULL;
     }
-    return driver;
-}
-
-/* Fills in the functions; the name of one that is needed and missing, or NULL. */
-static const char *
-find_functions(CudaDriver *table, void *library)
-{
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(functions); i++) {
-        void *function = dlsym(library, functions[i].name);
-        if (function == NULL && functions[i].is_needed) {
-            return functions[i].name;
-        }
-        memcpy((char *)table + functions[i].place, &function, sizeof function);
-    }
-    return NULL;
+    return &opened->driver;
 }
 
 /* cuda_open(path) → the version of the driver. Opened again it is another table: what was loaded before stays usable. */
@@ -122,42 +77,40 @@ static PyObject *
 cuda_open(PyObject *Py_UNUSED(module), PyObject *path)
 {
     const char *name = PyUnicode_AsUTF8(path);
-    CudaDriver *opened = name ? calloc(1, sizeof *opened) : NULL;
-    if (opened == NULL) {
+    OpenDriver *opening = name ? calloc(1, sizeof *opening) : NULL;
+    if (opening == NULL) {
         return name ? PyErr_NoMemory() : NULL;
     }
-    void *library;
-    const char *missing = NULL;
+    const CudaDriver *driver = &opening->driver;
+    const char *problem;
+    int version = 0;
     CudaResult status = 0;
     Py_BEGIN_ALLOW_THREADS
-    library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    missing = library ? find_functions(opened, library) : NULL;
-    if (library && missing == NULL) {
-        status = opened->init(0);
-        status = status ? status : opened->driver_version(&opened->version);
-        opened->process = getpid();
+    problem = cuda_driver_open(&opening->driver, name, CUDA_ASSEMBLER);
+    if (problem == NULL) {
+        status = driver->init(0);
+        status = status ? status : driver->driver_version(&version);
     }
     Py_END_ALLOW_THREADS
-    if (library == NULL) {
-        const char *reason = dlerror();
-        PyErr_SetString(PyExc_OSError, reason ? reason : name);
+    if (problem == NULL && status == 0) {
+        opened = opening;
+        return PyLong_FromLong(version);
     }
-    else if (missing) {
-        PyErr_Format(PyExc_OSError, "%s has no function %s", name, missing);
+    if (status) {
+        fail(driver, "cuInit", status, "");
     }
-    else if (status) {
-        fail(opened, "cuInit", status, "");
+    else if (driver->library) {
+        PyErr_Format(PyExc_OSError, "%s has no function %s", name, problem);
     }
     else {
-        driver = opened;
-        return PyLong_FromLong(opened->version);
+        PyErr_SetString(PyExc_OSError, problem);
     }
-    free(opened); /* the library stays open: some cannot be closed */
+    free(opening); /* the library stays open: some cannot be closed */
     return NULL;
 }
 
 int
-cuda_context(CudaDriver *asked, int device, CudaContext *context)
+cuda_context(const CudaDriver *asked, int device, CudaContext *context)
 {
     int handle = 0;
     CudaContext primary = NULL;
@@ -166,17 +119,18 @@ cuda_context(CudaDriver *asked, int device, CudaContext *context)
         PyErr_Format(PyExc_ValueError, "%d is not the number of a GPU", device);
         return -1;
     }
-    if (asked->contexts[device] == NULL) {
+    CudaContext *found = &((OpenDriver *)asked)->contexts[device];
+    if (*found == NULL) {
         Py_BEGIN_ALLOW_THREADS
         status = asked->device_get(&handle, device);
-        status = status ? status : asked->primary_context(&primary, handle); /* kept for good, as PyTorch does */
+        status = status ? status : asked->retain_context(&primary, handle); /* kept for good, as PyTorch does */
         Py_END_ALLOW_THREADS
         if (status) {
             return fail(asked, "cuDevicePrimaryCtxRetain", status, "");
         }
-        asked->contexts[device] = primary;
+        *found = primary;
     }
-    *context = asked->contexts[device];
+    *context = *found;
     return 0;
 }
 
@@ -223,81 +177,13 @@ cuda_attribute(PyObject *Py_UNUSED(module), PyObject *args)
     return status ? (fail(asked, "cuDeviceGetAttribute", status, ""), NULL) : PyLong_FromLong(value);
 }
 
-/* --- work in a context ---------------------------------------------------------------------------- */
-
-/* A thread in the context of a device, and allowed to allocate there while somebody records a graph. */
-typedef struct {
-    const CudaDriver *driver;
-    CudaContext context, before;
-    int mode;
-} Inside;
-
-static CudaResult
-go_inside(Inside *inside, const CudaDriver *asked, CudaContext context)
-{
-    *inside = (Inside){.context = context, .mode = RELAXED_CAPTURE};
-    CudaResult status = cuda_enter(asked, context, &inside->before);
-    if (status) {
-        return status;
-    }
-    inside->driver = asked;
-    if (asked->capture_mode) {
-        asked->capture_mode(&inside->mode);
-    }
-    return 0;
-}
-
-/* Back from there, if it was reached. */
-static void
-go_outside(Inside *inside)
-{
-    if (inside->driver == NULL) {
-        return;
-    }
-    if (inside->driver->capture_mode) {
-        inside->driver->capture_mode(&inside->mode);
-    }
-    cuda_leave(inside->driver, inside->context, inside->before);
-}
-
-/* What the assembler prints, and the options that make it print there. */
-typedef struct {
-    char info[LOG_BYTES], errors[LOG_BYTES];
-    int options[5];
-    void *values[5];
-} Log;
-
-static Log *
-new_log(void)
-{
-    Log *log = calloc(1, sizeof *log);
-    if (log) {
-        int options[] = {INFO_LOG, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES, LOG_VERBOSE};
-        void *values[] = {log->info, (void *)(uintptr_t)(LOG_BYTES - 1), log->errors,
-                          (void *)(uintptr_t)(LOG_BYTES - 1), (void *)(uintptr_t)1};
-        memcpy(log->options, options, sizeof options);
-        memcpy(log->values, values, sizeof values);
-    }
-    return log;
-}
-
-static CudaResult
-link_ptx(const CudaDriver *asked, Log *log, const char *ptx, size_t size, void **image, size_t *image_size, CudaLink *link)
-{
-    CudaResult status = asked->link_create(Py_ARRAY_LENGTH(log->options), log->options, log->values, link);
-    if (status) {
-        *link = NULL;
-        return status;
-    }
-    status = asked->link_add(*link, PTX_INPUT, (void *)(uintptr_t)ptx, size, "smelt.ptx", 0, NULL, NULL);
-    return status ? status : asked->link_complete(*link, image, image_size);
-}
+/* --- modules -------------------------------------------------------------------------------------- */
 
 /* cuda_link(ptx, device) → (machine code for such a device, what the assembler printed) */
 static PyObject *
 cuda_link(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    CudaDriver *asked = cuda_driver();
+    const CudaDriver *asked = cuda_driver();
     const char *ptx;
     Py_ssize_t size;
     int device;
@@ -306,11 +192,11 @@ cuda_link(PyObject *Py_UNUSED(module), PyObject *args)
         || cuda_context(asked, device, &context) < 0) {
         return NULL;
     }
-    Log *log = new_log();
+    CudaLog *log = calloc(1, sizeof *log);
     char *text = malloc((size_t)size + 1); /* the driver reads to a zero */
     PyObject *result = NULL;
     if (log && text) {
-        Inside inside;
+        CudaInside inside;
         CudaLink link = NULL;
         void *image = NULL;
         size_t image_size = 0;
@@ -318,9 +204,9 @@ cuda_link(PyObject *Py_UNUSED(module), PyObject *args)
         text[size] = 0;
         CudaResult status;
         Py_BEGIN_ALLOW_THREADS
-        status = go_inside(&inside, asked, context);
+        status = cuda_go_inside(&inside, asked, context);
         if (status == 0) {
-            status = link_ptx(asked, log, text, (size_t)size + 1, &image, &image_size, &link);
+            status = cuda_link_ptx(asked, text, (size_t)size + 1, &image, &image_size, &link, log);
         }
         Py_END_ALLOW_THREADS
         if (status) {
@@ -333,7 +219,7 @@ cuda_link(PyObject *Py_UNUSED(module), PyObject *args)
         if (link) {
             asked->link_destroy(link); /* the image goes with it */
         }
-        go_outside(&inside);
+        cuda_go_outside(&inside);
     }
     else {
         PyErr_NoMemory();
@@ -343,13 +229,11 @@ cuda_link(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
-/* --- modules -------------------------------------------------------------------------------------- */
-
 typedef struct {
     PyObject_HEAD
-    CudaDriver *driver;
+    const CudaDriver *driver;
     CudaContext context;
-    CudaHandle handle;
+    CudaModuleHandle handle;
     int device;
 } CudaModule;
 
@@ -360,12 +244,12 @@ module_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_buffer image;
     int device;
     CudaContext context;
-    CudaDriver *asked = cuda_driver();
+    const CudaDriver *asked = cuda_driver();
     if (asked == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "y*i:CudaModule", names, &image, &device)) {
         return NULL;
     }
     CudaModule *self = NULL;
-    Log *log = new_log();
+    CudaLog *log = calloc(1, sizeof *log);
     if (log == NULL) {
         PyErr_NoMemory();
     }
@@ -374,19 +258,17 @@ module_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     if (self) {
         CudaResult status;
-        Inside inside;
-        CudaHandle handle = NULL;
+        CudaInside inside;
         Py_BEGIN_ALLOW_THREADS
-        status = go_inside(&inside, asked, context);
+        status = cuda_go_inside(&inside, asked, context);
         if (status == 0) {
-            status = asked->load(&handle, image.buf, Py_ARRAY_LENGTH(log->options), log->options, log->values);
+            status = cuda_load(asked, image.buf, &self->handle, log);
         }
-        go_outside(&inside);
+        cuda_go_outside(&inside);
         Py_END_ALLOW_THREADS
         self->driver = asked;
         self->context = context;
         self->device = device;
-        self->handle = status ? NULL : handle;
         if (status) {
             fail(asked, "cuModuleLoadDataEx", status, log->errors);
             Py_CLEAR(self);
@@ -412,33 +294,18 @@ static void
 module_dealloc(CudaModule *self)
 {
     if (self->handle && !is_finalizing() && self->driver->process == getpid()) {
-        Inside inside;
+        CudaInside inside;
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
         Py_BEGIN_ALLOW_THREADS
-        if (go_inside(&inside, self->driver, self->context) == 0) {
+        if (cuda_go_inside(&inside, self->driver, self->context) == 0) {
             self->driver->unload(self->handle);
         }
-        go_outside(&inside);
+        cuda_go_outside(&inside);
         Py_END_ALLOW_THREADS
         PyErr_Restore(type, error, trace);
     }
     Py_TYPE(self)->tp_free((PyObject *)self);
-}
-
-/* Looks a function up and lets it have more shared memory than a function has unasked, if it needs more. */
-static CudaResult
-find_function(CudaModule *self, const char *name, int shared, CudaFunction *result)
-{
-    CudaResult status = self->driver->get_function(result, self->handle, name);
-    if (status == 0 && shared > USUAL_SHARED) {
-        int have = 0;
-        status = self->driver->get_attribute(&have, MOST_DYNAMIC_SHARED, *result);
-        if (status == 0 && have < shared) {
-            status = self->driver->set_attribute(*result, MOST_DYNAMIC_SHARED, shared);
-        }
-    }
-    return status;
 }
 
 /* function(name, shared_bytes=0) → what cuLaunchKernel takes */
@@ -448,13 +315,13 @@ module_function(CudaModule *self, PyObject *args)
     const char *name;
     int shared = 0;
     CudaFunction handle = NULL;
-    Inside inside;
+    CudaInside inside;
     if (!PyArg_ParseTuple(args, "s|i:function", &name, &shared)) {
         return NULL;
     }
-    CudaResult status = go_inside(&inside, self->driver, self->context);
-    status = status ? status : find_function(self, name, shared, &handle);
-    go_outside(&inside);
+    CudaResult status = cuda_go_inside(&inside, self->driver, self->context);
+    status = status ? status : cuda_find_function(self->driver, self->handle, name, shared, &handle);
+    cuda_go_outside(&inside);
     if (status) {
         fail(self->driver, status == CUDA_INVALID_VALUE ? "cuFuncSetAttribute" : "cuModuleGetFunction", status, name);
         return NULL;
@@ -468,13 +335,13 @@ module_attribute(CudaModule *self, PyObject *args)
 {
     Py_ssize_t function;
     int attribute, value = 0;
-    Inside inside;
+    CudaInside inside;
     if (!PyArg_ParseTuple(args, "ni:attribute", &function, &attribute)) {
         return NULL;
     }
-    CudaResult status = go_inside(&inside, self->driver, self->context);
+    CudaResult status = cuda_go_inside(&inside, self->driver, self->context);
     status = status ? status : self->driver->get_attribute(&value, attribute, (CudaFunction)(uintptr_t)function);
-    go_outside(&inside);
+    cuda_go_outside(&inside);
     return status ? (fail(self->driver, "cuFuncGetAttribute", status, ""), NULL) : PyLong_FromLong(value);
 }
 
@@ -484,14 +351,14 @@ module_occupancy(CudaModule *self, PyObject *args)
 {
     Py_ssize_t function, shared;
     int threads, blocks = 0;
-    Inside inside;
+    CudaInside inside;
     if (!PyArg_ParseTuple(args, "nin:occupancy", &function, &threads, &shared)) {
         return NULL;
     }
-    CudaResult status = go_inside(&inside, self->driver, self->context);
+    CudaResult status = cuda_go_inside(&inside, self->driver, self->context);
     status = status ? status
                     : self->driver->occupancy(&blocks, (CudaFunction)(uintptr_t)function, threads, (size_t)shared);
-    go_outside(&inside);
+    cuda_go_outside(&inside);
     return status ? (fail(self->driver, "cuOccupancyMaxActiveBlocksPerMultiprocessor", status, ""), NULL)
                   : PyLong_FromLong(blocks);
 }
@@ -509,7 +376,7 @@ static PyMemberDef module_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-PyTypeObject CudaModuleType = {
+static PyTypeObject CudaModuleType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "smelt._native.CudaModule",
     .tp_basicsize = sizeof(CudaModule),
@@ -534,7 +401,7 @@ static PyMethodDef driver_functions[] = {
 };
 
 int
-cuda_driver_init(PyObject *module)
+cuda_module_init(PyObject *module)
 {
     cuda_error = PyErr_NewExceptionWithDoc("smelt._native.CudaError", "A function of the CUDA driver failed.",
                                            PyExc_RuntimeError, NULL);

@@ -1,4 +1,4 @@
-/* Code: machine code in its own memory. */
+/* Code: machine code as a Python object. */
 #ifndef SMELT_CODE_H
 #define SMELT_CODE_H
 

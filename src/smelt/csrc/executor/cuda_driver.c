@@ -1,0 +1,152 @@
+/* Opens the driver, loads code and launches grids. */
+#define _GNU_SOURCE
+#include "executor/cuda_driver.h"
+
+#include <dlfcn.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { INFO_LOG = 3, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES, LOG_VERBOSE = 12, LOG_OPTIONS = 5 }; /* of the assembler */
+enum { PTX_INPUT = 1, MOST_DYNAMIC_SHARED = 8, USUAL_SHARED = 48 * 1024, RELAXED_CAPTURE = 2 };
+
+#define CUDA_ROW(name, field, needed_by, parameters) {#name, offsetof(CudaDriver, field), needed_by},
+static const struct {
+    const char *name;
+    size_t place;
+    unsigned needed_by;
+} functions[] = {CUDA_FUNCTIONS(CUDA_ROW)};
+
+const char *
+cuda_driver_open(CudaDriver *driver, const char *path, unsigned needed_by)
+{
+    *driver = (CudaDriver){.library = dlopen(path, RTLD_NOW | RTLD_LOCAL), .process = getpid()};
+    if (driver->library == NULL) {
+        const char *reason = dlerror();
+        return reason ? reason : path;
+    }
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        void *function = dlsym(driver->library, functions[i].name);
+        if (function == NULL && functions[i].needed_by & needed_by) {
+            return functions[i].name;
+        }
+        memcpy((char *)driver + functions[i].place, &function, sizeof function);
+    }
+    return NULL;
+}
+
+const char *
+cuda_error_words(const CudaDriver *driver, CudaResult code)
+{
+    const char *text = NULL;
+    return driver->error_string(code, &text) ? NULL : text;
+}
+
+/* --- code ---------------------------------------------------------------------------------------------------- */
+
+CudaResult
+cuda_go_inside(CudaInside *inside, const CudaDriver *driver, CudaContext context)
+{
+    *inside = (CudaInside){.context = context, .mode = RELAXED_CAPTURE};
+    CudaResult status = cuda_enter(driver, context, &inside->before);
+    if (status) {
+        return status;
+    }
+    inside->driver = driver;
+    if (driver->capture_mode) {
+        driver->capture_mode(&inside->mode);
+    }
+    return 0;
+}
+
+void
+cuda_go_outside(CudaInside *inside)
+{
+    if (inside->driver == NULL) {
+        return;
+    }
+    if (inside->driver->capture_mode) {
+        inside->driver->capture_mode(&inside->mode);
+    }
+    cuda_leave(inside->driver, inside->context, inside->before);
+}
+
+/* The options that make the assembler print to a log. */
+static void
+set_options(CudaLog *log, int *options, void **values)
+{
+    const int numbers[LOG_OPTIONS] = {INFO_LOG, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES, LOG_VERBOSE};
+    void *const bytes = (void *)(uintptr_t)(CUDA_LOG_BYTES - 1), *const yes = (void *)(uintptr_t)1;
+    void *const all[LOG_OPTIONS] = {log->info, bytes, log->errors, bytes, yes};
+    memset(log, 0, sizeof *log);
+    memcpy(options, numbers, sizeof numbers);
+    memcpy(values, all, sizeof all);
+}
+
+CudaResult
+cuda_load(const CudaDriver *driver, const void *image, CudaModuleHandle *module, CudaLog *log)
+{
+    int options[LOG_OPTIONS];
+    void *values[LOG_OPTIONS];
+    set_options(log, options, values);
+    CudaResult status = driver->load(module, image, LOG_OPTIONS, options, values);
+    *module = status ? NULL : *module;
+    return status;
+}
+
+CudaResult
+cuda_link_ptx(const CudaDriver *driver, const char *ptx, size_t size, void **image, size_t *image_size, CudaLink *link,
+              CudaLog *log)
+{
+    int options[LOG_OPTIONS];
+    void *values[LOG_OPTIONS];
+    set_options(log, options, values);
+    CudaResult status = driver->link_create(LOG_OPTIONS, options, values, link);
+    if (status) {
+        *link = NULL;
+        return status;
+    }
+    status = driver->link_add(*link, PTX_INPUT, (void *)(uintptr_t)ptx, size, "smelt.ptx", 0, NULL, NULL);
+    return status ? status : driver->link_complete(*link, image, image_size);
+}
+
+CudaResult
+cuda_find_function(const CudaDriver *driver, CudaModuleHandle module, const char *name, int64_t shared_bytes,
+                   CudaFunction *function)
+{
+    int allowed = USUAL_SHARED;
+    CudaResult status = driver->get_function(function, module, name);
+    if (status == 0 && shared_bytes > USUAL_SHARED && driver->get_attribute) {
+        status = driver->get_attribute(&allowed, MOST_DYNAMIC_SHARED, *function);
+    }
+    if (status == 0 && shared_bytes > USUAL_SHARED && shared_bytes > allowed) {
+        status = driver->set_attribute(*function, MOST_DYNAMIC_SHARED, (int)shared_bytes);
+    }
+    return status;
+}
+
+/* --- launches ------------------------------------------------------------------------------------------------ */
+
+void
+cuda_set_parameters(void **parameters, void **buffers, int64_t count, void **workspace, const int64_t *sizes,
+                    int64_t size_count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        parameters[i] = &buffers[i];
+    }
+    parameters[count] = workspace;
+    for (int64_t i = 0; i < size_count; i++) {
+        parameters[count + 1 + i] = (void *)(uintptr_t)&sizes[i];
+    }
+}
+
+CudaResult
+cuda_launch_grid(const CudaDriver *driver, CudaFunction function, int64_t blocks, unsigned threads,
+                 unsigned shared_bytes, CudaStream stream, void **parameters)
+{
+    if (blocks < 0 || blocks > CUDA_MOST_BLOCKS) {
+        return CUDA_TOO_MANY_BLOCKS;
+    }
+    return blocks == 0 ? 0 /* which CUDA takes for an error */
+                       : driver->launch(function, (unsigned)blocks, 1, 1, threads, 1, 1, shared_bytes, stream, parameters,
+                                        NULL);
+}
