@@ -35,17 +35,11 @@ GuardNode = tuple[
     tuple[Any, ...], tuple[tuple[Any, ...], ...], "tuple[GuardNode, ...]", bool, str
 ]  # (accessor, checks, children, collect, text)
 
-# A polynomial: terms (factor, numbers of the sizes that are multiplied).
-Polynomial = tuple[tuple[int, tuple[int, ...]], ...]
-# What must hold of sizes, once all in the tree does:
-#   readings   (place among the collected, "size" | "stride" | "number", dimension, text): sizes number 0, 1, …
-#   compounds  ("//" | "%" | "max" | "min", left, right): further sizes, computed from those before
-#   facts      ("==" | "!=" | "<" | "<=" | ">" | ">=", polynomial, text): how it compares with zero
-SizeFacts = tuple[
-    tuple[tuple[int, str, int, str], ...],
-    tuple[tuple[str, Polynomial, Polynomial], ...],
-    tuple[tuple[str, Polynomial, str], ...],
-]
+# What must hold of sizes, once all in the tree does; expressions are encoded postfix code (`symbolic/postfix.py`):
+#   readings     (place among the collected, "size" | "stride" | "number", dimension, text): symbols 0, 1, …
+#   definitions  further symbols, computed from those before
+#   facts        (expression that is not 0 where it holds, text)
+SizeFacts = tuple[tuple[tuple[int, str, int, str], ...], tuple[bytes, ...], tuple[tuple[bytes, str], ...]]
 
 class Guards:
     """A guard tree compiled to C structs. `distinct`: the collected values must all be different objects (numbers,

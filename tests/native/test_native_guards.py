@@ -3,6 +3,7 @@
 import collections
 import gc
 import math
+import struct
 import types
 import weakref
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from smelt._native import NULL, Guards
+from smelt.symbolic.postfix import Op, apply, encode, number, symbol
 from tests.native.frames import ANYTHING
 
 
@@ -473,3 +475,46 @@ def test_cycle_through_guards_is_collected() -> None:
 def test_empty_guards_hold() -> None:
     assert ANYTHING.check([]) == ()
     assert ANYTHING.explain([]) is None
+
+
+# Two numbers n and m, q = n // m, and a fact about them.
+READINGS = ((0, "number", 0, "n"), (1, "number", 0, "m"))
+QUOTIENT = encode(apply(Op.DIV, symbol(0), symbol(1)))
+
+
+def sized(fact: bytes, readings: Any = READINGS, definitions: Any = (QUOTIENT,)) -> Guards:
+    roots = tuple((("slot", i), (), (), True, name) for i, name in enumerate("nm"))
+    return Guards(roots, False, (readings, definitions, ((fact, "n // m == 3"),)))
+
+
+@pytest.mark.parametrize("n, m, holds", [(7, 2, True), (-7, -2, True), (8, 2, False), (-7, 2, False), (1, 0, False)])
+def test_facts_about_numbers_are_computed_as_python_would(n: int, m: int, holds: bool) -> None:
+    guards = sized(encode(apply(Op.EQ, symbol(2), number(3))))
+    assert (guards.check([n, m]) is not None) == holds
+    assert guards.explain([8, 2]) == "expected n // m == 3, got n = 8, m = 2"
+
+
+def test_facts_that_overflow_fail() -> None:
+    guards = sized(encode(apply(Op.GE, apply(Op.MUL, symbol(0), symbol(1)), number(0))))
+    assert guards.check([2**31, 2**31]) is not None
+    assert guards.check([2**32, 2**31]) is None
+
+
+@pytest.mark.parametrize(
+    "fact, readings, definitions",
+    [
+        (encode(symbol(3)), READINGS, (QUOTIENT,)),  # of three symbols none is number 3
+        (encode(symbol(0)), READINGS, (encode(symbol(2)),)),  # defined by itself
+        (encode(apply(Op.ADD, symbol(0))), READINGS, ()),  # takes what is not there
+        (encode((*symbol(0), *symbol(1))), READINGS, ()),  # leaves two numbers
+        (encode(symbol(0))[:-1], READINGS, ()),
+        (struct.pack("<2q", 99, 0), READINGS, ()),  # no such instruction
+        (encode(symbol(0)), ((2, "number", 0, "k"),), ()),  # nothing of that number is collected
+        (encode(symbol(0)), ((0, "weight", 0, "n"),), ()),
+        (encode(symbol(0)), ((0, "number"),), ()),
+        (encode(symbol(0)), READINGS, (None,)),
+    ],
+)
+def test_malformed_facts_about_sizes_are_refused(fact: bytes, readings: Any, definitions: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        sized(fact, readings, definitions)

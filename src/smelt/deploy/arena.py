@@ -13,10 +13,9 @@ from typing import Any
 from smelt.base.fast_dataclass import dataclass
 from smelt.deploy.postfix import Postfix
 from smelt.fuse.memory_plan import ALIGNMENT, Lives, lifetimes, plan_memory
-from smelt.ir.artifact_file.layout import Op
-from smelt.ir.artifact_file.records import Expression as Code
-from smelt.ir.artifact_file.records import apply, number
 from smelt.ir.program import Place, Program, arena_bytes, operands_in
+from smelt.symbolic.postfix import Expression as Code
+from smelt.symbolic.postfix import Op, apply, number
 from smelt.symbolic.symsize import hint, is_symsize
 
 

@@ -1,4 +1,4 @@
-"""Sizes, guards and formulas as the postfix code of a file.
+"""Sizes, guards and formulas over the symbols of a variant, as postfix code.
 
     4*s0 + 1, s0 the first symbol   →   SYMBOL 0, PUSH 4, MUL, PUSH 1, ADD
 """
@@ -10,15 +10,11 @@ from typing import Any
 
 from smelt.deploy.errors import ExportError
 from smelt.ir.artifact.machine import NumberCheck
-from smelt.ir.artifact_file.layout import Op
-from smelt.ir.artifact_file.records import Expression as Code
-from smelt.ir.artifact_file.records import apply, floating, number, symbol
-from smelt.symbolic.expressions import DivModMinMax, Expression, SizeGuard, Symbol
+from smelt.symbolic.expressions import Atom, DivModMinMax, Expression, SizeGuard
+from smelt.symbolic.postfix import Expression as Code
+from smelt.symbolic.postfix import Op, apply, floating, guard_code, number, size_code, symbol
 from smelt.symbolic.symnode import Formula
 from smelt.symbolic.symsize import SymScalar, expression_of, is_symsize
-
-_FUNCTIONS = {"//": Op.DIV, "%": Op.MOD, "max": Op.MAX, "min": Op.MIN}
-_RELATIONS = {"==": Op.EQ, "!=": Op.NE, "<": Op.LT, "<=": Op.LE, ">": Op.GT, ">=": Op.GE}
 
 # Of Python's functions of floats.
 FORMULAS: dict[Callable[..., Any], Op] = {
@@ -68,28 +64,15 @@ class Postfix:
         return self.expression(expression_of(what))
 
     def expression(self, expression: Expression) -> Code:
-        """A polynomial, term by term."""
-        total: Code | None = None
-        for monomial, factor in sorted(expression.terms.items(), key=lambda term: -len(term[0])):
-            product: Code | None = None
-            for atom in monomial:
-                atom_code = self._atom(atom)
-                product = atom_code if product is None else apply(Op.MUL, product, atom_code)
-            if product is None:
-                product = number(factor)
-            elif factor != 1:
-                product = apply(Op.MUL, product, number(factor))
-            total = product if total is None else apply(Op.ADD, total, product)
-        return number(0) if total is None else total
-
-    def _atom(self, atom: Symbol | DivModMinMax) -> Code:
-        if isinstance(atom, DivModMinMax):
-            return apply(_FUNCTIONS[atom.function], self.expression(atom.left), self.expression(atom.right))
-        return symbol(self._symbols[atom.text][0])
+        """A polynomial."""
+        return size_code(expression, self._place)
 
     def guard(self, guard: SizeGuard) -> Code:
         """1 where it holds."""
-        return apply(_RELATIONS[guard.relation], self.expression(guard.expression), number(0))
+        return guard_code(guard, self._place)
+
+    def _place(self, atom: Atom) -> int | None:
+        return None if isinstance(atom, DivModMinMax) else self._symbols[atom.text][0]
 
     def comparison(self, check: NumberCheck) -> Code:
         """1 where it holds."""

@@ -38,6 +38,7 @@ from smelt.ir.artifact_file import layout as f
 from smelt.ir.artifact_file import records as r
 from smelt.ir.kernel import Kernel
 from smelt.ir.program import Launch, Operand, Program, reads, writes
+from smelt.symbolic.postfix import Op
 from smelt.symbolic.shapes import contiguous_stride, span
 from smelt.symbolic.symsize import is_symsize, known_equal
 
@@ -510,6 +511,6 @@ def _check_text(check: NumberCheck) -> str:
 
 def _equal(place: int, argument: Argument, value: Any) -> r.Expression:
     if type(value) is float:
-        return r.apply(f.Op.FEQ, r.symbol(place), r.floating(value))
+        return r.apply(Op.FEQ, r.symbol(place), r.floating(value))
     wanted = argument.choices.index(value) if isinstance(value, str) else int(value)
-    return r.apply(f.Op.EQ, r.symbol(place), r.number(wanted))
+    return r.apply(Op.EQ, r.symbol(place), r.number(wanted))

@@ -16,13 +16,13 @@ from smelt.ir.artifact_file.layout import (
     Bind,
     FileHeader,
     Machine,
-    Op,
     RegisterKind,
     SectionRecord,
     feature_mask,
 )
 from smelt.ir.artifact_file.read import read, read_manifest, read_sections
 from smelt.ir.artifact_file.write import save, signed, write
+from smelt.symbolic.postfix import Op
 from tests import processes
 from tests.ir.artifact_file.example import artifact, table
 

@@ -14,8 +14,9 @@ from typing import Any
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import DEPTH, Bind, Machine, Op, RegisterKind
+from smelt.ir.artifact_file.layout import Bind, Machine, RegisterKind
 from smelt.symbolic.expressions import Expression, Symbol
+from smelt.symbolic.postfix import DEPTH, Op
 from smelt.symbolic.symsize import SymSize
 from tests.kernel_text import parse_kernel
 

@@ -10,9 +10,10 @@ import torch
 
 import smelt
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import FEATURES, Bind, Machine, Op, RegisterKind
+from smelt.ir.artifact_file.layout import FEATURES, Bind, Machine, RegisterKind
 from smelt.ir.artifact_file.read import read, read_sections
 from smelt.ir.artifact_file.write import save
+from smelt.symbolic.postfix import Op
 from tests.deploy.failing import Tallied, example
 from tests.native.deploy.conftest import Said
 from tests.native.deploy.models import MODELS, floats, here

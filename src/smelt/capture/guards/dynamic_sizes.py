@@ -18,11 +18,12 @@ from smelt.base.errors import warn
 from smelt.capture.model.marks import DYNAMIC, OPEN_SIZES
 from smelt.capture.model.source import Source
 from smelt.ir.tensorspec import TensorSpec
-from smelt.symbolic.expressions import FROM_DATA, SMALLEST, Atom, Expression, ShapeEnv, SizeGuard, Symbol
+from smelt.symbolic.expressions import FROM_DATA, SMALLEST, DivModMinMax, Expression, ShapeEnv, SizeGuard, Symbol
+from smelt.symbolic.postfix import definition_code, encode, guard_code
 from smelt.symbolic.symnode import Formula, as_number, is_symbolic, meaning
 
 if TYPE_CHECKING:
-    from smelt._native import Polynomial, SizeFacts
+    from smelt._native import SizeFacts
 
 
 class History:
@@ -209,7 +210,7 @@ class Sizes:
         one = Expression.of(1)
         facts = [SizeGuard(">", Expression.of(symbol) - one) for symbol in self.shape_env.symbols]
         facts += [SizeGuard("==", Expression.of(stride) - step) for stride, step in self._strides]
-        return _Registers(list(filter(_is_known_before, [*facts, *self.shape_env.guards]))).built()
+        return _NumberedAtoms(list(filter(_is_known_before, [*facts, *self.shape_env.guards]))).built()
 
 
 def _is_known_before(guard: SizeGuard) -> bool:
@@ -242,13 +243,13 @@ def guarded(sizes: tuple[Any, ...]) -> tuple[int | None, ...]:
     return tuple(None if is_symbolic(size) else size for size in sizes)
 
 
-class _Registers:
-    """Facts in the form guards take: atoms numbered, readings first, compounds after what they are made of."""
+class _NumberedAtoms:
+    """Facts in the form guards take: atoms numbered, readings first, definitions after what they are made of."""
 
     def __init__(self, facts: list[SizeGuard]) -> None:
         self._facts = facts
-        self._readings: dict[Atom, int] = {}
-        self._compounds: dict[Atom, tuple[str, Expression, Expression]] = {}
+        self._readings: dict[Symbol, int] = {}
+        self._definitions: dict[DivModMinMax, None] = {}
         for fact in facts:
             self._meet(fact.expression)
 
@@ -256,28 +257,20 @@ class _Registers:
         for atom in expression.atoms():
             if isinstance(atom, Symbol):
                 self._readings.setdefault(atom, len(self._readings))
-            elif atom not in self._compounds:
+            elif atom not in self._definitions:
                 self._meet(atom.left)
                 self._meet(atom.right)
-                self._compounds.setdefault(atom, (atom.function, atom.left, atom.right))
+                self._definitions.setdefault(atom)
 
     def built(self) -> "SizeFacts":
-        numbers = dict(self._readings)
-        compounds: list[tuple[str, Polynomial, Polynomial]] = []
-        for atom, (function, left, right) in self._compounds.items():
-            compounds.append((function, _polynomial(left, numbers), _polynomial(right, numbers)))
-            numbers[atom] = len(self._readings) + len(compounds) - 1
         readings = []
         for symbol in self._readings:
-            assert isinstance(symbol, Symbol)
             source, what, dim = symbol.origin
             readings.append((source.index, what, dim, symbol.text))
-        facts = [(fact.relation, _polynomial(fact.expression, numbers), fact_text(fact)) for fact in self._facts]
-        return tuple(readings), tuple(compounds), tuple(facts)
-
-
-def _polynomial(expression: Expression, numbers: dict[Atom, int]) -> "Polynomial":
-    return tuple((factor, tuple(numbers[atom] for atom in monomial)) for monomial, factor in expression.terms.items())
+        place = {atom: number for number, atom in enumerate((*self._readings, *self._definitions))}.__getitem__
+        definitions = (encode(definition_code(atom, place)) for atom in self._definitions)
+        facts = ((encode(guard_code(fact, place)), fact_text(fact)) for fact in self._facts)
+        return tuple(readings), tuple(definitions), tuple(facts)
 
 
 def fact_text(fact: SizeGuard) -> str:

@@ -277,7 +277,7 @@ def format_guards(roots: "tuple[GuardNode, ...]", sizes: "SizeFacts | None" = No
         if collected:
             lines.append(f"  {text}: collected")
         pending.extend(reversed(children))
-    lines += [f"  {text}" for _, _, text in (sizes[2] if sizes is not None else ())]
+    lines += [f"  {text}" for _, text in (sizes[2] if sizes is not None else ())]
     return "guards:\n" + "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Size expressions of an artifact → LLVM text: `Text.size` computes what `csrc/deploy/expression.c` would.
+"""Size expressions of an artifact → LLVM text: `Text.size` computes what `csrc/executor/expression.c` would.
 
     symbol(0) * 4 + 1     →   %v1 = mul i64 %s0, 4    %v2 = add i64 %v1, 1
 """
@@ -10,9 +10,8 @@ import torch
 from smelt.codegen.loops.builder import Builder, param
 from smelt.codegen.loops.scalars import compute
 from smelt.device import Target
-from smelt.ir.artifact_file.layout import ARITY, Op
-from smelt.ir.artifact_file.records import Expression
 from smelt.ir.loops import Function, Module
+from smelt.symbolic.postfix import ARITY, Expression, Op
 
 _INTEGER = {Op.ADD: "add", Op.SUB: "sub", Op.MUL: "mul"}
 _COMPARE = {Op.EQ: "eq", Op.NE: "ne", Op.LT: "slt", Op.LE: "sle", Op.GT: "sgt", Op.GE: "sge"}

@@ -4,25 +4,14 @@ memory_bytes(table, offsets)    all that its variants produce, their arenas and 
                                 is a loop; copies of state that a run may have to put back
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 from smelt.codegen.static.driver import has_loop, saved_bytes, saved_ranges
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import ALIGN, ARITY, DTYPES, Bind, Op
+from smelt.ir.artifact_file.layout import ALIGN, DTYPES, Bind
+from smelt.symbolic.postfix import evaluate
 
 TYPICAL = 128  # what a size that varies is taken for, if its bounds allow it
-
-_FUNCTIONS: dict[Op, Callable[..., int]] = {
-    Op.ADD: lambda a, b: a + b,
-    Op.SUB: lambda a, b: a - b,
-    Op.MUL: lambda a, b: a * b,
-    Op.DIV: lambda a, b: a // b if b else 0,
-    Op.MOD: lambda a, b: a % b if b else 0,
-    Op.MIN: min,
-    Op.MAX: max,
-    Op.NEG: lambda a: -a,
-}
-
 
 def memory_bytes(table: r.Table, offsets: Mapping[str, int]) -> int:
     """For sizes that vary: enough where they are `TYPICAL`, or at their bounds. `offsets`: where data of state is."""
@@ -32,22 +21,22 @@ def memory_bytes(table: r.Table, offsets: Mapping[str, int]) -> int:
 
 def _of_variant(table: r.Table, variant: r.Variant) -> int:
     symbols = [_typical(table, symbol) for symbol in variant.symbols]
-    total = _aligned(_evaluate(variant.arena_bytes, symbols))
+    total = _aligned(evaluate(variant.arena_bytes, symbols))
     for output in variant.produced:
         count = DTYPES[table.registers[output.register].dtype]
         for dim in output.dims:
-            count *= max(0, _evaluate(dim, symbols))
+            count *= max(0, evaluate(dim, symbols))
         total += _aligned(count)
     total += sum(_aligned(8 * len(value.numbers)) for value in variant.values if isinstance(value, r.SizesValue))
     launches = [step for step in variant.steps if isinstance(step, r.Launch)]
-    spaces = [_evaluate(step.fixed, symbols) + _evaluate(step.per_thread, symbols) for step in launches]
+    spaces = [evaluate(step.fixed, symbols) + evaluate(step.per_thread, symbols) for step in launches]
     total += _aligned(max([0, *spaces]))
     if isinstance(variant.next, r.Return):  # views of which copies are made
         views = [each for each in variant.next.outputs if isinstance(each, r.RegisterView)]
         for view in views:
             count = DTYPES[table.registers[view.register].dtype]
             for dim in view.dims:
-                count *= max(0, _evaluate(dim, symbols))
+                count *= max(0, evaluate(dim, symbols))
             total += _aligned(count)
     return total
 
@@ -58,20 +47,6 @@ def _typical(table: r.Table, symbol: r.Symbol) -> int:
     if symbol.bind == Bind.SIZE:
         low, high = max(low, dims[symbol.dimension].low), min(high, dims[symbol.dimension].high)
     return max(low, min(high, TYPICAL))
-
-
-def _evaluate(code: r.Expression, symbols: Sequence[int]) -> int:
-    """Expressions over floats are no sizes of memory."""
-    stack: list[int] = []
-    for op, operand in code:
-        if op == Op.PUSH:
-            stack.append(operand)
-        elif op == Op.SYMBOL:
-            stack.append(symbols[operand])
-        else:
-            args = [stack.pop() for _ in range(ARITY[op])][::-1]
-            stack.append(_FUNCTIONS[op](*args) if op in _FUNCTIONS else 0)
-    return stack.pop()
 
 
 def _aligned(count: int) -> int:

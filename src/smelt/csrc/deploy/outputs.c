@@ -26,12 +26,12 @@ find_view(smelt_session *session, const ReturnedRecord *returned, const int64_t 
     const Register *source = &session->registers[returned->register_];
     const int64_t item = smelt_item_size(table->registers[returned->register_].dtype);
     int64_t offset, last;
-    bool fits = smelt_evaluate(table, returned->offset, symbols, &offset) && offset >= 0;
+    bool fits = table_evaluate(table, returned->offset, symbols, &offset) && offset >= 0;
     last = offset;
     for (int64_t i = 0; fits && i < returned->rank; i++) {
         int64_t step;
-        fits = smelt_evaluate(table, table->references[returned->dims + i].number, symbols, &output->sizes[i])
-               && smelt_evaluate(table, table->references[returned->strides + i].number, symbols, &elements->strides[i])
+        fits = table_evaluate(table, table->references[returned->dims + i].number, symbols, &output->sizes[i])
+               && table_evaluate(table, table->references[returned->strides + i].number, symbols, &elements->strides[i])
                && output->sizes[i] >= 0 && elements->strides[i] >= 0
                && (output->sizes[i] == 0
                    || (!__builtin_mul_overflow(output->sizes[i] - 1, elements->strides[i], &step)

@@ -98,7 +98,7 @@ checks_hold(const smelt_session *session, const VariantRecord *variant, Reason *
     for (int64_t i = 0; i < variant->check_count; i++) {
         const CheckRecord *check = &table->checks[variant->checks + i];
         int64_t value;
-        if (!smelt_evaluate(table, check->expression, session->symbols, &value) || value == 0) {
+        if (!table_evaluate(table, check->expression, session->symbols, &value) || value == 0) {
             *reason = (Reason){.check = check};
             return false;
         }
@@ -140,7 +140,7 @@ make_plan(smelt_session *session, const VariantRecord *variant, Plan *plan)
 static bool
 evaluate_bytes(const smelt_session *session, int64_t expression, int64_t *bytes)
 {
-    return smelt_evaluate(&session->model->table, expression, session->symbols, bytes) && *bytes >= 0
+    return table_evaluate(&session->model->table, expression, session->symbols, bytes) && *bytes >= 0
            && *bytes <= MOST_BYTES;
 }
 
@@ -152,7 +152,7 @@ plan_produced(const smelt_session *session, const VariantRecord *variant, Plan *
     for (int64_t i = 0; i < variant->produced_count; i++) {
         const ProducedRecord *produced = &table->produced[variant->produced + i];
         for (int64_t k = 0; k < produced->rank; k++) {
-            if (!smelt_evaluate(table, table->references[produced->dims + k].number, session->symbols, &sizes[k])) {
+            if (!table_evaluate(table, table->references[produced->dims + k].number, session->symbols, &sizes[k])) {
                 return false;
             }
         }
@@ -177,7 +177,7 @@ plan_values(const smelt_session *session, const VariantRecord *variant, Plan *pl
         PlannedValue *planned = &plan->values[i];
         if (value->kind == SIZES_VALUE) {
             for (int64_t k = 0; k < value->number_count; k++) {
-                if (!smelt_evaluate(table, table->references[value->place + k].number, session->symbols, &numbers[k])) {
+                if (!table_evaluate(table, table->references[value->place + k].number, session->symbols, &numbers[k])) {
                     return false;
                 }
             }

@@ -226,7 +226,7 @@ PyObject *fastpath_size(const FastPath *fastpath); /* (facts, questions), a new 
 /* Makes a fast path of the guards for what the source holds now; NULL, without an exception, if that does not work. */
 FastPath *fastpath_build(Guards *guards, const GuardSource *source);
 
-/* Facts about the sizes of collected values (guards/sizes.c), from (readings, compounds, facts); NULL with an exception. */
+/* Facts about the sizes of collected values (guards/sizes.c), from (readings, definitions, facts); NULL with an exception. */
 SizeFacts *size_facts_make(PyObject *spec, Py_ssize_t collected);
 void size_facts_drop(SizeFacts *facts); /* NULL is fine */
 bool size_facts_hold(const SizeFacts *facts, PyObject *const *collected);

@@ -30,7 +30,7 @@ What happens when it runs:
     steps       launches of kernels, copies
     next        return registers, branch on a register of one bool, jump, or raise
 
-Expressions are postfix code over a variant's symbols (`layout.Op`): 64-bit integers, floats by their bits.
+Expressions are postfix code over a variant's symbols (`symbolic/postfix.py`): 64-bit integers, floats by their bits.
 
 `records` has all of this as Python's objects, `write` makes bytes of them, `read` refuses what breaks a rule (SM050),
 `check` has the rules. csrc/deploy/format/records.h declares the same records in C. Nothing here needs torch.

@@ -15,8 +15,6 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.layout import (
     ALIGN,
-    ARITY,
-    DEPTH,
     DTYPES,
     FEATURES,
     LARGEST,
@@ -29,9 +27,9 @@ from smelt.ir.artifact_file.layout import (
     MOST_SHARED,
     Bind,
     Machine,
-    Op,
     RegisterKind,
 )
+from smelt.symbolic.postfix import ARITY, DEPTH, Op
 
 MOST_RANK = 64
 _NUMBERS = ("bool", "int64", "float64")  # what symbols are read of

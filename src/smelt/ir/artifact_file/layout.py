@@ -13,7 +13,6 @@ TABLE_MAGIC = int.from_bytes(b"smelttab", "little")
 VERSION = 1
 PAGE = 4096  # what CODE, WEIGHTS and STATE are aligned to
 ALIGN = 64  # what the other sections and each tensor are aligned to
-DEPTH = 32  # the most numbers on the stack of an expression
 MOST_CODE = 4096  # instructions of an expression
 MOST_BUFFERS = 4096  # of a kernel, and numbers of an array
 MOST_CAPABILITY = 999  # of a GPU
@@ -98,61 +97,6 @@ class Bind(IntEnum):
     SIZE = 0  # a dimension of a register
     VALUE = 1  # the element of a register of rank 0: bool, int64, or float64 by its bits
     GIVEN = 2  # 1 if the caller gave the register, else 0
-
-
-class Op(IntEnum):
-    """Instructions of an expression: each takes its operands off the stack and puts its result there."""
-
-    PUSH = 0  # operand: the number
-    SYMBOL = 1  # operand: which of the variant's symbols
-    ADD = 2
-    SUB = 3
-    MUL = 4
-    DIV = 5  # rounds down, as Python does
-    MOD = 6
-    MIN = 7
-    MAX = 8
-    NEG = 9
-    EQ = 10  # comparisons put 1 or 0
-    NE = 11
-    LT = 12
-    LE = 13
-    GT = 14
-    GE = 15
-    AND = 16  # of truth values
-    OR = 17
-    NOT = 18
-    FLOAT = 19  # an integer as a float; the following work on floats, by their bits
-    INT = 20  # truncates a float
-    FADD = 21
-    FSUB = 22
-    FMUL = 23
-    FDIV = 24
-    FNEG = 25
-    FABS = 26
-    FPOW = 27
-    FSQRT = 28
-    FEXP = 29
-    FLOG = 30
-    FSIN = 31
-    FCOS = 32
-    FTANH = 33
-    FFLOOR = 34
-    FCEIL = 35
-    FMIN = 36
-    FMAX = 37
-    FEQ = 38
-    FLT = 39
-    FLE = 40
-    FMOD = 41  # with the sign of the divisor, as Python does
-
-
-# How many numbers an instruction takes.
-_UNARY = (
-    Op.NEG, Op.NOT, Op.FLOAT, Op.INT, Op.FNEG, Op.FABS, Op.FSQRT, Op.FEXP, Op.FLOG, Op.FSIN, Op.FCOS, Op.FTANH,
-    Op.FFLOOR, Op.FCEIL,
-)  # fmt: skip
-ARITY: dict[Op, int] = {op: 1 if op in _UNARY else 0 if op in (Op.PUSH, Op.SYMBOL) else 2 for op in Op}
 
 
 class ValueKind(IntEnum):

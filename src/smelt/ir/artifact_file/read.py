@@ -32,7 +32,6 @@ from smelt.ir.artifact_file.layout import (
     Kind,
     Machine,
     NextKind,
-    Op,
     RegisterFlag,
     RegisterKind,
     SectionRecord,
@@ -41,6 +40,7 @@ from smelt.ir.artifact_file.layout import (
     TableHeader,
     ValueKind,
 )
+from smelt.symbolic.postfix import Op
 
 _HEADER_BYTES = 8 * len(FileHeader._fields)
 _SECTION_BYTES = 8 * len(SectionRecord._fields)

@@ -11,43 +11,17 @@ Registers, states and kernels are referred to by their place in the `Table`; sym
 their place in the `Variant`. See the package for what each means.
 """
 
-import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.artifact_file.layout import LARGEST, Bind, Machine, Op, RegisterKind
-
-
-class Instruction(NamedTuple):
-    """One of an expression's."""
-
-    op: Op
-    operand: int = 0
-
-
-Expression = tuple[Instruction, ...]
-
-
-def number(value: int) -> Expression:
-    """An expression that is always the same."""
-    return (Instruction(Op.PUSH, value),)
-
-
-def floating(value: float) -> Expression:
-    """The same of a float: its bits."""
-    return number(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
-def symbol(place: int) -> Expression:
-    """The variant's symbol of this place."""
-    return (Instruction(Op.SYMBOL, place),)
-
-
-def apply(op: Op, *operands: Expression) -> Expression:
-    """An operation on expressions: `apply(Op.MUL, symbol(0), number(4))`."""
-    return (*(each for operand in operands for each in operand), Instruction(op))
-
+from smelt.ir.artifact_file.layout import LARGEST, Bind, Machine, RegisterKind
+from smelt.symbolic.postfix import Expression as Expression
+from smelt.symbolic.postfix import Instruction as Instruction
+from smelt.symbolic.postfix import apply as apply
+from smelt.symbolic.postfix import floating as floating
+from smelt.symbolic.postfix import number as number
+from smelt.symbolic.postfix import symbol as symbol
 
 ZERO = number(0)
 

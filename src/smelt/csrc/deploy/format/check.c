@@ -543,7 +543,9 @@ smelt_table_check(const Table *table, int64_t weights, int64_t state, int64_t ke
         }
     }
     for (int64_t i = 0; i < table->counts[EXPRESSIONS]; i++) {
-        if (!smelt_expression_holds(table, i, &checker.needs[i])) {
+        const ExpressionRecord *record = &table->expressions[i];
+        if (record->code_count > MOST_CODE
+            || !smelt_expression_holds(&table->instructions[record->code].op, record->code_count, &checker.needs[i])) {
             return smelt_refuse(error, "expressions", i, "code");
         }
     }

@@ -4,8 +4,7 @@
 
 #include "deploy/format/error.h"
 #include "deploy/format/records.h"
-
-#include <stdbool.h>
+#include "executor/expression.h"
 
 #define SECTION_POINTER(section, NUMBER, Type, FIELDS) const Type *section;
 typedef struct {
@@ -31,10 +30,12 @@ smelt_status smelt_table_check(const Table *table, int64_t weights, int64_t stat
                                smelt_error *error);
 
 /* The value of an expression over these symbols; false where it does not fit 64 bits, or divides by zero. */
-bool smelt_evaluate(const Table *table, int64_t expression, const int64_t *symbols, int64_t *value);
-
-/* Whether instructions leave one number on a stack that is deep enough; `symbols`: how many symbols they need. */
-bool smelt_expression_holds(const Table *table, int64_t expression, int64_t *symbols);
+static inline bool
+table_evaluate(const Table *table, int64_t expression, const int64_t *symbols, int64_t *value)
+{
+    const ExpressionRecord *record = &table->expressions[expression];
+    return smelt_evaluate(&table->instructions[record->code].op, record->code_count, symbols, value);
+}
 
 /* Bytes of an element; 0: there is no such dtype. */
 int64_t smelt_item_size(int64_t dtype);

@@ -1,35 +1,31 @@
-/* Expressions over sizes: postfix code on a small stack, every step checked for overflow of 64 bits. */
-#include "deploy/format/table.h"
+/* Evaluates postfix code on a small stack, every step checked for overflow of 64 bits. */
+#include "executor/expression.h"
 
 #include <math.h>
 #include <string.h>
+
+#define OP_NUMBER(name, arity) OP_##name,
+enum { EXPRESSION_OPS(OP_NUMBER) OP_COUNT };
 
 #define OP_ARITY(name, arity) arity,
 static const int8_t arities[] = {EXPRESSION_OPS(OP_ARITY)};
 
 bool
-smelt_expression_holds(const Table *table, int64_t expression, int64_t *symbols)
+smelt_expression_holds(const int64_t *code, int64_t count, int64_t *symbols)
 {
-    const ExpressionRecord *record = &table->expressions[expression];
     int depth = 0;
     *symbols = 0;
-    if (record->code_count > MOST_CODE) {
-        return false;
-    }
-    for (int64_t i = 0; i < record->code_count; i++) {
-        const InstructionRecord *at = &table->instructions[record->code + i];
-        if (at->op < 0 || at->op >= OP_COUNT || depth < arities[at->op]) {
+    for (const int64_t *at = code; at < code + 2 * count; at += 2) {
+        const int64_t op = at[0], operand = at[1];
+        if (op < 0 || op >= OP_COUNT || depth < arities[op]) {
             return false;
         }
-        depth += 1 - arities[at->op];
-        if (depth > MOST_DEPTH) {
+        depth += 1 - arities[op];
+        if (depth > EXPRESSION_MOST_DEPTH || (op == OP_SYMBOL && (operand < 0 || operand == INT64_MAX))) {
             return false;
         }
-        if (at->op == OP_SYMBOL) {
-            if (at->operand < 0 || at->operand == INT64_MAX) {
-                return false;
-            }
-            *symbols = at->operand >= *symbols ? at->operand + 1 : *symbols;
+        if (op == OP_SYMBOL && operand >= *symbols) {
+            *symbols = operand + 1;
         }
     }
     return depth == 1;
@@ -147,22 +143,19 @@ floats(int64_t op, double left, double right, int64_t *result)
 }
 
 bool
-smelt_evaluate(const Table *table, int64_t expression, const int64_t *symbols, int64_t *value)
+smelt_evaluate(const int64_t *code, int64_t count, const int64_t *symbols, int64_t *value)
 {
-    const ExpressionRecord *record = &table->expressions[expression];
-    const InstructionRecord *at = &table->instructions[record->code], *end = at + record->code_count;
-    int64_t stack[MOST_DEPTH];
+    int64_t stack[EXPRESSION_MOST_DEPTH];
     int depth = 0;
-    for (; at < end; at++) {
-        if (at->op == OP_PUSH || at->op == OP_SYMBOL) {
-            stack[depth++] = at->op == OP_PUSH ? at->operand : symbols[at->operand];
+    for (const int64_t *at = code; at < code + 2 * count; at += 2) {
+        const int64_t op = at[0];
+        if (op == OP_PUSH || op == OP_SYMBOL) {
+            stack[depth++] = op == OP_PUSH ? at[1] : symbols[at[1]];
             continue;
         }
-        const bool binary = arities[at->op] == 2;
-        const int64_t right = binary ? stack[--depth] : 0, left = stack[depth - 1];
-        const bool is_float = at->op >= OP_INT;
-        if (!(is_float ? floats(at->op, as_double(left), as_double(right), &stack[depth - 1])
-                       : integers(at->op, left, right, &stack[depth - 1]))) {
+        const int64_t right = arities[op] == 2 ? stack[--depth] : 0, left = stack[depth - 1];
+        if (!(op >= OP_INT ? floats(op, as_double(left), as_double(right), &stack[depth - 1])
+                           : integers(op, left, right, &stack[depth - 1]))) {
             return false;
         }
     }
