@@ -14,11 +14,12 @@ SOURCES = sorted(glob("src/smelt/csrc/**/*.c", recursive=True))
 HEADERS = sorted([*glob("src/smelt/csrc/**/*.h", recursive=True), *glob("src/smelt/include/*")])
 LIBRARY = [path for path in SOURCES if "/deploy/" in path or "/executor/" in path]
 INCLUDE = ["src/smelt/csrc", "src/smelt/include"]
+SONAME = "libsmelt.so.1"  # its number changes when programs that were built would break
 FLAGS = ["-O2", "-std=c11", "-fvisibility=hidden"]
 
 
 class BuildExt(build_ext):
-    """The module, then `smelt/lib/libsmelt.so` and `libsmelt.a`, of which neither needs Python."""
+    """The module, then `libsmelt.so.1`, `libsmelt.so` for linkers, and `libsmelt.a` in `smelt/lib`, without Python."""
 
     def run(self) -> None:
         super().run()
@@ -34,9 +35,11 @@ class BuildExt(build_ext):
             include_dirs=INCLUDE,
             extra_postargs=[*FLAGS, "-fPIC", "-g0", "-ffunction-sections", "-fdata-sections"],
         )
-        link = ["-Wl,-s", "-Wl,--gc-sections", "-Wl,-soname,libsmelt.so", "-lm", "-lpthread", "-ldl"]
-        compiler.link_shared_object(objects, str(folder / "libsmelt.so"), extra_postargs=link)
-        (folder / "libsmelt.a").unlink(missing_ok=True)  # else what was renamed would stay in it
+        link = ["-Wl,-s", "-Wl,--gc-sections", f"-Wl,-soname,{SONAME}", "-lm", "-lpthread", "-ldl"]
+        compiler.link_shared_object(objects, str(folder / SONAME), extra_postargs=link)
+        for name in ("libsmelt.so", "libsmelt.a"):  # the archive would keep what was renamed
+            (folder / name).unlink(missing_ok=True)
+        (folder / "libsmelt.so").symlink_to(SONAME)
         compiler.create_static_lib(objects, "smelt", output_dir=str(folder))
 
 

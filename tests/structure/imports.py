@@ -422,6 +422,31 @@ def _c_graph(root: Path) -> dict[str, set[str]]:
     return graph
 
 
+# Folders of C that run without Python: the folders whose headers each may include beside smelt.h.
+WITHOUT_PYTHON = {"executor": ("executor",), "deploy": ("executor", "deploy")}
+
+
+def out_of_place_c(root: Path) -> list[str]:
+    """A line for every header without Python that declares what another file than its own source defines, which hides
+    circles of files, and for every #include that such a folder may not have."""
+    faults = []
+    for folder, allowed in WITHOUT_PYTHON.items():
+        for file in sorted((root / "csrc" / folder).rglob("*.[ch]")):
+            text = file.read_text(encoding="utf-8")
+            included = re.findall(r'#include [<"]((?:\w+/)+|Python)', text)
+            faults += [
+                f"{file}: includes {name}"
+                for name in included
+                if name.partition("/")[0] not in (*allowed, "sys") or name == "Python"
+            ]
+            source = file.with_suffix(".c")
+            defined = re.findall(r"(?m)^(\w+)\(", source.read_text(encoding="utf-8")) if source.exists() else []
+            declared = re.findall(r"(?m)^(?!static|typedef)\w[\w *\n]*?\b(smelt_\w+)\([^{};]*\);", text)
+            if file.suffix == ".h":
+                faults += [f"{file}: {name} is not of its source" for name in declared if name not in defined]
+    return faults
+
+
 def crowded(root: Path, most: int = 20) -> list[str]:
     """A line for every folder with more than `most` files beside each other."""
     faults = []

@@ -105,6 +105,19 @@ def test_no_files_of_the_package_import_each_other() -> None:
     assert imports.circles(SOURCE) == []
 
 
+def test_c_without_python_declares_and_includes_its_own() -> None:
+    assert imports.out_of_place_c(SOURCE) == []
+
+
+def test_c_out_of_place_is_found(tmp_path: Path) -> None:
+    write(tmp_path, "csrc/executor/one.h", "bool smelt_one(int x);\nvoid *smelt_two(int x,\n                int y);\n")
+    write(tmp_path, "csrc/executor/one.c", "#include <Python.h>\nbool\nsmelt_one(int x)\n{\n}\n")
+    write(tmp_path, "csrc/deploy/two.c", '#include <sys/mman.h>\n#include "executor/one.h"\n#include "runner/run.h"\n')
+    faults = [fault.rpartition("/csrc/")[2] for fault in imports.out_of_place_c(tmp_path)]
+    assert faults == ["executor/one.c: includes Python", "executor/one.h: smelt_two is not of its source",
+                      "deploy/two.c: includes runner/"]  # fmt: skip
+
+
 def test_no_folder_of_the_package_is_crowded() -> None:
     assert imports.crowded(SOURCE) == []
 

@@ -40,7 +40,9 @@ extern "C" {
 #define SMELT_API
 #endif
 
-#define SMELT_VERSION 1 /* of this interface, and of the files it reads */
+/* Of this interface, and of the files it reads. Programs that were built with this version run with every later
+   libsmelt.so.1: functions, fields and numbers stay, and options get further fields at their ends. */
+#define SMELT_VERSION 1
 
 /* --- errors ---------------------------------------------------------------------------------------------- */
 
@@ -135,7 +137,7 @@ typedef enum {
 } smelt_device;
 
 typedef struct {
-    size_t size; /* sizeof(smelt_open_options) */
+    size_t size; /* sizeof(smelt_open_options); fields behind it count as 0 */
     unsigned flags;
     const smelt_allocator *allocator; /* NULL: malloc */
     smelt_device device;
@@ -228,7 +230,7 @@ SMELT_API void smelt_session_free(smelt_session *session);
 SMELT_API smelt_model *smelt_session_model(const smelt_session *session);
 
 /* One call of the model: all inputs in their order. A session runs one call at a time; a second one meanwhile is
-   refused. After an error the state may be that of a call that was half done. */
+   refused. A call that fails leaves the state unchanged. */
 SMELT_API smelt_status smelt_run(smelt_session *session, const smelt_tensor *inputs, size_t count, smelt_error *error);
 
 /* An output of the last call, contiguous, in memory of the host that the session keeps until the next one. dtype

@@ -10,7 +10,7 @@
    and everything that an accepted one refers to is read. */
 #define _GNU_SOURCE
 #include "executor/checksum.h"
-#include "deploy/session.h"
+#include "deploy/session_parts.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -172,8 +172,10 @@ evaluate_all(const Table *table)
     static int64_t symbols[64];
     for (int64_t i = 0; i < table->counts[EXPRESSIONS]; i++) {
         int64_t needs, value;
-        if (smelt_expression_holds(table, i, &needs) && needs <= 64) {
-            smelt_evaluate(table, i, symbols, &value);
+        const ExpressionRecord *record = &table->expressions[i];
+        const int64_t *code = &table->instructions[record->code].op;
+        if (smelt_expression_holds(code, record->code_count, &needs) && needs <= 64) {
+            smelt_evaluate(code, record->code_count, symbols, &value);
         }
     }
 }

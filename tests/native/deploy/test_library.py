@@ -50,6 +50,22 @@ def test_it_is_not_linked_with_anything_that_prints_or_exits() -> None:
     assert used & {"printf", "puts", "fprintf", "perror", "exit", "abort", "system", "getenv"} == set()
 
 
+def test_programs_ask_for_its_version_by_name(tmp_path: Path) -> None:
+    if shutil.which("readelf") is None:
+        pytest.skip("there is no readelf here")
+    source = tmp_path / "plain.c"
+    source.write_text("#include <smelt.h>\nint main(void) { return smelt_dtype_size(SMELT_FLOAT32) != 4; }\n")
+    needed = output("readelf", "-d", compiled(source, tmp_path / "plain"))
+    assert re.findall(r"NEEDED.*\[(libsmelt[^]]*)\]", needed) == ["libsmelt.so.1"]
+    assert LIBRARY.with_name("libsmelt.so.1").exists()
+
+
+def test_options_may_have_fewer_or_more_fields(models: dict[str, Path], tmp_path: Path) -> None:
+    """As programs have them that were built with another version of smelt.h; what an earlier one does not have is 0."""
+    program = compiled(HERE / "options.c", tmp_path / "options")
+    assert output(program, models["affine"]) == "earlier 0 0\nlater 0 0\nlater and used 1 1\nno size 1 1\nnonsense 1 1\n"
+
+
 @pytest.mark.parametrize("standard", ["c99", "c11", "c++11", "c++17"])
 def test_the_header_is_plain(tmp_path: Path, standard: str) -> None:
     cplusplus = standard.startswith("c++")

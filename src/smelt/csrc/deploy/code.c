@@ -98,15 +98,15 @@ smelt_status
 smelt_code_load(Code *code, smelt_error *error)
 {
     const size_t bytes = (size_t)code->header->image_bytes;
-    if (!code_image_map(&code->loaded, code->image, bytes)) {
+    if (!smelt_code_image_map(&code->loaded, code->image, bytes)) {
         return smelt_fail(error, SMELT_ERROR_MEMORY, "no memory for %zu bytes of code", bytes);
     }
     smelt_status status = fill_slots(code, code->loaded.memory, error);
-    if (!status && !code_image_seal(&code->loaded)) {
+    if (!status && !smelt_code_image_seal(&code->loaded)) {
         status = smelt_fail(error, SMELT_ERROR_TARGET, "the system lets no new code be executed: %s", strerror(errno));
     }
     if (status) {
-        code_image_unmap(&code->loaded);
+        smelt_code_image_unmap(&code->loaded);
     }
     return status;
 }

@@ -1,4 +1,4 @@
-/* Machine code of an artifact, and the processor it is for. */
+/* Machine code of an artifact. */
 #ifndef SMELT_DEPLOY_CODE_H
 #define SMELT_DEPLOY_CODE_H
 
@@ -28,12 +28,5 @@ code_kernel(const Code *code, int64_t number)
 {
     return (Kernel)(uintptr_t)(code->loaded.memory + code->entries[number]);
 }
-
-/* What this processor is (ANY_MACHINE: one that no code is for), and its features, as bits of layout.FEATURES. */
-Machine smelt_processor(uint64_t *features);
-
-/* The names of features, in the order of their bits; NULL after the last. */
-const char *const *smelt_feature_names(Machine machine);
-const char *smelt_machine_name(Machine machine);
 
 #endif

@@ -16,7 +16,7 @@ smelt_cuda_status(const Cuda *cuda, CudaResult result, const char *doing, smelt_
     if (result == 0) {
         return SMELT_OK;
     }
-    const char *text = cuda_error_words(&cuda->driver, result);
+    const char *text = smelt_cuda_error_words(&cuda->driver, result);
     const smelt_status status = result == CUDA_OUT_OF_MEMORY ? SMELT_ERROR_MEMORY : SMELT_ERROR_DEVICE;
     return smelt_fail(error, status, "%s: %s (error %d of CUDA)", doing, text ? text : "an error without a text",
                       result);
@@ -27,7 +27,7 @@ smelt_cuda_status(const Cuda *cuda, CudaResult result, const char *doing, smelt_
 static smelt_status
 open_driver(Cuda *cuda, smelt_error *error)
 {
-    const char *problem = cuda_driver_open(&cuda->driver, "libcuda.so.1", CUDA_MEMORY);
+    const char *problem = smelt_cuda_open_driver(&cuda->driver, "libcuda.so.1", CUDA_MEMORY);
     const bool is_open = cuda->driver.library != NULL;
     return problem ? smelt_fail(error, SMELT_ERROR_TARGET,
                                 is_open ? "the CUDA driver is too old: it has no %s" : "there is no CUDA driver: %s", problem)
@@ -73,7 +73,7 @@ find_functions(Cuda *cuda, const Table *table, smelt_error *error)
         const GridRecord *grid = &table->grids[i];
         const char *name = table_string(table, grid->name);
         const CudaResult result =
-            cuda_find_function(&cuda->driver, cuda->module, name, grid->shared_bytes, &cuda->functions[i]);
+            smelt_cuda_find_function(&cuda->driver, cuda->module, name, grid->shared_bytes, &cuda->functions[i]);
         if (result) {
             return smelt_cuda_status(cuda, result, name, error);
         }
@@ -107,9 +107,9 @@ smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *wei
         cuda->context = NULL;
         return smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
     }
-    result = cuda_go_inside(&inside, &cuda->driver, cuda->context);
+    result = smelt_cuda_go_inside(&inside, &cuda->driver, cuda->context);
     smelt_status status = smelt_cuda_status(cuda, result, "the GPU cannot be used", error);
-    result = status ? 0 : cuda_load(&cuda->driver, ptx, &cuda->module, &log);
+    result = status ? 0 : smelt_cuda_load_module(&cuda->driver, ptx, &cuda->module, &log);
     if (result) {
         char doing[200];
         snprintf(doing, sizeof doing, "the driver refuses the code%s%.160s", *log.errors ? ", " : "", log.errors);
@@ -117,7 +117,7 @@ smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *wei
     }
     status = status ? status : find_functions(cuda, table, error);
     status = status ? status : load_weights(cuda, weights, bytes, error);
-    cuda_go_outside(&inside);
+    smelt_cuda_go_outside(&inside);
     return status;
 }
 

@@ -1,6 +1,6 @@
 /* Memory and copies of sessions on a GPU; on the host, plain copies. A session's work goes through its own stream, in
    order. */
-#include "deploy/session.h"
+#include "deploy/memory.h"
 
 #include <string.h>
 
@@ -106,7 +106,8 @@ set_parameters(smelt_session *session, const VariantRecord *variant, const Plan 
     if (kernel->sizes) {
         sizes = (const int64_t *)plan->values[table->references[launch->values + pointers].number].pointer;
     }
-    cuda_set_parameters(session->parameters, session->buffers, pointers, &session->workspace.memory, sizes, kernel->sizes);
+    smelt_cuda_set_parameters(session->parameters, session->buffers, pointers, &session->workspace.memory, sizes,
+                              kernel->sizes);
     for (int64_t i = 0; i < pointers; i++) {
         const int64_t place = table->references[launch->values + i].number;
         if (table->values[variant->values + place].kind == SIZES_VALUE) {
@@ -129,7 +130,7 @@ smelt_launch_grids(smelt_session *session, const VariantRecord *variant, const P
         const int64_t blocks = grid->slot < 0 ? grid->blocks : sizes[grid->slot];
         const char *name = table_string(table, kernel->name);
         const CudaResult result =
-            cuda_launch_grid(&model->cuda.driver, model->functions[i], blocks, (unsigned)grid->threads,
+            smelt_cuda_launch_grid(&model->cuda.driver, model->functions[i], blocks, (unsigned)grid->threads,
                              (unsigned)grid->shared_bytes, session->stream, session->parameters);
         if (result == CUDA_TOO_MANY_BLOCKS) {
             return smelt_fail(error, SMELT_ERROR_SIZE, "with these inputs %s has %lld blocks", name, (long long)blocks);

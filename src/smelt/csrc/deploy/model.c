@@ -2,45 +2,14 @@
    outputs. */
 #include "deploy/model.h"
 
-#include <stdarg.h>
+#include "deploy/format/check.h"
+#include "deploy/processor.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* --- errors ------------------------------------------------------------------------------------------------ */
-
-const char *
-smelt_status_text(smelt_status status)
-{
-    static const char *const texts[] = {
-        "no error", "a call that makes no sense", "a file cannot be read or written", "a file is damaged, or no artifact",
-        "an artifact of another version", "no code for this machine", "not enough memory", "a wrong input",
-        "a size out of bounds", "nothing was exported for such inputs", "the model raised an error",
-        "too many states", "a checkpoint of another model", "a GPU or its driver failed",
-    };
-    const unsigned number = (unsigned)status;
-    return number < sizeof texts / sizeof *texts ? texts[number] : "an unknown error";
-}
-
-smelt_status
-smelt_fail(smelt_error *error, smelt_status status, const char *format, ...)
-{
-    if (error) {
-        va_list values;
-        va_start(values, format);
-        error->status = status;
-        vsnprintf(error->message, sizeof error->message, format, values);
-        va_end(values);
-    }
-    return status;
-}
-
-smelt_status
-smelt_refuse(smelt_error *error, const char *section, int64_t number, const char *what)
-{
-    return smelt_fail(error, SMELT_ERROR_FILE, "this artifact is damaged: %s %lld has a wrong %s", section,
-                      (long long)number, what);
-}
+enum { MOST_OPTION_BYTES = 4096 }; /* more is no size that was written down */
 
 /* --- memory ------------------------------------------------------------------------------------------------ */
 
@@ -57,6 +26,24 @@ release_default(void *context, void *memory, size_t size)
     (void)context;
     (void)size;
     free(memory);
+}
+
+bool
+smelt_take_options(void *options, size_t bytes, const void *given)
+{
+    memset(options, 0, bytes);
+    if (given == NULL) {
+        return true;
+    }
+    size_t size; /* the first field of all options */
+    memcpy(&size, given, sizeof size);
+    for (size_t i = bytes; i < size && size <= MOST_OPTION_BYTES; i++) {
+        if (((const char *)given)[i]) {
+            return false;
+        }
+    }
+    memcpy(options, given, size < bytes ? size : bytes);
+    return size >= sizeof size && size <= MOST_OPTION_BYTES;
 }
 
 void *
@@ -288,10 +275,10 @@ choose_host(const File *file, const char *why_not, int64_t *target, smelt_error 
 static smelt_status
 choose_target(smelt_model *model, const smelt_open_options *options, int64_t *target, smelt_error *error)
 {
-    const smelt_device device = options ? options->device : SMELT_DEVICE_BEST;
+    const smelt_device device = options->device;
     smelt_error gpu = {.message = ""};
     if (device != SMELT_DEVICE_HOST) {
-        const smelt_status status = choose_gpu(model, options ? options->device_number : 0, target, &gpu);
+        const smelt_status status = choose_gpu(model, options->device_number, target, &gpu);
         if (!status || device == SMELT_DEVICE_CUDA) {
             return status ? smelt_fail(error, status, "%s", gpu.message) : SMELT_OK;
         }
@@ -344,7 +331,7 @@ load_code(smelt_model *model, smelt_error *error)
 static smelt_status
 prepare(smelt_model *model, const smelt_open_options *options, smelt_error *error)
 {
-    const unsigned flags = options ? options->flags : 0;
+    const unsigned flags = options->flags;
     model->runs = !(flags & SMELT_OPEN_WITHOUT_CODE);
     smelt_status status = smelt_file_check(&model->file, flags & SMELT_OPEN_TRUST_WEIGHTS, error);
     int64_t target = 0;
@@ -371,7 +358,7 @@ destroy(smelt_model *model)
 {
     const smelt_allocator allocator = model->allocator;
     const Table *table = &model->table;
-    code_image_unmap(&model->code.loaded);
+    smelt_code_image_unmap(&model->code.loaded);
     smelt_cuda_close(&model->cuda);
     smelt_release(&allocator, model->functions, (size_t)table->counts[GRIDS], sizeof(CudaFunction));
     drop_infos(model, &model->inputs);
@@ -388,7 +375,7 @@ static smelt_status
 open_file(File *file, const smelt_open_options *options, smelt_model **model, smelt_error *error)
 {
     smelt_allocator allocator = {NULL, allocate_default, release_default};
-    if (options && options->allocator) {
+    if (options->allocator) {
         allocator = *options->allocator;
     }
     smelt_model *opened = smelt_allocate(&allocator, 1, sizeof *opened);
@@ -408,12 +395,13 @@ open_file(File *file, const smelt_open_options *options, smelt_model **model, sm
     return SMELT_OK;
 }
 
+/* What a caller asks for, and a place for the model. */
 static smelt_status
-check_options(const smelt_open_options *options, smelt_model **model, smelt_error *error)
+take_options(smelt_open_options *options, const smelt_open_options *given, smelt_model **model, smelt_error *error)
 {
-    if (model == NULL || (options && options->size != sizeof *options)
-        || (options && options->allocator && (!options->allocator->allocate || !options->allocator->release))
-        || (options && (options->device < SMELT_DEVICE_BEST || options->device > SMELT_DEVICE_CUDA))) {
+    if (model == NULL || !smelt_take_options(options, sizeof *options, given)
+        || (options->allocator && (!options->allocator->allocate || !options->allocator->release))
+        || options->device < SMELT_DEVICE_BEST || options->device > SMELT_DEVICE_CUDA) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "a model cannot be opened without a place for it, or with options "
                                                        "of another version, half an allocator or no such device");
     }
@@ -422,22 +410,24 @@ check_options(const smelt_open_options *options, smelt_model **model, smelt_erro
 }
 
 smelt_status
-smelt_model_open(const char *path, const smelt_open_options *options, smelt_model **model, smelt_error *error)
+smelt_model_open(const char *path, const smelt_open_options *given, smelt_model **model, smelt_error *error)
 {
     File file;
-    smelt_status status = check_options(options, model, error);
+    smelt_open_options options;
+    smelt_status status = take_options(&options, given, model, error);
     if (!status && path == NULL) {
         status = smelt_fail(error, SMELT_ERROR_ARGUMENT, "a model cannot be opened without a path");
     }
     status = status ? status : smelt_file_open(&file, path, error);
-    return status ? status : open_file(&file, options, model, error);
+    return status ? status : open_file(&file, &options, model, error);
 }
 
 smelt_status
-smelt_model_from_memory(const void *data, size_t size, const smelt_open_options *options, smelt_model **model,
+smelt_model_from_memory(const void *data, size_t size, const smelt_open_options *given, smelt_model **model,
                         smelt_error *error)
 {
-    const smelt_status status = check_options(options, model, error);
+    smelt_open_options options;
+    const smelt_status status = take_options(&options, given, model, error);
     if (status) {
         return status;
     }
@@ -445,7 +435,7 @@ smelt_model_from_memory(const void *data, size_t size, const smelt_open_options 
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "an artifact in memory must be at a multiple of %d", FILE_ALIGN);
     }
     File file = {.data = data, .size = size, .descriptor = -1};
-    return open_file(&file, options, model, error);
+    return open_file(&file, &options, model, error);
 }
 
 void

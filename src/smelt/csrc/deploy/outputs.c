@@ -1,6 +1,9 @@
 /* The outputs of a call: registers and views of them, made contiguous, in host memory or where the caller wants
    them. */
-#include "deploy/session.h"
+#include "deploy/outputs.h"
+
+#include "deploy/format/check.h"
+#include "deploy/memory.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* What this processor is and can do, in the names of layout.FEATURES. */
 #define _GNU_SOURCE
-#include "deploy/code.h"
+#include "deploy/processor.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

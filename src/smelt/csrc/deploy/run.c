@@ -10,7 +10,11 @@
    Before any other variant runs, the registers that it writes are copied; a later failure restores them.
 
    Every offset and length that an expression computes is checked, so no kernel gets memory that does not exist. */
-#include "deploy/session.h"
+#include "deploy/run.h"
+
+#include "deploy/format/check.h"
+#include "deploy/memory.h"
+#include "deploy/outputs.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,89 +1,14 @@
 /* Creates sessions and takes inputs. run.c runs the model, outputs.c returns the results. */
 #define _GNU_SOURCE
-#include "deploy/session.h"
+#include "deploy/session_parts.h"
+
+#include "deploy/format/check.h"
+#include "deploy/memory.h"
+#include "deploy/run.h"
 
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-/* --- memory ------------------------------------------------------------------------------------------------ */
-
-bool
-smelt_block_fits(const smelt_allocator *allocator, Block *block, int64_t size)
-{
-    if ((uint64_t)size <= block->size) {
-        return true;
-    }
-    if (size > MOST_BYTES) {
-        return false;
-    }
-    /* What grows once may grow again, as in loops that append. */
-    size_t room = (size_t)size;
-    if (block->size && room < block->size + block->size / 2) {
-        room = block->size + block->size / 2;
-    }
-    room = (room + FILE_ALIGN - 1) / FILE_ALIGN * FILE_ALIGN;
-    smelt_block_drop(allocator, block);
-    block->memory = allocator->allocate(allocator->context, room, FILE_ALIGN);
-    block->size = block->memory ? room : 0;
-    return block->memory != NULL;
-}
-
-void
-smelt_block_drop(const smelt_allocator *allocator, Block *block)
-{
-    if (block->memory) {
-        allocator->release(allocator->context, block->memory, block->size);
-    }
-    *block = (Block){NULL, 0};
-}
-
-int64_t
-smelt_sized_bytes(const int64_t *sizes, int64_t rank, int64_t item)
-{
-    int64_t bytes = item;
-    bool empty = false;
-    for (int64_t i = 0; i < rank; i++) {
-        if (sizes[i] < 0) {
-            return -1;
-        }
-        empty = empty || sizes[i] == 0;
-    }
-    for (int64_t i = 0; !empty && i < rank; i++) {
-        if (__builtin_mul_overflow(bytes, sizes[i], &bytes) || bytes > MOST_BYTES) {
-            return -1;
-        }
-    }
-    return empty ? 0 : bytes;
-}
-
-void
-smelt_contiguous_strides(const int64_t *sizes, int64_t rank, int64_t *strides)
-{
-    int64_t step = 1;
-    for (int64_t i = rank; i-- > 0;) {
-        strides[i] = step;
-        step *= sizes[i] > 1 ? sizes[i] : 1; /* as many as there are elements, which were counted */
-    }
-}
-
-void
-smelt_copy_strided(char *to, const int64_t *to_strides, const char *from, const int64_t *from_strides,
-                   const int64_t *sizes, int64_t rank, int64_t item)
-{
-    int64_t run = 1, inner = rank; /* the last dimensions that are contiguous on both sides are one run of bytes */
-    while (inner > 0 && (sizes[inner - 1] == 1 || (to_strides[inner - 1] == run && from_strides[inner - 1] == run))) {
-        run *= sizes[--inner];
-    }
-    if (inner == 0) {
-        memcpy(to, from, (size_t)(run * item));
-        return;
-    }
-    for (int64_t i = 0; i < sizes[0]; i++) {
-        smelt_copy_strided(to + i * to_strides[0] * item, to_strides + 1, from + i * from_strides[0] * item,
-                           from_strides + 1, sizes + 1, rank - 1, item);
-    }
-}
 
 /* --- making and freeing -------------------------------------------------------------------------------------- */
 
@@ -195,10 +120,11 @@ place_registers(smelt_session *session)
 }
 
 smelt_status
-smelt_session_new(smelt_model *model, const smelt_session_options *options, smelt_session **session, smelt_error *error)
+smelt_session_new(smelt_model *model, const smelt_session_options *given, smelt_session **session, smelt_error *error)
 {
-    if (model == NULL || session == NULL || (options && options->size != sizeof *options)
-        || (options && (options->threads < 0 || options->threads > MOST_THREADS || options->most_states < 0))) {
+    smelt_session_options options;
+    if (model == NULL || session == NULL || !smelt_take_options(&options, sizeof options, given) || options.threads < 0
+        || options.threads > MOST_THREADS || options.most_states < 0) {
         return smelt_fail(error, SMELT_ERROR_ARGUMENT, "a session needs a model, a place for it, and sensible options");
     }
     *session = NULL;
@@ -216,13 +142,11 @@ smelt_session_new(smelt_model *model, const smelt_session_options *options, smel
     }
     atomic_fetch_add(&model->references, 1);
     atomic_flag_clear(&new_session->busy);
-    const int threads = options && options->threads ? options->threads : smelt_processor_count();
-    new_session->threads = (Threads){.threads = threads, .allocator = &new_session->allocator};
-    if (options) {
-        new_session->threads.parallel_for = options->parallel_for;
-        new_session->threads.context = options->parallel_context;
-        new_session->most_states = options->most_states;
-    }
+    new_session->threads = (Threads){.threads = options.threads ? options.threads : smelt_processor_count(),
+                                     .parallel_for = options.parallel_for,
+                                     .context = options.parallel_context,
+                                     .allocator = &new_session->allocator};
+    new_session->most_states = options.most_states;
     CudaContext before;
     const smelt_status status = smelt_enter(new_session, &before, error);
     const bool is_made = !status && make_parts(new_session);

@@ -1,5 +1,8 @@
 /* State of a session: reads and writes registers, saves and loads checkpoints. */
-#include "deploy/session.h"
+#include "deploy/session_parts.h"
+
+#include "deploy/format/check.h"
+#include "deploy/memory.h"
 
 #include <string.h>
 

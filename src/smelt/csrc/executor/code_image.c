@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 bool
-code_image_map(CodeImage *image, const void *code, size_t bytes)
+smelt_code_image_map(CodeImage *image, const void *code, size_t bytes)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), size = (bytes / page + 1) * page; /* never none */
     char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -20,7 +20,7 @@ code_image_map(CodeImage *image, const void *code, size_t bytes)
 }
 
 bool
-code_image_seal(const CodeImage *image)
+smelt_code_image_seal(const CodeImage *image)
 {
     if (mprotect(image->memory, image->size, PROT_READ | PROT_EXEC) < 0) {
         return false;
@@ -30,7 +30,7 @@ code_image_seal(const CodeImage *image)
 }
 
 void
-code_image_unmap(CodeImage *image)
+smelt_code_image_unmap(CodeImage *image)
 {
     if (image->memory) {
         munmap(image->memory, image->size);

@@ -10,9 +10,10 @@ typedef struct {
     size_t size;
 } CodeImage;
 
-/* A copy of code that can be written, until code_image_seal makes it executable and read-only. False: errno says why. */
-bool code_image_map(CodeImage *image, const void *code, size_t bytes);
-bool code_image_seal(const CodeImage *image);
-void code_image_unmap(CodeImage *image);
+/* A copy of code that can be written, until smelt_code_image_seal makes it executable and read-only. False: errno says
+   why. */
+bool smelt_code_image_map(CodeImage *image, const void *code, size_t bytes);
+bool smelt_code_image_seal(const CodeImage *image);
+void smelt_code_image_unmap(CodeImage *image);
 
 #endif

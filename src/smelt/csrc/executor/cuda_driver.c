@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { INFO_LOG = 3, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES, LOG_VERBOSE = 12, LOG_OPTIONS = 5 }; /* of the assembler */
+enum { INFO_LOG = 3, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES, LOG_VERBOSE = 12, LOG_OPTIONS = 5 }; /* assembler's */
 enum { PTX_INPUT = 1, MOST_DYNAMIC_SHARED = 8, USUAL_SHARED = 48 * 1024, RELAXED_CAPTURE = 2 };
 
 #define CUDA_ROW(name, field, needed_by, parameters) {#name, offsetof(CudaDriver, field), needed_by},
@@ -17,7 +17,7 @@ static const struct {
 } functions[] = {CUDA_FUNCTIONS(CUDA_ROW)};
 
 const char *
-cuda_driver_open(CudaDriver *driver, const char *path, unsigned needed_by)
+smelt_cuda_open_driver(CudaDriver *driver, const char *path, unsigned needed_by)
 {
     *driver = (CudaDriver){.library = dlopen(path, RTLD_NOW | RTLD_LOCAL), .process = getpid()};
     if (driver->library == NULL) {
@@ -35,7 +35,7 @@ cuda_driver_open(CudaDriver *driver, const char *path, unsigned needed_by)
 }
 
 const char *
-cuda_error_words(const CudaDriver *driver, CudaResult code)
+smelt_cuda_error_words(const CudaDriver *driver, CudaResult code)
 {
     const char *text = NULL;
     return driver->error_string(code, &text) ? NULL : text;
@@ -44,7 +44,7 @@ cuda_error_words(const CudaDriver *driver, CudaResult code)
 /* --- code ---------------------------------------------------------------------------------------------------- */
 
 CudaResult
-cuda_go_inside(CudaInside *inside, const CudaDriver *driver, CudaContext context)
+smelt_cuda_go_inside(CudaInside *inside, const CudaDriver *driver, CudaContext context)
 {
     *inside = (CudaInside){.context = context, .mode = RELAXED_CAPTURE};
     CudaResult status = cuda_enter(driver, context, &inside->before);
@@ -59,7 +59,7 @@ cuda_go_inside(CudaInside *inside, const CudaDriver *driver, CudaContext context
 }
 
 void
-cuda_go_outside(CudaInside *inside)
+smelt_cuda_go_outside(CudaInside *inside)
 {
     if (inside->driver == NULL) {
         return;
@@ -70,37 +70,30 @@ cuda_go_outside(CudaInside *inside)
     cuda_leave(inside->driver, inside->context, inside->before);
 }
 
-/* The options that make the assembler print to a log. */
 static void
-set_options(CudaLog *log, int *options, void **values)
+begin_log(CudaLog *log)
 {
-    const int numbers[LOG_OPTIONS] = {INFO_LOG, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES, LOG_VERBOSE};
     void *const bytes = (void *)(uintptr_t)(CUDA_LOG_BYTES - 1), *const yes = (void *)(uintptr_t)1;
-    void *const all[LOG_OPTIONS] = {log->info, bytes, log->errors, bytes, yes};
-    memset(log, 0, sizeof *log);
-    memcpy(options, numbers, sizeof numbers);
-    memcpy(values, all, sizeof all);
+    *log->info = *log->errors = 0;
+    memcpy(log->options, (int[]){INFO_LOG, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES, LOG_VERBOSE}, sizeof log->options);
+    memcpy(log->values, (void *[]){log->info, bytes, log->errors, bytes, yes}, sizeof log->values);
 }
 
 CudaResult
-cuda_load(const CudaDriver *driver, const void *image, CudaModuleHandle *module, CudaLog *log)
+smelt_cuda_load_module(const CudaDriver *driver, const void *image, CudaModuleHandle *module, CudaLog *log)
 {
-    int options[LOG_OPTIONS];
-    void *values[LOG_OPTIONS];
-    set_options(log, options, values);
-    CudaResult status = driver->load(module, image, LOG_OPTIONS, options, values);
+    begin_log(log);
+    CudaResult status = driver->load(module, image, LOG_OPTIONS, log->options, log->values);
     *module = status ? NULL : *module;
     return status;
 }
 
 CudaResult
-cuda_link_ptx(const CudaDriver *driver, const char *ptx, size_t size, void **image, size_t *image_size, CudaLink *link,
-              CudaLog *log)
+smelt_cuda_link(const CudaDriver *driver, const char *ptx, size_t size, void **image, size_t *image_size, CudaLink *link,
+                CudaLog *log)
 {
-    int options[LOG_OPTIONS];
-    void *values[LOG_OPTIONS];
-    set_options(log, options, values);
-    CudaResult status = driver->link_create(LOG_OPTIONS, options, values, link);
+    begin_log(log);
+    CudaResult status = driver->link_create(LOG_OPTIONS, log->options, log->values, link);
     if (status) {
         *link = NULL;
         return status;
@@ -110,8 +103,8 @@ cuda_link_ptx(const CudaDriver *driver, const char *ptx, size_t size, void **ima
 }
 
 CudaResult
-cuda_find_function(const CudaDriver *driver, CudaModuleHandle module, const char *name, int64_t shared_bytes,
-                   CudaFunction *function)
+smelt_cuda_find_function(const CudaDriver *driver, CudaModuleHandle module, const char *name, int64_t shared_bytes,
+                         CudaFunction *function)
 {
     int allowed = USUAL_SHARED;
     CudaResult status = driver->get_function(function, module, name);
@@ -127,8 +120,8 @@ cuda_find_function(const CudaDriver *driver, CudaModuleHandle module, const char
 /* --- launches ------------------------------------------------------------------------------------------------ */
 
 void
-cuda_set_parameters(void **parameters, void **buffers, int64_t count, void **workspace, const int64_t *sizes,
-                    int64_t size_count)
+smelt_cuda_set_parameters(void **parameters, void **buffers, int64_t count, void **workspace, const int64_t *sizes,
+                          int64_t size_count)
 {
     for (int64_t i = 0; i < count; i++) {
         parameters[i] = &buffers[i];
@@ -140,8 +133,8 @@ cuda_set_parameters(void **parameters, void **buffers, int64_t count, void **wor
 }
 
 CudaResult
-cuda_launch_grid(const CudaDriver *driver, CudaFunction function, int64_t blocks, unsigned threads,
-                 unsigned shared_bytes, CudaStream stream, void **parameters)
+smelt_cuda_launch_grid(const CudaDriver *driver, CudaFunction function, int64_t blocks, unsigned threads,
+                       unsigned shared_bytes, CudaStream stream, void **parameters)
 {
     if (blocks < 0 || blocks > CUDA_MOST_BLOCKS) {
         return CUDA_TOO_MANY_BLOCKS;

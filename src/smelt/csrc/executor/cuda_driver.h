@@ -16,7 +16,7 @@ typedef struct CudaFunctionOfDriver *CudaFunction;
 typedef struct CudaStreamOfDriver *CudaStream;
 typedef struct CudaLinkOfDriver *CudaLink;
 
-enum { CUDA_INVALID_VALUE = 1, CUDA_OUT_OF_MEMORY = 2, CUDA_TOO_MANY_BLOCKS = -1 /* ours: see cuda_launch_grid */ };
+enum { CUDA_INVALID_VALUE = 1, CUDA_OUT_OF_MEMORY = 2, CUDA_TOO_MANY_BLOCKS = -1 /* ours: see smelt_cuda_launch_grid */ };
 enum { CUDA_MOST_BLOCKS = 0x7fffffff, CUDA_LOG_BYTES = 16 * 1024 };
 
 /* Who needs a function: a driver without it is refused to them alone. The others find NULL. */
@@ -73,10 +73,10 @@ typedef struct {
 
 /* Opens the driver at a path. Returns NULL, or what is wrong: where `library` is NULL, why it cannot be opened, else the
    name of a function that it lacks. */
-const char *cuda_driver_open(CudaDriver *driver, const char *path, unsigned needed_by);
+const char *smelt_cuda_open_driver(CudaDriver *driver, const char *path, unsigned needed_by);
 
 /* The driver's own words for an error; NULL: it has none. */
-const char *cuda_error_words(const CudaDriver *driver, CudaResult code);
+const char *smelt_cuda_error_words(const CudaDriver *driver, CudaResult code);
 
 /* Makes a context this thread's own, and says which one it was before; back again by `cuda_leave`. */
 static inline CudaResult
@@ -101,34 +101,36 @@ typedef struct {
     int mode;
 } CudaInside;
 
-CudaResult cuda_go_inside(CudaInside *inside, const CudaDriver *driver, CudaContext context);
+CudaResult smelt_cuda_go_inside(CudaInside *inside, const CudaDriver *driver, CudaContext context);
 
 /* Back from there, if it was reached. */
-void cuda_go_outside(CudaInside *inside);
+void smelt_cuda_go_outside(CudaInside *inside);
 
-/* What the assembler prints. */
+/* What the assembler prints, and the options that make it print there: the driver writes to them until a link ends. */
 typedef struct {
     char info[CUDA_LOG_BYTES], errors[CUDA_LOG_BYTES];
+    int options[5];
+    void *values[5];
 } CudaLog;
 
 /* Code, machine code or PTX that ends with a zero byte, in the context that the thread is in. */
-CudaResult cuda_load(const CudaDriver *driver, const void *image, CudaModuleHandle *module, CudaLog *log);
+CudaResult smelt_cuda_load_module(const CudaDriver *driver, const void *image, CudaModuleHandle *module, CudaLog *log);
 
-/* PTX that ends with a zero byte as machine code, which belongs to the link. The link is NULL if there is none. */
-CudaResult cuda_link_ptx(const CudaDriver *driver, const char *ptx, size_t size, void **image, size_t *image_size,
+/* PTX that ends with a zero byte as machine code, which belongs to the link, as the log does. No link: it is NULL. */
+CudaResult smelt_cuda_link(const CudaDriver *driver, const char *ptx, size_t size, void **image, size_t *image_size,
                          CudaLink *link, CudaLog *log);
 
 /* A function by its name. It is allowed more shared memory than usual, if it needs more. */
-CudaResult cuda_find_function(const CudaDriver *driver, CudaModuleHandle module, const char *name, int64_t shared_bytes,
-                              CudaFunction *function);
+CudaResult smelt_cuda_find_function(const CudaDriver *driver, CudaModuleHandle module, const char *name,
+                                    int64_t shared_bytes, CudaFunction *function);
 
 /* What a kernel is given: a pointer for each buffer, the workspace, then sizes, as codegen/gpu/nvptx.py writes functions.
    All must stay where they are until the launch. */
-void cuda_set_parameters(void **parameters, void **buffers, int64_t count, void **workspace, const int64_t *sizes,
-                         int64_t size_count);
+void smelt_cuda_set_parameters(void **parameters, void **buffers, int64_t count, void **workspace, const int64_t *sizes,
+                               int64_t size_count);
 
 /* A grid of blocks side by side; of none nothing is launched. */
-CudaResult cuda_launch_grid(const CudaDriver *driver, CudaFunction function, int64_t blocks, unsigned threads,
-                            unsigned shared_bytes, CudaStream stream, void **parameters);
+CudaResult smelt_cuda_launch_grid(const CudaDriver *driver, CudaFunction function, int64_t blocks, unsigned threads,
+                                  unsigned shared_bytes, CudaStream stream, void **parameters);
 
 #endif

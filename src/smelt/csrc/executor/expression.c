@@ -4,9 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#define OP_NUMBER(name, arity) OP_##name,
-enum { EXPRESSION_OPS(OP_NUMBER) OP_COUNT };
-
 #define OP_ARITY(name, arity) arity,
 static const int8_t arities[] = {EXPRESSION_OPS(OP_ARITY)};
 

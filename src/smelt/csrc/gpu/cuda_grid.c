@@ -58,7 +58,7 @@ launch_phases(const GridLauncher *self, LaunchCall *call, const CudaCode *code, 
         return -1;
     }
     void **numbers = parameters + count; /* those that the host has, each in eight bytes */
-    cuda_set_parameters(parameters, call->buffers, pointers, &workspace, sizes, self->size_count);
+    smelt_cuda_set_parameters(parameters, call->buffers, pointers, &workspace, sizes, self->size_count);
     for (int i = 0; self->numbers && i < pointers; i++) {
         if (is_number(self, i)) {
             numbers[i] = NULL;
@@ -70,8 +70,8 @@ launch_phases(const GridLauncher *self, LaunchCall *call, const CudaCode *code, 
     for (int i = 0; call->fault == 0 && i < self->phase_count; i++) {
         const GridPhase *phase = &self->phases[i];
         call->phase = i;
-        call->at = cuda_launch_grid(code->driver, code->functions[i], grid_size(phase->blocks, sizes), phase->threads,
-                                    phase->shared_bytes, stream, parameters);
+        call->at = smelt_cuda_launch_grid(code->driver, code->functions[i], grid_size(phase->blocks, sizes),
+                                          phase->threads, phase->shared_bytes, stream, parameters);
         call->fault = call->at == CUDA_TOO_MANY_BLOCKS ? GRID_BLOCKS : call->at ? GRID_DRIVER : 0;
     }
     if (parameters != usual) {

@@ -25,7 +25,7 @@ static PyObject *cuda_error;
 static int
 fail(const CudaDriver *asked, const char *function, CudaResult code, const char *log)
 {
-    const char *name = NULL, *text = cuda_error_words(asked, code);
+    const char *name = NULL, *text = smelt_cuda_error_words(asked, code);
     if (asked->error_name(code, &name) || name == NULL) {
         name = "an error without a name";
     }
@@ -55,7 +55,7 @@ cuda_error_text(PyObject *Py_UNUSED(module), PyObject *code)
     if (asked == NULL || (number == -1 && PyErr_Occurred())) {
         return NULL;
     }
-    const char *text = cuda_error_words(asked, (CudaResult)number);
+    const char *text = smelt_cuda_error_words(asked, (CudaResult)number);
     return text ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace")
                 : PyUnicode_FromFormat("unknown error %ld", number);
 }
@@ -86,7 +86,7 @@ cuda_open(PyObject *Py_UNUSED(module), PyObject *path)
     int version = 0;
     CudaResult status = 0;
     Py_BEGIN_ALLOW_THREADS
-    problem = cuda_driver_open(&opening->driver, name, CUDA_ASSEMBLER);
+    problem = smelt_cuda_open_driver(&opening->driver, name, CUDA_ASSEMBLER);
     if (problem == NULL) {
         status = driver->init(0);
         status = status ? status : driver->driver_version(&version);
@@ -204,9 +204,9 @@ cuda_link(PyObject *Py_UNUSED(module), PyObject *args)
         text[size] = 0;
         CudaResult status;
         Py_BEGIN_ALLOW_THREADS
-        status = cuda_go_inside(&inside, asked, context);
+        status = smelt_cuda_go_inside(&inside, asked, context);
         if (status == 0) {
-            status = cuda_link_ptx(asked, text, (size_t)size + 1, &image, &image_size, &link, log);
+            status = smelt_cuda_link(asked, text, (size_t)size + 1, &image, &image_size, &link, log);
         }
         Py_END_ALLOW_THREADS
         if (status) {
@@ -219,7 +219,7 @@ cuda_link(PyObject *Py_UNUSED(module), PyObject *args)
         if (link) {
             asked->link_destroy(link); /* the image goes with it */
         }
-        cuda_go_outside(&inside);
+        smelt_cuda_go_outside(&inside);
     }
     else {
         PyErr_NoMemory();
@@ -260,11 +260,11 @@ module_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         CudaResult status;
         CudaInside inside;
         Py_BEGIN_ALLOW_THREADS
-        status = cuda_go_inside(&inside, asked, context);
+        status = smelt_cuda_go_inside(&inside, asked, context);
         if (status == 0) {
-            status = cuda_load(asked, image.buf, &self->handle, log);
+            status = smelt_cuda_load_module(asked, image.buf, &self->handle, log);
         }
-        cuda_go_outside(&inside);
+        smelt_cuda_go_outside(&inside);
         Py_END_ALLOW_THREADS
         self->driver = asked;
         self->context = context;
@@ -298,10 +298,10 @@ module_dealloc(CudaModule *self)
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
         Py_BEGIN_ALLOW_THREADS
-        if (cuda_go_inside(&inside, self->driver, self->context) == 0) {
+        if (smelt_cuda_go_inside(&inside, self->driver, self->context) == 0) {
             self->driver->unload(self->handle);
         }
-        cuda_go_outside(&inside);
+        smelt_cuda_go_outside(&inside);
         Py_END_ALLOW_THREADS
         PyErr_Restore(type, error, trace);
     }
@@ -319,9 +319,9 @@ module_function(CudaModule *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "s|i:function", &name, &shared)) {
         return NULL;
     }
-    CudaResult status = cuda_go_inside(&inside, self->driver, self->context);
-    status = status ? status : cuda_find_function(self->driver, self->handle, name, shared, &handle);
-    cuda_go_outside(&inside);
+    CudaResult status = smelt_cuda_go_inside(&inside, self->driver, self->context);
+    status = status ? status : smelt_cuda_find_function(self->driver, self->handle, name, shared, &handle);
+    smelt_cuda_go_outside(&inside);
     if (status) {
         fail(self->driver, status == CUDA_INVALID_VALUE ? "cuFuncSetAttribute" : "cuModuleGetFunction", status, name);
         return NULL;
@@ -339,9 +339,9 @@ module_attribute(CudaModule *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "ni:attribute", &function, &attribute)) {
         return NULL;
     }
-    CudaResult status = cuda_go_inside(&inside, self->driver, self->context);
+    CudaResult status = smelt_cuda_go_inside(&inside, self->driver, self->context);
     status = status ? status : self->driver->get_attribute(&value, attribute, (CudaFunction)(uintptr_t)function);
-    cuda_go_outside(&inside);
+    smelt_cuda_go_outside(&inside);
     return status ? (fail(self->driver, "cuFuncGetAttribute", status, ""), NULL) : PyLong_FromLong(value);
 }
 
@@ -355,10 +355,10 @@ module_occupancy(CudaModule *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "nin:occupancy", &function, &threads, &shared)) {
         return NULL;
     }
-    CudaResult status = cuda_go_inside(&inside, self->driver, self->context);
+    CudaResult status = smelt_cuda_go_inside(&inside, self->driver, self->context);
     status = status ? status
                     : self->driver->occupancy(&blocks, (CudaFunction)(uintptr_t)function, threads, (size_t)shared);
-    cuda_go_outside(&inside);
+    smelt_cuda_go_outside(&inside);
     return status ? (fail(self->driver, "cuOccupancyMaxActiveBlocksPerMultiprocessor", status, ""), NULL)
                   : PyLong_FromLong(blocks);
 }

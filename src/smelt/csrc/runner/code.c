@@ -59,11 +59,11 @@ code_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         PyBuffer_Release(&image);
         return NULL;
     }
-    bool is_mapped = code_image_map(&self->image, image.buf, (size_t)image.len);
+    bool is_mapped = smelt_code_image_map(&self->image, image.buf, (size_t)image.len);
     if (is_mapped && fill_slots(self, image.len, slots) < 0) {
         Py_CLEAR(self);
     }
-    else if (!is_mapped || !code_image_seal(&self->image)) {
+    else if (!is_mapped || !smelt_code_image_seal(&self->image)) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_CLEAR(self);
     }
@@ -74,7 +74,7 @@ code_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static void
 code_dealloc(Code *self)
 {
-    code_image_unmap(&self->image);
+    smelt_code_image_unmap(&self->image);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 

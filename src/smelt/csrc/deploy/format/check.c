@@ -1,5 +1,5 @@
 /* Rules of a TABLE that depend on more than one record; ir/artifact_file/check.py has the same. */
-#include "deploy/format/table.h"
+#include "deploy/format/check.h"
 
 #include <stdlib.h>
 #include <string.h>

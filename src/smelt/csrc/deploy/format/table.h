@@ -23,12 +23,6 @@ table_string(const Table *table, int64_t number)
 /* Reads a table where it lies, at an address of whole words; the fields that refer to other records do so. */
 smelt_status smelt_table_read(Table *table, const void *data, int64_t size, smelt_error *error);
 
-/* What depends on more than one record. `weights`, `state`: bytes of those sections; `kernels`: entries of the code.
-   `scratch`: room for as many words as smelt_table_scratch says. */
-size_t smelt_table_scratch(const Table *table);
-smelt_status smelt_table_check(const Table *table, int64_t weights, int64_t state, int64_t kernels, int64_t *scratch,
-                               smelt_error *error);
-
 /* The value of an expression over these symbols; false where it does not fit 64 bits, or divides by zero. */
 static inline bool
 table_evaluate(const Table *table, int64_t expression, const int64_t *symbols, int64_t *value)
@@ -36,11 +30,5 @@ table_evaluate(const Table *table, int64_t expression, const int64_t *symbols, i
     const ExpressionRecord *record = &table->expressions[expression];
     return smelt_evaluate(&table->instructions[record->code].op, record->code_count, symbols, value);
 }
-
-/* Bytes of an element; 0: there is no such dtype. */
-int64_t smelt_item_size(int64_t dtype);
-
-/* Bytes from the first element of what has data to the last; -1: too many. */
-int64_t smelt_data_bytes(const Table *table, const RegisterRecord *record);
 
 #endif

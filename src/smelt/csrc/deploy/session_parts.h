@@ -1,15 +1,10 @@
 /* A session: registers, memory and threads of one call at a time. */
-#ifndef SMELT_DEPLOY_SESSION_H
-#define SMELT_DEPLOY_SESSION_H
+#ifndef SMELT_DEPLOY_SESSION_PARTS_H
+#define SMELT_DEPLOY_SESSION_PARTS_H
 
+#include "deploy/blocks.h"
 #include "deploy/model.h"
 #include "executor/thread_pool.h"
-
-/* Memory of the session's allocator. */
-typedef struct {
-    void *memory;
-    size_t size;
-} Block;
 
 /* A register while it runs. What it holds is ready or not: an input that was not given, a local one that nothing has
    produced. A local one has two blocks, so that a variant may read it and produce it anew. Of the others `spare` is a
@@ -92,52 +87,5 @@ struct smelt_session {
     char nothing[64];
     char *empty; /* where tensors without elements are */
 };
-
-/* Room for `size` bytes; what was in it is lost. False: there is none. */
-bool smelt_block_fits(const smelt_allocator *allocator, Block *block, int64_t size);
-void smelt_block_drop(const smelt_allocator *allocator, Block *block);
-
-/* Elements from one strided layout to another. */
-void smelt_copy_strided(char *to, const int64_t *to_strides, const char *from, const int64_t *from_strides,
-                        const int64_t *sizes, int64_t rank, int64_t item);
-void smelt_contiguous_strides(const int64_t *sizes, int64_t rank, int64_t *strides);
-
-/* Elements of these sizes in bytes; -1: negative, or too many. */
-int64_t smelt_sized_bytes(const int64_t *sizes, int64_t rank, int64_t item);
-
-/* Through the states from the entry to the end, once inputs are in their registers. */
-smelt_status smelt_run_states(smelt_session *session, smelt_error *error);
-
-/* Before a variant that returns runs: where its outputs will be, and room for those that are copied. */
-smelt_status smelt_reserve_outputs(smelt_session *session, const VariantRecord *variant, const int64_t *symbols,
-                                   smelt_error *error);
-
-/* What a variant returned becomes the outputs. */
-smelt_status smelt_take_outputs(smelt_session *session, const VariantRecord *variant, smelt_error *error);
-
-/* --- where registers are: in memory of the host, or of a GPU (memory.c) ------------------------------------------- */
-
-/* From the host to there, within, and back. Copies back are done when the call returns; the others are in the order of
-   what runs there. */
-smelt_status smelt_put(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error);
-smelt_status smelt_move(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error);
-smelt_status smelt_fetch(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error);
-
-/* The same as smelt_fetch, done once smelt_settle returns. */
-smelt_status smelt_begin_fetch(smelt_session *session, void *to, const void *from, int64_t bytes, smelt_error *error);
-
-/* All that was begun is done, or what went wrong with it. */
-smelt_status smelt_settle(smelt_session *session, smelt_error *error);
-
-/* Whether an address of the caller's is where registers are, and not in the host's memory. */
-bool smelt_is_there(const smelt_session *session, const void *address);
-
-/* A session at work in this thread; back by smelt_leave. */
-smelt_status smelt_enter(const smelt_session *session, CudaContext *before, smelt_error *error);
-void smelt_leave(const smelt_session *session, CudaContext before);
-
-/* The grids of a kernel, one after the other. */
-smelt_status smelt_launch_grids(smelt_session *session, const VariantRecord *variant, const Plan *plan,
-                                const LaunchRecord *launch, smelt_error *error);
 
 #endif
