@@ -101,7 +101,6 @@ smelt_cuda_load(Cuda *cuda, const Table *table, const char *ptx, const void *wei
     CudaInside inside;
     CudaLog log;
     cuda->functions = functions;
-    cuda->function_count = table->counts[GRIDS];
     CudaResult result = cuda->driver.retain_context(&cuda->context, cuda->device);
     if (result) {
         cuda->context = NULL;

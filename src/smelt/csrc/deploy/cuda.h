@@ -14,7 +14,6 @@ typedef struct {
     CudaContext context;
     CudaModuleHandle module;
     CudaFunction *functions; /* of each grid of the table */
-    int64_t function_count;
     CudaAddress weights;
 } Cuda;
 

@@ -529,7 +529,7 @@ static smelt_status
 run_state(smelt_session *session, int64_t *state, smelt_error *error)
 {
     const Table *table = &session->model->table;
-    int64_t number;
+    int64_t number = 0;
     smelt_status status = choose(session, &table->states[*state], &number, error);
     if (status) {
         return status;

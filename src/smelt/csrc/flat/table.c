@@ -1,33 +1,14 @@
 /* Reads a flat program and checks every reference in it, so that the code that runs it need not. */
 #include "flat/table.h"
 
-#include <stdbool.h>
-#include <string.h>
-
-typedef enum { FREE, INDEX, OPTIONAL, SPAN, LAYOUT } Rule;
-
-typedef struct {
-    const char *name;
-    Rule rule;
-    int section;
-} Field;
-
-#define FIELD_ROW(field, rule, section) {#field, rule, section},
-#define FIELD_ROWS(section, NUMBER, Type, FIELDS) static const Field section##_fields[] = {FIELDS(FIELD_ROW)};
 TABLE_SECTIONS(FIELD_ROWS)
-static const Field header_fields[] = {HEADER_FIELDS(FIELD_ROW)};
+static const TableField header_fields[] = {HEADER_FIELDS(FIELD_ROW)};
 
 /* In the order of the sections. */
-#define SECTION_ROW(section, NUMBER, Type, FIELDS) {#section, section##_fields, Py_ARRAY_LENGTH(section##_fields)},
-static const struct {
-    const char *name;
-    const Field *fields;
-    size_t width;
-} sections[] = {TABLE_SECTIONS(SECTION_ROW) {"header", header_fields, Py_ARRAY_LENGTH(header_fields)}};
+static const TableSection sections[] = {
+    TABLE_SECTIONS(SECTION_ROW) {"header", header_fields, Py_ARRAY_LENGTH(header_fields)}};
 
 enum { HEADER_SECTION = SECTION_COUNT };
-
-/* --- the rules -------------------------------------------------------------------------------------- */
 
 static int
 refuse(const char *section, int64_t record, const char *field)
@@ -42,67 +23,7 @@ is_index(const Table *table, int section, int64_t number)
     return number >= 0 && number < table->counts[section];
 }
 
-static bool
-is_span(const Table *table, int section, int64_t first, int64_t count)
-{
-    const int64_t limit = table->counts[section];
-    return first >= 0 && first <= limit && count >= 0 && count <= limit - first;
-}
-
-static bool
-is_layout(const Table *table, int64_t first, int64_t rank)
-{
-    const int64_t limit = table->counts[NUMBERS];
-    return first >= 0 && rank >= 0 && rank < limit && first < limit && 2 * rank + 1 <= limit - first;
-}
-
-static bool
-keeps_rule(const Table *table, const Field *field, const int64_t *word)
-{
-    switch (field->rule) {
-    case INDEX:
-        return is_index(table, field->section, *word);
-    case OPTIONAL:
-        return *word == -1 || is_index(table, field->section, *word);
-    case SPAN:
-        return is_span(table, field->section, word[0], word[1]);
-    case LAYOUT:
-        return is_layout(table, word[0], word[1]);
-    default:
-        return true;
-    }
-}
-
-/* All fields of all records of a section. */
-static int
-check_rules(const Table *table, int section, const int64_t *words, int64_t count)
-{
-    const size_t width = sections[section].width;
-    for (int64_t record = 0; record < count; record++) {
-        for (size_t i = 0; i < width; i++) {
-            if (!keeps_rule(table, &sections[section].fields[i], &words[(size_t)record * width + i])) {
-                return refuse(sections[section].name, record, sections[section].fields[i].name);
-            }
-        }
-    }
-    return 0;
-}
-
 /* --- what depends on more than one field ------------------------------------------------------------ */
-
-static int
-check_strings(const Table *table)
-{
-    const int64_t size = table->header->bytes - table->header->blob;
-    for (int64_t i = 0; i < table->counts[STRINGS]; i++) {
-        const StringRecord *string = &table->strings[i];
-        if (string->offset < 0 || string->offset >= size || string->length < 0
-            || string->length >= size - string->offset || table->blob[string->offset + string->length] != 0) {
-            return refuse("strings", i, "length");
-        }
-    }
-    return 0;
-}
 
 static int
 check_items(const Table *table)
@@ -115,10 +36,11 @@ check_items(const Table *table)
         }
         else if (item->kind == VALUE_ITEM) {
             fits = is_index(table, VALUES, item->what)
-                   && (item->numbers == -1 || is_layout(table, item->numbers, item->length));
+                   && (item->numbers == -1 || smelt_is_layout(table->counts[NUMBERS], item->numbers, item->length));
         }
         else if (item->kind == TUPLE_ITEM || item->kind == LIST_ITEM) {
-            fits = item->what > i && is_span(table, ITEMS, item->what, item->length); /* so there is no circle */
+            fits = item->what > i /* so there is no circle */
+                   && smelt_is_span(table->counts[ITEMS], item->what, item->length);
         }
         if (!fits) {
             return refuse("items", i, "kind");
@@ -202,19 +124,10 @@ check_header(const Header *header, Py_ssize_t size)
                      (long long)header->bytes);
         return -1;
     }
-    int64_t next = sizeof *header / 8; /* sections follow each other without gaps, up to the strings */
-    const int64_t limit = size / 8;
-    for (int i = 0; i < SECTION_COUNT; i++) {
-        const int64_t count = header->sections[i].count, width = (int64_t)sections[i].width;
-        if (header->sections[i].width != width) {
-            return refuse("header", 0, "width: records of another layout");
-        }
-        if (header->sections[i].first != next || count < 0 || count > (limit - next) / width) {
-            return refuse("header", 0, sections[i].name);
-        }
-        next += count * width;
-    }
-    return header->blob == 8 * next ? 0 : refuse("header", 0, "blob");
+    TableFault fault;
+    return smelt_sections_hold(header->sections, sections, SECTION_COUNT, sizeof *header / 8, size, header->blob, &fault)
+               ? 0
+               : refuse(fault.section, fault.record, fault.field);
 }
 
 /* Whether the values are as many as the header counts, one after the other. */
@@ -238,21 +151,24 @@ table_read(Table *table, PyObject *bytes, Py_ssize_t objects)
         return -1;
     }
     *table = (Table){.header = header, .blob = (const char *)words + header->blob};
-#define SET_SECTION(section, NUMBER, Type, FIELDS)                                                                     \
-    table->section = (const Type *)(words + header->sections[NUMBER].first);                                           \
-    table->counts[NUMBER] = header->sections[NUMBER].count;
     TABLE_SECTIONS(SET_SECTION)
     table->counts[OBJECTS] = objects;
     if (!are_counts(table)) {
         return refuse("header", 0, "number of values");
     }
-    for (int i = 0; i < SECTION_COUNT; i++) {
-        if (check_rules(table, i, words + header->sections[i].first, table->counts[i]) < 0) {
-            return -1;
-        }
+    TableFault fault;
+    int64_t budget = 64 * (header->bytes / 8) + (1 << 20);
+    bool holds = smelt_rules_hold(&sections[HEADER_SECTION], words, 1, table->counts, &budget, &fault);
+    for (int i = 0; holds && i < SECTION_COUNT; i++) {
+        const int64_t *first = words + header->sections[i].first;
+        holds = smelt_rules_hold(&sections[i], first, table->counts[i], table->counts, &budget, &fault);
     }
-    if (check_rules(table, HEADER_SECTION, words, 1) < 0 || check_strings(table) < 0 || check_items(table) < 0
-        || check_steps(table) < 0) {
+    holds = holds && smelt_strings_hold(&table->strings->offset, table->counts[STRINGS], table->blob,
+                                        header->bytes - header->blob, &fault);
+    if (!holds) {
+        return refuse(fault.section, fault.record, fault.field);
+    }
+    if (check_items(table) < 0 || check_steps(table) < 0) {
         return -1;
     }
     return check_values_given(table);
@@ -266,7 +182,7 @@ program_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     PyObject *layout = PyDict_New();
     for (size_t i = 0; layout && i < Py_ARRAY_LENGTH(sections); i++) {
         PyObject *names = PyTuple_New((Py_ssize_t)sections[i].width);
-        for (size_t k = 0; names && k < sections[i].width; k++) {
+        for (int64_t k = 0; names && k < sections[i].width; k++) {
             PyObject *name = PyUnicode_FromString(sections[i].fields[k].name);
             if (name == NULL) {
                 Py_CLEAR(names);

@@ -3,18 +3,13 @@
 
    A header, a section of records for each kind of thing, then the bytes of all strings. A record refers to others by
    their numbers, and to Python objects by their places in a tuple beside the table. It contains no address: the same
-   bytes work in another process.
-
-   A field is F(name, rule, section). Its rule is what a table must keep to, or it is refused (flat/table.c):
-     FREE       any number, or one that is checked by its own code
-     INDEX      the number of a record of the section; OPTIONAL: the same, or -1
-     SPAN       the first of several records of the section: the next field says how many
-     LAYOUT     where in `numbers` the sizes begin, then the strides, then an offset: the next field is the rank */
+   bytes work in another process. executor/table.h explains fields and their rules. */
 #ifndef SMELT_TABLE_H
 #define SMELT_TABLE_H
 
 #include <Python.h>
-#include <stdint.h>
+
+#include "executor/table.h"
 
 #define TABLE_MAGIC INT64_C(0x677270746c656d73) /* "smeltprg" */
 #define TABLE_VERSION 1
@@ -91,18 +86,15 @@
     S(drops, DROPS, DropRecord, DROP_FIELDS)                                                                           \
     S(steps, STEPS, StepRecord, STEP_FIELDS)
 
-#define SECTION_NUMBER(section, NUMBER, Type, FIELDS) NUMBER,
 enum { TABLE_SECTIONS(SECTION_NUMBER) SECTION_COUNT, OBJECTS = SECTION_COUNT };
 
-#define RECORD_FIELD(field, rule, section) int64_t field;
-#define RECORD_TYPE(section, NUMBER, Type, FIELDS) typedef struct { FIELDS(RECORD_FIELD) } Type;
 TABLE_SECTIONS(RECORD_TYPE)
 
 /* Behind its own fields the header has for each section where it begins, in words, and how many records of how many
    words it has. */
 typedef struct {
     HEADER_FIELDS(RECORD_FIELD)
-    struct { int64_t first, count, width; } sections[SECTION_COUNT];
+    TablePlace sections[SECTION_COUNT];
 } Header;
 
 /* OBJECT: `what` is the place of an object. VALUE: a value, or a view of it where `numbers` is not -1: then sizes,
@@ -113,7 +105,6 @@ typedef enum { OBJECT_ITEM, VALUE_ITEM, TUPLE_ITEM, LIST_ITEM, NONE_ITEM, BOOL_I
 typedef enum { ALLOCATE_STEP, LAUNCH_STEP, CALL_STEP, DROP_STEP } StepKind;
 
 /* A table that keeps to the rules. It is read where it lies. */
-#define SECTION_POINTER(section, NUMBER, Type, FIELDS) const Type *section;
 typedef struct {
     const Header *header;
     const char *blob;

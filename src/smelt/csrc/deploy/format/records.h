@@ -1,14 +1,11 @@
 /* The file of an artifact, record by record, as ir/artifact_file/layout.py declares it; its package explains the format.
 
-   Everything is a little-endian 64-bit word. A field is F(name, rule, section); its rule is what a file must keep to, or
-   it is refused (table.c):
-     FREE       any number, or one that is checked by its own code (check.c)
-     INDEX      the number of a record of the section; OPTIONAL: the same, or -1
-     SPAN       the first of several records of the section: the next field says how many                              */
+   Everything is a little-endian 64-bit word. executor/table.h explains fields and their rules; what is FREE is checked
+   by check.c. */
 #ifndef SMELT_FORMAT_H
 #define SMELT_FORMAT_H
 
-#include <stdint.h>
+#include "executor/table.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "artifacts are read where they lie, in little-endian words"
@@ -103,16 +100,13 @@ typedef struct {
     S(variants, VARIANTS, VariantRecord, VARIANT_FIELDS)                                                               \
     S(states, STATES, StateRecord, STATE_FIELDS)
 
-#define SECTION_NUMBER(section, NUMBER, Type, FIELDS) NUMBER,
 enum { TABLE_SECTIONS(SECTION_NUMBER) SECTION_COUNT };
 
-#define RECORD_FIELD(field, rule, section) int64_t field;
-#define RECORD_TYPE(section, NUMBER, Type, FIELDS) typedef struct { FIELDS(RECORD_FIELD) } Type;
 TABLE_SECTIONS(RECORD_TYPE)
 
 typedef struct {
     TABLE_HEADER_FIELDS(RECORD_FIELD)
-    struct { int64_t first, count, width; } sections[SECTION_COUNT];
+    TablePlace sections[SECTION_COUNT];
 } TableHeader;
 
 typedef struct {

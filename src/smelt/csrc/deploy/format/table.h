@@ -6,7 +6,6 @@
 #include "deploy/format/records.h"
 #include "executor/expression.h"
 
-#define SECTION_POINTER(section, NUMBER, Type, FIELDS) const Type *section;
 typedef struct {
     const TableHeader *header;
     const char *blob;
