@@ -19,7 +19,7 @@ from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_text
 from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
 from smelt.codegen.static.driver import Places, driver_text
-from smelt.codegen.static.expressions import math_module
+from smelt.codegen.static.expressions import size_module
 from smelt.codegen.static.header import c_name, header_text
 from smelt.codegen.static.javascript import javascript_text, types_text
 from smelt.codegen.static.memory import memory_bytes
@@ -69,9 +69,9 @@ def static_model(
     content = constants + bytes(-len(constants) % ALIGN) + state
     content += bytes(max(0, len(_MARK) - len(content)))
     places = Places(offsets | state_offsets, constant_bytes, state_bytes)
-    driver, functions = driver_text(name, table, [entry.symbol for entry in entries], places)
+    driver, sizes = driver_text(name, table, [entry.symbol for entry in entries], places)
     text = "\n".join([
-        print_module(_internal(written.modules[0], math_module(sorted(functions), target))),
+        print_module(_internal(written.modules[0], size_module(sizes.items(), target))),
         SERIAL_PARALLEL_FOR.replace("define hidden", "define internal"),
         _weights_text(name, len(content)),
         driver,
@@ -111,11 +111,11 @@ def _with_weights(object_file: bytes, content: bytes) -> bytes:
     return object_file[:place] + content + object_file[place + len(content) :]
 
 
-def _internal(kernels: Module, math: Module) -> Module:
+def _internal(kernels: Module, sizes: Module) -> Module:
     """One module. Kernels are nobody else's: objects of several models may be linked together."""
     own = [replace(each, kind="internal", text="") for each in kernels.functions]
-    helpers = {each.name: each for each in (*kernels.helpers, *math.helpers)}
-    return Module((*own, *math.functions), tuple(helpers.values()))
+    helpers = {each.name: each for each in (*kernels.helpers, *sizes.helpers)}
+    return Module((*own, *sizes.functions), tuple(helpers.values()))
 
 
 def _once_declared(text: str) -> str:

@@ -16,10 +16,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.static.expressions import Text
+from smelt.codegen.static.expressions import symbols_of
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.check import successors
 from smelt.ir.artifact_file.layout import ALIGN, DTYPE_NAMES, DTYPES, Bind, RegisterKind
+from smelt.symbolic.postfix import Op
 
 OK, WRONG_SIZE, NO_VARIANT, NO_MEMORY, SMALL_OUTPUT, MISSING_INPUT, RAISED = 0, 1, 2, 3, 4, 5, 16
 _MOST = 1 << 47  # bytes of anything
@@ -102,12 +103,14 @@ class Places:
     state_bytes: int
 
 
-def driver_text(name: str, table: r.Table, symbols: Sequence[str], places: Places) -> tuple[str, set[str]]:
-    """LLVM text of `NAME_run` and `NAME_init`, and the functions of floats that it calls (`math_module`). `symbols`:
-    the functions of the table's kernels; `@NAME.weights` is to be defined beside it, constants first, then what state
-    begins with."""
+def driver_text(
+    name: str, table: r.Table, symbols: Sequence[str], places: Places
+) -> tuple[str, dict[r.Expression, str]]:
+    """LLVM text of `NAME_run` and `NAME_init`, and the names of the size functions that it calls (`size_module`).
+    `symbols`: the functions of the table's kernels. `@NAME.weights` is to be defined beside it, constants first, then
+    what state begins with."""
     driver = _Driver(name, table, tuple(symbols), places)
-    return driver.text(), driver.t.functions
+    return driver.text(), driver.t.sizes
 
 
 def rank_of(table: r.Table) -> int:
@@ -180,10 +183,52 @@ def _bytes_of(register: r.Register, offsets: Mapping[str, int]) -> tuple[int, in
     return first, first + elements * DTYPES[register.dtype]
 
 
+class _Text:
+    """A function in the making, line by line."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.sizes: dict[r.Expression, str] = {}
+        self._count = 0
+
+    def fresh(self, stem: str = "v") -> str:
+        self._count += 1
+        return f"%{stem}{self._count}"
+
+    def op(self, text: str) -> str:
+        """The name of an instruction's result."""
+        name = self.fresh()
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def do(self, text: str) -> None:
+        self.lines.append(f"  {text}")
+
+    def label(self, name: str) -> None:
+        self.lines.append(f"{name}:")
+
+    def block(self) -> str:
+        """A new label; `label` begins it."""
+        return self.fresh("b")[1:]
+
+    def require(self, condition: str, fallback: str) -> None:
+        """Go on where a condition holds, else at a label."""
+        following = self.block()
+        self.do(f"br i1 {condition}, label %{following}, label %{fallback}")
+        self.label(following)
+
+    def size(self, code: r.Expression, symbols: Sequence[str]) -> str:
+        """An i64, as text: a constant or the name of a value."""
+        if len(code) == 1:
+            return symbols[code[0].operand] if code[0].op == Op.SYMBOL else str(code[0].operand)
+        name = self.sizes.setdefault(code, f"smelt.size{len(self.sizes)}")
+        return self.op(f"call i64 @{name}({', '.join(f'i64 {symbols[place]}' for place in symbols_of(code))})")
+
+
 class _Driver:
     def __init__(self, name: str, table: r.Table, kernels: tuple[str, ...], places: Places) -> None:
         self.name, self.table, self.kernels, self.places = name, table, kernels, places
-        self.t = Text()
+        self.t = _Text()
         self.tensor = f"{{ ptr, i64, i32, i32, [{rank_of(table)} x i64] }}"
         self.inputs = [n for n, each in enumerate(table.registers) if each.kind == RegisterKind.INPUT]
         self.loops = has_loop(table)
@@ -208,9 +253,8 @@ class _Driver:
             self.fail(code)
         self._put_back()
         body = "\n".join(t.lines)
-        declared = "\n".join(sorted(t.declared))
         head = f"define i32 @{self.name}_run(ptr %session, ptr %inputs, ptr %outputs)"
-        return f"{_HELPERS}\n{declared}\n{head} {{\n{body}\n}}\n{self._init_text()}"
+        return f"{_HELPERS}\n{head} {{\n{body}\n}}\n{self._init_text()}"
 
     def _init_text(self) -> str:
         """State as it was when the model was exported."""
