@@ -389,10 +389,6 @@ class CudaModule:
 def checksum(data: Any, /) -> int:
     """XXH64 (seed 0) of the bytes of a buffer, which the sections of an artifact's file are held against."""
 
-def program_layout() -> dict[str, tuple[str, ...]]:
-    """The fields of the header of a flat program ("header"), and of the records of each of its sections, by name. What
-    writes one declares the same (`smelt.ir.flat.layout`)."""
-
 class StepClock(Protocol):
     """The clock of a device that is at work when a step has returned, for one call of a program."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from smelt._native import Launcher, Runner, program_layout
+from smelt._native import Launcher, Runner
 from smelt.ir.flat.layout import SECTIONS, Header
 from smelt.ir.flat.read import BadTable, TableReader, read
 from smelt.ir.flat.steps import (
@@ -35,6 +35,7 @@ from smelt.ir.flat.steps import (
 from smelt.ir.flat.text import text_of
 from smelt.ir.flat.write import double_bits, write
 from tests.golden import golden
+from tests.native.c_layout import fields_of, header_text, sections_of
 
 FLIPS = 4000
 KERNEL = Launcher(4096, 2, 64, 128)  # never run
@@ -100,9 +101,10 @@ def runner(table: bytes, objects: tuple[Any, ...]) -> Runner:
 
 
 def test_python_and_c_declare_the_same_records() -> None:
-    declared = {name: record._fields for name, record in SECTIONS.items()}
-    assert program_layout() == {**declared, "header": Header._fields}
-    assert list(program_layout())[:-1] == list(SECTIONS)  # in the same order, too
+    text = header_text("flat/table.h")
+    declared = [(section.name, section.type, section.names) for section in sections_of(text)]
+    assert declared == [(name, record.__name__, record._fields) for name, record in SECTIONS.items()]
+    assert tuple(field.name for field in fields_of(text, "HEADER_FIELDS")) == Header._fields
 
 
 def test_what_is_written_is_read() -> None:

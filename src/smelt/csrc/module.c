@@ -120,8 +120,6 @@ static PyMethodDef functions[] = {
     {"set_library", set_library, METH_VARARGS,
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
     {"checksum", checksum, METH_O, PyDoc_STR("XXH64 of bytes, which the sections of an artifact's file are held against.")},
-    {"program_layout", program_layout, METH_NOARGS,
-     PyDoc_STR("The fields of the header and of each section's records of a flat program.")},
     {"storages", library_storages, METH_O, PyDoc_STR("Which memory each of these tensors lies in.")},
     {"overlap", library_overlap, METH_VARARGS,
      PyDoc_STR("Whether tensors that are written lie in memory of others.")},

@@ -1,46 +1,31 @@
 """The file's layout is declared twice, in Python and in C: one is held against the other, word by word."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from smelt.ir.artifact_file import layout
 from smelt.symbolic import postfix
+from tests.native.c_layout import fields_of, header_text, sections_of
 from tests.native.deploy.c_library import INCLUDE
-
-RECORDS = Path(__file__).parents[3] / "src" / "smelt" / "csrc" / "deploy" / "format" / "records.h"
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return RECORDS.read_text().replace("\\\n", " ")
-
-
-def fields(text: str, macro: str) -> list[tuple[str, str, str]]:
-    """Name, rule and section of each field."""
-    body = re.search(rf"#define {macro}\(F\)(.*)", text)
-    assert body is not None
-    return re.findall(r"F\((\w+), (\w+), (\w+)\)", body[1])
+    return header_text("deploy/format/records.h")
 
 
 def test_records_have_the_same_fields_under_the_same_rules(text: str) -> None:
-    body = re.search(r"#define TABLE_SECTIONS\(S\)(.*)", text)
-    assert body is not None
-    sections = re.findall(r"S\((\w+), (\w+), (\w+), (\w+)\)", body[1])
-    assert [name for name, *_ in sections] == list(layout.TABLE_SECTIONS)
-    numbers = {number: name for name, number, *_ in sections}
-    for name, _, kind, macro in sections:
-        record = layout.TABLE_SECTIONS[name]
-        found = fields(text, macro)
-        assert record.__name__ == kind
-        assert tuple(field.rstrip("_") for field, *_ in found) == record._fields
-        rules = {field.rstrip("_"): (rule, numbers[of]) for field, rule, of in found if rule != "FREE"}
-        assert rules == layout.RULES.get(name, {}), name
+    sections = sections_of(text)
+    declared = [(section.name, section.type, section.names) for section in sections]
+    assert declared == [(name, record.__name__, record._fields) for name, record in layout.TABLE_SECTIONS.items()]
+    for section in sections:
+        rules = {field.name: (field.rule, field.section) for field in section.fields if field.rule != "FREE"}
+        assert rules == layout.RULES.get(section.name, {}), section.name
 
 
 def test_headers_have_the_same_fields(text: str) -> None:
-    assert tuple(name for name, *_ in fields(text, "TABLE_HEADER_FIELDS")) == layout.TableHeader._fields
+    assert tuple(field.name for field in fields_of(text, "TABLE_HEADER_FIELDS")) == layout.TableHeader._fields
     for struct, record in (
         ("FileHeader", layout.FileHeader),
         ("FileSection", layout.SectionRecord),
@@ -52,7 +37,7 @@ def test_headers_have_the_same_fields(text: str) -> None:
 
 
 def test_instructions_have_the_same_numbers() -> None:
-    text = (RECORDS.parents[2] / "executor" / "expression.h").read_text().replace("\\\n", " ")
+    text = header_text("executor/expression.h")
     body = re.search(r"#define EXPRESSION_OPS\(O\)(.*)", text)
     assert body is not None
     found = re.findall(r"O\((\w+), (\d)\)", body[1])
@@ -98,5 +83,5 @@ def test_dtypes_have_the_same_numbers_and_sizes() -> None:
     numbers = {name.lower(): int(number) for name, number in re.findall(r"SMELT_(\w+) = (\d+)", header)}
     for number, name in enumerate(layout.DTYPE_NAMES):
         assert numbers[name] == number
-    sizes = re.search(r"item_sizes\[\] = {([^}]*)}", RECORDS.with_name("check.c").read_text())
+    sizes = re.search(r"item_sizes\[\] = {([^}]*)}", header_text("deploy/format/check.c"))
     assert sizes is not None and [int(size) for size in sizes[1].split(",")] == list(layout.DTYPES.values())

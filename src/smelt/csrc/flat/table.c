@@ -173,27 +173,3 @@ table_read(Table *table, PyObject *bytes, Py_ssize_t objects)
     }
     return check_values_given(table);
 }
-
-/* --- the layout, for who writes tables -------------------------------------------------------------- */
-
-PyObject *
-program_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
-{
-    PyObject *layout = PyDict_New();
-    for (size_t i = 0; layout && i < Py_ARRAY_LENGTH(sections); i++) {
-        PyObject *names = PyTuple_New((Py_ssize_t)sections[i].width);
-        for (int64_t k = 0; names && k < sections[i].width; k++) {
-            PyObject *name = PyUnicode_FromString(sections[i].fields[k].name);
-            if (name == NULL) {
-                Py_CLEAR(names);
-                break;
-            }
-            PyTuple_SET_ITEM(names, (Py_ssize_t)k, name);
-        }
-        if (names == NULL || PyDict_SetItemString(layout, sections[i].name, names) < 0) {
-            Py_CLEAR(layout);
-        }
-        Py_XDECREF(names);
-    }
-    return layout;
-}

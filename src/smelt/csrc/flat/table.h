@@ -121,7 +121,4 @@ table_string(const Table *table, int64_t number)
 /* Reads a table off a bytes object, which must outlive it. 0, or -1 with an exception that says what is wrong with it. */
 int table_read(Table *table, PyObject *bytes, Py_ssize_t objects);
 
-/* program_layout(): see _native.pyi. */
-PyObject *program_layout(PyObject *module, PyObject *unused);
-
 #endif
