@@ -96,8 +96,8 @@ def _planned(file: Any) -> dict[str, int]:
     arena, its results, and the workspace of kernels on one thread."""
     import numpy
 
-    from smelt.ir.artifact_file.layout import RegisterKind
     from smelt.ir.artifact_file.records import Launch
+    from smelt.ir.table.layout import RegisterKind
 
     table = file.targets[0].table
     stored: dict[int, set[str]] = {}

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from smelt._native import Launcher, Runner
-from smelt.ir.flat.layout import SECTIONS, Header
-from smelt.ir.flat.read import BadTable, TableReader, read
+from smelt.ir.flat.read import read
 from smelt.ir.flat.steps import (
     DOUBLE,
     LIST,
@@ -34,8 +33,9 @@ from smelt.ir.flat.steps import (
 )
 from smelt.ir.flat.text import text_of
 from smelt.ir.flat.write import double_bits, write
+from smelt.ir.table.layout import TableHeader
+from smelt.ir.table.read import BadTable, TableReader
 from tests.golden import golden
-from tests.native.c_layout import fields_of, header_text, sections_of
 
 FLIPS = 4000
 KERNEL = Launcher(4096, 2, 64, 128)  # never run
@@ -100,13 +100,6 @@ def runner(table: bytes, objects: tuple[Any, ...]) -> Runner:
     )
 
 
-def test_python_and_c_declare_the_same_records() -> None:
-    text = header_text("flat/table.h")
-    declared = [(section.name, section.type, section.names) for section in sections_of(text)]
-    assert declared == [(name, record.__name__, record._fields) for name, record in SECTIONS.items()]
-    assert tuple(field.name for field in fields_of(text, "HEADER_FIELDS")) == Header._fields
-
-
 def test_what_is_written_is_read() -> None:
     table, objects = written()
     assert read(table, objects) == sample()
@@ -128,8 +121,8 @@ def test_equal_parts_are_written_once() -> None:
 
 def test_a_table_of_another_version_or_layout_says_so() -> None:
     table, objects = written()
-    words = len(Header._fields)
-    for place, message in ((0, "begin like one"), (1, "of version 1"), (2, "no whole program"), (words + 2, "width")):
+    words = len(TableHeader._fields)
+    for place, message in ((0, "begin like one"), (1, "version 99"), (2, "wrong length"), (words + 2, "wrong strings")):
         with pytest.raises(ValueError, match=message):
             runner(with_word(table, place, 99), objects)
 
@@ -140,18 +133,18 @@ def test_a_table_that_is_cut_is_refused_at_every_length() -> None:
         cut = table[:length]
         honest = with_word(table, 2, length)[:length]  # says how long it is
         for made in (cut, honest):
-            with pytest.raises(ValueError, match="this is no"):
+            with pytest.raises(ValueError, match=r"this is no program|this program is damaged"):
                 runner(made, objects)
         with pytest.raises(BadTable):
             read(cut, objects)
-    with pytest.raises(ValueError, match="no whole program"):
+    with pytest.raises(ValueError, match="wrong length"):
         runner(table + b"\0", objects)
 
 
 def test_a_table_without_all_of_its_objects_is_refused() -> None:
     table, objects = written()
     for count in range(len(objects)):
-        with pytest.raises(ValueError, match="no program"):
+        with pytest.raises(ValueError, match="damaged"):
             runner(table, objects[:count])
 
 

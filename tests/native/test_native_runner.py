@@ -173,7 +173,7 @@ def test_programs_that_make_no_sense() -> None:
     callback, address = kernel(lambda buffers, threads, space: None)
     once = LaunchStep("k", Launcher(address, 2, 0, 0), (0,))
     wrong: list[tuple[Any, Any, dict[str, Any], str]] = [
-        ((DropStep((9,)),), (), {}, "references 0 has a wrong value"),
+        ((DropStep((9,)),), (), {}, "drops 0 has a wrong value"),
         ((DropStep((-1,)),), (), {}, "drops 0 has a wrong value"),
         ((LaunchStep("k", print, (-1,)),), (), {}, "launches 0 has a wrong value"),
         ((AllocateStep(4),), (), {}, "steps 0 has a wrong place"),
@@ -182,9 +182,9 @@ def test_programs_that_make_no_sense() -> None:
         ((once,), (), {}, "the code of k takes 2 buffers, and gets 1"),
         ((call(print, names=("end",)),), (), {}, "more names than arguments"),
         ((call(print, results=(1, 2), is_one=True),), (), {}, "one result that is not one"),
-        ((), (), {"values": 0}, "wrong number of values"),
-        ((), (), {"inputs": -1}, "wrong number of values"),
-        ((), (), {"arena": 4}, "wrong number of values"),
+        ((), (), {"values": 0}, "wrong number of tensors"),
+        ((), (), {"inputs": -1}, "wrong number of tensors"),
+        ((), (), {"arena": 4}, "wrong number of tensors"),
     ]
     for steps, outputs, changes, message in wrong:
         with pytest.raises(ValueError, match=message):

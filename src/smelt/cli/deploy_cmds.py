@@ -10,8 +10,9 @@ from smelt.base.errors import SmeltError
 from smelt.cli.example_spec import BadTarget, add_target, load
 from smelt.deploy.runtime import LIBRARY
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import FEATURES, LARGEST, Bind, Machine, RegisterKind
+from smelt.ir.artifact_file.layout import FEATURES, Machine
 from smelt.ir.artifact_file.read import read
+from smelt.ir.table.layout import LARGEST, Bind, RegisterKind
 from smelt.symbolic.postfix import Op
 
 

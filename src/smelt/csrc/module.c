@@ -15,6 +15,7 @@
 #include "state/deferred_signals.h"
 #include "state/preserved_state.h"
 #include "runner/openmp.h"
+#include "executor/check.h"
 #include "executor/checksum.h"
 #include "gpu/cuda_module.h"
 #include "gpu/grid_launcher.h"
@@ -100,6 +101,32 @@ checksum(PyObject *Py_UNUSED(module), PyObject *data)
     return PyLong_FromUnsignedLongLong(sum);
 }
 
+/* check_table(table, weights, state, kernels): see _native.pyi. */
+static PyObject *
+check_table(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer buffer;
+    long long weights, state, kernels;
+    if (!PyArg_ParseTuple(args, "y*LLL:check_table", &buffer, &weights, &state, &kernels)) {
+        return NULL;
+    }
+    Table table;
+    smelt_error error;
+    smelt_status status = smelt_table_read(&table, buffer.buf, buffer.len, 0, &error);
+    if (!status) {
+        int64_t *scratch = PyMem_Calloc(smelt_table_scratch(&table), sizeof *scratch);
+        status = scratch ? smelt_table_check(&table, weights, state, kernels, scratch, &error)
+                         : smelt_fail(&error, SMELT_ERROR_MEMORY, "there is no memory to check a table");
+        PyMem_Free(scratch);
+    }
+    PyBuffer_Release(&buffer);
+    if (status) {
+        PyErr_SetString(PyExc_ValueError, error.message);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"active", active, METH_NOARGS, PyDoc_STR("The region active on this thread, or None.")},
     {"suspended", (PyCFunction)(void (*)(void))suspended, METH_FASTCALL | METH_KEYWORDS,
@@ -120,6 +147,7 @@ static PyMethodDef functions[] = {
     {"set_library", set_library, METH_VARARGS,
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
     {"checksum", checksum, METH_O, PyDoc_STR("XXH64 of bytes, which the sections of an artifact's file are held against.")},
+    {"check_table", check_table, METH_VARARGS, PyDoc_STR("Refuse a table of an artifact that breaks a rule.")},
     {"storages", library_storages, METH_O, PyDoc_STR("Which memory each of these tensors lies in.")},
     {"overlap", library_overlap, METH_VARARGS,
      PyDoc_STR("Whether tensors that are written lie in memory of others.")},

@@ -38,15 +38,16 @@ from smelt.ir.artifact_file import layout as f
 from smelt.ir.artifact_file import records as r
 from smelt.ir.kernel import Kernel
 from smelt.ir.program import Launch, Operand, Program, reads, writes
+from smelt.ir.table import layout as table_layout
 from smelt.symbolic.postfix import Op
 from smelt.symbolic.shapes import contiguous_stride, span
 from smelt.symbolic.symsize import is_symsize, known_equal
 
 _KINDS = {
-    RegisterKind.INPUT: f.RegisterKind.INPUT,
-    RegisterKind.STATE: f.RegisterKind.STATE,
-    RegisterKind.CONSTANT: f.RegisterKind.CONSTANT,
-    RegisterKind.LOCAL: f.RegisterKind.LOCAL,
+    RegisterKind.INPUT: table_layout.RegisterKind.INPUT,
+    RegisterKind.STATE: table_layout.RegisterKind.STATE,
+    RegisterKind.CONSTANT: table_layout.RegisterKind.CONSTANT,
+    RegisterKind.LOCAL: table_layout.RegisterKind.LOCAL,
 }
 _NUMBER_DTYPES = {bool: "bool", int: "int64", float: "float64", str: "int64"}
 _MACHINES = {
@@ -169,7 +170,7 @@ class _Table:
             choices = tuple(str(each) for each in argument.choices) if kind is str else ()
             self._values[number] = len(self._registers)
             dtype = _NUMBER_DTYPES[kind]
-            self._registers.append(r.Register(argument.name, f.RegisterKind.INPUT, dtype, choices=choices))
+            self._registers.append(r.Register(argument.name, table_layout.RegisterKind.INPUT, dtype, choices=choices))
 
     def _add_register(self, number: int) -> None:
         register = self._machine.registers[number]
@@ -225,7 +226,7 @@ class _Table:
         places: dict[str, tuple[int, bool]] = {}
         for binding in variant.symbols:
             register = self._machine.registers[binding.register]
-            bind = f.Bind.VALUE if binding.dim is None else f.Bind.SIZE
+            bind = table_layout.Bind.VALUE if binding.dim is None else table_layout.Bind.SIZE
             places[binding.symbol] = (len(records), register.dtype.is_floating_point)
             number = self._numbers[binding.register]
             records.append(r.Symbol(binding.symbol, bind, number, binding.dim or 0, binding.least, binding.most))
@@ -233,7 +234,7 @@ class _Table:
             if isinstance(check, ValueCheck) and check.argument in self._values:
                 name = self._machine.arguments[check.argument].name
                 places[f"argument {name}"] = (len(records), type(check.value) is float)
-                records.append(r.Symbol(name, f.Bind.VALUE, self._values[check.argument]))
+                records.append(r.Symbol(name, table_layout.Bind.VALUE, self._values[check.argument]))
         return _Symbols(tuple(records), Postfix(places))
 
     def _checks(self, variant: Variant, symbols: _Symbols) -> tuple[r.Check, ...]:
@@ -297,10 +298,8 @@ class _Table:
     def _next(self, end: Any, symbols: _Symbols) -> r.Next:
         if isinstance(end, Branch):
             return r.Branch(self._numbers[end.register], end.if_true, end.if_false)
-        if isinstance(end, Jump):
-            return r.Jump(end.state)
-        if isinstance(end, Raise):
-            return r.Raise(end.kind, end.message)
+        if isinstance(end, Jump | Raise):
+            return end
         outputs: list[Any] = []
         for value in end.values:
             if isinstance(value, Scalar):

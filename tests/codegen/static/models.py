@@ -7,7 +7,7 @@ import torch
 from smelt.codegen.ahead_of_time import WrittenKernels, write_for
 from smelt.device import Target
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import Bind, RegisterKind
+from smelt.ir.table.layout import Bind, RegisterKind
 from smelt.symbolic.expressions import DivModMinMax, Expression, Symbol
 from smelt.symbolic.postfix import Op
 from tests.kernel_text import parse_kernel

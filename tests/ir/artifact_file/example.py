@@ -3,7 +3,8 @@
 import struct
 
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import Bind, Machine, RegisterKind, feature_mask
+from smelt.ir.artifact_file.layout import Machine, feature_mask
+from smelt.ir.table.layout import Bind, RegisterKind
 from smelt.symbolic.postfix import Op
 
 ROWS = r.symbol(0)

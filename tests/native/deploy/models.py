@@ -14,7 +14,8 @@ from typing import Any
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import Bind, Machine, RegisterKind
+from smelt.ir.artifact_file.layout import Machine
+from smelt.ir.table.layout import Bind, RegisterKind
 from smelt.symbolic.expressions import Expression, Symbol
 from smelt.symbolic.postfix import DEPTH, Op
 from smelt.symbolic.symsize import SymSize

@@ -148,8 +148,8 @@ read_table(const Table *table)
     for (int i = 0; i < SECTION_COUNT; i++) {
         const int64_t *word = (const int64_t *)table->header + table->header->sections[i].first;
         for (int64_t k = 0; k < table->counts[i]; k++) {
-            for (int64_t f = 0; f < layout[i].width; f++, word++) {
-                const TableField *field = &layout[i].fields[f];
+            for (size_t f = 0; f < layout[i].width; f++, word++) {
+                const Field *field = &layout[i].fields[f];
                 const int64_t count = field->rule == SPAN ? word[1] : field->rule == INDEX || *word >= 0;
                 if (field->rule == FREE || count == 0) {
                     continue;
@@ -158,7 +158,7 @@ read_table(const Table *table)
                     die("refers to records that are not there");
                 }
                 const int64_t first = table->header->sections[field->section].first;
-                const int64_t width = layout[field->section].width;
+                const int64_t width = (int64_t)layout[field->section].width;
                 read_words((const int64_t *)table->header + first + *word * width, width);
                 read_words((const int64_t *)table->header + first + (*word + count - 1) * width, width);
             }
@@ -210,7 +210,7 @@ read_alone(const Part *part)
         abort();
     }
     memcpy(alone, part->data, part->size);
-    if (part->section.kind == TABLE_SECTION && smelt_table_read(&table, alone, (int64_t)part->size, &error) == SMELT_OK) {
+    if (part->section.kind == TABLE_SECTION && smelt_table_read(&table, alone, (int64_t)part->size, 0, &error) == SMELT_OK) {
         read_table(&table);
         evaluate_all(&table);
     }

@@ -37,7 +37,7 @@ take_apart(int seed, Parts *parts)
 static unsigned char *
 put_together(const Parts *parts, size_t *size)
 {
-    FileHeader header = {FILE_MAGIC, FORMAT_VERSION, 0, parts->count, 0, 0};
+    FileHeader header = {FILE_MAGIC, FILE_VERSION, 0, parts->count, 0, 0};
     FileSection sections[MOST_PARTS];
     size_t end = sizeof header + (size_t)parts->count * sizeof *sections;
     for (int i = 0; i < parts->count; i++) {
@@ -115,8 +115,14 @@ swap_words(unsigned char *data, size_t size)
 
 /* --- changes that know the rules of a table --------------------------------------------------------------------- */
 
+typedef enum { FREE, INDEX, OPTIONAL, SPAN, LAYOUT } Rule;
+typedef struct { Rule rule; int section; } Field;
+
+#define FIELD_ROW(field, rule, section) {rule, section},
+#define FIELD_ROWS(section, NUMBER, Type, FIELDS) static const Field section##_fields[] = {FIELDS(FIELD_ROW)};
 TABLE_SECTIONS(FIELD_ROWS)
-static const TableSection layout[] = {TABLE_SECTIONS(SECTION_ROW)};
+#define SECTION_ROW(section, NUMBER, Type, FIELDS) {section##_fields, sizeof(Type) / 8},
+static const struct { const Field *fields; size_t width; } layout[] = {TABLE_SECTIONS(SECTION_ROW)};
 
 /* Whether the sections of a table are still where they should be. */
 static bool
@@ -129,7 +135,7 @@ is_in_order(const Part *part)
         return false;
     }
     for (int i = 0; i < SECTION_COUNT; i++) {
-        const int64_t count = header->sections[i].count, width = layout[i].width;
+        const int64_t count = header->sections[i].count, width = (int64_t)layout[i].width;
         if (header->sections[i].width != width || header->sections[i].first != next || count < 0
             || count > (limit - next) / width) {
             return false;
@@ -143,7 +149,7 @@ static int64_t *
 record_of(Part *part, int section, int64_t record)
 {
     const TableHeader *header = (const TableHeader *)part->data;
-    return (int64_t *)part->data + header->sections[section].first + record * layout[section].width;
+    return (int64_t *)part->data + header->sections[section].first + record * (int64_t)layout[section].width;
 }
 
 /* One field of some record, each kind of record as often as others: to an end of what it may be, or just beyond. */
@@ -157,8 +163,8 @@ change_field(Part *part)
         return;
     }
     int64_t *words = record_of(part, section, (int64_t)below((uint64_t)count));
-    const size_t which = below((size_t)layout[section].width);
-    const TableField *field = &layout[section].fields[which];
+    const size_t which = below(layout[section].width);
+    const Field *field = &layout[section].fields[which];
     const int64_t limit = header->sections[field->section].count, edge = (int64_t)below(3) - 1;
     int64_t *word = &words[which];
     if (section == STRINGS) { /* up to the end of the strings */
@@ -189,7 +195,7 @@ change_field(Part *part)
 static bool
 insert_record(Part *part, int section, int64_t record)
 {
-    const size_t width = (size_t)layout[section].width * 8;
+    const size_t width = layout[section].width * 8;
     TableHeader *header = (TableHeader *)part->data;
     if (header->sections[section].count >= 4096 || part->size + width > part->room) {
         return false;
@@ -199,15 +205,15 @@ insert_record(Part *part, int section, int64_t record)
     part->size += width;
     header->sections[section].count++;
     for (int i = section + 1; i < SECTION_COUNT; i++) {
-        header->sections[i].first += layout[section].width;
+        header->sections[i].first += (int64_t)layout[section].width;
     }
     header->blob += (int64_t)width;
     header->bytes += (int64_t)width;
     for (int i = 0; i < SECTION_COUNT; i++) {
         int64_t *word = record_of(part, i, 0);
         for (int64_t k = 0; k < header->sections[i].count; k++) {
-            for (int64_t f = 0; f < layout[i].width; f++, word++) {
-                const TableField *field = &layout[i].fields[f];
+            for (size_t f = 0; f < layout[i].width; f++, word++) {
+                const Field *field = &layout[i].fields[f];
                 if (field->rule == FREE || field->section != section) {
                     continue;
                 }

@@ -10,9 +10,10 @@ import torch
 
 import smelt
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import FEATURES, Bind, Machine, RegisterKind
+from smelt.ir.artifact_file.layout import FEATURES, Machine
 from smelt.ir.artifact_file.read import read, read_sections
 from smelt.ir.artifact_file.write import save
+from smelt.ir.table.layout import Bind, RegisterKind
 from smelt.symbolic.postfix import Op
 from tests.deploy.failing import Tallied, example
 from tests.native.deploy.conftest import Said
@@ -342,7 +343,7 @@ def test_files_that_are_none_are_refused(drive: Drive, models: dict[str, Path], 
         (b"x" * 5000, FILE),
         (whole[:-1], FILE),
         (whole + b"\0", FILE),
-        (whole[:8] + struct.pack("<q", 2) + whole[16:], VERSION),
+        (whole[:8] + struct.pack("<q", 99) + whole[16:], VERSION),
         (whole[:100] + b"!" + whole[101:], FILE),
         (whole[:-1] + b"!", FILE),
     ]:

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from smelt import _native
-from smelt.ir.flat.read import TableReader, read
+from smelt.ir.flat.read import read
 from smelt.ir.flat.steps import AllocateStep, CallStep, FlatProgram, FlatValue, Ref
 from smelt.ir.flat.write import write
 from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
+from smelt.ir.table.read import TableReader
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.program.launch import Executable
 from smelt.torch_abi.aoti_shims import connect, device_code, dtype_code

@@ -142,7 +142,7 @@ def _next_text(end: TracedNext) -> str:
         return f"return {', '.join(map(_leaf_text, end.leaves)) or 'nothing'}"
     if isinstance(end, Branch):
         return f"if r{end.register} go to state {end.if_true} else {end.if_false}"
-    return f"go to state {end.state}" if isinstance(end, Jump) else f"raise {end.kind}: {end.message}"
+    return f"go to state {end.state}" if isinstance(end, Jump) else f"raise {end.error}: {end.message}"
 
 
 def _leaf_text(leaf: Leaf) -> str:

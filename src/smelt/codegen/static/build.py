@@ -26,8 +26,10 @@ from smelt.codegen.static.memory import memory_bytes
 from smelt.device import Target
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.check import check_table, of_kind
-from smelt.ir.artifact_file.layout import ALIGN, RegisterKind
+from smelt.ir.artifact_file.layout import ALIGN
+from smelt.ir.artifact_file.write import table_bytes
 from smelt.ir.loops import Module
+from smelt.ir.table.layout import RegisterKind
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
 # What stands at the start of the weights until they are put there: LLVM need not read them as text.
@@ -59,7 +61,6 @@ def static_model(
 ) -> StaticModel:
     """`kernels`: which entry of the module each kernel of the table is; the first is the first where it is None."""
     make_all_targets_ready()
-    check_table(table)
     name = c_name(name)
     if len(written.modules) != 1:
         raise SmeltError("SM030", "the kernels of an object without a loader are in one module")
@@ -69,6 +70,7 @@ def static_model(
     content = constants + bytes(-len(constants) % ALIGN) + state
     content += bytes(max(0, len(_MARK) - len(content)))
     places = Places(offsets | state_offsets, constant_bytes, state_bytes)
+    check_table(table_bytes(table, dict(places.offsets)), constant_bytes, state_bytes, len(table.kernels))
     driver, sizes = driver_text(name, table, [entry.symbol for entry in entries], places)
     text = "\n".join([
         print_module(_internal(written.modules[0], size_module(sizes.items(), target))),

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.static.expressions import symbols_of
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.check import successors
-from smelt.ir.artifact_file.layout import ALIGN, DTYPE_NAMES, DTYPES, Bind, RegisterKind
+from smelt.ir.artifact_file.layout import ALIGN
+from smelt.ir.table.layout import DTYPE_NAMES, DTYPES, Bind, RegisterKind
 from smelt.symbolic.postfix import Op
 
 OK, WRONG_SIZE, NO_VARIANT, NO_MEMORY, SMALL_OUTPUT, MISSING_INPUT, RAISED = 0, 1, 2, 3, 4, 5, 16
@@ -133,7 +133,7 @@ def has_loop(table: r.Table) -> bool:
         (number, after)
         for number, state in enumerate(table.states)
         for variant in state.variants
-        for after in successors(variant.next)
+        for after in r.successors(variant.next)
     )
     return any(after <= number for number, after in edges)
 
@@ -690,7 +690,7 @@ def _live_locals(table: r.Table) -> list[set[int]]:
             read = set()
             for variant in state.variants:
                 written = {each.register for each in variant.produced}
-                after = set().union(*(live[each] for each in successors(variant.next)), _read_at_end(variant.next))
+                after = set().union(*(live[each] for each in r.successors(variant.next)), _read_at_end(variant.next))
                 read |= _read(variant) | (after - written)
             read = {each for each in read if table.registers[each].kind == RegisterKind.LOCAL}
             changed = changed or read != live[number]

@@ -17,7 +17,7 @@ from smelt.codegen.static.driver import raised, rank_of
 from smelt.codegen.static.header import CODES, comment
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.check import of_kind
-from smelt.ir.artifact_file.layout import DTYPE_NAMES, RegisterKind
+from smelt.ir.table.layout import DTYPE_NAMES, RegisterKind
 
 _ASSETS = Path(__file__).parent / "assets"
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from smelt.codegen.static.driver import has_loop, saved_bytes, saved_ranges
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import ALIGN, DTYPES, Bind
+from smelt.ir.artifact_file.layout import ALIGN
+from smelt.ir.table.layout import DTYPES, Bind
 from smelt.symbolic.postfix import evaluate
 
 TYPICAL = 128  # what a size that varies is taken for, if its bounds allow it

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "deploy/format/records.h"
+#include "executor/records.h"
 
 bool
 smelt_block_fits(const smelt_allocator *allocator, Block *block, int64_t size)

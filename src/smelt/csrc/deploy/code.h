@@ -2,9 +2,9 @@
 #ifndef SMELT_DEPLOY_CODE_H
 #define SMELT_DEPLOY_CODE_H
 
-#include "deploy/format/error.h"
-#include "deploy/format/records.h"
 #include "executor/code_image.h"
+#include "executor/error.h"
+#include "executor/records.h"
 
 /* void kernel(void **buffers, int64_t threads, void *workspace) */
 typedef void (*Kernel)(void **buffers, int64_t threads, void *workspace);

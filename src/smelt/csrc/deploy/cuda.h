@@ -2,8 +2,8 @@
 #ifndef SMELT_DEPLOY_CUDA_H
 #define SMELT_DEPLOY_CUDA_H
 
-#include "deploy/format/error.h"
-#include "deploy/format/table.h"
+#include "executor/error.h"
+#include "executor/table.h"
 #include "executor/cuda_driver.h"
 
 /* A GPU that a model runs on: its context, which is the process's own for that GPU, and the model's code and weights. */

@@ -2,7 +2,7 @@
    outputs. */
 #include "deploy/model.h"
 
-#include "deploy/format/check.h"
+#include "executor/check.h"
 #include "deploy/processor.h"
 
 #include <stdio.h>
@@ -292,7 +292,7 @@ read_target(smelt_model *model, int64_t target, smelt_error *error)
 {
     const File *file = &model->file;
     const FileSection *table = file_table(file, target), *code = file_code(file, target);
-    smelt_status status = smelt_table_read(&model->table, file_bytes(file, table), table->bytes, error);
+    smelt_status status = smelt_table_read(&model->table, file_bytes(file, table), table->bytes, 0, error);
     status = status ? status : smelt_code_read(&model->code, file_bytes(file, code), code->bytes, error);
     if (status) {
         return status;

@@ -5,7 +5,7 @@
 #include "deploy/code.h"
 #include "deploy/cuda.h"
 #include "deploy/format/file.h"
-#include "deploy/format/table.h"
+#include "executor/table.h"
 
 #include <stdatomic.h>
 

@@ -2,7 +2,7 @@
    them. */
 #include "deploy/outputs.h"
 
-#include "deploy/format/check.h"
+#include "executor/check.h"
 #include "deploy/memory.h"
 
 #include <string.h>

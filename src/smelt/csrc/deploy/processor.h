@@ -2,7 +2,7 @@
 #ifndef SMELT_DEPLOY_PROCESSOR_H
 #define SMELT_DEPLOY_PROCESSOR_H
 
-#include "deploy/format/records.h"
+#include "executor/records.h"
 
 #include <stdbool.h>
 

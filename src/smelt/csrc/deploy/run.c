@@ -12,7 +12,7 @@
    Every offset and length that an expression computes is checked, so no kernel gets memory that does not exist. */
 #include "deploy/run.h"
 
-#include "deploy/format/check.h"
+#include "executor/check.h"
 #include "deploy/memory.h"
 #include "deploy/outputs.h"
 

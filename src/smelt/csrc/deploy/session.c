@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "deploy/session_parts.h"
 
-#include "deploy/format/check.h"
+#include "executor/check.h"
 #include "deploy/memory.h"
 #include "deploy/run.h"
 

@@ -1,7 +1,7 @@
 /* State of a session: reads and writes registers, saves and loads checkpoints. */
 #include "deploy/session_parts.h"
 
-#include "deploy/format/check.h"
+#include "executor/check.h"
 #include "deploy/memory.h"
 
 #include <string.h>

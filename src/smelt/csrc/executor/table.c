@@ -1,94 +1,270 @@
-/* Checks tables: where their sections are, and that every reference is to an existing record. */
+/* Reads a table and checks every reference in it, so that the code that runs it need not. */
 #include "executor/table.h"
 
 #include <string.h>
 
-bool
-smelt_sections_hold(const TablePlace *places, const TableSection *sections, int count, int64_t first, int64_t bytes,
-                    int64_t blob, TableFault *fault)
-{
-    int64_t next = first;
-    for (int i = 0; i < count; i++) {
-        if (places[i].width != sections[i].width) {
-            *fault = (TableFault){"header", i, "width: records of another layout"};
-            return false;
-        }
-        if (places[i].first != next || places[i].count < 0 || places[i].count > (bytes / 8 - next) / places[i].width) {
-            *fault = (TableFault){"header", i, sections[i].name};
-            return false;
-        }
-        next += places[i].count * places[i].width;
-    }
-    *fault = (TableFault){"header", 0, "place of its strings"};
-    return blob == 8 * next;
-}
+typedef enum { FREE, INDEX, OPTIONAL, SPAN, LAYOUT } Rule;
 
-bool
-smelt_is_span(int64_t limit, int64_t first, int64_t count)
-{
-    return first >= 0 && first <= limit && count >= 0 && count <= limit - first;
-}
+typedef struct {
+    const char *name;
+    Rule rule;
+    int section;
+} Field;
 
-bool
-smelt_is_layout(int64_t limit, int64_t first, int64_t rank)
+#define FIELD_ROW(field, rule, section) {#field, rule, section},
+#define FIELD_ROWS(section, NUMBER, Type, FIELDS) static const Field section##_fields[] = {FIELDS(FIELD_ROW)};
+TABLE_SECTIONS(FIELD_ROWS)
+
+#define LENGTH(array) (sizeof(array) / sizeof(array)[0])
+#define SECTION_ROW(section, NUMBER, Type, FIELDS) {#section, section##_fields, LENGTH(section##_fields)},
+static const struct {
+    const char *name;
+    const Field *fields;
+    size_t width;
+} sections[] = {TABLE_SECTIONS(SECTION_ROW)};
+
+/* --- the rules of single fields ----------------------------------------------------------------------- */
+
+static bool
+is_index(const Table *table, int section, int64_t number)
 {
-    return rank >= 0 && rank < limit && smelt_is_span(limit, first, 2 * rank + 1);
+    return number >= 0 && number < table->counts[section];
 }
 
 static bool
-keeps_rule(const TableField *field, const int64_t *word, const int64_t *counts)
+is_span(const Table *table, int section, int64_t first, int64_t count)
+{
+    const int64_t limit = table->counts[section];
+    return first >= 0 && first <= limit && count >= 0 && count <= limit - first;
+}
+
+static bool
+is_layout(const Table *table, int64_t first, int64_t rank)
+{
+    const int64_t limit = table->counts[NUMBERS];
+    return first >= 0 && rank >= 0 && rank < limit && first < limit && 2 * rank + 1 <= limit - first;
+}
+
+static bool
+keeps_rule(const Table *table, const Field *field, const int64_t *word)
 {
     switch (field->rule) {
     case INDEX:
-        return *word >= 0 && *word < counts[field->section];
+        return is_index(table, field->section, *word);
     case OPTIONAL:
-        return *word >= -1 && *word < counts[field->section];
+        return *word == -1 || is_index(table, field->section, *word);
     case SPAN:
-        return smelt_is_span(counts[field->section], word[0], word[1]);
+        return is_span(table, field->section, word[0], word[1]);
     case LAYOUT:
-        return smelt_is_layout(counts[field->section], word[0], word[1]);
+        return is_layout(table, word[0], word[1]);
     default:
         return true;
     }
 }
 
-bool
-smelt_rules_hold(const TableSection *section, const int64_t *words, int64_t count, const int64_t *counts,
-                 int64_t *budget, TableFault *fault)
+/* `budget`: how long lists may be in all. Many records could share one long list, and checking each would take for ever. */
+static smelt_status
+check_rules(const Table *table, int section, int64_t *budget, smelt_error *error)
 {
-    for (int64_t record = 0; record < count; record++) {
-        for (int64_t i = 0; i < section->width; i++, words++) {
-            const TableField *field = &section->fields[i];
-            if (!keeps_rule(field, words, counts)) {
-                *fault = (TableFault){section->name, record, field->name};
-                return false;
+    const size_t width = sections[section].width;
+    const int64_t *word = (const int64_t *)table->header + table->header->sections[section].first;
+    for (int64_t record = 0; record < table->counts[section]; record++) {
+        for (size_t i = 0; i < width; i++, word++) {
+            const Field *field = &sections[section].fields[i];
+            if (!keeps_rule(table, field, word)) {
+                return smelt_refuse(error, sections[section].name, record, field->name);
             }
             if (field->rule == SPAN) {
-                *budget -= words[1];
+                *budget -= word[1];
             }
         }
         if (*budget < 0) {
-            *fault = (TableFault){section->name, record, "length of its lists"};
+            return smelt_refuse(error, sections[section].name, record, "length of its lists");
+        }
+    }
+    return SMELT_OK;
+}
+
+/* --- what depends on more than one field ------------------------------------------------------------ */
+
+static smelt_status
+check_strings(const Table *table, smelt_error *error)
+{
+    const int64_t size = table->header->bytes - table->header->blob;
+    int64_t budget = 16 * size; /* many could be the same long one */
+    for (int64_t i = 0; i < table->counts[STRINGS]; i++) {
+        const StringRecord *string = &table->strings[i];
+        if (string->offset < 0 || string->offset >= size || string->length < 0
+            || string->length >= size - string->offset || (budget -= string->length) < 0) {
+            return smelt_refuse(error, "strings", i, "length");
+        }
+        const char *text = table->blob + string->offset;
+        if (text[string->length] || memchr(text, 0, (size_t)string->length)) {
+            return smelt_refuse(error, "strings", i, "end");
+        }
+    }
+    return SMELT_OK;
+}
+
+static smelt_status
+check_items(const Table *table, smelt_error *error)
+{
+    for (int64_t i = 0; i < table->counts[ITEMS]; i++) {
+        const ItemRecord *item = &table->items[i];
+        bool fits = item->kind >= OBJECT_ITEM && item->kind <= DOUBLE_ITEM;
+        if (item->kind == OBJECT_ITEM) {
+            fits = is_index(table, OBJECTS, item->what);
+        }
+        else if (item->kind == VALUE_ITEM) {
+            fits = is_index(table, TENSORS, item->what)
+                   && (item->numbers == -1 || is_layout(table, item->numbers, item->length));
+        }
+        else if (item->kind == TUPLE_ITEM || item->kind == LIST_ITEM) {
+            fits = item->what > i && is_span(table, ITEMS, item->what, item->length); /* so there is no circle */
+        }
+        if (!fits) {
+            return smelt_refuse(error, "items", i, "kind");
+        }
+    }
+    return SMELT_OK;
+}
+
+static smelt_status
+check_steps(const Table *table, smelt_error *error)
+{
+    static const int section_of[] = {
+        [ALLOCATE_STEP] = TENSORS, [LAUNCH_STEP] = LAUNCHES, [COPY_STEP] = COPIES, [CALL_STEP] = CALLS,
+        [DROP_STEP] = DROPS};
+    for (int64_t i = 0; i < table->counts[STEPS]; i++) {
+        const StepRecord *step = &table->steps[i];
+        if (step->kind < ALLOCATE_STEP || step->kind > DROP_STEP) {
+            return smelt_refuse(error, "steps", i, "kind");
+        }
+        if (!is_index(table, section_of[step->kind], step->place)) {
+            return smelt_refuse(error, "steps", i, "place");
+        }
+    }
+    return SMELT_OK;
+}
+
+/* Whether references are to tensors; `least`: -1 where there may be none. */
+static bool
+are_tensors(const Table *table, int64_t first, int64_t count, int64_t least)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t number = table->references[first + i].number;
+        if (number < least || number >= table->counts[TENSORS]) {
             return false;
         }
     }
     return true;
 }
 
-bool
-smelt_strings_hold(const int64_t *strings, int64_t count, const char *bytes, int64_t size, TableFault *fault)
+static smelt_status
+check_tensors_given(const Table *table, smelt_error *error)
 {
-    int64_t budget = 16 * size; /* many could be the same long one */
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t offset = strings[2 * i], length = strings[2 * i + 1];
-        *fault = (TableFault){"strings", i, "length"};
-        if (offset < 0 || offset >= size || length < 0 || length >= size - offset || (budget -= length) < 0) {
-            return false;
+    for (int64_t i = 0; i < table->counts[LAUNCHES]; i++) {
+        const LaunchRecord *launch = &table->launches[i];
+        if (launch->value_count != table->kernels[launch->kernel].buffers) {
+            return smelt_refuse(error, "launches", i, "value_count: its kernel takes another number of buffers");
         }
-        fault->field = "end";
-        if (bytes[offset + length] || memchr(bytes + offset, 0, (size_t)length)) {
-            return false;
+        if (!are_tensors(table, launch->values, launch->value_count, 0)) {
+            return smelt_refuse(error, "launches", i, "value");
         }
     }
-    return true;
+    for (int64_t i = 0; i < table->counts[CALLS]; i++) {
+        if (!are_tensors(table, table->calls[i].results, table->calls[i].result_count, -1)) {
+            return smelt_refuse(error, "calls", i, "result");
+        }
+    }
+    for (int64_t i = 0; i < table->counts[DROPS]; i++) {
+        if (!are_tensors(table, table->drops[i].values, table->drops[i].value_count, 0)) {
+            return smelt_refuse(error, "drops", i, "value");
+        }
+    }
+    for (int64_t i = 0; i < table->counts[NATIVES]; i++) {
+        const NativeRecord *native = &table->natives[i];
+        for (int64_t k = 0; k < native->tensor_count; k++) {
+            if (table->items[native->tensors + k].kind != VALUE_ITEM) {
+                return smelt_refuse(error, "natives", i, "tensor");
+            }
+        }
+    }
+    return SMELT_OK;
+}
+
+/* A program of a process: its tensors are as many as it counts, one after the other, and it has no values of a file. */
+static smelt_status
+check_program(const Table *table, smelt_error *error)
+{
+    const ProgramRecord *program = table->programs;
+    const int64_t tensors = table->counts[TENSORS];
+    const bool fits = program->inputs >= 0 && program->inputs <= tensors && program->constants >= 0
+                      && program->constants <= tensors - program->inputs
+                      && program->constants <= table->counts[OBJECTS] && program->arena >= 0
+                      && program->arena <= tensors - program->inputs - program->constants
+                      && (program->consuming == 0 || program->consuming == 1) && table->counts[COPIES] == 0
+                      && table->counts[PROGRAMS] == 1;
+    for (int64_t i = 0; i < table->counts[KERNELS]; i++) {
+        if (table->kernels[i].object < 0 || table->kernels[i].target < 0) {
+            return smelt_refuse(error, "kernels", i, "object");
+        }
+    }
+    return fits ? check_tensors_given(table, error) : smelt_refuse(error, "programs", 0, "number of tensors");
+}
+
+/* --- the whole -------------------------------------------------------------------------------------- */
+
+/* Sections follow each other without gaps, up to the strings. */
+static smelt_status
+check_header(const TableHeader *header, int64_t size, smelt_error *error)
+{
+    if (size < (int64_t)sizeof *header || header->magic != TABLE_MAGIC) {
+        return smelt_fail(error, SMELT_ERROR_FILE, "this is no program: its table does not begin like one");
+    }
+    if (header->version != TABLE_VERSION) {
+        return smelt_fail(error, SMELT_ERROR_VERSION, "a table has version %lld, this runtime reads version %d",
+                          (long long)header->version, TABLE_VERSION);
+    }
+    int64_t next = sizeof *header / 8;
+    const int64_t limit = size / 8;
+    for (int i = 0; i < SECTION_COUNT; i++) {
+        const int64_t count = header->sections[i].count, width = (int64_t)sections[i].width;
+        if (header->sections[i].width != width || header->sections[i].first != next || count < 0
+            || count > (limit - next) / width) {
+            return smelt_refuse(error, "header", i, sections[i].name);
+        }
+        next += count * width;
+    }
+    if (header->bytes != size || header->blob != 8 * next) {
+        return smelt_refuse(error, "header", 0, "length");
+    }
+    return SMELT_OK;
+}
+
+smelt_status
+smelt_table_read(Table *table, const void *data, int64_t size, int64_t objects, smelt_error *error)
+{
+    const TableHeader *header = data;
+    smelt_status status = check_header(header, size, error);
+    if (status) {
+        return status;
+    }
+    *table = (Table){.header = header, .blob = (const char *)data + header->blob};
+#define SET_SECTION(section, NUMBER, Type, FIELDS)                                                                     \
+    table->section = (const Type *)((const int64_t *)data + header->sections[NUMBER].first);                           \
+    table->counts[NUMBER] = header->sections[NUMBER].count;
+    TABLE_SECTIONS(SET_SECTION)
+    table->counts[OBJECTS] = objects;
+    int64_t budget = 64 * (size / 8) + (1 << 20);
+    for (int i = 0; !status && i < SECTION_COUNT; i++) {
+        status = check_rules(table, i, &budget, error);
+    }
+    if (!status && !is_index(table, STRINGS, header->name)) {
+        status = smelt_refuse(error, "header", 0, "name");
+    }
+    status = status ? status : check_strings(table, error);
+    status = status ? status : check_items(table, error);
+    status = status ? status : check_steps(table, error);
+    return status || table->counts[PROGRAMS] == 0 ? status : check_program(table, error);
 }

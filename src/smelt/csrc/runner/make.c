@@ -1,4 +1,4 @@
-/* Builds a Runner: binds a flat program (flat/table.c) to the objects it refers to and the functions it calls. */
+/* Builds a Runner: binds a flat program (executor/table.c) to the objects it refers to and the functions it calls. */
 #include "runner/program.h"
 
 #include "runner/small_matmul.h"
@@ -87,8 +87,8 @@ needs_python(const Runner *self, const StepRecord *step)
     const Table *table = &self->table;
     switch (step->kind) {
     case ALLOCATE_STEP:
-        return table->dtypes[table->values[step->place].dtype].code < 0
-               || table->devices[table->values[step->place].device].kind < 0;
+        return table->dtypes[table->tensors[step->place].dtype].code < 0
+               || table->devices[table->tensors[step->place].device].kind < 0;
     case LAUNCH_STEP:
         return launcher_at(self, &table->launches[step->place]) == NULL;
     case CALL_STEP:
@@ -123,7 +123,7 @@ static int
 find_consumed(Runner *self)
 {
     const Table *table = &self->table;
-    self->consumed = PyMem_Calloc((size_t)table->header->inputs + 1, sizeof(bool));
+    self->consumed = PyMem_Calloc((size_t)table->programs->inputs + 1, sizeof(bool));
     if (self->consumed == NULL) {
         PyErr_NoMemory();
         return -1;
@@ -131,8 +131,8 @@ find_consumed(Runner *self)
     for (int64_t i = 0; i < table->counts[DROPS]; i++) {
         const DropRecord *drop = &table->drops[i];
         for (int64_t k = 0; k < drop->value_count; k++) {
-            int64_t value = table->references[drop->values + k].value;
-            if (value < table->header->inputs) {
+            int64_t value = table->references[drop->values + k].number;
+            if (value < table->programs->inputs) {
                 self->consumed[value] = true;
             }
         }
@@ -143,7 +143,14 @@ find_consumed(Runner *self)
 static int
 bind(Runner *self)
 {
-    if (table_read(&self->table, self->table_bytes, PyTuple_GET_SIZE(self->objects)) < 0) {
+    smelt_error error;
+    if (smelt_table_read(&self->table, PyBytes_AS_STRING(self->table_bytes), PyBytes_GET_SIZE(self->table_bytes),
+                         PyTuple_GET_SIZE(self->objects), &error)) {
+        PyErr_SetString(PyExc_ValueError, error.message);
+        return -1;
+    }
+    if (self->table.counts[PROGRAMS] == 0) {
+        PyErr_SetString(PyExc_ValueError, "this is no program: its table is one of an artifact's");
         return -1;
     }
     self->natives = PyMem_Calloc((size_t)self->table.counts[NATIVES] + 1, sizeof(NativeCall));
@@ -156,7 +163,7 @@ bind(Runner *self)
             return -1;
         }
     }
-    return self->table.header->consuming ? find_consumed(self) : 0;
+    return self->table.programs->consuming ? find_consumed(self) : 0;
 }
 
 PyObject *

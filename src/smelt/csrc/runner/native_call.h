@@ -14,7 +14,7 @@
 #define SMELT_NATIVE_CALL_H
 
 #include "runner/aoti_library.h"
-#include "flat/table.h"
+#include "executor/table.h"
 
 enum { NONE_CODE, WORD_CODE, DOUBLE_CODE, TENSOR_CODE, SOME_CODE, LIST_CODE, STRING_CODE };
 enum { MOST_WORDS = 8, MOST_DOUBLES = 4 }; /* of a function */

@@ -1,4 +1,4 @@
-/* Runner: a whole program as one call, built once (runner/make.c) from a flat table (flat/table.h), run many times
+/* Runner: a whole program as one call, built once (runner/make.c) from a flat table (executor/table.h), run many times
    (runner/runner.c).
 
    A program works on values: tensors, by number. First come the inputs, then the constants, then the results of steps,
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include "runner/launcher.h"
 #include "runner/native_call.h"
-#include "flat/table.h"
+#include "executor/table.h"
 
 typedef struct {
     PyObject_HEAD

@@ -22,7 +22,7 @@ typedef struct {
 } Shape;
 
 static inline Shape
-shape_of_value(const ValueRecord *value)
+shape_of_value(const TensorRecord *value)
 {
     return (Shape){.rank = value->rank, .numbers = value->numbers};
 }

@@ -125,7 +125,7 @@ is_unwatched(const Runner *self)
 static PyObject *
 input_at(const Run *run, PyObject *const *inputs, int64_t place)
 {
-    const int64_t count = run->table->header->inputs;
+    const int64_t count = run->table->programs->inputs;
     return place < count ? inputs[place] : PyTuple_GET_ITEM(run->program->objects, place - count);
 }
 
@@ -134,8 +134,8 @@ static int
 begin(Run *run, PyObject *const *inputs)
 {
     const Runner *program = run->program;
-    const Header *header = run->table->header;
-    const int64_t count = header->inputs + header->constants;
+    const ProgramRecord *counts = run->table->programs;
+    const int64_t count = counts->inputs + counts->constants;
     run->native = library.tensor != NULL;
     for (int64_t i = 0; run->native && i < count; i++) {
         run->native = library_handle(input_at(run, inputs, i)) != NULL;
@@ -149,22 +149,22 @@ begin(Run *run, PyObject *const *inputs)
     }
     for (int64_t i = 0; i < count; i++) {
         PyObject *object = input_at(run, inputs, i);
-        bool owned = header->consuming && i < header->inputs;
+        bool owned = counts->consuming && i < counts->inputs;
         set_object(run, &run->values[i], owned ? Py_NewRef(object) : object, owned);
     }
-    if (header->arena == 0) {
+    if (counts->arena == 0) {
         return 0;
     }
     run->arena = PyObject_CallNoArgs(program->acquire);
-    if (run->arena == NULL || !PyList_Check(run->arena) || PyList_GET_SIZE(run->arena) != header->arena) {
+    if (run->arena == NULL || !PyList_Check(run->arena) || PyList_GET_SIZE(run->arena) != counts->arena) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "an arena is a list with a tensor for each of its places");
         }
         Py_CLEAR(run->arena);
         return -1;
     }
-    Value *lent = run->values + run->table->counts[VALUES] - header->arena;
-    for (int64_t i = 0; i < header->arena; i++) {
+    Value *lent = run->values + run->table->counts[TENSORS] - counts->arena;
+    for (int64_t i = 0; i < counts->arena; i++) {
         set_object(run, &lent[i], PyList_GET_ITEM(run->arena, i), false);
     }
     return 0;
@@ -175,7 +175,7 @@ begin(Run *run, PyObject *const *inputs)
 static void
 share_consumed(Run *run)
 {
-    for (int64_t i = 0; i < run->table->header->inputs; i++) {
+    for (int64_t i = 0; i < run->table->programs->inputs; i++) {
         Value *value = &run->values[i];
         int64_t rank, *sizes, *strides;
         Handle view;
@@ -233,7 +233,7 @@ end(Run *run, int status)
 {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
-    for (int64_t i = 0; i < run->table->counts[VALUES]; i++) {
+    for (int64_t i = 0; i < run->table->counts[TENSORS]; i++) {
         drop_value(run, &run->values[i]);
     }
     if (run->arena) {
@@ -263,7 +263,7 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
     if (status < 0 && run->step >= 0) {
         note_step(run->step);
     }
-    PyObject *result = status < 0 ? NULL : object_made(run, &run->table->items[run->table->header->output], true);
+    PyObject *result = status < 0 ? NULL : object_made(run, &run->table->items[run->table->programs->output], true);
     if (end(run, result ? 0 : -1) < 0) {
         Py_CLEAR(result);
     }
@@ -275,25 +275,25 @@ PyObject *
 runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObject *names)
 {
     Runner *self = (Runner *)object;
-    const Header *header = self->table.header;
+    const ProgramRecord *counts = self->table.programs;
     Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
     PyObject *list = NULL;
-    bool fits = !(names && PyTuple_GET_SIZE(names)) && count == (header->consuming ? 1 : header->inputs);
+    bool fits = !(names && PyTuple_GET_SIZE(names)) && count == (counts->consuming ? 1 : counts->inputs);
     if (self->objects == NULL) {
         PyErr_SetString(PyExc_SystemError, "this program was freed");
         return NULL;
     }
-    if (fits && header->consuming) {
+    if (fits && counts->consuming) {
         list = args[0];
-        fits = PyList_Check(list) && PyList_GET_SIZE(list) == header->inputs;
+        fits = PyList_Check(list) && PyList_GET_SIZE(list) == counts->inputs;
         args = fits ? ((PyListObject *)list)->ob_item : NULL;
     }
     if (!fits) {
-        const char *how = header->consuming ? " in a list" : "";
-        PyErr_Format(PyExc_TypeError, "this program takes %lld tensors%s", (long long)header->inputs, how);
+        const char *how = counts->consuming ? " in a list" : "";
+        PyErr_Format(PyExc_TypeError, "this program takes %lld tensors%s", (long long)counts->inputs, how);
         return NULL;
     }
-    const int64_t values = self->table.counts[VALUES];
+    const int64_t values = self->table.counts[TENSORS];
     Value usual[USUAL_VALUES];
     void *usual_pointers[USUAL_BUFFERS];
     uint64_t usual_words[3 * USUAL_TENSORS], *words = usual_words;

@@ -48,7 +48,7 @@ call_python(Run *run, const CallRecord *call)
 static Value *
 value_at(Run *run, int64_t reference)
 {
-    return &run->values[run->table->references[reference].value];
+    return &run->values[run->table->references[reference].number];
 }
 
 /* --- steps: each 0, or -1 with an exception and the GIL ---------------------------------------- */
@@ -57,7 +57,7 @@ static int
 allocate(Run *run, int64_t place)
 {
     Value *value = &run->values[place];
-    const ValueRecord *layout = &run->table->values[place];
+    const TensorRecord *layout = &run->table->tensors[place];
     const DtypeRecord *dtype = &run->table->dtypes[layout->dtype];
     const DeviceRecord *device = &run->table->devices[layout->device];
     const int64_t *sizes_given = run->numbers + layout->numbers, *strides_given = sizes_given + layout->rank;
@@ -165,7 +165,7 @@ launch(Run *run, const LaunchRecord *launch)
 static int
 keep_result(Run *run, int64_t place, PyObject *result)
 {
-    const ValueRecord *expected = &run->table->values[place];
+    const TensorRecord *expected = &run->table->tensors[place];
     PyObject *sizes, *strides, *fitted = NULL;
     if (tuples_of(run, shape_of_value(expected), &sizes, &strides) == 0) {
         PyObject *name = PyUnicode_FromString(table_string(run->table, expected->name));
@@ -200,7 +200,7 @@ keep_results(Run *run, const CallRecord *call, PyObject *result)
     }
     int status = call->is_one || sequence ? 0 : -1;
     for (int64_t i = 0; status == 0 && i < call->result_count; i++) {
-        const int64_t place = run->table->references[call->results + i].value;
+        const int64_t place = run->table->references[call->results + i].number;
         if (place >= 0) {
             status = keep_result(run, place, Py_NewRef(sequence ? PySequence_Fast_GET_ITEM(sequence, i) : result));
         }
@@ -211,7 +211,7 @@ keep_results(Run *run, const CallRecord *call, PyObject *result)
 }
 
 static bool
-has_layout(const Run *run, Handle handle, const ValueRecord *expected, bool *has_strides)
+has_layout(const Run *run, Handle handle, const TensorRecord *expected, bool *has_strides)
 {
     int64_t rank, *sizes, *strides;
     int32_t dtype;
@@ -240,7 +240,7 @@ keep_handle(Run *run, int64_t place, Handle handle)
         library.drop(handle);
         return 0;
     }
-    const ValueRecord *expected = &run->table->values[place];
+    const TensorRecord *expected = &run->table->tensors[place];
     if (has_layout(run, handle, expected, &has_strides)) {
         Handle view = handle;
         /* The same memory with the strides of its dimensions of one element; no view of it to autograd. */
@@ -267,7 +267,7 @@ keep_handles(Run *run, const CallRecord *call)
             library.drop(run->temporary[i]);
         }
         else {
-            status = keep_handle(run, run->table->references[call->results + i].value, run->temporary[i]);
+            status = keep_handle(run, run->table->references[call->results + i].number, run->temporary[i]);
         }
     }
     return status;

@@ -14,7 +14,6 @@ from smelt.base.errors import SpecError
 from smelt.ir.artifact.machine import (
     ArgumentKind,
     Branch,
-    Jump,
     Literal,
     Machine,
     NumberCheck,
@@ -30,6 +29,7 @@ from smelt.ir.artifact.machine import (
     Variant,
 )
 from smelt.ir.artifact.text import format_value, machine_lines
+from smelt.ir.artifact_file.records import successors
 from smelt.ir.check_kernel import check_program
 from smelt.ir.program import Library, Place
 from smelt.symbolic.expressions import Expression
@@ -121,11 +121,9 @@ def _rule_states(machine: Machine) -> Iterator[Fault]:
         if not state.variants:
             yield state, "a state without variants"
     for variant in _variants(machine):
-        end = variant.next
-        targets = (end.if_true, end.if_false) if isinstance(end, Branch) else ()
-        for target in (end.state,) if isinstance(end, Jump) else targets:
+        for target in successors(variant.next):
             if not 0 <= target < len(machine.states):
-                yield end, f"there is no state {target}"
+                yield variant.next, f"there is no state {target}"
 
 
 def _rule_programs(machine: Machine) -> Iterator[Fault]:
@@ -244,7 +242,7 @@ def _rule_filled(machine: Machine) -> Iterator[Fault]:
         state = waiting.pop()
         for variant in machine.states[state].variants:
             after = filled[state] | _filled_by(variant)
-            for target in _targets(variant):
+            for target in successors(variant.next):
                 known = filled.get(target)
                 joined = after if known is None else known & after
                 if joined != known and 0 <= target < len(machine.states):
@@ -258,13 +256,6 @@ def _rule_filled(machine: Machine) -> Iterator[Fault]:
 def _filled_by(variant: Variant) -> set[int]:
     results = {result for result in variant.results if result is not None}
     return results | {register for register, _ in variant.numbers}
-
-
-def _targets(variant: Variant) -> tuple[int, ...]:
-    end = variant.next
-    if isinstance(end, Branch):
-        return end.if_true, end.if_false
-    return (end.state,) if isinstance(end, Jump) else ()
 
 
 def _unfilled(variant: Variant, filled: set[int]) -> Iterator[Fault]:

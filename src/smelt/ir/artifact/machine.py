@@ -18,6 +18,9 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.artifact.tree import Tree
+from smelt.ir.artifact_file.records import Branch as Branch
+from smelt.ir.artifact_file.records import Jump as Jump
+from smelt.ir.artifact_file.records import Raise as Raise
 from smelt.ir.program import Program
 from smelt.symbolic.expressions import LARGEST, Expression, SizeGuard
 from smelt.symbolic.shapes import Shape, Size
@@ -173,30 +176,6 @@ class Return:
 
     values: tuple[Value, ...]
     tree: Tree
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Go on in one of two states, by whether a register of one bool holds true."""
-
-    register: int
-    if_true: int
-    if_false: int
-
-
-@dataclass(frozen=True, slots=True)
-class Jump:
-    """Go on in a state."""
-
-    state: int
-
-
-@dataclass(frozen=True, slots=True)
-class Raise:
-    """The call fails, as the function would: `kind` is the name of Python's exception."""
-
-    kind: str
-    message: str
 
 
 Next = Return | Branch | Jump | Raise

@@ -3,7 +3,7 @@
     header     magic, version, bytes of the whole file, number of sections, checksum of the header with its directory
     directory  of each section: kind, target, machine, features, offset, bytes, checksum
     MANIFEST   JSON, for people and for Python: argument trees, provenance; the C runtime does not read it
-    TABLE      of one target: registers, states, variants, steps, as records of 64-bit words (`layout.TABLE_SECTIONS`)
+    TABLE      of one target: registers, states, variants, steps, as records of 64-bit words (`ir/table`)
     CODE       of the same target: an image of machine code, where each kernel begins in it, and its slots
     WEIGHTS    what CONSTANT registers hold: nothing writes it, all processes share the pages
     STATE      what STATE registers hold at first: each session has its own, and saving writes this section anew
@@ -33,5 +33,5 @@ What happens when it runs:
 Expressions are postfix code over a variant's symbols (`symbolic/postfix.py`): 64-bit integers, floats by their bits.
 
 `records` has all of this as Python's objects, `write` makes bytes of them, `read` refuses what breaks a rule (SM050),
-`check` has the rules. csrc/deploy/format/records.h declares the same records in C. Nothing here needs torch.
+`check` has the rules. csrc/executor/records.h has the same records in C. Nothing here needs torch.
 """

@@ -16,37 +16,27 @@ from typing import Any, TypeVar
 
 from smelt import _native
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.check import ArtifactError, check_artifact, require
+from smelt.ir.artifact_file.check import ArtifactError, check_artifact, check_table, require
 from smelt.ir.artifact_file.layout import (
     ALIGN,
-    DTYPE_NAMES,
     MAGIC,
+    MOST_SECTIONS,
     PAGE,
-    RULES,
-    TABLE_MAGIC,
-    TABLE_SECTIONS,
     VERSION,
-    Bind,
     CodeHeader,
     FileHeader,
     Kind,
     Machine,
-    NextKind,
-    RegisterFlag,
-    RegisterKind,
     SectionRecord,
     SlotRecord,
-    StepKind,
-    TableHeader,
-    ValueKind,
 )
+from smelt.ir.table.layout import DTYPE_NAMES, Bind, NextKind, RegisterFlag, RegisterKind, StepKind, ValueKind
+from smelt.ir.table.read import TableReader
 from smelt.symbolic.postfix import Op
 
 _HEADER_BYTES = 8 * len(FileHeader._fields)
 _SECTION_BYTES = 8 * len(SectionRecord._fields)
-_MOST_SECTIONS = 256
 _FILE = "the file"
-_FLAGS = RegisterFlag.OPTIONAL | RegisterFlag.WRITTEN
 
 
 def read(data: Any) -> r.ArtifactFile:
@@ -57,10 +47,11 @@ def read(data: Any) -> r.ArtifactFile:
     parts = []
     contents = {kind: _part(view, _only(sections, kind)) for kind in (Kind.WEIGHTS, Kind.STATE)}
     for number, (table, code) in enumerate(_targets(sections)):
-        where = f"target {number}"
-        machine = _member(where, Machine, table.machine)
-        state_machine = _TableReader(_part(view, table), contents, weights).table()
-        parts.append(r.TargetPart(machine, table.features, state_machine, _read_code(_part(view, code))))
+        machine = _member(f"target {number}", Machine, table.machine)
+        image, data = _read_code(_part(view, code)), _part(view, table)
+        check_table(data, len(contents[Kind.WEIGHTS]), len(contents[Kind.STATE]), len(image.entries))
+        state_machine = _TableReader(data, contents, weights).state_machine()
+        parts.append(r.TargetPart(machine, table.features, state_machine, image))
     artifact = r.ArtifactFile(_manifest(view, sections), tuple(parts), weights)
     check_artifact(artifact)
     return artifact
@@ -79,7 +70,7 @@ def read_sections(view: memoryview) -> list[SectionRecord]:
     require(header.magic == MAGIC, _FILE, "does not begin like an artifact")
     require(header.version == VERSION, _FILE, f"has version {header.version}; this smelt reads version {VERSION}")
     require(header.bytes == len(view), _FILE, f"has {len(view)} bytes, and was written with {header.bytes}")
-    require(0 < header.sections <= _MOST_SECTIONS and header.reserved == 0, _FILE, "has a damaged header")
+    require(0 < header.sections <= MOST_SECTIONS and header.reserved == 0, _FILE, "has a damaged header")
     end = _HEADER_BYTES + _SECTION_BYTES * header.sections
     require(end <= len(view), _FILE, "is shorter than its directory")
     zeroed = bytearray(view[:end])
@@ -186,102 +177,51 @@ def _text(where: str, data: memoryview) -> str:
 
 # --- TABLE --------------------------------------------------------------------------------------------------
 
-class _TableReader:
-    """One TABLE: its sections as records, then what they mean."""
+
+class _TableReader(TableReader):
+    """What the records of a TABLE mean that has been checked."""
 
     def __init__(
         self, view: memoryview, contents: Mapping[Kind, memoryview], weights: dict[str, memoryview]
     ) -> None:
-        self.view, self.contents, self.weights = view, contents, weights
-        head = len(TableHeader._fields)
-        require(len(view) >= 8 * (head + 3 * len(TABLE_SECTIONS)), "the table", "is cut")
-        self.header = TableHeader(*struct.unpack_from(f"<{head}q", view))
-        require(self.header.magic == TABLE_MAGIC, "the table", "does not begin like one")
-        require(self.header.version == VERSION, "the table", f"has version {self.header.version}")
-        require(self.header.bytes == len(view), "the table", "has another length")
-        self.rows: dict[str, list[Any]] = {}
-        following = head + 3 * len(TABLE_SECTIONS)
-        for number, (name, record) in enumerate(TABLE_SECTIONS.items()):
-            first, count, width = struct.unpack_from("<3q", view, 8 * (head + 3 * number))
-            require(width == len(record._fields), "the table", f"has {name} of another layout")
-            fits = first == following and 0 <= count <= (len(view) // 8 - following) // width
-            require(fits, "the table", f"has {name} out of place")
-            words = struct.unpack_from(f"<{count * width}q", view, 8 * first)
-            self.rows[name] = [record(*words[place : place + width]) for place in range(0, len(words), width)]
-            following += count * width
-        require(self.header.blob == 8 * following, "the table", "has its strings out of place")
-        for name in TABLE_SECTIONS:
-            self._check_rules(name)
-        self.strings = [self._string(number) for number in range(len(self.rows["strings"]))]
-        self.expressions = [self._expression(number) for number in range(len(self.rows["expressions"]))]
+        super().__init__(view)
+        self.contents, self.weights = contents, weights
+        self.expressions = [self._expression(*row) for row in self.rows("expressions")]
 
-    def _check_rules(self, name: str) -> None:
-        rules = RULES.get(name, {})
-        for number, row in enumerate(self.rows[name]):
-            for field, (rule, section) in rules.items():
-                place = row._fields.index(field)
-                limit, first = len(self.rows[section]), row[place]
-                if rule == "SPAN":
-                    holds = 0 <= first <= limit and 0 <= row[place + 1] <= limit - first
-                else:
-                    holds = 0 <= first < limit or (rule == "OPTIONAL" and first == -1)
-                require(holds, f"{name} {number}", f"has a wrong {field}")
-
-    def _string(self, number: int) -> str:
-        offset, length = self.rows["strings"][number]
-        size = len(self.view) - self.header.blob
-        fits = 0 <= offset < size and 0 <= length < size - offset
-        require(fits and not self.view[self.header.blob + offset + length], f"strings {number}", "has a wrong length")
-        begin = self.header.blob + offset
-        text = _text(f"strings {number}", self.view[begin : begin + length])
-        require("\0" not in text, f"strings {number}", "has a zero byte")
-        return text
-
-    def _expression(self, number: int) -> r.Expression:
-        first, count = self.rows["expressions"][number]
-        rows = self.rows["instructions"][first : first + count]
-        return tuple(r.Instruction(_member(f"expressions {number}", Op, op), operand) for op, operand in rows)
-
-    def _references(self, first: int, count: int) -> list[int]:
-        return [row.number for row in self.rows["references"][first : first + count]]
+    def _expression(self, first: int, count: int) -> r.Expression:
+        rows = self.rows("instructions")[first : first + count]
+        return tuple(r.Instruction(Op(op), operand) for op, operand in rows)
 
     def _expressions(self, first: int, count: int) -> tuple[r.Expression, ...]:
-        return tuple(self._of(self.expressions, each) for each in self._references(first, count))
-
-    def _of(self, things: list[Any], number: int) -> Any:
-        require(0 <= number < len(things), "the table", f"there is nothing of number {number}")
-        return things[number]
+        return tuple(self.expressions[each] for each in self.references(first, count))
 
     def _dims(self, first: int, count: int) -> tuple[r.Dim, ...]:
-        rows = self.rows["dims"][first : first + count]
+        rows = self.rows("dims")[first : first + count]
         return tuple(r.Dim(row.low, row.high, "" if row.name < 0 else self.strings[row.name]) for row in rows)
 
     # --- what the records mean ---
 
-    def table(self) -> r.Table:
-        require(0 <= self.header.name < len(self.strings), "the table", "has no name")
+    def state_machine(self) -> r.Table:
         return r.Table(
-            self.strings[self.header.name],
-            tuple(map(self._register, self.rows["registers"])),
-            tuple(map(self._output, self.rows["outputs"])),
-            tuple(map(self._kernel, self.rows["kernels"])),
-            tuple(self._state(row) for row in self.rows["states"]),
+            self.name,
+            tuple(map(self._register, self.rows("registers"))),
+            tuple(map(self._output, self.rows("outputs"))),
+            tuple(map(self._kernel, self.rows("kernels"))),
+            tuple(self._state(row) for row in self.rows("states")),
         )
 
     def _kernel(self, row: Any) -> r.Kernel:
-        rows = self.rows["grids"][row.grids : row.grids + row.grid_count]
+        rows = self.rows("grids")[row.grids : row.grids + row.grid_count]
         grids = [r.Grid(self.strings[grid.name], *grid[1:]) for grid in rows]
         return r.Kernel(self.strings[row.name], row.buffers, row.sizes, tuple(grids))
 
     def _register(self, row: Any) -> r.Register:
         name = self.strings[row.name]
-        kind = _member(f"register {name}", RegisterKind, row.kind)
-        require(0 <= row.dtype < len(DTYPE_NAMES), f"register {name}", f"has no dtype {row.dtype}")
-        require(row.flags & ~_FLAGS == 0, f"register {name}", "has unknown flags")
-        choices = [self._of(self.strings, each) for each in self._references(row.choices, row.choice_count)]
+        kind = RegisterKind(row.kind)
+        choices = [self.strings[each] for each in self.references(row.choices, row.choice_count)]
         dims = self._dims(row.dims, row.rank)
-        strides = tuple(self._references(row.strides, row.stride_count)) or None
-        key, offset = self._data(name, kind, row)
+        strides = self.references(row.strides, row.stride_count) or None
+        key, offset = self._data(kind, row)
         return r.Register(
             name,
             kind,
@@ -295,35 +235,30 @@ class _TableReader:
             strides,
         )
 
-    def _data(self, name: str, kind: RegisterKind, row: Any) -> tuple[str | None, int]:
+    def _data(self, kind: RegisterKind, row: Any) -> tuple[str | None, int]:
         """Which part of which data a register has. All of a section is one: what shares bytes is not told apart."""
         if kind not in (RegisterKind.CONSTANT, RegisterKind.STATE):
-            require(row.data == -1 and row.bytes == 0, f"register {name}", "has data, and no place for it")
             return None, 0
         section = Kind.WEIGHTS if kind == RegisterKind.CONSTANT else Kind.STATE
-        content = self.contents[section]
-        fits = 0 <= row.data <= len(content) and 0 <= row.bytes <= len(content) - row.data
-        require(fits, f"register {name}", "has data outside the file")
-        self.weights.setdefault(section.name, content)
+        self.weights.setdefault(section.name, self.contents[section])
         return section.name, row.data
 
     def _output(self, row: Any) -> r.Output:
-        require(-1 <= row.dtype < len(DTYPE_NAMES), "outputs", f"has no dtype {row.dtype}")
         dtype = None if row.dtype < 0 else DTYPE_NAMES[row.dtype]
         return r.Output(self.strings[row.name], dtype, self._dims(row.dims, row.rank))
 
     def _state(self, row: Any) -> r.State:
-        rows = self.rows["variants"][row.variants : row.variants + row.variant_count]
+        rows = self.rows("variants")[row.variants : row.variants + row.variant_count]
         return r.State(self.strings[row.name], tuple(map(self._variant, rows)))
 
     def _variant(self, row: Any) -> r.Variant:
         def span(name: str, first: int, count: int) -> list[Any]:
-            return self.rows[name][first : first + count]
+            return self.rows(name)[first : first + count]
 
         symbols = [
             r.Symbol(
                 self.strings[each.name],
-                _member("symbols", Bind, each.bind),
+                Bind(each.bind),
                 each.register,
                 each.dimension,
                 each.low,
@@ -351,41 +286,32 @@ class _TableReader:
         )
 
     def _value(self, row: Any) -> r.Value:
-        kind = _member("values", ValueKind, row.kind)
-        require(row.writes in (0, 1), "values", "is neither written nor not")
-        if kind == ValueKind.SIZES:
-            limit = len(self.rows["references"])
-            fits = 0 <= row.place <= limit and 0 <= row.number_count <= limit - row.place
-            require(fits and row.offset == row.bytes == -1 and not row.writes, "values", "has wrong sizes")
+        if row.kind == ValueKind.SIZES:
             return r.SizesValue(self._expressions(row.place, row.number_count))
-        require(row.offset >= 0 and row.bytes >= 0 and row.number_count == 0, "values", "has no place")
         offset, size, writes = self.expressions[row.offset], self.expressions[row.bytes], bool(row.writes)
-        if kind == ValueKind.REGISTER:
+        if row.kind == ValueKind.REGISTER:
             return r.RegisterValue(row.place, size, offset, writes)
-        if kind == ValueKind.PRODUCED:
+        if row.kind == ValueKind.PRODUCED:
             return r.ProducedValue(row.place, size, offset, writes)
-        require(row.place == 0, "values", "of the arena has a place of its own")
         return r.ArenaValue(offset, size, writes)
 
     def _step(self, row: Any) -> r.Step:
-        if _member("steps", StepKind, row.kind) == StepKind.LAUNCH:
-            launch = self._of(self.rows["launches"], row.place)
-            values = tuple(self._references(launch.values, launch.value_count))
+        if row.kind == StepKind.LAUNCH:
+            launch = self.rows("launches")[row.place]
+            values = self.references(launch.values, launch.value_count)
             workspace = self.expressions[launch.fixed], self.expressions[launch.per_thread]
             return r.Launch(launch.kernel, values, *workspace)
-        copy = self._of(self.rows["copies"], row.place)
+        copy = self.rows("copies")[row.place]
         return r.Copy(copy.to, copy.source, self.expressions[copy.bytes])
 
     def _next(self, row: Any) -> r.Next:
-        kind = _member("variants", NextKind, row.next)
-        if kind == NextKind.RETURN:
-            rows = self.rows["returned"][row.outputs : row.outputs + row.output_count]
+        if row.next == NextKind.RETURN:
+            rows = self.rows("returned")[row.outputs : row.outputs + row.output_count]
             return r.Return(tuple(map(self._returned, rows)))
-        if kind == NextKind.BRANCH:
+        if row.next == NextKind.BRANCH:
             return r.Branch(row.register, row.if_true, row.if_false)
-        if kind == NextKind.JUMP:
+        if row.next == NextKind.JUMP:
             return r.Jump(row.if_true)
-        require(row.message >= 0 and row.error >= 0, "variants", "raises without a message")
         return r.Raise(self.strings[row.error], self.strings[row.message])
 
     def _returned(self, row: Any) -> int | r.RegisterView | None:

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.artifact_file.layout import LARGEST, Bind, Machine, RegisterKind
+from smelt.ir.artifact_file.layout import Machine
+from smelt.ir.table.layout import LARGEST, Bind, RegisterKind
 from smelt.symbolic.postfix import Expression as Expression
 from smelt.symbolic.postfix import Instruction as Instruction
 from smelt.symbolic.postfix import apply as apply
@@ -192,7 +193,7 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """To a state by a register of one bool."""
+    """Go on in one of two states, by whether a register of one bool holds true."""
 
     register: int
     if_true: int
@@ -201,18 +202,27 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
+    """Go on in a state."""
+
     state: int
 
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """End with an error of the program's own: the name of an exception of Python, and its message."""
+    """The call fails, as the function would: `error` is the name of Python's exception."""
 
     error: str
     message: str
 
 
 Next = Return | Branch | Jump | Raise
+
+
+def successors(following: object) -> tuple[int, ...]:
+    """The states that may come next."""
+    if isinstance(following, Branch):
+        return following.if_true, following.if_false
+    return (following.state,) if isinstance(following, Jump) else ()
 
 
 @dataclass(frozen=True, slots=True)

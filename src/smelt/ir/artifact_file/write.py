@@ -17,27 +17,21 @@ from typing import Any
 
 from smelt import _native
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.check import check_artifact, data_bytes, data_places
+from smelt.ir.artifact_file.check import ArtifactError, check_artifact, check_table, data_bytes, data_places
 from smelt.ir.artifact_file.layout import (
     ALIGN,
-    DTYPE_NAMES,
     MAGIC,
     PAGE,
-    TABLE_MAGIC,
-    TABLE_SECTIONS,
     VERSION,
     CodeHeader,
     FileHeader,
     Kind,
     Machine,
-    NextKind,
-    RegisterFlag,
     SectionRecord,
     SlotRecord,
-    StepKind,
-    TableHeader,
-    ValueKind,
 )
+from smelt.ir.table.layout import DTYPE_NAMES, KernelRecord, NextKind, RegisterFlag, StepKind, ValueKind
+from smelt.ir.table.write import TableWriter
 
 _HEADER_WORDS = len(FileHeader._fields)
 _SECTION_WORDS = len(SectionRecord._fields)
@@ -108,10 +102,9 @@ def _sections(artifact: r.ArtifactFile) -> list[_Section]:
     manifest = json.dumps(artifact.manifest, ensure_ascii=False, separators=(",", ":")).encode()
     sections = [_Section(Kind.MANIFEST, [(0, manifest)], len(manifest))]
     for number, part in enumerate(artifact.targets):
-        for kind, data in (
-            (Kind.TABLE, table_bytes(part.table, places.offsets)),
-            (Kind.CODE, code_bytes(part.code)),
-        ):
+        table = table_bytes(part.table, places.offsets)
+        check_table(table, places.constant_bytes, places.state_bytes, len(part.code.entries))
+        for kind, data in ((Kind.TABLE, table), (Kind.CODE, code_bytes(part.code))):
             section = _Section(kind, [(0, data)], len(data), number)
             section.machine, section.features = part.machine, part.features
             sections.append(section)
@@ -189,48 +182,39 @@ def _ends(names: Sequence[bytes]) -> Iterator[int]:
 def table_bytes(table: r.Table, offsets: dict[str, int]) -> bytes:
     """A TABLE section; `offsets`: where the data of registers is."""
     writer = _TableWriter(table.name)
-    writer.table(table, offsets)
-    return writer.finish()
+    try:
+        writer.table(table, offsets)
+        return writer.pack()
+    except struct.error as error:
+        raise ArtifactError(f"the table has a number that does not fit 64 bits: {error}") from error
 
 
-class _TableWriter:
-    """The sections of a table as they grow, each a list of words."""
+class _TableWriter(TableWriter):
+    """The table of an artifact."""
 
     def __init__(self, name: str) -> None:
-        self.rows: dict[str, list[tuple[int, ...]]] = {section: [] for section in TABLE_SECTIONS}
-        self._strings: dict[str, int] = {name: 0}
+        super().__init__(name)
         self._expressions: dict[r.Expression, int] = {}
-        self._lists: dict[tuple[int, ...], int] = {}
         self._dims: dict[tuple[r.Dim, ...], int] = {}
-
-    def string(self, text: str) -> int:
-        return self._strings.setdefault(text, len(self._strings))
 
     def expression(self, code: r.Expression) -> int:
         number = self._expressions.get(code)
         if number is None:
-            number = self._expressions[code] = len(self._expressions)
-            self.rows["expressions"].append((len(self.rows["instructions"]), len(code)))
-            self.rows["instructions"] += [(int(each.op), each.operand) for each in code]
+            number = self._expressions[code] = self.add("expressions", self.count("instructions"), len(code))
+            for each in code:
+                self.add("instructions", each.op, each.operand)
         return number
 
-    def references(self, numbers: Sequence[int]) -> tuple[int, int]:
-        """Where a list begins, and its length."""
-        key = tuple(numbers)
-        if key not in self._lists:
-            self._lists[key] = len(self.rows["references"])
-            self.rows["references"] += [(each,) for each in key]
-        return self._lists[key], len(key)
+    def expressions(self, codes: Sequence[r.Expression]) -> tuple[int, int]:
+        """Where a list of expressions begins, and its length."""
+        return self.references([self.expression(each) for each in codes])
 
     def dims(self, dims: tuple[r.Dim, ...]) -> tuple[int, int]:
         if dims not in self._dims:
-            self._dims[dims] = len(self.rows["dims"])
-            self.rows["dims"] += [(self.string(each.name) if each.name else -1, each.low, each.high) for each in dims]
+            self._dims[dims] = self.count("dims")
+            for each in dims:
+                self.add("dims", self.string(each.name) if each.name else -1, each.low, each.high)
         return self._dims[dims], len(dims)
-
-    def add(self, section: str, *words: int) -> int:
-        self.rows[section].append(tuple(map(int, words)))
-        return len(self.rows[section]) - 1
 
     def table(self, table: r.Table, offsets: dict[str, int]) -> None:
         for register in table.registers:
@@ -239,12 +223,13 @@ class _TableWriter:
             dtype = -1 if output.dtype is None else DTYPE_NAMES.index(output.dtype)
             self.add("outputs", self.string(output.name), dtype, *self.dims(output.dims))
         for kernel in table.kernels:
-            first = len(self.rows["grids"])
+            first = self.count("grids")
             for each in kernel.grids:
                 self.add("grids", self.string(each.name), each.blocks, each.slot, each.threads, each.shared_bytes)
-            self.add("kernels", self.string(kernel.name), kernel.buffers, kernel.sizes, first, len(kernel.grids))
+            grids = first, len(kernel.grids)
+            self.add("kernels", *KernelRecord(self.string(kernel.name), -1, -1, kernel.buffers, kernel.sizes, *grids))
         for state in table.states:
-            first = len(self.rows["variants"])
+            first = self.count("variants")
             for variant in state.variants:
                 self.variant(variant)
             self.add("states", self.string(state.name), first, len(state.variants))
@@ -265,7 +250,7 @@ class _TableWriter:
         )
 
     def variant(self, variant: r.Variant) -> None:
-        first = {name: len(self.rows[name]) for name in ("symbols", "checks", "produced", "values", "steps")}
+        first = {name: self.count(name) for name in ("symbols", "checks", "produced", "values", "steps")}
         for each in variant.symbols:
             self.add(
                 "symbols", self.string(each.name), each.bind, each.register, each.dimension, each.low, each.high
@@ -273,7 +258,7 @@ class _TableWriter:
         for check in variant.checks:
             self.add("checks", self.expression(check.expression), self.string(check.text))
         for produced in variant.produced:
-            self.add("produced", produced.register, *self.references([self.expression(each) for each in produced.dims]))
+            self.add("produced", produced.register, *self.expressions(produced.dims))
         for value in variant.values:
             self.value(value)
         for step in variant.steps:
@@ -284,13 +269,13 @@ class _TableWriter:
             else:
                 place = self.add("copies", step.to, step.source, self.expression(step.bytes))
                 self.add("steps", StepKind.COPY, place)
-        spans = [number for name in first for number in (first[name], len(self.rows[name]) - first[name])]
+        spans = [number for name in first for number in (first[name], self.count(name) - first[name])]
         self.add("variants", self.string(variant.name), *spans, self.expression(variant.arena_bytes),
                  *self.next(variant.next))  # fmt: skip
 
     def value(self, value: r.Value) -> None:
         if isinstance(value, r.SizesValue):
-            place, count = self.references([self.expression(each) for each in value.numbers])
+            place, count = self.expressions(value.numbers)
             self.add("values", ValueKind.SIZES, place, count, -1, -1, 0)
             return
         where = self.expression(value.offset), self.expression(value.bytes), value.writes
@@ -304,7 +289,7 @@ class _TableWriter:
     def next(self, following: r.Next) -> tuple[int, ...]:
         """The fields from `next` on."""
         if isinstance(following, r.Return):
-            first = len(self.rows["returned"])
+            first = self.count("returned")
             for each in following.outputs:
                 self.returned(each)
             return NextKind.RETURN, -1, -1, -1, -1, -1, first, len(following.outputs)
@@ -318,23 +303,6 @@ class _TableWriter:
         if not isinstance(output, r.RegisterView):
             self.add("returned", -1 if output is None else output, 0, 0, 0, 0, -1)
             return
-        dims = self.references([self.expression(each) for each in output.dims])
-        strides = self.references([self.expression(each) for each in output.strides])
+        dims = self.expressions(output.dims)
+        strides = self.expressions(output.strides)
         self.add("returned", output.register, *dims, *strides, self.expression(output.offset))
-
-    def finish(self) -> bytes:
-        texts = [text.encode() + b"\0" for text in self._strings]
-        self.rows["strings"] = [(place, len(text) - 1) for place, text in zip(_ends(texts), texts, strict=True)]
-        directory: list[int] = []
-        words: list[int] = []
-        head = len(TableHeader._fields) + 3 * len(TABLE_SECTIONS)
-        for section, rows in self.rows.items():
-            directory += (head + len(words), len(rows), len(TABLE_SECTIONS[section]._fields))
-            words += [word for row in rows for word in row]
-        blob = 8 * (head + len(words))
-        text = b"".join(texts)
-        header = TableHeader(TABLE_MAGIC, VERSION, blob + len(text), blob, name=0)
-        packed = [*header, *directory, *words]
-        return struct.pack(f"<{len(packed)}q", *packed) + text
-
-

@@ -2,27 +2,15 @@
 
     read(table, objects).steps   →   (AllocateStep(value=2), CallStep("aten::mm.out", torch.mm, …), …)
 
-For people and tools; what runs a program reads the same bytes in C (`csrc/flat/table.c`). Without its objects a table
-still shows its kernels, operators, dtypes and layouts, by name.
+For people and tools; what runs a program reads the same bytes in C (`csrc/executor/table.c`). Without its objects a
+table still shows its kernels, operators, dtypes and layouts, by name.
 """
 
 import struct
-from array import array
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from smelt.ir.flat.layout import (
-    HEADER_WORDS,
-    MAGIC,
-    SECTIONS,
-    VERSION,
-    Header,
-    Item,
-    NativeRecord,
-    StepKind,
-    ValueRecord,
-)
 from smelt.ir.flat.steps import (
     STRING,
     AllocateStep,
@@ -37,70 +25,29 @@ from smelt.ir.flat.steps import (
     codes_of,
     moved_texts,
 )
+from smelt.ir.table.layout import Item, NativeRecord, ProgramRecord, StepKind, TensorRecord
+from smelt.ir.table.read import BadTable, TableReader, require
 from smelt.symbolic.shapes import Shape
 
 
-class BadTable(ValueError):
-    """Bytes that are no flat program."""
-
-
-class TableReader:
-    """A table whose sections are rows of named fields: `reader.rows("calls")[0].name`."""
+class FlatReader(TableReader):
+    """A table that holds a flat program."""
 
     def __init__(self, table: bytes, objects: Sequence[Any] = ()) -> None:
-        self.table = table
-        self.objects = objects
-        if len(table) < 8 * HEADER_WORDS:
-            raise BadTable("it is shorter than a header")
-        self.words = array("q", table[: len(table) // 8 * 8])
-        self.header = Header._make(self.words[: len(Header._fields)])
-        if (self.header.magic, self.header.version, self.header.bytes) != (MAGIC, VERSION, len(table)):
-            raise BadTable("it does not begin like one, or is of another version or length")
-        self._rows: dict[str, list[Any]] = {}
-
-    def rows(self, section: str) -> list[Any]:
-        """The records of a section."""
-        rows = self._rows.get(section)
-        if rows is None:
-            first, count, width = self._place(section)
-            record = SECTIONS[section]
-            rows = self._rows[section] = [
-                record._make(self.words[at : at + width]) for at in range(first, first + count * width, width)
-            ]
-        return rows
-
-    def length_of(self, section: str) -> int:
-        """How many records a section has."""
-        return self._place(section)[1]
-
-    def _place(self, section: str) -> tuple[int, int, int]:
-        at = len(Header._fields) + 3 * list(SECTIONS).index(section)
-        first, count, width = self.words[at : at + 3]
-        has_layout = width == len(SECTIONS[section]._fields)
-        if not has_layout or first < 0 or not 0 <= count * width <= len(self.words) - first:
-            raise BadTable(f"its {section} have another layout")
-        return first, count, width
+        super().__init__(table, objects)
+        require(self.length_of("programs") == 1, "the table", "has no flat program")
+        self.program: ProgramRecord = self.rows("programs")[0]
 
     @cached_property
-    def strings(self) -> list[str]:
-        blob = self.table[self.header.blob :]
-        return [blob[each.offset : each.offset + each.length].decode() for each in self.rows("strings")]
-
-    @property
-    def name(self) -> str:
-        return self.strings[self.header.name]
-
-    @cached_property
-    def numbers(self) -> "array[int]":
-        first, count, _ = self._place("numbers")
-        return self.words[first : first + count]
+    def numbers(self) -> tuple[int, ...]:
+        return self.words("numbers")
 
     def layout(self, numbers: int, rank: int) -> tuple[Shape, Shape, int]:
         """Sizes, strides and offset."""
-        row = tuple(self.numbers[numbers : numbers + 2 * rank + 1])
+        row = self.numbers[numbers : numbers + 2 * rank + 1]
         return row[:rank], row[rank:-1], row[-1]
 
-    def value(self, value: ValueRecord) -> FlatValue:
+    def value(self, value: TensorRecord) -> FlatValue:
         """A tensor of the program."""
         dtype, device = self.rows("dtypes")[value.dtype], self.rows("devices")[value.device]
         named = self.strings[value.name], self.objects[dtype.object], self.objects[device.object]
@@ -114,11 +61,11 @@ class TableReader:
         """The devices that it lends memory of."""
         devices = [self.objects[device.object] for device in self.rows("devices")]
         if len(devices) <= 1:
-            return set(devices) if self.header.arena else set()
+            return set(devices) if self.program.arena else set()
         return {devices[value.device] for value in self._arena_rows()}
 
     def _arena_rows(self) -> list[Any]:
-        return self.rows("values")[self.length_of("values") - self.header.arena :]
+        return self.rows("tensors")[self.length_of("tensors") - self.program.arena :]
 
 
 def read(table: bytes, objects: Sequence[Any]) -> FlatProgram:
@@ -131,20 +78,20 @@ def read(table: bytes, objects: Sequence[Any]) -> FlatProgram:
         raise BadTable(f"it refers to what is not there: {error}") from error
 
 
-class _Program(TableReader):
+class _Program(FlatReader):
     def read(self) -> FlatProgram:
-        header = self.header
+        program = self.program
         return FlatProgram(
             name=self.name,
-            values=tuple(map(self.value, self.rows("values"))),
-            inputs=header.inputs,
-            constants=tuple(self.objects[: header.constants]),
-            arena=header.arena,
-            arena_bytes=header.arena_bytes,
+            values=tuple(map(self.value, self.rows("tensors"))),
+            inputs=program.inputs,
+            constants=tuple(self.objects[: program.constants]),
+            arena=program.arena,
+            arena_bytes=program.arena_bytes,
             steps=tuple(self._step(step.kind, step.place) for step in self.rows("steps")),
-            outputs=self._item(self.rows("items")[header.output]),
-            consuming=bool(header.consuming),
-            writes_from=_optional(header.writes_from),
+            outputs=self._item(self.rows("items")[program.output]),
+            consuming=bool(program.consuming),
+            writes_from=_optional(program.writes_from),
         )
 
     def _item(self, item: Any) -> Any:
@@ -164,21 +111,19 @@ class _Program(TableReader):
     def _items(self, first: int, count: int) -> tuple[Any, ...]:
         return tuple(self._item(each) for each in self.rows("items")[first : first + count])
 
-    def _references(self, first: int, count: int) -> tuple[int, ...]:
-        return tuple(each.value for each in self.rows("references")[first : first + count])
-
     def _step(self, kind: int, place: int) -> FlatStep:
         if kind == StepKind.ALLOCATE:
             return AllocateStep(place)
         if kind == StepKind.LAUNCH:
             launch = self.rows("launches")[place]
             kernel = self.rows("kernels")[launch.kernel]
-            values = self._references(launch.values, launch.value_count)
+            values = self.references(launch.values, launch.value_count)
             target = self.strings[kernel.target]
             return LaunchStep(self.strings[kernel.name], self.objects[kernel.object], values, target)
         if kind == StepKind.DROP:
             drop = self.rows("drops")[place]
-            return DropStep(self._references(drop.values, drop.value_count))
+            return DropStep(self.references(drop.values, drop.value_count))
+        require(kind == StepKind.CALL, "steps", f"has a step of kind {kind}")
         return self._call(self.rows("calls")[place])
 
     def _call(self, call: Any) -> CallStep:
@@ -187,14 +132,14 @@ class _Program(TableReader):
             function=self.objects[call.function],
             arguments=self._items(call.arguments, call.argument_count),
             names=self.objects[call.names],
-            results=tuple(map(_optional, self._references(call.results, call.result_count))),
+            results=tuple(map(_optional, self.references(call.results, call.result_count))),
             is_one=bool(call.is_one),
             native=None if call.native < 0 else self._native(self.rows("natives")[call.native]),
             unless=_optional(call.unless),
         )
 
     def _native(self, native: NativeRecord) -> NativeCall:
-        code = tuple(self.numbers[native.code : native.code + native.code_count])
+        code = self.numbers[native.code : native.code + native.code_count]
         texts = [code[at + 1] for at in codes_of(code) if code[at] == STRING]
         factors = struct.unpack("<2d", struct.pack("<2q", native.beta, native.alpha))
         return NativeCall(
@@ -204,7 +149,7 @@ class _Program(TableReader):
             code=moved_texts(code, list(range(len(texts)))),
             texts=tuple(self.strings[text] for text in texts),
             returns=native.returns,
-            product=tuple(self.numbers[native.product : native.product + native.product_count]),
+            product=self.numbers[native.product : native.product + native.product_count],
             factors=factors if native.overload < 0 and native.tensor_count == 4 else (),  # beta * given + alpha * …
         )
 

@@ -1,8 +1,8 @@
 """Writing a flat program: steps one after the other, then the table as bytes and the objects it refers to.
 
-    writer = TableWriter("forward0", constants=(), dtype_code=dtype_code, device_code=device_code)
+    writer = FlatWriter("forward0", constants=(), dtype_code=dtype_code, device_code=device_code)
     writer.value(FlatValue("x", torch.float32, cpu, (4, 8), (8, 1)))
-    writer.add(LaunchStep("k0_relu", launcher, (0,)))
+    writer.add_step(LaunchStep("k0_relu", launcher, (0,)))
     table, objects = writer.finish(inputs=1, …, outputs=(Ref(0),))
 
 What occurs several times (texts, layouts, the code of calls, objects) is written once. Programs of dynamic shapes are
@@ -11,23 +11,8 @@ written for each combination of sizes, so that this is to be quick: hence rows o
 
 import struct
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
-from smelt.ir.flat.layout import (
-    HEADER_WORDS,
-    MAGIC,
-    SECTIONS,
-    VERSION,
-    CallRecord,
-    DeviceRecord,
-    DtypeRecord,
-    Header,
-    Item,
-    KernelRecord,
-    NativeRecord,
-    StepKind,
-)
 from smelt.ir.flat.steps import (
     AllocateStep,
     CallStep,
@@ -40,6 +25,18 @@ from smelt.ir.flat.steps import (
     Ref,
     moved_texts,
 )
+from smelt.ir.table.layout import (
+    CallRecord,
+    DeviceRecord,
+    DtypeRecord,
+    Item,
+    KernelRecord,
+    LaunchRecord,
+    NativeRecord,
+    ProgramRecord,
+    StepKind,
+)
+from smelt.ir.table.write import TableWriter
 from smelt.symbolic.shapes import Shape, Size
 
 # What PyTorch's C interface has for a dtype, -1: nothing; and for a device: the numbers of its kind and its own.
@@ -48,7 +45,7 @@ DeviceCode = Callable[[Any], tuple[int, int] | None]
 _WIDTH = 4  # of an item
 # As plain integers, which are quicker than members of an enum.
 _OBJECT, _VALUE, _TUPLE, _LIST, _NONE, _BOOL, _INTEGER, _DOUBLE = map(int, Item)
-_ALLOCATE, _LAUNCH, _CALL, _DROP = map(int, StepKind)
+_ALLOCATE, _LAUNCH, _COPY, _CALL, _DROP = map(int, StepKind)
 
 
 def double_bits(number: float) -> int:
@@ -60,27 +57,18 @@ def double_bits(number: float) -> int:
 _ONE = double_bits(1.0)
 
 
-class TableWriter:
+class FlatWriter(TableWriter):
     """The sections of one program as they grow, each a list of words."""
 
     def __init__(self, name: str, constants: Sequence[Any], dtype_code: DtypeCode, device_code: DeviceCode) -> None:
+        super().__init__(name)
         self.dtype_code, self.device_code = dtype_code, device_code
         self.objects = list(constants)
         self.constants = len(self.objects)
-        self.dtypes: list[int] = []
-        self.devices: list[int] = []
-        self.numbers: list[int] = []
-        self.values: list[int] = []
-        self.references: list[int] = []
-        self.items: list[int] = []
-        self.kernels: list[int] = []
-        self.launches: list[int] = []
-        self.natives: list[int] = []
-        self.calls: list[int] = []
-        self.drops: list[int] = []
-        self.steps: list[int] = []
+        # The sections that grow most.
+        self.numbers, self.tensors = self.words["numbers"], self.words["tensors"]
+        self.items, self.steps = self.words["items"], self.words["steps"]
         # What is there already, and its number.
-        self._strings: dict[str, int] = {name: 0}
         self._numbers: dict[Any, int] = {}  # layouts, codes: where they begin
         self._objects: dict[int, int] = {}  # by identity
         self._names: dict[tuple[str, ...], int] = {}
@@ -89,9 +77,6 @@ class TableWriter:
         self._kernels: dict[tuple[str, int, int], int] = {}
 
     # --- what records refer to ------------------------------------------------------------------
-
-    def string(self, text: str) -> int:
-        return self._strings.setdefault(text, len(self._strings))
 
     def object(self, referenced: Any) -> int:
         number = self._objects.get(id(referenced))
@@ -123,7 +108,7 @@ class TableWriter:
         if number is None:
             number = self._dtypes[dtype] = len(self._dtypes)
             name = self.string(str(dtype).removeprefix("torch."))
-            self.dtypes += DtypeRecord(name, code=self.dtype_code(dtype), object=self.object(dtype))
+            self.words["dtypes"] += DtypeRecord(name, code=self.dtype_code(dtype), object=self.object(dtype))
         return number
 
     def _device(self, device: Any) -> int:
@@ -131,7 +116,8 @@ class TableWriter:
         if place is None:
             place = self._devices[device] = len(self._devices)
             kind, number = self.device_code(device) or (-1, -1)
-            self.devices += DeviceRecord(self.string(str(device)), kind, number, object=self.object(device))
+            record = DeviceRecord(self.string(str(device)), kind, number, object=self.object(device))
+            self.words["devices"] += record
         return place
 
     def _kernel(self, name: str, function: Any, buffers: int, target: str) -> int:
@@ -139,14 +125,9 @@ class TableWriter:
         number = self._kernels.get(key)
         if number is None:
             number = self._kernels[key] = len(self._kernels)
-            named = self.string(name), self.string(target)
-            self.kernels += KernelRecord(*named, object=self.object(function), buffers=buffers)
+            named = self.string(name), self.string(target), self.object(function)
+            self.words["kernels"] += KernelRecord(*named, buffers, sizes=0, grids=0, grid_count=0)
         return number
-
-    def _references(self, values: Sequence[int]) -> int:
-        first = len(self.references)
-        self.references += values
-        return first
 
     # --- items ------------------------------------------------------------------------------------
 
@@ -190,7 +171,7 @@ class TableWriter:
         """The next value."""
         name, dtype, device, shape, stride, offset, arena_offset = value
         numbers = self.layout(shape, stride, offset)
-        self.values += (
+        self.tensors += (
             self._strings.setdefault(name, len(self._strings)),
             self._dtype(dtype),
             self._device(device),
@@ -199,7 +180,7 @@ class TableWriter:
             arena_offset,
         )
 
-    def add(self, step: FlatStep) -> None:
+    def add_step(self, step: FlatStep) -> None:
         """The next step."""
         _ADD[type(step)](self, *step)
 
@@ -211,12 +192,12 @@ class TableWriter:
         self.steps += (_ALLOCATE, value)
 
     def launch(self, kernel: str, function: Any, values: Sequence[int], target: str = "") -> None:
-        self.steps += (_LAUNCH, len(self.launches) // 3)
-        self.launches += (self._kernel(kernel, function, len(values), target), self._references(values), len(values))
+        number = self._kernel(kernel, function, len(values), target)
+        record = LaunchRecord(number, *self.references(values), fixed=-1, per_thread=-1)
+        self.steps += (_LAUNCH, self.add("launches", *record))
 
     def drop(self, values: Sequence[int]) -> None:
-        self.steps += (_DROP, len(self.drops) // 2)
-        self.drops += (self._references(values), len(values))
+        self.steps += (_DROP, self.add("drops", *self.references(values)))
 
     def call(
         self,
@@ -233,20 +214,20 @@ class TableWriter:
         named = self._names.get(names)
         if named is None:
             named = self._names[names] = self.object(names)
+        first, count = self.references([-1 if value is None else value for value in results])
         record = CallRecord(
             name=self.string(name),
             function=self.object(function),
             arguments=self._items(arguments),
             argument_count=len(arguments),
             names=named,
-            results=self._references([-1 if value is None else value for value in results]),
-            result_count=len(results),
+            results=first,
+            result_count=count,
             is_one=int(is_one),
             native=-1 if native is None else self._native(native),
             unless=-1 if unless is None else unless,
         )
-        self.steps += (_CALL, len(self.calls) // len(record))
-        self.calls += record
+        self.steps += (_CALL, self.add("calls", *record))
 
     def _native(self, call: NativeCall) -> int:
         code = call.code
@@ -266,8 +247,7 @@ class TableWriter:
             beta=beta,
             alpha=alpha,
         )
-        self.natives += record
-        return len(self.natives) // len(record) - 1
+        return self.add("natives", *record)
 
     # --- the whole --------------------------------------------------------------------------------------
 
@@ -285,21 +265,7 @@ class TableWriter:
         root = len(self.items) // _WIDTH
         self.items += (_TUPLE, 0, len(outputs), -1)  # a tuple even if no tensor is in it
         self.items[_WIDTH * root + 1] = self._items(outputs)
-        strings, blob = self._blob()
-        places: list[int] = []
-        sections: list[int] = []
-        for section, record in SECTIONS.items():
-            words = strings if section == "strings" else getattr(self, section)
-            width = len(record._fields)
-            places += (HEADER_WORDS + len(sections), len(words) // width, width)
-            sections += words
-        end = 8 * (HEADER_WORDS + len(sections))
-        header = Header(
-            magic=MAGIC,
-            version=VERSION,
-            bytes=end + len(blob),
-            blob=end,
-            name=0,
+        record = ProgramRecord(
             inputs=inputs,
             constants=self.constants,
             arena=arena,
@@ -308,22 +274,15 @@ class TableWriter:
             output=root,
             writes_from=-1 if writes_from is None else writes_from,
         )
-        words = (*header, *places, *sections)
-        return struct.pack(f"{len(words)}q", *words) + blob, tuple(self.objects)
-
-    def _blob(self) -> tuple[list[int], bytes]:
-        """Records of the strings, and their bytes."""
-        encoded = [text.encode() for text in self._strings]
-        ends = accumulate(len(text) + 1 for text in encoded)
-        records = [word for end, text in zip(ends, encoded, strict=True) for word in (end - len(text) - 1, len(text))]
-        return records, b"\0".join((*encoded, b""))
+        self.words["programs"] += record
+        return self.pack(), tuple(self.objects)
 
 
 _ADD: dict[type, Callable[..., None]] = {
-    AllocateStep: TableWriter.allocate,
-    LaunchStep: TableWriter.launch,
-    CallStep: TableWriter.call,
-    DropStep: TableWriter.drop,
+    AllocateStep: FlatWriter.allocate,
+    LaunchStep: FlatWriter.launch,
+    CallStep: FlatWriter.call,
+    DropStep: FlatWriter.drop,
 }
 
 
@@ -333,11 +292,11 @@ def _has_refs(value: Sequence[Any]) -> bool:
 
 def write(program: FlatProgram, dtype_code: DtypeCode, device_code: DeviceCode) -> tuple[bytes, tuple[Any, ...]]:
     """A program that is known as a whole."""
-    writer = TableWriter(program.name, program.constants, dtype_code, device_code)
+    writer = FlatWriter(program.name, program.constants, dtype_code, device_code)
     for value in program.values:
         writer.value(value)
     for step in program.steps:
-        writer.add(step)
+        writer.add_step(step)
     return writer.finish(
         inputs=program.inputs,
         arena=program.arena,

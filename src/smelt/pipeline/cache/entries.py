@@ -24,7 +24,7 @@ from smelt.base.options import Options, config
 from smelt.device import KernelModule, generator_of
 from smelt.ir import serialize
 from smelt.ir.call_contract import JointPlan
-from smelt.ir.flat.read import TableReader
+from smelt.ir.flat.read import FlatReader
 from smelt.ir.graph import Traced
 from smelt.ir.kernel import HOST, AnyKernel, Kernel
 from smelt.ir.kernel_code import GridPhase
@@ -264,8 +264,8 @@ def _bound(half: Any, parts: list[bytes], consuming: bool, options: Options, are
             raise ValueError("it holds no program")
         return parsed
 
-    reader = TableReader(table)
-    if reader.header.consuming != consuming:
+    reader = FlatReader(table)
+    if reader.program.consuming != consuming:
         raise ValueError("it holds a program that is called in another way")
 
     def launcher(name: str, target: str) -> BuiltKernel:

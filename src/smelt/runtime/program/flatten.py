@@ -19,7 +19,7 @@ from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
 from smelt.ir.flat.steps import FlatValue, NativeCall, Ref
-from smelt.ir.flat.write import TableWriter
+from smelt.ir.flat.write import FlatWriter
 from smelt.ir.kernel import Role
 from smelt.ir.nodes import defining
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step, operands_in, touched
@@ -100,7 +100,7 @@ class _Flattener:
         self.arena_first = len(self.names)
         self.arena_views: dict[Operand, Ref] = {}
         self.asked: Asked = {}
-        self.writer = TableWriter(program.name, [tensor for _, tensor in program.constants], dtype_code, device_code)
+        self.writer = FlatWriter(program.name, [tensor for _, tensor in program.constants], dtype_code, device_code)
 
     def flatten(self) -> FlatTable:
         for name in self.names:

@@ -13,7 +13,7 @@ import torch
 from smelt import _native
 from smelt.base.errors import UnexpectedResult
 from smelt.base.torch_originals import BASE
-from smelt.ir.flat.read import TableReader, read
+from smelt.ir.flat.read import FlatReader, read
 from smelt.ir.flat.steps import FlatProgram
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import WORKSPACE
@@ -64,13 +64,13 @@ class Executable:
         self.flat = flat
         self.keep_alive = keep_alive  # owns the machine code
         self._program = program
-        reader = TableReader(flat.table, flat.objects)
-        header = reader.header
+        reader = FlatReader(flat.table, flat.objects)
+        program_record = reader.program
         self.run = _native.Runner(
             flat.table,
             flat.objects,
             threads=torch.get_num_threads if threads == 0 else lambda: threads,
-            acquire=arenas.acquirer(header.arena_bytes, reader.arena_devices(), reader.arena_values),
+            acquire=arenas.acquirer(program_record.arena_bytes, reader.arena_devices(), reader.arena_values),
             release=arenas.release,
             allocate=_allocate,
             view=_view,
@@ -78,12 +78,12 @@ class Executable:
             watchers=_WATCHERS,
         )
         self.run.__dict__["executable"] = self
-        self.run.__dict__["writes_from"] = None if header.writes_from < 0 else header.writes_from
+        self.run.__dict__["writes_from"] = None if program_record.writes_from < 0 else program_record.writes_from
         note(self)
 
     @property
     def name(self) -> str:
-        return TableReader(self.flat.table).name
+        return FlatReader(self.flat.table).name
 
     @cached_property
     def program(self) -> Program:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt.ir import serialize
-from smelt.ir.flat.read import TableReader
+from smelt.ir.table.read import TableReader
 from smelt.runtime.program.flatten import FlatTable, function_of
 from smelt.torch_abi.boxed_calls import would_be_same
 

@@ -73,9 +73,9 @@ check_header(File *file, smelt_error *error)
     if (file->size < sizeof *header || header->magic != FILE_MAGIC) {
         return smelt_fail(error, SMELT_ERROR_FILE, "this is no artifact: it does not begin like one");
     }
-    if (header->version != FORMAT_VERSION) {
+    if (header->version != FILE_VERSION) {
         return smelt_fail(error, SMELT_ERROR_VERSION, "this artifact has version %lld, this runtime reads version %d",
-                          (long long)header->version, FORMAT_VERSION);
+                          (long long)header->version, FILE_VERSION);
     }
     if (header->bytes < 0 || (uint64_t)header->bytes != file->size) {
         return smelt_fail(error, SMELT_ERROR_FILE, "this artifact is cut: it has %zu bytes, and was written with %lld",
@@ -129,7 +129,7 @@ wrong_section(const File *file, int64_t number, int64_t end)
     if (section->target != (of_target ? (number - 1) / 2 : -1)) {
         return "target";
     }
-    if (of_target ? section->machine <= ANY_MACHINE || section->machine >= MACHINE_COUNT
+    if (of_target ? section->machine <= ANY_MACHINE || section->machine > CUDA_MACHINE
                   : section->machine != ANY_MACHINE || section->features) {
         return "machine";
     }

@@ -2,8 +2,8 @@
 #ifndef SMELT_DEPLOY_FILE_H
 #define SMELT_DEPLOY_FILE_H
 
-#include "deploy/format/error.h"
-#include "deploy/format/records.h"
+#include "executor/error.h"
+#include "executor/records.h"
 
 #include <stdbool.h>
 

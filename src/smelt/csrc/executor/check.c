@@ -1,10 +1,11 @@
-/* Rules of a TABLE that depend on more than one record; ir/artifact_file/check.py has the same. */
-#include "deploy/format/check.h"
+/* Rules of a file's table that depend on more than one record. What depends on sizes is checked when it runs. */
+#include "executor/check.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const int8_t item_sizes[] = {1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 2, 4, 8, 1, 1};
+#define ITEM_SIZE(dtype, size) size,
+static const int8_t item_sizes[] = {TABLE_DTYPES(ITEM_SIZE)};
 
 int64_t
 smelt_item_size(int64_t dtype)
@@ -335,7 +336,8 @@ wrong_launch(const Checker *checker, const VariantRecord *variant, const LaunchR
     if (!are_numbers(table, variant, launch)) {
         return "steps: a kernel gets other sizes or numbers than it takes";
     }
-    return may_evaluate(checker, variant, launch->fixed) && may_evaluate(checker, variant, launch->per_thread)
+    return launch->fixed >= 0 && may_evaluate(checker, variant, launch->fixed) && launch->per_thread >= 0
+                   && may_evaluate(checker, variant, launch->per_thread)
                ? NULL
                : "steps: workspace";
 }
@@ -359,10 +361,10 @@ wrong_steps(Checker *checker, const VariantRecord *variant)
     for (int64_t i = 0; i < variant->step_count; i++) {
         const StepRecord *step = &table->steps[variant->steps + i];
         const char *wrong = "steps";
-        if (step->kind == LAUNCH_STEP && step->place == checker->launches && step->place < table->counts[LAUNCHES]) {
+        if (step->kind == LAUNCH_STEP && step->place == checker->launches) {
             wrong = wrong_launch(checker, variant, &table->launches[checker->launches++]);
         }
-        else if (step->kind == COPY_STEP && step->place == checker->copies && step->place < table->counts[COPIES]) {
+        else if (step->kind == COPY_STEP && step->place == checker->copies) {
             wrong = wrong_copy(checker, variant, &table->copies[checker->copies++]);
         }
         if (wrong) {
@@ -533,6 +535,12 @@ smelt_table_check(const Table *table, int64_t weights, int64_t state, int64_t ke
 {
     Checker checker = {.table = table, .weights = weights, .state = state, .needs = scratch,
                        .stamps = scratch + table->counts[EXPRESSIONS], .error = error};
+    static const int of_processes[] = {DTYPES, DEVICES, NUMBERS, TENSORS, ITEMS, NATIVES, CALLS, DROPS, PROGRAMS};
+    for (size_t i = 0; i < sizeof of_processes / sizeof *of_processes; i++) {
+        if (table->counts[of_processes[i]]) {
+            return smelt_refuse(error, "header", of_processes[i], "count: no file has such records");
+        }
+    }
     if (kernels != table->counts[KERNELS]) {
         return smelt_refuse(error, "kernels", 0, "count: the code has another number of them");
     }

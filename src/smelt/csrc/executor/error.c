@@ -1,5 +1,5 @@
 /* Writes a failure to the caller's error record. */
-#include "deploy/format/error.h"
+#include "executor/error.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -33,6 +33,6 @@ smelt_fail(smelt_error *error, smelt_status status, const char *format, ...)
 smelt_status
 smelt_refuse(smelt_error *error, const char *section, int64_t number, const char *what)
 {
-    return smelt_fail(error, SMELT_ERROR_FILE, "this artifact is damaged: %s %lld has a wrong %s", section,
+    return smelt_fail(error, SMELT_ERROR_FILE, "this program is damaged: %s %lld has a wrong %s", section,
                       (long long)number, what);
 }

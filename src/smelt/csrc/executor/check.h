@@ -1,8 +1,8 @@
 /* What a table must keep to beyond the rules of its fields. */
-#ifndef SMELT_DEPLOY_CHECK_H
-#define SMELT_DEPLOY_CHECK_H
+#ifndef SMELT_EXECUTOR_CHECK_H
+#define SMELT_EXECUTOR_CHECK_H
 
-#include "deploy/format/table.h"
+#include "executor/table.h"
 
 /* What depends on more than one record. `weights`, `state`: bytes of those sections; `kernels`: entries of the code.
    `scratch`: room for as many words as smelt_table_scratch says. */

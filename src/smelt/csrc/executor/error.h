@@ -1,6 +1,6 @@
 /* How a failure is reported: a status and a message, written to the caller's error record. */
-#ifndef SMELT_DEPLOY_ERROR_H
-#define SMELT_DEPLOY_ERROR_H
+#ifndef SMELT_EXECUTOR_ERROR_H
+#define SMELT_EXECUTOR_ERROR_H
 
 #include "smelt.h"
 
