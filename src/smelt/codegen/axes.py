@@ -54,6 +54,12 @@ def reduce_rows_first(kernel: Kernel) -> Kernel:
     return replace(kernel, stages=tuple(stages))
 
 
+def rewritten(kernel: Kernel, change: Callable[[Instruction], Iterable[Instruction]]) -> Kernel:
+    """With other instructions in the place of each."""
+    stages = [Stage(stage.loop, tuple(new for old in stage.body for new in change(old))) for stage in kernel.stages]
+    return replace(kernel, stages=tuple(stages))
+
+
 def reindexed(instruction: Instruction, change: Callable[[Index], Index]) -> Instruction:
     """An instruction with every index that it has changed."""
     if isinstance(instruction, Access | Position):
@@ -78,8 +84,7 @@ def without_axes(kernel: Kernel, gone: set[str], rows: Iterable[Axis], cols: Ite
     def fixed(index: Index) -> Index:
         return Index(tuple(term for term in index.terms if term[0] not in gone), index.offset)
 
-    stages = tuple(Stage(stage.loop, tuple(reindexed(i, fixed) for i in stage.body)) for stage in kernel.stages)
-    return replace(kernel, rows=tuple(rows), cols=tuple(cols), stages=stages)
+    return replace(rewritten(kernel, lambda i: [reindexed(i, fixed)]), rows=tuple(rows), cols=tuple(cols))
 
 
 def without_unit_axes(kernel: Kernel) -> Kernel:
@@ -96,18 +101,17 @@ def forward_scans(kernel: Kernel) -> Kernel:
         return kernel
     sizes = {axis.name: axis.size for axis in kernel.cols}
 
-    def change(instruction: Instruction) -> Instruction:
-        if isinstance(instruction, Scan):
-            return replace(instruction, backwards=False)
-        if not isinstance(instruction, Access | Position):
-            return instruction
-        index = instruction.index
+    def reversed_index(index: Index) -> Index:
         terms = tuple((name, -step if name in reversed_axes else step) for name, step in index.terms)
         further = sum((step * (sizes[name] - 1) for name, step in index.terms if name in reversed_axes), index.offset)
-        return replace(instruction, index=Index(terms, further))
+        return Index(terms, further)
 
-    stages = tuple(Stage(stage.loop, tuple(map(change, stage.body))) for stage in kernel.stages)
-    return replace(kernel, stages=stages)
+    def change(instruction: Instruction) -> list[Instruction]:
+        if isinstance(instruction, Scan):
+            return [replace(instruction, backwards=False)]
+        return [reindexed(instruction, reversed_index)]
+
+    return rewritten(kernel, change)
 
 
 def indices(kernel: Kernel) -> list[Index]:

@@ -36,6 +36,8 @@ class Target:
     tune_cpu: str = ""  # the processor, in LLVM's words, whose order of instructions serves; empty for `cpu` itself
     fma_by_lane: bool = False  # a multiply-add takes one lane of a register for all lanes of a factor
     warp_size: int = 1  # threads of a GPU that run in step
+    access_lanes: int = 4  # elements that a thread of a GPU loads or stores at once, at most
+    has_lane_ids: bool = True  # threads of a GPU know their warp and lane; else both follow from their number
     has_bfloat: bool = False  # one instruction rounds a float32 to bfloat16
     approximates: bool = False  # one instruction each for 2^x and 1 / x of a float32, two units off at most
     drawing_blocks: int = 0  # blocks of 256 threads that a GPU of this kind runs at the same time; 0: not known

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from smelt.codegen.gpu import scan_kernels
-from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.scatters import run_levels, scatter_kernels, stable_sort
 from smelt.codegen.gpu.scatters.run_reductions import RunReductionBody
+from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.gpu.team_scans import TeamScan
 from smelt.ir.kernel import Compute, Instruction, Kernel, Scan, Scatter
 from tests.codegen.cpu.test_scatters import rows_kernel
@@ -40,7 +40,7 @@ def scan_is_wrong(kernel: Kernel) -> bool:
 
 
 def no_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostWarp, "barrier", lambda b: None)
+    monkeypatch.setattr(Simt, "barrier", lambda b: None)
 
 
 def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:

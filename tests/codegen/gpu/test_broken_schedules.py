@@ -11,8 +11,8 @@ from smelt.codegen.gpu import grid_plan, phase_body, team_reductions
 from smelt.codegen.gpu.bodies import online_body, row_reductions_body
 from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductionsBody
-from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.phase_body import PhaseBody
+from smelt.codegen.gpu.simt import Simt
 from smelt.ir.kernel import Kernel
 from tests.codegen.cpu.test_transpose_tiles import turned
 from tests.codegen.gpu.running import Order, build, module_text, same_as_reference, split_more
@@ -89,21 +89,21 @@ def test_every_barrier_is_needed(name: str, parts: int, monkeypatch: pytest.Monk
     """Each of them left out by itself shows. Blocks go through several rows each, which share what they write to."""
     monkeypatch.setattr(grid_plan, "_resident", lambda made: 4)
     monkeypatch.setattr(team_reductions, "_MOST_PARTS", parts)
-    kernel, whole = KERNELS[name], HostWarp.barrier
+    kernel, whole = KERNELS[name], Simt.barrier
     count = barriers(kernel)
     assert count
     for left_out in range(count):
         seen = 0
 
-        def barrier(b: HostWarp) -> None:
+        def barrier(b: Simt) -> None:
             nonlocal seen
             if seen != left_out:  # noqa: B023
                 whole(b)
             seen += 1
 
-        monkeypatch.setattr(HostWarp, "barrier", barrier)
+        monkeypatch.setattr(Simt, "barrier", barrier)
         assert is_wrong(kernel), f"barrier {left_out} of {count}"
-        monkeypatch.setattr(HostWarp, "barrier", whole)
+        monkeypatch.setattr(Simt, "barrier", whole)
 
 
 # Everything else.
@@ -111,8 +111,9 @@ def test_every_barrier_is_needed(name: str, parts: int, monkeypatch: pytest.Monk
 
 def no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """All threads store."""
-    where = HostWarp.where
-    monkeypatch.setattr(HostWarp, "where", lambda b, mask: where(b, None))
+    where = Simt.where
+    for name in ("where", "where_stored"):
+        monkeypatch.setattr(Simt, name, lambda b, mask: where(b, None))
 
 
 def no_mask_of_folds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,14 +134,14 @@ def no_neutral_element(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_step_of_an_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    shuffle = HostWarp.shuffle_xor
-    monkeypatch.setattr(HostWarp, "shuffle_xor", lambda b, value, by: value if by == 2 else shuffle(b, value, by))
+    shuffle = Simt.shuffle_xor
+    monkeypatch.setattr(Simt, "shuffle_xor", lambda b, value, by: value if by == 2 else shuffle(b, value, by))
 
 
 def the_wrong_warp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every warp leaves its number where the first does."""
-    store = HostWarp.store_shared
-    monkeypatch.setattr(HostWarp, "store_shared", lambda b, first, at, value: store(b, first, b.mul(at, 0), value))
+    store = Simt.store_shared
+    monkeypatch.setattr(Simt, "store_shared", lambda b, first, at, value: store(b, first, b.mul(at, 0), value))
 
 
 def no_row_mask(monkeypatch: pytest.MonkeyPatch) -> None:

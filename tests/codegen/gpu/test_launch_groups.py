@@ -13,11 +13,12 @@ from smelt.codegen.gpu import launch_groups
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import CudaGenerator, HostGenerator
 from smelt.codegen.gpu.host import describe_host_warps
-from smelt.codegen.gpu.launch_groups import emit_group
+from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.targets import GROUP_BUFFERS
 from smelt.codegen.write_module import join
 from smelt.ir.kernel import Kernel, KernelGroup
+from smelt.ir.loops import Value
 from tests.codegen.gpu.on_host import ORDERS, filled
 from tests.codegen.gpu.test_ptx import assembled, assembled_here
 from tests.ir.kernels import SOFTMAX, sized
@@ -95,8 +96,8 @@ LENGTHS = [
 @pytest.mark.parametrize("offset", [0, 1])
 def test_all_members_are_run(counts: list[int], offset: int) -> None:
     kernels = [update(count) for count in counts]
-    code = emit_group("group", kernels, HOST, HostGenerator().group_writer(HOST), aligned=not offset)
-    assert code is not None and len(code.phases) == 1
+    code = HostGenerator().emit_group("group", kernels, HOST, aligned=not offset)
+    assert len(code.phases) == 1
     run_group(kernels, code, offset)
 
 
@@ -125,8 +126,8 @@ kernel scale{count} rows() cols(j:{count})
 """)
 
     kernels = [scaled(count) for count in (5, 2000, 300)]
-    code = emit_group("group", kernels, HOST, HostGenerator().group_writer(HOST))
-    assert code is not None and len(code.phases) == 1
+    code = HostGenerator().emit_group("group", kernels, HOST)
+    assert len(code.phases) == 1
     run_group(kernels, code)
 
 
@@ -139,14 +140,20 @@ def test_a_broken_group_is_seen(broken: str, monkeypatch: pytest.MonkeyPatch) ->
     def wrong(values: tuple[int, ...], starts: tuple[int, ...], buffers: int) -> launch_groups.GroupMembers:
         if broken == "blocks":
             return real(values, (0, *(start + 1 for start in starts[1:])), buffers)
-        if broken == "buffers":
-            return real(values, starts, 0)
         return real((min(values),) * len(values), starts, buffers)
 
-    monkeypatch.setattr(launch_groups, "GroupMembers", wrong)
+    search = launch_groups._search
+
+    def of_first(b: Simt, block: Value, starts: Sequence[Value], of_each: Sequence[Sequence[Value]]) -> Sequence[Value]:
+        return search(b, block, starts, [[*of_each[0][: b.buffers], *each[b.buffers :]] for each in of_each])
+
+    if broken == "buffers":
+        monkeypatch.setattr(launch_groups, "_search", of_first)
+    else:
+        monkeypatch.setattr(launch_groups, "GroupMembers", wrong)
     kernels = [update(count) for count in ((1000, 1000) if broken == "buffers" else (1000, 5000, 77))]
-    code = emit_group("group", kernels, HOST, HostGenerator().group_writer(HOST))
-    assert code is not None
+    code = HostGenerator().emit_group("group", kernels, HOST)
+    assert len(code.phases) == 1
     with pytest.raises(AssertionError):
         run_group(kernels, code)
 
@@ -206,8 +213,8 @@ def parse_on(kernel: Kernel, target: str) -> Kernel:
 def test_what_is_not_grouped() -> None:
     target = describe_cuda("sm_90")
     rows = [parse_kernel(sized(SOFTMAX, count, 64)) for count in (8, 16)]
-    assert emit_group("group", rows, target, CudaGenerator().group_writer(target)) is None
-    assert emit_group("group", [update(64), rows[0]], target, CudaGenerator().group_writer(target)) is None
+    for kernels in (rows, [update(64), rows[0]]):
+        assert len(CudaGenerator().emit_group("group", kernels, target).phases) == 2
 
 
 def test_equal_groups_are_built_once() -> None:

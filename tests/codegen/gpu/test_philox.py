@@ -5,8 +5,7 @@ import torch
 from smelt import _native
 from smelt.codegen.gpu.cuda_target import describe_cuda
 from smelt.codegen.gpu.gpu_generator import ptx
-from smelt.codegen.gpu.host import HostWarp, describe_host_warps
-from smelt.codegen.gpu.nvptx import Nvptx
+from smelt.codegen.gpu.host import describe_host_warps, warp_function
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.loops.philox import Draws, drawn, philox, uniform
@@ -50,14 +49,14 @@ def plain_draw(draws: Draws, seed: int, offset: int, element: int) -> float:
     return float(torch.tensor(words[word], dtype=torch.float64).float() * 2.0**-32 + 2.0**-33)
 
 
-def run(b: HostWarp, warps: int, *tensors: torch.Tensor) -> None:
-    made = llvm_compile.load([Module((b.grid_function(),))], b.target)[0]
+def run(b: Simt, warps: int, *tensors: torch.Tensor) -> None:
+    made = llvm_compile.load([Module((warp_function(b, b.grid_function()),))], b.target)[0]
     phase = (made.address(b.symbol), 1, warps * WARP, 0, False)
     _native.GridLauncher((phase,), len(tensors), 0, warp=WARP)(1, *tensors)
 
 
-def host(buffers: int) -> HostWarp:
-    return HostWarp(describe_host_warps("test", WARP), "k", Sizes(buffers), "i32", warp=WARP)
+def host(buffers: int) -> Simt:
+    return Simt(describe_host_warps("test", WARP), "k", Sizes(buffers), "i32", buffers=buffers, threads=WARP)
 
 
 def write_words(b: Simt) -> None:
@@ -112,7 +111,7 @@ def test_how_far_a_generator_moves() -> None:
 
 def test_as_ptx() -> None:
     target = describe_cuda("sm_90")
-    b = Nvptx(target, "k", Sizes(3), "i32", buffers=3, threads=256)
+    b = Simt(target, "k", Sizes(3), "i32", buffers=3, threads=256)
     write_words(b)
     text = ptx(Module((b.grid_function(),)), target)
     assert "mul.wide.u32" in text or "mul.hi.u32" in text

@@ -37,6 +37,8 @@ def describe_cuda(architecture: str) -> Target:
         has_nan_minmax=number >= 80,
         transpose_tile_bytes=(0, 0),
         warp_size=32,
+        access_lanes=16,
+        has_lane_ids=False,
         has_bfloat=number >= 80,
         approximates=True,
         drawing_blocks=_BLOCKS.get(number, 0),

@@ -6,7 +6,7 @@
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from smelt.base.errors import SmeltError
 from smelt.base.rewrite_budget import RewriteBudget
@@ -17,9 +17,8 @@ from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductionsBody
 from smelt.codegen.gpu.bodies.transpose_body import TransposeBody
 from smelt.codegen.gpu.grid_plan import Along, GridPlan, PhasePlan, plan, uses_wide_positions
-from smelt.codegen.gpu.host import HostWarp
-from smelt.codegen.gpu.launch_groups import GroupedPtx, GroupedWarp, Writer, emit_group
-from smelt.codegen.gpu.nvptx import Nvptx, why_not_ptx
+from smelt.codegen.gpu.host import shared_apart, warp_function
+from smelt.codegen.gpu.launch_groups import emit_group
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.products.product_body import ProductBody
 from smelt.codegen.gpu.scatters.run_reductions import RunReductionBody
@@ -32,7 +31,7 @@ from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import AnyKernel, Kernel
 from smelt.ir.kernel_code import GridPhase
-from smelt.ir.loops import Module, Value
+from smelt.ir.loops import Function, Module, called
 from smelt.runtime.cuda.driver import devices, why_not_device
 from smelt.runtime.cuda.image import CudaCode
 from smelt.symbolic.shapes import Size
@@ -47,13 +46,11 @@ class GpuGenerator(ABC):
 
     TABLES: Mapping[str, Sequence[Row]] = {}
 
-    @abstractmethod
-    def group_writer(self, target: Target) -> Writer:
-        """What makes builders for groups of kernels."""
+    builder: type[Simt] = Simt
 
-    @abstractmethod
-    def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
-        """A builder for one phase."""
+    def lower(self, b: Simt, function: Function) -> Function:
+        """What the target runs, of the function of a thread that `b` wrote."""
+        return function
 
     def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
         return numbered(kernels)
@@ -83,7 +80,7 @@ class GpuGenerator(ABC):
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         """One grid for all of them; where there is no code for that, a grid for each, one after the other."""
-        grouped = emit_group(f"{symbol}_0", kernels, target, self.group_writer(target), aligned=aligned)
+        grouped = emit_group(f"{symbol}_0", kernels, target, self.builder, self.lower, aligned=aligned)
         if grouped is not None:
             return grouped
         total, first = sum(len(kernel.parameters) for kernel in kernels), 0
@@ -106,23 +103,37 @@ class GpuGenerator(ABC):
         """The kernel's buffers begin at `first` among the launch's `buffers`."""
         sizes = Sizes(buffers)
         kind = "i64" if uses_wide_positions(plan) else "i32"
+        names = [*[""] * first, *(buffer.name for buffer in plan.kernel.parameters)]
         builders: list[Simt] = []
         phases: list[GridPhase] = []
         for number, phase in enumerate(plan.phases):
-            b = self.simt(f"{symbol}.{number}".replace(".", "_"), phase, target, sizes, kind)
-            _body(phase)(b, phase, _pointers(b, plan, first), aligned=aligned).write()
+            b = self.builder(
+                target,
+                f"{symbol}.{number}".replace(".", "_"),
+                sizes,
+                kind,
+                buffers=buffers,
+                threads=phase.threads,
+                cluster=phase.cluster,
+                resident=phase.resident,
+                predicates=phase.threads <= _MANY_THREADS and (phase.folds is None or phase.unrolled),
+                parameters=names,
+                places=dict(plan.places),
+                aligned=aligned,
+            )
+            _body(phase)(b, phase).write()
             builders.append(b)
             phases.append(self.grid(b, phase))
         for size in (plan.workspace, *(phase.blocks for phase in plan.phases)):
             _given(sizes, size)
-        functions = tuple(b.grid_function() for b in builders)
+        functions = tuple(self.lower(b, b.grid_function()) for b in builders)
         helpers = {name: helper for b in builders for name, helper in b.helpers.items()}
         taken = tuple(sizes.params)
         return EntryCode(functions, tuple(helpers.items()), 0, taken, phases=tuple(phases), workspace=plan.workspace)
 
     def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
         """How a phase that was written out is launched."""
-        return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_bytes, b.has_barrier)
+        return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_size, b.has_barrier)
 
     @abstractmethod
     def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]: ...
@@ -151,32 +162,17 @@ def _given(sizes: Sizes, size: Size) -> None:
         sizes.slot(size)
 
 
-def _pointers(b: Simt, plan: GridPlan, first: int) -> dict[str, Callable[[], Value]]:
-    pointers: dict[str, Callable[[], Value]] = {}
-    for number, buffer in enumerate(plan.kernel.parameters, first):
-        pointers[buffer.name] = lambda number=number: b.parameter(number)  # type: ignore[misc]
-    for name, first in plan.places:
-        pointers[name] = lambda first=first: b.workspace(first)  # type: ignore[misc]
-    return pointers
-
-
 class HostGenerator(GpuGenerator):
     """For the processor this runs on: so that GPU schedules run where there is no GPU."""
 
-    def group_writer(self, target: Target) -> Writer:
-        return lambda symbol, sizes, members, threads: GroupedWarp(target, symbol, sizes, members)
-
-    def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
-        warp, cluster = target.warp_size, phase.cluster
-        warps = phase.threads // warp
-        return HostWarp(target, symbol, sizes, index_kind, warp=warp, cluster=cluster, warps=warps)
+    def lower(self, b: Simt, function: Function) -> Function:
+        return warp_function(b, function)
 
     def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
         if phase.cluster == 1:
             return super().grid(b, phase)
-        assert isinstance(b, HostWarp)
         blocks, threads = phase.blocks // phase.cluster, phase.threads * phase.cluster
-        return GridPhase(b.symbol, blocks, threads, b.shared_apart * phase.cluster, b.has_barrier)
+        return GridPhase(b.symbol, blocks, threads, shared_apart(b) * phase.cluster, b.has_barrier)
 
     def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
         return llvm_compile.load(modules, target, threads)
@@ -191,22 +187,6 @@ class CudaGenerator(GpuGenerator):
     def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
         return named(kernels)
 
-    def group_writer(self, target: Target) -> Writer:
-        return lambda symbol, sizes, members, threads: GroupedPtx(target, symbol, sizes, members, threads)
-
-    def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
-        return Nvptx(
-            target,
-            symbol,
-            sizes,
-            index_kind,
-            buffers=sizes.place,
-            threads=phase.threads,
-            cluster=phase.cluster,
-            resident=phase.resident,
-            predicates=phase.threads <= _MANY_THREADS and (phase.folds is None or phase.unrolled),
-        )
-
     def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
         return llvm_compile.side_by_side(functools.partial(_load_cuda, target=target), modules)
 
@@ -220,6 +200,15 @@ def _load_cuda(module: Module, target: Target) -> Built:
     for device in {device.capability: device for device in devices() if why_not_device(device) is None}.values():
         code.image(device)
     return Built(lambda symbol: 0, code, code)
+
+
+def why_not_ptx(functions: Iterable[Function]) -> str | None:
+    """Why LLVM must not compile functions for NVIDIA's GPUs: any function that is neither defined nor one of these
+    chips' own would end the process or the assembler."""
+    functions = list(functions)
+    defined = {each.name for each in functions}
+    names = sorted(name for each in functions for name in called(each) - defined if not name.startswith("llvm.nvvm."))
+    return f"no GPU has the function {names[0]}" if names else None
 
 
 Assemble = Callable[[str, Target, int], str]

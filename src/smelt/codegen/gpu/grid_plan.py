@@ -16,6 +16,7 @@ from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, is_pointwise, merged, reduce_rows_first, without_unit_axes
 from smelt.codegen.cpu.online_softmax import Online
+from smelt.codegen.gpu.kernel_slices import has, with_axes
 from smelt.codegen.gpu.long_rows import online_loops, outputs_as_scratch, recomputed
 from smelt.codegen.gpu.phase_kernels import (
     Bound,
@@ -36,14 +37,14 @@ from smelt.codegen.gpu.row_reductions import (
     row_reads,
     with_room,
 )
-from smelt.codegen.gpu.scan_kernels import has_logs, has_scans, scan_kernels, split_scan
+from smelt.codegen.gpu.scan_kernels import has_logs, scan_kernels, split_scan
 from smelt.codegen.gpu.scatters.run_levels import RunLevel, run_levels
 from smelt.codegen.gpu.scatters.scatter_kernels import any_order_is_right, last_ones, places_of, split_scatters
 from smelt.codegen.gpu.scatters.stable_sort import sorted_events
 from smelt.codegen.gpu.transpose_tiles import TransposeTile, transpose_tile
 from smelt.codegen.gpu.vector_width import is_multiple, vector_width
 from smelt.ir.check_kernel import contraction_of
-from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Position, Role, Store
+from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Role, Scan, Store
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
@@ -231,7 +232,7 @@ def _rounded(size: Size) -> Size:
 
 def _all_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
     """Reductions over rows: over cols of the transposed kernel; else in one pass; else of staged operands."""
-    if not any(isinstance(i, Accumulate) for i in kernel.instructions()):
+    if not has(kernel, Accumulate):
         return _scanning_phases(kernel, chip)
     other = transposed(kernel)
     if other is not None:
@@ -259,7 +260,7 @@ def _phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
         return [_points(kernel, chip.warp)]
     kernel = merged(merged(kernel, cols=False), cols=True)
     whole = _rows(PhaseKernel(kernel), chip.warp)
-    if has_scans(kernel):
+    if has(kernel, Scan):
         return _scan_phases(kernel, whole, chip.warp)
     shared = _clustered(kernel, whole, chip)
     if shared is not None:
@@ -315,7 +316,7 @@ def _clustered_registers(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> Phase
         return None
     order = {axis.name: axis for axis in kernel.cols}
     cols = tuple(order[axis.name] for axis in whole.kernel.cols)
-    kernel = outputs_as_scratch(_terms_in_order(replace(kernel, cols=cols)))
+    kernel = outputs_as_scratch(with_axes(kernel, kernel.rows, cols))
     threads, live = min(_MOST_THREADS, chip.warp**2), _live(kernel)
     cluster, most = 1, min(chip.cluster, chip.warp)
 
@@ -428,7 +429,7 @@ def _scatter_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
     for part in events.kernels:
         if part.bounds:
             phases.append(_rows(part, chip.warp))
-        elif part.kernel.rows or has_scans(part.kernel):
+        elif part.kernel.rows or has(part.kernel, Scan):
             phases += _phases(part.kernel, chip)
         else:
             phases.append(_points(part.kernel, chip.warp))
@@ -448,7 +449,7 @@ def _points(kernel: Kernel, warp: int) -> PhasePlan:
     if store is not None:
         axes.sort(key=lambda axis: -abs(hint(store.index.stride(axis.name))))
     kernel = merged(replace(kernel, rows=(), cols=tuple(axes)), cols=True)
-    kernel = _terms_in_order(kernel)
+    kernel = with_axes(kernel, (), kernel.cols)
     last = kernel.cols[-1] if kernel.cols else None
     # Along a single axis, single points make up what is left of it.
     width = vector_width(kernel, last, () if len(kernel.cols) == 1 else (last.size,) if last else ())
@@ -473,20 +474,6 @@ def _vectors(phase: PhasePlan) -> int:
             break
         vectors *= 2
     return vectors
-
-
-def _terms_in_order(kernel: Kernel) -> Kernel:
-    order = kernel.rows + kernel.cols
-
-    def fixed(instruction: object) -> object:
-        if not isinstance(instruction, Access | Position):
-            return instruction
-        index = instruction.index
-        terms = tuple((axis.name, index.stride(axis.name)) for axis in order if axis.name in index.axes)
-        return replace(instruction, index=Index(terms, index.offset))
-
-    stages = tuple(replace(stage, body=tuple(fixed(i) for i in stage.body)) for stage in kernel.stages)  # type: ignore[misc]
-    return replace(kernel, stages=stages)
 
 
 # Kernels with reductions, or values of whole rows.
@@ -521,13 +508,13 @@ def _last(axes: Sequence[Axis], last: Axis | None) -> tuple[Axis, ...]:
 
 def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
     kernel = part.kernel
-    kernel = _terms_in_order(replace(kernel, cols=_last(kernel.cols, last)))
+    kernel = with_axes(kernel, kernel.rows, _last(kernel.cols, last))
     cols = hint(kernel.col_count)
     width = _width(kernel, kernel.cols[-1:], part.bounds)
     while width > 1 and cols < width * warp:
         width //= 2
     team = 1
-    folds = any(isinstance(i, Accumulate) for i in kernel.instructions())
+    folds = has(kernel, Accumulate)
     # One warp reduces the partials of a team's warps. Long code needs more registers than the largest block has.
     most = min(_MOST_THREADS // 2 if folds or has_logs(kernel) else _MOST_THREADS, warp * warp)
     while team < most and team * width < cols:
@@ -563,7 +550,7 @@ def _fold_team(kernel: Kernel, team: int, width: int, most: int) -> tuple[int, i
 def _streamed(phase: PhasePlan) -> PhasePlan | None:
     """In loops, where these read each point of a row once, and rows are not short; None where they do not. Nothing is
     gained by registers that keep a row then, and many threads fit side by side."""
-    if is_symsize(phase.tiles) or phase.tiles <= _STREAM_TILES or has_scans(phase.kernel):
+    if is_symsize(phase.tiles) or phase.tiles <= _STREAM_TILES or has(phase.kernel, Scan):
         return None
     kernel = recomputed(phase.kernel)
     streamed = replace(phase, kernel=kernel, online=online_loops(kernel))
@@ -575,10 +562,10 @@ def _streamed(phase: PhasePlan) -> PhasePlan | None:
 
 def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
     """Adjacent lanes have adjacent rows. Where rows are few, a warp has several cols of them."""
-    kernel = _terms_in_order(replace(part.kernel, rows=_last(part.kernel.rows, last)))
+    kernel = with_axes(part.kernel, _last(part.kernel.rows, last), part.kernel.cols)
     width = _width(kernel, kernel.rows[-1:], part.bounds)
     rows = hint(kernel.row_count)
-    if has_scans(kernel):
+    if has(kernel, Scan):
         while width > 1 and rows < width * warp:
             width //= 2
         return _unrolled(PhasePlan(kernel, part.bounds, Along.ROWS, warp, 1, width, False, warp))

@@ -1,7 +1,10 @@
-"""`HostWarp`: the primitives of GPU schedules on the host. The function is that of one warp, and a thread is a lane of
-a vector.
+"""GPU schedules on the host: rewrites the function of one thread to that of one warp, whose threads are lanes.
 
     define void @k0(ptr %buffers, ptr %workspace, i64 %block, i64 %warp, ptr %shared)
+
+A value that differs between the threads of a warp becomes a vector with a lane per thread: the lane's number, what was
+loaded at an address that differs, and what is computed from these. A branch that only some threads take becomes
+straight-line code whose stores have a mask. Atomic operations and calls are done lane by lane, in a loop.
 
 So every schedule runs on machines without a GPU. The caller runs the warps of a block one after another, each up to its
 next barrier (`csrc/runner`). It is written for correctness, not speed.
@@ -12,17 +15,37 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from smelt.codegen.cpu.target import describe_host
-from smelt.codegen.gpu.simt import Change, Mask, Simt, memory_bytes
-from smelt.codegen.loops.builder import BUFFERS, WORKSPACE, param
-from smelt.codegen.loops.runtime_sizes import Sizes
+from smelt.codegen.gpu.simt import SHARED_NAME, WORKSPACE, Mask, Simt
+from smelt.codegen.loops import builder
+from smelt.codegen.loops.builder import BUFFERS, TRUE, Builder, param
 from smelt.device import Target
-from smelt.ir.loops import Address, Compute, Function, Load, Node, Store, Value
-from smelt.symbolic.symsize import is_symsize
+from smelt.ir.loops import (
+    Address,
+    Alloc,
+    Atomic,
+    Barrier,
+    Call,
+    CompareExchange,
+    Compute,
+    Convert,
+    For,
+    Function,
+    Id,
+    If,
+    Load,
+    Node,
+    Remote,
+    Repeat,
+    Shuffle,
+    Store,
+    Value,
+    walk,
+)
 from smelt.torch_abi.symbols import SIMT_BARRIER
 
 _BLOCK, _WARP = param("block"), param("warp")
-_SHARED, _MINE = param("shared", "ptr"), param("shared.mine", "ptr")  # of a launched block, and of a cluster's block
-_APART = param("apart")
+_SHARED = param("shared", "ptr")  # of a launched block, which is a whole cluster
+_PARAMS = (BUFFERS, builder.WORKSPACE, _BLOCK, _WARP, _SHARED)
 
 
 def describe_host_warps(name: str, warp: int, cluster: int = 1) -> Target:
@@ -32,6 +55,7 @@ def describe_host_warps(name: str, warp: int, cluster: int = 1) -> Target:
         name=name,
         warp_size=warp,
         cluster_blocks=cluster,
+        access_lanes=1,
         fma_clobbers_addend=False,
         cheap_interleave=False,
         has_narrowing_add=False,
@@ -39,151 +63,226 @@ def describe_host_warps(name: str, warp: int, cluster: int = 1) -> Target:
     )
 
 
-class HostWarp(Simt):
-    """Code of one phase for this processor. A launched block is a whole cluster: the warps of all its blocks, `warps`
-    of each, whose shared memories are consecutive."""
+def shared_apart(b: Simt) -> int:
+    """Bytes between the shared memory of two blocks of a cluster."""
+    return -(-b.shared_bytes // 16) * 16
 
-    def __init__(
-        self, target: Target, symbol: str, sizes: Sizes, index_kind: str, *, warp: int, cluster: int = 1, warps: int = 1
-    ) -> None:
-        super().__init__(target, symbol, sizes, index_kind, cluster)
-        self.warp, self.warps = warp, warps
-        self._mask: Mask = None
-        self._loaded: set[int] = set()
 
-    # Where this is.
+def warp_function(source: Simt, function: Function) -> Function:
+    """The function of one warp. A launched block is a whole cluster: the warps of all its blocks, whose shared
+    memories are consecutive."""
+    warp = _Warp(source)
+    warp.bind_params(function.params)
+    warp.body(function.body)
+    return warp.b.function(function.name, _PARAMS, "entry")
 
-    def lane(self) -> Value:
-        return self.iota(self.index_kind, range(self.warp))
 
-    def warp_number(self) -> Value:
-        number = self.convert("trunc", _WARP, self.index_kind)
-        return number if self.cluster == 1 else self.and_(number, self.warps - 1)
+class _Warp:
+    """A function being rewritten. `values`: what has been defined, as scalars where all threads have the same."""
 
-    def block_number(self) -> Value:
-        number = self.convert("trunc", _BLOCK, self.index_kind)
-        return number if self.cluster == 1 else self.add(self.mul(number, self.cluster), self.cluster_rank())
+    def __init__(self, source: Simt) -> None:
+        self.source = source
+        self.b = b = Builder(source.target, source.symbol)
+        self.values: dict[str, Value] = {}
+        self.mask: Mask = None  # of the threads that are here
+        self.lane: Value | None = None  # of the thread whose code is written, where that is done one by one
+        block, warp = (b.convert("trunc", each, "i32") for each in (_BLOCK, _WARP))
+        self.rank, shared = b.const("i32", 0), _SHARED
+        if source.cluster > 1:
+            warps = source.threads // source.warp
+            self.rank, warp = b.lshr(warp, warps.bit_length() - 1), b.and_(warp, warps - 1)
+            block = b.add(b.mul(block, source.cluster), self.rank)
+            shared = self._of_block(shared, self.rank)
+        self.ids = {"block": block, "warp": warp, "lane": b.iota("i32", range(source.warp))}
+        self.values[f"@{SHARED_NAME}"] = shared
 
-    def cluster_rank(self) -> Value:
-        number = self.convert("trunc", _WARP, self.index_kind)
-        return self.lshr(number, self.warps.bit_length() - 1)
+    def bind_params(self, params: Sequence[Value]) -> None:
+        """Buffers, of each kernel of a group, and those of them that are numbers; the workspace; the array of sizes."""
+        b, place = self.b, params.index(WORKSPACE)
+        self.values[WORKSPACE.name] = builder.WORKSPACE
+        for number, each in enumerate(params[:place]):
+            value = b.load_pointer(number)
+            if each.kind == "i64":
+                loaded = b.load(value, self.source.numbers[number % self.source.buffers])
+                value = b.convert("zext", b.bits(loaded) if loaded.kind.startswith("f") else loaded, "i64")
+            self.values[each.name] = value
+        for number, each in enumerate(params[place + 1 :]):
+            self.values[each.name] = b.load(b.element(b.load_pointer(place), "i64", number), "i64")
 
-    # Memory.
+    def _bind(self, names: Sequence[Value], values: Sequence[Value]) -> None:
+        self.values |= {name.name: value for name, value in zip(names, values, strict=True)}
 
-    def parameter(self, number: int) -> Value:
-        address = param(f"b{number}", "ptr")
-        if number not in self._loaded:
-            self._loaded.add(number)
-            place = param(f"b{number}.at", "ptr")
-            self.prologue.append(Address(place, self.buffer_array(), "ptr", self.const("i64", number)))
-            self.prologue.append(Load(address, place, 0, invariant=True))
-        return address
+    def value(self, value: Value) -> Value:
+        if value.number is not None:
+            return value
+        found = self.values[value.name]
+        return found if self.lane is None else self.b.extract(found, self.lane)
 
-    def number(self, parameter: Value, kind: str) -> Value:
-        return self.load(parameter, kind)
+    def alike(self, values: Sequence[Value]) -> list[Value]:
+        """All with as many lanes as the widest."""
+        operands = [self.value(each) for each in values]
+        lanes = max([each.lanes for each in operands], default=1)
+        return [self.b.splat(each, lanes) for each in operands]
 
-    def workspace(self, offset: int) -> Value:
-        return self.element(WORKSPACE, "i8", self.const("i64", offset) if is_symsize(offset) else offset)
+    def vectors(self, values: Sequence[Value]) -> list[Value]:
+        """All with a lane per thread, unless one thread's code is written."""
+        lanes = self.source.warp if self.lane is None else 1
+        return [self.b.splat(self.value(each), lanes) for each in values]
 
-    def load_global(
-        self, pointer: Value, at: Value, kind: str, width: int = 1, *, aligned: bool = True, constant: bool = False
-    ) -> list[Value]:
-        places = (self.element(pointer, kind, self.add(at, place) if place else at) for place in range(width))
-        return [self.load(place, kind, place.lanes) for place in places]
-
-    def store_global(self, pointer: Value, at: Value, values: Sequence[Value], *, aligned: bool = True) -> None:
-        for place, value in enumerate(values):
-            addresses = self.element(pointer, value.kind, self._all(self.add(at, place) if place else at))
-            mask = None if self._mask is None else self._all(self._mask)
-            self.body.append(Store(self._all(value), addresses, memory_bytes(value.kind), mask=mask))
-
-    def _all(self, value: Value) -> Value:
-        return self.splat(value, self.warp)
-
-    def atomic(
-        self, pointer: Value, at: Value, kind: str, value: Value, change: Change, plain: str | None = None
-    ) -> None:
-        places, values = self._all(at), self._all(value)
-        mask = None if self._mask is None else self._all(self._mask)
-        for lane in range(self.warp):
-            with nullcontext() if mask is None else self.when(self.extract(mask, lane)):
-                where = self.element(pointer, kind, self.extract(places, lane))
-                self.store(change(self.load(where, kind), self.extract(values, lane)), where)
+    def _both(self, one: Mask, other: Mask) -> Mask:
+        return one if other is None else other if one is None else self.b.and_(one, other)
 
     @contextmanager
-    def where(self, mask: Mask) -> Iterator[None]:
-        before = self._mask
-        self._mask = mask if before is None or mask is None else self.and_(before, mask)
+    def _within(self, mask: Mask) -> Iterator[None]:
+        outer, self.mask = self.mask, mask
         yield
-        self._mask = before
+        self.mask = outer
 
-    # Exchange between threads.
+    def body(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            if self.lane is None and _is_done_by_lane(node):
+                self._by_lane(node)
+            else:
+                self._node(node)
 
-    def shuffle_xor(self, value: Value, distance: int) -> Value:
-        return self.permute(self._all(value), [lane ^ distance for lane in range(self.warp)])
+    def _by_lane(self, node: Node) -> None:
+        """Once for each of the threads that are here."""
+        b, mask = self.b, self.mask
+        loop = b.begin(b.const("i64", 0), b.const("i64", self.source.warp), 1, (), guard=False)
+        with nullcontext() if mask is None else b.when(b.extract(mask, loop.index)), self._within(None):
+            self.lane = loop.index
+            self._node(node)
+            self.lane = None
+        loop.end()
 
-    def shuffle_up(self, value: Value, distance: int) -> Value:
-        return self.permute(self._all(value), [max(lane - distance, 0) for lane in range(self.warp)])
+    def _node(self, node: Node) -> None:
+        b = self.b
+        match node:
+            case Compute(out, op, operands, flags):
+                args = self.alike(operands)
+                self.values[out.name] = b.compute(op, out.kind, args[0].lanes, *args, flags=flags)
+            case Convert(out, op, value):
+                source = self.value(value)
+                self.values[out.name] = converted = b.fresh(out.kind, source.lanes)
+                b.body.append(Convert(converted, op, source))
+            case Id(out, what):
+                self.values[out.name] = self.ids[what]
+            case Address(out, base, kind, offset):
+                pointer, by = self.value(base), self.value(offset)
+                self.values[out.name] = b.element(pointer, kind, b.splat(by, max(pointer.lanes, by.lanes)))
+            case Alloc(out, kind, length, align):  # for each thread
+                place = b.stack(out.name[1:], kind, length * self.source.warp, align)
+                each = b.iota("i64", [length * lane for lane in range(self.source.warp)])
+                self.values[out.name] = b.element(place, kind, each)
+            case Load(out, pointer, align):
+                where = self.value(pointer)
+                self.values[out.name] = b.load(where, out.kind, where.lanes, align=align)
+            case Store(value, pointer, align, _, mask):
+                here = self._both(self.mask, mask and self.value(mask))
+                where, stored = self.alike((pointer, value)) if here is None else self.vectors((pointer, value))
+                b.body.append(Store(stored, where, align, mask=here and b.splat(here, where.lanes)))
+            case Atomic(op, pointer, value):
+                b.body.append(Atomic(op, self.value(pointer), self.value(value)))
+            case CompareExchange(seen, stored, pointer, expected, new):
+                self._bind((seen, stored), found := (b.fresh(seen.kind), b.fresh("i1")))
+                b.body.append(CompareExchange(*found, *map(self.value, (pointer, expected, new))))
+            case Call(out, str(name), operands):
+                self._call(out, name, self.alike(operands))
+            case Shuffle(out, value, mode, lane):
+                self.values[out.name] = self._shuffled(self.value(value), mode, self.value(lane))
+            case Barrier(scope):
+                if scope in ("block", "cluster"):  # a warp is a vector, and shared memory stays to the end
+                    b.call(SIMT_BARRIER)
+            case Remote(out, pointer, rank):
+                self.values[out.name] = self._of_block(self.value(pointer), b.sub(self.value(rank), self.rank))
+            case For():
+                self._for(node)
+            case Repeat():
+                self._repeat(node)
+            case If():
+                self._if(node)
+            case _:
+                raise AssertionError(f"no GPU schedule has {type(node).__name__}")
 
-    def shuffle_from(self, value: Value, lane: Value) -> Value:
+    def _of_block(self, shared: Value, rank: Value) -> Value:
+        """The same place in the shared memory of a block so many behind."""
+        by = self.b.mul(self.b.convert("sext", rank, "i64"), shared_apart(self.source))
+        return self.b.element(shared, "i8", by)
+
+    def _call(self, out: Value | None, name: str, args: Sequence[Value]) -> None:
+        if out is None:
+            self.b.call(name, *args)
+            return
+        lanes = args[0].lanes if args else 1
+        calls = [[self.b.extract(each, lane) for each in args] for lane in range(lanes)]
+        self.values[out.name] = self.b.gathered([self.b.call(name, *each, result=out.kind) for each in calls])
+
+    def _shuffled(self, value: Value, mode: str, lane: Value) -> Value:
+        b, lanes = self.b, range(self.source.warp)
         if value.lanes == 1:
             return value
-        lanes = self._all(lane)
-        return self.gathered([self.extract(value, self.extract(lanes, each)) for each in range(self.warp)])
+        if mode == "from":
+            if lane.lanes == 1:
+                return b.extract(value, lane)
+            return b.gathered([b.extract(value, b.extract(lane, each)) for each in lanes])
+        assert isinstance(lane.number, int)
+        by = lane.number
+        return b.permute(value, [each ^ by if mode == "xor" else max(each - by, 0) for each in lanes])
 
-    def barrier(self) -> None:
-        self.has_barrier = True
-        self.call(SIMT_BARRIER)
+    # Control flow. What a loop carries has a lane per thread.
 
-    def warp_barrier(self) -> None:
-        pass  # a warp is a vector
+    def _for(self, node: For) -> None:
+        b, (first, last) = self.b, map(self.value, (node.first, node.last))
+        loop = b.begin(first, last, node.step, self.vectors(node.starts), guard=node.may_skip)
+        self._bind((node.index, *node.carried), (loop.index, *loop.values))
+        self.body(node.body)
+        self._bind(node.results, loop.end(*self.vectors(node.yields)))
 
-    def cluster_barrier(self) -> None:
-        self.barrier()  # a block's barrier is one of its whole cluster
+    def _repeat(self, node: Repeat) -> None:
+        """Until no thread goes on; those that do not keep what they have."""
+        b = self.b
 
-    def leave_cluster(self) -> None:
-        pass  # what a cluster shares stays until all its warps are done
+        def attempt(active: Value, *carried: Value) -> tuple[Value, list[Value]]:
+            self._bind(node.carried, carried)
+            with self._within(active if self.lane is None else None):
+                self.body(node.body)
+            yields = [b.select(active, *each) for each in zip(self.vectors(node.yields), carried, strict=True)]
+            (goes_on,) = self.vectors((node.condition,))
+            following = b.and_(active, goes_on)
+            return b.any_lane(following), [following, *yields]
 
-    def load_cluster(self, first: int, rank: Value, kind: str) -> Value:
-        where = self.mul(self.convert("zext", rank, "i64"), _APART)
-        first_bytes = self.element(self.element(_SHARED, "i8", first), "i8", self._all(where))
-        return self.load(first_bytes, kind, self.warp)
+        begins = [b.splat(self.mask or TRUE, self.source.warp if self.lane is None else 1)]
+        self._bind(node.results, b.repeat([*begins, *self.vectors(node.starts)], attempt)[1:])
 
-    def load_shared(self, first: int, at: Value, kind: str) -> Value:
-        (loaded,) = self.load_global(self.element(self._shared, "i8", first), at, kind)
-        return loaded
+    def _if(self, node: If) -> None:
+        b, condition = self.b, self.value(node.condition)
+        branch = If(condition, [], [])
+        ways = ((node.then, node.then_values, branch.then), (node.otherwise, node.else_values, branch.otherwise))
+        if condition.lanes == 1:
+            outer, found = b.body, list[list[Value]]()
+            for body, results, b.body in ways:
+                self.body(body)
+                found.append([self.value(each) for each in results])
+            lanes = [max(one.lanes, other.lanes) for one, other in zip(*found, strict=True)]
+            for values, (*_, b.body) in zip(found, ways, strict=True):
+                values[:] = map(b.splat, values, lanes)
+            b.body = outer
+            branch.then_values, branch.else_values = map(tuple, found)
+            branch.results = tuple([b.fresh(each.kind, each.lanes) for each in branch.then_values])
+            b.body.append(branch)
+            self._bind(node.results, branch.results)
+            return
+        chosen = []
+        for (body, results, _), mask in zip(ways, (condition, b.not_(condition)), strict=True):
+            with self._within(self._both(self.mask, mask)):
+                self.body(body)
+            chosen.append(self.vectors(results))
+        self._bind(node.results, [b.select(condition, *each) for each in zip(*chosen, strict=True)])
 
-    def store_shared(self, first: int, at: Value, value: Value) -> None:
-        self.store_global(self.element(self._shared, "i8", first), at, [value])
 
-    @property
-    def _shared(self) -> Value:
-        return _SHARED if self.cluster == 1 else _MINE
-
-    # The function.
-
-    def grid_function(self) -> Function:
-        return self._function(self._find_shared())
-
-    def _function(self, before: Sequence[Node]) -> Function:
-        function = self.function(self.symbol, (BUFFERS, WORKSPACE, _BLOCK, _WARP, _SHARED), "entry")
-        function.body[:0] = before
-        return function
-
-    def _find_shared(self) -> list[Node]:
-        """Where the shared memory of this block of a cluster is, now that its size is known."""
-        if self.cluster == 1:
-            return []
-        rank, at = param("rank"), param("shared.at")
-        shift = self.const("i64", self.warps.bit_length() - 1)
-        return [
-            Compute(_APART, "add", (self.const("i64", 0), self.const("i64", self.shared_apart))),
-            Compute(rank, "lshr", (_WARP, shift)),
-            Compute(at, "mul", (rank, _APART)),
-            Address(_MINE, _SHARED, "i8", at),
-        ]
-
-    @property
-    def shared_apart(self) -> int:
-        """Bytes between the shared memory of two blocks of a cluster."""
-        return -(-self.shared_bytes // 16) * 16
+def _is_done_by_lane(node: Node) -> bool:
+    """Whether threads of a warp do this one after the other. Loops that exchange a value in memory until no other
+    thread has changed it have no results that are used."""
+    if isinstance(node, Repeat):
+        return any(isinstance(each, CompareExchange) for each in walk(node.body))
+    return isinstance(node, Atomic) or (isinstance(node, Call) and node.out is None)

@@ -15,15 +15,19 @@ Values that need only loads and arithmetic are recomputed rather than passed thr
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from smelt.codegen.gpu.phase_kernels import with_buffers
+from smelt.codegen.axes import rewritten
 from smelt.ir.check_kernel import operands, result
 from smelt.ir.kernel import (
+    Access,
     Accumulate,
+    Axis,
     Buffer,
     Gather,
+    Index,
     Instruction,
     Kernel,
     Load,
+    Position,
     Reduce,
     Role,
     Scan,
@@ -31,8 +35,63 @@ from smelt.ir.kernel import (
     Stage,
     Store,
 )
+from smelt.symbolic.shapes import Size
 
 _EFFECTS = Store | Accumulate | Scatter
+
+
+def has(kernel: Kernel, *kinds: type) -> bool:
+    """Whether there are instructions of one of these kinds."""
+    return any(isinstance(i, kinds) for i in kernel.instructions())
+
+
+def dense(axes: Sequence[Axis]) -> Index:
+    """Where a point of `axes` is in an array of them all."""
+    terms: list[tuple[str, Size]] = []
+    stride: Size = 1
+    for axis in reversed(axes):
+        terms.append((axis.name, stride))
+        stride = stride * axis.size
+    return Index(tuple(reversed(terms)))
+
+
+def in_order(instruction: Instruction, axes: Sequence[Axis]) -> Instruction:
+    """Its index with terms in the order of `axes`."""
+    if not isinstance(instruction, Access | Position):
+        return instruction
+    index = instruction.index
+    terms = tuple((axis.name, index.stride(axis.name)) for axis in axes if axis.name in index.axes)
+    return replace(instruction, index=Index(terms, index.offset))
+
+
+def with_axes(kernel: Kernel, rows: Iterable[Axis], cols: Iterable[Axis]) -> Kernel:
+    """With its axes in this order, and all terms."""
+    kernel = replace(kernel, rows=tuple(rows), cols=tuple(cols))
+    return rewritten(kernel, lambda i: [in_order(i, kernel.rows + kernel.cols)])
+
+
+def with_buffers(kernel: Kernel, stages: Sequence[Stage], extra: Iterable[Buffer], name: str) -> Kernel:
+    """A kernel of other stages, with the buffers they touch."""
+    touched = {i.buffer for stage in stages for i in stage.body if isinstance(i, Access)}
+    written = {i.buffer for stage in stages for i in stage.body if isinstance(i, Store | Scatter)}
+    known = {buffer.name: buffer for buffer in (*kernel.buffers, *extra)}
+    buffers = []
+    for each in known.values():
+        if each.name in touched:
+            reads_only = each.role is not Role.SCRATCH and each.name not in written
+            buffers.append(replace(each, role=Role.INPUT) if reads_only else each)
+    return replace(kernel, name=name, buffers=tuple(buffers), stages=tuple(stages))
+
+
+def leading_to(code: Sequence[Instruction], values: Iterable[str]) -> list[Instruction]:
+    """Those instructions that the values come from."""
+    wanted = set(values)
+    needed: list[Instruction] = []
+    for instruction in reversed(code):
+        if result(instruction) in wanted:
+            wanted.update(operands(instruction))
+            needed.append(instruction)
+    return needed[::-1]
 
 
 def sliced(kernel: Kernel, wanted: Collection[Instruction], extra: Iterable[Buffer] = (), name: str = "") -> Kernel:
@@ -88,10 +147,5 @@ def is_pure(kernel: Kernel, part: Kernel) -> bool:
 
 def exchanged(kernel: Kernel, old: Instruction, new: Sequence[Instruction], extra: Iterable[Buffer] = ()) -> Kernel:
     """With other instructions in the place of one."""
-    stages = []
-    for stage in kernel.stages:
-        body: list[Instruction] = []
-        for instruction in stage.body:
-            body += new if instruction is old else [instruction]
-        stages.append(Stage(stage.loop, tuple(body)))
-    return replace(kernel, buffers=(*kernel.buffers, *extra), stages=tuple(stages))
+    kernel = rewritten(kernel, lambda i: new if i is old else [i])
+    return replace(kernel, buffers=(*kernel.buffers, *extra))

@@ -15,22 +15,19 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.generator import EntryCode
 from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.grid_plan import Along, GridPlan, plan
-from smelt.codegen.gpu.host import HostWarp
-from smelt.codegen.gpu.nvptx import Nvptx
 from smelt.codegen.gpu.simt import WORKSPACE, Simt
-from smelt.codegen.loops.builder import BUFFERS, TRUE, param
+from smelt.codegen.loops.builder import TRUE, param
 from smelt.codegen.loops.runtime_sizes import Sizes, as_integer
 from smelt.device import Target
 from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import GridPhase
-from smelt.ir.loops import Address, Compute, Convert, Function, Id, If, Node, Number, Value
+from smelt.ir.loops import Compute, Function, Id, If, Value
 from smelt.ir.substitute_sizes import length_axis, lengthened
 from smelt.ir.text import format_kernel
 from smelt.symbolic.expressions import ShapeEnv, Symbol
 from smelt.symbolic.symsize import expression_of, sym_size
 
-_BLOCK, _FIRST, _OWN = param("block"), param("first"), param("own")  # of the launch; the member's first; its own
-_MINE = param("mine", "ptr")
+_OWN = param("own")  # the number of a block among those of its member
 
 
 def _always(value: int) -> Callable[[Symbol], int]:
@@ -46,103 +43,74 @@ class GroupMembers:
     starts: tuple[int, ...]
     buffers: int  # of each
 
-    def sizes(self, sizes: Sizes) -> list[list[int]]:
-        """The values in each member of every size that the code needs."""
-        return [[as_integer(size.evaluate(_always(value))) for value in self.values] for size in sizes.params]
 
-    def chosen(self, results: Sequence[Value], of_each: Sequence[Sequence[Value]]) -> list[Node]:
-        """From the block's number to the member: `results` become those of the member, and `_OWN` the number of its
-        block."""
-        starts = [Value("", "i64", number=start) for start in self.starts]
-        nodes, values = self._search(
-            (*results, _FIRST), [(*each, start) for each, start in zip(of_each, starts, strict=True)], 0, len(starts)
-        )
-        nodes.append(If(TRUE, [], [], (*results, _FIRST), values, values))
-        nodes.append(Compute(_OWN, "sub", (_BLOCK, _FIRST)))
-        return nodes
-
-    def _search(
-        self, names: Sequence[Value], of_each: Sequence[tuple[Value, ...]], low: int, high: int
-    ) -> tuple[list[Node], tuple[Value, ...]]:
-        """Nodes that find the member between two numbers, and its values."""
-        if high - low == 1:
-            return [], of_each[low]
-        middle = (low + high) // 2
-        then, then_values = self._search(names, of_each, low, middle)
-        otherwise, else_values = self._search(names, of_each, middle, high)
-        is_low = param(f"search{low}.{high}", "i1")
-        results = tuple(Value(f"{name.name}.{low}.{high}", name.kind) for name in names)
-        middle_start = Value("", "i64", number=self.starts[middle])
-        return [
-            Compute(is_low, "icmp ult", (_BLOCK, middle_start)),
-            If(is_low, then, otherwise, results, then_values, else_values),
-        ], results
-
-    def size_params(self, sizes: Sizes) -> tuple[list[Value], list[list[Value]]]:
-        """The parameters of sizes, and their values in each member."""
-        columns = self.sizes(sizes)
-        names = [param(f"size{slot}") for slot in range(len(columns))]
-        return names, [[Value("", "i64", number=column[n]) for column in columns] for n in range(len(self.values))]
-
-
-class GroupedPtx(Nvptx):
-    """Code for the members of a group, for NVIDIA's GPUs."""
-
-    def __init__(self, target: Target, symbol: str, sizes: Sizes, members: GroupMembers, threads: int) -> None:
-        super().__init__(target, symbol, sizes, "i64", buffers=members.buffers, threads=threads)
-        self.members = members
-
-    def block_number(self) -> Value:
-        return _OWN
-
-    def grid_function(self) -> Function:
-        assert self.sizes is not None
-        members, here = self.members, param("here", "i32")
-        names, sizes = members.size_params(self.sizes)
-        own = [self.taken(number) for number in range(members.buffers)]
-        params = [
-            [Value(f"%given{member * len(own) + number}", each.kind) for number, each in enumerate(own)]
-            for member in range(len(sizes))
-        ]
-        before = members.chosen([*own, *names], [[*each, *more] for each, more in zip(params, sizes, strict=True)])
-        function = super().grid_function()
-        function.params = (*(each for member in params for each in member), WORKSPACE)
-        function.body[:0] = [Id(here, "block"), Convert(_BLOCK, "zext", here), *before]
-        return function
+def _grid_function(b: Simt, members: GroupMembers) -> Function:
+    """What `b` wrote for one member, as a function of all of them: from the block's number to the member, whose
+    parameters and sizes then have the names that the code knows."""
+    assert b.sizes is not None
+    wanted = [b.taken(number) for number in range(members.buffers)]
+    names = [param(f"size{slot}") for slot in range(len(b.sizes.params))] + [param("first")]
+    starts = [b.const("i64", start) for start in members.starts]
+    of_each = [
+        [*(b.const("i64", as_integer(size.evaluate(_always(value)))) for size in b.sizes.params), start]
+        for value, start in zip(members.values, starts, strict=True)
+    ]
+    code, b.prologue, b.body = [*b.prologue, *b.body], [], []
+    block = b.launched_block()
+    params: list[Value] = []
+    if b.reads_parameters:
+        # As branches, these would be too many for some devices.
+        firsts = [b.const("i64", member * members.buffers) for member in range(len(of_each))]
+        found = [firsts[0], *of_each[0]]
+        for start, first, values in zip(starts[1:], firsts[1:], of_each[1:], strict=True):
+            is_past = b.icmp("uge", block, start)
+            found = [b.select(is_past, *each) for each in zip([first, *values], found, strict=True)]
+        base, *found = found
+        given = [_parameter(b, b.add(base, number), each) for number, each in enumerate(wanted)]
+        found = [*given, *found]
+    else:
+        for member in range(len(of_each)):
+            given = [Value(f"%given{len(params) + number}", each.kind) for number, each in enumerate(wanted)]
+            params += given
+            of_each[member] = [*given, *of_each[member]]
+        found = list(_search(b, block, starts, of_each))
+    b.body.append(If(TRUE, [], [], (*wanted, *names), tuple(found), tuple(found)))
+    b.body.append(Compute(_OWN, "sub", (block, names[-1])))
+    b.body += code
+    function = b.grid_function()
+    function.params = (*params, WORKSPACE)
+    if b.reads_parameters:
+        function.params, function.parameters = (), len(of_each) * members.buffers + 1  # the workspace, too
+    return function
 
 
-class GroupedWarp(HostWarp):
-    """The same for the host."""
-
-    def __init__(self, target: Target, symbol: str, sizes: Sizes, members: GroupMembers) -> None:
-        super().__init__(target, symbol, sizes, "i64", warp=target.warp_size)
-        self.members = members
-
-    def buffer_array(self) -> Value:
-        return _MINE
-
-    def block_number(self) -> Value:
-        return _OWN
-
-    def runtime_param(self, number: Number) -> Value:
-        assert self.sizes is not None
-        return param(f"size{self.sizes.slot(number)}")
-
-    def grid_function(self) -> Function:
-        assert self.sizes is not None
-        members, base = self.members, param("base")
-        names, sizes = members.size_params(self.sizes)
-        first = [self.const("i64", member * members.buffers) for member in range(len(sizes))]
-        before = members.chosen([base, *names], [[each, *more] for each, more in zip(first, sizes, strict=True)])
-        return self._function([*before, Address(_MINE, BUFFERS, "ptr", base)])
+def _search(b: Simt, block: Value, starts: Sequence[Value], of_each: Sequence[Sequence[Value]]) -> Sequence[Value]:
+    """The values of the member that a block is one of."""
+    if len(starts) == 1:
+        return of_each[0]
+    middle = len(starts) // 2
+    return b.choice(
+        b.icmp("ult", block, starts[middle]),
+        lambda: _search(b, block, starts[:middle], of_each[:middle]),
+        lambda: _search(b, block, starts[middle:], of_each[middle:]),
+    )
 
 
-Writer = Callable[[str, Sizes, GroupMembers, int], Simt]
-"""Symbol, sizes, members and threads of a block → what writes code for all members."""
+def _parameter(b: Simt, number: Value, like: Value) -> Value:
+    """A parameter of the launch, by its number."""
+    given = b.fresh("i64")
+    b.body.append(Id(given, "parameter", number))
+    return b.convert("inttoptr", given, like.kind)
 
 
 def emit_group(
-    symbol: str, kernels: Sequence[Kernel], target: Target, writer: Writer, *, aligned: bool = True
+    symbol: str,
+    kernels: Sequence[Kernel],
+    target: Target,
+    builder: type[Simt],
+    lower: Callable[[Simt, Function], Function],
+    *,
+    aligned: bool = True,
 ) -> EntryCode | None:
     """One grid for kernels that differ in their length alone, whose buffers come one kernel's after the other's; None
     where they do not, or are no pointwise kernels along a line."""
@@ -161,14 +129,16 @@ def emit_group(
     blocks = [as_integer(expression_of(phase.blocks).evaluate(_always(value))) for value in values]
     buffers = len(body.parameters)
     members = GroupMembers(values, tuple(accumulate(blocks[:-1], initial=0)), buffers)
-    sizes = Sizes(buffers)
-    b = writer(symbol, sizes, members, phase.threads)
-    pointers = {buffer.name: (lambda n=n: b.parameter(n)) for n, buffer in enumerate(grid_plan.kernel.parameters)}
-    PointsBody(b, phase, pointers, aligned=aligned).write()
+    names = [buffer.name for buffer in body.parameters]
+    b = builder(
+        target, symbol, Sizes(buffers), "i64", buffers=buffers, threads=phase.threads, block=_OWN, parameters=names,
+        aligned=aligned,
+    )  # fmt: skip
+    PointsBody(b, phase).write()
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None  # the code relies on something else
-    grid = GridPhase(symbol, sum(blocks), phase.threads, b.shared_bytes, b.has_barrier)
-    return EntryCode((b.grid_function(),), tuple(b.helpers.items()), 0, phases=(grid,))
+    grid = GridPhase(symbol, sum(blocks), phase.threads, b.shared_size, b.has_barrier)
+    return EntryCode((lower(b, _grid_function(b, members)),), tuple(b.helpers.items()), 0, phases=(grid,))
 
 
 def _body(kernels: Sequence[Kernel]) -> tuple[Kernel, tuple[int, ...], ShapeEnv] | None:

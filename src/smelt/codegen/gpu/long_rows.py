@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from smelt.codegen.cpu.online_softmax import Online, matched
-from smelt.codegen.gpu.phase_kernels import dense
-from smelt.ir.check_kernel import operands, result
+from smelt.codegen.gpu.kernel_slices import dense, leading_to
+from smelt.ir.check_kernel import result
 from smelt.ir.kernel import (
     Access,
     Buffer,
@@ -96,7 +96,7 @@ def _computed_again(kernel: Kernel, name: str) -> Kernel:
         return kernel
     place, put = puts[0]
     assert isinstance(put, Store)
-    needed = _leading_to(kernel.stages[place].body, put.value)
+    needed = leading_to(kernel.stages[place].body, [put.value])
     if not kernel.stages[place].loop or not _is_cheap(kernel, needed):
         return kernel
     if any(not isinstance(i, Load) or i.index != put.index for i in uses if i is not put):
@@ -120,16 +120,6 @@ def _computed_again(kernel: Kernel, name: str) -> Kernel:
 
 def _stores(instruction: Instruction, name: str) -> bool:
     return isinstance(instruction, Store) and instruction.buffer == name
-
-
-def _leading_to(body: Sequence[Instruction], value: str) -> list[Instruction]:
-    """The instructions of a loop that a value of it comes from."""
-    wanted, instructions = {value}, []
-    for instruction in reversed(body):
-        if result(instruction) in wanted:
-            wanted.update(operands(instruction))
-            instructions.append(instruction)
-    return instructions[::-1]
 
 
 def _is_cheap(kernel: Kernel, needed: Sequence[Instruction]) -> bool:

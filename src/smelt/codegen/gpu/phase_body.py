@@ -5,7 +5,7 @@
     loop stages         tile by tile: load, compute, store; reductions first in each thread, then between the threads
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -52,14 +52,12 @@ _MOST_TILES = 4
 
 
 class PhaseBody:
-    """A phase being written. `pointers`: of each buffer of its kernel, scratch excepted."""
+    """A phase being written."""
 
-    def __init__(self, b: Simt, plan: PhasePlan, pointers: Mapping[str, Callable[[], Value]], *, aligned: bool) -> None:
+    def __init__(self, b: Simt, plan: PhasePlan) -> None:
         self.b = b
         self.plan = plan
         self.kernel = plan.kernel
-        self.pointers = pointers
-        self.aligned = aligned
         self.dtypes = value_dtypes(plan.kernel)
         self.values: dict[str, Values] = {}
         self.rows: Coordinates = {}
@@ -167,32 +165,27 @@ class PhaseBody:
         kept = [fold.op == "sum" and dtype.is_floating_point for fold, dtype in zip(folds, dtypes, strict=True)]
         is_sum = [each for each in kept for _ in range(self._ways)]
         is_sum += [False] * (len(nothing) - len(is_sum))  # what scans carry along
-        # The neutral element in every lane: a loop carries values of one type.
-        nothing = [b.splat(each, self._lanes) for each in nothing]
-        zero = b.const("f64", 0.0, self._lanes)
+        zero = b.const("f64", 0.0)
         totals = [zero if each else start for each, start in zip(is_sum, nothing, strict=True)]
-        known = set(b.shared)
-        whole = not any(is_sum)
-        step = 1 if whole else max(1, _TILES_OF_SUM // at_once)
+        step = max(1, _TILES_OF_SUM // at_once) if any(is_sum) else 1
         last = b.const("i64", -(-tiles // at_once))
-        loop = b.begin(b.const("i64", 0), last, step, totals, guard=is_symsize(tiles))
-        if whole:
-            after = self._tiles(stage, folds, loop.index, at_once, list(loop.values))
-        else:
-            begin = [start if each else value for each, start, value in zip(is_sum, nothing, loop.values, strict=True)]
-            beyond = b.add(loop.index, step)
+
+        def some_tiles(turn: Value, values: list[Value]) -> list[Value]:
+            return self._tiles(stage, folds, turn, at_once, values)
+
+        def emptied(turn: Value, values: list[Value]) -> list[Value]:
+            begin = [start if each else value for each, start, value in zip(is_sum, nothing, values, strict=True)]
+            beyond = b.add(turn, step)
             end = b.select(b.icmp("slt", beyond, last), beyond, last)
-            inner = b.begin(loop.index, end, 1, begin, guard=False)
-            after = list(inner.end(*self._tiles(stage, folds, inner.index, at_once, list(inner.values))))
-            after = [
+            after = b.loop(end, begin, some_tiles, first=turn)
+            return [
                 b.fadd(total, b.convert("fpext", value, "f64")) if each else value
-                for each, total, value in zip(is_sum, loop.values, after, strict=True)
+                for each, total, value in zip(is_sum, values, after, strict=True)
             ]
-        folded = list(loop.end(*after))
+
+        turns = emptied if any(is_sum) else some_tiles
+        folded = b.loop(last, totals, turns, step=step, guard=is_symsize(tiles))
         self.registers.clear()
-        for each in [*b.shared]:
-            if each not in known:
-                del b.shared[each]  # what was computed inside is not there after a loop that may not have run
         return folded, [torch.float64 if each else dtype for each, dtype in zip(kept, dtypes, strict=True)]
 
     def _tiles(
@@ -200,12 +193,12 @@ class PhaseBody:
     ) -> list[Value]:
         """Several tiles, all read before the first is computed."""
         b = self.b
-        number = turn if b.index_kind == "i64" else b.convert("trunc", turn, b.index_kind)
+        number = b.convert("trunc", turn, b.index_kind)
         numbers = [b.add(b.mul(number, at_once), tile) for tile in range(at_once)] if at_once > 1 else [number]
         self._read_ahead(stage, numbers)
         for tile, each in enumerate(numbers):
             partial = self._tile(stage, folds, each, tile, partial)
-        return [b.splat(each, self._lanes) for each in partial]
+        return partial
 
     def _tiles_at_once(self, stage: Stage, points: int = _POINTS) -> int:
         """How many tiles an iteration of a loop that is not unrolled takes; missing ones are masked."""
@@ -240,10 +233,6 @@ class PhaseBody:
 
     def _reduces(self, stage: Stage) -> list[Reduce]:
         return [i for i in stage.body if isinstance(i, Reduce)]
-
-    @property
-    def _lanes(self) -> int:
-        return self.b.lane().lanes
 
     @property
     def _ways(self) -> int:
@@ -407,7 +396,7 @@ class PhaseBody:
         """Whether groups of adjacent points start at multiples of their size, whatever the other indices are."""
         axis, width = self.plan.vector_axis, self.plan.width
         steps = [index.offset + further, *(stride for name, stride in index.terms if axis is None or name != axis.name)]
-        return self.aligned and all(is_multiple(step, width) for step in steps)
+        return self.b.aligned and all(is_multiple(step, width) for step in steps)
 
     def _loaded(self, i: Load, where: Coordinates, tile: int, *, once: bool) -> Values:
         buffer = self.kernel.buffer(i.buffer)
@@ -432,9 +421,9 @@ class PhaseBody:
         b, buffer = self.b, self.kernel.buffer(name)
         kind = memory_kind(buffer.dtype)
         if buffer.on_host:
-            return [b.number(self.pointers[name](), kind)]
+            return [b.number(name, kind)]
         at, step, width = self._offset(index, where), self._step_of(index), self.plan.width
-        pointer, at = self.pointers[name](), at if base is None else b.add(base, at)
+        pointer, at = b.pointer(name), at if base is None else b.add(base, at)
         if not is_symsize(step) and step == 0:
             return b.load_global(pointer, at, kind, constant=constant)
         if not is_symsize(step) and step == 1:
@@ -466,7 +455,7 @@ class PhaseBody:
     ) -> None:
         b, step = self.b, self._step_of(index)
         at = self._offset(index, where)
-        pointer, at = self.pointers[name](), at if base is None else b.add(base, at)
+        pointer, at = b.pointer(name), at if base is None else b.add(base, at)
         if is_symsize(step) or step:
             raw = raw if len(raw) == self.plan.width else raw * self.plan.width
         elif len(raw) > 1:
@@ -502,7 +491,7 @@ class PhaseBody:
     def _gathered(self, i: Gather, where: Coordinates) -> Values:
         """At most the last element within each extent: nothing outside of the buffer is read."""
         b, buffer = self.b, self.kernel.buffer(i.buffer)
-        pointer, kind = self.pointers[i.buffer](), memory_kind(buffer.dtype)
+        pointer, kind = b.pointer(i.buffer), memory_kind(buffer.dtype)
 
         def read(at: Value, *places: Value) -> Value:
             for place, (_, stride, extent) in zip(places, i.by, strict=True):
@@ -517,7 +506,7 @@ class PhaseBody:
     def _scatter(self, i: Scatter, where: Coordinates, mask: Mask) -> None:
         """Each point by itself, in any order; one whose place is outside leaves nothing."""
         b, buffer, dtype = self.b, self.kernel.buffer(i.buffer), self.dtypes[i.value]
-        pointer = self.pointers[i.buffer]()
+        pointer = b.pointer(i.buffer)
         places = [self.values[name] for name, _, _ in i.by]
         operands = [self._position(i.index, where), self.values[i.value], *places]
         for at, value, *indices in zip(*map(self._spread, operands), strict=True):

@@ -15,7 +15,9 @@ from dataclasses import field, replace
 from itertools import takewhile
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.check_kernel import operands, result, value_dtypes
+from smelt.codegen.axes import reindexed, rewritten
+from smelt.codegen.gpu.kernel_slices import dense, has, in_order, leading_to, with_axes, with_buffers
+from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
     Access,
     Accumulate,
@@ -35,7 +37,7 @@ from smelt.ir.kernel import (
     Store,
 )
 from smelt.symbolic.shapes import Size, product
-from smelt.symbolic.symsize import hint
+from smelt.symbolic.symsize import hint, is_symsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +58,39 @@ class PhaseKernel:
     bounds: tuple[Bound, ...] = ()
 
 
-def dense(axes: Sequence[Axis], names: Iterable[str] | None = None) -> Index:
-    """Where a point of `axes` is in an array of them all, or of those named."""
-    wanted = None if names is None else set(names)
-    terms: list[tuple[str, Size]] = []
-    stride: Size = 1
-    for axis in reversed(axes):
-        if wanted is None or axis.name in wanted:
-            terms.append((axis.name, stride))
-            stride = stride * axis.size
-    return Index(tuple(reversed(terms)))
+@dataclass(frozen=True, slots=True)
+class AxisParts:
+    """An axis in parts, which are an axis of their own."""
 
+    axis: Axis
+    parts: Axis
+    chunk: Size  # points of a part
 
-def with_buffers(kernel: Kernel, stages: Sequence[Stage], extra: Iterable[Buffer], name: str) -> Kernel:
-    """A kernel of other stages, with the buffers they touch."""
-    touched = {i.buffer for stage in stages for i in stage.body if isinstance(i, Access)}
-    written = {i.buffer for stage in stages for i in stage.body if isinstance(i, Store | Scatter)}
-    known = {buffer.name: buffer for buffer in (*kernel.buffers, *extra)}
-    buffers = []
-    for each in known.values():
-        if each.name in touched:
-            reads_only = each.role is not Role.SCRATCH and each.name not in written
-            buffers.append(replace(each, role=Role.INPUT) if reads_only else each)
-    return replace(kernel, name=name, buffers=tuple(buffers), stages=tuple(stages))
+    @classmethod
+    def of(cls, axis: Axis, count: Size, multiple: int = 1) -> "AxisParts":
+        """At most `count` parts, each of a `multiple` of points."""
+        chunk = -(-axis.size // count)
+        chunk = -(-chunk // multiple) * multiple if multiple > 1 else chunk
+        return cls(axis, Axis(f"{axis.name}.part", -(-axis.size // chunk)), chunk)
+
+    @property
+    def inner(self) -> Axis:
+        return Axis(self.axis.name, self.chunk)
+
+    @property
+    def bound(self) -> Bound:
+        return Bound(self.parts.name, self.axis.name, self.chunk, self.axis.size)
+
+    def change(self, instruction: Instruction, order: Sequence[Axis]) -> Instruction:
+        """With the axis as `chunk * part + inner`, and terms in this order."""
+
+        def split(index: Index) -> Index:
+            stride = index.stride(self.axis.name)
+            if not is_symsize(stride) and not stride:
+                return index
+            return Index((*index.terms, (self.parts.name, stride * self.chunk)), index.offset)
+
+        return in_order(reindexed(instruction, split), order)
 
 
 def in_one_loop(kernel: Kernel) -> Kernel:
@@ -92,7 +104,7 @@ def in_one_loop(kernel: Kernel) -> Kernel:
         return kernel  # they differ from row to row
     if any(isinstance(i, Store | Accumulate | Scatter) for i in once):
         return kernel
-    if any(isinstance(i, Reduce | Scan) for i in loops[0].body):
+    if has(kernel, Reduce, Scan):
         return kernel
     written = {i.buffer for i in loops[0].body if isinstance(i, Store | Accumulate | Scatter)}
     if any(isinstance(i, Access) and i.buffer in written for i in once):
@@ -112,7 +124,7 @@ def transposed(kernel: Kernel) -> Kernel | None:
         return None
     if any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
         return None
-    if any(isinstance(i, Reduce | Scan | Scatter) for i in kernel.instructions()):
+    if has(kernel, Reduce, Scan, Scatter):
         return None  # rows cannot be split
     once = [i for stage in kernel.stages if not stage.loop for i in stage.body]
     if loops and any(isinstance(i, Store | Accumulate) for i in once):
@@ -129,12 +141,7 @@ def transposed(kernel: Kernel) -> Kernel | None:
         out = f"{instruction.buffer}.{instruction.value}"
         body.append(Reduce(out, instruction.op, instruction.value))
         after += _stored(kernel, instruction, out)
-    order = rows + cols
-    stages = (
-        Stage(True, tuple(in_order(i, order) for i in body)),
-        Stage(False, tuple(in_order(i, order) for i in after)),
-    )
-    return replace(kernel, rows=rows, cols=cols, stages=stages)
+    return with_axes(replace(kernel, stages=(Stage(True, tuple(body)), Stage(False, tuple(after)))), rows, cols)
 
 
 def _stored(kernel: Kernel, fold: Accumulate, out: str) -> list[Instruction]:
@@ -145,51 +152,42 @@ def _stored(kernel: Kernel, fold: Accumulate, out: str) -> list[Instruction]:
     return [Cast(f"{out}.rounded", out, want), Store(fold.buffer, fold.index, f"{out}.rounded")]
 
 
-def in_order(instruction: Instruction, axes: Sequence[Axis]) -> Instruction:
-    """Its index with terms in the order of `axes`."""
-    if not isinstance(instruction, Access | Position):
-        return instruction
-    index = instruction.index
-    terms = tuple((axis.name, index.stride(axis.name)) for axis in axes if axis.name in index.axes)
-    return replace(instruction, index=Index(terms, index.offset))
-
-
 def staged_in_memory(kernel: Kernel) -> list[Kernel]:
     """Store each operand of a reduction over rows in the workspace, where a separate kernel reduces it."""
     dtypes = value_dtypes(kernel)
-    stages: list[Stage] = []
     extra: list[Buffer] = []
     more: list[Kernel] = []
-    for stage in kernel.stages:
-        body: list[Instruction] = []
-        for instruction in stage.body:
-            if not isinstance(instruction, Accumulate):
-                body.append(instruction)
-                continue
-            axes = kernel.rows + (kernel.cols if stage.loop else ())
-            dtype = dtypes[instruction.value]
-            staged = Buffer(f"{instruction.buffer}.staged", dtype, product(axis.size for axis in axes), Role.OUTPUT)
-            extra.append(staged)
-            body.append(Store(staged.name, dense(axes), instruction.value))
-            more.append(_fold_of(kernel, instruction, staged, axes))
-        stages.append(Stage(stage.loop, tuple(body)))
-    return [with_buffers(kernel, stages, extra, kernel.name), *more]
+    of_loops = [i for stage in kernel.stages if stage.loop for i in stage.body]
+
+    def change(instruction: Instruction) -> list[Instruction]:
+        if not isinstance(instruction, Accumulate):
+            return [instruction]
+        axes = kernel.rows + (kernel.cols if any(i is instruction for i in of_loops) else ())
+        size, dtype = product(axis.size for axis in axes), dtypes[instruction.value]
+        extra.append(Buffer(f"{instruction.buffer}.staged", dtype, size, Role.OUTPUT))
+        more.append(reducing(kernel, [(instruction, extra[-1])], axes, instruction.buffer))
+        return [Store(extra[-1].name, dense(axes), instruction.value)]
+
+    changed = rewritten(kernel, change)
+    return [with_buffers(changed, changed.stages, extra, kernel.name), *more]
 
 
-def _fold_of(kernel: Kernel, fold: Accumulate, staged: Buffer, axes: Sequence[Axis]) -> Kernel:
-    kept = fold.index.axes
-    rows = tuple(axis for axis in axes if axis.name in kept)
-    cols = tuple(axis for axis in axes if axis.name not in kept)
-    value, out = f"{staged.name}.value", f"{staged.name}.fold"
-    where = in_order(Load(value, staged.name, dense(axes)), rows + cols)
-    loop = Stage(True, (where, Reduce(out, fold.op, value)))
-    want = kernel.buffer(fold.buffer)
-    after: list[Instruction] = [Store(fold.buffer, fold.index, out)]
-    if want.dtype is not staged.dtype:
-        after = [Cast(f"{out}.rounded", out, want.dtype), Store(fold.buffer, fold.index, f"{out}.rounded")]
-    stages = (loop, Stage(False, tuple(in_order(i, rows) for i in after)))
-    buffers = (replace(staged, role=Role.INPUT), want)
-    return replace(kernel, name=f"{kernel.name}.{fold.buffer}", rows=rows, cols=cols, buffers=buffers, stages=stages)
+def reducing(kernel: Kernel, folds: Sequence[tuple[Accumulate, Buffer]], axes: Sequence[Axis], name: str) -> Kernel:
+    """A kernel that reduces operands, which are dense along `axes` in a buffer for each of `folds`. These keep the same
+    axes."""
+    kept = folds[0][0].index.axes
+    rows, cols = [axis for axis in axes if axis.name in kept], [axis for axis in axes if axis.name not in kept]
+    body: list[Instruction] = []
+    after: list[Instruction] = []
+    for fold, buffer in folds:
+        value, out = f"{buffer.name}.value", f"{buffer.name}.fold"
+        body += [Load(value, buffer.name, dense(axes)), Reduce(out, fold.op, value)]
+        after += _stored(kernel, fold, out)
+    stages = (Stage(True, tuple(body)), Stage(False, tuple(after)))
+    inputs = [replace(buffer, role=Role.INPUT) for _, buffer in folds]
+    buffers = [*inputs, *(kernel.buffer(fold.buffer) for fold, _ in folds)]
+    kernel = replace(kernel, name=f"{kernel.name}.{name}", buffers=tuple(buffers), stages=stages)
+    return with_axes(kernel, rows, cols)
 
 
 # Long rows, shared by many blocks.
@@ -200,16 +198,17 @@ class _Split:
     """A kernel being written as one kernel for each of its loops."""
 
     kernel: Kernel
-    axis: Axis  # the col axis that is split
-    parts: Size
-    chunk: Size
+    parts: AxisParts  # of the col axis that is split
     kernels: list[PhaseKernel] = field(default_factory=list)
     extra: list[Buffer] = field(default_factory=list)
     row_code: list[Instruction] = field(default_factory=list)  # what every later kernel computes again, once a row
 
-    @property
-    def part(self) -> str:
-        return f"{self.axis.name}.part"
+    def add(self, of: Kernel, stages: Sequence[Stage], more: Iterable[Buffer], bounds: tuple[Bound, ...] = ()) -> None:
+        """A kernel with the axes `of` one, and first the row values that its stages use."""
+        needed = leading_to(self.row_code, (name for stage in stages for i in stage.body for name in operands(i)))
+        stages = [Stage(False, tuple(needed)), *stages] if needed else stages
+        kernel = with_buffers(of, stages, (*self.extra, *more), f"{of.name}.{len(self.kernels)}")
+        self.kernels.append(PhaseKernel(kernel, bounds))
 
 
 def split_rows(kernel: Kernel, parts: Size) -> list[PhaseKernel] | None:
@@ -219,11 +218,10 @@ def split_rows(kernel: Kernel, parts: Size) -> list[PhaseKernel] | None:
     rewritten = {i.buffer for i in once if isinstance(i, Store)}
     if any(isinstance(i, Load) and i.buffer in rewritten for i in kernel.instructions()):
         return None  # later kernels would find what earlier ones stored
-    if any(isinstance(i, Scan | Scatter) for i in kernel.instructions()):
+    if has(kernel, Scan, Scatter):
         return None
     axis = max(kernel.cols, key=lambda each: hint(each.size))
-    chunk = -(-axis.size // parts)
-    split = _Split(scratch_in_memory(kernel), axis, -(-axis.size // chunk), chunk)
+    split = _Split(scratch_in_memory(kernel), AxisParts.of(axis, parts))
     stages = list(split.kernel.stages)
     before = list(takewhile(lambda stage: not stage.loop, stages))
     split.row_code += [i for stage in before for i in stage.body if not isinstance(i, Store)]
@@ -232,12 +230,8 @@ def split_rows(kernel: Kernel, parts: Size) -> list[PhaseKernel] | None:
         split.kernels.append(PhaseKernel(replace(only_rows, cols=())))
     for place, stage in enumerate(stages):
         if stage.loop:
-            after: list[Instruction] = []
-            for later in stages[place + 1 :]:
-                if later.loop:
-                    break
-                after += later.body
-            _add_loop(split, stage, after)
+            after = takewhile(lambda later: not later.loop, stages[place + 1 :])
+            _add_loop(split, stage, [i for later in after for i in later.body])
     return split.kernels
 
 
@@ -247,96 +241,44 @@ def scratch_in_memory(kernel: Kernel) -> Kernel:
     if not scratch:
         return kernel
 
-    def moved(instruction: Instruction) -> Instruction:
+    def moved(instruction: Instruction) -> list[Instruction]:
         if not isinstance(instruction, Load | Store) or instruction.buffer not in scratch:
-            return instruction
+            return [instruction]
         size = scratch[instruction.buffer].size
         rows = tuple((name, stride * size) for name, stride in dense(kernel.rows).terms)
-        return replace(instruction, index=Index(rows + instruction.index.terms, instruction.index.offset))
+        return [replace(instruction, index=Index(rows + instruction.index.terms, instruction.index.offset))]
 
     rows = kernel.row_count
     buffers = tuple(
         replace(each, role=Role.OUTPUT, size=each.size * rows) if each.name in scratch else each
         for each in kernel.buffers
     )
-    stages = tuple(Stage(stage.loop, tuple(map(moved, stage.body))) for stage in kernel.stages)
-    return replace(kernel, buffers=buffers, stages=stages)
+    return replace(rewritten(kernel, moved), buffers=buffers)
 
 
 def _add_loop(split: _Split, stage: Stage, after: list[Instruction]) -> None:
-    kernel, axis = split.kernel, split.axis
-    dtypes = value_dtypes(kernel)
-    rows = (*kernel.rows, Axis(split.part, split.parts))
-    cols = tuple(Axis(axis.name, split.chunk) if each is axis else each for each in kernel.cols)
+    """A kernel of parts of rows, then one that reduces the parts and computes the row values that follow."""
+    kernel, parts, dtypes = split.kernel, split.parts, value_dtypes(split.kernel)
+    rows = (*kernel.rows, parts.parts)
+    cols = tuple(parts.inner if each is parts.axis else each for each in kernel.cols)
     folds = [i for i in stage.body if isinstance(i, Reduce)]
-    partials = {
-        i.out: Buffer(f"{i.out}.partial", dtypes[i.out], product(each.size for each in rows), Role.OUTPUT)
-        for i in folds
-    }
-    wholes = {i.out: Buffer(f"{i.out}.whole", dtypes[i.out], kernel.row_count, Role.OUTPUT) for i in folds}
-    order = rows + cols
-    loop = Stage(True, tuple(in_order(_in_parts(i, split), order) for i in stage.body))
-    stages = [loop]
-    needed = _needed(split.row_code, stages)
-    if needed:
-        stages.insert(0, Stage(False, tuple(needed)))
+    count = product(each.size for each in rows)
+    partials = [Buffer(f"{i.out}.partial", dtypes[i.out], count, Role.OUTPUT) for i in folds]
+    wholes = [Buffer(f"{i.out}.whole", dtypes[i.out], kernel.row_count, Role.OUTPUT) for i in folds]
+    stages = [Stage(True, tuple(parts.change(i, rows + cols) for i in stage.body))]
     if folds:
-        stages.append(Stage(False, tuple(Store(partials[i.out].name, dense(rows), i.out) for i in folds)))
-    extra = [*split.extra, *partials.values(), *wholes.values()]
-    part = replace(kernel, rows=rows, cols=cols)
-    name = f"{kernel.name}.{len(split.kernels)}"
-    bound = Bound(split.part, axis.name, split.chunk, axis.size)
-    split.kernels.append(PhaseKernel(with_buffers(part, stages, extra, name), (bound,)))
+        leave = [Store(partial.name, dense(rows), i.out) for i, partial in zip(folds, partials, strict=True)]
+        stages.append(Stage(False, tuple(leave)))
+    split.add(replace(kernel, rows=rows, cols=cols), stages, (*partials, *wholes), (parts.bound,))
     pure = [i for i in after if not isinstance(i, Store)]
     if folds or len(pure) < len(after):
-        whole = replace(kernel, cols=(Axis(split.part, split.parts),))
-        _add_finish(split, whole, folds, (partials, wholes), after, rows)
-    split.extra += wholes.values()
-    split.row_code += [Load(i.out, wholes[i.out].name, dense(kernel.rows)) for i in folds]
+        body: list[Instruction] = []
+        for fold, partial in zip(folds, partials, strict=True):
+            value = f"{fold.out}.value"
+            body += [Load(value, partial.name, dense(rows)), Reduce(fold.out, fold.op, value)]
+        stores = [Store(whole.name, dense(kernel.rows), i.out) for i, whole in zip(folds, wholes, strict=True)]
+        stages = [Stage(True, tuple(body)), Stage(False, (*stores, *after))]
+        split.add(replace(kernel, cols=(parts.parts,)), stages, (*partials, *wholes))
+    split.extra += wholes
+    split.row_code += [Load(i.out, whole.name, dense(kernel.rows)) for i, whole in zip(folds, wholes, strict=True)]
     split.row_code += pure
-
-
-def _add_finish(
-    split: _Split,
-    whole: Kernel,
-    folds: Sequence[Reduce],
-    kept: tuple[dict[str, Buffer], dict[str, Buffer]],
-    after: list[Instruction],
-    rows: Sequence[Axis],
-) -> None:
-    """A kernel that reduces the parts of each row, and computes the row values that follow."""
-    partials, wholes = kept
-    body: list[Instruction] = []
-    for fold in folds:
-        value = f"{fold.out}.value"
-        body += [Load(value, partials[fold.out].name, dense(rows)), Reduce(fold.out, fold.op, value)]
-    stores = [Store(wholes[fold.out].name, dense(whole.rows), fold.out) for fold in folds]
-    stages = [Stage(True, tuple(body)), Stage(False, (*stores, *after))]
-    needed = _needed(split.row_code, stages)
-    if needed:
-        stages.insert(0, Stage(False, tuple(needed)))
-    extra = [*split.extra, *partials.values(), *wholes.values()]
-    name = f"{whole.name}.{len(split.kernels)}"
-    split.kernels.append(PhaseKernel(with_buffers(whole, stages, extra, name)))
-
-
-def _needed(code: Sequence[Instruction], stages: Sequence[Stage]) -> list[Instruction]:
-    """Those instructions whose values the stages use, and what these need."""
-    wanted = {name for stage in stages for i in stage.body for name in operands(i)}
-    needed: list[Instruction] = []
-    for instruction in reversed(code):
-        if result(instruction) in wanted:
-            wanted.update(operands(instruction))
-            needed.insert(0, instruction)
-    return needed
-
-
-def _in_parts(instruction: Instruction, split: _Split) -> Instruction:
-    """With the split axis as `chunk * part + inner`."""
-    if not isinstance(instruction, Access | Position):
-        return instruction
-    index = instruction.index
-    stride = index.stride(split.axis.name)
-    if isinstance(stride, int) and not stride:
-        return instruction
-    return replace(instruction, index=Index((*index.terms, (split.part, stride * split.chunk)), index.offset))

@@ -12,23 +12,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.gpu.phase_kernels import dense, in_order
+from smelt.codegen.axes import rewritten
+from smelt.codegen.gpu.kernel_slices import dense, has, with_axes
+from smelt.codegen.gpu.phase_kernels import reducing
 from smelt.ir.check_kernel import value_dtypes
 from smelt.ir.kernel import (
     Accumulate,
     Axis,
     Buffer,
-    Cast,
     Index,
     Instruction,
     Kernel,
     Load,
-    Reduce,
     Role,
     Scan,
     Scatter,
     Stage,
-    Store,
 )
 from smelt.symbolic.shapes import Size, product
 
@@ -63,32 +62,28 @@ class OnePass:
 
 def in_one_pass(kernel: Kernel) -> OnePass | None:
     """The kernel if it has reductions over rows and its blocks may go through rows in sequence; else None."""
-    if not any(isinstance(i, Accumulate) for i in kernel.instructions()):
-        return None
-    if any(isinstance(i, Scan | Scatter) for i in kernel.instructions()):
+    if not has(kernel, Accumulate) or has(kernel, Scan, Scatter):
         return None
     kept = {name for i in kernel.instructions() if isinstance(i, Accumulate) for name in i.index.axes}
     groups = tuple(axis for axis in kernel.rows if axis.name in kept)
     folded = tuple(axis for axis in kernel.rows if axis.name not in kept)
     if not folded:
         return None
-    rows, dtypes = groups + folded, value_dtypes(kernel)
+    dtypes = value_dtypes(kernel)
     partials: list[Buffer] = []
-    stages: list[Stage] = []
-    for stage in kernel.stages:
-        body: list[Instruction] = []
-        for instruction in stage.body:
-            changed = in_order(instruction, rows + kernel.cols)
-            if isinstance(changed, Accumulate):
-                axes = groups + (kernel.cols if _spans_cols(kernel, changed) else ())
-                size = product(axis.size for axis in axes)
-                partials.append(Buffer(f"{changed.buffer}.parts", dtypes[changed.value], size, Role.OUTPUT))
-                changed = replace(changed, buffer=partials[-1].name, index=dense(axes))
-            body.append(changed)
-        stages.append(Stage(stage.loop, tuple(body)))
+
+    def change(instruction: Instruction) -> list[Instruction]:
+        if not isinstance(instruction, Accumulate):
+            return [instruction]
+        axes = groups + (kernel.cols if _spans_cols(kernel, instruction) else ())
+        size = product(axis.size for axis in axes)
+        partials.append(Buffer(f"{instruction.buffer}.parts", dtypes[instruction.value], size, Role.OUTPUT))
+        return [replace(instruction, buffer=partials[-1].name, index=dense(axes))]
+
+    changed = with_axes(rewritten(kernel, change), groups + folded, kernel.cols)
     gone = {i.buffer for i in kernel.instructions() if isinstance(i, Accumulate)}
     buffers = (*(each for each in kernel.buffers if each.name not in gone), *partials)
-    return OnePass(kernel, replace(kernel, rows=rows, buffers=buffers, stages=tuple(stages)), groups)
+    return OnePass(kernel, replace(changed, buffers=buffers), groups)
 
 
 def _spans_cols(kernel: Kernel, fold: Accumulate) -> bool:
@@ -108,33 +103,14 @@ def finishing(one_pass: OnePass, parts: Size) -> list[Kernel]:
     alike: dict[tuple[frozenset[str], bool], list[Accumulate]] = {}
     for fold in (i for i in kernel.instructions() if isinstance(i, Accumulate)):
         alike.setdefault((fold.index.axes, _spans_cols(kernel, fold)), []).append(fold)
-    return [_finishing(one_pass, folds, parts, number) for number, folds in enumerate(alike.values())]
-
-
-def _finishing(one_pass: OnePass, folds: Sequence[Accumulate], parts: Size, number: int) -> Kernel:
-    kernel = one_pass.original
-    axes = one_pass.groups + (kernel.cols if _spans_cols(kernel, folds[0]) else ())
-    kept = folds[0].index.axes
-    rows = tuple(axis for axis in axes if axis.name in kept)
-    cols = (Axis(_PART, parts), *(axis for axis in axes if axis.name not in kept))
-    one_part = product(axis.size for axis in axes)
-    dtypes = value_dtypes(kernel)
-    body: list[Instruction] = []
-    after: list[Instruction] = []
-    buffers: list[Buffer] = []
-    for fold in folds:
-        partial, whole = f"{fold.buffer}.parts", kernel.buffer(fold.buffer)
-        have, value, out = dtypes[fold.value], f"{partial}.value", f"{partial}.fold"
-        where = Index(((_PART, one_part), *dense(axes).terms))
-        body += [in_order(Load(value, partial, where), rows + cols), Reduce(out, fold.op, value)]
-        if whole.dtype is not have:
-            after.append(Cast(f"{out}.rounded", out, whole.dtype))
-            out = f"{out}.rounded"
-        after.append(in_order(Store(fold.buffer, fold.index, out), rows))
-        buffers += [Buffer(partial, have, one_part * parts, Role.INPUT), whole]
-    stages = (Stage(True, tuple(body)), Stage(False, tuple(after)))
-    name = f"{kernel.name}.parts{number}"
-    return replace(kernel, name=name, rows=rows, cols=cols, buffers=tuple(buffers), stages=stages)
+    kernels = []
+    for number, folds in enumerate(alike.values()):
+        axes = one_pass.groups + (kernel.cols if _spans_cols(kernel, folds[0]) else ())
+        partials = [one_pass.kernel.buffer(f"{fold.buffer}.parts") for fold in folds]
+        buffers = [replace(each, size=each.size * parts) for each in partials]
+        both = list(zip(folds, buffers, strict=True))
+        kernels.append(reducing(kernel, both, (Axis(_PART, parts), *axes), f"parts{number}"))
+    return kernels
 
 
 def preloadable(stages: Sequence[Stage], folds: RowReductions, rows: Sequence[Axis]) -> list[Load]:

@@ -18,10 +18,19 @@ from dataclasses import replace
 import torch
 
 from smelt.base.errors import SmeltError
-from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.axes import forward_scans, scanned
-from smelt.codegen.gpu.kernel_slices import effects, exchanged, reads_updates, sliced
-from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, dense, in_order, with_buffers
+from smelt.codegen.axes import forward_scans, rewritten, scanned
+from smelt.codegen.gpu.kernel_slices import (
+    dense,
+    effects,
+    exchanged,
+    has,
+    in_order,
+    reads_updates,
+    sliced,
+    with_axes,
+    with_buffers,
+)
+from smelt.codegen.gpu.phase_kernels import AxisParts, PhaseKernel
 from smelt.codegen.loops.reductions import fold_dtype
 from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
@@ -43,14 +52,9 @@ from smelt.ir.kernel import (
     Store,
     neutral,
 )
-from smelt.symbolic.shapes import Size, product
-from smelt.symbolic.symsize import is_symsize
+from smelt.symbolic.shapes import product
 
 _CHUNK_STEP = 64  # parts of a scan begin at multiples of this: sixteen bytes are loaded at once there too
-
-
-def has_scans(kernel: Kernel) -> bool:
-    return any(isinstance(i, Scan) for i in kernel.instructions())
 
 
 def has_logs(kernel: Kernel) -> bool:
@@ -60,7 +64,7 @@ def has_logs(kernel: Kernel) -> bool:
 
 def scan_kernels(kernel: Kernel) -> list[Kernel]:
     """The same, in which scans run forwards along the only axis of their kernel's cols."""
-    if not has_scans(kernel):
+    if not has(kernel, Scan):
         return [kernel]
     kernel = forward_scans(kernel)
     alone = _others_as_rows(kernel)
@@ -75,23 +79,21 @@ def _others_as_rows(kernel: Kernel) -> Kernel | None:
     others = tuple(axis for axis in kernel.cols if axis.name not in along)
     if not others:
         return kernel
-    if any(isinstance(i, Reduce) for i in kernel.instructions()):
+    if has(kernel, Reduce):
         return None
     if any(isinstance(i, Store) for stage in kernel.stages if not stage.loop for i in stage.body):
         return None
-    rows = (*kernel.rows, *others)
-    cols = tuple(axis for axis in kernel.cols if axis.name in along)
     moved = {axis.name for axis in others}
     scratch = {buffer.name for buffer in kernel.buffers if buffer.role is Role.SCRATCH}
 
-    def change(instruction: Instruction) -> Instruction:
-        if isinstance(instruction, Access) and instruction.buffer in scratch:
-            terms = tuple(term for term in instruction.index.terms if term[0] not in moved)
-            return replace(instruction, index=Index(terms, instruction.index.offset))
-        return in_order(instruction, rows + cols)
+    def change(instruction: Instruction) -> list[Instruction]:
+        if not isinstance(instruction, Access) or instruction.buffer not in scratch:
+            return [instruction]
+        terms = tuple(term for term in instruction.index.terms if term[0] not in moved)
+        return [replace(instruction, index=Index(terms, instruction.index.offset))]
 
-    stages = tuple(Stage(stage.loop, tuple(map(change, stage.body))) for stage in kernel.stages)
-    return replace(kernel, rows=rows, cols=cols, stages=stages)
+    cols = [axis for axis in kernel.cols if axis.name in along]
+    return with_axes(rewritten(kernel, change), (*kernel.rows, *others), cols)
 
 
 def _staged(kernel: Kernel) -> list[Kernel]:
@@ -99,7 +101,7 @@ def _staged(kernel: Kernel) -> list[Kernel]:
     kernels: list[Kernel] = []
     axes = kernel.rows + kernel.cols
     index = dense(axes)
-    while has_scans(kernel):
+    while has(kernel, Scan):
         scan = next(i for i in kernel.instructions() if isinstance(i, Scan))
         dtype = value_dtypes(kernel)[scan.value]
         size = product(axis.size for axis in axes)
@@ -129,29 +131,6 @@ def _staged(kernel: Kernel) -> list[Kernel]:
 # Long scans, shared by many blocks.
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """A scan's axis in parts."""
-
-    axis: Axis
-    count: Size
-    chunk: Size
-
-    @property
-    def name(self) -> str:
-        return f"{self.axis.name}.part"
-
-    def change(self, instruction: Instruction) -> Instruction:
-        """With the axis as `chunk * part + inner`."""
-        if not isinstance(instruction, Access | Position):
-            return instruction
-        index = instruction.index
-        stride = index.stride(self.axis.name)
-        if not is_symsize(stride) and not stride:
-            return instruction
-        return replace(instruction, index=Index((*index.terms, (self.name, stride * self.chunk)), index.offset))
-
-
 def split_scan(kernel: Kernel, parts: int) -> list[PhaseKernel] | None:
     """Three kernels for one whose cols are a scan's axis: the total of each part, the scan of the totals, and the scan
     of each part from there on. None if that is impossible."""
@@ -159,28 +138,25 @@ def split_scan(kernel: Kernel, parts: int) -> list[PhaseKernel] | None:
     scans = [i for i in kernel.instructions() if isinstance(i, Scan)]
     if len(loops) != 1 or kernel.stages[-1] is not loops[0] or any(each.op == "logaddexp" for each in scans):
         return None
-    if any(isinstance(i, Reduce) for i in kernel.instructions()):
+    if has(kernel, Reduce):
         return None
     if any(isinstance(i, Store) for stage in kernel.stages if not stage.loop for i in stage.body):
         return None
     if any(buffer.role is Role.SCRATCH for buffer in kernel.buffers) or _depend(kernel, scans):
         return None
     (axis,) = kernel.cols
-    chunk = -(-axis.size // parts)
-    chunk = -(-chunk // _CHUNK_STEP) * _CHUNK_STEP
-    parts_of = _Parts(axis, -(-axis.size // chunk), chunk)
+    parts_of = AxisParts.of(axis, parts, _CHUNK_STEP)
     dtypes = value_dtypes(kernel)
     kept = {scan.out: fold_dtype(scan.op, dtypes[scan.value]) for scan in scans}
     totals, befores = {}, {}
     for scan in scans:
         count, dtype = kernel.row_count, kept[scan.out]
-        totals[scan.out] = Buffer(f"{scan.out}.total", dtype, count * parts_of.count, Role.OUTPUT)
-        befores[scan.out] = Buffer(f"{scan.out}.before", dtype, count * (parts_of.count + 1), Role.OUTPUT)
-    bound = Bound(parts_of.name, axis.name, parts_of.chunk, axis.size)
+        totals[scan.out] = Buffer(f"{scan.out}.total", dtype, count * parts_of.parts.size, Role.OUTPUT)
+        befores[scan.out] = Buffer(f"{scan.out}.before", dtype, count * (parts_of.parts.size + 1), Role.OUTPUT)
     return [
-        PhaseKernel(_totals(kernel, scans, parts_of, totals), (bound,)),
-        PhaseKernel(_befores(kernel, scans, parts_of, totals, befores)),
-        PhaseKernel(_scanned_parts(kernel, scans, parts_of, befores), (bound,)),
+        PhaseKernel(_totals(kernel, scans, parts_of, totals), (parts_of.bound,)),
+        PhaseKernel(_befores(kernel, scans, parts_of.parts, totals, befores)),
+        PhaseKernel(_scanned_parts(kernel, scans, parts_of, befores), (parts_of.bound,)),
     ]
 
 
@@ -196,12 +172,11 @@ def _depend(kernel: Kernel, scans: Sequence[Scan]) -> bool:
     return False
 
 
-def _in_parts(kernel: Kernel, parts: _Parts, stages: Sequence[Stage], extra: Sequence[Buffer], name: str) -> Kernel:
-    rows = (Axis(parts.name, parts.count), *kernel.rows)
-    cols = (Axis(parts.axis.name, parts.chunk),)
-    order = rows + cols
-    changed = [Stage(each.loop, tuple(in_order(parts.change(i), order) for i in each.body)) for each in stages]
-    return with_buffers(replace(kernel, rows=rows, cols=cols), changed, extra, name)
+def _in_parts(kernel: Kernel, parts: AxisParts, stages: Sequence[Stage], extra: Sequence[Buffer], name: str) -> Kernel:
+    kernel = replace(kernel, rows=(parts.parts, *kernel.rows), cols=(parts.inner,))
+    order = kernel.rows + kernel.cols
+    changed = [Stage(each.loop, tuple(parts.change(i, order) for i in each.body)) for each in stages]
+    return with_buffers(kernel, changed, extra, name)
 
 
 def _wide(kernel: Kernel, scan: Scan) -> tuple[list[Instruction], str]:
@@ -213,10 +188,10 @@ def _wide(kernel: Kernel, scan: Scan) -> tuple[list[Instruction], str]:
     return [Cast(f"{scan.out}.wide", scan.value, kept)], f"{scan.out}.wide"
 
 
-def _totals(kernel: Kernel, scans: Sequence[Scan], parts: _Parts, totals: dict[str, Buffer]) -> Kernel:
+def _totals(kernel: Kernel, scans: Sequence[Scan], parts: AxisParts, totals: dict[str, Buffer]) -> Kernel:
     body: list[Instruction] = [i for stage in kernel.stages if stage.loop for i in stage.body]
     after: list[Instruction] = []
-    rows = dense((Axis(parts.name, parts.count), *kernel.rows))
+    rows = dense((parts.parts, *kernel.rows))
     for scan in scans:
         assert scan.op != "logaddexp"
         place = body.index(scan)
@@ -230,26 +205,25 @@ def _totals(kernel: Kernel, scans: Sequence[Scan], parts: _Parts, totals: dict[s
 
 
 def _befores(
-    kernel: Kernel, scans: Sequence[Scan], parts: _Parts, totals: dict[str, Buffer], befores: dict[str, Buffer]
+    kernel: Kernel, scans: Sequence[Scan], part: Axis, totals: dict[str, Buffer], befores: dict[str, Buffer]
 ) -> Kernel:
     body: list[Instruction] = []
-    part = Axis(parts.name, parts.count)
     where = in_order(Load("", "", dense((part, *kernel.rows))), (*kernel.rows, part))
     assert isinstance(where, Load)
     source = where.index
     for scan in scans:
         value, out = f"{scan.out}.part", f"{scan.out}.parts"
-        body += [Load(value, totals[scan.out].name, source), Scan(out, scan.op, value, parts.name)]
+        body += [Load(value, totals[scan.out].name, source), Scan(out, scan.op, value, part.name)]
         body.append(Store(befores[scan.out].name, Index(source.terms, kernel.row_count), out))
     buffers = (*(replace(each, role=Role.INPUT) for each in totals.values()), *befores.values())
     stages = (Stage(True, tuple(body)),)
     return replace(kernel, name=f"{kernel.name}.befores", cols=(part,), buffers=buffers, stages=stages)
 
 
-def _scanned_parts(kernel: Kernel, scans: Sequence[Scan], parts: _Parts, befores: dict[str, Buffer]) -> Kernel:
-    room = dense((Axis(parts.name, parts.count), *kernel.rows))
+def _scanned_parts(kernel: Kernel, scans: Sequence[Scan], parts: AxisParts, befores: dict[str, Buffer]) -> Kernel:
+    room = dense((parts.parts, *kernel.rows))
     part, zero, first = "scan.part", "scan.zero", "scan.first"
-    once: list[Instruction] = [Position(part, Index(((parts.name, 1),))), Const(zero, 0, torch.int64)]
+    once: list[Instruction] = [Position(part, Index(((parts.parts.name, 1),))), Const(zero, 0, torch.int64)]
     once.append(Compute(first, "eq", (part, zero), torch.bool))
     body: list[Instruction] = [i for stage in kernel.stages if stage.loop for i in stage.body]
     dtypes = value_dtypes(kernel)

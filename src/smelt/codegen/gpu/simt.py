@@ -1,62 +1,127 @@
-"""`Simt`: a `Builder` with the primitives that GPU schedules use.
+"""`Simt`: a `Builder` with the primitives that GPU schedules use. The function is that of one thread.
 
     n = b.thread()                     which thread of its block this is
     x = b.load_global(pointer, n, "f32")      of global memory; `width` elements side by side at once
     y = b.shuffle_xor(x, 16)           what the lane that differs in this bit has
     b.barrier()                        all threads of the block have come here
 
-Two lowerings implement them. `nvptx.Nvptx`: the function is that of one thread. `host.HostWarp`: it is that of one
-warp; a value that differs between threads is a vector with a lane per thread. So a schedule is written once, as
-straight-line code: whole warps take branches, loops run equally often in all threads, and stores by some threads only
-are under `where`. A thread without a point of its own computes the first point and stores nothing.
+    → Function("k0_0", (%b0, …, %workspace, %size0, …), kind="grid", threads=256)
+
+Schedules write straight-line code: whole warps take branches, loops run equally often in all threads, and stores by
+some threads only are under `where`. A thread without a point of its own computes the first point and stores nothing. So
+`host` can rewrite the finished function to that of a warp, and `spirv.thread` has what differs for Vulkan.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from smelt.codegen.loops.builder import Builder, element_bytes, param
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import Target
-from smelt.ir.loops import BITS, GLOBAL, Atomic, CompareExchange, Function, Id, Number, Value
+from smelt.ir.loops import (
+    BITS,
+    CLUSTER,
+    GLOBAL,
+    SHARED,
+    Atomic,
+    Barrier,
+    CompareExchange,
+    Function,
+    Id,
+    Number,
+    Remote,
+    SharedArray,
+    Shuffle,
+    Store,
+    Value,
+)
+from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
 Mask = Value | None  # None: all threads
 WORKSPACE = param("workspace", GLOBAL)
+SHARED_NAME = "smelt_shared"
 MOST_BYTES = 16  # of one access
 Change = Callable[[Value, Value], Value]  # an element, as it is in memory, and a value → the element then
 
 
-class Simt(Builder, ABC):
-    """Code of one phase of a grid."""
+class Simt(Builder):
+    """Code of one phase of a grid. `resident`: blocks side by side; the assembler spills no registers for more of them.
+    `predicates`: stores that only some threads do are no branches. `block`: its number, where the caller finds it.
+    `parameters`: names of the launch's buffers, in order; `places`: of those in the workspace, with their first bytes.
+    `aligned`: buffers begin at multiples of sixteen bytes."""
 
-    warp: int  # threads that run in step
+    shared_lanes = MOST_BYTES  # elements of one access of shared memory
+    reads_parameters = False  # by their numbers, which need not be constants
 
-    def __init__(self, target: Target, symbol: str, sizes: Sizes, index_kind: str, cluster: int = 1) -> None:
+    def __init__(
+        self,
+        target: Target,
+        symbol: str,
+        sizes: Sizes,
+        index_kind: str,
+        *,
+        buffers: int,
+        threads: int,
+        cluster: int = 1,
+        resident: int = 0,
+        predicates: bool = False,
+        block: Value | None = None,
+        parameters: Sequence[str] = (),
+        places: Mapping[str, Size] | None = None,
+        aligned: bool = True,
+    ) -> None:
         super().__init__(target, symbol, sizes)
-        self.cluster = cluster  # blocks that run at the same time, and read each other's shared memory
+        self.warp = target.warp_size
         self.index_kind = index_kind  # of positions and counts: i32 where all of them fit
+        self.buffers, self.threads, self.resident = buffers, threads, resident
+        self.cluster = cluster  # blocks that run at the same time, and read each other's shared memory
+        self.predicates, self.aligned = predicates, aligned
+        self._parameters, self._places = {name: place for place, name in enumerate(parameters)}, places or {}
+        self.numbers: dict[int, str] = {}  # parameters that are no addresses, each with its kind in memory
         self.shared_bytes = 0
-        self._exchange: int | None = None  # where the memory begins that is used again
         self.has_barrier = False
+        self._own_block = block
+        self._ids: dict[str, Value] = {}
+        self._exchange: int | None = None  # where the memory begins that is used again
+        self._predicate: Mask = None  # of threads that store
+        self._uses_shared = False
 
     # Where this is.
 
-    @abstractmethod
+    def id(self, what: str, kind: str = "i32") -> Value:
+        """An `Id`, read once where the function begins."""
+        if what not in self._ids:
+            self._ids[what] = out = param(f"id.{what}", kind)
+            self.prologue.append(Id(out, what))
+        return self._ids[what]
+
+    def _wide(self, value: Value) -> Value:
+        return self.convert("zext", value, self.index_kind)
+
     def lane(self) -> Value:
         """Which thread of its warp this is."""
+        return self._wide(self.id("lane") if self.target.has_lane_ids else self.and_(self.id("thread"), self.warp - 1))
 
-    @abstractmethod
     def warp_number(self) -> Value:
         """Which warp of its block this is."""
-
-    @abstractmethod
-    def block_number(self) -> Value:
-        """Which block of the grid this is."""
+        if self.target.has_lane_ids:
+            return self._wide(self.id("warp"))
+        return self._wide(self.lshr(self.id("thread"), self.warp.bit_length() - 1))
 
     def thread(self) -> Value:
         """Which thread of its block this is."""
-        return self.add(self.mul(self.warp_number(), self.warp), self.lane())
+        if self.target.has_lane_ids:
+            return self.add(self.mul(self.warp_number(), self.warp), self.lane())
+        return self._wide(self.id("thread"))
+
+    def block_number(self) -> Value:
+        """Which block of the grid this is."""
+        return self._own_block or self._wide(self.id("block"))
+
+    def launched_block(self) -> Value:
+        """The same, of a launch of several grids."""
+        return self.convert("zext", self.id("block"), "i64")
 
     def cluster_rank(self) -> Value:
         """Which block of its cluster this is."""
@@ -66,139 +131,50 @@ class Simt(Builder, ABC):
         """A count or position."""
         return self.const("i64" if is_symsize(number) else self.index_kind, number)
 
-    # Memory.
+    # Control flow.
 
-    @abstractmethod
-    def parameter(self, number: int) -> Value:
-        """The address of a buffer, by its place among the kernel's parameters."""
-
-    @abstractmethod
-    def number(self, parameter: Value, kind: str) -> Value:
-        """The value of a one-element buffer on the host, passed as its `parameter`."""
-
-    @abstractmethod
-    def workspace(self, offset: int) -> Value:
-        """An address of the memory that the phases of a launch share."""
-
-    @abstractmethod
-    def load_global(
-        self, pointer: Value, at: Value, kind: str, width: int = 1, *, aligned: bool = True, constant: bool = False
-    ) -> list[Value]:
-        """`width` elements from `at` on. `aligned`: their address is a multiple of their size. `constant`: nobody
-        writes there while the phase runs."""
-
-    @abstractmethod
-    def store_global(self, pointer: Value, at: Value, values: Sequence[Value], *, aligned: bool = True) -> None:
-        """Elements side by side, from `at` on."""
-
-    @abstractmethod
-    def atomic(
-        self, pointer: Value, at: Value, kind: str, value: Value, change: Change, plain: str | None = None
-    ) -> None:
-        """An element becomes what `change` makes of it and `value`, and no other thread changes it meanwhile. Threads
-        come in any order. `plain`: what LLVM's `atomicrmw` calls this, where it has a name for it."""
-
-    @abstractmethod
     @contextmanager
     def where(self, mask: Mask) -> Iterator[None]:
         """Within, only threads of the mask store."""
+        if mask is None:
+            yield
+            return
+        with self.when(mask):
+            yield
 
     @contextmanager
     def where_stored(self, mask: Mask) -> Iterator[None]:
-        """The same where stores to global memory are all there is within."""
-        with self.where(mask):
-            yield
+        """The same where stores to global memory are all there is within. With `predicates` there is no branch: the
+        assembler moves no load over one, and what tiles read would come one by one. That takes registers."""
+        if mask is None or not self.predicates:
+            with self.where(mask):
+                yield
+            return
+        assert self._predicate is None
+        self._predicate = mask
+        yield
+        self._predicate = None
 
-    # Exchange between the threads of a warp and of a block.
-
-    @abstractmethod
-    def shuffle_xor(self, value: Value, distance: int) -> Value:
-        """The value of the lane whose number differs in the bit `distance`."""
-
-    @abstractmethod
-    def shuffle_up(self, value: Value, distance: int) -> Value:
-        """The value of the lane `distance` before this one; any value for the first ones."""
-
-    @abstractmethod
-    def shuffle_from(self, value: Value, lane: Value) -> Value:
-        """The value of the lane with this number."""
-
-    @abstractmethod
-    def barrier(self) -> None:
-        """What any thread of the block stored before it, every thread may load after it."""
-
-    @abstractmethod
-    def warp_barrier(self) -> None:
-        """The same for the threads of a warp."""
-
-    @abstractmethod
-    def cluster_barrier(self) -> None:
-        """The same for the threads of all blocks of a cluster and their shared memory."""
-
-    @abstractmethod
-    def leave_cluster(self) -> None:
-        """At the end: no block of a cluster is gone while another reads its shared memory."""
-
-    def shared_array(self, kind: str, length: int) -> int:
-        """Room for elements that the threads of a block share: its first byte."""
-        size = memory_bytes(kind)
-        first = -(-self.shared_bytes // 16) * 16
-        self.shared_bytes = first + size * length
-        return first
-
-    def exchange_array(self, size: int) -> int:
-        """So many bytes to share for a while: the next who asks gets the same ones."""
-        if self._exchange is None:
-            self._exchange = self.shared_array("i8", 0)
-        else:
-            self.barrier()  # all have loaded what was there before
-        self.shared_bytes = max(self.shared_bytes, self._exchange + size)
-        return self._exchange
-
-    @abstractmethod
-    def load_shared(self, first: int, at: Value, kind: str) -> Value:
-        """An element of a `shared_array`."""
-
-    def load_shared_vector(self, first: int, at: Value, kind: str, width: int) -> list[Value]:
-        """Elements side by side, from one on whose address is a multiple of their size, or of sixteen bytes."""
-        return [self.load_shared(first, self.add(at, way) if way else at, kind) for way in range(width)]
-
-    @abstractmethod
-    def load_cluster(self, first: int, rank: Value, kind: str) -> Value:
-        """The first element of a `shared_array` of another block of this cluster."""
-
-    @abstractmethod
-    def store_shared(self, first: int, at: Value, value: Value) -> None:
-        """Under `where`, by the threads of its mask."""
-
-    # The function.
-
-    @abstractmethod
-    def grid_function(self) -> Function:
-        """All that was written, as a function."""
-
-
-class OneThread(Simt):
-    """Code of one phase as the function of one thread, with addresses of global memory."""
-
-    most_lanes = MOST_BYTES  # elements of one access
-
-    def __init__(
+    def loop(
         self,
-        target: Target,
-        symbol: str,
-        sizes: Sizes,
-        index_kind: str,
-        cluster: int = 1,
+        last: Value | Number,
+        carried: Sequence[Value],
+        write: Callable[[Value, list[Value]], Sequence[Value]],
         *,
-        buffers: int,
-        threads: int,
-    ) -> None:
-        super().__init__(target, symbol, sizes, index_kind, cluster)
-        self.buffers = buffers
-        self.threads = threads
-        self.numbers: set[str] = set()  # parameters that are no addresses
-        self._asked: dict[str, Value] = {}
+        first: Value | Number = 0,
+        step: int = 1,
+        guard: bool = False,
+    ) -> list[Value]:
+        """What `write` writes, for every `step`th turn from `first` to before `last`. It is given the turn, of 64 bits,
+        and the values that the loop carries, and returns those of the next turn. `guard`: there may be none."""
+        known = set(self.shared)
+        begin, end = (each if isinstance(each, Value) else self.const("i64", each) for each in (first, last))
+        loop = self.begin(begin, end, step, carried, guard=guard)
+        values = loop.end(*write(loop.index, list(loop.values)))
+        for each in [*self.shared]:
+            if each not in known:
+                del self.shared[each]  # what was computed inside is not there after a loop
+        return list(values)
 
     # Memory.
 
@@ -207,42 +183,38 @@ class OneThread(Simt):
         return param(f"size{self.sizes.slot(number)}")
 
     def parameter(self, number: int) -> Value:
+        """The address of a buffer, by its place among the kernel's parameters."""
         return param(f"b{number}", GLOBAL)
 
-    def number(self, parameter: Value, kind: str) -> Value:
-        self.numbers.add(parameter.name)
-        whole = self.convert("trunc", Value(parameter.name, "i64"), f"i{8 * memory_bytes(kind)}")
-        return self._back(whole, kind)
+    def pointer(self, name: str) -> Value:
+        """The address of a buffer by its name."""
+        if name in self._parameters:
+            return self.parameter(self._parameters[name])
+        return self.workspace(self._places[name])
 
-    def taken(self, number: int) -> Value:
-        """A parameter: an address, or a number."""
-        parameter = self.parameter(number)
-        return Value(parameter.name, "i64") if parameter.name in self.numbers else parameter
+    def number(self, name: str, kind: str) -> Value:
+        """The value of a one-element buffer on the host, which is passed as a parameter."""
+        number = self._parameters[name]
+        self.numbers[number] = kind
+        return self._back(self.convert("trunc", self.taken(number), f"i{8 * element_bytes(kind)}"), kind)
 
-    def params(self) -> list[Value]:
-        """All parameters of the function."""
-        assert self.sizes is not None
-        sizes = [param(f"size{slot}") for slot in range(len(self.sizes.params))]
-        return [*map(self.taken, range(self.buffers)), WORKSPACE, *sizes]
-
-    def workspace(self, offset: int) -> Value:
+    def workspace(self, offset: Size) -> Value:
+        """An address of the memory that the phases of a launch share."""
         return self.element(WORKSPACE, "i8", self.const("i64", offset) if is_symsize(offset) else offset)
-
-    def asked(self, what: str, kind: str = "i32") -> Value:
-        """An `Id`, asked once where the function begins."""
-        if what not in self._asked:
-            self._asked[what] = out = param(f"id.{what}", kind)
-            self.prologue.append(Id(out, what))
-        return self._asked[what]
-
-    def _wide(self, value: Value) -> Value:
-        return self.convert("zext", value, self.index_kind)
 
     def load_global(
         self, pointer: Value, at: Value, kind: str, width: int = 1, *, aligned: bool = True, constant: bool = False
     ) -> list[Value]:
-        size = memory_bytes(kind)
-        piece = min(width, self.most_lanes, MOST_BYTES // size) if aligned else 1
+        """`width` elements from `at` on. `aligned`: their address is a multiple of their size. `constant`: nobody
+        writes there while the phase runs."""
+        return self._load(pointer, at, kind, width, MOST_BYTES if aligned else 1, constant)
+
+    def _load(
+        self, pointer: Value, at: Value, kind: str, width: int, lanes: int, constant: bool = False
+    ) -> list[Value]:
+        """In accesses of at most so many lanes."""
+        size = element_bytes(kind)
+        piece = min(width, lanes, self.target.access_lanes, MOST_BYTES // size)
         elements: list[Value] = []
         for first in range(0, width, piece):
             address = self.element(pointer, kind, self.add(at, first) if first else at)
@@ -251,28 +223,24 @@ class OneThread(Simt):
         return elements
 
     def store_global(self, pointer: Value, at: Value, values: Sequence[Value], *, aligned: bool = True) -> None:
-        kind, size = values[0].kind, memory_bytes(values[0].kind)
-        piece = min(len(values), self.most_lanes, MOST_BYTES // size) if aligned else 1
+        """Elements side by side, from `at` on."""
+        kind, size = values[0].kind, element_bytes(values[0].kind)
+        piece = min(len(values), self.target.access_lanes, MOST_BYTES // size) if aligned else 1
         for first in range(0, len(values), piece):
             address = self.element(pointer, kind, self.add(at, first) if first else at)
-            self._store(self.gathered(list(values[first : first + piece])), address, size * piece)
-
-    def _store(self, vector: Value, address: Value, align: int) -> None:
-        self.store(vector, address, align)
+            vector = self.gathered(list(values[first : first + piece]))
+            self.body.append(Store(vector, address, size * piece, mask=self._predicate))
 
     def atomic(
         self, pointer: Value, at: Value, kind: str, value: Value, change: Change, plain: str | None = None
     ) -> None:
+        """An element becomes what `change` makes of it and `value`, and no other thread changes it meanwhile. Threads
+        come in any order. `plain`: what LLVM's `atomicrmw` calls this, where it has a name for it."""
         address = self.element(pointer, kind, at)
         if plain is not None:
             self.body.append(Atomic(plain, address, value))
-            return
-
-        def bits_of(old: Value) -> Value:
-            new = change(self._back(old, kind), value)
-            return self.bits(new) if kind.startswith("f") else new
-
-        self._update(address, f"i{BITS[kind]}", bits_of)
+        else:
+            self._update(address, f"i{BITS[kind]}", lambda old: self._whole(change(self._back(old, kind), value)))
 
     def _update(self, address: Value, kind: str, change: Callable[[Value], Value]) -> None:
         """Replace an integer in memory, only if it is still what the new one was computed from."""
@@ -285,32 +253,120 @@ class OneThread(Simt):
 
         self.repeat([self.load(address, kind)], attempt)
 
-    @contextmanager
-    def where(self, mask: Mask) -> Iterator[None]:
-        if mask is None:
-            yield
-            return
-        with self.when(mask):
-            yield
+    # Shared memory.
 
-    # Exchange between threads.
+    def shared_array(self, kind: str, length: int) -> int:
+        """Room for elements that the threads of a block share: its first byte."""
+        first = -(-self.shared_bytes // 16) * 16
+        self.shared_bytes = first + element_bytes(kind) * length
+        return first
 
-    def _word_by_word(self, value: Value, change: Callable[[Value], Value]) -> Value:
-        """What becomes of a value's bits, 32 at a time."""
-        bits = BITS[value.kind]
-        whole = self.bits(value) if value.kind.startswith("f") else value
-        if bits < 32:
-            moved = change(self.convert("zext", whole, "i32"))
+    def exchange_array(self, size: int) -> int:
+        """So many bytes to share for a while: the next who asks gets the same ones."""
+        if self._exchange is None:
+            self._exchange = self.shared_array("i8", 0)
+        else:
+            self.barrier()  # all have loaded what was there before
+        self.shared_bytes = max(self.shared_bytes, self._exchange + size)
+        return self._exchange
+
+    def load_shared(self, first: int, at: Value, kind: str) -> Value:
+        """An element of a `shared_array`."""
+        return self.load_shared_vector(first, at, kind, 1)[0]
+
+    def load_shared_vector(self, first: int, at: Value, kind: str, width: int) -> list[Value]:
+        """Elements side by side, from one on whose address is a multiple of their size, or of sixteen bytes."""
+        return self._load(self.shared_address(first, kind), at, kind, width, self.shared_lanes)
+
+    def load_cluster(self, first: int, rank: Value, kind: str) -> Value:
+        """The first element of a `shared_array` of another block of this cluster."""
+        address, where = self.fresh(CLUSTER), self.convert("trunc", rank, "i32")
+        self.body.append(Remote(address, self.shared_address(first, kind), where))
+        return self.load(address, kind)
+
+    def store_shared(self, first: int, at: Value, value: Value) -> None:
+        """Under `where`, by the threads of its mask."""
+        self.store(value, self.element(self.shared_address(first, value.kind), value.kind, at))
+
+    def shared_address(self, first: int, kind: str) -> Value:
+        """Where elements of a kind are in the block's memory; all kernels of a module use one name for that."""
+        self._uses_shared = True
+        return self.element(Value(f"@{SHARED_NAME}", SHARED), "i8", first)
+
+    def shared_arrays(self) -> tuple[SharedArray, ...]:
+        return (SharedArray(SHARED_NAME, "i8", 0),) if self._uses_shared else ()
+
+    @property
+    def shared_size(self) -> int:
+        """Bytes of all arrays of shared memory."""
+        return self.shared_bytes
+
+    # Exchange between the threads of a warp and of a block.
+
+    def shuffle_xor(self, value: Value, distance: int) -> Value:
+        """The value of the lane whose number differs in the bit `distance`."""
+        return self._shuffle(value, "xor", self.const("i32", distance))
+
+    def shuffle_up(self, value: Value, distance: int) -> Value:
+        """The value of the lane `distance` before this one; any value for the first ones."""
+        return self._shuffle(value, "up", self.const("i32", distance))
+
+    def shuffle_from(self, value: Value, lane: Value) -> Value:
+        """The value of the lane with this number."""
+        return self._shuffle(value, "from", self.convert("trunc", lane, "i32"))
+
+    def _shuffle(self, value: Value, mode: str, lane: Value) -> Value:
+        """Word by word."""
+        bits, whole = BITS[value.kind], self._whole(value)
+        if bits <= 32:
+            moved = self._shuffle_word(self.convert("zext", whole, "i32"), mode, lane)
             return self._back(self.convert("trunc", moved, whole.kind), value.kind)
-        if bits == 32:
-            return self._back(change(whole), value.kind)
-        low = change(self.convert("trunc", whole, "i32"))
-        high = change(self.convert("trunc", self.lshr(whole, 32), "i32"))
+        low = self._shuffle_word(self.convert("trunc", whole, "i32"), mode, lane)
+        high = self._shuffle_word(self.convert("trunc", self.lshr(whole, 32), "i32"), mode, lane)
         joined = self.or_(self.convert("zext", low, "i64"), self.shl(self.convert("zext", high, "i64"), 32))
         return self._back(joined, value.kind)
+
+    def _shuffle_word(self, word: Value, mode: str, lane: Value) -> Value:
+        out = self.fresh("i32")
+        self.body.append(Shuffle(out, word, mode, lane))
+        return out
+
+    def _whole(self, value: Value) -> Value:
+        return self.bits(value) if value.kind.startswith("f") else value
 
     def _back(self, value: Value, kind: str) -> Value:
         return self.from_bits(value) if kind.startswith("f") else value
 
+    def barrier(self) -> None:
+        """What any thread of the block stored before it, every thread may load after it."""
+        self.has_barrier = True
+        self.body.append(Barrier("block"))
 
-memory_bytes = element_bytes
+    def warp_barrier(self) -> None:
+        """The same for the threads of a warp."""
+        self.body.append(Barrier("warp"))
+
+    def cluster_barrier(self) -> None:
+        """The same for the threads of all blocks of a cluster and their shared memory."""
+        self.has_barrier = True
+        self.body.append(Barrier("cluster"))
+
+    def leave_cluster(self) -> None:
+        """At the end: no block of a cluster is gone while another reads its shared memory."""
+        self.body.append(Barrier("leave"))
+
+    # The function.
+
+    def taken(self, number: int) -> Value:
+        """A parameter: an address, or a number."""
+        return param(f"b{number}") if number in self.numbers else self.parameter(number)
+
+    def grid_function(self) -> Function:
+        """All that was written, as a function."""
+        assert self.sizes is not None
+        sizes = [param(f"size{slot}") for slot in range(len(self.sizes.params))]
+        params = [*map(self.taken, range(self.buffers)), WORKSPACE, *sizes]
+        function = self.function(self.symbol, params, "grid")
+        function.threads, function.resident, function.cluster = self.threads, self.resident, self.cluster
+        function.shared, function.features = self.shared_arrays(), self.target.features
+        return function

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from smelt.codegen.gpu.simt import Simt, memory_bytes
+from smelt.codegen.gpu.simt import Simt
+from smelt.codegen.loops.builder import element_bytes
 from smelt.codegen.loops.reductions import combine
 from smelt.codegen.loops.scalars import from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Reduction
@@ -75,7 +76,7 @@ def reduce_teams(
     if threads == apart:
         return mine
     kinds = [memory_kind(dtype) for _, dtype in folds]
-    room = b.exchange_array(max(map(memory_bytes, kinds)) * threads * len(mine[0]))
+    room = b.exchange_array(max(map(element_bytes, kinds)) * threads * len(mine[0]))
     first, places = b.and_(b.thread(), apart - 1), range(len(mine[0]))
     totals = []
     for number, ((op, dtype), kind, partials) in enumerate(zip(folds, kinds, mine, strict=True)):

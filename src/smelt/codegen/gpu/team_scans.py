@@ -49,8 +49,8 @@ class RunningFold:
         """`left` comes before `right`."""
         if self.op == "logaddexp":
             (most, rest), (further, others) = left, right
-            return merge(b, *b.lift(most, rest, further, others))
-        return (run_on(b, self.op, self.kept, *b.lift(left[0], right[0])),)
+            return merge(b, most, rest, further, others)
+        return (run_on(b, self.op, self.kept, left[0], right[0]),)
 
     def value(self, b: Simt, state: State) -> Value:
         result = log_of_sum(b, *state) if self.op == "logaddexp" else state[0]

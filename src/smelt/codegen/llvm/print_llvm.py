@@ -223,8 +223,8 @@ class _Printer:
     # Memory.
 
     def address(self, node: Address) -> None:
-        base = f"{ELEMENTS[node.base.kind]} {node.base.name}"
-        self.lines.append(f"  {node.out.name} = getelementptr {ELEMENTS[node.kind]}, {base}, {typed(node.offset)}")
+        operands = f"{typed(node.base)}, {typed(node.offset)}"
+        self.lines.append(f"  {node.out.name} = getelementptr {ELEMENTS[node.kind]}, {operands}")
 
     def alloc(self, node: Alloc) -> None:
         array = f"[{node.length} x {ELEMENTS[node.kind]}]"

@@ -211,13 +211,14 @@ _FITS: dict[type, Callable[[Any], bool]] = {
     ),
     loops.Insert: lambda n: _same(n.vector, n.out) and _is(n.value, n.vector.kind) and 0 <= n.lane < n.vector.lanes,
     loops.Address: lambda n: (
-        _is(n.base, POINTERS) and n.offset.kind in INTEGERS and _is(n.out, n.base.kind, n.offset.lanes)
+        _is(n.out, POINTERS, n.offset.lanes) and n.offset.kind in INTEGERS
+        and n.base.kind == n.out.kind and n.base.lanes in (1, n.out.lanes)
     ),
     loops.Alloc: lambda n: _is(n.out, loops.POINTER) and n.length >= 0 and n.align > 0,
     loops.Load: lambda n: _accesses(n.pointer, n.out, n.align),
     loops.Store: lambda n: _accesses(n.pointer, n.value, n.align, n.mask),
     loops.Prefetch: lambda n: _is(n.pointer, POINTERS), loops.Fence: lambda n: True,
-    loops.Atomic: lambda n: _is(n.pointer, loops.GLOBAL) and _is(n.value, frozenset(BITS)),
+    loops.Atomic: lambda n: _is(n.pointer, frozenset((loops.POINTER, loops.GLOBAL))) and _is(n.value, frozenset(BITS)),
     loops.CompareExchange: lambda n: (
         _is(n.pointer, POINTERS) and _is(n.new, INTEGERS) and _same(n.new, n.expected, n.seen) and _is(n.stored, "i1")
     ),

@@ -66,27 +66,27 @@ class OnlineBody(PhaseBody):
     def _both_loops(self) -> None:
         b, plan, online = self.b, self.plan, self.online
         at_once, before = self._tiles_at_once(online.first), {**self.values}
-        most, total = (b.splat(b.const("f32", value), self._lanes) for value in (-math.inf, 0.0))
-        reference = b.splat(self._reference(most), self._lanes)
-        turns, known = -(-plan.tiles // at_once), set(b.shared)
-        carried = (most, reference, total)
-        loop = b.begin(b.const("i64", 0), b.const("i64", turns), 1, carried, guard=is_symsize(turns))
-        most, reference, total = loop.values
-        number = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
-        tiles = [b.add(b.mul(number, at_once), tile) for tile in range(at_once)]
-        self._read_ahead(online.first, tiles)
-        values = [each for tile in range(at_once) for each in self._values(online.first, online.peak, tiles, tile)]
-        largest = combine(b, "max", _F32, most, halved(values, lambda x, y: combine(b, "max", _F32, x, y)))
-        further = self._reference(largest)
-        self.values = {**before, online.reference: (further,)}
-        powers = [each for tile in range(at_once) for each in self._values(online.second, online.total, tiles, tile)]
-        total = b.fadd(self._moved(total, reference, further), halved(powers, b.fadd))
+
+        def some_tiles(turn: Value, carried: list[Value]) -> list[Value]:
+            most, reference, total = carried
+            number = b.convert("trunc", turn, b.index_kind)
+            tiles = [b.add(b.mul(number, at_once), tile) for tile in range(at_once)]
+            self._read_ahead(online.first, tiles)
+            values = [each for tile in range(at_once) for each in self._values(online.first, online.peak, tiles, tile)]
+            largest = combine(b, "max", _F32, most, halved(values, lambda x, y: combine(b, "max", _F32, x, y)))
+            further = self._reference(largest)
+            self.values = {**before, online.reference: (further,)}
+            powers = [
+                each for tile in range(at_once) for each in self._values(online.second, online.total, tiles, tile)
+            ]
+            return [largest, further, b.fadd(self._moved(total, reference, further), halved(powers, b.fadd))]
+
+        most, turns = b.const("f32", -math.inf), -(-plan.tiles // at_once)
+        begin = [most, self._reference(most), b.const("f32", 0.0)]
+        found = b.loop(turns, begin, some_tiles, guard=is_symsize(turns))
         self.values = before
         self.registers.clear()
-        for each in [*b.shared]:
-            if each not in known:
-                del b.shared[each]  # what was computed inside is not there after a loop that may not have run
-        self._share(*loop.end(*(b.splat(each, self._lanes) for each in (largest, further, total))))
+        self._share(*found)
 
     def _values(self, stage: Stage, fold: Reduce, numbers: Sequence[Value], tile: int) -> Values:
         """The operands of a reduction in a tile."""

@@ -53,7 +53,7 @@ class PointsBody(PhaseBody):
         b = self.b
         with b.when(b.icmp("eq", b.block_number(), 0)):
             single = replace(self.plan, width=1, vectors=1)
-            _RestBody(b, single, self.pointers, aligned=self.aligned).write_rest(self.plan.width)
+            _RestBody(b, single).write_rest(self.plan.width)
 
 
 class _RestBody(PhaseBody):

@@ -53,23 +53,24 @@ class RowReductionsBody(PhaseBody):
         self.carried = []
         for kept in self.kept.values():
             nothing = start(b, kept.fold.op, self._dtype(kept.fold), 1)
-            self.carried += [b.splat(nothing, self._lanes)] * kept.count
+            self.carried += [nothing] * kept.count
         preloaded = self._preloaded()
         ahead = self._read_row(b.index(0))
         count = len(self.carried)
-        loop = b.begin(b.const("i64", 0), self._turns(), 1, (*self.carried, *ahead), guard=False)
-        self.carried, ahead = list(loop.values[:count]), list(loop.values[count:])
-        self.turn = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
-        known = self._unpacked(ahead)
-        ahead = self._read_row(b.add(self.turn, 1))
-        self.rows, self.row_mask = self._row(self.turn)
-        self.values, self.stored_once, self.registers = {}, {}, preloaded | known
-        for stage in self.kernel.stages:
-            self._stage(stage)
-        if self._waits == 1:
-            b.barrier()  # the next row writes to the shared memory that this one is read from
-        after = loop.end(*(b.splat(each, self._lanes) for each in (*self.carried, *ahead)))
-        self.carried = list(after[:count])
+
+        def row(turn: Value, values: list[Value]) -> list[Value]:
+            self.carried, self.turn = values[:count], b.convert("trunc", turn, b.index_kind)
+            known = self._unpacked(values[count:])
+            following = self._read_row(b.add(self.turn, 1))
+            self.rows, self.row_mask = self._row(self.turn)
+            self.values, self.stored_once, self.registers = {}, {}, preloaded | known
+            for stage in self.kernel.stages:
+                self._stage(stage)
+            if self._waits == 1:
+                b.barrier()  # the next row writes to the shared memory that this one is read from
+            return [*self.carried, *following]
+
+        self.carried = b.loop(self._turns(), [*self.carried, *ahead], row)[:count]
         self._leave()
 
     def _dtype(self, fold: Accumulate) -> torch.dtype:
@@ -146,7 +147,7 @@ class RowReductionsBody(PhaseBody):
         for load, tile in self._reads:
             where = rows if tile < 0 else {**rows, **self._cols(self.b.index(tile))[0]}
             raw = self._load(load.buffer, load.index, where, constant=True)
-            words += packed(self.b, [self.b.splat(each, self._lanes) for each in raw])
+            words += packed(self.b, raw)
         return words
 
     def _unpacked(self, words: Sequence[Value]) -> dict[tuple[str, Index, int], Values]:

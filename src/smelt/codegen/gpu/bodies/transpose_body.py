@@ -101,8 +101,8 @@ class TransposeBody(PhaseBody):
                 along, down = self._unit(turn, tile.height, at_once, lanes)
                 place = self._at(down, along)
                 offset = self._offset(read.index, {**self.rows, **place.where})
-                pointer = self.pointers[read.buffer]()
-                raw = b.load_global(pointer, offset, kind, at_once, aligned=self.aligned, constant=True)
+                pointer = b.pointer(read.buffer)
+                raw = b.load_global(pointer, offset, kind, at_once, aligned=b.aligned, constant=True)
                 first = b.add(b.mul(along, line), down)
                 loaded += [(array, b.add(first, way) if way else first, each) for way, each in enumerate(raw)]
         for array, at, value in loaded:

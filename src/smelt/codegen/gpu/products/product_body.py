@@ -111,7 +111,7 @@ class ProductBody(PhaseBody):
         at = b.select(mask, self._moved(read.base, factor.index, where), 0)
         buffer = self.kernel.buffer(factor.buffer)
         (raw,) = b.load_global(
-            self.pointers[factor.buffer](), at, memory_kind(buffer.dtype), constant=buffer.role is Role.INPUT
+            b.pointer(factor.buffer), at, memory_kind(buffer.dtype), constant=buffer.role is Role.INPUT
         )
         value = cast(b, from_memory(b, raw, buffer.dtype), buffer.dtype, self.contract.dtype)
         return b.select(mask, value, constant(b, 0.0, self.contract.dtype))
@@ -124,35 +124,25 @@ class ProductBody(PhaseBody):
 
     def _summed(self, sides: tuple[_Side, _Side]) -> list[Value]:
         b, shape, terms = self.b, self.tile.shape, self.tile.term_count
-        zero = b.splat(constant(b, 0.0, self.contract.dtype), self._lanes)
-        reads = [read for side in sides for read in side.reads]
-        ahead = [self._all(self._fetched(read, b.index(0))) for read in reads]
-        known = set(b.shared)
+        zero = constant(b, 0.0, self.contract.dtype)
+        reads = [(side, read) for side in sides for read in side.reads]
+        ahead = [self._fetched(read, b.index(0)) for _, read in reads]
         count = shape.down * shape.across
-        loop = b.begin(
-            b.const("i64", 0), b.const("i64", terms), shape.depth, [*[zero] * count, *ahead],
-            guard=is_symsize(terms) or terms == 0,
-        )  # fmt: skip
-        first = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
-        sums, prefetched = list(loop.values[:count]), iter(loop.values[count:])
-        for side in sides:
-            for read in side.reads:
-                b.store_shared(side.array, read.place, next(prefetched))
-        b.barrier()
-        following = b.add(first, shape.depth)
-        ahead = [self._all(self._fetched(read, following)) for read in reads]
-        for term in range(shape.depth):
-            sums = self._term(sides, term, sums)
-        b.barrier()
-        values = list(loop.end(*sums, *ahead))
-        for each in [*b.shared]:
-            if each not in known:
-                del b.shared[each]  # what was computed inside is not there after a loop that may not have run
-        return values[:count]
 
-    def _all(self, value: Value) -> Value:
-        """A loop carries values of one type."""
-        return self.b.splat(value, self._lanes)
+        def some_terms(turn: Value, values: list[Value]) -> list[Value]:
+            first, sums = b.convert("trunc", turn, b.index_kind), values[:count]
+            for (side, read), prefetched in zip(reads, values[count:], strict=True):
+                b.store_shared(side.array, read.place, prefetched)
+            b.barrier()
+            following = b.add(first, shape.depth)
+            ahead = [self._fetched(read, following) for _, read in reads]
+            for term in range(shape.depth):
+                sums = self._term(sides, term, sums)
+            b.barrier()
+            return [*sums, *ahead]
+
+        guard = is_symsize(terms) or terms == 0
+        return b.loop(terms, [*[zero] * count, *ahead], some_terms, step=shape.depth, guard=guard)[:count]
 
     def _term(self, sides: tuple[_Side, _Side], term: int, sums: list[Value]) -> list[Value]:
         b, shape, kind = self.b, self.tile.shape, memory_kind(self.contract.dtype)
@@ -165,7 +155,7 @@ class ProductBody(PhaseBody):
         totals = []
         for place, total in enumerate(sums):
             down, across = divmod(place, shape.across)
-            totals.append(self._all(b.fma(ours[down], theirs[across], total)))
+            totals.append(b.fma(ours[down], theirs[across], total))
         return totals
 
     # What follows.

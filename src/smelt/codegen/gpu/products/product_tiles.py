@@ -12,7 +12,7 @@ the parts.
 from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.gpu.phase_kernels import dense, in_order, with_buffers
+from smelt.codegen.gpu.kernel_slices import dense, in_order, with_buffers
 from smelt.ir.check_kernel import contraction_of, is_attention
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Load, Reduce, Role, Stage, Store
 from smelt.symbolic.shapes import Size, product

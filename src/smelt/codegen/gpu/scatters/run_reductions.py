@@ -12,11 +12,10 @@ its last, if that continues. Where there is no such run, the entry has its key a
 sorted, and equal keys stay adjacent.
 """
 
-from collections.abc import Callable, Mapping
-
 from smelt.codegen.gpu.grid_plan import PhasePlan
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.simt import Mask, Simt
+from smelt.codegen.loops.builder import TRUE
 from smelt.codegen.loops.reductions import combine
 from smelt.codegen.loops.scalars import VALUE_KINDS, cast, from_memory, memory_kind, to_memory
 from smelt.ir.loops import Value
@@ -27,8 +26,8 @@ from smelt.symbolic.symsize import is_symsize
 class RunReductionBody(PhaseBody):
     """One level, being written."""
 
-    def __init__(self, b: Simt, plan: PhasePlan, pointers: Mapping[str, Callable[[], Value]], *, aligned: bool) -> None:
-        super().__init__(b, plan, pointers, aligned=aligned)
+    def __init__(self, b: Simt, plan: PhasePlan) -> None:
+        super().__init__(b, plan)
         assert plan.runs is not None
         self.level = plan.runs
         self.places = plan.runs.places
@@ -57,26 +56,23 @@ class RunReductionBody(PhaseBody):
         continues = b.icmp("eq", previous, first_key)
         nothing = b.const(VALUE_KINDS[self.dtype], -0.0 if self.op == "sum" else 1.0)
 
-        carried = [first_key, nothing, nothing, b.const("i1", True)]
-        carried = [b.splat(each, self._lanes) for each in carried]
-        loop = b.begin(b.const("i64", 0), b.const("i64", level.chunk), 1, carried, guard=False)
-        step = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
-        key, total, head, is_head = loop.values
-        at = b.add(first, step)
-        inside = b.and_(mine, b.icmp("slt", at, b.index(level.count)))
-        at = b.select(inside, at, 0)
-        next_key = self._key(at, None)
-        value = self._value(at)
-        changed = b.and_(inside, b.icmp("ne", next_key, key))
-        of_before = b.and_(is_head, continues)
-        self._flush(key, total, b.and_(changed, b.not_(of_before)))
-        head = b.select(b.and_(changed, of_before), total, head)
-        added = b.select(inside, combine(b, self.op, self.dtype, total, value), total)
-        total = b.select(changed, value, added)
-        key = b.select(changed, next_key, key)
-        is_head = b.and_(is_head, b.not_(changed))
-        key, total, head, is_head = loop.end(*(b.splat(each, self._lanes) for each in (key, total, head, is_head)))
 
+        def entry(turn: Value, carried: list[Value]) -> list[Value]:
+            key, total, head, is_head = carried
+            at = b.add(first, b.convert("trunc", turn, b.index_kind))
+            inside = b.and_(mine, b.icmp("slt", at, b.index(level.count)))
+            at = b.select(inside, at, 0)
+            next_key = self._key(at, None)
+            value = self._value(at)
+            changed = b.and_(inside, b.icmp("ne", next_key, key))
+            of_before = b.and_(is_head, continues)
+            self._flush(key, total, b.and_(changed, b.not_(of_before)))
+            head = b.select(b.and_(changed, of_before), total, head)
+            added = b.select(inside, combine(b, self.op, self.dtype, total, value), total)
+            total = b.select(changed, value, added)
+            return [b.select(changed, next_key, key), total, head, b.and_(is_head, b.not_(changed))]
+
+        key, total, head, is_head = b.loop(level.chunk, [first_key, nothing, nothing, TRUE], entry)
         of_before = b.and_(is_head, continues)
         goes_on = b.icmp("eq", following, key)
         self._flush(key, total, b.and_(mine, b.not_(b.or_(of_before, goes_on))))
@@ -96,7 +92,7 @@ class RunReductionBody(PhaseBody):
 
     def _number(self, name: str, at: Value) -> Value:
         b, dtype = self.b, self.places.dtype
-        (raw,) = b.load_global(self.pointers[name](), at, memory_kind(dtype), constant=True)
+        (raw,) = b.load_global(b.pointer(name), at, memory_kind(dtype), constant=True)
         return b.convert("trunc" if b.index_kind == "i32" else "sext", raw, b.index_kind)
 
     def _key(self, at: Value, where: Mask) -> Value:
@@ -108,7 +104,7 @@ class RunReductionBody(PhaseBody):
         b, level = self.b, self.level
         if level.order is None:
             place = b.add(b.mul(at, b.index(self.inner)), self.point)
-            (raw,) = b.load_global(self.pointers[level.values](), place, memory_kind(self.dtype), constant=True)
+            (raw,) = b.load_global(b.pointer(level.values), place, memory_kind(self.dtype), constant=True)
             return from_memory(b, raw, self.dtype)
         event = self._number(level.order, at)
         where = {**self.rows, **self._coordinates(event, self.places.events)}
@@ -126,7 +122,7 @@ class RunReductionBody(PhaseBody):
         mask = b.and_(mask, b.icmp("slt", key, b.index(places.count)))
         place = b.add(b.mul(b.select(mask, key, 0), b.index(places.step)), b.index(places.offset))
         place = b.add(place, self._offset(places.inner_index(), self.rows))
-        pointer, kind = self.pointers[buffer.name](), memory_kind(buffer.dtype)
+        pointer, kind = b.pointer(buffer.name), memory_kind(buffer.dtype)
         with b.where(mask):
             (raw,) = b.load_global(pointer, place, kind)
             old = cast(b, from_memory(b, raw, buffer.dtype), buffer.dtype, self.dtype)
@@ -145,7 +141,7 @@ class RunReductionBody(PhaseBody):
             kind = memory_kind(self.places.dtype)
             wide = b.convert("sext" if b.index_kind == "i32" else "trunc", key, kind)
             with b.where(b.and_(mask, b.icmp("eq", self.point, 0))):
-                b.store_global(self.pointers[to_keys](), entry, [wide])
+                b.store_global(b.pointer(to_keys), entry, [wide])
             place = b.add(b.mul(entry, b.index(self.inner)), self.point)
             with b.where(mask):
-                b.store_global(self.pointers[to_values](), place, [to_memory(b, value, self.dtype)])
+                b.store_global(b.pointer(to_values), place, [to_memory(b, value, self.dtype)])

@@ -22,8 +22,7 @@ from dataclasses import replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.gpu.kernel_slices import effects, exchanged, is_pure, sliced
-from smelt.codegen.gpu.phase_kernels import dense
+from smelt.codegen.gpu.kernel_slices import dense, effects, exchanged, is_pure, leading_to, sliced
 from smelt.ir.check_kernel import operands, result, value_dtypes
 from smelt.ir.kernel import (
     Access,
@@ -132,7 +131,7 @@ class Places:
 
     def key_code(self) -> tuple[list[Instruction], str]:
         """What computes an event's key, as an i64."""
-        scatter, code = self.scatter, _leading_to(self.kernel, [name for name, _, _ in self.scatter.by])
+        scatter, code = self.scatter, leading_to(self.kernel.instructions(), [name for name, _, _ in self.scatter.by])
         names = [axis.name for axis in self.events]
         terms = [(name, stride) for name, stride in scatter.index.terms if name in names]
         index = Index(tuple((name, _parted(stride, self.step)) for name, stride in terms), self._lowest())
@@ -164,27 +163,17 @@ class Places:
         return sum((-_parted(stride, self.step) * (size - 1) for stride, size in steps if hint(stride) < 0), 0)
 
     def value_code(self) -> list[Instruction]:
-        return _leading_to(self.kernel, [self.scatter.value])
+        return leading_to(self.kernel.instructions(), [self.scatter.value])
 
 
 def _parted(stride: Size, step: Size) -> Size:
     return 1 if stride is step else stride // step
 
 
-def _leading_to(kernel: Kernel, values: Sequence[str]) -> list[Instruction]:
-    wanted = set(values)
-    needed: list[Instruction] = []
-    for instruction in reversed(kernel.instructions()):
-        if result(instruction) in wanted:
-            wanted.update(operands(instruction))
-            needed.insert(0, instruction)
-    return needed
-
-
 def places_of(kernel: Kernel) -> Places:
     """The places of a kernel returned by `split_scatters`."""
     scatter = next(i for i in kernel.instructions() if isinstance(i, Scatter))
-    code = _leading_to(kernel, [name for name, _, _ in scatter.by])
+    code = leading_to(kernel.instructions(), [name for name, _, _ in scatter.by])
     choosing = {name for i in code if isinstance(i, Access | Position) for name in i.index.axes}
     inner = tuple(axis for axis in kernel.cols if axis.name in scatter.index.axes and axis.name not in choosing)
     places = _places(kernel, scatter, inner)

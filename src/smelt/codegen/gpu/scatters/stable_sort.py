@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.kernel_slices import dense
 from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel
 from smelt.codegen.gpu.scatters.scatter_kernels import Places, loop
 from smelt.ir.kernel import (
@@ -59,8 +60,7 @@ def sorted_events(places: Places) -> SortedEvents:
     keys = _buffer(places, "keys", places.event_count)
     code, key = places.key_code()
     body = [*code, Cast("key.stored", key, places.dtype)]
-    index = _dense(places)
-    body.append(Store(keys.name, index, "key.stored"))
+    body.append(Store(keys.name, dense(places.events), "key.stored"))
     first = PhaseKernel(loop(places.kernel, places.events, body, [keys], "keys"))
     # Where their number varies, there may be many more than in the example.
     if hint(places.event_count) <= _MOST_COMPARED // (4 if is_symsize(places.event_count) else 1):
@@ -70,15 +70,6 @@ def sorted_events(places: Places) -> SortedEvents:
 
 def _buffer(places: Places, name: str, size: Size) -> Buffer:
     return Buffer(f"{places.scatter.buffer}.{name}", places.dtype, size, Role.OUTPUT)
-
-
-def _dense(places: Places) -> Index:
-    terms: list[tuple[str, Size]] = []
-    stride: Size = 1
-    for axis in reversed(places.events):
-        terms.insert(0, (axis.name, stride))
-        stride = stride * axis.size
-    return Index(tuple(terms))
 
 
 def _read(buffer: Buffer) -> Buffer:

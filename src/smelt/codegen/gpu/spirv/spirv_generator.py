@@ -8,40 +8,21 @@ For people to read there is the loop form, which the words follow node by node.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from smelt.base.rewrite_budget import RewriteBudget
 from smelt.codegen.gpu.gpu_generator import GpuGenerator
-from smelt.codegen.gpu.grid_plan import GridPlan, PhasePlan, plan
-from smelt.codegen.gpu.launch_groups import Writer
-from smelt.codegen.gpu.simt import Simt
-from smelt.codegen.gpu.spirv.grouped import GroupedSpirv
 from smelt.codegen.gpu.spirv.print_spirv import print_grids
 from smelt.codegen.gpu.spirv.thread import Spirv
 from smelt.codegen.llvm.compile import Built
-from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.device import KernelModule, Target
-from smelt.ir.kernel import Kernel
-from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Module
 
 
 class SpirvGenerator(GpuGenerator):
     """For Vulkan and other chips that take SPIR-V. `compile` is the chip's."""
 
+    builder = Spirv
+
     def __init__(self, compile: Callable[[KernelModule], Any]) -> None:
         self._compile = compile
-
-    def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
-        return Spirv(target, symbol, sizes, index_kind, buffers=sizes.place, threads=phase.threads)
-
-    def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> GridPlan:
-        return plan(kernel, target.warp_size)
-
-    def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
-        assert isinstance(b, Spirv)
-        return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_size, b.has_barrier)
-
-    def group_writer(self, target: Target) -> Writer:
-        return lambda symbol, sizes, members, threads: GroupedSpirv(target, symbol, sizes, members, threads)
 
     def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]:
         return [self.compile(spirv_module(module)) for module in modules]

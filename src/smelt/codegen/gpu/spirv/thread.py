@@ -1,57 +1,42 @@
-"""`Spirv`: the primitives of GPU schedules for Vulkan. The function is that of one thread.
+"""`Spirv`: what differs for Vulkan from the other GPUs in the primitives of GPU schedules.
 
-    Function("k0_0", (%b0, …, %workspace, %size0, …), kind="grid", threads=256)
+    shared memory     has no addresses: each array is a separate variable for each type of number kept in it
+    shuffles          name the lane that is read, or go through shared memory where the device has none
+    atomics           have 32 bits at least: of narrower numbers, the word around them is changed
+    blocks            are numbered from the first one of a launch in pieces
 
 A warp is what Vulkan calls a subgroup. A thread's number follows from its subgroup and its lane, because Vulkan does
-not specify how devices number the threads of a group. Shared memory has no addresses, so each array is a separate
-variable for each type of number kept in it.
+not specify how devices number the threads of a group.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
-from smelt.codegen.gpu.simt import Change, OneThread, memory_bytes
-from smelt.codegen.loops.builder import param
-from smelt.codegen.loops.runtime_sizes import Sizes
-from smelt.device import Target
-from smelt.ir.loops import BITS, GLOBAL, SHARED, Barrier, Compute, Convert, Function, SharedArray, Shuffle, Value
-
-_NO_CLUSTERS = "Vulkan has no clusters"
+from smelt.codegen.gpu.simt import Change, Simt
+from smelt.codegen.loops.builder import element_bytes
+from smelt.ir.loops import BITS, GLOBAL, SHARED, SharedArray, Value
 
 
-class Spirv(OneThread):
+class Spirv(Simt):
     """Code of one phase, for Vulkan's devices."""
 
-    most_lanes = 4  # a vector has no more
+    shared_lanes = 1
+    reads_parameters = True
 
-    def __init__(
-        self, target: Target, symbol: str, sizes: Sizes, index_kind: str, *, buffers: int, threads: int
-    ) -> None:
-        super().__init__(target, symbol, sizes, index_kind, buffers=buffers, threads=threads)
-        self.warp = target.warp_size
+    def __init__(self, *of_phase: Any, **more: Any) -> None:
+        super().__init__(*of_phase, **more)
         self._rooms: dict[int, int] = {}  # arrays of shared memory, by their first byte → bytes
         self._arrays: set[tuple[int, str]] = set()  # which of them are used, and for what
         self._words: int | None = None  # through which lanes exchange what they have
 
-    # Where this is.
-
-    def lane(self) -> Value:
-        return self._wide(self.asked("lane"))
-
-    def warp_number(self) -> Value:
-        return self._wide(self.asked("warp"))
+    def launched_block(self) -> Value:
+        return self.add(self.id("first_block", "i64"), super().launched_block())
 
     def block_number(self) -> Value:
-        return self.convert("trunc", self._block(), self.index_kind)
-
-    def _block(self) -> Value:
-        """A launch with more groups than the device allows comes in pieces."""
-        block = param("block")
-        if "first_block" not in self._asked:
-            here, first, wide = self.asked("block"), self.asked("first_block", "i64"), param("block.wide")
-            self.prologue += [Convert(wide, "zext", here), Compute(block, "add", (first, wide))]
-        return block
+        return self._own_block or self.convert("trunc", self.launched_block(), self.index_kind)
 
     # Memory.
+
+    where_stored = Simt.where
 
     def atomic(
         self, pointer: Value, at: Value, kind: str, value: Value, change: Change, plain: str | None = None
@@ -60,27 +45,21 @@ class Spirv(OneThread):
             # Sums of floats are an extension that few devices have.
             super().atomic(pointer, at, kind, value, change, None if plain == "fadd" else plain)
             return
-        self._atomic_in_word(self.element(pointer, kind, at), kind, value, change)
-
-    def _atomic_in_word(self, address: Value, kind: str, value: Value, change: Change) -> None:
-        """Of 8 or 16 bits: the word around them is changed."""
-        whole, bits = f"i{BITS[kind]}", BITS[kind]
-        number = self.convert("ptrtoint", address, "i64")
+        number = self.convert("ptrtoint", self.element(pointer, kind, at), "i64")
         aligned = self.convert("inttoptr", self.and_(number, -4), GLOBAL)
         shift = self.convert("trunc", self.shl(self.and_(number, 3), 3), "i32")
-        others = self.not_(self.shl(self.const("i32", (1 << bits) - 1), shift))
+        others = self.not_(self.shl(self.const("i32", (1 << BITS[kind]) - 1), shift))
 
         def changed(old: Value) -> Value:
-            mine = self.convert("trunc", self.lshr(old, shift), whole)
-            new = change(self._back(mine, kind), value)
-            word = self.convert("zext", self.bits(new) if kind.startswith("f") else new, "i32")
+            mine = self.convert("trunc", self.lshr(old, shift), f"i{BITS[kind]}")
+            word = self.convert("zext", self._whole(change(self._back(mine, kind), value)), "i32")
             return self.or_(self.and_(old, others), self.shl(word, shift))
 
         self._update(aligned, "i32", changed)
 
     def shared_array(self, kind: str, length: int) -> int:
         first = super().shared_array(kind, max(1, length))
-        self._rooms[first] = memory_bytes(kind) * length
+        self._rooms[first] = element_bytes(kind) * length
         return first
 
     def exchange_array(self, size: int) -> int:
@@ -88,77 +67,35 @@ class Spirv(OneThread):
         self._rooms[first] = max(self._rooms[first], size)
         return first
 
-    def load_shared(self, first: int, at: Value, kind: str) -> Value:
-        return self.load(self.element(self._shared(first, kind), kind, at), kind)
-
-    def store_shared(self, first: int, at: Value, value: Value) -> None:
-        self.store(value, self.element(self._shared(first, value.kind), value.kind, at))
-
-    def _shared(self, first: int, kind: str) -> Value:
+    def shared_address(self, first: int, kind: str) -> Value:
         self._arrays.add((first, kind))
         return Value(f"@{self.symbol}.shared{first}.{kind}", SHARED)
 
-    # Exchange between threads.
-
-    def shuffle_xor(self, value: Value, distance: int) -> Value:
-        return self.shuffle_from(value, self.xor(self.lane(), distance))
-
-    def shuffle_up(self, value: Value, distance: int) -> Value:
-        lane = self.lane()
-        return self.shuffle_from(value, self.select(self.icmp("uge", lane, distance), self.sub(lane, distance), 0))
-
-    def shuffle_from(self, value: Value, lane: Value) -> Value:
-        if "+shuffle" in self.target.features.split(","):
-            where = self.convert("trunc", lane, "i32")
-            return self._word_by_word(value, lambda word: self._read_lane(word, where))
-        if self._words is None:
-            self._words = self.shared_array("i32", self.threads)
-        return self._word_by_word(value, lambda word: self._read_through_memory(word, lane))
-
-    def _read_lane(self, word: Value, lane: Value) -> Value:
-        out = self.fresh("i32")
-        self.body.append(Shuffle(out, word, "from", lane))
-        return out
-
-    def _read_through_memory(self, word: Value, lane: Value) -> Value:
-        assert self._words is not None
-        self.store_shared(self._words, self.thread(), word)
-        self.warp_barrier()
-        loaded = self.load_shared(self._words, self.add(self.mul(self.warp_number(), self.warp), lane), "i32")
-        self.warp_barrier()  # before the next value is there
-        return loaded
-
-    def barrier(self) -> None:
-        self.has_barrier = True
-        self.body.append(Barrier("block"))
-
-    def warp_barrier(self) -> None:
-        self.body.append(Barrier("warp"))
-
-    def cluster_barrier(self) -> None:
-        raise AssertionError(_NO_CLUSTERS)
-
-    def leave_cluster(self) -> None:
-        raise AssertionError(_NO_CLUSTERS)
-
-    def load_cluster(self, first: int, rank: Value, kind: str) -> Value:
-        raise AssertionError(_NO_CLUSTERS)
-
-    # The function.
-
-    def grid_function(self) -> Function:
-        return self._function(self.params())
-
-    def _function(self, params: Sequence[Value]) -> Function:
-        function = self.function(self.symbol, params, "grid")
-        function.threads, function.features = self.threads, self.target.features
-        function.shared = tuple(
-            SharedArray(self._shared(first, kind).name[1:], kind, -(-self._rooms[first] // memory_bytes(kind)))
+    def shared_arrays(self) -> tuple[SharedArray, ...]:
+        return tuple(
+            SharedArray(self.shared_address(first, kind).name[1:], kind, -(-self._rooms[first] // element_bytes(kind)))
             for first, kind in sorted(self._arrays)
         )
-        return function
 
     @property
     def shared_size(self) -> int:
-        """Bytes of all arrays of shared memory."""
-        return sum(-(-self._rooms[first] // memory_bytes(kind)) * memory_bytes(kind) for first, kind in self._arrays)
+        return sum(array.length * element_bytes(array.kind) for array in self.shared_arrays())
+
+    # Exchange between threads.
+
+    def _shuffle_word(self, word: Value, mode: str, lane: Value) -> Value:
+        mine = self.id("lane")
+        if mode == "xor":
+            lane = self.xor(mine, lane)
+        elif mode == "up":
+            lane = self.select(self.icmp("uge", mine, lane), self.sub(mine, lane), 0)
+        if "+shuffle" in self.target.features.split(","):
+            return super()._shuffle_word(word, "from", lane)
+        if self._words is None:
+            self._words = self.shared_array("i32", self.threads)
+        first = self.mul(self.id("warp"), self.warp)
+        self.store_shared(self._words, self.add(first, mine), word)
+        self.warp_barrier()
+        loaded = self.load_shared(self._words, self.add(first, lane), "i32")
+        self.warp_barrier()  # before the next value is there
+        return loaded
