@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from smelt.base.errors import SmeltError
-from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
 from smelt.codegen.cpu import cpu_generator
-from smelt.codegen.generator import EntryCode, SharedBody, numbered
+from smelt.codegen.generator import EntryCode, Generator
 from smelt.codegen.gpu.spirv.spirv_generator import SpirvGenerator
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.loops.builder import BUFFERS, THREADS, TRUE, WORKSPACE, param
 from smelt.device import KernelModule, Target
-from smelt.ir.kernel import AnyKernel, Kernel
+from smelt.ir.kernel import Kernel
 from smelt.ir.loops import Call, Function, Module, Node, Return, Value, called
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
@@ -39,7 +38,7 @@ def module_for_one_thread(module: Module) -> Module:
     return Module(module.functions, (launcher, *module.helpers))
 
 
-class ProcessorChipGenerator:
+class ProcessorChipGenerator(Generator):
     """For chips whose kernels are one function each, in LLVM's text."""
 
     TABLES: Mapping[str, Sequence[Row]] = cpu_generator.TABLES
@@ -47,23 +46,10 @@ class ProcessorChipGenerator:
     def __init__(self, compile: Compile) -> None:
         self._compile = compile
 
-    def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
-        return numbered(kernels)
-
     share = staticmethod(cpu_generator.share)
     member = staticmethod(cpu_generator.member)
     schedule = staticmethod(cpu_generator.schedule)
     emit = staticmethod(cpu_generator.emit)
-
-    def share_functions(
-        self,
-        kernels: Sequence[AnyKernel],
-        codes: Mapping[int, EntryCode],
-        symbols: Sequence[str],
-        budget: RewriteBudget,
-        of: str,
-    ) -> Sequence[SharedBody]:
-        return ()
 
     def emit_group(self, symbol: str, kernels: Sequence[Kernel], target: Target, *, aligned: bool = True) -> EntryCode:
         raise AssertionError("a chip without grids launches its kernels one by one")

@@ -4,7 +4,8 @@
     emit("k0", schedule, target)     →  `EntryCode`: the functions of one kernel, in the loop form
     load([module, …], target)        →  `Built`: machine code in memory, or on the device
 
-A module with these functions is a generator, such as `codegen/cpu/cpu_generator.py`.
+A module with these functions is a generator, such as `codegen/cpu/cpu_generator.py`. A class inherits the defaults:
+names by position, and no shared bodies.
 """
 
 import re
@@ -64,12 +65,15 @@ class Generator(Protocol):
 
     def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
         """Unique names, or name prefixes, for the functions of kernels in their module."""
+        return numbered(kernels)
 
     def share(self, kernels: Sequence[Kernel], budget: RewriteBudget, of: str) -> Sequence[Family]:
         """Kernels that are to have one body. `of`: what `bisect` calls their program."""
+        return ()
 
     def member(self, symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
         """The entry of a kernel whose code is that of `body`; None if that does not serve."""
+        return None
 
     def share_functions(
         self,
@@ -80,6 +84,7 @@ class Generator(Protocol):
         of: str,
     ) -> Sequence[SharedBody]:
         """Those of `codes`, by the places of their kernels, that are to have one body."""
+        return ()
 
     def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> Any:
         """How a kernel's loops run."""

@@ -30,11 +30,13 @@ _TABLES: Tables = {
 
 def tables() -> Tables:
     """Every table, those of the targets on offer included."""
-    tables_by_name = dict(_TABLES)
+    targets_by_table: dict[tuple[str, tuple[Row, ...]], list[str]] = {}
     for name in names():
         generator: Generator = generator_of(name)
-        tables_by_name |= {f"generate for {name}: {title}": rows for title, rows in generator.TABLES.items()}
-    return tables_by_name
+        for title, rows in generator.TABLES.items():
+            targets_by_table.setdefault((title, tuple(rows)), []).append(name)
+    of_targets = targets_by_table.items()
+    return _TABLES | {f"generate for {', '.join(targets)}: {title}": rows for (title, rows), targets in of_targets}
 
 
 def stage_map() -> str:

@@ -5,18 +5,17 @@
 """
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from smelt.base.errors import SmeltError
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
-from smelt.codegen.generator import EntryCode, Family, SharedBody, named, numbered
+from smelt.codegen.generator import EntryCode, Generator, named
 from smelt.codegen.gpu.bodies.online_body import OnlineBody
 from smelt.codegen.gpu.bodies.points_body import PointsBody
 from smelt.codegen.gpu.bodies.row_reductions_body import RowReductionsBody
 from smelt.codegen.gpu.bodies.transpose_body import TransposeBody
-from smelt.codegen.gpu.grid_plan import Along, GridPlan, PhasePlan, plan, uses_wide_positions
+from smelt.codegen.gpu.grid_plan import SCHEDULES, Along, GridPlan, PhasePlan, plan, uses_wide_positions
 from smelt.codegen.gpu.host import shared_apart, warp_function
 from smelt.codegen.gpu.launch_groups import emit_group
 from smelt.codegen.gpu.phase_body import PhaseBody
@@ -41,35 +40,15 @@ _LONG = 40_000  # letters of a function
 _MANY_THREADS = 512  # of a block: larger ones have few registers for each
 
 
-class GpuGenerator(ABC):
+class GpuGenerator(Generator):
     """What both lowerings share."""
 
-    TABLES: Mapping[str, Sequence[Row]] = {}
-
+    TABLES: Mapping[str, Sequence[Row]] = {"each kernel": SCHEDULES}
     builder: type[Simt] = Simt
 
     def lower(self, b: Simt, function: Function) -> Function:
         """What the target runs, of the function of a thread that `b` wrote."""
         return function
-
-    def symbols(self, kernels: Sequence[AnyKernel]) -> Sequence[str]:
-        return numbered(kernels)
-
-    def share(self, kernels: Sequence[Kernel], budget: RewriteBudget, of: str) -> Sequence[Family]:
-        return ()
-
-    def member(self, symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
-        return None
-
-    def share_functions(
-        self,
-        kernels: Sequence[AnyKernel],
-        codes: Mapping[int, EntryCode],
-        symbols: Sequence[str],
-        budget: RewriteBudget,
-        of: str,
-    ) -> Sequence[SharedBody]:
-        return ()
 
     def schedule(self, kernel: Kernel, target: Target, budget: RewriteBudget, *, check: bool, of: str) -> GridPlan:
         return plan(kernel, target.warp_size, target.cluster_blocks)
@@ -134,12 +113,6 @@ class GpuGenerator(ABC):
     def grid(self, b: Simt, phase: PhasePlan) -> GridPhase:
         """How a phase that was written out is launched."""
         return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_size, b.has_barrier)
-
-    @abstractmethod
-    def load(self, modules: Sequence[Module], target: Target, threads: int = 1) -> list[Built]: ...
-
-    @abstractmethod
-    def assemble(self, module: Module, target: Target) -> str: ...
 
 
 def _body(phase: PhasePlan) -> type[PhaseBody]:

@@ -8,12 +8,14 @@ unrolled, and values that one loop loads or stages stay in registers for the nex
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import cached_property
 
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
+from smelt.base.row import Row
 from smelt.codegen.axes import indices, is_pointwise, merged, reduce_rows_first, without_unit_axes
 from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.gpu.kernel_slices import has, with_axes
@@ -44,7 +46,7 @@ from smelt.codegen.gpu.scatters.stable_sort import sorted_events
 from smelt.codegen.gpu.transpose_tiles import TransposeTile, transpose_tile
 from smelt.codegen.gpu.vector_width import is_multiple, vector_width
 from smelt.ir.check_kernel import contraction_of
-from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Role, Scan, Store
+from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Index, Kernel, Load, Role, Scan, Scatter, Store
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
@@ -173,27 +175,36 @@ class GridPlan:
     phases: tuple[PhasePlan, ...]
     places: tuple[tuple[str, Size], ...]  # buffers of the workspace, each with its first byte
     workspace: Size
+    why_not: tuple[tuple[str, str], ...] = ()  # schedules that it does not have, each with the reason
 
 
 @dataclass(frozen=True, slots=True)
-class _Chip:
+class Chip:
     """What a plan depends on."""
 
     warp: int  # threads that run in step
     cluster: int  # blocks that read each other's shared memory, at most; 1 where none do
 
 
+class _Case:
+    """A kernel to be scheduled."""
+
+    def __init__(self, kernel: Kernel, warp: int) -> None:
+        self.kernel, self.warp = kernel, warp
+
+    @cached_property
+    def rows(self) -> PhasePlan:
+        """One grid of whole rows, of the kernel with its axes merged."""
+        return _rows(PhaseKernel(self.merged), self.warp)
+
+    @cached_property
+    def merged(self) -> Kernel:
+        return merged(merged(self.kernel, cols=False), cols=True)
+
+
 def plan(kernel: Kernel, warp: int, cluster: int = 1) -> GridPlan:
     """How `kernel` runs on a chip with so many threads in a warp and at most so many blocks in a cluster."""
-    chip = _Chip(warp, cluster)
-    simple = in_one_loop(without_unit_axes(kernel))
-    if contraction_of(simple) is not None:
-        phases = _product_phases(simple, chip)
-    else:
-        rest, scatters = split_scatters(simple)
-        phases = [] if rest is None else _all_phases(rest, chip)
-        for each in scatters:
-            phases += _scatter_phases(each, chip)
+    phases, reasons = _chosen(in_one_loop(without_unit_axes(kernel)), Chip(warp, cluster))
     parameters = {buffer.name for buffer in kernel.parameters}
     own: dict[str, Buffer] = {}
     for phase in phases:
@@ -203,91 +214,129 @@ def plan(kernel: Kernel, warp: int, cluster: int = 1) -> GridPlan:
     for buffer in own.values():
         if buffer.role is not Role.SCRATCH:
             places.append((buffer.name, end))
-            end = end + _rounded(buffer.size * buffer.dtype.itemsize)
-    return GridPlan(kernel, tuple(phases), tuple(places), end)
+            end = end + -(-(buffer.size * buffer.dtype.itemsize) // 256) * 256
+    return GridPlan(kernel, tuple(phases), tuple(places), end, tuple(reasons))
 
 
-def _product_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
+Found = list[PhasePlan] | str  # the grids of a kernel, or why a schedule does not have it
+
+
+def _chosen(kernel: Kernel, chip: Chip) -> tuple[list[PhasePlan], list[tuple[str, str]]]:
+    """The grids of the first schedule that has the kernel, and why those before it do not."""
+    case, reasons = _Case(kernel, chip.warp), []
+    for row in SCHEDULES:
+        found = row.run(case, chip)
+        if not isinstance(found, str):
+            return found, reasons
+        reasons.append((row.name, found))
+    raise AssertionError(f"no schedule has the kernel {kernel.name}")
+
+
+def _phases(kernels: Iterable[Kernel], chip: Chip) -> list[PhasePlan]:
+    """The grids of kernels that run one after the other."""
+    return [phase for each in kernels for phase in _chosen(each, chip)[0]]
+
+
+# Schedules, as the table at the end has them.
+
+
+def _product_tiles(case: _Case, chip: Chip) -> Found:
     """One grid of tiles, or where few points have many terms, one of parts of them and one that adds those up."""
+    kernel, contract = case.kernel, contraction_of(case.kernel)
+    if contract is None:
+        return "it has no contraction"
     reason = why_no_tile(kernel)
     if reason is not None:
         raise SmeltError("SM030", f"no GPU schedule has the kernel {kernel.name}: {reason}")
     if any(known_equal(axis.size, 0) for axis in kernel.rows + kernel.cols):
         return []
-    contract = contraction_of(kernel)
-    assert contract is not None
     parts = in_parts(kernel, contract)
     if parts is not None:
-        first, second = parts
-        return [*_product_phases(first, chip), *_phases(second, chip)]
+        return _phases(parts, chip)
     tile = product_tile(kernel, contract)
     threads = tile.shape.threads
     phase = PhasePlan(kernel, (), Along.POINTS, threads, threads, 1, False, chip.warp, product=tile)
     return [replace(phase, resident=_TILES_RESIDENT)]
 
 
-def _rounded(size: Size) -> Size:
-    return -(-size // 256) * 256
+def _scatters_apart(case: _Case, chip: Chip) -> Found:
+    if not has(case.kernel, Scatter):
+        return "it has no scatters"
+    rest, scatters = split_scatters(case.kernel)
+    phases = [] if rest is None else _phases([rest], chip)
+    return phases + [phase for each in scatters for phase in _scatter_phases(each, chip)]
 
 
-def _all_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
-    """Reductions over rows: over cols of the transposed kernel; else in one pass; else of staged operands."""
-    if not has(kernel, Accumulate):
-        return _scanning_phases(kernel, chip)
-    other = transposed(kernel)
-    if other is not None:
-        return _phases(other, chip)
-    phases = None if _is_empty(kernel) else _one_pass(kernel, chip)
-    if phases is not None:
-        return phases
-    return [phase for part in staged_in_memory(kernel) for phase in _scanning_phases(part, chip)]
+def _transposed(case: _Case, chip: Chip) -> Found:
+    if not has(case.kernel, Accumulate):
+        return "it has no reductions over rows"
+    other = transposed(case.kernel)
+    return _phases([other], chip) if other is not None else "reductions keep different axes, or rows are whole"
 
 
-def _scanning_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
-    if is_pointwise(kernel):
-        return _phases(kernel, chip)
-    return [phase for each in scan_kernels(kernel) for phase in _phases(each, chip)]
+def _nothing(case: _Case, chip: Chip) -> Found:
+    return [] if _is_empty(case.kernel) else "it has rows"
 
 
 def _is_empty(kernel: Kernel) -> bool:
     return any(not is_symsize(axis.size) and axis.size == 0 for axis in kernel.rows)
 
 
-def _phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
-    if _is_empty(kernel):
-        return []
-    if is_pointwise(kernel):
-        return [_points(kernel, chip.warp)]
-    kernel = merged(merged(kernel, cols=False), cols=True)
-    whole = _rows(PhaseKernel(kernel), chip.warp)
-    if has(kernel, Scan):
-        return _scan_phases(kernel, whole, chip.warp)
-    shared = _clustered(kernel, whole, chip)
-    if shared is not None:
-        return [shared]
+def _staged(case: _Case, chip: Chip) -> Found:
+    if not has(case.kernel, Accumulate):
+        return "it has no reductions over rows"
+    return _phases(staged_in_memory(case.kernel), chip)
+
+
+def _pointwise(case: _Case, chip: Chip) -> Found:
+    return [_points(case.kernel, chip.warp)] if is_pointwise(case.kernel) else "it is not pointwise"
+
+
+def _scans_apart(case: _Case, chip: Chip) -> Found:
+    kernels = scan_kernels(case.kernel)
+    return "no scan shares its kernel with another axis" if kernels == [case.kernel] else _phases(kernels, chip)
+
+
+def _scans(case: _Case, chip: Chip) -> Found:
+    """A scan whose rows are too few to keep the chip busy goes in parts."""
+    if not has(case.kernel, Scan):
+        return "it has no scans"
+    blocks, least = hint(case.rows.blocks), _LEAST_PART if case.rows.along is Along.COLS else _LEAST_SCAN
+    wanted = min(-(-_ENOUGH_BLOCKS // max(blocks, 1)), hint(case.kernel.col_count) // least)
+    parts = split_scan(case.merged, wanted) if wanted > 1 else None
+    return [case.rows] if parts is None else [_rows(part, chip.warp) for part in parts]
+
+
+def _split_rows(case: _Case, chip: Chip) -> Found:
+    kernel, whole = case.merged, case.rows
     blocks = max(1, hint(whole.blocks))
     loops = sum(stage.loop for stage in kernel.stages)
     work = hint(kernel.col_count) * whole.rows_at_once
     least = _WORTH_SPLITTING if whole.along is Along.COLS else 2 * _WORTH_SPLITTING
-    if blocks <= _MULTIPROCESSORS and loops * work >= least * (loops + 1):
-        wanted = min(-(-_ENOUGH_BLOCKS // blocks), work // _LEAST_WORK)
-        parts = split_rows(recomputed(kernel), wanted) if wanted > 1 else None
-        if parts is not None:
-            return [_narrower(_rows(part, chip.warp)) for part in parts]
-    return [_narrower(whole)]
+    wanted = min(-(-_ENOUGH_BLOCKS // blocks), work // _LEAST_WORK)
+    if blocks > _MULTIPROCESSORS or loops * work < least * (loops + 1) or wanted < 2:
+        return "rows are many, or short"
+    parts = split_rows(recomputed(kernel), wanted)
+    return "later loops read what is stored once a row" if parts is None else [
+        _narrower(_rows(part, chip.warp)) for part in parts
+    ]  # fmt: skip
 
 
-def _clustered(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> PhasePlan | None:
-    """Blocks that share a row: so few rows are in flight that re-reads hit the cache; None if rows are read once
-    anyway, or are short."""
+def _whole_rows(case: _Case, chip: Chip) -> Found:
+    return [_narrower(case.rows)]
+
+
+def _clusters(case: _Case, chip: Chip) -> Found:
+    """Blocks that share a row: so few rows are in flight that re-reads hit the cache."""
+    kernel, whole = case.merged, case.rows
     if chip.cluster == 1 or whole.along is not Along.COLS or has_logs(kernel):
-        return None
+        return "the chip has no clusters, or not for such rows"
     if whole.unrolled:
-        return None
+        return "rows are short"
     if any(buffer.role is Role.SCRATCH for buffer in outputs_as_scratch(kernel).buffers):
         in_registers = _clustered_registers(kernel, whole, chip)  # staged values would be recomputed
         if in_registers is not None:
-            return in_registers
+            return [in_registers]
     threads = min(_CLUSTER_THREADS, chip.warp**2)
     row = hint(kernel.col_count) * _bytes_again(whole)
     under_way = _MULTIPROCESSORS * max(1, _CLUSTER_RESIDENT // threads) * row
@@ -296,8 +345,8 @@ def _clustered(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> PhasePlan | Non
         cluster *= 2
     clustered = replace(whole, threads=threads, team=cluster * threads, cluster=cluster)
     if cluster == 1 or not row:
-        return None
-    return clustered if hint(clustered.blocks) >= _MULTIPROCESSORS // 2 else None
+        return "rows are read once, or stay in the cache"
+    return [clustered] if hint(clustered.blocks) >= _MULTIPROCESSORS // 2 else "rows are few"
 
 
 def _bytes_again(phase: PhasePlan) -> int:
@@ -310,7 +359,7 @@ def _bytes_again(phase: PhasePlan) -> int:
     return sum(kernel.buffer(name).dtype.itemsize for name, index in again if index.axes & names)
 
 
-def _clustered_registers(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> PhasePlan | None:
+def _clustered_registers(kernel: Kernel, whole: PhasePlan, chip: Chip) -> PhasePlan | None:
     """Each with a part of the row in its registers."""
     if is_symsize(kernel.col_count):
         return None
@@ -334,15 +383,15 @@ def _clustered_registers(kernel: Kernel, whole: PhasePlan, chip: _Chip) -> Phase
 # Kernels with reductions over rows beside others.
 
 
-def _one_pass(kernel: Kernel, chip: _Chip) -> list[PhasePlan] | None:
-    """Blocks that go through many rows each, then a grid for their partials; None if rows are few or contiguous."""
-    one_pass = in_one_pass(kernel)
+def _one_pass(case: _Case, chip: Chip) -> Found:
+    """Blocks that go through many rows each, then a grid for their partials."""
+    one_pass = None if _is_empty(case.kernel) else in_one_pass(case.kernel)
     if one_pass is None:
-        return None
+        return "it has no reductions over rows, or scans or no rows beside them"
     kernel = merged(merged(one_pass.kernel, cols=False), cols=True)
     along = _steps(kernel, kernel.cols)
     if _steps(kernel, kernel.rows)[1] > along[1]:
-        return None
+        return "rows are side by side in memory"
     first = _along_cols(PhaseKernel(kernel), along[0], chip.warp)
     if not first.unrolled:
         first = _along_cols(PhaseKernel(reduce_rows_first(kernel)), along[0], chip.warp)
@@ -356,7 +405,7 @@ def _one_pass(kernel: Kernel, chip: _Chip) -> list[PhasePlan] | None:
     loops = sum(stage.loop for stage in kernel.stages)
     long = loops * hint(kernel.col_count) >= _WORTH_SPLITTING * (loops + 1)
     if hint(count) * many < _MULTIPROCESSORS // 2 and long:
-        return None
+        return "rows are few and long"
     wanted = max(1, _resident(first) // max(1, hint(count)))
     waves = max(1, -(-many // (wanted * _MOST_ROWS_EACH)))  # of blocks, all of them full
     each = max(1, -(-many // (wanted * waves)))
@@ -369,7 +418,7 @@ def _one_pass(kernel: Kernel, chip: _Chip) -> list[PhasePlan] | None:
     first = replace(first, kernel=with_room(first.kernel, parts), folds=folds, preloads=preloads, online=None)
     if first.prefetches or not first.unrolled:
         first = replace(first, resident=_resident(first) // _MULTIPROCESSORS)
-    return [first, *(phase for part in finishing(one_pass, parts) for phase in _phases(part, chip))]
+    return [first, *_phases(finishing(one_pass, parts), chip)]
 
 
 def _kept(phase: PhasePlan, one_pass: OnePass) -> int:
@@ -408,15 +457,7 @@ def _resident(phase: PhasePlan) -> int:
     return max(1, _REGISTER_FILE // max(32, used) // phase.threads) * _MULTIPROCESSORS
 
 
-def _scan_phases(kernel: Kernel, whole: PhasePlan, warp: int) -> list[PhasePlan]:
-    """A scan whose rows are too few to keep the chip busy goes in parts."""
-    blocks, least = hint(whole.blocks), _LEAST_PART if whole.along is Along.COLS else _LEAST_SCAN
-    wanted = min(-(-_ENOUGH_BLOCKS // max(blocks, 1)), hint(kernel.col_count) // least)
-    parts = split_scan(kernel, wanted) if wanted > 1 else None
-    return [whole] if parts is None else [_rows(part, warp) for part in parts]
-
-
-def _scatter_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
+def _scatter_phases(kernel: Kernel, chip: Chip) -> list[PhasePlan]:
     if any(known_equal(axis.size, 0) for axis in kernel.cols):
         return []
     places = places_of(kernel)
@@ -430,7 +471,7 @@ def _scatter_phases(kernel: Kernel, chip: _Chip) -> list[PhasePlan]:
         if part.bounds:
             phases.append(_rows(part, chip.warp))
         elif part.kernel.rows or has(part.kernel, Scan):
-            phases += _phases(part.kernel, chip)
+            phases += _phases([part.kernel], chip)
         else:
             phases.append(_points(part.kernel, chip.warp))
     for folded, level in run_levels(places, events):
@@ -626,6 +667,26 @@ def _width(kernel: Kernel, last: Sequence[Axis], bounds: Sequence[Bound]) -> int
         return 1
     parts = [size for each in bounds if each.inner == last[0].name for size in (each.chunk, each.size)]
     return vector_width(kernel, last[0], (last[0].size, *parts))
+
+
+SCHEDULES = tuple(
+    Row(name, "kernel or grids", "kernel or grids", run, why)
+    for name, run, why in (
+        ("product tiles", _product_tiles, "first: no other schedule has contractions"),
+        ("scatters apart", _scatters_apart, "before the rest, which is scheduled without them"),
+        ("transposed", _transposed, "reductions over rows: over cols of the transposed kernel, if rows may be split"),
+        ("one pass", _one_pass, "else by blocks that go through many rows each: each operand is computed once"),
+        ("staged", _staged, "else of operands in memory, which any kernel can leave there"),
+        ("nothing", _nothing, "reductions over no rows have results, all others have none"),
+        ("points", _pointwise, "before what shares rows between threads"),
+        ("scans apart", _scans_apart, "so that a kernel has one scanned axis, its cols"),
+        ("scans", _scans, "before clusters and parts of rows, which reduce in any order"),
+        ("clusters", _clusters, "before parts of rows: one grid, and rows are read once"),
+        ("split rows", _split_rows, "few long rows keep few blocks busy"),
+        ("rows", _whole_rows, "all others"),
+    )
+)
+"""Of each kernel the first that has it. Those that take it apart schedule what they make of it."""
 
 
 def uses_wide_positions(grid: GridPlan) -> bool:

@@ -65,7 +65,7 @@ class Simt(Builder):
         threads: int,
         cluster: int = 1,
         resident: int = 0,
-        predicates: bool = False,
+        predicates: bool = True,
         block: Value | None = None,
         parameters: Sequence[str] = (),
         places: Mapping[str, Size] | None = None,
