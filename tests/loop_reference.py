@@ -409,8 +409,9 @@ class _Frame:
     # Memory.
 
     def address(self, node: loops.Address) -> Lanes:
-        (base,), size, kind = self.get(node.base), _size(node.kind), node.offset.kind
-        return tuple([_mask("i64", base + size * _signed(kind, offset)) for offset in self.get(node.offset)])
+        size, kind, offsets = _size(node.kind), node.offset.kind, self.get(node.offset)
+        bases = self.get(node.base) * (node.offset.lanes // node.base.lanes)
+        return tuple([_mask("i64", at + size * _signed(kind, by)) for at, by in zip(bases, offsets, strict=True)])
 
     def alloc(self, node: loops.Alloc) -> Lanes:
         address = self.machine.place(node.length * _size(node.kind), node.out.name)

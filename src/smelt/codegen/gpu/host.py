@@ -19,28 +19,8 @@ from smelt.codegen.gpu.simt import SHARED_NAME, WORKSPACE, Mask, Simt
 from smelt.codegen.loops import builder
 from smelt.codegen.loops.builder import BUFFERS, TRUE, Builder, param
 from smelt.device import Target
-from smelt.ir.loops import (
-    Address,
-    Alloc,
-    Atomic,
-    Barrier,
-    Call,
-    CompareExchange,
-    Compute,
-    Convert,
-    For,
-    Function,
-    Id,
-    If,
-    Load,
-    Node,
-    Remote,
-    Repeat,
-    Shuffle,
-    Store,
-    Value,
-    walk,
-)
+from smelt.ir import loops
+from smelt.ir.loops import CompareExchange, For, Function, If, Node, Repeat, Value, walk
 from smelt.torch_abi.symbols import SIMT_BARRIER
 
 _BLOCK, _WARP = param("block"), param("warp")
@@ -158,42 +138,42 @@ class _Warp:
     def _node(self, node: Node) -> None:
         b = self.b
         match node:
-            case Compute(out, op, operands, flags):
+            case loops.Compute(out, op, operands, flags):
                 args = self.alike(operands)
                 self.values[out.name] = b.compute(op, out.kind, args[0].lanes, *args, flags=flags)
-            case Convert(out, op, value):
+            case loops.Convert(out, op, value):
                 source = self.value(value)
                 self.values[out.name] = converted = b.fresh(out.kind, source.lanes)
-                b.body.append(Convert(converted, op, source))
-            case Id(out, what):
+                b.body.append(loops.Convert(converted, op, source))
+            case loops.Id(out, what):
                 self.values[out.name] = self.ids[what]
-            case Address(out, base, kind, offset):
+            case loops.Address(out, base, kind, offset):
                 pointer, by = self.value(base), self.value(offset)
                 self.values[out.name] = b.element(pointer, kind, b.splat(by, max(pointer.lanes, by.lanes)))
-            case Alloc(out, kind, length, align):  # for each thread
+            case loops.Alloc(out, kind, length, align):  # for each thread
                 place = b.stack(out.name[1:], kind, length * self.source.warp, align)
                 each = b.iota("i64", [length * lane for lane in range(self.source.warp)])
                 self.values[out.name] = b.element(place, kind, each)
-            case Load(out, pointer, align):
+            case loops.Load(out, pointer, align):
                 where = self.value(pointer)
                 self.values[out.name] = b.load(where, out.kind, where.lanes, align=align)
-            case Store(value, pointer, align, _, mask):
+            case loops.Store(value, pointer, align, _, mask):
                 here = self._both(self.mask, mask and self.value(mask))
                 where, stored = self.alike((pointer, value)) if here is None else self.vectors((pointer, value))
-                b.body.append(Store(stored, where, align, mask=here and b.splat(here, where.lanes)))
-            case Atomic(op, pointer, value):
-                b.body.append(Atomic(op, self.value(pointer), self.value(value)))
+                b.body.append(loops.Store(stored, where, align, mask=here and b.splat(here, where.lanes)))
+            case loops.Atomic(op, pointer, value):
+                b.body.append(loops.Atomic(op, self.value(pointer), self.value(value)))
             case CompareExchange(seen, stored, pointer, expected, new):
                 self._bind((seen, stored), found := (b.fresh(seen.kind), b.fresh("i1")))
                 b.body.append(CompareExchange(*found, *map(self.value, (pointer, expected, new))))
-            case Call(out, str(name), operands):
+            case loops.Call(out, str(name), operands):
                 self._call(out, name, self.alike(operands))
-            case Shuffle(out, value, mode, lane):
+            case loops.Shuffle(out, value, mode, lane):
                 self.values[out.name] = self._shuffled(self.value(value), mode, self.value(lane))
-            case Barrier(scope):
+            case loops.Barrier(scope):
                 if scope in ("block", "cluster"):  # a warp is a vector, and shared memory stays to the end
                     b.call(SIMT_BARRIER)
-            case Remote(out, pointer, rank):
+            case loops.Remote(out, pointer, rank):
                 self.values[out.name] = self._of_block(self.value(pointer), b.sub(self.value(rank), self.rank))
             case For():
                 self._for(node)
@@ -285,4 +265,4 @@ def _is_done_by_lane(node: Node) -> bool:
     thread has changed it have no results that are used."""
     if isinstance(node, Repeat):
         return any(isinstance(each, CompareExchange) for each in walk(node.body))
-    return isinstance(node, Atomic) or (isinstance(node, Call) and node.out is None)
+    return isinstance(node, loops.Atomic) or (isinstance(node, loops.Call) and node.out is None)

@@ -71,15 +71,16 @@ def with_axes(kernel: Kernel, rows: Iterable[Axis], cols: Iterable[Axis]) -> Ker
 
 
 def with_buffers(kernel: Kernel, stages: Sequence[Stage], extra: Iterable[Buffer], name: str) -> Kernel:
-    """A kernel of other stages, with the buffers they touch."""
-    touched = {i.buffer for stage in stages for i in stage.body if isinstance(i, Access)}
-    written = {i.buffer for stage in stages for i in stage.body if isinstance(i, Store | Scatter)}
+    """A kernel of other stages, with the buffers they touch: inputs where they only read, updated where they
+    scatter."""
+    touched = {i.buffer: Role.INPUT for stage in stages for i in stage.body if isinstance(i, Access)}
     known = {buffer.name: buffer for buffer in (*kernel.buffers, *extra)}
-    buffers = []
-    for each in known.values():
-        if each.name in touched:
-            reads_only = each.role is not Role.SCRATCH and each.name not in written
-            buffers.append(replace(each, role=Role.INPUT) if reads_only else each)
+    for i in (i for stage in stages for i in stage.body):
+        if isinstance(i, Scatter):
+            touched[i.buffer] = Role.INOUT
+        elif isinstance(i, Access) and (isinstance(i, Store | Accumulate) or known[i.buffer].role is Role.SCRATCH):
+            touched[i.buffer] = known[i.buffer].role
+    buffers = [replace(each, role=touched[name]) for name, each in known.items() if name in touched]
     return replace(kernel, name=name, buffers=tuple(buffers), stages=tuple(stages))
 
 

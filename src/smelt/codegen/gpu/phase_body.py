@@ -40,7 +40,7 @@ from smelt.ir.kernel import (
     Store,
 )
 from smelt.ir.loops import Value
-from smelt.symbolic.shapes import Size
+from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import is_symsize
 
 Values = tuple[Value, ...]  # one for all points that a thread takes at once, or one for each
@@ -100,11 +100,7 @@ class PhaseBody:
             shift = plan.team.bit_length() - 1
             row = b.lshr(number, shift) if shift else number
             self.first = b.mul(b.and_(number, plan.team - 1), plan.width)
-        count = self.kernel.row_count
-        if is_symsize(count) or count % plan.rows_at_once:
-            self.row_mask = b.icmp("slt", row, b.index(count))
-            row = b.select(self.row_mask, row, 0)
-        self.rows = self._coordinates(row, self.kernel.rows)
+        self.rows, self.row_mask = self._within(row, self.kernel.rows, plan.rows_at_once)
         threads_of_row = plan.team if plan.along is Along.ROWS else plan.team * plan.width
         if threads_of_row > 1:
             self.is_first = b.icmp("eq", self.first, 0)
@@ -121,6 +117,15 @@ class PhaseBody:
         if axes:
             coordinates[axes[0].name] = number
         return coordinates
+
+    def _within(self, number: Value, axes: Sequence[Axis], at_once: int) -> tuple[Coordinates, Mask]:
+        """The same, of the first point where there is none with this number, and whether there is one. Numbers come in
+        groups of `at_once`."""
+        b, count, mask = self.b, product(axis.size for axis in axes), None
+        if is_symsize(count) or count % at_once:
+            mask = b.icmp("slt", number, b.index(count))
+            number = b.select(mask, number, 0)
+        return self._coordinates(number, axes), mask
 
     def _both(self, one: Mask, other: Mask) -> Mask:
         if one is None or other is None:
@@ -142,7 +147,7 @@ class PhaseBody:
     def _loop(self, stage: Stage) -> None:
         b, plan = self.b, self.plan
         folds = self._reduces(stage)
-        partial = [start(b, fold.op, self.dtypes[fold.value], 1) for fold in folds for _ in range(self._ways)]
+        partial = [start(b, fold.op, self.dtypes[fold.value], 1) for fold in folds for _ in range(self.plan.width)]
         self.scans = self._scans_of(stage)
         partial += self.scans.start()
         tiles = plan.tiles
@@ -163,7 +168,7 @@ class PhaseBody:
         b, tiles, at_once = self.b, self.plan.tiles, self._tiles_at_once(stage)
         dtypes = [self.dtypes[fold.value] for fold in folds]
         kept = [fold.op == "sum" and dtype.is_floating_point for fold, dtype in zip(folds, dtypes, strict=True)]
-        is_sum = [each for each in kept for _ in range(self._ways)]
+        is_sum = [each for each in kept for _ in range(self.plan.width)]
         is_sum += [False] * (len(nothing) - len(is_sum))  # what scans carry along
         zero = b.const("f64", 0.0)
         totals = [zero if each else start for each, start in zip(is_sum, nothing, strict=True)]
@@ -234,11 +239,6 @@ class PhaseBody:
     def _reduces(self, stage: Stage) -> list[Reduce]:
         return [i for i in stage.body if isinstance(i, Reduce)]
 
-    @property
-    def _ways(self) -> int:
-        """How many partial reductions a thread has of each."""
-        return self.plan.width
-
     def _tile(
         self, stage: Stage, folds: Sequence[Reduce], number: Value, tile: int, partial: list[Value]
     ) -> list[Value]:
@@ -250,7 +250,7 @@ class PhaseBody:
             if isinstance(instruction, Reduce):
                 partial = self._folded(instruction, folds.index(instruction), partial, mask)
             elif isinstance(instruction, Scan):
-                values, behind = self._spread(self.values[instruction.value]), len(folds) * self._ways
+                values, behind = self._spread(self.values[instruction.value]), len(folds) * self.plan.width
                 scanned, after = self.scans.step(instruction.out, values, mask, number, partial[behind:])
                 self.values[instruction.out] = scanned
                 partial = partial[:behind] + after
@@ -290,7 +290,7 @@ class PhaseBody:
         for way, value in enumerate(values):
             if mask is not None:
                 value = b.select(mask, value, start(b, fold.op, dtype, 1))
-            slot = place * self._ways + way
+            slot = place * self.plan.width + way
             partial[slot] = combine(b, fold.op, dtype, partial[slot], value)
         return partial
 
@@ -299,7 +299,7 @@ class PhaseBody:
 
     def _finish(self, folds: Sequence[Reduce], dtypes: Sequence[torch.dtype], partial: list[Value]) -> None:
         """Between the points of a thread, then between threads."""
-        b, plan, ways = self.b, self.plan, self._ways
+        b, plan, ways = self.b, self.plan, self.plan.width
         if not folds:
             return
         kinds = [(fold.op, dtype) for fold, dtype in zip(folds, dtypes, strict=True)]
@@ -355,12 +355,9 @@ class PhaseBody:
 
     def _words(self, operands: Sequence[Values]) -> Values:
         """Random words of all points; four adjacent points share a counter."""
-        width = self.plan.width
-        spread = [values if len(values) == width else values * width for values in operands]
-        words: list[Value] = []
-        for way in range(0, width, QUAD):
-            words += words_of_counter(self.b, *(values[way] for values in spread))
-        return tuple(words)
+        spread = [self._spread(values) for values in operands]
+        counters = range(0, self.plan.width, QUAD)
+        return tuple(word for way in counters for word in words_of_counter(self.b, *(each[way] for each in spread)))
 
     def _quads(self) -> Quads:
         """What four points side by side share, where vectors are whole quads."""

@@ -141,7 +141,8 @@ class Reduce:
 
 @dataclass(slots=True, eq=False)
 class Address:
-    """The address `offset` elements of `kind` past `base`; a vector of addresses where the offset is one."""
+    """The address `offset` elements of `kind` past `base`; a vector of addresses where the offset is one. Then the
+    base may be one as well."""
 
     out: Value
     base: Value

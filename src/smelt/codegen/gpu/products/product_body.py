@@ -14,7 +14,6 @@ from smelt.codegen.gpu.simt import Mask
 from smelt.codegen.loops.scalars import cast, constant, from_memory, memory_kind
 from smelt.ir.kernel import Axis, Contract, Factor, Index, Role
 from smelt.ir.loops import Value
-from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
 # Elements from the end of a line in shared memory to the next: neighbours do not wait for each other, and lines begin
@@ -60,8 +59,8 @@ class ProductBody(PhaseBody):
         down, across = (tiles[axis.name] for axis in tile.tiles)
         top, left = b.mul(down, tile.shape.height), b.mul(across, tile.shape.width)
         sides = (
-            self._side(tile.left, tile.rows, tile.row_count, top, tile.shape.height),
-            self._side(tile.right, tile.cols, tile.col_count, left, tile.shape.width),
+            self._side(tile.left, tile.rows, top, tile.shape.height),
+            self._side(tile.right, tile.cols, left, tile.shape.width),
         )
         beside = tile.shape.width // tile.shape.across
         self.down = b.mul(b.lshr(b.thread(), beside.bit_length() - 1), tile.shape.down)
@@ -71,7 +70,7 @@ class ProductBody(PhaseBody):
 
     # The factors.
 
-    def _side(self, factor: Factor, axes: tuple[Axis, ...], count: Size, origin: Value, length: int) -> _Side:
+    def _side(self, factor: Factor, axes: tuple[Axis, ...], origin: Value, length: int) -> _Side:
         b, shape = self.b, self.tile.shape
         line = length + _PADDING
         array = b.shared_array(memory_kind(self.contract.dtype), shape.depth * line)
@@ -82,12 +81,8 @@ class ProductBody(PhaseBody):
             low, high = b.and_(number, fast - 1), b.lshr(number, fast.bit_length() - 1)
             term, point = (low, high) if self._runs_along_terms(factor) else (high, low)
             place = b.add(b.mul(term, line), point)
-            mask: Mask = None
-            at = b.add(origin, point)
-            if is_symsize(count) or count % length:
-                mask = b.icmp("slt", at, b.index(count))
-                at = b.select(mask, at, 0)
-            where = {**self.rows, **self._coordinates(at, axes)}
+            at, mask = self._within(b.add(origin, point), axes, length)
+            where = {**self.rows, **at}
             base = self._offset(_only(factor.index, where), where)
             positions = tuple(self._offset(_only(position, where), where) for position, _ in factor.bounds)
             reads.append(_Read(factor, term, place, base, positions, mask))
@@ -165,8 +160,8 @@ class ProductBody(PhaseBody):
         (stage,) = self.kernel.stages
         rows = [b.add(top, b.add(self.down, way)) for way in range(tile.shape.down)]
         cols = [b.add(left, b.add(self.along, way * self.beside)) for way in range(tile.shape.across)]
-        downs = [self._within(at, tile.rows, tile.row_count, tile.shape.height) for at in rows]
-        acrosses = [self._within(at, tile.cols, tile.col_count, tile.shape.width) for at in cols]
+        downs = [self._within(at, tile.rows, tile.shape.height) for at in rows]
+        acrosses = [self._within(at, tile.cols, tile.shape.width) for at in cols]
         for place, total in enumerate(sums):
             down, across = divmod(place, tile.shape.across)
             (above, inside), (beside, within) = downs[down], acrosses[across]
@@ -175,14 +170,6 @@ class ProductBody(PhaseBody):
                 if instruction is not self.contract:
                     where = {**self.rows, **above, **beside}
                     self._step(instruction, where, self._both(inside, within), tile=place)
-
-    def _within(self, at: Value, axes: tuple[Axis, ...], count: Size, side: int) -> tuple[Coordinates, Mask]:
-        b = self.b
-        mask: Mask = None
-        if is_symsize(count) or count % side:
-            mask = b.icmp("slt", at, b.index(count))
-            at = b.select(mask, at, 0)
-        return self._coordinates(at, axes), mask
 
 
 def _only(index: Index, where: Coordinates) -> Index:

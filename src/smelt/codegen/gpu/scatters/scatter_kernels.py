@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.gpu.kernel_slices import dense, effects, exchanged, is_pure, leading_to, sliced
+from smelt.codegen.gpu.kernel_slices import dense, effects, exchanged, is_pure, leading_to, sliced, with_buffers
 from smelt.ir.check_kernel import operands, result, value_dtypes
 from smelt.ir.kernel import (
     Access,
@@ -80,24 +80,16 @@ def _from_staged(
     code: list[Instruction] = []
     kept: list[Instruction] = []
     staged: list[Buffer] = []
-    buffers: dict[str, Buffer] = {}
     for name in dict.fromkeys(operands(scatter)):
         part = sliced(kernel, [i for i in kernel.instructions() if result(i) == name])
         if is_pure(kernel, part):
             code += [i for i in part.instructions() if i not in code and result(i)]
-            buffers.update({buffer.name: buffer for buffer in part.buffers})
             continue
         staged.append(Buffer(f"{scatter.buffer}.{name}", dtypes[name], size, Role.OUTPUT))
         code.append(Load(name, staged[-1].name, index))
         kept.append(Store(staged[-1].name, index, name))
-    buffers.update({buffer.name: replace(buffer, role=Role.INPUT) for buffer in staged})
-    scattering = replace(
-        kernel,
-        name=f"{kernel.name}.{scatter.buffer}",
-        buffers=(*buffers.values(), kernel.buffer(scatter.buffer)),
-        stages=(Stage(True, (*code, scatter)),),
-    )
-    return scattering, kept, staged
+    stages = [Stage(True, (*code, scatter))]
+    return with_buffers(kernel, stages, staged, f"{kernel.name}.{scatter.buffer}"), kept, staged
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +218,7 @@ def any_order_is_right(places: Places) -> bool:
 def last_ones(places: Places) -> list[Kernel]:
     """Three kernels: nobody is last; the last of each key is found; these store."""
     kernel, scatter, dtype = places.kernel, places.scatter, places.dtype
-    table = Buffer(f"{scatter.buffer}.last", dtype, places.count, Role.INOUT)
+    table = Buffer(f"{scatter.buffer}.last", dtype, places.count, Role.OUTPUT)
     code, key = places.key_code()
     by = ((key, 1, places.count),)
     number: list[Instruction] = [Position("event", dense(places.events)), Cast("event.number", "event", dtype)]
@@ -246,7 +238,7 @@ def last_ones(places: Places) -> list[Kernel]:
     return [
         loop(kernel, places.events, [*code, *nobody], [table], "nobody"),
         loop(kernel, places.events, [*code, *latest], [table], "last"),
-        loop(kernel, kernel.cols, [*whole, *more, *chosen], [replace(table, role=Role.INPUT)], "store"),
+        loop(kernel, kernel.cols, [*whole, *more, *chosen], [table], "store"),
     ]
 
 
@@ -254,7 +246,5 @@ def loop(
     kernel: Kernel, axes: Sequence[Axis], body: Sequence[Instruction], extra: Sequence[Buffer], name: str
 ) -> Kernel:
     """One loop over some axes, with those buffers that it touches."""
-    touched = {i.buffer for i in body if isinstance(i, Access)}
-    buffers = tuple(each for each in (*kernel.buffers, *extra) if each.name in touched)
-    stages = (Stage(True, tuple(body)),)
-    return replace(kernel, name=f"{kernel.name}.{name}", rows=(), cols=tuple(axes), buffers=buffers, stages=stages)
+    kernel = replace(kernel, rows=(), cols=tuple(axes))
+    return with_buffers(kernel, [Stage(True, tuple(body))], extra, f"{kernel.name}.{name}")

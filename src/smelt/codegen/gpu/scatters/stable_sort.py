@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.gpu.kernel_slices import dense
+from smelt.codegen.gpu.kernel_slices import dense, with_buffers
 from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel
 from smelt.codegen.gpu.scatters.scatter_kernels import Places, loop
 from smelt.ir.kernel import (
@@ -72,10 +72,6 @@ def _buffer(places: Places, name: str, size: Size) -> Buffer:
     return Buffer(f"{places.scatter.buffer}.{name}", places.dtype, size, Role.OUTPUT)
 
 
-def _read(buffer: Buffer) -> Buffer:
-    return replace(buffer, role=Role.INPUT)
-
-
 def _compared(places: Places, before: list[PhaseKernel], keys: Buffer) -> SortedEvents:
     count, dtype = places.event_count, places.dtype
     ranks = _buffer(places, "ranks", count)
@@ -94,9 +90,8 @@ def _compared(places: Places, before: list[PhaseKernel], keys: Buffer) -> Sorted
         Reduce("rank", "sum", "one"),
     ]
     stages = (Stage(False, tuple(once)), Stage(True, tuple(body)), Stage(False, (Store(ranks.name, mine, "rank"),)))
-    name = f"{places.kernel.name}.ranks"
-    ranking = replace(
-        places.kernel, name=name, rows=(event,), cols=(other,), buffers=(_read(keys), ranks), stages=stages
+    ranking = with_buffers(
+        replace(places.kernel, rows=(event,), cols=(other,)), stages, [keys, ranks], f"{places.kernel.name}.ranks"
     )
     ordered, order = _buffer(places, "sorted", count), _buffer(places, "order", count)
     put: list[Instruction] = [
@@ -108,8 +103,7 @@ def _compared(places: Places, before: list[PhaseKernel], keys: Buffer) -> Sorted
         Scatter(ordered.name, None, Index(), (("place", 1, count),), "key"),
         Scatter(order.name, None, Index(), (("place", 1, count),), "number"),
     ]
-    buffers = [_read(keys), _read(ranks), replace(ordered, role=Role.INOUT), replace(order, role=Role.INOUT)]
-    placing = loop(places.kernel, [event], put, buffers, "order")
+    placing = loop(places.kernel, [event], put, [keys, ranks, ordered, order], "order")
     return SortedEvents([*before, PhaseKernel(ranking), PhaseKernel(placing)], ordered, order)
 
 
@@ -151,10 +145,8 @@ def _pass(
         ]
     base = replace(places.kernel, rows=rows, cols=cols)
     name = f"{places.kernel.name}.{shift}"
-    counts = replace(
-        base, name=f"{name}.counts", buffers=(_read(keys), table),
-        stages=(Stage(True, tuple(counting)), Stage(False, tuple(after))),
-    )  # fmt: skip
+    stages = (Stage(True, tuple(counting)), Stage(False, tuple(after)))
+    counts = with_buffers(base, stages, [keys, table], f"{name}.counts")
 
     at = Index((("n", 1),))
     scanning: list[Instruction] = [
@@ -163,7 +155,7 @@ def _pass(
         Compute("start", "sub", ("end", "count"), dtype),
         Store(starts.name, at, "start"),
     ]
-    scan = loop(places.kernel, [Axis("n", _DIGITS * chunks)], scanning, [_read(table), starts], f"{shift}.starts")
+    scan = loop(places.kernel, [Axis("n", _DIGITS * chunks)], scanning, [table, starts], f"{shift}.starts")
 
     new_keys, new_order = (_buffer(places, f"{what}.{shift}", count) for what in ("sorted", "order"))
     body: list[Instruction] = [
@@ -181,10 +173,8 @@ def _pass(
         *_number_code(order, here, dtype),
         Scatter(new_order.name, None, Index(), (("place", 1, count),), "number"),
     ]
-    buffers = [_read(keys), _read(starts), *(replace(each, role=Role.INOUT) for each in (new_keys, new_order))]
-    if order is not None:
-        buffers.append(_read(order))
-    put = replace(base, name=f"{name}.order", buffers=tuple(buffers), stages=(Stage(True, tuple(body)),))
+    buffers = [keys, starts, new_keys, new_order, *([] if order is None else [order])]
+    put = with_buffers(base, (Stage(True, tuple(body)),), buffers, f"{name}.order")
     return [PhaseKernel(counts, (bound,)), PhaseKernel(scan), PhaseKernel(put, (bound,))], new_keys, new_order
 
 

@@ -136,8 +136,6 @@ class ModuleWords:
         self._last = 0
         self._once: dict[tuple[int, ...], int] = {}
         self.capabilities: set[int] = {Capability.SHADER, Capability.PHYSICAL_ADDRESSES, Capability.INT64}
-        self.entry: list[int] = []
-        self.modes: list[int] = []
         self.decorations: list[int] = []
         self.declarations: list[int] = []  # types, constants and variables of the module
         self.code: list[int] = []
