@@ -218,17 +218,17 @@ def plan(kernel: Kernel, warp: int, cluster: int = 1) -> GridPlan:
     return GridPlan(kernel, tuple(phases), tuple(places), end, tuple(reasons))
 
 
-Found = list[PhasePlan] | str  # the grids of a kernel, or why a schedule does not have it
+Grids = list[PhasePlan] | str  # the grids of a kernel, or why a schedule does not have it
 
 
 def _chosen(kernel: Kernel, chip: Chip) -> tuple[list[PhasePlan], list[tuple[str, str]]]:
     """The grids of the first schedule that has the kernel, and why those before it do not."""
     case, reasons = _Case(kernel, chip.warp), []
     for row in SCHEDULES:
-        found = row.run(case, chip)
-        if not isinstance(found, str):
-            return found, reasons
-        reasons.append((row.name, found))
+        phases = row.run(case, chip)
+        if not isinstance(phases, str):
+            return phases, reasons
+        reasons.append((row.name, phases))
     raise AssertionError(f"no schedule has the kernel {kernel.name}")
 
 
@@ -240,7 +240,7 @@ def _phases(kernels: Iterable[Kernel], chip: Chip) -> list[PhasePlan]:
 # Schedules, as the table at the end has them.
 
 
-def _product_tiles(case: _Case, chip: Chip) -> Found:
+def _product_tiles(case: _Case, chip: Chip) -> Grids:
     """One grid of tiles, or where few points have many terms, one of parts of them and one that adds those up."""
     kernel, contract = case.kernel, contraction_of(case.kernel)
     if contract is None:
@@ -259,7 +259,7 @@ def _product_tiles(case: _Case, chip: Chip) -> Found:
     return [replace(phase, resident=_TILES_RESIDENT)]
 
 
-def _scatters_apart(case: _Case, chip: Chip) -> Found:
+def _scatters_apart(case: _Case, chip: Chip) -> Grids:
     if not has(case.kernel, Scatter):
         return "it has no scatters"
     rest, scatters = split_scatters(case.kernel)
@@ -267,37 +267,37 @@ def _scatters_apart(case: _Case, chip: Chip) -> Found:
     return phases + [phase for each in scatters for phase in _scatter_phases(each, chip)]
 
 
-def _transposed(case: _Case, chip: Chip) -> Found:
+def _transposed(case: _Case, chip: Chip) -> Grids:
     if not has(case.kernel, Accumulate):
         return "it has no reductions over rows"
     other = transposed(case.kernel)
     return _phases([other], chip) if other is not None else "reductions keep different axes, or rows are whole"
 
 
-def _nothing(case: _Case, chip: Chip) -> Found:
+def _nothing(case: _Case, chip: Chip) -> Grids:
     return [] if _is_empty(case.kernel) else "it has rows"
 
 
 def _is_empty(kernel: Kernel) -> bool:
-    return any(not is_symsize(axis.size) and axis.size == 0 for axis in kernel.rows)
+    return any(known_equal(axis.size, 0) for axis in kernel.rows)
 
 
-def _staged(case: _Case, chip: Chip) -> Found:
+def _staged(case: _Case, chip: Chip) -> Grids:
     if not has(case.kernel, Accumulate):
         return "it has no reductions over rows"
     return _phases(staged_in_memory(case.kernel), chip)
 
 
-def _pointwise(case: _Case, chip: Chip) -> Found:
+def _pointwise(case: _Case, chip: Chip) -> Grids:
     return [_points(case.kernel, chip.warp)] if is_pointwise(case.kernel) else "it is not pointwise"
 
 
-def _scans_apart(case: _Case, chip: Chip) -> Found:
+def _scans_apart(case: _Case, chip: Chip) -> Grids:
     kernels = scan_kernels(case.kernel)
     return "no scan shares its kernel with another axis" if kernels == [case.kernel] else _phases(kernels, chip)
 
 
-def _scans(case: _Case, chip: Chip) -> Found:
+def _scans(case: _Case, chip: Chip) -> Grids:
     """A scan whose rows are too few to keep the chip busy goes in parts."""
     if not has(case.kernel, Scan):
         return "it has no scans"
@@ -307,7 +307,7 @@ def _scans(case: _Case, chip: Chip) -> Found:
     return [case.rows] if parts is None else [_rows(part, chip.warp) for part in parts]
 
 
-def _split_rows(case: _Case, chip: Chip) -> Found:
+def _split_rows(case: _Case, chip: Chip) -> Grids:
     kernel, whole = case.merged, case.rows
     blocks = max(1, hint(whole.blocks))
     loops = sum(stage.loop for stage in kernel.stages)
@@ -322,11 +322,11 @@ def _split_rows(case: _Case, chip: Chip) -> Found:
     ]  # fmt: skip
 
 
-def _whole_rows(case: _Case, chip: Chip) -> Found:
+def _whole_rows(case: _Case, chip: Chip) -> Grids:
     return [_narrower(case.rows)]
 
 
-def _clusters(case: _Case, chip: Chip) -> Found:
+def _clusters(case: _Case, chip: Chip) -> Grids:
     """Blocks that share a row: so few rows are in flight that re-reads hit the cache."""
     kernel, whole = case.merged, case.rows
     if chip.cluster == 1 or whole.along is not Along.COLS or has_logs(kernel):
@@ -383,7 +383,7 @@ def _clustered_registers(kernel: Kernel, whole: PhasePlan, chip: Chip) -> PhaseP
 # Kernels with reductions over rows beside others.
 
 
-def _one_pass(case: _Case, chip: Chip) -> Found:
+def _one_pass(case: _Case, chip: Chip) -> Grids:
     """Blocks that go through many rows each, then a grid for their partials."""
     one_pass = None if _is_empty(case.kernel) else in_one_pass(case.kernel)
     if one_pass is None:

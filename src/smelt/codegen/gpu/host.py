@@ -95,8 +95,8 @@ class _Warp:
     def value(self, value: Value) -> Value:
         if value.number is not None:
             return value
-        found = self.values[value.name]
-        return found if self.lane is None else self.b.extract(found, self.lane)
+        rewritten = self.values[value.name]
+        return rewritten if self.lane is None else self.b.extract(rewritten, self.lane)
 
     def alike(self, values: Sequence[Value]) -> list[Value]:
         """All with as many lanes as the widest."""
@@ -164,8 +164,9 @@ class _Warp:
             case loops.Atomic(op, pointer, value):
                 b.body.append(loops.Atomic(op, self.value(pointer), self.value(value)))
             case CompareExchange(seen, stored, pointer, expected, new):
-                self._bind((seen, stored), found := (b.fresh(seen.kind), b.fresh("i1")))
-                b.body.append(CompareExchange(*found, *map(self.value, (pointer, expected, new))))
+                results = b.fresh(seen.kind), b.fresh("i1")
+                b.body.append(CompareExchange(*results, *map(self.value, (pointer, expected, new))))
+                self._bind((seen, stored), results)
             case loops.Call(out, str(name), operands):
                 self._call(out, name, self.alike(operands))
             case loops.Shuffle(out, value, mode, lane):
@@ -239,15 +240,15 @@ class _Warp:
         branch = If(condition, [], [])
         ways = ((node.then, node.then_values, branch.then), (node.otherwise, node.else_values, branch.otherwise))
         if condition.lanes == 1:
-            outer, found = b.body, list[list[Value]]()
+            outer, values_of_ways = b.body, list[list[Value]]()
             for body, results, b.body in ways:
                 self.body(body)
-                found.append([self.value(each) for each in results])
-            lanes = [max(one.lanes, other.lanes) for one, other in zip(*found, strict=True)]
-            for values, (*_, b.body) in zip(found, ways, strict=True):
+                values_of_ways.append([self.value(each) for each in results])
+            lanes = [max(one.lanes, other.lanes) for one, other in zip(*values_of_ways, strict=True)]
+            for values, (*_, b.body) in zip(values_of_ways, ways, strict=True):
                 values[:] = map(b.splat, values, lanes)
             b.body = outer
-            branch.then_values, branch.else_values = map(tuple, found)
+            branch.then_values, branch.else_values = map(tuple, values_of_ways)
             branch.results = tuple([b.fresh(each.kind, each.lanes) for each in branch.then_values])
             b.body.append(branch)
             self._bind(node.results, branch.results)

@@ -61,26 +61,23 @@ def _grid_function(b: Simt, members: GroupMembers) -> Function:
     if b.reads_parameters:
         # As branches, these would be too many for some devices.
         firsts = [b.const("i64", member * members.buffers) for member in range(len(of_each))]
-        found = [firsts[0], *of_each[0]]
-        for start, first, values in zip(starts[1:], firsts[1:], of_each[1:], strict=True):
+        values = [firsts[0], *of_each[0]]
+        for start, first, sizes in zip(starts[1:], firsts[1:], of_each[1:], strict=True):
             is_past = b.icmp("uge", block, start)
-            found = [b.select(is_past, *each) for each in zip([first, *values], found, strict=True)]
-        base, *found = found
-        given = [_parameter(b, b.add(base, number), each) for number, each in enumerate(wanted)]
-        found = [*given, *found]
+            values = [b.select(is_past, *pair) for pair in zip([first, *sizes], values, strict=True)]
+        base, *values = values
+        values = [*(_parameter(b, b.add(base, n), each) for n, each in enumerate(wanted)), *values]
     else:
-        for member in range(len(of_each)):
-            given = [Value(f"%given{len(params) + number}", each.kind) for number, each in enumerate(wanted)]
-            params += given
-            of_each[member] = [*given, *of_each[member]]
-        found = list(_search(b, block, starts, of_each))
-    b.body.append(If(TRUE, [], [], (*wanted, *names), tuple(found), tuple(found)))
+        for member, sizes in enumerate(of_each):
+            own = [Value(f"%given{len(params) + n}", each.kind) for n, each in enumerate(wanted)]
+            params, of_each[member] = params + own, [*own, *sizes]
+        values = list(_search(b, block, starts, of_each))
+    b.body.append(If(TRUE, [], [], (*wanted, *names), tuple(values), tuple(values)))
     b.body.append(Compute(_OWN, "sub", (block, names[-1])))
     b.body += code
     function = b.grid_function()
-    function.params = (*params, WORKSPACE)
-    if b.reads_parameters:
-        function.params, function.parameters = (), len(of_each) * members.buffers + 1  # the workspace, too
+    function.params = () if b.reads_parameters else (*params, WORKSPACE)
+    function.parameters = len(of_each) * members.buffers + 1 if b.reads_parameters else 0  # the workspace, too
     return function
 
 
@@ -98,9 +95,9 @@ def _search(b: Simt, block: Value, starts: Sequence[Value], of_each: Sequence[Se
 
 def _parameter(b: Simt, number: Value, like: Value) -> Value:
     """A parameter of the launch, by its number."""
-    given = b.fresh("i64")
-    b.body.append(Id(given, "parameter", number))
-    return b.convert("inttoptr", given, like.kind)
+    parameter = b.fresh("i64")
+    b.body.append(Id(parameter, "parameter", number))
+    return b.convert("inttoptr", parameter, like.kind)
 
 
 def emit_group(

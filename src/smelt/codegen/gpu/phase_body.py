@@ -41,7 +41,7 @@ from smelt.ir.kernel import (
 )
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size, product
-from smelt.symbolic.symsize import is_symsize
+from smelt.symbolic.symsize import is_symsize, known_equal
 
 Values = tuple[Value, ...]  # one for all points that a thread takes at once, or one for each
 Coordinates = dict[str, Value]
@@ -122,7 +122,7 @@ class PhaseBody:
         """The same, of the first point where there is none with this number, and whether there is one. Numbers come in
         groups of `at_once`."""
         b, count, mask = self.b, product(axis.size for axis in axes), None
-        if is_symsize(count) or count % at_once:
+        if not is_multiple(count, at_once):
             mask = b.icmp("slt", number, b.index(count))
             number = b.select(mask, number, 0)
         return self._coordinates(number, axes), mask
@@ -272,7 +272,7 @@ class PhaseBody:
             col = b.add(b.mul(number, plan.stride), self.first)
             whole = plan.stride
         count = self.kernel.col_count
-        if is_symsize(count) or count % whole:
+        if not is_multiple(count, whole):
             mask = b.icmp("slt", col, b.index(count - count % plan.width if plan.leaves_some else count))
             col = b.select(mask, col, 0)
         where = self._coordinates(col, self.kernel.cols)
@@ -377,12 +377,11 @@ class PhaseBody:
         b = self.b
         total: Value | None = None
         for name, stride in index.terms:
-            plain = not is_symsize(stride) and stride == 1
-            term = where[name] if plain else b.mul(where[name], b.index(stride))
+            term = where[name] if known_equal(stride, 1) else b.mul(where[name], b.index(stride))
             total = term if total is None else b.add(total, term)
         if total is None:
             return b.index(index.offset)
-        return b.add(total, b.index(index.offset)) if is_symsize(index.offset) or index.offset else total
+        return total if known_equal(index.offset, 0) else b.add(total, b.index(index.offset))
 
     def _step_of(self, index: Index) -> Size:
         """How far apart neighbouring points of a thread are."""
@@ -421,11 +420,11 @@ class PhaseBody:
             return [b.number(name, kind)]
         at, step, width = self._offset(index, where), self._step_of(index), self.plan.width
         pointer, at = b.pointer(name), at if base is None else b.add(base, at)
-        if not is_symsize(step) and step == 0:
+        if known_equal(step, 0):
             return b.load_global(pointer, at, kind, constant=constant)
-        if not is_symsize(step) and step == 1:
+        if known_equal(step, 1):
             return b.load_global(pointer, at, kind, width, aligned=self._is_aligned(index), constant=constant)
-        if not is_symsize(step) and step == -1:
+        if known_equal(step, -1):
             lowest, aligned = b.sub(at, width - 1), self._is_aligned(index, 1 - width)
             return b.load_global(pointer, lowest, kind, width, aligned=aligned, constant=constant)[::-1]
         loaded = []
@@ -453,13 +452,13 @@ class PhaseBody:
         b, step = self.b, self._step_of(index)
         at = self._offset(index, where)
         pointer, at = b.pointer(name), at if base is None else b.add(base, at)
-        if is_symsize(step) or step:
+        if not known_equal(step, 0):
             raw = raw if len(raw) == self.plan.width else raw * self.plan.width
         elif len(raw) > 1:
             raise AssertionError(f"{name} is stored at one place by several points")
-        if not is_symsize(step) and step in (0, 1):
+        if known_equal(step, 0) or known_equal(step, 1):
             b.store_global(pointer, at, raw, aligned=self._is_aligned(index))
-        elif not is_symsize(step) and step == -1:
+        elif known_equal(step, -1):
             lowest, aligned = b.sub(at, len(raw) - 1), self._is_aligned(index, 1 - len(raw))
             b.store_global(pointer, lowest, raw[::-1], aligned=aligned)
         else:
@@ -481,7 +480,7 @@ class PhaseBody:
     def _position(self, index: Index, where: Coordinates) -> Values:
         b, step = self.b, self._step_of(index)
         first = b.convert("sext", self._offset(index, where), "i64")
-        if not is_symsize(step) and step == 0:
+        if known_equal(step, 0):
             return (first,)
         return tuple(b.add(first, b.const("i64", way * step)) if way else first for way in range(self.plan.width))
 

@@ -37,7 +37,7 @@ from smelt.ir.kernel import (
     Store,
 )
 from smelt.symbolic.shapes import Size, product
-from smelt.symbolic.symsize import hint, is_symsize
+from smelt.symbolic.symsize import hint, known_equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class AxisParts:
 
         def split(index: Index) -> Index:
             stride = index.stride(self.axis.name)
-            if not is_symsize(stride) and not stride:
+            if known_equal(stride, 0):
                 return index
             return Index((*index.terms, (self.parts.name, stride * self.chunk)), index.offset)
 

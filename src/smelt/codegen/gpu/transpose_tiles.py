@@ -13,7 +13,7 @@ from dataclasses import replace
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.kernel import Axis, Kernel, Load, Store
 from smelt.symbolic.shapes import Size, product
-from smelt.symbolic.symsize import hint, is_symsize
+from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
 # What is chosen by these is right whatever they are; which are fastest is to be measured on a GPU.
 _SIDE = 64  # of a tile, in elements
@@ -85,8 +85,7 @@ def _side(axis: Axis) -> int:
 
 
 def _steps_by_one(access: Load | Store, axis: Axis) -> bool:
-    stride = access.index.stride(axis.name)
-    return not is_symsize(stride) and stride == 1
+    return known_equal(access.index.stride(axis.name), 1)
 
 
 def _reads(kernel: Kernel, down: Axis, along: Axis) -> list[Load]:

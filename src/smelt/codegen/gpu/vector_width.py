@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from smelt.ir.kernel import Access, Axis, Gather, Index, Kernel
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import hint, is_symsize, known_equal
+from smelt.symbolic.symsize import hint, known_equal
 
 _BYTES = 16  # of one access
 _MOST = 8
@@ -52,7 +52,7 @@ def _moved(kernel: Kernel, axis: Axis) -> list[tuple[Index, int, int]]:
 
 
 def _is_one(stride: Size) -> bool:
-    return not is_symsize(stride) and stride in (1, -1)
+    return known_equal(stride, 1) or known_equal(stride, -1)
 
 
 def _steps(index: Index, axis: Axis, width: int) -> list[Size]:

@@ -83,10 +83,10 @@ class OnlineBody(PhaseBody):
 
         most, turns = b.const("f32", -math.inf), -(-plan.tiles // at_once)
         begin = [most, self._reference(most), b.const("f32", 0.0)]
-        found = b.loop(turns, begin, some_tiles, guard=is_symsize(turns))
+        results = b.loop(turns, begin, some_tiles, guard=is_symsize(turns))
         self.values = before
         self.registers.clear()
-        self._share(*found)
+        self._share(*results)
 
     def _values(self, stage: Stage, fold: Reduce, numbers: Sequence[Value], tile: int) -> Values:
         """The operands of a reduction in a tile."""

@@ -19,7 +19,7 @@ from smelt.codegen.loops.reductions import combine, start
 from smelt.codegen.loops.scalars import from_memory, memory_kind, to_memory
 from smelt.ir.kernel import Accumulate, Index, Instruction, Load, Role
 from smelt.ir.loops import Value
-from smelt.symbolic.symsize import is_symsize
+from smelt.symbolic.symsize import known_equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,7 @@ class RowReductionsBody(PhaseBody):
             number = b.add(b.mul(number, plan.rows_at_once), self.team_number)
         at_once = plan.rows_at_once * folds.each * folds.parts
         mask: Mask = None
-        several = plan.rows_at_once > 1
-        if beyond or (several and (is_symsize(count) or is_symsize(at_once) or count != at_once)):
+        if beyond or (plan.rows_at_once > 1 and not known_equal(count, at_once)):
             mask = b.icmp("slt", number, b.index(count))
             number = b.select(mask, number, 0)
         return {**self.group, **self._coordinates(number, axes)}, mask
@@ -155,7 +154,7 @@ class RowReductionsBody(PhaseBody):
         first = 0
         for load, tile in self._reads:
             dtype, step = self.kernel.buffer(load.buffer).dtype, self._step_of(load.index)
-            width = 1 if not is_symsize(step) and step == 0 else self.plan.width
+            width = 1 if known_equal(step, 0) else self.plan.width
             count = words_of(memory_kind(dtype), width)
             raw = unpacked(self.b, words[first : first + count], memory_kind(dtype), width)
             loaded[load.buffer, load.index, tile] = tuple(from_memory(self.b, each, dtype) for each in raw)

@@ -9,11 +9,10 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody, Values
 from smelt.codegen.gpu.simt import Mask
 from smelt.codegen.gpu.transpose_tiles import TransposeTile, lanes_along
+from smelt.codegen.gpu.vector_width import is_multiple
 from smelt.codegen.loops.scalars import from_memory, memory_kind
 from smelt.ir.kernel import Index, Load, Store
 from smelt.ir.loops import Value
-from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import is_symsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class TransposeBody(PhaseBody):
             (tile.along, tile.width, self.origin[1], along),
         ):
             where[axis.name] = b.add(origin, inside)
-            if _leaves_some(axis.size, side):
+            if not is_multiple(axis.size, side):
                 mask = self._both(mask, b.icmp("slt", where[axis.name], b.index(axis.size)))
         if mask is not None:
             where = {name: b.select(mask, value, 0) for name, value in where.items()}
@@ -117,7 +116,3 @@ class TransposeBody(PhaseBody):
         first = b.add(b.mul(self.place.along, line), self.place.down)
         raw = [b.load_shared(array, b.add(first, way * line) if way else first, kind) for way in range(self.plan.width)]
         return tuple(from_memory(b, each, buffer.dtype) for each in raw)
-
-
-def _leaves_some(size: Size, side: int) -> bool:
-    return is_symsize(size) or bool(size % side)

@@ -20,7 +20,7 @@ from smelt.codegen.loops.reductions import combine
 from smelt.codegen.loops.scalars import VALUE_KINDS, cast, from_memory, memory_kind, to_memory
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import product
-from smelt.symbolic.symsize import is_symsize
+from smelt.symbolic.symsize import known_equal
 
 
 class RunReductionBody(PhaseBody):
@@ -84,7 +84,7 @@ class RunReductionBody(PhaseBody):
 
     def _split(self, thread: Value) -> tuple[Value, Value]:
         b, inner = self.b, self.inner
-        if not is_symsize(inner) and inner == 1:
+        if known_equal(inner, 1):
             return thread, b.index(0)
         extent = b.index(inner)
         chunk = b.binary("udiv", thread, extent)
