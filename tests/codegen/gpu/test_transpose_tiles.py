@@ -51,7 +51,7 @@ kernel channels_last rows(n:{images}, p:{points}) cols(c:{channels})
 
 
 def has_tile(made: OnHost) -> bool:
-    return made.plan.phases[0].tile is not None
+    return isinstance(made.plan.phases[0].work, transpose_tiles.TransposeTile)
 
 
 @pytest.mark.parametrize("rows, cols", [(64, 64), (32, 40), (100, 130), (33, 65), (300, 9)])
@@ -76,8 +76,8 @@ def test_channels_last(dtype: str) -> None:
 def test_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transpose_tiles, "_ENOUGH_TILES", 1)
     made = OnHost(channels_last(2, 70, 140, "bf16"))
-    tile = made.plan.phases[0].tile
-    assert tile is not None and (tile.height, tile.width) == (64, 64)
+    tile = made.plan.phases[0].work
+    assert isinstance(tile, transpose_tiles.TransposeTile) and (tile.height, tile.width) == (64, 64)
     made.check()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from smelt.base.errors import SmeltError
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import Row
+from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.generator import EntryCode, Generator, named
 from smelt.codegen.gpu.bodies.online_body import OnlineBody
 from smelt.codegen.gpu.bodies.points_body import PointsBody
@@ -20,8 +21,12 @@ from smelt.codegen.gpu.host import shared_apart, warp_function
 from smelt.codegen.gpu.launch_groups import emit_group
 from smelt.codegen.gpu.phase_body import PhaseBody
 from smelt.codegen.gpu.products.product_body import ProductBody
+from smelt.codegen.gpu.products.product_tiles import ProductTile
+from smelt.codegen.gpu.row_reductions import RowReductions
+from smelt.codegen.gpu.scatters.run_levels import RunLevel
 from smelt.codegen.gpu.scatters.run_reductions import RunReductionBody
 from smelt.codegen.gpu.simt import Simt
+from smelt.codegen.gpu.transpose_tiles import TransposeTile
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.print_llvm import print_function
@@ -33,7 +38,6 @@ from smelt.ir.kernel_code import GridPhase
 from smelt.ir.loops import Function, Module, called
 from smelt.runtime.cuda.driver import devices, why_not_device
 from smelt.runtime.cuda.image import CudaCode
-from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
 _LONG = 40_000  # letters of a function
@@ -86,6 +90,7 @@ class GpuGenerator(Generator):
         builders: list[Simt] = []
         phases: list[GridPhase] = []
         for number, phase in enumerate(plan.phases):
+            has_long_rows = isinstance(phase.work, RowReductions) and not phase.unrolled
             b = self.builder(
                 target,
                 f"{symbol}.{number}".replace(".", "_"),
@@ -95,7 +100,7 @@ class GpuGenerator(Generator):
                 threads=phase.threads,
                 cluster=phase.cluster,
                 resident=phase.resident,
-                predicates=phase.threads <= _MANY_THREADS and (phase.folds is None or phase.unrolled),
+                predicates=phase.threads <= _MANY_THREADS and not has_long_rows,
                 parameters=names,
                 places=dict(plan.places),
                 aligned=aligned,
@@ -104,7 +109,8 @@ class GpuGenerator(Generator):
             builders.append(b)
             phases.append(self.grid(b, phase))
         for size in (plan.workspace, *(phase.blocks for phase in plan.phases)):
-            _given(sizes, size)
+            if is_symsize(size):
+                sizes.slot(size)  # the launcher must know it
         functions = tuple(self.lower(b, b.grid_function()) for b in builders)
         helpers = {name: helper for b in builders for name, helper in b.helpers.items()}
         taken = tuple(sizes.params)
@@ -115,24 +121,19 @@ class GpuGenerator(Generator):
         return GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_size, b.has_barrier)
 
 
+_BODIES: Mapping[type, type[PhaseBody]] = {
+    TransposeTile: TransposeBody,
+    ProductTile: ProductBody,
+    RunLevel: RunReductionBody,
+    Online: OnlineBody,
+    RowReductions: RowReductionsBody,
+}
+
+
 def _body(phase: PhasePlan) -> type[PhaseBody]:
-    if phase.tile is not None:
-        return TransposeBody
-    if phase.product is not None:
-        return ProductBody
-    if phase.runs is not None:
-        return RunReductionBody
-    if phase.along is Along.POINTS:
-        return PointsBody
-    if phase.online is not None:
-        return OnlineBody
-    return PhaseBody if phase.folds is None else RowReductionsBody
-
-
-def _given(sizes: Sizes, size: Size) -> None:
-    """A dynamic size, which the launcher must know."""
-    if is_symsize(size):
-        sizes.slot(size)
+    if phase.work is None:
+        return PointsBody if phase.along is Along.POINTS else PhaseBody
+    return _BODIES[type(phase.work)]
 
 
 class HostGenerator(GpuGenerator):

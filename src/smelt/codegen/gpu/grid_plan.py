@@ -93,6 +93,12 @@ class Along(Enum):
     ROWS = "rows"
 
 
+Work = RowReductions | Online | TransposeTile | ProductTile | RunLevel | None
+"""What is done otherwise than row by row or point by point: rows that blocks go through one after the other, with
+reductions over them; two loops over cols that are not unrolled, and run as one; tiles of a block whose reads go across,
+or which sums up part of a contraction; what is reduced of a scatter's sorted points."""
+
+
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
     """One grid. A thread takes `width` adjacent points together: of the last col axis, or along rows of the last row
@@ -106,16 +112,12 @@ class PhasePlan:
     width: int
     unrolled: bool
     warp: int  # threads that run in step
-    folds: RowReductions | None = None  # rows that blocks go through one after the other, with reductions over them
-    online: Online | None = None  # two loops over cols that are not unrolled, and run as one
-    tile: TransposeTile | None = None  # of a block whose reads go across
+    work: Work = None
     vectors: int = 1  # of `width` points each, that a thread of a pointwise kernel has
     preloads: bool = False  # what is the same in all of those rows is loaded once
     prefetches: bool = False  # the next of those rows is read while one is computed
     resident: int = 0  # blocks that a multiprocessor has to run at the same time; 0 for as many as there happen to fit
-    runs: RunLevel | None = None  # of a scatter's sorted points: what is reduced
     cluster: int = 1  # blocks that share a row
-    product: ProductTile | None = None  # of a block that sums up part of a contraction
 
     @property
     def vector_axis(self) -> Axis | None:
@@ -137,7 +139,7 @@ class PhasePlan:
     @property
     def leaves_some(self) -> bool:
         """Whether vectors along points leave a few for single ones."""
-        line = self.along is Along.POINTS and self.tile is None and len(self.kernel.cols) == 1
+        line = self.along is Along.POINTS and self.work is None and len(self.kernel.cols) == 1
         return line and not is_multiple(self.kernel.col_count, self.width)
 
     @property
@@ -154,14 +156,15 @@ class PhasePlan:
 
     @property
     def blocks(self) -> Size:
-        if self.folds is not None:
-            return self.folds.group_count * self.folds.parts
-        if self.tile is not None:
-            return self.tile.blocks(self.kernel.rows)
-        if self.product is not None:
-            return self.product.blocks
-        if self.runs is not None:
-            return -(-self.runs.thread_count // self.threads)
+        match self.work:
+            case RowReductions():
+                return self.work.group_count * self.work.parts
+            case TransposeTile():
+                return self.work.blocks(self.kernel.rows)
+            case ProductTile():
+                return self.work.blocks
+            case RunLevel():
+                return -(-self.work.thread_count // self.threads)
         if self.along is Along.POINTS:
             return -(-self.kernel.col_count // (self.threads * self.width * self.vectors))
         return -(-self.kernel.row_count // self.rows_at_once) * self.cluster
@@ -223,7 +226,7 @@ Grids = list[PhasePlan] | str  # the grids of a kernel, or why a schedule does n
 
 def _chosen(kernel: Kernel, chip: Chip) -> tuple[list[PhasePlan], list[tuple[str, str]]]:
     """The grids of the first schedule that has the kernel, and why those before it do not."""
-    case, reasons = _Case(kernel, chip.warp), []
+    case, reasons = _Case(kernel, chip.warp), list[tuple[str, str]]()
     for row in SCHEDULES:
         phases = row.run(case, chip)
         if not isinstance(phases, str):
@@ -255,7 +258,7 @@ def _product_tiles(case: _Case, chip: Chip) -> Grids:
         return _phases(parts, chip)
     tile = product_tile(kernel, contract)
     threads = tile.shape.threads
-    phase = PhasePlan(kernel, (), Along.POINTS, threads, threads, 1, False, chip.warp, product=tile)
+    phase = PhasePlan(kernel, (), Along.POINTS, threads, threads, 1, False, chip.warp, tile)
     return [replace(phase, resident=_TILES_RESIDENT)]
 
 
@@ -351,8 +354,8 @@ def _clusters(case: _Case, chip: Chip) -> Grids:
 
 def _bytes_again(phase: PhasePlan) -> int:
     """Of a point, that are read by more than one pass over a row."""
-    kernel, online = phase.kernel, phase.online
-    loops = [stage for stage in kernel.stages if stage.loop and (online is None or stage is not online.second)]
+    kernel, skipped = phase.kernel, phase.work.second if isinstance(phase.work, Online) else None
+    loops = [stage for stage in kernel.stages if stage.loop and stage is not skipped]
     reads = [{(i.buffer, i.index) for i in stage.body if isinstance(i, Load) and i.index.terms} for stage in loops]
     again = {each for place, one in enumerate(reads) for other in reads[:place] for each in one & other}
     names = {axis.name for axis in kernel.cols}
@@ -411,11 +414,11 @@ def _one_pass(case: _Case, chip: Chip) -> Grids:
     each = max(1, -(-many // (wanted * waves)))
     parts = -(-folded // (first.rows_at_once * each))
     folds = RowReductions(groups, parts, each)
-    same = preloadable(first.kernel.stages, folds, first.kernel.rows)
+    same = preloadable(first.kernel, len(groups))
     more = sum(_loops_with(first.kernel, load) == 1 for load in same)  # others are kept anyhow
-    more += len(row_reads(first.kernel, folds)) if first.prefetches else 0
+    more += len(row_reads(first.kernel, len(groups))) if first.prefetches else 0
     preloads = first.unrolled and first.points * (_live(first.kernel) + more) <= _registers(first.threads)
-    first = replace(first, kernel=with_room(first.kernel, parts), folds=folds, preloads=preloads, online=None)
+    first = replace(first, kernel=with_room(first.kernel, parts), work=folds, preloads=preloads)
     if first.prefetches or not first.unrolled:
         first = replace(first, resident=_resident(first) // _MULTIPROCESSORS)
     return [first, *_phases(finishing(one_pass, parts), chip)]
@@ -423,7 +426,7 @@ def _one_pass(case: _Case, chip: Chip) -> Grids:
 
 def _kept(phase: PhasePlan, one_pass: OnePass) -> int:
     """Values that a thread has of a row, of the reductions over rows, and of the next row."""
-    return phase.points * (_live(phase.kernel) + len(row_reads(phase.kernel, RowReductions(one_pass.groups, 1, 1))))
+    return phase.points * (_live(phase.kernel) + len(row_reads(phase.kernel, len(one_pass.groups))))
 
 
 def _may_prefetch(phase: PhasePlan, one_pass: OnePass) -> bool:
@@ -453,7 +456,7 @@ def _resident(phase: PhasePlan) -> int:
     """How many blocks run at the same time, if they use as many registers as is likely."""
     used = _LEAST_REGISTERS + (phase.points * _live(phase.kernel) if phase.unrolled else 32)
     if phase.prefetches:
-        used += 8 + phase.points * len(row_reads(phase.kernel, RowReductions(phase.kernel.rows[:0], 1, 1)))
+        used += 8 + phase.points * len(row_reads(phase.kernel))
     return max(1, _REGISTER_FILE // max(32, used) // phase.threads) * _MULTIPROCESSORS
 
 
@@ -475,7 +478,7 @@ def _scatter_phases(kernel: Kernel, chip: Chip) -> list[PhasePlan]:
         else:
             phases.append(_points(part.kernel, chip.warp))
     for folded, level in run_levels(places, events):
-        phase = PhasePlan(folded, (), Along.POINTS, _POINT_THREADS, _POINT_THREADS, 1, False, chip.warp, runs=level)
+        phase = PhasePlan(folded, (), Along.POINTS, _POINT_THREADS, _POINT_THREADS, 1, False, chip.warp, level)
         phases.append(phase)
     return phases
 
@@ -497,7 +500,7 @@ def _points(kernel: Kernel, warp: int) -> PhasePlan:
     across = transpose_tile(kernel, width) if kernel.cols else None
     if across is not None:
         kernel, tile, threads = across
-        return PhasePlan(kernel, (), Along.POINTS, threads, threads, width, True, warp, tile=tile)
+        return PhasePlan(kernel, (), Along.POINTS, threads, threads, width, True, warp, tile)
     count = hint(kernel.col_count)
     while width > 1 and count // (width * _POINT_THREADS) < _ENOUGH_BLOCKS:
         width //= 2
@@ -577,7 +580,7 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
 def _fold_team(kernel: Kernel, team: int, width: int, most: int) -> tuple[int, int]:
     """Threads that share a row, and points side by side of each: more threads, where each would have more values of a
     row, of the next and of the reductions over rows than leave registers for many threads."""
-    cols, reads = kernel.col_count, len(row_reads(kernel, RowReductions((), 1, 1)))
+    cols, reads = kernel.col_count, len(row_reads(kernel))
     each = _live(kernel) + reads
     while -(-cols // (team * width)) * width * each > _FOLD_VALUES and 2 * team <= most:
         if cols <= team * width:
@@ -594,10 +597,10 @@ def _streamed(phase: PhasePlan) -> PhasePlan | None:
     if is_symsize(phase.tiles) or phase.tiles <= _STREAM_TILES or has(phase.kernel, Scan):
         return None
     kernel = recomputed(phase.kernel)
-    streamed = replace(phase, kernel=kernel, online=online_loops(kernel))
+    streamed = replace(phase, kernel=kernel, work=online_loops(kernel))
     if _bytes_again(streamed) or any(buffer.role is Role.SCRATCH for buffer in kernel.buffers):
         return None
-    team = phase.team if streamed.online is None else min(phase.team, _STREAM_THREADS)
+    team = phase.team if streamed.work is None else min(phase.team, _STREAM_THREADS)
     return replace(streamed, team=team, threads=team if team > phase.warp else phase.threads)
 
 
@@ -641,7 +644,7 @@ def _unrolled(phase: PhasePlan) -> PhasePlan:
     if few and (phase.tiles <= 1 or phase.points * _live(kernel) <= _registers(phase.threads)):
         return replace(phase, kernel=kernel, unrolled=True)
     kernel = scratch_in_memory(recomputed(phase.kernel))
-    return replace(phase, kernel=kernel, online=online_loops(kernel) if phase.along is Along.COLS else None)
+    return replace(phase, kernel=kernel, work=online_loops(kernel) if phase.along is Along.COLS else None)
 
 
 def _registers(threads: int) -> int:
@@ -694,7 +697,7 @@ def uses_wide_positions(grid: GridPlan) -> bool:
     for phase in grid.phases:
         kernel = phase.kernel
         sizes = [buffer.size for buffer in kernel.buffers] + [kernel.row_count, kernel.col_count]
-        axes = kernel.rows + kernel.cols + (phase.product.inner if phase.product is not None else ())
+        axes = kernel.rows + kernel.cols + (phase.work.inner if isinstance(phase.work, ProductTile) else ())
         sizes += [_reach(index, axes) for index in indices(kernel)]
         if any(is_symsize(size) or size >= 1 << 30 for size in sizes):
             return True

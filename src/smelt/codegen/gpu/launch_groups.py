@@ -119,7 +119,7 @@ def emit_group(
     if len(grid_plan.phases) != 1 or grid_plan.workspace:
         return None
     (phase,) = grid_plan.phases
-    if phase.along is not Along.POINTS or phase.tile is not None:
+    if phase.along is not Along.POINTS or phase.work is not None:
         return None
     if not all(guard.holds(_always(value)) for guard in shape_env.guards for value in values):
         return None

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -54,9 +55,11 @@ _MOST_TILES = 4
 class PhaseBody:
     """A phase being written."""
 
+    work: Any  # of the phase
+
     def __init__(self, b: Simt, plan: PhasePlan) -> None:
         self.b = b
-        self.plan = plan
+        self.plan, self.work = plan, plan.work
         self.kernel = plan.kernel
         self.dtypes = value_dtypes(plan.kernel)
         self.values: dict[str, Values] = {}
@@ -272,7 +275,7 @@ class PhaseBody:
             col = b.add(b.mul(number, plan.stride), self.first)
             whole = plan.stride
         count = self.kernel.col_count
-        if not is_multiple(count, whole):
+        if is_symsize(count) or count % whole:  # of a size that varies, loops may come to tiles behind the last
             mask = b.icmp("slt", col, b.index(count - count % plan.width if plan.leaves_some else count))
             col = b.select(mask, col, 0)
         where = self._coordinates(col, self.kernel.cols)

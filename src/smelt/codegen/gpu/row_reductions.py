@@ -8,7 +8,6 @@ partials.
 Rows that a reduction keeps form groups: a block has rows of one group.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
@@ -27,7 +26,6 @@ from smelt.ir.kernel import (
     Role,
     Scan,
     Scatter,
-    Stage,
 )
 from smelt.symbolic.shapes import Size, product
 
@@ -113,16 +111,16 @@ def finishing(one_pass: OnePass, parts: Size) -> list[Kernel]:
     return kernels
 
 
-def preloadable(stages: Sequence[Stage], folds: RowReductions, rows: Sequence[Axis]) -> list[Load]:
-    """Loads of loops that are the same in all rows of a group."""
-    folded = {axis.name for axis in rows[len(folds.groups) :]}
-    loads = {(i.buffer, i.index): i for stage in stages if stage.loop for i in stage.body if isinstance(i, Load)}
+def preloadable(kernel: Kernel, groups: int) -> list[Load]:
+    """Loads of loops that are the same in all rows of a group, which the first so many row axes number."""
+    folded = {axis.name for axis in kernel.rows[groups:]}
+    loads = {(i.buffer, i.index): i for stage in kernel.stages if stage.loop for i in stage.body if isinstance(i, Load)}
     return [load for load in loads.values() if not load.index.axes & folded]
 
 
-def row_reads(kernel: Kernel, folds: RowReductions, *, loop: bool = True) -> list[Load]:
+def row_reads(kernel: Kernel, groups: int = 0, *, loop: bool = True) -> list[Load]:
     """Loads of loops, or of what runs once a row, that differ from row to row, of what nobody writes meanwhile."""
-    folded = {axis.name for axis in kernel.rows[len(folds.groups) :]}
+    folded = {axis.name for axis in kernel.rows[groups:]}
     loads: dict[tuple[str, Index], Load] = {}
     for i in (i for stage in kernel.stages if stage.loop == loop for i in stage.body):
         if isinstance(i, Load) and i.index.axes & folded and kernel.buffer(i.buffer).role is Role.INPUT:

@@ -13,7 +13,7 @@ some threads only are under `where`. A thread without a point of its own compute
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from smelt.codegen.loops.builder import Builder, element_bytes, param
 from smelt.codegen.loops.runtime_sizes import Sizes
@@ -133,23 +133,17 @@ class Simt(Builder):
 
     # Control flow.
 
-    @contextmanager
-    def where(self, mask: Mask) -> Iterator[None]:
+    def where(self, mask: Mask) -> AbstractContextManager[None]:
         """Within, only threads of the mask store."""
-        if mask is None:
-            yield
-            return
-        with self.when(mask):
-            yield
+        return nullcontext() if mask is None else self.when(mask)
 
-    @contextmanager
-    def where_stored(self, mask: Mask) -> Iterator[None]:
+    def where_stored(self, mask: Mask) -> AbstractContextManager[None]:
         """The same where stores to global memory are all there is within. With `predicates` there is no branch: the
         assembler moves no load over one, and what tiles read would come one by one. That takes registers."""
-        if mask is None or not self.predicates:
-            with self.where(mask):
-                yield
-            return
+        return self._predicated(mask) if self.predicates else self.where(mask)
+
+    @contextmanager
+    def _predicated(self, mask: Mask) -> Iterator[None]:
         assert self._predicate is None
         self._predicate = mask
         yield

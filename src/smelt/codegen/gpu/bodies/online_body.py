@@ -27,34 +27,31 @@ _F32 = torch.float32
 
 
 class OnlineBody(PhaseBody):
-    """A phase with `PhasePlan.online` being written."""
+    """A phase with two loops in one being written."""
 
-    @property
-    def online(self) -> Online:
-        assert self.plan.online is not None
-        return self.plan.online
+    work: Online
 
     def _stage(self, stage: Stage) -> None:
-        if stage is self.online.first:
+        if stage is self.work.first:
             self._both_loops()
-        elif stage is not self.online.second:
+        elif stage is not self.work.second:
             super()._stage(stage)
 
     def _between(self) -> list[Instruction]:
         """The row values computed between the two loops."""
         stages = self.kernel.stages
-        after = stages[[stage is self.online.first for stage in stages].index(True) + 1 :]
-        within = takewhile(lambda stage: stage is not self.online.second, after)
+        after = stages[[stage is self.work.first for stage in stages].index(True) + 1 :]
+        within = takewhile(lambda stage: stage is not self.work.second, after)
         return [i for stage in within for i in stage.body if not isinstance(i, Store | Accumulate | Scatter)]
 
     def _reference(self, most: Value) -> Value:
         """What distances are from, if this is the maximum."""
-        if self.online.reference == self.online.peak.out:
+        if self.work.reference == self.work.peak.out:
             return self.b.select(self.b.fcmp("oeq", most, -math.inf), _LOWEST, most)
-        self.values[self.online.peak.out] = (most,)
+        self.values[self.work.peak.out] = (most,)
         for instruction in self._between():
             self._step(instruction, self.rows, None, once=True)
-        (reference,) = self.values[self.online.reference]
+        (reference,) = self.values[self.work.reference]
         return reference
 
     def _moved(self, total: Value, before: Value, after: Value) -> Value:
@@ -64,7 +61,7 @@ class OnlineBody(PhaseBody):
         return b.select(b.fcmp("oeq", total, 0.0), 0.0, b.fmul(total, by))
 
     def _both_loops(self) -> None:
-        b, plan, online = self.b, self.plan, self.online
+        b, plan, online = self.b, self.plan, self.work
         at_once, before = self._tiles_at_once(online.first), {**self.values}
 
         def some_tiles(turn: Value, carried: list[Value]) -> list[Value]:
@@ -104,7 +101,7 @@ class OnlineBody(PhaseBody):
 
     def _share(self, most: Value, reference: Value, total: Value) -> None:
         """Combine the results of all threads of the team."""
-        b, plan, online = self.b, self.plan, self.online
+        b, plan, online = self.b, self.plan, self.work
         (whole,) = reduce_team(b, [("max", _F32)], [most], plan.team, plan.threads)
         before = {**self.values}
         moved = self._moved(total, reference, self._reference(whole))

@@ -34,17 +34,13 @@ class _Kept:
 
 
 class RowReductionsBody(PhaseBody):
-    """A phase with `PhasePlan.folds` being written."""
+    """A phase with reductions over rows being written."""
 
+    work: RowReductions
     carried: list[Value]
     kept: dict[Accumulate, _Kept]
     part: Value
     turn: Value
-
-    @property
-    def folds(self) -> RowReductions:
-        assert self.plan.folds is not None
-        return self.plan.folds
 
     def write(self) -> None:
         b = self.b
@@ -86,7 +82,7 @@ class RowReductionsBody(PhaseBody):
     # Rows.
 
     def _find_team(self) -> None:
-        b, plan, folds = self.b, self.plan, self.folds
+        b, plan, folds = self.b, self.plan, self.work
         shift = plan.team.bit_length() - 1
         if plan.rows_at_once == 1:
             self.team_number, self.first = b.index(0), b.mul(b.thread(), plan.width)
@@ -107,7 +103,7 @@ class RowReductionsBody(PhaseBody):
 
     def _turns(self) -> Value:
         """How many iterations this block makes over rows, of one or several rows each; the last may have none."""
-        b, folds = self.b, self.folds
+        b, folds = self.b, self.work
         if self.plan.rows_at_once > 1:
             return b.const("i64", folds.each)
         count, parts = self.kernel.row_count // folds.group_count, b.const("i64", folds.parts)
@@ -116,7 +112,7 @@ class RowReductionsBody(PhaseBody):
 
     def _row(self, turn: Value, *, beyond: bool = False) -> tuple[Coordinates, Mask]:
         """The row of a turn, and whether it is one; if not, the first. `beyond`: there may be no such turn."""
-        b, plan, folds = self.b, self.plan, self.folds
+        b, plan, folds = self.b, self.plan, self.work
         axes = self.kernel.rows[len(folds.groups) :]
         count = self.kernel.row_count // folds.group_count
         number = b.add(b.mul(turn, b.index(folds.parts)), self.part)
@@ -136,8 +132,9 @@ class RowReductionsBody(PhaseBody):
         """What differs from row to row, by tile; -1 where it is read once a row."""
         if not self.plan.prefetches:
             return []
-        loops = [(load, tile) for tile in range(int(self.plan.tiles)) for load in row_reads(self.kernel, self.folds)]
-        return [(load, -1) for load in row_reads(self.kernel, self.folds, loop=False)] + loops
+        kernel, groups = self.kernel, len(self.work.groups)
+        loops = [(load, tile) for tile in range(int(self.plan.tiles)) for load in row_reads(kernel, groups)]
+        return [(load, -1) for load in row_reads(kernel, groups, loop=False)] + loops
 
     def _read_row(self, turn: Value) -> list[Value]:
         """A whole row, unconverted, in words."""
@@ -169,7 +166,7 @@ class RowReductionsBody(PhaseBody):
         self.rows = dict(self.group)
         for tile in range(int(self.plan.tiles)):
             where, _ = self._cols(self.b.index(tile))
-            for load in preloadable(self.kernel.stages, self.folds, self.kernel.rows):
+            for load in preloadable(self.kernel, len(self.work.groups)):
                 if self.kernel.buffer(load.buffer).role is Role.INPUT:
                     loaded[load.buffer, load.index, tile] = self._loaded(load, {**self.rows, **where}, tile, once=False)
         return loaded
@@ -228,7 +225,7 @@ class RowReductionsBody(PhaseBody):
 
     def _base(self, fold: Accumulate) -> Value:
         """Where the partial of this block begins."""
-        size = self.kernel.buffer(fold.buffer).size // self.folds.parts
+        size = self.kernel.buffer(fold.buffer).size // self.work.parts
         return self.b.mul(self.part, self.b.index(size))
 
     def _put(self, fold: Accumulate, where: Coordinates, mask: Mask, values: Values) -> None:

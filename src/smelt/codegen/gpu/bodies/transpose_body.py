@@ -26,18 +26,14 @@ class _Place:
 
 
 class TransposeBody(PhaseBody):
-    """A phase with `PhasePlan.tile` being written."""
+    """A phase of tiles being written."""
 
+    work: TransposeTile
     arrays: dict[tuple[str, Index], int]  # what was read across, in shared memory
     place: _Place
 
-    @property
-    def tile(self) -> TransposeTile:
-        assert self.plan.tile is not None
-        return self.plan.tile
-
     def write(self) -> None:
-        b, tile = self.b, self.tile
+        b, tile = self.b, self.work
         number = self._coordinates(b.block_number(), (*self.kernel.rows, *tile.tiles))
         down, along = tile.tiles
         self.rows = {axis.name: number[axis.name] for axis in self.kernel.rows}
@@ -72,7 +68,7 @@ class TransposeBody(PhaseBody):
         return line, along
 
     def _at(self, down: Value, along: Value) -> _Place:
-        b, tile = self.b, self.tile
+        b, tile = self.b, self.work
         mask: Mask = None
         where: Coordinates = {}
         for axis, side, origin, inside in (
@@ -88,7 +84,7 @@ class TransposeBody(PhaseBody):
 
     def _read_across(self) -> None:
         """All that a thread reads before it leaves the first: as much as there is comes at the same time."""
-        b, tile, at_once = self.b, self.tile, self.tile.read_at_once
+        b, tile, at_once = self.b, self.work, self.work.read_at_once
         loaded: list[tuple[int, Value, Value]] = []
         for read in tile.reads:
             buffer = self.kernel.buffer(read.buffer)
@@ -112,7 +108,7 @@ class TransposeBody(PhaseBody):
         if array is None:
             return super()._loaded(i, where, tile, once=once)
         b, buffer = self.b, self.kernel.buffer(i.buffer)
-        line, kind = self.tile.line(buffer.dtype.itemsize), memory_kind(buffer.dtype)
+        line, kind = self.work.line(buffer.dtype.itemsize), memory_kind(buffer.dtype)
         first = b.add(b.mul(self.place.along, line), self.place.down)
         raw = [b.load_shared(array, b.add(first, way * line) if way else first, kind) for way in range(self.plan.width)]
         return tuple(from_memory(b, each, buffer.dtype) for each in raw)

@@ -43,15 +43,12 @@ class _Side:
 
 
 class ProductBody(PhaseBody):
-    """A phase with `PhasePlan.product` being written."""
+    """A phase of tiles being written."""
 
-    @property
-    def tile(self) -> ProductTile:
-        assert self.plan.product is not None
-        return self.plan.product
+    work: ProductTile
 
     def write(self) -> None:
-        b, tile = self.b, self.tile
+        b, tile = self.b, self.work
         (stage,) = self.kernel.stages
         (self.contract,) = (i for i in stage.body if isinstance(i, Contract))
         tiles = self._coordinates(b.block_number(), (*tile.batch, *tile.tiles))
@@ -71,7 +68,7 @@ class ProductBody(PhaseBody):
     # The factors.
 
     def _side(self, factor: Factor, axes: tuple[Axis, ...], origin: Value, length: int) -> _Side:
-        b, shape = self.b, self.tile.shape
+        b, shape = self.b, self.work.shape
         line = length + _PADDING
         array = b.shared_array(memory_kind(self.contract.dtype), shape.depth * line)
         reads = []
@@ -90,11 +87,11 @@ class ProductBody(PhaseBody):
 
     def _runs_along_terms(self, factor: Factor) -> bool:
         """Whether its terms are contiguous in memory."""
-        return bool(self.tile.inner) and factor.index.stride(self.tile.inner[-1].name) == 1
+        return bool(self.work.inner) and factor.index.stride(self.work.inner[-1].name) == 1
 
     def _fetched(self, read: _Read, first: Value) -> Value:
         """The element of the iteration that begins with the term `first`; zero if there is none."""
-        b, tile, factor = self.b, self.tile, read.factor
+        b, tile, factor = self.b, self.work, read.factor
         term = b.add(first, read.term)
         inside = b.icmp("slt", term, b.index(tile.term_count))
         where = self._coordinates(b.select(inside, term, 0), tile.inner)
@@ -118,7 +115,7 @@ class ProductBody(PhaseBody):
     # The sums.
 
     def _summed(self, sides: tuple[_Side, _Side]) -> list[Value]:
-        b, shape, terms = self.b, self.tile.shape, self.tile.term_count
+        b, shape, terms = self.b, self.work.shape, self.work.term_count
         zero = constant(b, 0.0, self.contract.dtype)
         reads = [(side, read) for side in sides for read in side.reads]
         ahead = [self._fetched(read, b.index(0)) for _, read in reads]
@@ -140,7 +137,7 @@ class ProductBody(PhaseBody):
         return b.loop(terms, [*[zero] * count, *ahead], some_terms, step=shape.depth, guard=guard)[:count]
 
     def _term(self, sides: tuple[_Side, _Side], term: int, sums: list[Value]) -> list[Value]:
-        b, shape, kind = self.b, self.tile.shape, memory_kind(self.contract.dtype)
+        b, shape, kind = self.b, self.work.shape, memory_kind(self.contract.dtype)
         left, right = sides
         ours = b.load_shared_vector(left.array, b.add(self.down, term * left.line), kind, shape.down)
         theirs = [
@@ -156,7 +153,7 @@ class ProductBody(PhaseBody):
     # What follows.
 
     def _points(self, sums: list[Value], top: Value, left: Value) -> None:
-        b, tile = self.b, self.tile
+        b, tile = self.b, self.work
         (stage,) = self.kernel.stages
         rows = [b.add(top, b.add(self.down, way)) for way in range(tile.shape.down)]
         cols = [b.add(left, b.add(self.along, way * self.beside)) for way in range(tile.shape.across)]

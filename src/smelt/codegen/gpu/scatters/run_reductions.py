@@ -14,6 +14,7 @@ sorted, and equal keys stay adjacent.
 
 from smelt.codegen.gpu.grid_plan import PhasePlan
 from smelt.codegen.gpu.phase_body import PhaseBody
+from smelt.codegen.gpu.scatters.run_levels import RunLevel
 from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.loops.builder import TRUE
 from smelt.codegen.loops.reductions import combine
@@ -26,11 +27,11 @@ from smelt.symbolic.symsize import known_equal
 class RunReductionBody(PhaseBody):
     """One level, being written."""
 
+    work: RunLevel
+
     def __init__(self, b: Simt, plan: PhasePlan) -> None:
         super().__init__(b, plan)
-        assert plan.runs is not None
-        self.level = plan.runs
-        self.places = plan.runs.places
+        self.places = self.work.places
         self.dtype = self.dtypes[self.places.scatter.value]
         op = self.places.scatter.op
         assert op is not None
@@ -39,7 +40,7 @@ class RunReductionBody(PhaseBody):
         self.inner = product(axis.size for axis in self.places.inner)
 
     def write(self) -> None:
-        b, level = self.b, self.level
+        b, level = self.b, self.work
         thread = b.add(b.mul(b.block_number(), self.plan.threads), b.thread())
         mine = b.icmp("slt", thread, b.index(level.chunks * self.inner))
         thread = b.select(mine, thread, 0)
@@ -97,11 +98,11 @@ class RunReductionBody(PhaseBody):
 
     def _key(self, at: Value, where: Mask) -> Value:
         at = at if where is None else self.b.select(where, at, 0)
-        return self._number(self.level.keys, at)
+        return self._number(self.work.keys, at)
 
     def _value(self, at: Value) -> Value:
         """Of an entry of the list."""
-        b, level = self.b, self.level
+        b, level = self.b, self.work
         if level.order is None:
             place = b.add(b.mul(at, b.index(self.inner)), self.point)
             (raw,) = b.load_global(b.pointer(level.values), place, memory_kind(self.dtype), constant=True)
@@ -133,7 +134,7 @@ class RunReductionBody(PhaseBody):
         self, chunk: Value, keys: tuple[Value, ...], values: tuple[Value, ...], mask: Value
     ) -> None:
         """For the next level."""
-        b, level = self.b, self.level
+        b, level = self.b, self.work
         assert level.further is not None
         to_keys, to_values = level.further
         for side, (key, value) in enumerate(zip(keys, values, strict=True)):

@@ -150,10 +150,12 @@ class ModuleWords:
 
     def type_of(self, kind: str, lanes: int = 1) -> int:
         if lanes > 1:
-            return self.vector_type(self.type_of(kind), lanes)
+            return self._declared(Op.TYPE_VECTOR, self.type_of(kind), lanes)
         if kind == "i1":
-            return self.bool_type()
-        return self.float_type(_BITS[kind]) if kind in ("f32", "f64") else self.int_type(_BITS[kind])
+            return self._declared(Op.TYPE_BOOL)
+        if kind == "f64":
+            self.capabilities.add(Capability.FLOAT64)
+        return self._declared(Op.TYPE_FLOAT, BITS[kind]) if kind in ("f32", "f64") else self.int_type(_BITS[kind])
 
     def _declared(self, op: int, *operands: int) -> int:
         """Of a type or constant that is the same wherever it is needed: its result comes first."""
@@ -166,22 +168,11 @@ class ModuleWords:
     def void_type(self) -> int:
         return self._declared(Op.TYPE_VOID)
 
-    def bool_type(self) -> int:
-        return self._declared(Op.TYPE_BOOL)
-
     def int_type(self, bits: int) -> int:
         needs = {8: Capability.INT8, 16: Capability.INT16, 64: Capability.INT64}
         if bits in needs:
             self.capabilities.add(needs[bits])
         return self._declared(Op.TYPE_INT, bits, 0)
-
-    def float_type(self, bits: int) -> int:
-        if bits == 64:
-            self.capabilities.add(Capability.FLOAT64)
-        return self._declared(Op.TYPE_FLOAT, bits)
-
-    def vector_type(self, element: int, lanes: int) -> int:
-        return self._declared(Op.TYPE_VECTOR, element, lanes)
 
     def array_type(self, element: int, length: int, stride: int = 0) -> int:
         """`stride`: bytes from element to element, of arrays that the host writes."""
@@ -217,7 +208,7 @@ class ModuleWords:
     def number(self, kind: str, number: Number) -> int:
         """A constant of a kind."""
         if kind == "i1":
-            return self.typed_constant(Op.CONSTANT_TRUE if number else Op.CONSTANT_FALSE, self.bool_type())
+            return self.typed_constant(Op.CONSTANT_TRUE if number else Op.CONSTANT_FALSE, self.type_of(kind))
         value = float_bits(kind, number) if kind in _FLOATS else int(number)
         return self._of_bits(self.type_of(kind), _BITS[kind], value)
 

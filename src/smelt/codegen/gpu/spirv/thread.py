@@ -9,9 +9,10 @@ A warp is what Vulkan calls a subgroup. A thread's number follows from its subgr
 not specify how devices number the threads of a group.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
-from smelt.codegen.gpu.simt import Change, Simt
+from smelt.codegen.gpu.simt import Change, Mask, Simt
 from smelt.codegen.loops.builder import element_bytes
 from smelt.ir.loops import BITS, GLOBAL, SHARED, SharedArray, Value
 
@@ -36,7 +37,8 @@ class Spirv(Simt):
 
     # Memory.
 
-    where_stored = Simt.where
+    def where_stored(self, mask: Mask) -> AbstractContextManager[None]:
+        return self.where(mask)
 
     def atomic(
         self, pointer: Value, at: Value, kind: str, value: Value, change: Change, plain: str | None = None
