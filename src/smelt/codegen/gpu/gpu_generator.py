@@ -108,7 +108,7 @@ class GpuGenerator(Generator):
             _body(phase)(b, phase).write()
             builders.append(b)
             phases.append(self.grid(b, phase))
-        for size in (plan.workspace, *(phase.blocks for phase in plan.phases)):
+        for size in (plan.workspace, *(grid.blocks for grid in phases)):
             if is_symsize(size):
                 sizes.slot(size)  # the launcher must know it
         functions = tuple(self.lower(b, b.grid_function()) for b in builders)
