@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from smelt.codegen.gpu import grid_plan
 from smelt.ir.kernel import Accumulate, Axis, Buffer, Index, Instruction, Kernel, Load, Role, Stage
 from smelt.symbolic.shapes import contiguous_stride, product
 from tests.codegen.cpu.test_kernels import PARTIAL, POINTWISE, kernels, pointwise
@@ -22,6 +23,15 @@ SIZES = [(1, 2), (3, 7), (5, 8), (2, 31), (70, 33), (3, 1000), (5, 64), (2, 5000
 @pytest.mark.parametrize("text", [SOFTMAX, LAYER_NORM, COLUMN_SUM])
 def test_row_kernels(text: str, rows: int, cols: int) -> None:
     same_as_reference(parse_kernel(sized(text, rows, cols)))
+
+
+def test_a_plan_has_the_reasons_against_other_schedules() -> None:
+    made = grid_plan.plan(parse_kernel(sized(SOFTMAX, 64, 1000)), 32, 8)
+    assert [name for name, _ in made.why_not] == [row.name for row in grid_plan.SCHEDULES[:-1]]
+    reasons = dict(made.why_not)
+    assert reasons["points"] == "it is not pointwise" and reasons["clusters"] == "rows are short"
+    few = grid_plan.plan(parse_kernel(sized(SOFTMAX, 2, 1_000_000)), 32)
+    assert len(few.phases) > 1 and "split rows" not in dict(few.why_not)
 
 
 @pytest.mark.parametrize(("axes", "stride"), POINTWISE)

@@ -297,7 +297,7 @@ def _pointwise(case: _Case, chip: Chip) -> Grids:
 
 def _scans_apart(case: _Case, chip: Chip) -> Grids:
     kernels = scan_kernels(case.kernel)
-    return "no scan shares its kernel with another axis" if kernels == [case.kernel] else _phases(kernels, chip)
+    return "no scan shares its kernel with another axis" if kernels[0] is case.kernel else _phases(kernels, chip)
 
 
 def _scans(case: _Case, chip: Chip) -> Grids:
@@ -320,9 +320,9 @@ def _split_rows(case: _Case, chip: Chip) -> Grids:
     if blocks > _MULTIPROCESSORS or loops * work < least * (loops + 1) or wanted < 2:
         return "rows are many, or short"
     parts = split_rows(recomputed(kernel), wanted)
-    return "later loops read what is stored once a row" if parts is None else [
-        _narrower(_rows(part, chip.warp)) for part in parts
-    ]  # fmt: skip
+    if parts is None:
+        return "later loops read what is stored once a row"
+    return [_narrower(_rows(part, chip.warp)) for part in parts]
 
 
 def _whole_rows(case: _Case, chip: Chip) -> Grids:
