@@ -129,8 +129,10 @@ def definition_code(atom: Atom, place: Callable[[Atom], int | None]) -> Expressi
 
 
 def guard_code(guard: SizeGuard, place: Callable[[Atom], int | None]) -> Expression:
-    """1 where it holds."""
-    return apply(_RELATIONS[guard.relation], size_code(guard.expression, place), number(0))
+    """1 where it holds. Terms with a minus are on the right side, which is shorter: `a == b`, not `a + b * -1 == 0`."""
+    left = Polynomial({monomial: factor for monomial, factor in guard.expression.terms.items() if factor > 0})
+    right = left - guard.expression
+    return apply(_RELATIONS[guard.relation], size_code(left, place), size_code(right, place))
 
 
 _INTEGERS: dict[Op, Callable[..., int]] = {
