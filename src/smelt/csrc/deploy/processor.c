@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "deploy/processor.h"
 
+#include <stddef.h>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #elif defined(__linux__)
