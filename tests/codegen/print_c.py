@@ -27,10 +27,9 @@ typedef unsigned __int128 i128;
 typedef int8_t s8; typedef int16_t s16; typedef int32_t s32; typedef int64_t s64; typedef __int128 s128;
 #define LANES(n) for (int l = 0; l < n; l++)
 #define EXTREMES(T) \\
-    static inline T minnum_##T(T a, T b) { return a != a ? b : b != b || a < b || (a == b && signbit(a)) ? a : b; } \\
-    static inline T maxnum_##T(T a, T b) { return a != a ? b : b != b || a > b || (a == b && signbit(b)) ? a : b; } \\
-    static inline T minimum_##T(T a, T b) { return a != a || b != b ? a + b : minnum_##T(a, b); } \\
-    static inline T maximum_##T(T a, T b) { return a != a || b != b ? a + b : maxnum_##T(a, b); }
+    static inline T lower_##T(T a, T b) { return a < b || (a == b && signbit(a)) ? a : b; } \\
+    static inline T minimum_##T(T a, T b) { return a != a || b != b ? a + b : lower_##T(a, b); } \\
+    static inline T maximum_##T(T a, T b) { return -minimum_##T(-a, -b); }
 EXTREMES(f32) EXTREMES(f64)
 static inline f64 scaled(f64 x, f64 n) { return n != n ? n : ldexp(x, n < -5000 ? -5000 : n > 5000 ? 5000 : (int)n); }
 static inline f32 from_bf16(bf16 x) { i32 bits = (i32)x << 16; f32 y; memcpy(&y, &bits, 4); return y; }
@@ -49,7 +48,7 @@ OPERATORS = {
 SIGNED = {"sdiv": "/", "srem": "%", "ashr": ">>"}
 ORDER = {"eq": "==", "ne": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 OPPOSITE = {"eq": "!=", "ne": "==", "gt": "<=", "ge": "<", "lt": ">=", "le": ">"}
-REDUCTIONS = {"fmax": "maxnum", "fmin": "minnum", "fmaximum": "maximum", "fminimum": "minimum"}
+REDUCTIONS = {"fmaximum": "maximum", "fminimum": "minimum"}
 
 
 def print_c(module: Module) -> str:
@@ -234,10 +233,6 @@ class _Printer:
         lane = self.name(node.lane) if isinstance(node.lane, Value) else str(node.lane)
         self.define(node.out, self.lane(node.vector, lane))
 
-    def insert(self, node: loops.Insert) -> None:
-        self.define(node.out, self.name(node.vector))
-        self.write(f"{self.name(node.out)}[{node.lane}] = {self.name(node.value)};")
-
     def reduce(self, node: loops.Reduce) -> None:
         """Where the order is left open, the upper half onto the lower one; else one lane after the other."""
         op, value, out = REDUCTIONS.get(node.op, node.op), node.value, self.name(node.out)
@@ -364,10 +359,9 @@ def _expression(op: str, kind: str, *args: str) -> str:
         return f"({a} ? {args[1]} : {b})"
     if op == "fneg":
         return f"(-{a})"
-    if op in ("minimum", "maximum", "minnum", "maxnum"):
+    if op in ("minimum", "maximum"):
         return f"{op}_{kind}({a}, {b})"
-    name = {"frem": "fmod"}.get(op, op)
-    return f"__builtin_{name}{'f' if kind == 'f32' else ''}({', '.join(args)})"
+    return f"__builtin_{op}{'f' if kind == 'f32' else ''}({', '.join(args)})"
 
 
 def _converted(op: str, kind: str, to: str, arg: str) -> str:
@@ -381,14 +375,13 @@ def _converted(op: str, kind: str, to: str, arg: str) -> str:
         return f"({to})-(int){arg}" if kind == "i1" else f"({to})(s{BITS[kind]}){arg}"
     if op in ("ptrtoint", "inttoptr"):
         return f"({to})(uintptr_t){arg}"
-    text = f"({to})(s{BITS[to]}){arg}" if op == "fptosi" else f"({to}){arg}"
-    return f"({text} & 1)" if op == "trunc" and to == "i1" else text
+    return f"(({to}){arg} & 1)" if op == "trunc" and to == "i1" else f"({to}){arg}"
 
 
 _PRINTERS: dict[type, Callable[[_Printer, Any], None]] = {
     loops.Compute: _Printer.compute, loops.Convert: _Printer.convert, loops.Splat: _Printer.pack,
     loops.Pack: _Printer.pack, loops.Permute: _Printer.permute, loops.Extract: _Printer.extract,
-    loops.Insert: _Printer.insert, loops.Reduce: _Printer.reduce, loops.Address: _Printer.address,
+    loops.Reduce: _Printer.reduce, loops.Address: _Printer.address,
     loops.Alloc: _Printer.alloc, loops.Load: _Printer.load, loops.Store: _Printer.store,
     loops.Prefetch: lambda printer, node: printer.write(f"__builtin_prefetch({printer.name(node.pointer)});"),
     loops.Fence: lambda printer, node: printer.write("__sync_synchronize();"), loops.Call: _Printer.call,

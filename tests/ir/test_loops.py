@@ -27,7 +27,6 @@ from smelt.ir.loops import (
     Function,
     Id,
     If,
-    Insert,
     Load,
     Module,
     Node,
@@ -99,7 +98,6 @@ def test_text_of_a_function() -> None:
     [
         (Permute(V, V, None, (1, 0)), "%v = permute f32x8 %v by 1 0"),
         (Extract(F, V, N), "%f = extract f32x8 %v lane %n"),
-        (Insert(V, V, F, 3), "%v = insert f32x8 %v, %f lane 3"),
         (Store(V, P, 4, nontemporal=True), "store f32x8 %v to %p align 4 nontemporal"),
         (Store(F, P, 4, mask=B), "store f32 %f to %p align 4 where %b"),
         (Compute(V, "select", (const("i1", (True, False) * 4, 8), V, V)), "%v = select f32x8 (10101010), %v, %v"),
@@ -172,7 +170,6 @@ FAULTS: dict[str, tuple[Function, str]] = {
     "splat of a vector": (function(Splat(W, V)), "this splat do not fit"),
     "too few scalars": (function(Pack(Value("%w", "f32", 4), (F, F))), "this pack do not fit"),
     "a lane past the end": (function(Extract(X, V, 8)), "this extract do not fit"),
-    "an inserted vector": (function(Insert(W, V, V, 0)), "this insert do not fit"),
     "permuted past the end": (function(Permute(Value("%w", "f32", 2), V, None, (7, 8))), "this permute do not fit"),
     "reduced without a start": (function(Reduce(X, "fadd", V)), "this reduce do not fit"),
     "address of a number": (function(Address(param("q", "ptr"), N, "f32", ONE)), "this address do not fit"),
@@ -262,7 +259,6 @@ def binary(op: str, kind: str, *args: Any) -> Any:
         ("smax", "i8", 255, 1, 1), ("umax", "i8", 255, 1, 255), ("smin", "i64", 5, 3, 3), ("xor", "i1", 1, 1, 0),
         ("fadd", "f32", 16777216.0, 1.0, 16777216.0), ("fadd", "f64", 16777216.0, 1.0, 16777217.0),
         ("fdiv", "f64", 1.0, -0.0, -math.inf), ("fmul", "f32", 2.0**100, 2.0**100, math.inf),
-        ("minnum", "f32", math.nan, 1.0, 1.0), ("maxnum", "f32", 2.0, math.nan, 2.0), ("frem", "f64", -7.0, 4.0, -3.0),
         ("copysign", "f32", 3.0, -0.0, -3.0),
     ],
 )  # fmt: skip
@@ -323,6 +319,11 @@ def test_fma_of_float64_rounds_once(args: tuple[float, float, float]) -> None:
     assert bits("<d", actual) == bits("<d", expected) or (math.isnan(actual) and math.isnan(expected))
 
 
+def test_an_fma_with_an_infinite_addend_is_infinite() -> None:
+    """Though the product alone, rounded to a double, would be infinite too, of the other sign."""
+    assert binary("fma", "f64", 2.0**600, 2.0**600, -math.inf) == -math.inf
+
+
 def test_an_fma_near_a_tie_is_not_rounded_twice() -> None:
     """The product is 2⁻²⁴ - 2⁻⁷⁰: less than half an ulp, but float64 cannot tell, and a tie would go up to even."""
     product, odd = (2.0**-12 * (1 + 2.0**-23), 2.0**-12 * (1 - 2.0**-23)), 1 + 2.0**-23
@@ -336,7 +337,7 @@ def test_an_fma_near_a_tie_is_not_rounded_twice() -> None:
         ("sext", "i8", "i32", 0x80, 0xFFFFFF80), ("zext", "i8", "i32", 0x80, 0x80), ("trunc", "i64", "i8", 0x1FF, 0xFF),
         ("sitofp", "i64", "f32", (1 << 64) - 3, -3.0),
         ("uitofp", "i64", "f32", (1 << 63) + (1 << 39) + 1, 2.0**63 + 2.0**40),  # by way of float64 it would be 2⁶³
-        ("fptosi", "f32", "i32", -1.9, 0xFFFFFFFF), ("fptosi.sat", "f32", "i32", 1e20, 0x7FFFFFFF),
+        ("fptosi.sat", "f32", "i32", -1.9, 0xFFFFFFFF), ("fptosi.sat", "f32", "i32", 1e20, 0x7FFFFFFF),
         ("fptosi.sat", "f64", "i64", math.nan, 0), ("fptrunc", "f64", "f32", 0.1, 0.10000000149011612),
         ("fptrunc", "f32", "bf16", 1.00390625, 1.0), ("bitcast", "f32", "i32", -2.0, 0xC0000000),
         ("bitcast", "i16", "f16", 0x3C00, 1.0),
@@ -344,11 +345,6 @@ def test_an_fma_near_a_tie_is_not_rounded_twice() -> None:
 )  # fmt: skip
 def test_conversions(op: str, kind: str, to: str, number: Any, result: Any) -> None:
     assert computed(lambda b, value: b.convert(op, value, to), number, kinds=[kind]) == result
-
-
-def test_a_conversion_that_does_not_fit_is_a_fault() -> None:
-    with pytest.raises(Fault, match=r"3000000000\.0 is no i32"):
-        computed(lambda b, value: b.convert("fptosi", value, "i32"), 3e9, kinds=["f64"])
 
 
 def test_loops_branches_and_vectors() -> None:
@@ -382,7 +378,7 @@ def test_repeat_goes_on_while_its_condition_is_true() -> None:
 def test_lanes_are_moved_by_their_numbers() -> None:
     def moved(b: Builder, n: Value) -> Value:
         vector = b.gathered([b.add(n, place) for place in range(4)])
-        other = b.insert(b.permute(vector, [3, 2, 5, 4], b.splat(n, 4)), const("i64", 100), 1)
+        other = b.permute(b.permute(vector, [3, 2, 5, 4], b.splat(n, 4)), [0, 4, 2, 3], b.const("i64", 100, 4))
         halves = b.reinterpret(other, "i32")
         return b.add(b.extract(other, 0), b.convert("zext", b.extract(halves, 2), "i64"))
 

@@ -29,7 +29,6 @@ from smelt.ir.loops import (
     Function,
     Id,
     If,
-    Insert,
     Load,
     Node,
     Number,
@@ -207,10 +206,6 @@ class _Printer:
     def extract(self, node: Extract) -> None:
         lane = f"i64 {node.lane}" if isinstance(node.lane, int) else typed(node.lane)
         self.lines.append(f"  {node.out.name} = extractelement {typed(node.vector)}, {lane}")
-
-    def insert(self, node: Insert) -> None:
-        operands = f"{typed(node.vector)}, {typed(node.value)}, i64 {node.lane}"
-        self.lines.append(f"  {node.out.name} = insertelement {operands}")
 
     def reduce(self, node: Reduce) -> None:
         value = node.value
@@ -409,7 +404,7 @@ class _Printer:
 
 _PRINTERS: dict[type, Callable[[_Printer, Any], None]] = {
     Compute: _Printer.compute, Convert: _Printer.convert, Splat: _Printer.splat, Pack: _Printer.pack,
-    Permute: _Printer.permute, Extract: _Printer.extract, Insert: _Printer.insert, Reduce: _Printer.reduce,
+    Permute: _Printer.permute, Extract: _Printer.extract, Reduce: _Printer.reduce,
     Address: _Printer.address, Alloc: _Printer.alloc, Load: _Printer.load, Store: _Printer.store,
     Prefetch: _Printer.prefetch, Fence: _Printer.fence, Atomic: _Printer.atomic,
     CompareExchange: _Printer.compare_exchange, Call: _Printer.call, Id: _Printer.id, Shuffle: _Printer.shuffle,

@@ -27,7 +27,6 @@ from smelt.ir.loops import (
     For,
     Function,
     If,
-    Insert,
     Load,
     Node,
     Number,
@@ -492,11 +491,6 @@ class Builder:
             return value
         out = self.fresh(value.kind)
         self.body.append(Extract(out, value, lane))
-        return out
-
-    def insert(self, vector: Value, value: Value, lane: int) -> Value:
-        out = self.fresh(vector.kind, vector.lanes)
-        self.body.append(Insert(out, vector, value, lane))
         return out
 
     def interleaved(self, a: Value, b: Value) -> tuple[Value, Value]:

@@ -31,15 +31,15 @@ POINTER, GLOBAL, SHARED, CLUSTER = "ptr", "ptr1", "ptr3", "ptr7"
 # fmt: off
 BINARY = frozenset((
     "add", "sub", "mul", "udiv", "sdiv", "urem", "srem", "shl", "lshr", "ashr", "and", "or", "xor", "fadd", "fsub",
-    "fmul", "fdiv", "frem",
+    "fmul", "fdiv",
 ))
 MATH = frozenset((
-    "fma", "fabs", "sqrt", "floor", "ceil", "trunc", "roundeven", "copysign", "minimum", "maximum", "minnum", "maxnum",
-    "smin", "smax", "umin", "umax",
+    "fma", "fabs", "sqrt", "floor", "ceil", "trunc", "roundeven", "copysign", "minimum", "maximum", "smin", "smax",
+    "umin", "umax",
 ))
 CONVERSIONS = frozenset((
-    "trunc", "zext", "sext", "fptrunc", "fpext", "sitofp", "uitofp", "fptosi", "fptoui", "fptosi.sat", "bitcast",
-    "ptrtoint", "inttoptr",
+    "trunc", "zext", "sext", "fptrunc", "fpext", "sitofp", "uitofp", "fptosi.sat", "bitcast", "ptrtoint",
+    "inttoptr",
 ))
 # fmt: on
 
@@ -116,16 +116,6 @@ class Extract:
     out: Value
     vector: Value
     lane: int | Value
-
-
-@dataclass(slots=True, eq=False)
-class Insert:
-    """A vector with another value in one lane."""
-
-    out: Value
-    vector: Value
-    value: Value
-    lane: int
 
 
 @dataclass(slots=True, eq=False)
@@ -311,7 +301,7 @@ class Return:
 
 
 Node = (
-    Compute | Convert | Splat | Pack | Permute | Extract | Insert | Reduce | Address | Alloc | Load | Store | Prefetch
+    Compute | Convert | Splat | Pack | Permute | Extract | Reduce | Address | Alloc | Load | Store | Prefetch
     | Fence | Atomic | CompareExchange | Call | Id | Shuffle | Barrier | Remote | For | If | Repeat | Return
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ FLOATS = frozenset(kind for kind in BITS if kind[0] != "i")
 INTEGERS = frozenset(BITS) - FLOATS
 _CONDITIONS = ("oeq", "ogt", "oge", "olt", "ole", "one", "ord", "ueq", "ugt", "uge", "ult", "ule", "une", "uno")
 _CONDITIONS_OF_INTEGERS = ("eq", "ne", "ugt", "uge", "ult", "ule", "sgt", "sge", "slt", "sle")
-_REDUCTIONS = ("fadd", "fmul", "fmax", "fmin", "fmaximum", "fminimum")
+_REDUCTIONS = ("fadd", "fmul", "fmaximum", "fminimum")
 _REDUCTIONS_OF_INTEGERS = ("add", "mul", "and", "or", "xor", "smin", "smax", "umin", "umax")
 _UNARY = ("fabs", "sqrt", "floor", "ceil", "trunc", "roundeven", "fneg")
 _IDS = ("lane", "warp", "thread", "block", "first_block", "parameter")
@@ -31,8 +31,8 @@ _RESULTS = ("out", "seen", "stored", "results")
 _CONVERSIONS = {
     "trunc": (INTEGERS, INTEGERS, -1), "zext": (INTEGERS, INTEGERS, 1), "sext": (INTEGERS, INTEGERS, 1),
     "fptrunc": (FLOATS, FLOATS, -1), "fpext": (FLOATS, FLOATS, 1), "sitofp": (INTEGERS, FLOATS, 0),
-    "uitofp": (INTEGERS, FLOATS, 0), "fptosi": (FLOATS, INTEGERS, 0), "fptoui": (FLOATS, INTEGERS, 0),
-    "fptosi.sat": (FLOATS, INTEGERS, 0), "ptrtoint": (POINTERS, INTEGERS, 0), "inttoptr": (INTEGERS, POINTERS, 0),
+    "uitofp": (INTEGERS, FLOATS, 0), "fptosi.sat": (FLOATS, INTEGERS, 0), "ptrtoint": (POINTERS, INTEGERS, 0),
+    "inttoptr": (INTEGERS, POINTERS, 0),
 }  # fmt: skip
 
 
@@ -209,7 +209,6 @@ _FITS: dict[type, Callable[[Any], bool]] = {
     loops.Extract: lambda n: _is(n.out, n.vector.kind) and (
         _is(n.lane, INTEGERS) if isinstance(n.lane, Value) else 0 <= n.lane < n.vector.lanes
     ),
-    loops.Insert: lambda n: _same(n.vector, n.out) and _is(n.value, n.vector.kind) and 0 <= n.lane < n.vector.lanes,
     loops.Address: lambda n: (
         _is(n.out, POINTERS, n.offset.lanes) and n.offset.kind in INTEGERS
         and n.base.kind == n.out.kind and n.base.lanes in (1, n.out.lanes)

@@ -186,7 +186,6 @@ _LINES: dict[type, Callable[[Any], str]] = {
     loops.Convert: lambda node: f"{node.out.name} = {node.op} {_typed(node.value)} to {type_text(node.out)}",
     loops.Splat: lambda node: f"{node.out.name} = splat {type_text(node.out)} {_name(node.value)}",
     loops.Pack: lambda node: f"{node.out.name} = pack {type_text(node.out)} {_names(node.values)}",
-    loops.Insert: lambda node: f"{node.out.name} = insert {_typed(node.vector)}, {_name(node.value)} lane {node.lane}",
     loops.Address: lambda node: f"{node.out.name} = address {node.base.name} + {_name(node.offset)} {node.kind}",
     loops.Alloc: lambda node: f"{node.out.name} = alloc {node.length} {node.kind}{_align(node.align)}",
     loops.Prefetch: lambda node: f"prefetch {node.pointer.name}",
