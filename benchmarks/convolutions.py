@@ -28,11 +28,9 @@ from benchmarks.measure import interleaved, ratio
 from benchmarks.products import thread_count
 from benchmarks.table import mean
 from smelt.base import events
-from smelt.codegen.cpu.attention.plan import plan_attention
-from smelt.codegen.cpu.products.plan import plan_product
+from smelt.codegen.cpu.cpu_generator import KINDS
 from smelt.codegen.cpu.products.problem import contraction
 from smelt.device import find
-from smelt.ir.check_kernel import is_attention
 from smelt.ir.kernel import members
 from smelt.ir.program import Program
 
@@ -149,10 +147,8 @@ def schedules_of(programs: Sequence[Program]) -> list[str]:
     """How the kernels with a contraction are computed, in order."""
     launched = [kernel for program in programs for kernel in program.kernels]
     kernels = [kernel for each in launched for kernel in members(each) if contraction(kernel) is not None]
-    return [
-        (plan_attention if is_attention(kernel) else plan_product)(kernel, find(kernel.target)).schedule.name
-        for kernel in kernels
-    ]
+    kinds = [next(kind for kind in KINDS if kind.takes(kernel)) for kernel in kernels]
+    return [kind.plan(kernel, find(kernel.target)).schedule.name for kind, kernel in zip(kinds, kernels, strict=True)]
 
 
 def _step(call: Callable[..., Tensor], inputs: Sequence[Tensor], backward: bool) -> Callable[[], object]:

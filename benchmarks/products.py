@@ -40,7 +40,8 @@ from benchmarks.table import mean
 from smelt.base import events
 from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
-from smelt.codegen.cpu.products import plan as products
+from smelt.codegen.cpu import cpu_generator
+from smelt.codegen.cpu.products.plan import PRODUCTS
 from smelt.codegen.cpu.products.problem import contraction, problem_of
 from smelt.device import find
 from smelt.device.host_library import given_transposed
@@ -118,11 +119,11 @@ def _index(strides: dict[str, int]) -> Index:
 def schedules_for(kernel: Kernel) -> dict[str, float]:
     """The schedules that take a kernel with the cycles they are estimated at, the one that is chosen first."""
     target = find(kernel.target)
-    if products.why_not(kernel, target) is not None:
+    if PRODUCTS.why_not(kernel, target) is not None:
         return {}
     problem = problem_of(kernel)
-    fitting = [each for each in products.SCHEDULES if each.why_not(problem, target) is None]
-    chosen = products.plan_product(kernel, target).schedule
+    fitting = [each for each in PRODUCTS.schedules if each.why_not(problem, target) is None]
+    chosen = PRODUCTS.plan(kernel, target).schedule
     fitting.sort(key=lambda each: each is not chosen)
     return {each.name: each.cycles(problem, target) for each in fitting}
 
@@ -131,8 +132,8 @@ def schedules_for(kernel: Kernel) -> dict[str, float]:
 def only(name: str) -> Iterator[None]:
     """The compiler with one schedule for products, and nothing built before."""
     build.forget()
-    kept = tuple(each for each in products.SCHEDULES if each.name == name)
-    with mock.patch.object(products, "SCHEDULES", kept):
+    kept = replace(PRODUCTS, schedules=tuple(each for each in PRODUCTS.schedules if each.name == name))
+    with mock.patch.object(cpu_generator, "KINDS", tuple(kept if k is PRODUCTS else k for k in cpu_generator.KINDS)):
         yield
     build.forget()
 

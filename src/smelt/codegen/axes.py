@@ -5,7 +5,7 @@
     → flattened           rows() cols(j:32768)
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from smelt.ir.kernel import (
@@ -26,6 +26,7 @@ from smelt.ir.kernel import (
     Store,
     WeightedSum,
 )
+from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import known_equal
 
 
@@ -112,6 +113,16 @@ def forward_scans(kernel: Kernel) -> Kernel:
         return [reindexed(instruction, reversed_index)]
 
     return rewritten(kernel, change)
+
+
+def dense_index(axes: Sequence[Axis]) -> Index:
+    """Of an array that has an element for each point of the axes, the last one fastest."""
+    terms: list[tuple[str, Size]] = []
+    stride: Size = 1
+    for axis in reversed(axes):
+        terms.insert(0, (axis.name, stride))
+        stride *= axis.size
+    return Index(tuple(terms))
 
 
 def indices(kernel: Kernel) -> list[Index]:

@@ -9,7 +9,6 @@ from smelt import _native
 from smelt.base.errors import warn
 from smelt.device import Target, choose_for, find, register
 from smelt.device.fusion_limits import Limits
-from smelt.ir.check_kernel import is_attention
 from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import KernelCode
 from smelt.ir.substitute_sizes import over_own_symbols
@@ -38,18 +37,14 @@ def _cpu_launcher(code: KernelCode, unaligned: Unaligned) -> _native.Launcher:
 
 
 def contraction_cycles_of(kernel: Kernel, name: str = "cpu") -> float | str:
-    from smelt.codegen.cpu.attention import plan as attention
-    from smelt.codegen.cpu.products.plan import plan_product, why_not
+    from smelt.codegen.cpu.cpu_generator import KINDS
 
     target = find(name)
     kernel, _ = over_own_symbols(kernel)  # for a choice of speed: nothing is relied on
-    if is_attention(kernel):
-        return attention.why_not(kernel, target) or attention.plan_attention(kernel, target).cycles(target)
-    reason = why_not(kernel, target)
-    if reason is not None:
-        return reason
-    plan = plan_product(kernel, target)
-    return plan.schedule.cycles(plan.problem, target)
+    for kind in KINDS:
+        if kind.takes(kernel):
+            return kind.why_not(kernel, target) or kind.plan(kernel, target).cycles(target)
+    return "it has no contraction"
 
 
 register(

@@ -13,10 +13,10 @@ from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
 from smelt.codegen.cpu import schedule, schedule_passes
 from smelt.codegen.cpu import target as cpu
+from smelt.codegen.cpu.addresses import WorkspaceLayout
 from smelt.codegen.cpu.online_softmax import BLOCK, REFERENCES, WORTH
 from smelt.codegen.cpu.schedule import SchedulePlan
 from smelt.codegen.cpu.schedule_passes import plan
-from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.ir.kernel import Kernel
 from tests.codegen.cpu import test_kernels, test_sizes
 from tests.ir.kernels import SOFTMAX, sized

@@ -8,8 +8,8 @@ import pytest
 from smelt.codegen import build
 from smelt.codegen.cpu import schedule
 from smelt.codegen.cpu import target as cpu
+from smelt.codegen.cpu.addresses import WorkspaceLayout
 from smelt.codegen.cpu.schedule_passes import plan
-from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.device import Target, register
 from smelt.ir.kernel import Kernel
 from tests.codegen.cpu.test_kernels import same_as_reference

@@ -1,19 +1,70 @@
-"""Computes the addresses of the elements that a kernel reads and writes: loop positions → offsets → addresses.
+"""The memory of a part of a kernel: buffers, private arrays side by side in its workspace, and addresses of elements.
 
+    scratch e: f32[1024], accumulate y: f32[10]   →   e at 0, y's sums at 4608, 5184 bytes for each thread
     x[100*i + j]     once per row: x + 100*i        at each point: that plus j, for `lanes` elements from there on
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
+import torch
+
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu import online_softmax, row_accumulators, scans, scatters
 from smelt.codegen.cpu.schedule import SchedulePlan
-from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.codegen.loops.builder import Builder, param
-from smelt.ir.kernel import Axis, Index
+from smelt.codegen.loops.scalars import memory_kind
+from smelt.ir.check_kernel import value_dtypes
+from smelt.ir.kernel import Axis, Index, Role, Scatter
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
+
+_ALIGN = 64
+_APART = 512  # bytes between private arrays: loads that lie 4 KiB behind a store, or 8, may wait for it
+
+
+def aligned(size: Size) -> Size:
+    return (size + _ALIGN - 1) // _ALIGN * _ALIGN
+
+
+def laid_out(sizes: Mapping[str, Size], apart: int = _APART) -> tuple[dict[str, Size], Size]:
+    """Arrays of so many bytes one behind the other: where each begins, and where all end."""
+    places: dict[str, Size] = {}
+    end: Size = 0
+    for name, size in sizes.items():
+        places[name] = end
+        end += aligned(size) + apart
+    return places, end
+
+
+@dataclass(slots=True)
+class WorkspaceLayout:
+    """Arrays a part touches: the kind each holds, and for private ones (scratch, accumulators) a byte offset."""
+
+    kinds: dict[str, str]
+    offsets: dict[str, Size]
+    size: Size
+
+    @classmethod
+    def of(cls, plan: SchedulePlan) -> "WorkspaceLayout":
+        kinds = {buffer.name: memory_kind(buffer.dtype) for buffer in plan.kernel.buffers}
+        private = [(b.name, b.dtype, b.size) for b in plan.kernel.buffers if b.role is Role.SCRATCH]
+        for fold in plan.accumulators:
+            private += [(name, dtype, row_accumulators.padded(fold)) for name, dtype in fold.arrays]
+        dtypes = value_dtypes(plan.kernel)
+        for scan in scans.scans(plan.kernel):
+            if scan.axis == plan.kernel.cols[-1].name:
+                continue  # carried from vector to vector
+            state = scans.State.of(scan, dtypes[scan.value], plan.kernel.cols)
+            private.append((state.name, state.dtype, state.size))
+        if plan.online is not None and plan.online.third is not None:
+            count = plan.width // online_softmax.block_of(plan.lanes) + 2  # one begun, and the last vector
+            private.append((online_softmax.REFERENCES, torch.float32, count))
+        for put in [i for i in plan.kernel.instructions() if isinstance(i, Scatter)]:
+            private.append((scatters.nowhere(put.buffer), plan.kernel.buffer(put.buffer).dtype, plan.lanes))
+        kinds |= {name: memory_kind(dtype) for name, dtype, _ in private}
+        return cls(kinds, *laid_out({name: count * dtype.itemsize for name, dtype, count in private}))
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@
 In a last vector that overlaps the previous one, `mask` says which lanes count.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import field
 from functools import reduce
 from typing import TypeGuard
@@ -14,10 +14,10 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu import scans, scatters
-from smelt.codegen.cpu.addresses import Addresses
+from smelt.codegen.cpu.addresses import Addresses, WorkspaceLayout
 from smelt.codegen.cpu.contiguous_runs import FAR, Run, RunMemory, Span, near
 from smelt.codegen.cpu.loop_reductions import LoopReduction
-from smelt.codegen.cpu.schedule import Accumulator, SchedulePlan
+from smelt.codegen.cpu.schedule import Accumulator, SchedulePlan, loop_variant
 from smelt.codegen.loops import reductions
 from smelt.codegen.loops.builder import SIGNED_LESS, TRUE, Builder
 from smelt.codegen.loops.math import OF_NEGATIVE
@@ -31,6 +31,7 @@ from smelt.ir.kernel import (
     Gather,
     Index,
     Instruction,
+    Kernel,
     Load,
     Position,
     Reduce,
@@ -301,3 +302,46 @@ class InstructionWriter:
         mask, self.mask = self.mask, None
         self._store(array, accumulator.index, to_memory(self.b, new, dtype))
         self.mask = mask
+
+
+@dataclass(slots=True)
+class PointCode:
+    """The instructions beside a kernel's contractions, at the points of loops that a schedule writes: given the vector
+    of a contraction at some points, those for the rest. The writer of the loops sets the axes, except for the last of
+    the cols, in `at.axes`. Values that do not change along cols are computed once per row."""
+
+    at: Addresses
+    code: InstructionWriter
+    inside: tuple[Instruction, ...]  # what is done at every point
+    outside: tuple[Instruction, ...]  # and once per row
+
+    @classmethod
+    def of(cls, b: Builder, kernel: Kernel, body: Sequence[Instruction], lanes: int = 1) -> "PointCode":
+        """Of `body`, which is of the kernel's first stage. Reads the buffers' addresses where it stands."""
+        plan = SchedulePlan(kernel, lanes=lanes)
+        at = Addresses(b, plan, WorkspaceLayout.of(plan))
+        at.load_pointers()
+        moving = {id(i) for i in loop_variant(kernel, kernel.stages[0])}
+        inside = tuple(i for i in body if id(i) in moving)
+        outside = tuple(i for i in body if id(i) not in moving)
+        return cls(at, InstructionWriter.of(b, plan, at), inside, outside)
+
+    def begin_row(self, given: Container[Instruction] = ()) -> None:
+        """Compute the row values at the current position of the row axes. `given`: loads that `write` is given."""
+        self.code.begin_row()
+        self.at.lanes = 1
+        for instruction in self.outside:
+            self.code.write(instruction)
+        self.code.hold_addresses([i for i in self.inside if i not in given])
+
+    def write(self, first: Value, lanes: int, values: Mapping[str, Value], mask: Value | None = None) -> None:
+        """At `lanes` points from `first` of the last col axis on, given what others computed there; with `mask`, at the
+        last of them, where some were done before (see `loop_nest`)."""
+        if self.at.vector_axis:
+            self.at.axes[self.at.vector_axis] = first
+        self.at.lanes, self.code.mask = lanes, mask
+        self.code.values.update(values)
+        for instruction in self.inside:
+            if getattr(instruction, "out", "") not in values:
+                self.code.write(instruction)
+        self.code.mask = None

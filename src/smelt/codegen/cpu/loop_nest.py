@@ -18,10 +18,9 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu import loop_reductions, row_accumulators, scatters, transpose_tiles
-from smelt.codegen.cpu.addresses import Addresses
+from smelt.codegen.cpu.addresses import Addresses, WorkspaceLayout
 from smelt.codegen.cpu.instructions import InstructionWriter
 from smelt.codegen.cpu.loop_reductions import LoopReduction
-from smelt.codegen.cpu.online_loops import OnlineReductions
 from smelt.codegen.cpu.online_softmax import BLOCK, block_of
 from smelt.codegen.cpu.schedule import (
     Accumulator,
@@ -35,10 +34,9 @@ from smelt.codegen.cpu.schedule import (
     placing,
     prefetched,
 )
-from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.codegen.loops import reductions
+from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import Builder, param
-from smelt.codegen.loops.scalars import memory_kind
 from smelt.ir.kernel import Axis, Compute, Instruction, Load, Reduce, Scan, Scatter, Stage, Store
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size, product
@@ -65,7 +63,7 @@ class LoopNest:
     prefetched: list[Load] = field(default_factory=list)  # reads of the loop being written to prefetch
     flush_every: int = BLOCK  # elements summed in f32, in the loop being written, before the sum moves on into f64
     prefetch_by: int = 0  # how many elements before; 0 for as many bytes as the target says
-    before_block: Callable[[Value], None] | None = None  # what a loop does before each block, given where it begins
+    in_blocks: bool = False  # whether the loop being written has something to do before each block (`begin_block`)
     pipelined: list[Load] = field(default_factory=list)  # reads of the loop being written to do one vector before
 
     @classmethod
@@ -84,8 +82,7 @@ class LoopNest:
             case Split.INDEPENDENT_ROWS if self.plan.accumulators or self.plan.units < len(rows):
                 self._each(self.plan.unit_axes, first, last, self._unit)
             case Split.COLS:
-                everything = self.number(product(axis.size for axis in rows))
-                self._each(rows, self.number(0), everything, self._row)
+                self._each(rows, self.number(0), self.number(product(axis.size for axis in rows)), self._row)
             case Split.TILES:
                 self._each(self.plan.tile_axes, first, last, self._tile)
                 if self.plan.tile is not None and self.plan.tile.nontemporal:
@@ -106,17 +103,9 @@ class LoopNest:
         if not axes and first.is_constant:
             write()
             return
-        loop = self.b.begin(first, last, 1, (), guard=not first.is_constant)
-        left = loop.index
-        for number, axis in enumerate(reversed(axes)):
-            if number == len(axes) - 1:
-                self.at.axes[axis.name] = left
-            else:
-                self.at.axes[axis.name] = self.b.binary("urem", left, axis.size)
-                left = self.b.binary("udiv", left, axis.size)
-        self.point = loop.index
-        write()
-        loop.end()
+        with self.b.loop(first, last, guard=not first.is_constant) as self.point:
+            self.at.axes |= positions(self.b, axes, self.point)
+            write()
 
     def _unit(self) -> None:
         """One unit: its accumulators cleared, its rows run, its results stored."""
@@ -137,31 +126,33 @@ class LoopNest:
         number = scatters.bucket(b, [(self.code.values[place], stride) for place, stride, _ in scatter.by])
         first, last = param("first"), param("last")
         with b.when(b.and_(b.icmp("sge", number, first), b.icmp("slt", number, last))):
-            self._stages()
+            self.stages()
         self._flush_blocks()
 
     def _row(self) -> None:
-        self._stages()
+        self.stages()
         self._flush_blocks()
 
     def _flush_blocks(self) -> None:
+        """Empty the blocks after every so many rows."""
+        b = self.b
         if any(accumulator.blocked for accumulator in self.plan.accumulators):
-            self._empty_blocks_sometimes()
+            count = b.and_(self.point, row_accumulators.BLOCK_ROWS - 1)
+            with b.when(b.icmp("eq", count, row_accumulators.BLOCK_ROWS - 1)):
+                self._empty_blocks()
 
-    def _stages(self) -> None:
+    def stages(self) -> None:
         self.code.begin_row()
-        plan = self.plan.online
-        as_one = (plan.first, plan.second, plan.third) if plan else ()
-        online = OnlineReductions(self, plan) if plan else None
         for stage in self.plan.kernel.stages:
-            if online and any(stage is each for each in as_one):
-                online.write(stage)
-            elif stage.loop:
-                self.loop_stage(stage)
-            else:
-                self.at.lanes = 1
-                for instruction in stage.body:
-                    self.code.write(instruction)
+            self.stage(stage)
+
+    def stage(self, stage: Stage) -> None:
+        if stage.loop:
+            self._loop_stage(stage)
+            return
+        self.at.lanes = 1
+        for instruction in stage.body:
+            self.code.write(instruction)
 
     def _tile(self) -> None:
         """One tile: its reads transposed, then its rows."""
@@ -174,14 +165,13 @@ class LoopNest:
         self.at.axes[tile.down.name], self.at.axes[tile.along.name] = top, left
         whole = dict(self.at.pointers)
         for each in tile.transposed:
-            kind = self.at.layout.kinds[each.square]
-            corner = self.at.offset(each.source.index)
-            source = self.b.element(self.at.pointers[each.source.buffer], kind, corner)
+            dtype = self.plan.kernel.buffer(each.square).dtype
+            source, square = (Array(self.b, whole[name], dtype) for name in (each.source.buffer, each.square))
             stride = each.source.index.stride(tile.along.name)
-            transpose_tiles.transpose(self.b, tile, source, self.at.pointers[each.square], kind, stride)
+            transpose_tiles.transpose(tile, source.at(self.at.offset(each.source.index)), square, stride)
             # Rows find their place in the square as if it reached back to where the axes start.
             before = self.b.sub(0, self.b.add(self.b.mul(top, tile.width), left))
-            self.at.pointers[each.square] = self.b.element(self.at.pointers[each.square], kind, before)
+            self.at.pointers[each.square] = square.at(before).pointer
         self.edges = (left, self.b.add(left, tile.width))
         if tile.nontemporal:
             self._tile_in_lines(tile, top)
@@ -190,10 +180,8 @@ class LoopNest:
         self.at.pointers = whole
 
     def _tile_rows(self, tile: transpose_tiles.Tile, top: Value) -> None:
-        loop = self.b.begin(top, self.b.add(top, tile.height), 1, (), guard=False)
-        self.at.axes[tile.down.name] = loop.index
-        self._row()
-        loop.end()
+        with self.b.loop(top, self.b.add(top, tile.height)) as self.at.axes[tile.down.name]:
+            self._row()
 
     def _tile_in_lines(self, tile: transpose_tiles.Tile, top: Value) -> None:
         """Write the rows of a tile by non-temporal stores, if they start at cache lines."""
@@ -230,7 +218,7 @@ class LoopNest:
         pipelines = self.plan.pipelines_loads and self.edges is None
         self.pipelined = pipelined_loads(self.plan.kernel, stage, self.b.target) if pipelines else []
 
-    def loop_stage(self, stage: Stage) -> None:
+    def _loop_stage(self, stage: Stage) -> None:
         inside = self.enter(stage)
         self.flush_every = BLOCK if compute_bound(inside) else _FLUSH
         started = [self.start(each) for each in inside if isinstance(each, Reduce) or self.code.runs_along_lanes(each)]
@@ -299,7 +287,7 @@ class LoopNest:
         name = axis.name if axis else ""
         full = size // self.at.lanes * self.at.lanes
         more = self.has_tail()
-        overlaps = more and idempotent(inside) and self.before_block is None
+        overlaps = more and idempotent(inside) and not self.in_blocks
         if self.edges is not None:
             self.run(inside, name, *self.edges, started)
             return
@@ -313,11 +301,12 @@ class LoopNest:
             self.code.read = dict(zip(self.pipelined, loop.values, strict=True))
             self._point(inside, name, self._within(column, size) if overlaps else column, started)
             loop.end(*held)
-        elif self.before_block or (any(fold.f64_accumulator for fold in started) and size > 2 * self.flush_every):
-            block = block_of(self.at.lanes) if self.before_block else self.flush_every // self.at.lanes * self.at.lanes
+        elif self.in_blocks or (any(fold.f64_accumulator for fold in started) and size > 2 * self.flush_every):
+            block = block_of(self.at.lanes) if self.in_blocks else self.flush_every // self.at.lanes * self.at.lanes
             outer = loop_reductions.begin(self.b, self.number(0), self.number(full), block, started)
-            stop = self.b.intrinsic("smin", self.b.add(outer.index, block), self.number(full))
-            self._announce(outer.index)
+            stop = self.b.smin(self.b.add(outer.index, block), full)
+            if self.in_blocks:
+                self.begin_block(outer.index)
             self.run(inside, name, outer.index, stop, started)
             loop_reductions.flush(self.b, self.plan.lanes, started)
             loop_reductions.end(outer, started)
@@ -325,12 +314,12 @@ class LoopNest:
             stop = self.number(size if overlaps else full)
             self.run(inside, name, self.number(0), stop, started, size if overlaps else None)
         if more and not overlaps:
-            self._announce(self.number(full))
+            if self.in_blocks:
+                self.begin_block(self.number(full))
             self.tail(inside, name, size, started)
 
-    def _announce(self, column: Value) -> None:
-        if self.before_block is not None:
-            self.before_block(column)
+    def begin_block(self, column: Value) -> None:
+        """Before the block of a loop that begins at `column`."""
 
     def has_tail(self) -> bool:
         """Whether vectors leave a rest of the last axis; if that is not known, code for it does no harm."""
@@ -341,7 +330,7 @@ class LoopNest:
         return self.b.const("i64", value)
 
     def _within(self, column: Value, size: Size) -> Value:
-        return self.b.intrinsic("smin", column, self.number(size - self.at.lanes))
+        return self.b.smin(column, size - self.at.lanes)
 
     def run(
         self,
@@ -365,7 +354,7 @@ class LoopNest:
     def _read_pipelined(self, name: str, column: Value, most: Value) -> list[Value]:
         """The loads that the loop issues one vector early, at `column` or at the last one."""
         if self.pipelined:
-            self.at.axes[name] = self.b.intrinsic("smin", column, most)
+            self.at.axes[name] = self.b.smin(column, most)
         return [self.code.load_raw(load.buffer, load.index) for load in self.pipelined]
 
     def tail(self, inside: list[Instruction], name: str, size: Size, started: list[LoopReduction]) -> None:
@@ -405,21 +394,14 @@ class LoopNest:
     def _empty_blocks(self) -> None:
         row_accumulators.empty_blocks(self.b, self.plan.accumulators, self.at.pointers)
 
-    def _empty_blocks_sometimes(self) -> None:
-        """After every so many rows."""
-        b = self.b
-        count = b.and_(self.point, row_accumulators.BLOCK_ROWS - 1)
-        with b.when(b.icmp("eq", count, row_accumulators.BLOCK_ROWS - 1)):
-            self._empty_blocks()
-
     def finish(self, parts: row_accumulators.CompiledParts | None = None) -> None:
         """Store the results of reductions over rows; with `parts`, reduce the parts in order first."""
         results = []
         for accumulator in self.plan.accumulators:
             buffer = accumulator.instruction.buffer
             wanted = self.plan.kernel.buffer(buffer).dtype
-            place = self.b.element(self.at.pointers[buffer], memory_kind(wanted), self._unit_offset(accumulator))
-            results.append(row_accumulators.Result(accumulator, place, wanted))
+            out = Array(self.b, self.at.pointers[buffer], wanted).at(self._unit_offset(accumulator))
+            results.append(row_accumulators.Result(accumulator, out))
         row_accumulators.finish(self.b, results, self.at.pointers, parts)
 
     def _unit_offset(self, accumulator: Accumulator) -> Value:

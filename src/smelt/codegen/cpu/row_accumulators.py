@@ -8,14 +8,14 @@ Arrays are padded to whole vectors, so these loops have no tails; the padding is
 """
 
 from collections.abc import Iterable, Sequence
-
-import torch
+from dataclasses import replace
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.schedule import Accumulator
 from smelt.codegen.loops import reductions
+from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import Builder
-from smelt.codegen.loops.scalars import cast, from_memory, memory_kind, to_memory
+from smelt.codegen.loops.scalars import cast, to_memory
 from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
@@ -35,26 +35,22 @@ def padded(accumulator: Accumulator) -> Size:
 def clear(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, Value]) -> None:
     """Set every element of the private arrays to the neutral element."""
     for alike in _by_length(each for each in accumulators if each.size != 0):
-        loop = b.begin(b.const("i64", 0), b.const("i64", padded(alike[0])), _LANES, (), guard=False)
-        for accumulator in alike:
-            for name, dtype in accumulator.arrays:
-                nothing = reductions.start(b, accumulator.instruction.op, dtype, _LANES)
-                b.store(to_memory(b, nothing, dtype), b.element(pointers[name], memory_kind(dtype), loop.index))
-        loop.end()
+        with b.loop(0, padded(alike[0]), _LANES) as place:
+            for accumulator in alike:
+                for name, dtype in accumulator.arrays:
+                    nothing = reductions.start(b, accumulator.instruction.op, dtype, _LANES)
+                    Array(b, pointers[name], dtype).store(to_memory(b, nothing, dtype), place)
 
 
 def empty_blocks(b: Builder, accumulators: Sequence[Accumulator], pointers: dict[str, Value]) -> None:
     """The f32 sums of the last rows into the f64 sums of all."""
     for alike in _by_length(each for each in accumulators if each.blocked):
-        loop = b.begin(b.const("i64", 0), b.const("i64", padded(alike[0])), _LANES, (), guard=False)
-        for accumulator in alike:
-            (fold, _), (block, _) = accumulator.arrays
-            narrow = b.element(pointers[block], "f32", loop.index)
-            wide = b.element(pointers[fold], "f64", loop.index)
-            recent = b.convert("fpext", b.load(narrow, "f32", _LANES), "f64")
-            b.store(b.fadd(b.load(wide, "f64", _LANES), recent), wide)
-            b.store(b.const("f32", 0.0, _LANES), narrow)
-        loop.end()
+        with b.loop(0, padded(alike[0]), _LANES) as place:
+            for accumulator in alike:
+                block, fold = (Array(b, pointers[name], dtype).at(place) for name, dtype in accumulator.arrays[::-1])
+                recent = block.load_as(fold.dtype, 0, _LANES)
+                fold.store(b.fadd(fold.load(0, _LANES), recent))
+                block.store(block.zero(_LANES))
 
 
 def _by_length(accumulators: Iterable[Accumulator]) -> list[list[Accumulator]]:
@@ -74,8 +70,7 @@ class Result:
     """Where an accumulator's results are stored, and as what."""
 
     accumulator: Accumulator
-    place: Value
-    dtype: torch.dtype
+    out: Array
 
     @property
     def straight(self) -> bool:
@@ -83,10 +78,11 @@ class Result:
         return len(axes) == 1 and index.stride(axes[0].name) == 1
 
     def store(self, b: Builder, total: Value, position: Value) -> None:
-        dtype = self.accumulator.value_dtype
-        value = cast(b, cast(b, total, self.accumulator.dtype, dtype), dtype, self.dtype)
-        out = b.element(self.place, memory_kind(self.dtype), _offset(b, self.accumulator, position))
-        b.store(to_memory(b, value, self.dtype), out)
+        """At `position` of the dense private array."""
+        dtype, axes = self.accumulator.value_dtype, self.accumulator.axes
+        value = cast(b, cast(b, total, self.accumulator.dtype, dtype), dtype, self.out.dtype)
+        index = replace(self.accumulator.instruction.index, offset=0)
+        self.out.at_index(index, positions(b, axes, position)).store(to_memory(b, value, self.out.dtype))
 
 
 def finish(b: Builder, results: Sequence[Result], pointers: dict[str, Value], parts: CompiledParts | None) -> None:
@@ -108,23 +104,10 @@ def _finish(
         unsure = is_symsize(last - first)
         if not unsure and first == last:
             continue
-        loop = b.begin(b.const("i64", first), b.const("i64", last), lanes, (), guard=unsure)
-        totals = _totals(b, [each.accumulator for each in results], pointers, loop.index, lanes, parts)
-        for result, total in zip(results, totals, strict=True):
-            result.store(b, total, loop.index)
-        loop.end()
-
-
-def _offset(b: Builder, accumulator: Accumulator, position: Value) -> Value:
-    """Where in the output the element at `position` of the dense private array belongs."""
-    total = b.const("i64", 0)
-    left = position
-    for number, axis in enumerate(reversed(accumulator.axes)):
-        outermost = number == len(accumulator.axes) - 1
-        here = left if outermost else b.binary("urem", left, axis.size)
-        left = left if outermost else b.binary("udiv", left, axis.size)
-        total = b.add(total, b.mul(here, accumulator.instruction.index.stride(axis.name)))
-    return total
+        with b.loop(first, last, lanes, guard=unsure) as position:
+            totals = _totals(b, [each.accumulator for each in results], pointers, position, lanes, parts)
+            for result, total in zip(results, totals, strict=True):
+                result.store(b, total, position)
 
 
 def _totals(
@@ -135,19 +118,16 @@ def _totals(
     lanes: int,
     parts: CompiledParts | None,
 ) -> list[Value]:
-    arrays = [each.arrays[0] for each in accumulators]
-    places = [b.element(pointers[name], memory_kind(dtype), position) for name, dtype in arrays]
-    totals = [
-        from_memory(b, b.load(place, memory_kind(dtype), lanes), dtype)
-        for place, (_, dtype) in zip(places, arrays, strict=True)
-    ]
+    arrays = [Array(b, pointers[name], dtype).at(position) for name, dtype in (each.arrays[0] for each in accumulators)]
+    totals = [array.load_as(array.dtype, 0, lanes) for array in arrays]
     if parts is None:
         return totals
     count, apart = parts
-    loop = b.begin(b.const("i64", 1), count, 1, totals, guard=True)
+    loop = b.begin(1, count, 1, totals, guard=True)
     further = b.mul(loop.index, apart)
     folded = []
-    for each, place, (_, dtype), total in zip(accumulators, places, arrays, loop.values, strict=True):
-        value = from_memory(b, b.load(b.element(place, "i8", further), memory_kind(dtype), lanes), dtype)
-        folded.append(reductions.combine(b, each.instruction.op, dtype, total, value))
+    for each, array, total in zip(accumulators, arrays, loop.values, strict=True):
+        there = Array(b, b.element(array.pointer, "i8", further), array.dtype)
+        value = there.load_as(array.dtype, 0, lanes)
+        folded.append(reductions.combine(b, each.instruction.op, array.dtype, total, value))
     return list(loop.end(*folded))

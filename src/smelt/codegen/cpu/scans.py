@@ -8,33 +8,19 @@ For a reverse scan every index counts the axis from the other end; the loop is t
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import dropwhile
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.axes import scanned
+from smelt.codegen.axes import dense_index, reindexed, scanned
 from smelt.codegen.loops import reductions
 from smelt.codegen.loops.builder import Builder
-from smelt.ir.kernel import (
-    Access,
-    Accumulate,
-    Axis,
-    Index,
-    Instruction,
-    Kernel,
-    Position,
-    Reduce,
-    Role,
-    Running,
-    Scan,
-    Stage,
-    neutral,
-)
+from smelt.ir.kernel import Accumulate, Axis, Index, Kernel, Reduce, Role, Running, Scan, Stage, neutral
 from smelt.ir.loops import Value
-from smelt.symbolic.shapes import Size
+from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import is_symsize
 
 _BLOCK = (64, 512)  # columns of a block: enough for vectors, few enough for their sums to stay in the nearest cache
@@ -57,12 +43,8 @@ class State:
     @classmethod
     def of(cls, scan: Scan, dtype: torch.dtype, cols: tuple[Axis, ...]) -> "State":
         inside = list(dropwhile(lambda axis: axis.name != scan.axis, cols))[1:]
-        terms: list[tuple[str, Size]] = []
-        step: Size = 1
-        for axis in reversed(inside):
-            terms.insert(0, (axis.name, step))
-            step *= axis.size
-        return cls(f"{scan.out}.scan", reductions.fold_dtype(scan.op, dtype), Index(tuple(terms)), step)
+        size = product(axis.size for axis in inside)
+        return cls(f"{scan.out}.scan", reductions.fold_dtype(scan.op, dtype), dense_index(inside), size)
 
 
 # Rewrites that keep the kernel's meaning.
@@ -84,19 +66,14 @@ def in_blocks(kernel: Kernel) -> Kernel:
         return kernel
     block = Axis(f"{inner.name}.block", inner.size // max(sides))
 
-    def change(instruction: Instruction) -> Instruction:
-        if not isinstance(instruction, Access | Position) or inner.name not in instruction.index.axes:
-            return instruction
-        index = instruction.index
-        terms = ((block.name, index.stride(inner.name) * max(sides)), *index.terms)
-        return replace(instruction, index=Index(terms, index.offset))
+    def cut(index: Index) -> Index:
+        if inner.name not in index.axes:
+            return index
+        return Index(((block.name, index.stride(inner.name) * max(sides)), *index.terms), index.offset)
 
-    cut = replace(kernel, rows=(*kernel.rows, block), cols=(*kernel.cols[:-1], Axis(inner.name, max(sides))))
-    return _changed(cut, change)
-
-
-def _changed(kernel: Kernel, change: Callable[[Instruction], Instruction]) -> Kernel:
-    return replace(kernel, stages=tuple(Stage(stage.loop, tuple(map(change, stage.body))) for stage in kernel.stages))
+    stages = tuple(Stage(stage.loop, tuple(reindexed(i, cut) for i in stage.body)) for stage in kernel.stages)
+    cols = (*kernel.cols[:-1], Axis(inner.name, max(sides)))
+    return replace(kernel, rows=(*kernel.rows, block), cols=cols, stages=stages)
 
 
 # Code.

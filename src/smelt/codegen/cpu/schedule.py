@@ -1,4 +1,4 @@
-"""`SchedulePlan`: how a kernel's loops run on a target, and the queries by which `schedule_passes` chooses it.
+"""`SchedulePlan`: how a kernel's loops run on a target, and queries of kernels that passes and loops share.
 
     rows(b:8, h:4) cols(i:16, j:64)   all accesses contiguous, no reductions
     → rows() cols(j:32768), 16 lanes, split over cols
@@ -9,7 +9,6 @@ nothing between threads.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from enum import Enum
 
 import torch
@@ -49,19 +48,14 @@ from smelt.symbolic.symsize import greater, hint, is_symsize, known_at_least, kn
 
 # Work is counted in instructions per point; below a grain a second thread costs more than it saves.
 GRAIN = 1 << 16
-FEW_ROWS = 64
-_UNITS_ENOUGH = 16
 _BLOCK_WORTH = 32
 BUCKETS = 1024  # places that are scattered to fall into so many, which threads share
-# Elements of a row: fewer are all in flight at once anyway, more are gone from the cache before they are needed.
-_FETCH_LEAST, _FETCH_MOST = 256, 4096
 _EARLY_MOST = 1  # two arrays are read faster as they come: the slope of gelu at 0.73 of a copy for 0.66
 _COSTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4}
 _MATH = frozenset(FLOAT32) - {"sqrt", "rsqrt", "reciprocal"} | {"fmod", "remainder", "floordiv"}
 _MATH_COST = 16
-_LIGHT = ("exp", "ndtr", "sigmoid")  # functions that keep two or three values of a point at a time
+LIGHT = ("exp", "ndtr", "sigmoid")  # functions that keep two or three values of a point at a time
 _LIGHT_MOST = 12  # instructions of a point, one of them such a function
-_LIGHT_WORTH = 1 << 18  # points: LLVM takes half as long again for twice the registers
 _LONG_CODE = 8  # instructions of a point from which on LLVM takes tens of milliseconds for four vectors of them
 _LONG_WORTH = 1 << 18  # points: some ten microseconds at each call, what four vectors gain of arithmetic
 _LONG_MATH_WORTH = 1 << 14  # points of functions, which take up to 1.6 times as long with fewer vectors in flight
@@ -171,23 +165,7 @@ class SchedulePlan:
         return (*self.kernel.rows[:-1], *self.tile.blocks)
 
 
-# Rewrites that keep the kernel's meaning.
-
-
-def independent_rows_first(kernel: Kernel) -> tuple[Kernel, int]:
-    """Row axes that every reduction over rows and every scatter names, moved to the front; none if they are too few to
-    share out. No two points that differ along them write to one place."""
-    folds = [i for i in kernel.instructions() if isinstance(i, Accumulate | Scatter)]
-    shared = [axis for axis in kernel.rows if folds and all(axis.name in fold.index.axes for fold in folds)]
-    if any(isinstance(fold, Scatter) and not _keeps_apart(kernel, fold) for fold in folds):
-        return kernel, 0
-    if hint(product(axis.size for axis in shared)) < _UNITS_ENOUGH:
-        return kernel, 0
-    rest = [axis for axis in kernel.rows if axis not in shared]
-    return replace(kernel, rows=(*shared, *rest)), len(shared)
-
-
-def _keeps_apart(kernel: Kernel, scatter: Scatter) -> bool:
+def keeps_apart(kernel: Kernel, scatter: Scatter) -> bool:
     """Whether a position determines the index along each axis and the places: each stride exceeds the combined reach of
     the smaller ones."""
     steps = [(abs(scatter.index.stride(axis.name)), axis.size) for axis in kernel.rows + kernel.cols]
@@ -205,7 +183,7 @@ def placing(kernel: Kernel) -> list[Instruction]:
     """What works out the places that a row scatters to, before anything else of the row; empty if they differ along
     cols, or follow from a reduction."""
     scatters = [i for i in kernel.instructions() if isinstance(i, Scatter)]
-    if len(scatters) != 1 or not _keeps_apart(kernel, scatters[0]):
+    if len(scatters) != 1 or not keeps_apart(kernel, scatters[0]):
         return []
     wanted = {place for place, _, _ in scatters[0].by}
     cols = {axis.name for axis in kernel.cols}
@@ -223,19 +201,6 @@ def placing(kernel: Kernel) -> list[Instruction]:
         wanted.update(operands(instruction))
         needed.insert(0, instruction)
     return needed
-
-
-def accumulator(kernel: Kernel, fold: Accumulate, units: int) -> Accumulator:
-    axes = kernel.rows[units:] + kernel.cols
-    kept = tuple(axis for axis in axes if axis.name in fold.index.axes)
-    terms: list[tuple[str, Size]] = []
-    stride = 1
-    for axis in reversed(kept):
-        terms.append((axis.name, stride))
-        stride *= axis.size
-    value = value_dtypes(kernel)[fold.value]
-    kept_in = torch.float64 if fold.op in ("sum", "prod") and value is torch.float32 else value
-    return Accumulator(fold, kept, Index(tuple(reversed(terms))), kept_in, value)
 
 
 # Sizes of things.
@@ -289,12 +254,6 @@ def _only_compared(body: Sequence[Instruction]) -> set[str]:
     return positions
 
 
-def may_unroll(kernel: Kernel) -> bool:
-    """Whether a point may be so little work, of so many, that more vectors side by side are worth their code."""
-    light = any(isinstance(i, Compute) and i.op in _LIGHT for i in kernel.instructions())
-    return light and hint(kernel.row_count * kernel.col_count) >= _LIGHT_WORTH
-
-
 def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
     """A power of two: several registers of the widest value in flight, no more than the vector axis is long. With
     `unroll`, more of them where a point takes few."""
@@ -310,7 +269,7 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
         widths += [fold_dtype(i.op, dtypes[i.value]).itemsize for i in inside if isinstance(i, Scan)]
         functions = [i.op for i in inside if isinstance(i, Compute) and i.op in _MATH]
         math = max(math, len(functions))
-        light |= len(functions) == 1 and functions[0] in _LIGHT and len(inside) <= _LIGHT_MOST
+        light |= len(functions) == 1 and functions[0] in LIGHT and len(inside) <= _LIGHT_MOST
         most_folds = max(most_folds, sum(isinstance(i, Reduce) for i in inside))
     # Long chains of arithmetic want several vectors to overlap, as far as there are registers to hold them.
     registers = 4 if not math or target.vector_registers >= 32 else 2
@@ -351,25 +310,6 @@ def _lanes_of_long_code(kernel: Kernel, one: int, registers: int) -> int:
     return max(1, lanes)
 
 
-def next_row(kernel: Kernel, target: Target) -> tuple[Load, ...]:
-    """The first reads of the next row, for rows of several passes: later passes do not wait for memory."""
-    loops = [stage for stage in kernel.stages if stage.loop]
-    if not target.prefetch_next_row or not loops or not kernel.rows or len(kernel.cols) != 1:
-        return ()
-    if not _FETCH_LEAST <= hint(kernel.col_count) <= _FETCH_MOST:
-        return ()
-    down, along = kernel.rows[-1].name, kernel.cols[-1].name
-    outside = {buffer.name for buffer in kernel.buffers if buffer.role is Role.INPUT}
-    loads = {
-        (i.buffer, i.index): i
-        for i in loops[0].body
-        if isinstance(i, Load) and i.buffer in outside and i.index.stride(down) and i.index.stride(along) in (1, -1)
-    }
-    several = len(loops) > 1
-    wanted = [load for load in loads.values() if several or load.index.stride(down) * load.index.stride(along) < 0]
-    return tuple(wanted)[:1]
-
-
 def asking(kernel: Kernel) -> Stage:
     """The loop of a row that asks for the next one's memory: of those after the first, the one with most to do."""
     loops = [stage for stage in kernel.stages if stage.loop]
@@ -386,15 +326,7 @@ def streams(kernel: Kernel, body: Iterable[Instruction], steps: tuple[int, ...] 
     return [load for load in loads if not rows or load.index.axes & rows]
 
 
-def only_folds_one_array(kernel: Kernel) -> bool:
-    """Whether the kernel only reads one array and reduces its columns."""
-    instructions = kernel.instructions()
-    along = kernel.cols[-1].name if kernel.cols else ""
-    folds = any(isinstance(i, Accumulate) and along in i.index.axes for i in instructions)
-    return folds and _only_reads(instructions) and len(streams(kernel, instructions)) == 1
-
-
-def _only_reads(body: Iterable[Instruction]) -> bool:
+def only_reads(body: Iterable[Instruction]) -> bool:
     return not any(isinstance(i, Store | Scatter) for i in body)
 
 
@@ -414,7 +346,7 @@ def prefetched(plan: SchedulePlan, stage: Stage) -> list[Load]:
 
 def pipelined_loads(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
     """The loads that a compute-bound loop issues one vector early, before it stores the current one."""
-    if not target.hoist_loads_over_stores or _only_reads(stage.body) or not compute_bound(stage.body):
+    if not target.hoist_loads_over_stores or only_reads(stage.body) or not compute_bound(stage.body):
         return []
     loads = streams(kernel, stage.body)
     return loads if len(loads) <= _EARLY_MOST else []

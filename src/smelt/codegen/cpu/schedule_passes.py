@@ -9,23 +9,31 @@ against the opt-bisect limit; without it the kernel computes the same, slower.
 
 from dataclasses import replace
 
+import torch
+
 from smelt.base.rewrite_budget import RewriteBudget
 from smelt.base.row import BudgetUse, Row, run_rows
-from smelt.codegen.axes import flattened, forward_scans, is_pointwise, ordered, reduce_rows_first, without_unit_axes
+from smelt.codegen.axes import (
+    dense_index,
+    flattened,
+    forward_scans,
+    is_pointwise,
+    ordered,
+    reduce_rows_first,
+    without_unit_axes,
+)
 from smelt.codegen.cpu.online_softmax import online
 from smelt.codegen.cpu.row_pairing import paired
 from smelt.codegen.cpu.scans import in_blocks
 from smelt.codegen.cpu.schedule import (
-    FEW_ROWS,
+    LIGHT,
+    Accumulator,
     SchedulePlan,
     Split,
-    accumulator,
     idempotent,
-    independent_rows_first,
+    keeps_apart,
     lanes_of,
-    may_unroll,
-    next_row,
-    only_folds_one_array,
+    only_reads,
     pipelined_loads,
     placing,
     prefetchable,
@@ -35,11 +43,17 @@ from smelt.codegen.cpu.schedule import (
 from smelt.codegen.cpu.transpose_tiles import fills_whole_lines, tiled
 from smelt.codegen.loops.sign_analysis import never_positive
 from smelt.device import Target
-from smelt.ir.check_kernel import check_kernel
-from smelt.ir.kernel import Accumulate, Gather, Kernel, Scatter
+from smelt.ir.check_kernel import check_kernel, value_dtypes
+from smelt.ir.kernel import Accumulate, Compute, Gather, Kernel, Load, Role, Scatter
 from smelt.ir.substitute_sizes import shape_env_of
+from smelt.symbolic.shapes import product
 from smelt.symbolic.symsize import hint
 
+_FEW_ROWS = 64
+_UNITS_ENOUGH = 16
+_LIGHT_WORTH = 1 << 18  # points: LLVM takes half as long again for twice the registers
+# Elements of a row: fewer are all in flight at once anyway, more are gone from the cache before they are needed.
+_FETCH_LEAST, _FETCH_MOST = 256, 4096
 # Rows of a tile are read in pieces too short for the processor to guess the next: each is prefetched so much earlier.
 _TILE_BYTES_AHEAD = 1536
 
@@ -63,14 +77,25 @@ def _order_axes(plan: SchedulePlan, target: Target) -> SchedulePlan:
 
 
 def _independent_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    kernel, units = independent_rows_first(plan.kernel)
-    return replace(plan, kernel=kernel, units=units)
+    """Row axes that every reduction over rows and every scatter names, moved to the front; none if they are too few to
+    share out. No two points that differ along them write to one place."""
+    kernel = plan.kernel
+    folds = [i for i in kernel.instructions() if isinstance(i, Accumulate | Scatter)]
+    shared = [axis for axis in kernel.rows if folds and all(axis.name in fold.index.axes for fold in folds)]
+    if any(isinstance(fold, Scatter) and not keeps_apart(kernel, fold) for fold in folds):
+        return plan
+    if hint(product(axis.size for axis in shared)) < _UNITS_ENOUGH:
+        return plan
+    rest = [axis for axis in kernel.rows if axis not in shared]
+    return replace(plan, kernel=replace(kernel, rows=(*shared, *rest)), units=len(shared))
 
 
 def _pair_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    if not target.pairs_rows or not only_folds_one_array(plan.kernel):
-        return plan
-    kernel = paired(plan.kernel)
+    """Of a kernel that only reads one array and reduces its columns."""
+    instructions, cols = plan.kernel.instructions(), plan.kernel.cols
+    folds = any(isinstance(i, Accumulate) and cols and cols[-1].name in i.index.axes for i in instructions)
+    reads_one = folds and only_reads(instructions) and len(streams(plan.kernel, instructions)) == 1
+    kernel = paired(plan.kernel) if target.pairs_rows and reads_one else None
     return plan if kernel is None else replace(plan, kernel=kernel)
 
 
@@ -83,13 +108,13 @@ def _split(plan: SchedulePlan, target: Target) -> SchedulePlan:
     """What threads share out, how many are of use, and the accumulators each has."""
     kernel, units = plan.kernel, plan.units
     folds = [instruction for instruction in kernel.instructions() if isinstance(instruction, Accumulate)]
-    accumulators = tuple(accumulator(kernel, fold, units) for fold in folds)
+    accumulators = tuple(_accumulator(kernel, fold, units) for fold in folds)
     split = Split.ROWS if folds and not units else Split.INDEPENDENT_ROWS
     scatters = any(isinstance(instruction, Scatter) for instruction in kernel.instructions())
     if scatters and not units and placing(kernel):
         split = Split.SCATTER_BUCKETS
     rows, cols = hint(kernel.row_count), hint(kernel.col_count)
-    if plan.pointwise and rows < FEW_ROWS and cols > rows:
+    if plan.pointwise and rows < _FEW_ROWS and cols > rows:
         split = Split.COLS
     if not folds and not scatters:
         units = len(kernel.rows)
@@ -98,18 +123,42 @@ def _split(plan: SchedulePlan, target: Target) -> SchedulePlan:
     return replace(plan, split=split, units=units, threads=threads, accumulators=accumulators)
 
 
+def _accumulator(kernel: Kernel, fold: Accumulate, units: int) -> Accumulator:
+    axes = kernel.rows[units:] + kernel.cols
+    kept = tuple(axis for axis in axes if axis.name in fold.index.axes)
+    value = value_dtypes(kernel)[fold.value]
+    kept_in = torch.float64 if fold.op in ("sum", "prod") and value is torch.float32 else value
+    return Accumulator(fold, kept, dense_index(kept), kept_in, value)
+
+
 def _vectorize(plan: SchedulePlan, target: Target) -> SchedulePlan:
     return replace(plan, lanes=lanes_of(plan.kernel, target))
 
 
 def _unroll(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    lanes = lanes_of(plan.kernel, target, unroll=True) if may_unroll(plan.kernel) else plan.lanes
+    """Where a point may be so little work, of so many, that more vectors side by side are worth their code."""
+    kernel, lanes = plan.kernel, plan.lanes
+    light = any(isinstance(i, Compute) and i.op in LIGHT for i in kernel.instructions())
+    if light and hint(kernel.row_count * kernel.col_count) >= _LIGHT_WORTH:
+        lanes = lanes_of(kernel, target, unroll=True)
     return plan if lanes == plan.lanes else replace(plan, lanes=lanes)
 
 
 def _prefetch_next_row(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    fetched = next_row(plan.kernel, target)
-    return replace(plan, fetched=fetched) if fetched else plan
+    """The first reads of the next row, for rows of several passes: later passes do not wait for memory."""
+    kernel, loops = plan.kernel, [stage for stage in plan.kernel.stages if stage.loop]
+    if not target.prefetch_next_row or not loops or not kernel.rows or len(kernel.cols) != 1:
+        return plan
+    if not _FETCH_LEAST <= hint(kernel.col_count) <= _FETCH_MOST:
+        return plan
+    down, along = kernel.rows[-1].name, kernel.cols[-1].name
+    outside = {buffer.name for buffer in kernel.buffers if buffer.role is Role.INPUT}
+    for load in loops[0].body:
+        if isinstance(load, Load) and load.buffer in outside:
+            steps = load.index.stride(down), load.index.stride(along)
+            if steps[0] and steps[1] in (1, -1) and (len(loops) > 1 or steps[0] * steps[1] < 0):
+                return replace(plan, fetched=(load,))
+    return plan
 
 
 def _prefetch(plan: SchedulePlan, target: Target) -> SchedulePlan:

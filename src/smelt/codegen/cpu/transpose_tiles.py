@@ -14,10 +14,11 @@ from dataclasses import replace
 from functools import reduce
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Buffer, Index, Instruction, Kernel, Load, Role, Stage, Store
-from smelt.ir.loops import BITS, Value
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
@@ -135,31 +136,29 @@ def _side(size: Size, step: int, most: int, idempotent: bool) -> int:
 
 def first_of(b: Builder, number: Value, side: int, size: Size) -> Value:
     """Where the tile with this number starts along an axis: the last one ends where the axis does."""
-    return b.intrinsic("smin", b.mul(number, side), b.const("i64", size - side))
+    return b.smin(b.mul(number, side), size - side)
 
 
-def transpose(b: Builder, tile: Tile, source: Value, square: Value, kind: str, stride: Size) -> None:
+def transpose(tile: Tile, source: Array, square: Array, stride: Size) -> None:
     """Fill `square` from memory at `source`, which is where the tile starts; `stride` is that of the col axis."""
-    block = min(tile.block, _block(BITS[kind], b.target.transpose_register_bits))
+    b, size = source.b, source.dtype.itemsize
+    block = min(tile.block, _block(8 * size, b.target.transpose_register_bits))
     lines = max(block, _LINES) if tile.width % max(block, _LINES) == 0 else block
-    columns = b.begin(b.const("i64", 0), b.const("i64", tile.width), lines, (), guard=False)
-    start = b.element(source, kind, b.mul(columns.index, stride))
-    if b.target.prefetch_distance:  # this too only reads
-        for number in range(lines, 2 * lines):
-            for further in range(0, min(_ASKED, tile.height * BITS[kind] // 8), _CACHE_LINE):
-                b.prefetch(b.element(b.element(start, kind, number * stride), "i8", further))
-    down = b.begin(b.const("i64", 0), b.const("i64", tile.height), block, (), guard=False)
-    first = b.element(start, kind, down.index)
-    read = [b.load(b.element(first, kind, number * stride), kind, block) for number in range(lines)]
-    place = b.element(square, kind, b.add(b.mul(down.index, tile.width), columns.index))
-    for left in range(0, lines, block):
-        for number, vector in enumerate(_transposed(b, read[left : left + block])):
-            b.store(vector, b.element(place, kind, number * tile.width + left))
-    down.end()
-    columns.end()
+    with b.loop(0, tile.width, lines) as column:
+        start = source.at(b.mul(column, stride))
+        if b.target.prefetch_distance:  # this too only reads
+            for number in range(lines, 2 * lines):
+                for further in range(0, min(_ASKED, tile.height * size), _CACHE_LINE):
+                    b.prefetch(b.element(start.at(number * stride).pointer, "i8", further))
+        with b.loop(0, tile.height, block) as row:
+            first, place = start.at(row), square.at(b.add(b.mul(row, tile.width), column))
+            read = [first.load(number * stride, block) for number in range(lines)]
+            for left in range(0, lines, block):
+                for number, vector in enumerate(transposed(b, read[left : left + block])):
+                    place.store(vector, number * tile.width + left)
 
 
-def _transposed(b: Builder, vectors: list[Value]) -> list[Value]:
+def transposed(b: Builder, vectors: list[Value]) -> list[Value]:
     """By interleaving the first half with the second, as often as the side is a power of two."""
     half = len(vectors) // 2
     for _ in range(len(vectors).bit_length() - 1):

@@ -126,6 +126,9 @@ class Builder:
             return self.splat(self.runtime_param(value), lanes)
         return Value("", kind, lanes, 0, _number(kind, value))
 
+    def _integer(self, term: Term) -> Value:
+        return term if isinstance(term, Value) else self.const("i64", term)
+
     def runtime_param(self, number: Number) -> Value:
         """A size that varies, or the bits of a float that does, loaded where the function begins."""
         assert self.sizes is not None
@@ -224,14 +227,22 @@ class Builder:
         self._hoisted = None
         self._splats = {}
 
-    def begin(self, first: Value, last: Value, step: int, carried: Values, *, guard: bool) -> "Loop":
+    def begin(self, first: Term, last: Term, step: int = 1, carried: Values = (), *, guard: bool = False) -> "Loop":
         """Open a loop `for index in range(first, last, step)`. Without `guard` it runs at least once."""
+        first, last = self._integer(first), self._integer(last)
         inside = tuple([self.fresh(value.kind, value.lanes) for value in carried])
         node = For(self.fresh(first.kind), first, last, step, inside, tuple(carried), [], (), (), guard)
         loop = Loop(self, node, self.body, node.index, inside)
         self.body.append(node)
         self.body = node.body
         return loop
+
+    @contextmanager
+    def loop(self, first: Term, last: Term, step: int = 1, *, guard: bool = False) -> Iterator[Value]:
+        """A loop that carries no values: what is written within is its body, given the index."""
+        loop = self.begin(first, last, step, guard=guard)
+        yield loop.index
+        loop.end()
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
@@ -272,10 +283,11 @@ class Builder:
         outer.append(Repeat(carried, tuple(starts), body, condition, tuple(following), results))
         return results
 
-    def call(self, callee: str | Value, *args: Value, result: str = "", lanes: int = 1) -> Value:
-        """Call a function; what it returns, if it has a `result` of some kind."""
+    def call(self, callee: str | Value, *args: Term, result: str = "", lanes: int = 1) -> Value:
+        """Call a function; what it returns, if it has a `result` of some kind. Numbers are passed as i64."""
+        values = tuple([self._integer(arg) for arg in args])
         out = self.fresh(result, lanes) if result else None
-        self.body.append(Call(out, callee, args))
+        self.body.append(Call(out, callee, values))
         return out if out is not None else TRUE
 
     def give(self, value: Value) -> None:
@@ -295,7 +307,8 @@ class Builder:
         return self.compute(name, left.kind, left.lanes, left, right)
 
     fadd, fsub, fmul, fdiv = map(_instruction, ("fadd", "fsub", "fmul", "fdiv"))
-    add, sub, mul = map(_instruction, ("add", "sub", "mul"))
+    add, sub, mul, udiv, urem = map(_instruction, ("add", "sub", "mul", "udiv", "urem"))
+    smin, smax, umin = map(_instruction, ("smin", "smax", "umin"))
     shl, lshr, ashr = map(_instruction, ("shl", "lshr", "ashr"))
     and_, or_, xor = map(_instruction, ("and", "or", "xor"))
 
@@ -443,10 +456,10 @@ class Builder:
 
     # Memory.
 
-    def element(self, pointer: Value, kind: str, offset: Value | int) -> Value:
+    def element(self, pointer: Value, kind: str, offset: Term) -> Value:
         """The address `offset` elements of `kind` past `pointer`."""
-        if isinstance(offset, int):
-            if offset == 0:
+        if not isinstance(offset, Value):
+            if type(offset) is int and offset == 0:
                 return pointer
             offset = self.const("i64", offset)
         self._count = count = self._count + 1

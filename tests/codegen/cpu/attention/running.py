@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from smelt.codegen.build import CompiledKernel
-from smelt.codegen.cpu.attention import blocks, gradient_arrays
-from smelt.codegen.cpu.attention.plan import plan_attention
+from smelt.codegen.cpu.attention import blocks
+from smelt.codegen.cpu.attention.plan import ATTENTION
 from smelt.codegen.cpu.target import describe_host
 from smelt.codegen.llvm.compile import load
 from smelt.codegen.write_module import join
@@ -34,8 +34,7 @@ _SMALL: dict[tuple[ModuleType, str], int] = {
     (blocks, "_QUERY_PANELS"): 2,
     (blocks, "_LEAST_PANELS"): 1,
     (blocks, "_UNIT_WORTH"): 64,
-    (gradient_arrays, "_SCORE_BYTES"): 2048,
-    (gradient_arrays, "_UNIT_WORTH"): 64,
+    (blocks, "_GRADIENT_BYTES"): 2048,
 }
 
 
@@ -73,8 +72,8 @@ def compiled(
     with ExitStack() as stack:
         for (module, name), size in _SMALL.items() if small else ():
             stack.enter_context(mock.patch.object(module, name, size))
-        plans = [plan_attention(kernel, target, name) for kernel, name in zip(kernels, names, strict=True)]
-        codes = [plan.write(f"k{number}", target) for number, plan in enumerate(plans)]
+        plans = [ATTENTION.plan(kernel, target, name) for kernel, name in zip(kernels, names, strict=True)]
+        codes = [plan.emit(f"k{number}", target) for number, plan in enumerate(plans)]
     (built,) = load([join(codes)], target)
     return [
         CompiledKernel.of(kernel, f"k{number}", built, code)

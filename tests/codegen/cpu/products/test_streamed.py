@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from smelt.codegen.cpu.products import dot, few_rows, streamed_blocks
-from smelt.codegen.cpu.products.plan import plan_product, why_not
+from smelt.codegen.cpu.products.plan import PRODUCTS
 from smelt.codegen.cpu.products.problem import problem_of
 from smelt.codegen.cpu.products.tiling import Tiling
 from smelt.device import find
@@ -155,7 +155,7 @@ def test_what_is_refused() -> None:
         (product(3, 9, 7, right="bjk"), few_rows, "the right factor is not contiguous along columns"),
         (product(0, 9, 7, right="bjk"), dot, "there is nothing to multiply"),
     ):
-        assert schedule.why_not(problem_of(kernel), target) == reason
+        assert schedule.SCHEDULE.why_not(problem_of(kernel), target) == reason
 
 
 def test_few_rows_are_not_packed() -> None:
@@ -166,8 +166,8 @@ def test_few_rows_are_not_packed() -> None:
         several = product(8, 1024, 1024, right="bjk")
         turned = Tiling.of(problem_of(several), target).is_transposed
         assert by_lane or not turned
-        assert plan_product(several, target).schedule.name == ("tiled" if turned else "dot")
-        assert plan_product(product(1, 1024, 1024, right="bjk"), target).schedule.name == "dot"
-        assert plan_product(product(8, 1024, 1024), target).schedule.name == "few rows"
-        assert plan_product(product(1, 1024, 1024), target).schedule.name == "few rows"
-        assert why_not(product(8, 1024, 1024), target) is None
+        assert PRODUCTS.plan(several, target).schedule.name == ("tiled" if turned else "dot")
+        assert PRODUCTS.plan(product(1, 1024, 1024, right="bjk"), target).schedule.name == "dot"
+        assert PRODUCTS.plan(product(8, 1024, 1024), target).schedule.name == "few rows"
+        assert PRODUCTS.plan(product(1, 1024, 1024), target).schedule.name == "few rows"
+        assert PRODUCTS.why_not(product(8, 1024, 1024), target) is None

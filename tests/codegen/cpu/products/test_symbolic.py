@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from smelt.codegen.build import CompiledKernel
-from smelt.codegen.cpu.products.plan import plan_product
+from smelt.codegen.cpu.products.plan import PRODUCTS
 from smelt.codegen.loops.runtime_sizes import as_integer
 from smelt.device import find
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
@@ -120,18 +120,20 @@ def test_factors_without_an_element(which: str, size: int) -> None:
 def test_tiles_take_more_rows_and_shorter_ones_than_a_schedule_is_good_for() -> None:
     shape_env = ShapeEnv()
     rows, cols = (sym_size(shape_env, shape_env.symbol(name, size)) for name, size in (("m", 3), ("n", 240)))
-    plan = plan_product(product(rows, cols, 256, right="bjk"), find("cpu"))
+    plan = PRODUCTS.plan(product(rows, cols, 256, right="bjk"), find("cpu"))
     assert plan.schedule.name == "dot"
-    assert [str(size) for size, _ in plan.needs] == ["n"]
-    assert plan.most is not None and str(plan.most[0]) == "m" and 3 <= plan.most[1] <= 512
+    ((least,), (most,), _) = plan.limits
+    assert (str(least[0]), least[1]) == ("n", "sge")
+    assert (str(most[0]), most[1]) == ("m", "sle") and 3 <= most[2] <= 512
     assert not shape_env.guards
 
 
 def test_tiles_take_products_that_are_larger_all_round_than_the_example() -> None:
     shape_env = ShapeEnv()
     sizes = [sym_size(shape_env, shape_env.symbol(name, size)) for name, size in (("m", 5), ("n", 3), ("k", 7))]
-    plan = plan_product(product(*sizes), find("cpu"))
+    plan = PRODUCTS.plan(product(*sizes), find("cpu"))
     assert plan.schedule.name != "tiled"
-    assert plan.crowd is not None and [str(size) for size in plan.crowd[0]] == ["m", "n", "k"]
-    assert 7 <= plan.crowd[1] <= 64
+    crowd = plan.limits[-1]
+    assert [str(size) for size, _, _ in crowd] == ["m", "n", "k"]
+    assert all(7 <= count <= 64 for _, _, count in crowd)
     assert not shape_env.guards

@@ -8,7 +8,7 @@ import torch
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
 from smelt.codegen.cpu.products import tile_shape, tiling
-from smelt.codegen.cpu.products.plan import plan_product
+from smelt.codegen.cpu.products.plan import PRODUCTS
 from smelt.device import find
 from smelt.fuse.lowering.convolutions import Contraction, ConvolutionSteps, to_coarse, to_fine, to_weight
 from smelt.ir.kernel import Axis, Buffer, Contract, Factor, Index, Kernel, Role, Stage, Store
@@ -132,12 +132,12 @@ def test_windows_are_tiled() -> None:
     x, weight, y = torch.empty(1, 64, 14, 14), torch.empty(64, 64, 3, 3), torch.empty(1, 64, 14, 14)
     made = to_coarse(layout(x), layout(weight), ConvolutionSteps.of(2, [1], [1], [1], 1), layout(y))
     kernel = kernel_of(made, (x.dtype, x.dtype), (x.numel(), weight.numel()))
-    assert plan_product(kernel, find("cpu")).schedule.name == "tiled"
+    assert PRODUCTS.plan(kernel, find("cpu")).schedule.name == "tiled"
 
 
 def tiling_of(made: Contraction, x: torch.Tensor, weight: torch.Tensor) -> tiling.Tiling:
     kernel = kernel_of(made, (x.dtype, weight.dtype), (x.numel(), weight.numel()))
-    return tiling.Tiling.of(plan_product(kernel, find("cpu"), "tiled").problem, find("cpu"))
+    return tiling.Tiling.of(PRODUCTS.plan(kernel, find("cpu"), "tiled").problem, find("cpu"))
 
 
 @pytest.mark.parametrize(("images", "side", "most"), [(5, 3, 516), (7, 4, 40), (3, 7, 20), (41, 1, 100)])
@@ -151,7 +151,7 @@ def test_small_images_are_beside_each_other(images: int, side: int, most: int, m
     made = to_coarse(layout(x), layout(weight), ConvolutionSteps.of(2, [1], [1], [1], 1), layout(exact))
     found = tiling_of(made, x, weight)
     assert [axis.size for axis in found.beside] == ([images] if side > 1 else [])
-    assert side == 1 or found.blocks(tile_shape.Arithmetic(), found.sizes).cols % side**2 == 0
+    assert side == 1 or found.blocks(found.sizes).cols % side**2 == 0
     for threads in (1, 3):
         check(computed(made, x, weight, threads), exact, 19 * 9)
 
@@ -178,7 +178,7 @@ def test_filters_for_few_pixels_are_read_where_they_are(
         made = to_coarse(layout(x), layout(weight), ConvolutionSteps.of(2, [1], [1], [1], 1), layout(exact))
         kernel = kernel_of(made, (x.dtype, x.dtype), (x.numel(), weight.numel()))
         (compiled,) = compiled_by([kernel], ["tiled"], target)
-        assert tiling.Tiling.of(plan_product(kernel, target, "tiled").problem, target).stays
+        assert tiling.Tiling.of(PRODUCTS.plan(kernel, target, "tiled").problem, target).stays
         memory = torch.full((product(made.shape),), torch.nan)
         for threads in (1, 3):
             call(compiled, [x.flatten(), weight.flatten(), memory], threads)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from smelt.codegen.build import CompiledKernel
-from smelt.codegen.cpu.products.plan import emit, plan_product
+from smelt.codegen.cpu.products.plan import PRODUCTS
 from smelt.codegen.llvm.compile import load
 from smelt.codegen.write_module import join
 from smelt.device import Target, find
@@ -94,8 +94,8 @@ def compiled_by(
     names = [schedule] * len(kernels) if schedule is None or isinstance(schedule, str) else schedule
     codes = []
     for number, (kernel, name) in enumerate(zip(kernels, names, strict=True)):
-        plan = plan_product(kernel, target, name)
-        codes.append(emit(f"k{number}", plan, target))
+        plan = PRODUCTS.plan(kernel, target, name)
+        codes.append(plan.emit(f"k{number}", target))
     (built,) = load([join(codes)], target)
     return [
         CompiledKernel.of(kernel, f"k{number}", built, code)

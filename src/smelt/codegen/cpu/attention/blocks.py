@@ -1,33 +1,37 @@
 """Chooses the blocks of keys and queries that are computed together, and lays out a thread's workspace for them.
 
-    197 queries and keys of 64   →   one block of keys, two of queries; 17 panels of 12 queries
+    197 queries and keys of 64          →   one block of keys, two of queries; 17 panels of 12 queries
+    gradients of 512 queries and keys   →   blocks of 128 keys; all queries packed, twice, and their sums
 """
 
-from collections.abc import Sequence
-
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.addresses import laid_out
 from smelt.codegen.cpu.attention.panels import AttentionTiles
 from smelt.codegen.cpu.attention.points import PackedLoad, packed_loads
-from smelt.codegen.cpu.attention.problem import AttentionProblem
-from smelt.codegen.cpu.workspace import aligned
+from smelt.codegen.cpu.attention.problem import AttentionProblem, Weighed
+from smelt.codegen.cpu.entry_points import MINE
+from smelt.codegen.cpu.products.tile_shape import rounded
+from smelt.codegen.loops.arrays import Array
+from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
 
 _SCORE_BYTES = 24 * 1024  # of a panel of queries by a block of keys: in the first cache
+_GRADIENT_BYTES = 16 * 1024  # of all scores of a panel of queries by a block of keys, where there are several
 _KEY_BYTES = 512 * 1024  # of a block of keys and their values: in the second one
 _QUERY_PANELS = 20  # of a block: keys are packed once for each
 _LEAST_PANELS = 2
 _UNITS = 8  # so many at least are shared out, if each is worth a thread
 _UNIT_WORTH = 1 << 17  # multiplications
-_APART = 512  # bytes between arrays: those that are 4 KiB apart would be in each other's way
 
 
-def padded(size: int, step: int) -> int:
-    return -(-size // step) * step
+def useful_threads(problem: AttentionProblem, units: int) -> int:
+    return max(1, min(units, problem.multiplications // _UNIT_WORTH))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlocks:
-    """An attention in blocks, and the bytes where each array of a thread begins."""
+    """An attention in blocks, and the bytes where each array of a thread begins. Arrays are numbered as the scores, the
+    sums and the row products of the problem."""
 
     problem: AttentionProblem
     tiles: AttentionTiles
@@ -39,42 +43,73 @@ class AttentionBlocks:
 
     @classmethod
     def of(cls, problem: AttentionProblem, target: Target) -> "AttentionBlocks":
-        tiles = AttentionTiles.of(problem.dtype, target, int(problem.query.size))
-        size, keys = problem.dtype.itemsize, int(problem.key.size)
+        """Of a softmax and the sum that it weighs."""
+        tiles = AttentionTiles.of(problem.dtype, target, problem.queries)
+        size, step = problem.dtype.itemsize, tiles.scores.rows
         width = int(problem.scores[0].axis.size) + int(problem.sums[0].axis.size)
         most = min(_SCORE_BYTES // (tiles.queries * size), _KEY_BYTES // (max(1, width) * size))
-        step = tiles.scores.rows
-        blocks = max(1, -(-keys // max(step, most)))
-        block = max(step, padded(-(-keys // blocks), step))
-        panels = -(-int(problem.query.size) // tiles.queries)
+        blocks = max(1, -(-problem.keys // max(step, most)))
+        block = max(step, rounded(-(-problem.keys // blocks), step))
+        panels = -(-problem.queries // tiles.queries)
         wanted = min(_UNITS, max(1, problem.multiplications // _UNIT_WORTH))
         apart = max(-(-panels // _QUERY_PANELS), -(-wanted // max(1, problem.count)))
-        each = max(min(_LEAST_PANELS, panels), -(-panels // max(1, apart)))
-        packed = packed_loads(problem, tiles.queries)
-        sizes = _sizes(problem, tiles, block, max(1, each), packed)
-        places, place = {}, 0
-        for name, bytes_ in sizes:
-            places[name] = place
-            place += int(aligned(bytes_)) + _APART
-        return cls(problem, tiles, block, max(1, each), packed, places, place)
+        panels = max(1, min(_LEAST_PANELS, panels), -(-panels // max(1, apart)))
+        rows = panels * tiles.queries
+        # Three keys more of scores, in case the last are fewer than are computed side by side: they have no weight.
+        further = {"scores0": (block + 3) * tiles.queries, "tops": rows, "totals": rows, "scales": tiles.queries}
+        return cls._laid_out(problem, tiles, block, panels, further)
+
+    @classmethod
+    def of_gradients(cls, problem: AttentionProblem, target: Target) -> "AttentionBlocks":
+        """Of all queries: one attention is never divided among threads."""
+        tiles = AttentionTiles.of(problem.dtype, target, problem.queries)
+        wide, step, size = tiles.queries, tiles.scores.rows, problem.dtype.itemsize
+        most = max(step, _GRADIENT_BYTES // (wide * size * len(problem.scores)))
+        block = rounded(-(-problem.keys // -(-problem.keys // most)), step)
+        panels = -(-problem.queries // wide)
+        further: dict[str, int] = {}
+        for number, product in enumerate(problem.products):
+            further |= {f"products{number}": panels * wide}
+            further |= {f"side{side}": wide * int(product.axis.size) for side in range(2)}
+        return cls._laid_out(problem, tiles, block, panels, further)
+
+    @classmethod
+    def _laid_out(
+        cls, problem: AttentionProblem, tiles: AttentionTiles, keys: int, panels: int, further: dict[str, int]
+    ) -> "AttentionBlocks":
+        """`further`: elements of arrays beside panels, scores and sums, or more of those."""
+        wide, rows, packed = tiles.queries, panels * tiles.queries, packed_loads(problem, tiles.queries)
+        scores = [(number, int(score.axis.size)) for number, score in enumerate(problem.scores)]
+        widths = [rounded(int(each.axis.size), tiles.values.cols) for each in problem.sums]
+        sums = [(n, each.over_keys, widths[n]) for n, each in enumerate(problem.sums)]
+        counts = {f"queries{number}": rows * depth for number, depth in scores}
+        counts |= {f"keys{number}": keys * depth for number, depth in scores}
+        counts |= {f"values{number}": (keys if over_keys else rows) * pitch for number, over_keys, pitch in sums}
+        counts |= {f"scores{number}": keys * wide for number, _ in scores}
+        counts |= {f"sums{number}": (rows if over_keys else keys) * pitch for number, over_keys, pitch in sums}
+        bytes_ = {name: count * problem.dtype.itemsize for name, count in (counts | further).items()}
+        for number, each in enumerate(packed):
+            bytes_[f"packed{number}"] = wide * (keys if each.by_key else 1) * each.form.dtype.itemsize
+        places, size = laid_out(bytes_)
+        return cls(problem, tiles, keys, panels, packed, {name: int(at) for name, at in places.items()}, int(size))
+
+    def array(self, b: Builder, name: str) -> Array:
+        """An array of the workspace."""
+        dtype = self.packed[int(name[6:])].form.dtype if name.startswith("packed") else self.problem.dtype
+        return Array(b, b.element(MINE, "i8", self.places[name]), dtype)
+
+    def pitch(self, each: Weighed) -> int:
+        """Elements from one row of sums to the next."""
+        return rounded(int(each.axis.size), self.tiles.values.cols)
 
     @property
-    def depth(self) -> int:
-        return int(self.problem.scores[0].axis.size)
-
-    @property
-    def width(self) -> int:
-        """Values of a key."""
-        return int(self.problem.sums[0].axis.size)
-
-    @property
-    def pitch(self) -> int:
-        """Elements from the sums of one query to those of the next."""
-        return padded(self.width, self.tiles.values.cols)
+    def rows(self) -> int:
+        """Queries of a block, in whole panels."""
+        return self.panels * self.tiles.queries
 
     @property
     def query_blocks(self) -> int:
-        return -(-int(self.problem.query.size) // (self.panels * self.tiles.queries))
+        return -(-self.problem.queries // self.rows)
 
     @property
     def units(self) -> int:
@@ -82,25 +117,4 @@ class AttentionBlocks:
 
     @property
     def threads(self) -> int:
-        return max(1, min(self.units, self.problem.multiplications // _UNIT_WORTH))
-
-
-def _sizes(
-    problem: AttentionProblem, tiles: AttentionTiles, keys: int, panels: int, packed: Sequence[PackedLoad]
-) -> list[tuple[str, int]]:
-    """Bytes of the arrays."""
-    size, queries = problem.dtype.itemsize, panels * tiles.queries
-    depth, width = int(problem.scores[0].axis.size), padded(int(problem.sums[0].axis.size), tiles.values.cols)
-    sizes = [
-        ("queries", queries * depth * size),
-        ("keys", keys * depth * size),
-        ("values", keys * width * size),
-        ("scores", (keys + 3) * tiles.queries * size),
-        ("sums", queries * width * size),
-        ("tops", queries * size),
-        ("totals", queries * size),
-        ("scales", tiles.queries * size),
-    ]
-    for number, each in enumerate(packed):
-        sizes.append((f"packed{number}", tiles.queries * (keys if each.by_key else 1) * each.dtype.itemsize))
-    return sizes
+        return useful_threads(self.problem, self.units)

@@ -11,18 +11,13 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import TypeVar
 
-import torch
-
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.addresses import Addresses
 from smelt.codegen.cpu.attention.panels import PanelForm
 from smelt.codegen.cpu.attention.problem import AttentionProblem
-from smelt.codegen.cpu.instructions import InstructionWriter
-from smelt.codegen.cpu.schedule import SchedulePlan, loop_variant
-from smelt.codegen.cpu.workspace import WorkspaceLayout
+from smelt.codegen.cpu.instructions import PointCode
+from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import Builder
-from smelt.codegen.loops.scalars import from_memory, memory_kind
-from smelt.ir.kernel import Instruction, Kernel, Load
+from smelt.ir.kernel import Load
 from smelt.ir.loops import Node, Value
 
 Written = TypeVar("Written")
@@ -36,9 +31,8 @@ class PackedLoad:
     form: PanelForm
     by_key: bool
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.form.dtype
+
+PackedPanel = tuple[PackedLoad, Array]
 
 
 def packed_loads(problem: AttentionProblem, width: int) -> tuple[PackedLoad, ...]:
@@ -52,77 +46,26 @@ def packed_loads(problem: AttentionProblem, width: int) -> tuple[PackedLoad, ...
     return tuple(loads)
 
 
-def outer_axes(b: Builder, problem: AttentionProblem, number: Value) -> dict[str, Value]:
-    """The positions of the outer axes in attention `number`."""
-    positions: dict[str, Value] = {}
-    for place, axis in enumerate(reversed(problem.outer)):
-        if place == len(problem.outer) - 1:
-            positions[axis.name] = number
-        else:
-            positions[axis.name] = b.binary("urem", number, int(axis.size))
-            number = b.binary("udiv", number, int(axis.size))
-    return positions
-
-
-@dataclass(slots=True)
 class Points:
-    """The state of writing it. `panels` has where each packed load's panel is."""
+    """The operations of the attention `outer`, being written. `panels`: where each packed load is."""
 
-    b: Builder
-    problem: AttentionProblem
-    at: Addresses
-    code: InstructionWriter
-    inside: tuple[Instruction, ...]
-    outside: tuple[Instruction, ...]
-    packed: dict[Load, PackedLoad]
-    panels: dict[Load, Value]
-    width: int
+    def __init__(
+        self, b: Builder, problem: AttentionProblem, panels: Sequence[PackedPanel], lanes: int, outer: Value
+    ) -> None:
+        across = replace(problem.kernel, rows=problem.outer, cols=(problem.key, problem.query))  # lanes are queries
+        self.b, self.problem, self.panels, self.lanes = b, problem, panels, lanes
+        self.row = PointCode.of(b, across, problem.body, lanes)
+        self.row.at.axes |= positions(b, problem.outer, outer)
+        self.row.begin_row([each.load for each, _ in panels])
 
-    @classmethod
-    def of(cls, b: Builder, problem: AttentionProblem, width: int, lanes: int) -> "Points":
-        """Reads the buffers' addresses where it stands."""
-        kernel = _across(problem)
-        plan = SchedulePlan(kernel, lanes=lanes)
-        at = Addresses(b, plan, WorkspaceLayout.of(plan))
-        at.load_pointers()
-        moving = {id(i) for i in loop_variant(kernel, kernel.stages[0])}
-        inside = tuple(i for i in problem.body if id(i) in moving)
-        outside = tuple(i for i in problem.body if id(i) not in moving)
-        packed = {each.load: each for each in packed_loads(problem, width)}
-        return cls(b, problem, at, InstructionWriter.of(b, plan, at), inside, outside, packed, {}, width)
-
-    def begin(self, outer: Value) -> None:
-        """At the attention `outer`."""
-        self.code.begin_row()
-        self.at.axes |= outer_axes(self.b, self.problem, outer)
-        self.at.lanes = 1
-        for instruction in self.outside:
-            self.code.write(instruction)
-        self.code.hold_addresses([i for i in self.inside if i not in self.packed])
-
-    def write(self, lane: int, lanes: int, query: Value, row: Value, scores: dict[str, Value]) -> None:
-        """Of `lanes` queries from `lane` of the panel on, which begins with `query`; `row` counts keys in the block."""
-        b, at = self.b, self.at
-        at.axes[self.problem.query.name] = b.add(query, lane) if lane else query
-        at.lanes = lanes
-        self.code.values.update(scores)
-        for instruction in self.inside:
-            if isinstance(instruction, Load) and instruction in self.packed:
-                self._load(self.packed[instruction], lane, lanes, row)
-            else:
-                self.code.write(instruction)
-
-    def _load(self, packed: PackedLoad, lane: int, lanes: int, row: Value) -> None:
-        b, kind = self.b, memory_kind(packed.dtype)
-        panel = self.panels[packed.load]
-        place = b.element(panel, kind, b.mul(row, self.width)) if packed.by_key else panel
-        raw = b.load(b.element(place, kind, lane), kind, lanes)
-        self.code.values[packed.load.out] = from_memory(b, raw, packed.dtype)
-
-
-def _across(problem: AttentionProblem) -> Kernel:
-    """The kernel with keys and queries as its cols, queries last: lanes are theirs."""
-    return replace(problem.kernel, rows=problem.outer, cols=(problem.key, problem.query))
+    def write(self, lane: int, query: Value, key: Value, row: Value, values: dict[str, Value]) -> None:
+        """Of queries from `lane` of the panel on, which begins with `query`; `row` counts keys in the block."""
+        b, given = self.b, dict(values)
+        for packed, panel in self.panels:
+            place = b.add(b.mul(row, packed.form.width), lane) if packed.by_key else lane
+            given[packed.load.out] = panel.load_as(panel.dtype, place, self.lanes)
+        self.row.at.axes[self.problem.key.name] = key
+        self.row.write(b.add(query, lane) if lane else query, self.lanes, given)
 
 
 def side_by_side(b: Builder, writers: Sequence[Callable[[], Written]]) -> list[Written]:

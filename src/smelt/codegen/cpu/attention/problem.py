@@ -91,6 +91,14 @@ class AttentionProblem:
         return self.kernel.stages[1].body if len(self.kernel.stages) > 1 else ()
 
     @property
+    def queries(self) -> int:
+        return int(self.query.size)
+
+    @property
+    def keys(self) -> int:
+        return int(self.key.size)
+
+    @property
     def count(self) -> int:
         """How many attentions there are."""
         return int(product(axis.size for axis in self.outer))
@@ -98,7 +106,7 @@ class AttentionProblem:
     @property
     def multiplications(self) -> int:
         each = sum(int(score.axis.size) for score in self.scores) + sum(int(each.axis.size) for each in self.sums)
-        points = int(self.query.size) * int(self.key.size)
+        points = self.queries * self.keys
         return self.count * each * (points // 2 if self.reach is not None else points)
 
     def dtype_of(self, factor: Factor) -> torch.dtype:

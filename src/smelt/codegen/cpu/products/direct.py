@@ -10,17 +10,17 @@ from dataclasses import replace
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.entry_points import PART
+from smelt.codegen.cpu.addresses import laid_out
+from smelt.codegen.cpu.entry_points import MINE, PART, entry_code
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
-from smelt.codegen.cpu.products.parts import MINE, entry_function
+from smelt.codegen.cpu.products.micro_kernel import vectors_of
 from smelt.codegen.cpu.products.problem import Problem, problem_of
 from smelt.codegen.cpu.products.windows import Window, start, window_of
 from smelt.codegen.cpu.schedule import idempotent
-from smelt.codegen.cpu.workspace import aligned
 from smelt.codegen.generator import EntryCode
+from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import Builder
 from smelt.codegen.loops.runtime_sizes import Sizes
-from smelt.codegen.loops.scalars import cast, from_memory, memory_kind
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor
 from smelt.ir.loops import Value
@@ -34,7 +34,6 @@ _LARGE_BYTES = 1 << 20  # of a copy: from there on it is to be of what is read
 _UNREAD = 8  # positions that are copied for each that is read
 _NEAR = 8  # positions from an output's window to the next one's
 _GRAIN = 1 << 16  # multiplications that are worth a thread
-_APART = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +83,10 @@ class DirectPlan:
         return self.blocks * product(axis.size for axis in self.outer)
 
     @property
-    def weights_place(self) -> int:
-        return int(aligned(self.image_size * self.problem.dtype.itemsize)) + _APART
-
-    @property
-    def workspace(self) -> int:
-        return self.weights_place + int(aligned((self.taps + self.width) * self.problem.dtype.itemsize)) + _APART
+    def places(self) -> tuple[dict[str, Size], Size]:
+        """Of a thread's arrays in its workspace, and how long that is."""
+        size = self.problem.dtype.itemsize
+        return laid_out({"image": self.image_size * size, "weights": (self.taps + self.width) * size})
 
 
 def direct_plan(problem: Problem, target: Target) -> DirectPlan | str:
@@ -184,93 +181,72 @@ def cycles(problem: Problem, target: Target) -> float:
 def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryCode:
     plan = direct_plan(problem, target)
     assert isinstance(plan, DirectPlan)
-    part, entry = Builder(target, symbol, sizes), Builder(target, symbol, sizes)
-    _Direct(part, plan, [Epilogue.of(part, plan.problem, plan.lanes) for _ in range(plan.rows)]).write()
+    part = Builder(target, symbol, sizes)
+    _Direct(part, plan).write()
     most = lesser(plan.extent, greater(1, problem.multiplications // _GRAIN))
-    functions = (part.function(f"{symbol}.part", PART), entry_function(entry, most, plan.extent, plan.workspace))
-    return EntryCode(functions, tuple(part.helpers.items()), plan.workspace)
+    functions, entry = [part.function(f"{symbol}.part", PART)], Builder(target, symbol, sizes)
+    return entry_code(functions, part.helpers, entry, most, plan.extent, plan.places[1])
 
 
-@dataclass(slots=True)
 class _Direct:
-    """The state of writing the part that a thread runs."""
+    """The part that a thread runs, being written, with an epilogue for each row at a time."""
 
-    b: Builder
-    plan: DirectPlan
-    epilogues: list[Epilogue]  # one for each row at a time
+    def __init__(self, b: Builder, plan: DirectPlan) -> None:
+        self.b, self.plan, self.dtype = b, plan, plan.problem.dtype
+        self.epilogues = [Epilogue.of(b, plan.problem, plan.lanes) for _ in range(plan.rows)]
+        self.copied = Array(b, MINE, self.dtype)
+        self.weights = Array(b, b.element(MINE, "i8", plan.places[0]["weights"]), self.dtype)
 
     def write(self) -> None:
         b, plan = self.b, self.plan
         _, _, first, last, _ = PART
-        self._fill(b.const("i64", 0), plan.image_size)
-        loop = b.begin(first, last, 1, (), guard=True)
-        rest, number = self._split(loop.index, plan.blocks)
-        for position, axis in enumerate(reversed(plan.outer)):
-            outermost = position == len(plan.outer) - 1
-            rest, at = (rest, rest) if outermost else self._split(rest, axis.size)
+        self._fill(self.copied, plan.image_size)
+        with b.loop(first, last, guard=True) as unit:
+            number, outer = b.const("i64", 0), unit
+            if plan.blocks > 1:
+                number, outer = b.urem(unit, plan.blocks), b.udiv(unit, plan.blocks)
+            self.outer = positions(b, plan.outer, outer)
             for epilogue in self.epilogues:
-                epilogue.at.axes[axis.name] = at
-        top = b.mul(number, plan.block)
-        if idempotent(plan.problem.epilogue):  # the last block is as long as the others
-            top = b.intrinsic("smin", top, b.const("i64", plan.down.outputs - plan.block))
-        rows = b.intrinsic("smin", b.sub(plan.down.outputs, top), b.const("i64", plan.block))
-        self._copy_image(top, rows)
-        self._copy_weights()
-        self._rows(top, rows)
-        loop.end()
+                epilogue.axes.update(self.outer)
+            top = b.mul(number, plan.block)
+            if idempotent(plan.problem.epilogue):  # the last block is as long as the others
+                top = b.smin(top, plan.down.outputs - plan.block)
+            rows = b.smin(b.sub(plan.down.outputs, top), plan.block)
+            self._copy_image(top, rows)
+            self._copy_weights()
+            self._rows(top, rows)
 
-    def _split(self, number: Value, size: Size) -> tuple[Value, Value]:
-        if known_equal(size, 1):
-            return number, self.b.const("i64", 0)
-        return self.b.binary("udiv", number, size), self.b.binary("urem", number, size)
+    def _fill(self, array: Array, size: int) -> None:
+        """Zeros."""
+        whole = size // self.plan.width * self.plan.width
+        for first, last, lanes in ((0, whole, self.plan.width), (whole, size, 1)):
+            with self.b.loop(first, last, lanes, guard=True) as place:
+                array.store(array.zero(lanes), place)
 
-    @property
-    def _kind(self) -> str:
-        return memory_kind(self.plan.problem.dtype)
-
-    def _fill(self, first: Value, size: int) -> None:
-        """Zeros, from an element of the image on."""
-        b, width = self.b, self.plan.width
-        loop = b.begin(b.const("i64", 0), b.const("i64", size // width * width), width, (), guard=True)
-        b.store(b.const(self._kind, 0.0, width), b.element(MINE, self._kind, b.add(first, loop.index)))
-        loop.end()
-        loop = b.begin(b.const("i64", size // width * width), b.const("i64", size), 1, (), guard=True)
-        b.store(b.const(self._kind, 0.0), b.element(MINE, self._kind, b.add(first, loop.index)))
-        loop.end()
-
-    def _offset(self, factor: Factor, base: Size) -> Value:
+    def _matrix(self, factor: Factor, offset: Size) -> Array:
         """Where a factor begins, at the axes outside of windows."""
-        b, at = self.b, self.epilogues[0].at
-        total = b.const("i64", base)
-        for axis in self.plan.outer:
-            stride = factor.index.stride(axis.name)
-            total = b.add(total, b.mul(at.axes[axis.name], stride)) if stride else total
-        return b.element(at.pointers[factor.buffer], at.layout.kinds[factor.buffer], total)
-
-    # The image.
+        pointer = self.epilogues[0].row.at.pointers[factor.buffer]
+        array = Array(self.b, pointer, self.plan.problem.kernel.buffer(factor.buffer).dtype)
+        return array.at_index(replace(factor.index, offset=offset), self.outer)
 
     def _copy_image(self, top: Value, rows: Value) -> None:
         """The rows that a block reaches; round them are zeros, which stay from one block to the next."""
-        b, plan = self.b, self.plan
-        down = plan.down
+        b, plan, down = self.b, self.plan, self.plan.down
         count = b.add(b.mul(b.sub(rows, 1), down.step), down.reach(1))
-        base = self._offset(plan.image, start(plan.image.index, (plan.down, plan.along)))
+        image = self._matrix(plan.image, start(plan.image.index, (plan.down, plan.along)))
         before = b.add(b.mul(top, down.step), down.first)
-        loop = b.begin(b.const("i64", 0), count, 1, (), guard=False)
-        row = b.add(before, loop.index)
-        to = b.mul(loop.index, plan.line)
-        kind = memory_kind(plan.problem.kernel.buffer(plan.image.buffer).dtype)
+        with b.loop(0, count) as number:
+            row, to = b.add(before, number), self.copied.at(b.mul(number, plan.line))
 
-        def inside() -> None:
-            self._copy_row(b.element(base, kind, b.mul(row, down.apart)), to)
+            def inside() -> None:
+                self._copy_row(image.at(b.mul(row, down.apart)), to)
 
-        if down.extent is None:
-            inside()
-        else:
-            b.choice(b.icmp("ult", row, down.extent), inside, lambda: self._fill(to, plan.line))
-        loop.end()
+            if down.extent is None:
+                inside()
+            else:
+                b.choice(b.icmp("ult", row, down.extent), inside, lambda: self._fill(to, plan.line))
 
-    def _copy_row(self, source: Value, to: Value) -> None:
+    def _copy_row(self, source: Array, to: Array) -> None:
         along = self.plan.along
         reach = along.reach(along.outputs)
         low = max(0, -along.first) if along.extent is not None else 0
@@ -279,66 +255,42 @@ class _Direct:
             first = max(0, -(-(low - phase) // along.step))
             last = -(-(high - phase) // along.step)
             if last > first:
-                self._copy_phase(source, to, phase, first, last)
+                place = source.at((phase + along.first) * along.apart)
+                self._copy_phase(place, to.at(phase * self.plan.pitch), first, last)
 
-    def _copy_phase(self, source: Value, to: Value, phase: int, first: int, last: int) -> None:
+    def _copy_phase(self, source: Array, to: Array, first: int, last: int) -> None:
         """Every `step`th element: in vectors as far as those do not reach past the last one."""
-        b, plan = self.b, self.plan
-        along = plan.along
-        dtype = plan.problem.kernel.buffer(plan.image.buffer).dtype
-        kind, width = memory_kind(dtype), plan.width
-        step = along.step * along.apart
-        read = b.element(source, kind, (phase + along.first) * along.apart)
-        written = b.element(MINE, self._kind, b.add(to, phase * plan.pitch))
-
-        def put(place: Value, raw: Value) -> None:
-            converted = cast(b, from_memory(b, raw, dtype), dtype, plan.problem.dtype)
-            b.store(converted, b.element(written, self._kind, place))
-
+        b, width, step = self.b, self.plan.width, self.plan.along.step * self.plan.along.apart
         # A vector that is read whole reaches over elements of other phases, but not over the last of its own.
         vectors = max(0, (last - first) // width - (step > 1)) if 1 <= step <= 2 and width > 1 else 0
         if vectors:
-            loop = b.begin(b.const("i64", first), b.const("i64", first + vectors * width), width, (), guard=False)
-            raw = b.load(b.element(read, kind, b.mul(loop.index, step)), kind, width * step)
-            put(loop.index, b.permute(raw, range(0, width * step, step)) if step > 1 else raw)
-            loop.end()
-        rest = first + vectors * width
-        loop = b.begin(b.const("i64", rest), b.const("i64", last), 1, (), guard=True)
-        put(loop.index, b.load(b.element(read, kind, b.mul(loop.index, step)), kind))
-        loop.end()
+            with b.loop(first, first + vectors * width, width) as place:
+                elements = source.load_as(self.dtype, b.mul(place, step), width * step)
+                to.store(b.permute(elements, range(0, width * step, step)) if step > 1 else elements, place)
+        with b.loop(first + vectors * width, last, guard=True) as place:
+            to.store(source.load_as(self.dtype, b.mul(place, step)), place)
 
     # The weights.
 
     def _copy_weights(self) -> None:
-        b, plan = self.b, self.plan
-        dtype = plan.problem.kernel.buffer(plan.weights.buffer).dtype
-        base = self._offset(plan.weights, plan.weights.index.offset)
-        for number, (down, along) in enumerate(self._taps()):
-            place = down * plan.weights.index.stride(plan.down.k) + along * plan.weights.index.stride(plan.along.k)
-            raw = b.load(b.element(base, memory_kind(dtype), place), memory_kind(dtype))
-            weight = cast(b, from_memory(b, raw, dtype), dtype, plan.problem.dtype)
-            b.store(weight, b.element(self._weights, self._kind, number))
-
-    def _taps(self) -> list[tuple[int, int]]:
-        return [(down, along) for down in range(self.plan.down.taps) for along in range(self.plan.along.taps)]
-
-    @property
-    def _weights(self) -> Value:
-        return self.b.element(MINE, "i8", self.plan.weights_place)
+        plan, index = self.plan, self.plan.weights.index
+        matrix = self._matrix(plan.weights, index.offset)
+        taps = [(down, along) for down in range(plan.down.taps) for along in range(plan.along.taps)]
+        for number, (down, along) in enumerate(taps):
+            place = down * index.stride(plan.down.k) + along * index.stride(plan.along.k)
+            self.weights.store(matrix.load_as(self.dtype, place), number)
 
     def _held_weights(self) -> list[Value]:
         """Vectors of them, as far as there are registers to keep them in."""
-        b, plan = self.b, self.plan
-        lanes = plan.width
-        if not b.target.fma_by_lane or lanes < 2 or -(-plan.taps // lanes) > b.target.vector_registers // 2 - 2:
+        plan, target, lanes = self.plan, self.b.target, self.plan.width
+        if not target.fma_by_lane or lanes < 2 or -(-plan.taps // lanes) > target.vector_registers // 2 - 2:
             return []
-        place = self._weights
-        return [b.load(b.element(place, self._kind, first), self._kind, lanes) for first in range(0, plan.taps, lanes)]
+        return [self.weights.load(first, lanes) for first in range(0, plan.taps, lanes)]
 
     def _weight(self, held: list[Value], number: int) -> Value:
         b, lanes = self.b, self.plan.width
         if not held:
-            return b.splat(b.load(b.element(self._weights, self._kind, number), self._kind), lanes)
+            return b.splat(self.weights.load(number), lanes)
         return b.permute(held[number // lanes], [number % lanes] * lanes)
 
     # The result.
@@ -346,39 +298,26 @@ class _Direct:
     def _rows(self, top: Value, rows: Value) -> None:
         """A few rows of the result at a time; the last few overlap those before them."""
         b, plan = self.b, self.plan
-        loop = b.begin(b.const("i64", 0), rows, plan.rows, (), guard=False)
-        row = b.intrinsic("smin", loop.index, b.sub(rows, plan.rows)) if plan.rows > 1 else loop.index
-        for number, epilogue in enumerate(self.epilogues):
-            if plan.down.output:
-                epilogue.at.axes[plan.down.output] = b.add(b.add(top, row), number)
-            epilogue.begin_row()
-        held = self._held_weights()
-        line = b.element(MINE, self._kind, b.mul(row, plan.down.step * plan.line))
-        overlaps, size = idempotent(plan.problem.epilogue), plan.along.outputs
-        whole = size if overlaps else size // plan.lanes * plan.lanes
-        b.open_loop()
-        across = b.begin(b.const("i64", 0), b.const("i64", whole), plan.lanes, (), guard=False)
-        column = across.index
-        if overlaps and size % plan.lanes:
-            column = b.intrinsic("smin", column, b.const("i64", size - plan.lanes))
-        self._point(line, held, column)
-        across.end()
-        b.close_loop()
-        if not overlaps and size % plan.lanes:
-            skipped = plan.lanes - size % plan.lanes
-            mask = b.flags([lane >= skipped for lane in range(plan.lanes)])
-            self._point(line, held, b.const("i64", size - plan.lanes), mask)
-        loop.end()
+        with b.loop(0, rows, plan.rows) as first:
+            row = b.smin(first, b.sub(rows, plan.rows)) if plan.rows > 1 else first
+            for number, epilogue in enumerate(self.epilogues):
+                if plan.down.output:
+                    epilogue.axes[plan.down.output] = b.add(b.add(top, row), number)
+                epilogue.row.begin_row()
+            held = self._held_weights()
+            line = self.copied.at(b.mul(row, plan.down.step * plan.line))
 
-    def _point(self, line: Value, held: list[Value], column: Value, mask: Value | None = None) -> None:
-        b = self.b
-        for epilogue, sums in zip(self.epilogues, self._sums(b.element(line, self._kind, column), held), strict=True):
-            while len(sums) > 1:
-                pairs = zip(sums[::2], sums[1::2], strict=True)
-                sums = [b.permute(low, range(2 * low.lanes), high) for low, high in pairs]
-            epilogue.write(column, sums[0], mask)
+            def point(column: Value, lanes: int, mask: Value | None) -> None:
+                for epilogue, sums in zip(self.epilogues, self._sums(line.at(column), held), strict=True):
+                    while len(sums) > 1:
+                        pairs = zip(sums[::2], sums[1::2], strict=True)
+                        sums = [b.permute(low, range(2 * low.lanes), high) for low, high in pairs]
+                    epilogue.write(column, sums[0], mask)
 
-    def _sums(self, first: Value, held: list[Value]) -> list[list[Value]]:
+            width = plan.along.outputs
+            self.epilogues[0].write_row(b.const("i64", width), width % plan.lanes, point, least=width, masks=True)
+
+    def _sums(self, first: Array, held: list[Value]) -> list[list[Value]]:
         """Of each row, as vectors. A vector of the image is read once for all rows and taps that it is a part of."""
         b, plan = self.b, self.plan
         down, along, count = plan.down, plan.along, plan.lanes // plan.width
@@ -392,11 +331,7 @@ class _Direct:
             ]
             for tap in range(along.taps) if users else ():
                 phase, further = along.place(tap) % along.step, along.place(tap) // along.step
-                at = place * plan.line + phase * plan.pitch + further
-                read = [
-                    b.load(b.element(first, self._kind, at + number * plan.width), self._kind, plan.width)
-                    for number in range(count)
-                ]
+                read = vectors_of(first.at(place * plan.line + phase * plan.pitch + further), count, plan.width)
                 for row, other in users:
                     weight = self._weight(held, other * along.taps + tap)
                     if sums[row]:

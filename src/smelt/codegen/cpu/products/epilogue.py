@@ -1,20 +1,22 @@
-"""The epilogue of a product: the kernel's other instructions, at the points of a finished block.
+"""The epilogue of a product: the kernel's other instructions, along the rows of a finished block.
 
     p = contract …; v = add p, b; store y = v     given the vector of p at a row and column → instructions for the rest
 
-Rows are the axes of `batch` and `m`, cols those of `n`. Values that do not change along cols are computed once per row.
+Rows are the axes of `batch` and `m`, cols those of `n`. If computing a point twice is harmless, the last vector of a
+row overlaps the previous one.
 """
 
+from collections.abc import Callable
+
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.addresses import Addresses
-from smelt.codegen.cpu.instructions import InstructionWriter
+from smelt.codegen.cpu.instructions import PointCode
 from smelt.codegen.cpu.products.problem import Problem
-from smelt.codegen.cpu.schedule import SchedulePlan, lanes_of, loop_variant
-from smelt.codegen.cpu.workspace import WorkspaceLayout
+from smelt.codegen.cpu.schedule import idempotent, lanes_of
 from smelt.codegen.loops.builder import Builder
 from smelt.device import Target
-from smelt.ir.kernel import Instruction
 from smelt.ir.loops import Value
+
+Point = Callable[[Value, int, Value | None], None]  # given a column, lanes, and a mask if some of them do not count
 
 
 def epilogue_lanes(problem: Problem, target: Target, most: int) -> int:
@@ -27,43 +29,53 @@ def epilogue_lanes(problem: Problem, target: Target, most: int) -> int:
 
 @dataclass(slots=True)
 class Epilogue:
-    """The state of writing it. The writer of the loops sets the axes of rows, and of cols but the last, in
-    `at.axes`."""
+    """The state of writing it. The writer of the loops sets the axes of rows, and of cols but the last, in `axes`."""
 
     b: Builder
     problem: Problem
-    at: Addresses
-    code: InstructionWriter
-    inside: tuple[Instruction, ...]  # what is done at every point
-    outside: tuple[Instruction, ...]  # and once a row
+    lanes: int
+    row: PointCode
 
     @classmethod
     def of(cls, b: Builder, problem: Problem, lanes: int) -> "Epilogue":
         """Reads the buffers' addresses where it stands."""
-        plan = SchedulePlan(problem.kernel, lanes=lanes)
-        at = Addresses(b, plan, WorkspaceLayout.of(plan))
-        at.load_pointers()
-        moving = {id(i) for i in loop_variant(problem.kernel, problem.stage)}
-        inside = tuple(i for i in problem.epilogue if id(i) in moving)
-        outside = tuple(i for i in problem.epilogue if id(i) not in moving)
-        return cls(b, problem, at, InstructionWriter.of(b, plan, at), inside, outside)
+        return cls(b, problem, lanes, PointCode.of(b, problem.kernel, problem.epilogue, lanes))
 
-    def begin_row(self) -> None:
-        """Compute the row values at the current position of the row axes."""
-        self.code.begin_row()
-        self.at.lanes = 1
-        for instruction in self.outside:
-            self.code.write(instruction)
-        self.code.hold_addresses(self.inside)
+    @property
+    def axes(self) -> dict[str, Value]:
+        return self.row.at.axes
 
-    def write(self, column: Value, product: Value, mask: Value | None = None) -> None:
-        """Of as many points as `product` has lanes, from `column` of the last axis on; with `mask`, of the last that
-        are there, where some of them were done before (see `loop_nest`)."""
-        if self.at.vector_axis:
-            self.at.axes[self.at.vector_axis] = column
-        self.at.lanes = product.lanes
-        self.code.mask = mask
-        self.code.values[self.problem.contract.out] = product
-        for instruction in self.inside:
-            self.code.write(instruction)
-        self.code.mask = None
+    @property
+    def overlaps(self) -> bool:
+        return idempotent(self.row.inside)
+
+    def write(self, column: Value, sums: Value, mask: Value | None = None) -> None:
+        """Of as many points as `sums` has lanes, from `column` of the last axis on."""
+        self.row.write(column, sums.lanes, {self.problem.contract.out: sums}, mask)
+
+    def write_row(self, width: Value, rest: int | None, point: Point, *, least: int, masks: bool) -> None:
+        """Vectors of a row of `width` points, at `least` so many. `rest`: how many whole vectors leave over, if it is
+        known. Those overlap the last vector, with a mask if points may not be computed twice; without `masks` they are
+        computed one by one."""
+        b, lanes, is_long, is_even = self.b, self.lanes, least >= self.lanes, rest == 0 or self.lanes == 1
+        whole, overlaps = width, self.overlaps and not is_even
+        if overlaps and not is_long:
+            whole = b.select(b.icmp("sge", width, lanes), width, 0)
+        elif not overlaps and not is_even:
+            whole = b.and_(width, -lanes)
+        b.open_loop()
+        with b.loop(0, whole, lanes, guard=whole is not width and not (masks and is_long)) as column:
+            point(b.smin(column, b.sub(width, lanes)) if overlaps else column, lanes, None)
+        b.close_loop()
+        if whole is width:
+            return
+        if not masks:
+            with b.loop(whole, width, guard=True) as column:
+                point(column, 1, None)
+        elif rest is not None:
+            point(b.sub(width, lanes), lanes, b.flags([lane >= lanes - rest for lane in range(lanes)]))
+        else:
+            more = b.and_(width, lanes - 1)
+            with b.when(b.icmp("ne", more, 0)):
+                fresh = b.icmp("uge", b.iota("i64", range(lanes)), b.splat(b.sub(lanes, more), lanes))
+                point(b.sub(width, lanes), lanes, fresh)

@@ -12,18 +12,16 @@ import functools
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.products import streamed_blocks as blocks
-from smelt.codegen.cpu.products.parts import params
-from smelt.codegen.cpu.products.problem import Problem, at_example
-from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks
-from smelt.codegen.generator import EntryCode
+from smelt.codegen.cpu.entry_points import params
+from smelt.codegen.cpu.products.micro_kernel import products_added, spread
+from smelt.codegen.cpu.products.problem import Problem
+from smelt.codegen.cpu.products.streamed_blocks import StreamedBlock, StreamedBlocks, StreamedSchedule, block_lanes
+from smelt.codegen.cpu.transpose_tiles import transposed
+from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
-from smelt.codegen.loops.runtime_sizes import Sizes
-from smelt.codegen.loops.scalars import cast, from_memory, memory_kind
 from smelt.device import Target
 from smelt.ir.loops import Function, Value
 from smelt.ir.tensorspec import short_name
-from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import hint, known_equal
 
 _REGISTER_BITS = 128
@@ -37,8 +35,6 @@ _CROWDED = 4096  # bytes between rows of which a multiple puts all of them in th
 _CROWDED_DEPTH = 16
 _CACHE_LINE = 64
 _ALONE_DEPTH, _ALONE_VECTORS = 2, 8  # where there is one row to multiply with
-_STREAMED = 512 * 1024  # bytes of a right factor that is read from further away than the processor's own cache
-_BYTES_A_CYCLE = 8  # at which it comes from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +58,12 @@ class RowsTile:
         return -(-self.rows // self.group) * self.group
 
 
-def why_not(problem: Problem, target: Target) -> str | None:
-    problem = blocks.as_matrices(problem)
-    reason = blocks.why_no_blocks(problem)
-    if reason is not None:
-        return reason
-    if not problem.n or not known_equal(problem.n[0].right, 1):
-        return "the right factor is not contiguous along columns"
-    return None
+def _why_no_tile(problem: Problem) -> str | None:
+    along = problem.n and known_equal(problem.n[0].right, 1)
+    return None if along else "the right factor is not contiguous along columns"
 
 
-def tile_of(problem: Problem, target: Target) -> RowsTile:
+def _tile_of(problem: Problem, target: Target) -> RowsTile:
     """The shape with least to do: rows that tiles leave over are computed in vain."""
     lanes = target.vector_bits // (8 * problem.dtype.itemsize)
     while lanes > problem.cols:
@@ -94,32 +85,13 @@ def tile_of(problem: Problem, target: Target) -> RowsTile:
 
 
 def _tiles_cost(problem: Problem, tile: RowsTile) -> float:
-    count = -(-problem.rows // tile.rows) * -(-problem.cols // tile.cols)
-    return count * problem.depth * (_step_cost(tile) + tile.rows * tile.vectors * 1.5 / tile.depth)
-
-
-def _step_cost(tile: RowsTile) -> float:
     """In cycles: two multiplications and two loads each, and what loops and waiting for the first of them take."""
-    return max(tile.rows * tile.vectors / 2, 4.0) + 0.3 * (tile.vectors + tile.rows / 2) + 1.5
+    count = -(-problem.rows // tile.rows) * -(-problem.cols // tile.cols)
+    step = max(tile.rows * tile.vectors / 2, 4.0) + 0.3 * (tile.vectors + tile.rows / 2) + 1.5
+    return count * problem.depth * (step + tile.rows * tile.vectors * 1.5 / tile.depth)
 
 
-def needs(problem: Problem, target: Target) -> tuple[tuple[Size, int], ...]:
-    problem = blocks.as_matrices(problem)
-    return blocks_of(problem, target, tile_of(at_example(problem), target)).needs
-
-
-def cycles(problem: Problem, target: Target) -> float:
-    problem = at_example(blocks.as_matrices(problem))
-    tile = tile_of(problem, target)
-    packing = problem.rows * problem.depth * (1 if problem.k[0].left == 1 else 2)
-    widened = 1.0 if problem.right_dtype is problem.dtype else 1.4
-    computing = _tiles_cost(problem, tile) * widened + packing
-    size = problem.cols * problem.depth * problem.right_dtype.itemsize
-    reading = size / _BYTES_A_CYCLE if size > _STREAMED else 0.0
-    return problem.batches * (max(computing, reading) + 0.25 * min(computing, reading))
-
-
-def blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBlocks:
+def _blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBlocks:
     """Blocks as wide as the cache allows, so that rows of the right factor are read in long runs; if there is one row
     of blocks, it is cut into pieces that threads share, and each thread joins its own pieces."""
     row_step = min(_ROWS // tile.rows * tile.rows, hint(problem.rows))
@@ -127,7 +99,7 @@ def blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBlock
     most = max(_LEAST_COLS, _ARRAY_BYTES // (block_rows * problem.dtype.itemsize))
     in_a_row = known_equal(problem.batches, 1) and known_equal(row_step, problem.rows)
     cols = hint(problem.cols)
-    lanes = blocks.block_lanes(problem, target, cols)
+    lanes = block_lanes(problem, target, cols)
     col_step = tile.cols
     while col_step % lanes or col_step < min(_LEAST_COLS if in_a_row else most, cols):
         col_step += tile.cols
@@ -138,35 +110,21 @@ def blocks_of(problem: Problem, target: Target, tile: RowsTile) -> StreamedBlock
     return StreamedBlocks(problem, lanes, least, row_step, col_step, pitch, block_rows, left_size, joined)
 
 
-def write(symbol: str, problem: Problem, target: Target, given_sizes: Sizes) -> EntryCode:
-    problem = blocks.as_matrices(problem)
-    tile = tile_of(at_example(problem), target)
-    blocking = blocks_of(problem, target, tile)
+def _compute(b: Builder, blocks: StreamedBlocks, tile: RowsTile, block: StreamedBlock) -> list[Function]:
+    problem = blocks.problem
     along = known_equal(problem.k[0].left, 1)
-    packer = _left_packer(problem.left_dtype, problem.dtype, tile, along, target)
-    rows = _rows(problem.right_dtype, problem.dtype, tile, _REST_DEPTH, target)
-    apart = problem.m[0].left if problem.m else 0
-
-    def compute(b: Builder, block: StreamedBlock) -> None:
-        with b.when(block.fresh):
-            steps = b.const("i64", apart), b.const("i64", problem.k[0].left)
-            b.call(packer.name, block.left, *steps, block.packed, block.rows, b.const("i64", problem.depth))
-        factors = block.packed, block.right, b.const("i64", problem.k[0].right)
-        sizes = block.rows, block.cols, b.const("i64", problem.depth)
-        b.call(rows.name, *factors, block.array, b.const("i64", blocking.pitch), *sizes)
-
-    shared = {function.name: function for function in (rows, packer)}
-    return blocks.write(symbol, blocking, target, compute, shared, given_sizes)
+    packer = _left_packer(problem.left_dtype, problem.dtype, tile, along, b.target)
+    rows = _rows(problem.right_dtype, problem.dtype, tile, _REST_DEPTH, b.target)
+    left, right, packed, sums = (each.pointer for each in (block.left, block.right, block.packed, block.sums))
+    with b.when(block.fresh):
+        apart = problem.m[0].left if problem.m else 0
+        b.call(packer.name, left, apart, problem.k[0].left, packed, block.rows, problem.depth)
+    sizes = (block.rows, block.cols, problem.depth)
+    b.call(rows.name, packed, right, problem.k[0].right, sums, blocks.pitch, *sizes)
+    return [rows, packer]
 
 
-@functools.cache
-def _left_packer(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, along: bool, target: Target) -> Function:
-    return _LeftPacker(Builder(target), source, dtype, tile, along).write()
-
-
-@functools.cache
-def _rows(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, rest_depth: int, target: Target) -> Function:
-    return _Rows(Builder(target), source, dtype, tile, rest_depth).write()
+SCHEDULE = StreamedSchedule(_why_no_tile, _tile_of, _tiles_cost, 1, _blocks_of, _compute)
 
 
 # The left factor.
@@ -174,200 +132,116 @@ def _rows(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, rest_depth: i
 _LEFT, _APART, _STEP, _PACKED, _COUNT, _STEPS = params("ptr left, i64 apart, i64 step, ptr packed, i64 rows, i64 depth")
 
 
-@dataclass(slots=True)
-class _LeftPacker:
-    """The function that copies rows of the left factor in tiles: of each step along the sum, all rows. Those that a
-    last tile lacks are the last there is. Rows are `apart` from each other, steps `step`, or with `along` one."""
-
-    b: Builder
-    source: torch.dtype
-    dtype: torch.dtype
-    tile: RowsTile
-    along: bool
-
-    @property
-    def name(self) -> str:
-        kinds = f"{short_name(self.source)}.{short_name(self.dtype)}"
-        return f"smelt.pack_rows{'_along' if self.along else ''}.{kinds}.{self.tile.rows}.{self.tile.group}"
-
-    def write(self) -> Function:
-        b, tile, kind = self.b, self.tile, memory_kind(self.source)
-        last = b.sub(_COUNT, 1)
-        tiles = b.begin(b.const("i64", 0), _COUNT, tile.rows, (), guard=False)
-        lines = []
-        for number in range(tile.rows):
-            row = b.intrinsic("smin", b.add(tiles.index, number), last) if number else tiles.index
-            lines.append(b.element(_LEFT, kind, b.mul(row, _APART)))
-        lines += lines[-1:] * (tile.stored_rows - tile.rows)
-        before = b.mul(b.binary("udiv", tiles.index, tile.rows), b.mul(_STEPS, tile.stored_rows))
-        place = b.element(_PACKED, memory_kind(self.dtype), before)
-        whole = self._write_groups(lines, place) if self.along and tile.rows > 1 else b.const("i64", 0)
-        self._write_steps(lines, place, whole)
-        tiles.end()
-        return b.function(self.name, (_LEFT, _APART, _STEP, _PACKED, _COUNT, _STEPS), "shared")
-
-    def _write_groups(self, lines: list[Value], place: Value) -> Value:
-        """Steps that are read together, and transposed in registers; how many."""
-        b, tile, group, kind = self.b, self.tile, self.tile.group, memory_kind(self.source)
-        stored = memory_kind(self.dtype)
-        whole = b.and_(_STEPS, -group)
-        loop = b.begin(b.const("i64", 0), whole, group, (), guard=True)
-        to = b.element(place, stored, b.mul(loop.index, tile.stored_rows))
-        for first in range(0, tile.stored_rows, group):
-            read = [b.load(b.element(line, kind, loop.index), kind, group) for line in lines[first : first + group]]
-            for number, vector in enumerate(_transposed(b, [self._widened(raw) for raw in read])):
-                b.store(vector, b.element(to, stored, number * tile.stored_rows + first))
-        loop.end()
-        return whole
-
-    def _write_steps(self, lines: list[Value], place: Value, first: Value) -> None:
-        b, kind, stored = self.b, memory_kind(self.source), memory_kind(self.dtype)
-        loop = b.begin(first, _STEPS, 1, (), guard=True)
-        to = b.element(place, stored, b.mul(loop.index, self.tile.stored_rows))
-        step = loop.index if self.along else b.mul(loop.index, _STEP)
-        for number, line in enumerate(lines):
-            b.store(self._widened(b.load(b.element(line, kind, step), kind)), b.element(to, stored, number))
-        loop.end()
-
-    def _widened(self, raw: Value) -> Value:
-        return cast(self.b, from_memory(self.b, raw, self.source), self.source, self.dtype)
-
-
-def _transposed(b: Builder, vectors: list[Value]) -> list[Value]:
-    """As many vectors as lanes, by interleaving the first half with the second."""
-    half = len(vectors) // 2
-    for _ in range(len(vectors).bit_length() - 1):
-        pairs = zip(vectors[:half], vectors[half:], strict=True)
-        vectors = [part for low, high in pairs for part in b.interleaved(low, high)]
-    return vectors
+@functools.cache
+def _left_packer(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, along: bool, target: Target) -> Function:
+    """Copies rows of the left factor in tiles: of each step along the sum, all rows. Those that a last tile lacks are
+    the last there is. Rows are `apart` from each other, steps `step`, or with `along` one."""
+    b, group, stored = Builder(target), tile.group, tile.stored_rows
+    left, packed, last = Array(b, _LEFT, source), Array(b, _PACKED, dtype), b.sub(_COUNT, 1)
+    with b.loop(0, _COUNT, tile.rows) as first:
+        rows = [b.smin(b.add(first, number), last) if number else first for number in range(tile.rows)]
+        lines = [left.at(b.mul(row, _APART)) for row in rows]
+        lines += lines[-1:] * (stored - tile.rows)
+        place = packed.at(b.mul(b.udiv(first, tile.rows), b.mul(_STEPS, stored)))
+        whole = b.const("i64", 0)
+        if along and tile.rows > 1:  # steps that are read together are transposed in registers
+            whole = b.and_(_STEPS, -group)
+            with b.loop(0, whole, group, guard=True) as step:
+                to = place.at(b.mul(step, stored))
+                for row in range(0, stored, group):
+                    vectors = [line.load_as(dtype, step, group) for line in lines[row : row + group]]
+                    for number, vector in enumerate(transposed(b, vectors)):
+                        to.store(vector, number * stored + row)
+        with b.loop(whole, _STEPS, guard=True) as step:
+            to = place.at(b.mul(step, stored))
+            at = step if along else b.mul(step, _STEP)
+            for number, line in enumerate(lines):
+                to.store(line.load_as(dtype, at), number)
+    kinds = f"{short_name(source)}.{short_name(dtype)}"
+    name = f"smelt.pack_rows{'_along' if along else ''}.{kinds}.{tile.rows}.{group}"
+    return b.function(name, (_LEFT, _APART, _STEP, _PACKED, _COUNT, _STEPS), "shared")
 
 
 # The sums.
 
-_RIGHT, _ARRAY, _PITCH, _WIDTH = params("ptr right, ptr array, i64 pitch, i64 cols")
+_RIGHT, _SUMS, _PITCH, _WIDTH = params("ptr right, ptr sums, i64 pitch, i64 cols")
 
 
-@dataclass(slots=True)
+@functools.cache
+def _rows(source: torch.dtype, dtype: torch.dtype, tile: RowsTile, rest_depth: int, target: Target) -> Function:
+    """Computes a block: rows of a packed left factor by `cols` columns of the right one, whose rows are `apart` from
+    each other."""
+    b = Builder(target)
+    writer = _Rows(b, source, dtype, tile)
+    last = b.sub(_WIDTH, tile.cols)
+    with b.loop(0, _STEPS, tile.depth) as run:
+        until = b.smin(b.add(run, tile.depth), _STEPS)
+        with b.loop(0, _COUNT, tile.rows) as row:
+            panel, line = writer.row(row)
+            with b.loop(0, b.add(last, 1), tile.cols) as column:
+                writer.tile(panel, line, column, (run, until))
+    # Columns that are no whole tile: one that overlaps the tile before it, after all others.
+    is_cut = b.icmp("ne", b.urem(_WIDTH, tile.cols), 0)
+    with b.when(is_cut), b.loop(0, _STEPS, rest_depth) as run:
+        until = b.smin(b.add(run, rest_depth), _STEPS)
+        with b.loop(0, _COUNT, tile.rows) as row:
+            writer.tile(*writer.row(row), last, (run, until))
+    name = f"smelt.rows.{short_name(source)}.{short_name(dtype)}.{tile.rows}x{tile.vectors}x{tile.lanes}.{tile.depth}"
+    return b.function(name, (_LEFT, _RIGHT, _APART, _SUMS, _PITCH, _COUNT, _WIDTH, _STEPS), "shared")
+
+
 class _Rows:
-    """The function that computes a block: rows of a packed left factor by `cols` columns of the right one, whose rows
-    are `apart` from each other."""
+    def __init__(self, b: Builder, source: torch.dtype, dtype: torch.dtype, tile: RowsTile) -> None:
+        self.b, self.shape, self.dtype = b, tile, dtype
+        self.left, self.sums, self.right = Array(b, _LEFT, dtype), Array(b, _SUMS, dtype), Array(b, _RIGHT, source)
 
-    b: Builder
-    source: torch.dtype
-    dtype: torch.dtype
-    tile: RowsTile
-    rest_depth: int
-
-    @property
-    def name(self) -> str:
-        kinds = f"{short_name(self.source)}.{short_name(self.dtype)}"
-        tile = self.tile
-        return f"smelt.rows.{kinds}.{tile.rows}x{tile.vectors}x{tile.lanes}.{tile.depth}"
-
-    def write(self) -> Function:
-        b, tile = self.b, self.tile
-        zero, last = b.const("i64", 0), b.sub(_WIDTH, tile.cols)
-        run = b.begin(zero, _STEPS, tile.depth, (), guard=False)
-        until = b.intrinsic("smin", b.add(run.index, tile.depth), _STEPS)
-        down = b.begin(zero, _COUNT, tile.rows, (), guard=False)
-        panel, line = self._row(down.index)
-        across = b.begin(zero, b.add(last, 1), tile.cols, (), guard=False)
-        sums = self._along(panel, across.index, run.index, until)
-        self._add(line, across.index, sums, b.icmp("sgt", run.index, 0))
-        across.end()
-        down.end()
-        run.end()
-        # Columns that are no whole tile: one that overlaps the tile before it, after all others.
-        with b.when(b.icmp("ne", b.binary("urem", _WIDTH, tile.cols), 0)):
-            self._write_rest(last)
-        return b.function(self.name, (_LEFT, _RIGHT, _APART, _ARRAY, _PITCH, _COUNT, _WIDTH, _STEPS), "shared")
-
-    def _write_rest(self, last: Value) -> None:
-        """The tile that begins at column `last`."""
-        b = self.b
-        run = b.begin(b.const("i64", 0), _STEPS, self.rest_depth, (), guard=False)
-        until = b.intrinsic("smin", b.add(run.index, self.rest_depth), _STEPS)
-        down = b.begin(b.const("i64", 0), _COUNT, self.tile.rows, (), guard=False)
-        panel, line = self._row(down.index)
-        self._add(line, last, self._along(panel, last, run.index, until), b.icmp("sgt", run.index, 0))
-        down.end()
-        run.end()
-
-    @property
-    def _kind(self) -> str:
-        return memory_kind(self.dtype)
-
-    def _row(self, first: Value) -> tuple[Value, Value]:
+    def row(self, first: Value) -> tuple[Array, Array]:
         """Where the rows of a tile are in the left factor, and their sums in the array."""
-        b, tile = self.b, self.tile
-        steps = b.mul(b.binary("udiv", first, tile.rows), tile.stored_rows)
-        panel = b.element(_LEFT, self._kind, b.mul(steps, _STEPS))
-        return panel, b.element(_ARRAY, self._kind, b.mul(first, _PITCH))
+        b, tile = self.b, self.shape
+        panel = self.left.at(b.mul(b.mul(b.udiv(first, tile.rows), tile.stored_rows), _STEPS))
+        return panel, self.sums.at(b.mul(first, _PITCH))
 
-    def _places(self, line: Value, column: Value) -> list[Value]:
-        b, tile = self.b, self.tile
-        places = []
-        for row in range(tile.rows):
-            first = b.element(line, self._kind, b.add(b.mul(_PITCH, row), column))
-            places += [b.element(first, self._kind, number * tile.lanes) for number in range(tile.vectors)]
-        return places
+    def tile(self, panel: Array, line: Array, column: Value, run: tuple[Value, Value]) -> None:
+        """Add the products of a run of steps to the sums of a tile, which are zero at the beginning."""
+        b, tile = self.b, self.shape
+        sums = self._along(panel, column, *run)
 
-    def _add(self, line: Value, column: Value, sums: list[Value], goes_on: Value) -> None:
-        """Add to the array's sums of a tile, which are zero at the beginning."""
-        b = self.b
+        def places() -> list[Array]:
+            starts = [line.at(b.add(b.mul(_PITCH, number), column)) for number in range(tile.rows)]
+            return [start.at(number * tile.lanes) for start in starts for number in range(tile.vectors)]
+
+        def store(totals: list[Value]) -> None:
+            for place, total in zip(places(), totals, strict=True):
+                place.store(total)
 
         def adds() -> None:
-            places = self._places(line, column)
-            before = [b.load(place, self._kind, self.tile.lanes) for place in places]
-            self._store(line, column, [b.fadd(old, new) for old, new in zip(before, sums, strict=True)])
+            before = [place.load(0, tile.lanes) for place in places()]
+            store([b.fadd(old, new) for old, new in zip(before, sums, strict=True)])
 
-        b.choice(goes_on, adds, lambda: self._store(line, column, sums))
+        b.choice(b.icmp("sgt", run[0], 0), adds, lambda: store(sums))
 
-    def _store(self, line: Value, column: Value, sums: list[Value]) -> None:
-        for place, total in zip(self._places(line, column), sums, strict=True):
-            self.b.store(total, place)
-
-    def _along(self, panel: Value, column: Value, first: Value, until: Value) -> list[Value]:
+    def _along(self, panel: Array, column: Value, first: Value, until: Value) -> list[Value]:
         """The loop along the sum of one tile, starting at zero: shorter partial sums are more accurate."""
-        b, tile = self.b, self.tile
-        started = [b.const(self._kind, 0.0, tile.lanes)] * (tile.rows * tile.vectors)
-        here = b.element(_RIGHT, memory_kind(self.source), column)
-        if tile.unroll == 1:
-            loop = b.begin(first, until, 1, started, guard=False)
-            return list(loop.end(*self._step(panel, here, loop.index, list(loop.values))))
-        whole = b.add(first, b.and_(b.sub(until, first), -tile.unroll))
-        several = b.begin(first, whole, tile.unroll, started, guard=True)
-        sums = list(several.values)
-        for number in range(tile.unroll):
-            sums = self._step(panel, here, b.add(several.index, number), sums)
-        sums = list(several.end(*sums))
-        loop = b.begin(whole, until, 1, sums, guard=True)
+        b, tile = self.b, self.shape
+        sums = [panel.zero(tile.lanes)] * (tile.rows * tile.vectors)
+        here = self.right.at(column)
+        if tile.unroll > 1:
+            whole = b.add(first, b.and_(b.sub(until, first), -tile.unroll))
+            several = b.begin(first, whole, tile.unroll, sums, guard=True)
+            sums = list(several.values)
+            for number in range(tile.unroll):
+                sums = self._step(panel, here, b.add(several.index, number), sums)
+            first, sums = whole, list(several.end(*sums))
+        loop = b.begin(first, until, 1, sums, guard=tile.unroll > 1)
         return list(loop.end(*self._step(panel, here, loop.index, list(loop.values))))
 
-    def _step(self, panel: Value, here: Value, at: Value, sums: list[Value]) -> list[Value]:
-        b, tile, source = self.b, self.tile, self.source
-        kind = memory_kind(source)
-        line = b.element(here, kind, b.mul(at, _APART))
-        size = tile.cols * source.itemsize
+    def _step(self, panel: Array, here: Array, at: Value, sums: list[Value]) -> list[Value]:
+        b, tile = self.b, self.shape
+        line = here.at(b.mul(at, _APART))
+        size = tile.cols * line.dtype.itemsize
         for place in range(0, size, _CACHE_LINE) if tile.prefetches else ():
-            b.prefetch(b.element(line, "i8", max(_CACHE_LINE, size) + place))
-        right = []
-        for number in range(tile.vectors):
-            raw = b.load(b.element(line, kind, number * tile.lanes), kind, tile.lanes)
-            right.append(cast(b, from_memory(b, raw, source), source, self.dtype))
-        left = self._spread(b.element(panel, self._kind, b.mul(at, tile.stored_rows)))
-        pairs = [(one, other) for one in left for other in right]
-        return [b.fma(one, other, total) for (one, other), total in zip(pairs, sums, strict=True)]
-
-    def _spread(self, place: Value) -> list[Value]:
-        """One step's numbers of the left factor, each in all lanes of a vector."""
-        b, tile, kind = self.b, self.tile, self._kind
-        if not b.target.fma_by_lane or tile.rows == 1:
-            numbers = [b.load(b.element(place, kind, row), kind) for row in range(tile.rows)]
-            return [b.splat(number, tile.lanes) for number in numbers]
-        vectors = []
-        for first in range(0, tile.rows, tile.group):
-            vector = b.load(b.element(place, kind, first), kind, tile.group)
-            lanes = range(min(tile.group, tile.rows - first))
-            vectors += [b.permute(vector, [lane] * tile.lanes) for lane in lanes]
-        return vectors
+            b.prefetch(b.element(line.pointer, "i8", max(_CACHE_LINE, size) + place))
+        right = [line.load_as(self.dtype, number * tile.lanes, tile.lanes) for number in range(tile.vectors)]
+        column = panel.at(b.mul(at, tile.stored_rows))
+        left = spread(column, tile.rows, tile.lanes, tile.group if tile.rows > 1 else 0)
+        return products_added(b, left, right, sums)

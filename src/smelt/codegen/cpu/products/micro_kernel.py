@@ -9,13 +9,14 @@ With `is_transposed`, the tile is stored transposed.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 
-from smelt.codegen.cpu.products.parts import params
-from smelt.codegen.cpu.products.tile_shape import TileShape
-from smelt.codegen.cpu.products.transposes import transposed
+from smelt.codegen.cpu.entry_points import params
+from smelt.codegen.cpu.products.panel_copies import transposed
+from smelt.codegen.cpu.products.tile_shape import TileShape, vector_lanes
+from smelt.codegen.loops.arrays import Array
 from smelt.codegen.loops.builder import Builder
 from smelt.codegen.loops.scalars import VALUE_KINDS
 from smelt.device import Target
@@ -28,21 +29,17 @@ _STEPS, _OUT, _STRIDE, _ADDS = params("i64 steps, ptr out, i64 stride, i1 adds")
 def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Function:
     """`(left, right, steps, out, stride of its rows, adds)`. One step in a round: the sums leave no registers for more,
     and processors look far enough ahead."""
-    kind = VALUE_KINDS[dtype]
-    name = f"product.tile.{kind}.{tile.rows}x{tile.cols}"
+    name = f"product.tile.{VALUE_KINDS[dtype]}.{tile.rows}x{tile.cols}"
     b = Builder(target, name)
-    vectors = tile.cols // tile.lanes
-    zero = b.const(kind, 0.0, tile.lanes)
     panels = params("ptr left, ptr right")
-    loop = b.begin(b.const("i64", 0), _STEPS, 1, [*panels, *[zero] * (tile.rows * vectors)], guard=True)
-    left, right, *sums = loop.values
-    across = [_load(b, right, kind, v * tile.lanes, tile.lanes) for v in range(vectors)]
-    down = _spread(b, left, kind, tile)
-    for i in range(tile.rows):
-        for v in range(vectors):
-            sums[i * vectors + v] = b.fma(down[i], across[v], sums[i * vectors + v])
-    _, _, *sums = loop.end(b.element(left, kind, tile.rows), b.element(right, kind, tile.cols), *sums)
-    _finished(b, sums, kind, tile)
+    zero = b.const(VALUE_KINDS[dtype], 0.0, tile.lanes)
+    loop = b.begin(0, _STEPS, 1, [*panels, *[zero] * (tile.rows * tile.vectors)], guard=True)
+    left, right = (Array(b, panel, dtype) for panel in loop.values[:2])
+    across = vectors_of(right, tile.vectors, tile.lanes)
+    down = spread(left, tile.rows, tile.lanes, 0 if tile.rows % tile.lanes else tile.lanes)
+    sums = products_added(b, down, across, loop.values[2:])
+    _, _, *sums = loop.end(left.at(tile.rows).pointer, right.at(tile.cols).pointer, *sums)
+    _finished(Array(b, _OUT, dtype), sums, tile)
     return b.function(name, (*panels, _STEPS, _OUT, _STRIDE, _ADDS), "shared")
 
 
@@ -50,38 +47,84 @@ def micro_kernel(tile: TileShape, dtype: torch.dtype, target: Target) -> Functio
 def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, is_transposed: bool = False) -> Function:
     """`(left, rows, right, steps, out, stride of its rows, adds)`: `rows` is a table of how far from `left` the rows of
     a tile are. As many steps in a round as a vector of a row has, each a lane of it."""
-    kind, lanes = VALUE_KINDS[dtype], tile.lanes
-    name = f"product.tile_{'transposed' if is_transposed else 'along'}.{kind}.{tile.rows}x{tile.cols}"
+    lanes = tile.lanes
+    name = f"product.tile_{'transposed' if is_transposed else 'along'}.{VALUE_KINDS[dtype]}.{tile.rows}x{tile.cols}"
     b = Builder(target, name)
-    factors = left, rows, panel = params("ptr left, ptr rows, ptr right")
-    vectors = tile.cols // lanes
-    lines = [b.element(left, kind, b.load(b.element(rows, "i64", i), "i64")) for i in range(tile.rows)]
-    zero, whole = b.const(kind, 0.0, lanes), b.and_(_STEPS, -lanes)
+    factors = left, rows, right = params("ptr left, ptr rows, ptr right")
+    panel, table = Array(b, right, dtype), Array(b, rows, torch.int64)
+    lines = [Array(b, left, dtype).at(table.load(i)) for i in range(tile.rows)]
 
-    def multiplied(sums: list[Value], step: Value, down: Callable[[int], Value]) -> list[Value]:
-        right = b.element(panel, kind, b.mul(step, tile.cols))
-        across = [_load(b, right, kind, v * lanes, lanes) for v in range(vectors)]
-        return [b.fma(down(n // vectors), across[n % vectors], each) for n, each in enumerate(sums)]
+    def multiplied(sums: list[Value], step: Value, down: list[Value]) -> list[Value]:
+        return products_added(b, down, vectors_of(panel.at(b.mul(step, tile.cols)), tile.vectors, lanes), sums)
 
-    loop = b.begin(b.const("i64", 0), whole, lanes, [zero] * (tile.rows * vectors), guard=True)
-    row_vectors = [b.load(b.element(line, kind, loop.index), kind, lanes) for line in lines]
+    whole = b.and_(_STEPS, -lanes)
+    loop = b.begin(0, whole, lanes, [panel.zero(lanes)] * (tile.rows * tile.vectors), guard=True)
+    row_vectors = [line.load(loop.index, lanes) for line in lines]
     sums = list(loop.values)
     for lane in range(lanes):
-        spread = [_spread_lane(b, vector, lane) for vector in row_vectors]
-        sums = multiplied(sums, b.add(loop.index, lane), spread.__getitem__)
-    sums = list(loop.end(*sums))
-    rest = b.begin(whole, _STEPS, 1, sums, guard=True)
-    single = [b.splat(b.load(b.element(line, kind, rest.index), kind), lanes) for line in lines]
-    sums = list(rest.end(*multiplied(list(rest.values), rest.index, single.__getitem__)))
+        sums = multiplied(sums, b.add(loop.index, lane), [_spread_lane(b, vector, lane) for vector in row_vectors])
+    rest = b.begin(whole, _STEPS, 1, loop.end(*sums), guard=True)
+    single = [b.splat(line.load(rest.index), lanes) for line in lines]
+    sums = list(rest.end(*multiplied(list(rest.values), rest.index, single)))
     if is_transposed:
         sums, tile = _transposed_sums(b, sums, tile), TileShape(tile.cols, tile.rows, lanes)
-    _finished(b, sums, kind, tile)
+    _finished(Array(b, _OUT, dtype), sums, tile)
     return b.function(name, (*factors, _STEPS, _OUT, _STRIDE, _ADDS), "shared")
+
+
+@functools.cache
+def micro_kernel_of_rows(rows: int, cols: int, steps: int, dtype: torch.dtype, target: Target) -> Function:
+    """`(weights, values, from one panel of those to the next, out, stride of its rows, columns)`: contiguous rows of
+    weights, `steps` long, by all panels of columns; added to what is there."""
+    lanes = vector_lanes(dtype, target)
+    name = f"product.rows.{VALUE_KINDS[dtype]}.{rows}x{cols}x{steps}"
+    b = Builder(target, name)
+    taken = params("ptr weights, ptr values, i64 apart, ptr out, i64 stride, i64 columns")
+    weights, values, apart, out, stride, columns = taken
+    panels = b.begin(0, columns, cols, [values])
+    panel, vectors = Array(b, panels.values[0], dtype), cols // lanes
+    lines = [Array(b, out, dtype).at(panels.index)]
+    for _ in range(rows - 1):
+        lines.append(lines[-1].at(stride))
+    sums = [vector for line in lines for vector in vectors_of(line, vectors, lanes)]
+    for first in range(0, steps, lanes):
+        down = [spread(Array(b, weights, dtype).at(row * steps + first), lanes, lanes, lanes) for row in range(rows)]
+        for lane in range(lanes):
+            across = vectors_of(panel.at((first + lane) * cols), vectors, lanes)
+            sums = products_added(b, [row[lane] for row in down], across, sums)
+    for number, total in enumerate(sums):
+        lines[number // vectors].store(total, number % vectors * lanes)
+    panels.end(panel.at(apart).pointer)
+    return b.function(name, taken, "shared")
+
+
+def vectors_of(array: Array, count: int, lanes: int) -> list[Value]:
+    return [array.load(number * lanes, lanes) for number in range(count)]
+
+
+def products_added(b: Builder, down: Sequence[Value], across: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+    """The sums of a tile, row by row, with one product more each."""
+    pairs = [(one, other) for one in down for other in across]
+    return [b.fma(one, other, total) for (one, other), total in zip(pairs, sums, strict=True)]
+
+
+def spread(array: Array, count: int, lanes: int, group: int) -> list[Value]:
+    """Adjacent numbers, each broadcast to a vector: by lanes of vectors of `group` numbers, if the target's
+    multiply-add takes those; one by one, if that is 0."""
+    b = array.b
+    if not b.target.fma_by_lane or not group:
+        return [b.splat(array.load(number), lanes) for number in range(count)]
+    vectors = [array.load(first, group) for first in range(0, count, group)]
+    return [_spread_lane(b, vectors[number // group], number % group, lanes) for number in range(count)]
+
+
+def _spread_lane(b: Builder, vector: Value, lane: int, lanes: int = 0) -> Value:
+    return b.permute(vector, [lane] * (lanes or vector.lanes))
 
 
 def _transposed_sums(b: Builder, sums: list[Value], tile: TileShape) -> list[Value]:
     """Transpose the vectors of a tile of `tile.rows` rows into those of one of `tile.cols` rows, in four lanes."""
-    vectors, groups = tile.cols // tile.lanes, tile.rows // tile.lanes
+    vectors, groups = tile.vectors, tile.rows // tile.lanes
     squares = [
         [transposed(b, [sums[(g * tile.lanes + i) * vectors + v] for i in range(tile.lanes)]) for g in range(groups)]
         for v in range(vectors)
@@ -89,38 +132,14 @@ def _transposed_sums(b: Builder, sums: list[Value], tile: TileShape) -> list[Val
     return [squares[v][g][lane] for v in range(vectors) for lane in range(tile.lanes) for g in range(groups)]
 
 
-def _load(b: Builder, base: Value, kind: str, offset: int, lanes: int) -> Value:
-    return b.load(b.element(base, kind, offset), kind, lanes)
-
-
-def _spread(b: Builder, base: Value, kind: str, tile: TileShape) -> list[Value]:
-    """One step of the left panel, each number broadcast to a vector: by lanes of loaded vectors, if the target's
-    multiply-add takes those."""
-    if not b.target.fma_by_lane or tile.rows % tile.lanes:
-        return [b.splat(_load(b, base, kind, i, 1), tile.lanes) for i in range(tile.rows)]
-    spread = []
-    for first in range(0, tile.rows, tile.lanes):
-        vector = _load(b, base, kind, first, tile.lanes)
-        spread += [_spread_lane(b, vector, lane) for lane in range(tile.lanes)]
-    return spread
-
-
-def _spread_lane(b: Builder, vector: Value, lane: int) -> Value:
-    return b.permute(vector, [lane] * vector.lanes)
-
-
-def _finished(b: Builder, sums: list[Value], kind: str, tile: TileShape) -> None:
+def _finished(out: Array, sums: list[Value], tile: TileShape) -> None:
     """The end of a function: store the tile, or add it to memory."""
-    b.choice(_ADDS, lambda: _leave(b, sums, kind, tile, adds=True), lambda: _leave(b, sums, kind, tile, adds=False))
+    out.b.choice(_ADDS, lambda: _leave(out, sums, tile, adds=True), lambda: _leave(out, sums, tile, adds=False))
 
 
-def _leave(b: Builder, sums: list[Value], kind: str, tile: TileShape, *, adds: bool) -> None:
-    vectors = tile.cols // tile.lanes
-    row = _OUT
-    for i in range(tile.rows):
-        for v in range(vectors):
-            place = b.element(row, kind, v * tile.lanes)
-            total = sums[i * vectors + v]
-            b.store(b.fadd(b.load(place, kind, tile.lanes), total) if adds else total, place)
-        if i + 1 < tile.rows:
-            row = b.element(row, kind, _STRIDE)
+def _leave(row: Array, sums: list[Value], tile: TileShape, *, adds: bool) -> None:
+    for number, total in enumerate(sums):
+        if number and number % tile.vectors == 0:
+            row = row.at(_STRIDE)
+        place = row.at(number % tile.vectors * tile.lanes)
+        place.store(row.b.fadd(place.load(0, tile.lanes), total) if adds else total)

@@ -15,9 +15,9 @@ from typing import Any
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.products.problem import ProductAxis, count
 from smelt.codegen.cpu.products.step_runs import period, run
-from smelt.codegen.cpu.products.tile_shape import Arithmetic, threads
+from smelt.codegen.cpu.products.tile_shape import Count, smaller, threads
 from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, units
-from smelt.codegen.loops.builder import TRUE, Builder
+from smelt.codegen.loops.builder import Builder
 from smelt.ir.kernel import Factor, Index, Store
 from smelt.ir.loops import Table, Value
 from smelt.symbolic.shapes import Size
@@ -77,16 +77,15 @@ class Numbers:
 
     def table(self, name: str, tiling: Tiling) -> Table:
         """As a constant, where all sizes are known."""
-        known = _computed(Arithmetic(), tiling, tiling.sizes)
+        known = _computed(tiling, tiling.sizes)
         numbers = [known[value] if isinstance(value, str) else value for value in self.values]
         return Table(name, tuple([Value("", "i64", number=int(each)) for each in numbers]))
 
     def write(self, b: Builder, tiling: Tiling, table: Value) -> None:
         """Fill in the table from the sizes of a launch."""
-        sizes = [b.const("i64", size) for size in tiling.sizes]
-        known = _computed(EmittedArithmetic(b), tiling, sizes)
+        known = _computed(tiling, [Count(b, b.const("i64", size)) for size in tiling.sizes])
         for place, value in enumerate(self.values):
-            number = known[value] if isinstance(value, str) else b.const("i64", value)
+            number = known[value].value if isinstance(value, str) else b.const("i64", value)
             b.store(number, b.element(table, "i64", place))
 
 
@@ -95,46 +94,14 @@ _COMPUTED = (
 )  # fmt: skip
 
 
-def _computed(of: Arithmetic, tiling: Tiling, sizes: Sequence[Any]) -> dict[str, Any]:
-    blocks = tiling.blocks(of, sizes)
+def _computed(tiling: Tiling, sizes: Sequence[Any]) -> dict[str, Any]:
+    blocks = tiling.blocks(sizes)
     m, n, k, batches = sizes
-    shared = units(of, blocks, sizes)
-    useful = of.smaller(threads(of, of.times(of.times(m, n), of.times(k, batches))), shared)
+    shared = units(blocks, sizes)
+    useful = smaller(threads(m * n * (k * batches)), shared)
     counts = (blocks.row_count, blocks.col_count, blocks.depth_count)
     values = (blocks.rows, blocks.cols, blocks.depth, *counts, shared, useful, blocks.kept)
     return dict(zip(_COMPUTED, values, strict=True))
-
-
-class EmittedArithmetic(Arithmetic):
-    """Numbers that are not negative, as values of the code under construction or, both of them, integers."""
-
-    def __init__(self, b: Builder) -> None:
-        self.b = b
-
-    def _value(self, number: Any) -> Value:
-        return number if isinstance(number, Value) else self.b.const("i64", number)
-
-    def times(self, one: Any, other: Any) -> Any:
-        return self.b.mul(self._value(one), other)
-
-    def quotient(self, one: Any, other: Any) -> Any:
-        return self.b.binary("udiv", self._value(one), other)
-
-    def parts(self, size: Any, each: Any) -> Any:
-        further = self.b.sub(self._value(each), 1)
-        return self.b.binary("udiv", self.b.add(self._value(size), further), each)
-
-    def smaller(self, one: Any, other: Any) -> Any:
-        return self.b.intrinsic("smin", self._value(one), self._value(other))
-
-    def larger(self, one: Any, other: Any) -> Any:
-        return self.b.intrinsic("smax", self._value(one), self._value(other))
-
-    def where_less(self, pairs: Sequence[tuple[Any, Any]], yes: Any, no: Any) -> Any:
-        all_less = TRUE
-        for one, other in pairs:
-            all_less = self.b.and_(all_less, self.b.icmp("slt", self._value(one), other))
-        return self.b.select(all_less, self._value(yes), no)
 
 
 def _side(tiling: Tiling, space: PanelSpace, number: int) -> list[Size | str]:

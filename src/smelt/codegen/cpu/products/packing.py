@@ -13,11 +13,12 @@ from collections.abc import Sequence
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.entry_points import MINE, params
 from smelt.codegen.cpu.products.numbers import RECORD, SIDE, read
-from smelt.codegen.cpu.products.parts import MINE, params
-from smelt.codegen.cpu.products.transposes import ACROSS, transposed
-from smelt.codegen.loops.builder import TRUE, Builder, param
-from smelt.codegen.loops.scalars import VALUE_KINDS, cast, memory_kind
+from smelt.codegen.cpu.products.panel_copies import PanelCopy
+from smelt.codegen.loops.arrays import Array
+from smelt.codegen.loops.builder import TRUE, Builder, Term, param
+from smelt.codegen.loops.scalars import VALUE_KINDS
 from smelt.device import Target
 from smelt.ir.loops import Function, Value
 from smelt.ir.tensorspec import short_name
@@ -31,35 +32,55 @@ _SIDE = param("side", "ptr")
 
 
 @functools.cache
-def fill(kind: str, target: Target) -> Function:
+def fill(dtype: torch.dtype, target: Target) -> Function:
     """`(table, first, count, last, axes, how many, base)`: table[t] = base + Σ step · position along an axis, for the
     points first, first + 1, …, none above `last`. `axes` has the size and step of each."""
-    name = FILL.format(kind)
+    name = FILL.format(VALUE_KINDS[dtype])
     b = Builder(target, name)
     taken = params("ptr table, i64 first, i64 count, i64 last, ptr axes, i64 axes.count, i64 base")
     table, first, count, last, axes, number, base = taken
-    one = b.begin(b.const("i64", 0), count, 1, (), guard=True)
-    point = b.intrinsic("smin", b.add(first, one.index), last)
-    # From the last axis on; the first takes what is left over, whatever its size.
-    each = b.begin(b.const("i64", 1), number, 1, (base, point), guard=True)
-    total, left = each.values
-    place = b.shl(b.sub(number, each.index), 1)
-    size = b.load(b.element(axes, "i64", place), "i64")
-    step = b.load(b.element(axes, "i64", b.add(place, 1)), "i64")
-    more = b.mul(b.binary("urem", left, size), step)
-    total, left = each.end(b.add(total, more), b.binary("udiv", left, size))
-    total = b.add(total, b.mul(left, b.load(b.element(axes, "i64", 1), "i64")))
-    b.store(b.convert("trunc", total, kind), b.element(table, kind, one.index))
-    one.end()
+    pairs = Array(b, axes, torch.int64)
+    with b.loop(0, count, guard=True) as point:
+        # From the last axis on; the first takes what is left over, whatever its size.
+        each = b.begin(1, number, 1, (base, b.smin(b.add(first, point), last)), guard=True)
+        total, left = each.values
+        place = b.shl(b.sub(number, each.index), 1)
+        size, step = pairs.load(place), pairs.load(b.add(place, 1))
+        total, left = each.end(b.add(total, b.mul(b.urem(left, size), step)), b.udiv(left, size))
+        total = b.add(total, b.mul(left, pairs.load(1)))
+        Array(b, table, dtype).store(b.convert("trunc", total, VALUE_KINDS[dtype]), point)
     return b.function(name, taken, "shared")
 
 
-def _axes(b: Builder, record: Value, groups: Sequence[str]) -> Value:
-    """The address of an index's axes after those of `groups`."""
-    place = b.element(record, "i64", RECORD)
-    for group in groups:
-        place = b.element(place, "i64", b.shl(read(b, _SIDE, SIDE, f"{group}_count"), 1))
-    return place
+class Side:
+    """The record of a factor that a function is given, and the indices behind it."""
+
+    def __init__(self, b: Builder) -> None:
+        self.b = b
+
+    def number(self, name: str) -> Value:
+        return read(self.b, _SIDE, SIDE, name)
+
+    def array(self, name: str, dtype: torch.dtype) -> Array:
+        """An array of the workspace."""
+        return Array(self.b, self.b.element(MINE, "i8", self.number(name)), dtype)
+
+    def index(self, place: Term) -> Array:
+        """The record of the factor's own index, or behind it of one of its bounds."""
+        return Array(self.b, _SIDE, torch.int64).at(len(SIDE)).at(self.b.mul(self.number("record"), place))
+
+    def fill(self, table: Array, first: Value, counts: tuple[Value, Value], axes: tuple[Array, Value, Value]) -> None:
+        """Offsets from `first` on: `counts` are how many, and the last there is; `axes` as `fill` takes them."""
+        place, number, base = axes
+        name = FILL.format(table.kind)
+        self.b.call(name, table.pointer, first, *counts, place.pointer, number, base)
+
+    def axes(self, record: Array, groups: Sequence[str], of: str, base: Value) -> tuple[Array, Value, Value]:
+        """The axes `of` an index after those of `groups`, and what is added to them."""
+        place = record.at(RECORD)
+        for group in groups:
+            place = place.at(self.b.shl(self.number(f"{group}_count"), 1))
+        return place, self.number(f"{of}_count"), base
 
 
 @functools.cache
@@ -68,26 +89,20 @@ def points(bounded: bool, target: Target) -> Function:
     positions, at a point of the outer axes."""
     name = f"product.points{'.bounded' if bounded else ''}"
     b = Builder(target, name)
-    first, number, outer = params("i64 first, i64 count, i64 outer")
-    last = b.sub(read(b, _SIDE, SIDE, "points"), 1)
-    xs = b.element(MINE, "i8", read(b, _SIDE, SIDE, "xs"))
-    px = b.element(MINE, "i8", read(b, _SIDE, SIDE, "px"))
-    length, records = read(b, _SIDE, SIDE, "length"), b.element(_SIDE, "i64", len(SIDE))
+    side, (first, number, outer) = Side(b), params("i64 first, i64 count, i64 outer")
+    last = b.sub(side.number("points"), 1)
+    xs, px = side.array("xs", torch.int64), side.array("px", torch.int32)
+    length = side.number("length")
 
-    def index(place: Value, kind: str, table: Value) -> None:
-        record = b.element(records, "i64", b.mul(place, read(b, _SIDE, SIDE, "record")))
-        offset = b.load(b.element(record, "i64", 1), "i64")
-        beyond = (_axes(b, record, ()), read(b, _SIDE, SIDE, "outer_count"), offset)
-        b.call(FILL.format("i64"), xs, outer, b.const("i64", 1), outer, *beyond)
-        base = b.load(xs, "i64")
-        within = (_axes(b, record, ("outer",)), read(b, _SIDE, SIDE, "point_count"), base)
-        b.call(FILL.format(kind), table, first, number, last, *within)
+    def index(place: Term, table: Array) -> None:
+        record = side.index(place)
+        side.fill(xs, outer, (b.const("i64", 1), outer), side.axes(record, (), "outer", record.load(1)))
+        side.fill(table, first, (number, last), side.axes(record, ("outer",), "point", xs.load()))
 
     if bounded:
-        loop = b.begin(b.const("i64", 0), read(b, _SIDE, SIDE, "bounds"), 1, (), guard=True)
-        index(b.add(loop.index, 1), "i32", b.element(px, "i32", b.mul(loop.index, length)))
-        loop.end()
-    index(b.const("i64", 0), "i64", xs)
+        with b.loop(0, side.number("bounds"), guard=True) as bound:
+            index(b.add(bound, 1), px.at(b.mul(bound, length)))
+    index(0, xs)
     return b.function(name, (_SIDE, MINE, first, number, outer), "shared")
 
 
@@ -103,55 +118,44 @@ class PanelForm:
     width: int
 
 
-class PackerFrame:
+class PackerFrame(Side):
     """A packing function being written: its arguments, read from the record of its side, and its filled tables of
     steps. `to` is where the panel being packed begins."""
 
-    to: Value
+    to: Array
 
     def __init__(self, name: str, form: PanelForm, target: Target, *, bounds: int = 0, at_once: bool = False) -> None:
-        self.source, self.dtype, self.width = form.source, form.dtype, form.width
-        self.name = f"product.{name}.{short_name(self.source)}.{short_name(self.dtype)}.{self.width}"
-        self.b = Builder(target, self.name)
-        self.kind, self.memory = VALUE_KINDS[self.dtype], memory_kind(self.source)
-        self.zero, self.steps = self.b.const("i64", 0), _STEPS
-        self.ks, self.all_xs, panels = (self.array(each) for each in ("ks", "xs", "panels"))
+        self.dtype, self.width = form.dtype, form.width
+        self.name = f"product.{name}.{short_name(form.source)}.{short_name(self.dtype)}.{self.width}"
+        super().__init__(Builder(target, self.name))
+        b = self.b
+        self.zero, self.steps, self.factor = b.const("i64", 0), _STEPS, Array(b, FROM, form.source)
+        self.ks, self.all_xs = self.array("ks", torch.int64), self.array("xs", torch.int64)
         # Panels of one block of the sum after the other, where they are kept.
-        before = self.b.mul(FIRST, self.number("apart"))
-        self.panels = self.b.element(panels, self.kind, before)
-        records = self.b.element(_SIDE, "i64", len(SIDE))
-        self._fill_steps("i64", self.ks, records, self.b.const("i64", 1) if at_once else self.steps)
-        self.bounds = [self._bound(records, number) for number in range(bounds)]
+        self.panels = self.array("panels", self.dtype).at(b.mul(FIRST, self.number("apart")))
+        self._fill_steps(self.ks, self.index(0), b.const("i64", 1) if at_once else self.steps)
+        self.bounds = [self._bound(number) for number in range(bounds)]
 
-    def number(self, name: str) -> Value:
-        return read(self.b, _SIDE, SIDE, name)
+    def _fill_steps(self, table: Array, record: Array, number: Value) -> None:
+        last = self.b.sub(self.number("steps"), 1)
+        self.fill(table, FIRST, (number, last), self.axes(record, ("outer", "point"), "step", self.zero))
 
-    def array(self, name: str) -> Value:
-        """An array of the workspace."""
-        return self.b.element(MINE, "i8", self.number(name))
-
-    def _fill_steps(self, kind: str, table: Value, record: Value, number: Value) -> None:
-        b = self.b
-        axes = (_axes(b, record, ("outer", "point")), self.number("step_count"), self.zero)
-        b.call(FILL.format(kind), table, FIRST, number, b.sub(self.number("steps"), 1), *axes)
-
-    def _bound(self, records: Value, number: int) -> tuple[Value, Value, Value]:
+    def _bound(self, number: int) -> tuple[Array, Array, Value]:
         """Positions of steps and of all points for a bound, and its extent."""
-        b = self.b
-        record = b.element(records, "i64", b.mul(self.number("record"), number + 1))
+        b, record = self.b, self.index(number + 1)
         pk, px = (
-            b.element(self.array(name), "i32", b.mul(self.number(stride), number))
+            self.array(name, torch.int32).at(b.mul(self.number(stride), number))
             for name, stride in (("pk", "depth"), ("px", "length"))
         )
-        self._fill_steps("i32", pk, record, self.steps)
-        return pk, px, b.convert("trunc", b.load(record, "i64"), "i32")
+        self._fill_steps(pk, record, self.steps)
+        return pk, px, b.convert("trunc", record.load(), "i32")
 
     def offset_of_step(self, step: Value) -> Value:
-        return self.b.load(self.b.element(self.ks, "i64", step), "i64")
+        return self.ks.load(step)
 
-    def at(self, step: Value) -> Value:
+    def at(self, step: Value) -> Array:
         """Where a step of the panel is to be."""
-        return self.b.element(self.to, self.kind, self.b.mul(step, self.width))
+        return self.to.at(self.b.mul(step, self.width))
 
     def function(self) -> Function:
         return self.b.function(self.name, (_SIDE, MINE, FROM, FIRST, _STEPS, PANELS), "shared")
@@ -162,33 +166,30 @@ class _Packer(PackerFrame):
 
     def __init__(self, name: str, form: PanelForm, target: Target, *, chunk: int = _CHUNK, bounds: int = 0) -> None:
         super().__init__(name, form, target, bounds=bounds, at_once=chunk == _ALL)
-        self.ascending = self.b.icmp("ne", self.number("ascending"), 0)
-        self.chunk = self.b.begin(self.zero, self.steps, chunk, (), guard=True)
-        self.stop = self.b.intrinsic("smin", self.b.add(self.chunk.index, chunk), self.steps)
-        self.panel = self.b.begin(self.zero, PANELS, 1, (), guard=True)
-        self.begin = self.b.mul(self.panel.index, self.width)  # the panel's first point
-        self.xs = self.b.element(self.all_xs, "i64", self.begin)
-        self.to = self.b.element(self.panels, self.kind, self.b.mul(self.begin, self.steps))
-
-    def widened(self, raw: Value) -> Value:
-        return cast(self.b, raw, self.source, self.dtype)
+        b = self.b
+        self.ascending = b.icmp("ne", self.number("ascending"), 0)
+        self.chunk = b.begin(0, self.steps, chunk, guard=True)
+        self.stop = b.smin(b.add(self.chunk.index, chunk), self.steps)
+        self.panel = b.begin(0, PANELS, guard=True)
+        self.begin = b.mul(self.panel.index, self.width)  # the panel's first point
+        self.xs = self.all_xs.at(self.begin)
+        self.to = self.panels.at(b.mul(self.begin, self.steps))
+        self.copy = PanelCopy(self.to, self.width, self.chunk.index, self.stop)
 
     def end(self) -> Function:
         self.panel.end()
         self.chunk.end()
         return self.function()
 
-    def source_of(self, point: Value | int) -> Value:
-        """The address of a point of the panel, without the step."""
-        return self.b.element(FROM, self.memory, self.b.load(self.b.element(self.xs, "i64", point), "i64"))
+    def source_of(self, point: Value) -> Array:
+        """The first step of a point of the panel."""
+        return self.factor.at(self.xs.load(point))
 
     def side_by_side(self) -> tuple[Value, Value]:
-        """Whether the panel's points are contiguous, given that addresses ascend; and the address of the first. A
+        """Whether the panel's points are contiguous, given that addresses ascend; and the offset of the first. A
         partial panel ends with its last point twice, and may extend as far as a whole one."""
         b = self.b
-        first, almost, last = (
-            b.load(b.element(self.xs, "i64", place), "i64") for place in (0, self.width - 2, self.width - 1)
-        )
+        first, almost, last = (self.xs.load(place) for place in (0, self.width - 2, self.width - 1))
         together = b.and_(b.icmp("eq", b.sub(last, first), self.width - 1), b.icmp("ne", almost, last))
         return b.and_(self.ascending, together), first
 
@@ -198,115 +199,63 @@ def pack(form: PanelForm, target: Target) -> Function:
     """`(side, mine, from, first, steps, panels)`: points of any layout; whole vectors where they are contiguous, if
     addresses are known to ascend."""
     packer = _Packer("pack", form, target)
-    b, width = packer.b, form.width
     together, first = packer.side_by_side()
-
-    def vectors() -> None:
-        begin = b.element(FROM, packer.memory, first)
-        loop = b.begin(packer.chunk.index, packer.stop, 1, (), guard=True)
-        place = b.element(begin, packer.memory, packer.offset_of_step(loop.index))
-        b.store(packer.widened(b.load(place, packer.memory, width)), packer.at(loop.index))
-        loop.end()
-
-    def one_by_one() -> None:
-        point = b.begin(packer.zero, b.const("i64", width), 1, (), guard=False)
-        begin, to = packer.source_of(point.index), b.element(packer.to, packer.kind, point.index)
-        loop = b.begin(packer.chunk.index, packer.stop, 1, (), guard=True)
-        raw = b.load(b.element(begin, packer.memory, packer.offset_of_step(loop.index)), packer.memory)
-        b.store(packer.widened(raw), b.element(to, packer.kind, b.mul(loop.index, width)))
-        loop.end()
-        point.end()
-
-    b.choice(together, vectors, one_by_one)
+    packer.b.choice(
+        together,
+        lambda: packer.copy.vectors(packer.factor.at(first), packer.offset_of_step),
+        lambda: packer.copy.one_by_one(packer.source_of, packer.offset_of_step),
+    )
     return packer.end()
 
 
 @functools.cache
 def pack_along(form: PanelForm, target: Target) -> Function:
-    """The same for contiguous steps: several are loaded together and transposed in registers. The table of steps has
-    only the first offset."""
+    """The same for contiguous steps. The table of steps has only the first offset."""
     packer = _Packer("pack_along", form, target, chunk=_ALL)
-    b, width = packer.b, form.width
-    begin = b.load(packer.ks, "i64")
-    groups = [(0, width // ACROSS, ACROSS), (width // ACROSS * ACROSS, 1, width % ACROSS)]
-    for first, count, points in groups:
-        if not count or not points:
-            continue
-        group = b.begin(packer.zero, b.const("i64", count), 1, (), guard=False)
-        start = b.add(b.mul(group.index, ACROSS), first)
-        sources = [b.element(packer.source_of(b.add(start, n)), packer.memory, begin) for n in range(points)]
-        to = b.element(packer.to, packer.kind, start)
-        _transpose(packer, sources, to)
-        group.end()
+    begin = packer.ks.load()
+    packer.copy.along(lambda point: packer.source_of(point).at(begin))
     return packer.end()
-
-
-def _transpose(packer: _Packer, sources: list[Value], to: Value) -> None:
-    """All steps of a few points."""
-    b, memory, kind, width = packer.b, packer.memory, packer.kind, packer.width
-    whole = b.and_(packer.stop, -ACROSS)
-    loop = b.begin(packer.chunk.index, whole, ACROSS, (), guard=True)
-    rows = [packer.widened(b.load(b.element(each, memory, loop.index), memory, ACROSS)) for each in sources]
-    place = b.element(to, kind, b.mul(loop.index, width))
-    for step, column in enumerate(transposed(b, rows)):
-        b.store(column, b.element(place, kind, step * width))
-    loop.end()
-    rest = b.begin(whole, packer.stop, 1, (), guard=True)
-    place = b.element(to, kind, b.mul(rest.index, width))
-    for number, each in enumerate(sources):
-        b.store(packer.widened(b.load(b.element(each, memory, rest.index), memory)), b.element(place, kind, number))
-    rest.end()
 
 
 @functools.cache
 def pack_bounded(form: PanelForm, bounds: int, target: Target) -> Function:
     """The same with bounds: elements at positions outside their extents are zero."""
     packer = _Packer(f"pack_bounded{bounds}", form, target, bounds=bounds)
-    b, width = packer.b, form.width
-    size = packer.number("size")
+    b, width, size = packer.b, form.width, packer.number("size")
     together, first = packer.side_by_side()
     enough = b.icmp("sge", size, width)
-    steps_of = [pk for pk, _, _ in packer.bounds]
-    points_of = [b.element(px, "i32", packer.begin) for _, px, _ in packer.bounds]
-    extents = [extent for _, _, extent in packer.bounds]
+    points_of = [px.at(packer.begin) for _, px, _ in packer.bounds]
 
     def inside(positions: list[Value], step: Value) -> Value:
         in_bounds = TRUE
-        for position, table, extent in zip(positions, steps_of, extents, strict=True):
-            at = b.add(position, b.load(b.element(table, "i32", step), "i32"))
-            within = b.icmp("ult", at, b.splat(extent, position.lanes))
+        for position, (pk, _, extent) in zip(positions, packer.bounds, strict=True):
+            within = b.icmp("ult", b.add(position, pk.load(step)), extent)
             in_bounds = within if in_bounds is TRUE else b.and_(in_bounds, within)
         return in_bounds
 
     def one_by_one(only: Value | None = None) -> None:
         """Of all steps, or of one."""
-        point = b.begin(packer.zero, b.const("i64", width), 1, (), guard=False)
-        begin, to = packer.source_of(point.index), b.element(packer.to, packer.kind, point.index)
-        positions = [b.load(b.element(table, "i32", point.index), "i32") for table in points_of]
-        loop = b.begin(only or packer.chunk.index, b.add(only, 1) if only else packer.stop, 1, (), guard=True)
-        # What is outside is read in the workspace, to no effect: the buffer may have no element at all.
-        there = inside(positions, loop.index)
-        place = b.element(begin, packer.memory, packer.offset_of_step(loop.index))
-        raw = packer.widened(b.load(b.select(there, place, MINE), packer.memory))
-        element = b.select(there, raw, b.const(packer.kind, 0.0))
-        b.store(element, b.element(to, packer.kind, b.mul(loop.index, width)))
-        loop.end()
-        point.end()
+        with b.loop(0, width) as point:
+            source, to = packer.source_of(point), packer.to.at(point)
+            positions = [table.load(point) for table in points_of]
+            with b.loop(only or packer.chunk.index, b.add(only, 1) if only else packer.stop, guard=True) as step:
+                # What is outside is read in the workspace, to no effect: the buffer may have no element at all.
+                there, place = inside(positions, step), source.at(packer.offset_of_step(step)).pointer
+                element = Array(b, b.select(there, place, MINE), form.source).load_as(form.dtype)
+                to.store(b.select(there, element, to.zero()), b.mul(step, width))
 
     def vectors() -> None:
-        positions = [b.load(table, "i32", width) for table in points_of]
-        loop = b.begin(packer.chunk.index, packer.stop, 1, (), guard=True)
-        place = b.add(first, packer.offset_of_step(loop.index))
+        positions = [table.load(0, width) for table in points_of]
+        with b.loop(packer.chunk.index, packer.stop, guard=True) as step:
+            place = b.add(first, packer.offset_of_step(step))
 
-        def whole() -> None:
-            raw = packer.widened(b.load(b.element(FROM, packer.memory, place), packer.memory, width))
-            there = inside(positions, loop.index)
-            b.store(b.select(there, raw, b.const(packer.kind, 0.0, width)), packer.at(loop.index))
+            def whole() -> None:
+                elements = packer.factor.load_as(form.dtype, place, width)
+                packer.at(step).store(b.select(inside(positions, step), elements, packer.to.zero(width)))
 
-        # A vector may reach past what is zero anyway, but not out of the buffer. What is below it is, as an unsigned
-        # number, above every size.
-        b.choice(b.icmp("ule", place, b.sub(size, width)), whole, lambda: one_by_one(loop.index))
-        loop.end()
+            # A vector may reach past what is zero anyway, but not out of the buffer. What is below it is, as an
+            # unsigned number, above every size.
+            b.choice(b.icmp("ule", place, b.sub(size, width)), whole, lambda: one_by_one(step))
 
     b.choice(b.and_(together, enough), vectors, one_by_one)
     return packer.end()

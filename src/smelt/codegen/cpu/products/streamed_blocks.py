@@ -6,22 +6,22 @@ For schedules that read the right factor in place. The left factor is small: eac
 order the loops read it. The last block of a row takes the remainder, and is never narrower than a vector.
 """
 
-from collections.abc import Callable
-from dataclasses import field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.entry_points import PART
+from smelt.codegen.cpu.addresses import laid_out
+from smelt.codegen.cpu.entry_points import MINE, PART, entry_code
+from smelt.codegen.cpu.kernel_schedules import Limit, ProblemSchedule
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
-from smelt.codegen.cpu.products.parts import MINE, entry_function
-from smelt.codegen.cpu.products.problem import Problem, ProductAxis, problem_of
-from smelt.codegen.cpu.schedule import idempotent
-from smelt.codegen.cpu.workspace import aligned
+from smelt.codegen.cpu.products.problem import Problem, ProductAxis, at_example, problem_of
 from smelt.codegen.generator import EntryCode
+from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import Builder
 from smelt.codegen.loops.runtime_sizes import Sizes
-from smelt.codegen.loops.scalars import memory_kind
 from smelt.device import Target
 from smelt.ir.kernel import Factor
 from smelt.ir.loops import Function, Value
@@ -29,7 +29,8 @@ from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import greater, hint, is_symsize, known_at_least, known_equal, lesser
 
 _GRAIN = 1 << 17  # multiplications that are worth a thread
-_APART = 512  # bytes between arrays: those that are 4 KiB apart would be in each other's way
+_STREAMED = 512 * 1024  # bytes of a right factor that is read from further away than the processor's own cache
+_BYTES_A_CYCLE = 8  # at which it comes from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +60,87 @@ class StreamedBlocks:
         return self.problem.batches * self.row_blocks * self.col_blocks
 
     @property
-    def left_place(self) -> int:
-        return int(aligned(self.block_rows * self.pitch * self.problem.dtype.itemsize)) + _APART
+    def places(self) -> tuple[dict[str, Size], Size]:
+        """Of a thread's arrays in its workspace, and how long that is."""
+        size = self.problem.dtype.itemsize
+        return laid_out({"sums": self.block_rows * self.pitch * size, "left": self.left_size * size})
 
     @property
-    def workspace(self) -> Size:
-        return self.left_place + aligned(self.left_size * self.problem.dtype.itemsize) + _APART
-
-    @property
-    def needs(self) -> tuple[tuple[Size, int], ...]:
+    def needs(self) -> tuple[Limit, ...]:
         """Columns, where they vary, and how many there must be."""
         cols = self.problem.cols
-        return ((cols, self.least),) if is_symsize(cols) and not known_at_least(cols, self.least) else ()
+        return (((cols, "sge", self.least),),) if is_symsize(cols) and not known_at_least(cols, self.least) else ()
 
 
 @dataclass(slots=True)
 class StreamedBlock:
     """A block being written: where its rows and columns begin in each factor, and how many there are."""
 
-    left: Value
-    right: Value
+    left: Array
+    right: Array
     rows: Value
     cols: Value
-    packed: Value  # the thread's copy of the left factor's rows
-    array: Value  # what the product is to be in
+    packed: Array  # the thread's copy of the left factor's rows
+    sums: Array  # what the product is to be in
     fresh: Value  # whether `packed` is yet to be filled
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedSchedule:
+    """A schedule of such blocks. A tile says how a block is computed; `compute` writes that, and returns the functions
+    it calls, for any kernel of a module to share."""
+
+    why_no_tile: Callable[[Problem], str | None]
+    tile_of: Callable[[Problem, Target], Any]
+    tiles_cost: Callable[[Problem, Any], float]
+    packing_cost: float  # cycles for an element of a left factor that is contiguous along the sum
+    blocks_of: Callable[[Problem, Target, Any], StreamedBlocks]
+    compute: Callable[[Builder, StreamedBlocks, Any, StreamedBlock], Iterable[Function]]
+
+    def named(self, name: str, why: str) -> ProblemSchedule:
+        return ProblemSchedule(name, why, self.why_not, self.cycles, self.write, self.needs)
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        problem = as_matrices(problem)
+        return _why_no_blocks(problem) or self.why_no_tile(problem)
+
+    def cycles(self, problem: Problem, target: Target) -> float:
+        problem = at_example(as_matrices(problem))
+        packing = problem.rows * problem.depth * (self.packing_cost if problem.k[0].left == 1 else 2)
+        widened = 1.0 if problem.right_dtype is problem.dtype else 1.4
+        computing = self.tiles_cost(problem, self.tile_of(problem, target)) * widened + packing
+        reading = right_bytes(problem) / _BYTES_A_CYCLE if is_streamed(problem) else 0.0
+        return problem.batches * (max(computing, reading) + 0.25 * min(computing, reading))
+
+    def needs(self, problem: Problem, target: Target) -> tuple[Limit, ...]:
+        return self._blocks(problem, target)[0].needs
+
+    def _blocks(self, problem: Problem, target: Target) -> tuple[StreamedBlocks, Any]:
+        problem = as_matrices(problem)
+        tile = self.tile_of(at_example(problem), target)
+        return self.blocks_of(problem, target, tile), tile
+
+    def write(self, symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryCode:
+        blocks, tile = self._blocks(problem, target)
+        part = Builder(target, symbol, sizes)
+        shared: dict[str, tuple[Function, ...]] = {}
+
+        def compute(block: StreamedBlock) -> None:
+            shared.update({each.name: (each,) for each in self.compute(part, blocks, tile, block)})
+
+        _Part(part, blocks, compute).write()
+        most = lesser(blocks.extent, greater(1, blocks.problem.multiplications // _GRAIN))
+        functions, helpers = [part.function(f"{symbol}.part", PART)], {**part.helpers, **shared}
+        entry = Builder(target, symbol, sizes)
+        return entry_code(functions, helpers, entry, most, blocks.extent, blocks.places[1])
+
+
+def right_bytes(problem: Problem) -> int:
+    return problem.cols * problem.depth * problem.right_dtype.itemsize
+
+
+def is_streamed(problem: Problem) -> bool:
+    return right_bytes(problem) > _STREAMED
 
 
 def as_matrices(problem: Problem) -> Problem:
@@ -101,7 +158,7 @@ def as_matrices(problem: Problem) -> Problem:
     return replace(problem, batch=problem.batch + outer, m=() if down is None else (down,), n=problem.n[-1:])
 
 
-def why_no_blocks(problem: Problem) -> str | None:
+def _why_no_blocks(problem: Problem) -> str | None:
     """Why a product is not one of plain, non-empty matrices."""
     if problem.is_bounded:
         return "a factor has bounds"
@@ -120,100 +177,60 @@ def block_lanes(problem: Problem, target: Target, col_step: int) -> int:
     return epilogue_lanes(problem, target, min(col_step, hint(problem.cols)))
 
 
-@dataclass(slots=True)
-class StreamedBlocksWriter:
-    """The state of writing the part that a thread runs."""
+class _Part:
+    """The part that a thread runs, being written."""
 
-    b: Builder
-    blocks: StreamedBlocks
-    epilogue: Epilogue
-    compute: Callable[[Builder, StreamedBlock], None]
-    batch: dict[str, Value] = field(default_factory=dict)
+    def __init__(self, b: Builder, blocks: StreamedBlocks, compute: Callable[[StreamedBlock], None]) -> None:
+        self.b, self.blocks, self.compute = b, blocks, compute
+        self.epilogue = Epilogue.of(b, blocks.problem, blocks.lanes)
 
     def write(self) -> None:
-        b, blocks = self.b, self.blocks
+        b, blocks, problem = self.b, self.blocks, self.blocks.problem
         _, _, first, last, _ = PART
-        loop = b.begin(first, last, blocks.joined, (), guard=True)
-        rest, number = self._split(loop.index, blocks.col_blocks)
-        rest, down = self._split(rest, blocks.row_blocks)
-        for position, axis in enumerate(reversed(blocks.problem.batch)):
-            outermost = position == len(blocks.problem.batch) - 1
-            rest, self.epilogue.at.axes[axis.name] = (rest, rest) if outermost else self._split(rest, axis.size)
-        top, left = b.mul(down, blocks.row_step), b.mul(number, blocks.col_step)
-        rows = b.intrinsic("smin", b.sub(blocks.problem.rows, top), b.const("i64", blocks.row_step))
-        after = b.add(number, 1)
-        if blocks.joined > 1:
-            after = b.intrinsic("smin", b.add(number, blocks.joined), last)
-        is_last = b.icmp("eq", after, blocks.col_blocks)
-        right_end = b.select(is_last, blocks.problem.cols, b.mul(after, blocks.col_step))
-        block = StreamedBlock(
-            self._start(blocks.problem.contract.left, blocks.problem.m, top),
-            self._start(blocks.problem.contract.right, blocks.problem.n, left),
-            rows,
-            b.sub(right_end, left),
-            b.element(MINE, "i8", blocks.left_place),
-            MINE,
-            b.or_(b.icmp("eq", number, 0), b.icmp("eq", loop.index, first)),
-        )
-        self.compute(b, block)
-        self._finish(block, top, left, is_last)
-        loop.end()
+        with b.loop(first, last, blocks.joined, guard=True) as unit:
+            rest, number = self._split(unit, blocks.col_blocks)
+            rest, down = self._split(rest, blocks.row_blocks)
+            self.epilogue.axes.update(positions(b, problem.batch, rest))
+            top, left = b.mul(down, blocks.row_step), b.mul(number, blocks.col_step)
+            after = b.add(number, 1)
+            if blocks.joined > 1:
+                after = b.smin(b.add(number, blocks.joined), last)
+            right_end = b.select(b.icmp("eq", after, blocks.col_blocks), problem.cols, b.mul(after, blocks.col_step))
+            block = StreamedBlock(
+                self._start(problem.contract.left, problem.m, top),
+                self._start(problem.contract.right, problem.n, left),
+                b.smin(b.sub(problem.rows, top), blocks.row_step),
+                b.sub(right_end, left),
+                Array(b, b.element(MINE, "i8", blocks.places[0]["left"]), problem.dtype),
+                Array(b, MINE, problem.dtype),
+                b.or_(b.icmp("eq", number, 0), b.icmp("eq", unit, first)),
+            )
+            self.compute(block)
+            self._finish(block, top, left)
 
     def _split(self, number: Value, size: Size) -> tuple[Value, Value]:
         if known_equal(size, 1):
             return number, self.b.const("i64", 0)
-        return self.b.binary("udiv", number, size), self.b.binary("urem", number, size)
+        return self.b.udiv(number, size), self.b.urem(number, size)
 
-    def _start(self, factor: Factor, axes: tuple[ProductAxis, ...], first: Value) -> Value:
+    def _start(self, factor: Factor, axes: tuple[ProductAxis, ...], first: Value) -> Array:
         """Where the block's rows or columns begin in a factor."""
-        b, at = self.b, self.epilogue.at
-        total = b.const("i64", factor.index.offset)
-        for axis in self.blocks.problem.batch:
-            stride = factor.index.stride(axis.name)
-            total = b.add(total, b.mul(at.axes[axis.name], stride)) if stride else total
-        for axis in axes:
-            total = b.add(total, b.mul(first, factor.index.stride(axis.name)))
-        return b.element(at.pointers[factor.buffer], at.layout.kinds[factor.buffer], total)
+        at, problem = self.epilogue.row.at, self.blocks.problem
+        matrix = Array(self.b, at.pointers[factor.buffer], problem.kernel.buffer(factor.buffer).dtype)
+        batch = {axis.name: at.axes[axis.name] for axis in problem.batch}
+        return matrix.at_index(factor.index, batch | {axis.name: first for axis in axes})
 
-    def _finish(self, block: StreamedBlock, top: Value, left: Value, is_last: Value) -> None:
-        """The epilogue of a finished block, row by row, in vectors; the last one overlaps the previous one."""
-        b, blocks, lanes = self.b, self.blocks, self.blocks.lanes
-        problem, kind = blocks.problem, memory_kind(blocks.problem.dtype)
-        rows = b.begin(b.const("i64", 0), block.rows, 1, (), guard=False)
-        for axis in problem.m:
-            self.epilogue.at.axes[axis.name] = b.add(top, rows.index)
-        self.epilogue.begin_row()
-        line = b.element(block.array, kind, b.mul(rows.index, blocks.pitch))
-        b.open_loop()
-        overlaps = idempotent(problem.epilogue)
-        whole = block.cols if overlaps else b.and_(block.cols, -lanes)
-        loop = b.begin(b.const("i64", 0), whole, lanes, (), guard=False)
-        column = b.intrinsic("smin", loop.index, b.sub(block.cols, lanes)) if overlaps else loop.index
-        self.epilogue.write(b.add(left, column), b.load(b.element(line, kind, column), kind, lanes))
-        loop.end()
-        b.close_loop()
-        if not overlaps and not known_equal(problem.cols % lanes, 0):
-            more = b.and_(b.const("i64", problem.cols), lanes - 1)
-            with b.when(b.and_(is_last, b.icmp("ne", more, 0))):
-                column = b.sub(block.cols, lanes)
-                product = b.load(b.element(line, kind, column), kind, lanes)
-                fresh = b.icmp("uge", b.iota("i64", range(lanes)), b.splat(b.sub(lanes, more), lanes))
-                self.epilogue.write(b.add(left, column), product, fresh)
-        rows.end()
+    def _finish(self, block: StreamedBlock, top: Value, left: Value) -> None:
+        """The epilogue of a finished block, row by row."""
+        b, blocks, problem = self.b, self.blocks, self.blocks.problem
+        with b.loop(0, block.rows) as row:
+            for axis in problem.m:
+                self.epilogue.axes[axis.name] = b.add(top, row)
+            self.epilogue.row.begin_row()
+            line = block.sums.at(b.mul(row, blocks.pitch))
 
+            def point(column: Value, lanes: int, mask: Value | None) -> None:
+                self.epilogue.write(b.add(left, column), line.load(column, lanes), mask)
 
-def write(
-    symbol: str,
-    blocks: StreamedBlocks,
-    target: Target,
-    compute: Callable[[Builder, StreamedBlock], None],
-    helpers: dict[str, Function],
-    sizes: Sizes,
-) -> EntryCode:
-    """The functions of a product in blocks. `helpers` are by name, for any kernel of a module to share."""
-    part, entry = Builder(target, symbol, sizes), Builder(target, symbol, sizes)
-    StreamedBlocksWriter(part, blocks, Epilogue.of(part, blocks.problem, blocks.lanes), compute).write()
-    most = lesser(blocks.extent, greater(1, blocks.problem.multiplications // _GRAIN))
-    functions = (part.function(f"{symbol}.part", PART), entry_function(entry, most, blocks.extent, blocks.workspace))
-    shared = {**part.helpers, **{name: (helper,) for name, helper in helpers.items()}}
-    return EntryCode(functions, tuple(shared.items()), blocks.workspace)
+            rest = 0 if known_equal(problem.cols % blocks.lanes, 0) else None  # only the last block may have one
+            self.epilogue.write_row(block.cols, rest, point, least=blocks.least, masks=True)

@@ -5,13 +5,15 @@
 The right panels of a block (`depth` × `cols`) stay in the second cache while left panels pass by.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.loops.builder import TRUE, Builder, Term
 from smelt.device import Target
+from smelt.ir.loops import Value
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
@@ -24,6 +26,10 @@ _UNITS = 8  # so many at least are shared out, if each is worth a thread
 _UNIT_WORTH = 1 << 17  # multiplications
 
 
+def vector_lanes(dtype: torch.dtype, target: Target) -> int:
+    return max(1, target.vector_bits // (8 * dtype.itemsize))
+
+
 @dataclass(frozen=True, slots=True)
 class TileShape:
     """The sums that registers hold: `rows` × `cols`, in vectors of `lanes` along cols."""
@@ -32,57 +38,91 @@ class TileShape:
     cols: int
     lanes: int
 
+    @property
+    def vectors(self) -> int:
+        """Of a row."""
+        return self.cols // self.lanes
+
     @classmethod
     def of(cls, dtype: torch.dtype, target: Target) -> "TileShape":
-        lanes = max(1, target.vector_bits // (8 * dtype.itemsize))
+        lanes = vector_lanes(dtype, target)
         if target.vector_registers < 32:
             return cls(6, 2 * lanes, lanes)
         return cls(8, 3 * lanes, lanes) if target.fma_by_lane else cls(14, 2 * lanes, lanes)
-
 
     @classmethod
     def along(cls, dtype: torch.dtype, target: Target) -> "TileShape":
         """Of a left factor that is not packed: as few rows as keep the processor busy, for registers hold several steps
         of each."""
-        lanes = max(1, target.vector_bits // (8 * dtype.itemsize))
+        lanes = vector_lanes(dtype, target)
         return cls(4, 3 * lanes, lanes)
 
     @classmethod
     def transposed(cls, dtype: torch.dtype, target: Target) -> "TileShape":
         """Of a right factor that is not packed, and is the left one of a product of transposes."""
-        lanes = max(1, target.vector_bits // (8 * dtype.itemsize))
+        lanes = vector_lanes(dtype, target)
         return cls(8, 2 * lanes, lanes)
 
 
-def divided(of: "Arithmetic", size: Any, most: Any, step: int) -> Any:
-    """Of what size equal blocks are, multiples of `step`, that are no longer than about `most`."""
-    blocks = of.larger(1, of.parts(size, most))
-    each = of.parts(size, blocks)
-    return of.larger(step, of.times(of.parts(each, step), step))
+# Counts of blocks: integers, or where sizes are given at launch, values of the code that computes them.
 
 
-class Arithmetic:
-    """How the extents of blocks are computed: here in integers. See `numbers` for how machine code does the same."""
+def _operation(op: str) -> "Callable[[Count, Count | int], Count]":
+    return lambda count, other: count.compute(op, count, other)
 
-    def times(self, one: Any, other: Any) -> Any:
-        return one * other
 
-    def quotient(self, one: Any, other: Any) -> Any:
-        return one // other
+class Count:
+    """A number that is not negative, as a value of the code that `b` writes."""
 
-    def parts(self, size: Any, each: Any) -> Any:
-        """How many parts of a length there are, the last one perhaps shorter."""
-        return (size + each - 1) // each
+    __slots__ = ("b", "value")
 
-    def smaller(self, one: Any, other: Any) -> Any:
-        return min(one, other)
+    def __init__(self, b: Builder, value: Value) -> None:
+        self.b, self.value = b, value
 
-    def larger(self, one: Any, other: Any) -> Any:
-        return max(one, other)
+    def compute(self, op: str, left: "Count | int", right: "Count | int") -> "Count":
+        return Count(self.b, self.b.binary(op, _term(left), _term(right)))
 
-    def where_less(self, pairs: Sequence[tuple[Any, Any]], yes: Any, no: Any) -> Any:
-        """`yes` if of each pair the first is less than the second."""
+    __add__, __sub__, __mul__, __floordiv__ = map(_operation, ("add", "sub", "mul", "udiv"))
+    __rmul__ = __mul__
+
+    def __rfloordiv__(self, other: int) -> "Count":
+        return self.compute("udiv", other, self)
+
+
+def _term(count: Count | int) -> Term:
+    return count.value if isinstance(count, Count) else count
+
+
+def parts(size: Any, each: Any) -> Any:
+    """How many parts of a length there are, the last one perhaps shorter."""
+    return (size + (each - 1)) // each
+
+
+def smaller(one: Any, other: Any) -> Any:
+    count = one if isinstance(one, Count) else other
+    return count.compute("smin", one, other) if isinstance(count, Count) else min(one, other)
+
+
+def larger(one: Any, other: Any) -> Any:
+    count = one if isinstance(one, Count) else other
+    return count.compute("smax", one, other) if isinstance(count, Count) else max(one, other)
+
+
+def where_less(pairs: list[tuple[Any, Any]], yes: Any, no: Any) -> Any:
+    """`yes` if of each pair the first is less than the second."""
+    b = next((each.b for pair in pairs for each in pair if isinstance(each, Count)), None)
+    if b is None:
         return yes if all(one < other for one, other in pairs) else no
+    all_less = TRUE
+    for one, other in pairs:
+        all_less = b.and_(all_less, b.icmp("slt", _term(one), _term(other)))
+    return Count(b, b.select(all_less, b.const("i64", yes) if isinstance(yes, int) else yes.value, _term(no)))
+
+
+def divided(size: Any, most: Any, step: int) -> Any:
+    """Of what size equal blocks are, multiples of `step`, that are no longer than about `most`."""
+    each = parts(size, larger(1, parts(size, most)))
+    return larger(step, parts(each, step) * step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,26 +164,23 @@ class Blocks:
     kept: Any  # elements from a step of kept right panels to the next; 0 where those are not kept
 
     @classmethod
-    def of(cls, sizes: Sequence[Any], form: BlockForm, of: Arithmetic) -> "Blocks":
+    def of(cls, sizes: Sequence[Any], form: BlockForm) -> "Blocks":
         """`sizes`: m, n, k and the number of products, each at least one. The right panels of all blocks of the sum are
         kept for the blocks of rows that follow, if there are several of both, and not too much is in them."""
         (m, n, k, batches), tile, step = sizes, form.tile, form.step
-        cols = divided(of, n, _BLOCK_COLS, step)
-        depth = divided(of, k, min(_BLOCK_DEPTH, form.most.depth), 1)
-        across = of.parts(n, cols)
-        worth = of.quotient(of.quotient(of.times(of.times(m, n), k), across), _UNIT_WORTH)
-        wanted = of.larger(1, of.smaller(of.quotient(_UNITS, of.times(batches, across)), worth))
+        cols = divided(n, _BLOCK_COLS, step)
+        depth = divided(k, min(_BLOCK_DEPTH, form.most.depth), 1)
+        across = parts(n, cols)
+        worth = m * n * k // across // _UNIT_WORTH
+        wanted = larger(1, smaller(_UNITS // (batches * across), worth))
         # Where blocks of rows would pack much of the right factor each, blocks of cols pack less: the left one.
-        by_cols = [(1, wanted), (m, n), (KEPT, of.times(cols, k))]
-        each = of.parts(n, of.times(wanted, across))
-        narrower = divided(of, n, of.larger(_FEW_PANELS * tile.cols, each), step)
-        cols, wanted = of.where_less(by_cols, narrower, cols), of.where_less(by_cols, 1, wanted)
-        share = of.smaller(min(_BLOCK_ROWS, form.most.rows), of.larger(tile.rows, of.parts(m, wanted)))
-        rows = divided(of, m, share, tile.rows)
-        counts = of.parts(m, rows), of.parts(n, cols), of.larger(1, of.parts(k, depth))
-        padded = of.times(of.parts(cols, tile.cols), tile.cols)
-        panels = of.times(of.times(counts[2], depth), padded)
-        kept = of.where_less([(1, counts[0]), (1, counts[2]), (panels, form.kept + 1)], padded, 0)
+        by_cols = [(1, wanted), (m, n), (KEPT, cols * k)]
+        narrower = divided(n, larger(_FEW_PANELS * tile.cols, parts(n, wanted * across)), step)
+        cols, wanted = where_less(by_cols, narrower, cols), where_less(by_cols, 1, wanted)
+        rows = divided(m, smaller(min(_BLOCK_ROWS, form.most.rows), larger(tile.rows, parts(m, wanted))), tile.rows)
+        counts = parts(m, rows), parts(n, cols), larger(1, parts(k, depth))
+        padded = parts(cols, tile.cols) * tile.cols
+        kept = where_less([(1, counts[0]), (1, counts[2]), (counts[2] * depth * padded, form.kept + 1)], padded, 0)
         return cls(rows, cols, depth, *counts, kept)
 
 
@@ -164,6 +201,6 @@ def longest_blocks(sizes: tuple[Size, Size, Size], tile: TileShape, step: int) -
     return longest(m, _BLOCK_ROWS, tile.rows), longest(n, cols, step), longest(k, _BLOCK_DEPTH, 1)
 
 
-def threads(of: Arithmetic, multiplications: Any) -> Any:
+def threads(multiplications: Any) -> Any:
     """How many have enough to do to be worth waking."""
-    return of.larger(1, of.quotient(multiplications, _UNIT_WORTH))
+    return larger(1, multiplications // _UNIT_WORTH)

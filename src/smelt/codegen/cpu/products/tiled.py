@@ -8,27 +8,23 @@ A part owns its panels and sums, in its workspace. The functions that do the wor
 (`drive`, `packing`, `micro_kernel`); a kernel has its own table of numbers and its own epilogue.
 """
 
-from collections.abc import Sequence
-
 import torch
 
-from smelt.codegen.cpu.entry_points import PART
+from smelt.codegen.cpu.entry_points import MINE, PART, entry_code, params
 from smelt.codegen.cpu.products.drive import DriveForm, drive
 from smelt.codegen.cpu.products.epilogue import Epilogue, epilogue_lanes
 from smelt.codegen.cpu.products.micro_kernel import micro_kernel, micro_kernel_along
 from smelt.codegen.cpu.products.numbers import HEAD, Numbers, read, stored
 from smelt.codegen.cpu.products.packing import PanelForm, fill, pack, pack_along, pack_bounded, points
-from smelt.codegen.cpu.products.parts import MINE, entry_function, params
-from smelt.codegen.cpu.products.problem import Problem, ProductAxis, at_example, count
+from smelt.codegen.cpu.products.problem import Problem, at_example, count
 from smelt.codegen.cpu.products.step_runs import period, run
-from smelt.codegen.cpu.products.tile_shape import Arithmetic, TileShape, rounded
+from smelt.codegen.cpu.products.tile_shape import TileShape, rounded
 from smelt.codegen.cpu.products.tiling import PanelSpace, Tiling, left_stays, right_stays
 from smelt.codegen.cpu.products.window_packing import pack_channels, pack_windows
-from smelt.codegen.cpu.schedule import idempotent
 from smelt.codegen.generator import EntryCode
+from smelt.codegen.loops.arrays import Array, positions
 from smelt.codegen.loops.builder import BUFFERS, Builder, param
 from smelt.codegen.loops.runtime_sizes import Sizes
-from smelt.codegen.loops.scalars import VALUE_KINDS
 from smelt.device import Target
 from smelt.ir.kernel import Store
 from smelt.ir.loops import Function, Value
@@ -65,9 +61,9 @@ def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryC
     part, finish, entry = (Builder(target, symbol, sizes) for _ in range(3))
     functions = []
     if not numbers.is_constant:
-        fill = Builder(target, symbol, sizes)
-        numbers.write(fill, tiling, _NUMBERS)
-        functions.append(fill.function(f"{symbol}.fill_numbers", (BUFFERS, _NUMBERS)))
+        filling = Builder(target, symbol, sizes)
+        numbers.write(filling, tiling, _NUMBERS)
+        functions.append(filling.function(f"{symbol}.fill_numbers", (BUFFERS, _NUMBERS)))
     _write_part(part, tiling, helpers, out, _table(part, numbers))
     functions.append(part.function(f"{symbol}.part", PART))
     if numbers.is_constant:
@@ -77,9 +73,8 @@ def write(symbol: str, problem: Problem, target: Target, sizes: Sizes) -> EntryC
         functions.append(finish.function(f"{symbol}.finish", _FINISH))
     table = _table(entry, numbers)
     units, threads = (read(entry, table, HEAD, name) for name in ("units", "threads"))
-    functions.append(entry_function(entry, threads, units, space.size))
     shared = {**finish.helpers, **{each.name: (each,) for each in helpers.values()}}
-    return EntryCode(tuple(functions), tuple(shared.items()), space.size)
+    return entry_code(functions, shared, entry, threads, units, space.size)
 
 
 def _table(b: Builder, numbers: Numbers) -> Value:
@@ -98,9 +93,9 @@ def _helpers(tiling: Tiling, target: Target, *, in_place: bool) -> dict[str, Fun
         innermost = micro_kernel_along(tile, problem.dtype, target, is_transposed=tiling.is_transposed)
     else:
         innermost = micro_kernel(tile, problem.dtype, target)
-    helpers = {"tile": innermost, "fill.i64": fill("i64", target)}
+    helpers = {"tile": innermost, "fill.i64": fill(torch.int64, target)}
     if problem.is_bounded:
-        helpers["fill.i32"] = fill("i32", target)
+        helpers["fill.i32"] = fill(torch.int32, target)
     widths, kinds = (tile.rows, tile.cols), (problem.left_dtype, problem.right_dtype)
     for number, name in enumerate(("left", "right")):
         form = PanelForm(kinds[number], problem.dtype, widths[number])
@@ -147,76 +142,41 @@ class _Finish:
     """Writes the epilogue for the rows of one panel."""
 
     def __init__(self, b: Builder, tiling: Tiling, space: PanelSpace) -> None:
-        self.b, self.tiling, self.stride, self.kind = b, tiling, space.stride, VALUE_KINDS[tiling.problem.dtype]
+        self.b, self.tiling, self.stride = b, tiling, space.stride
         self.least = 0 if tiling.varies else self._narrowest()  # cols that a row of a block has
-        self.lanes = epilogue_lanes(tiling.epilogue, b.target, self.least or space.cols)
-        self.rest = Epilogue.of(b, tiling.epilogue, self.lanes)
+        lanes = epilogue_lanes(tiling.epilogue, b.target, self.least or space.cols)
+        self.epilogue = Epilogue.of(b, tiling.epilogue, lanes)
 
     def _narrowest(self) -> int:
         tiling = self.tiling
-        blocks = tiling.blocks(Arithmetic(), tiling.sizes)
+        blocks = tiling.blocks(tiling.sizes)
         each, number = (blocks.rows, blocks.row_count) if tiling.is_transposed else (blocks.cols, blocks.col_count)
         widths = [each] if number > 1 else []
         widths.append(tiling.sizes[0 if tiling.is_transposed else 1] - each * (number - 1))
         return int(min([*widths, tiling.row_points] if tiling.beside else widths))
 
     def write(self) -> None:
-        b, (_, sums, outer, _, _, left, width) = self.b, _FINISH
-        self._place(self.tiling.outer, outer)
-        if self.tiling.beside:
-            each = self.tiling.row_points
-            loop = b.begin(b.const("i64", 0), b.binary("udiv", width, each), 1, (), guard=False)
-            self._place(self.tiling.beside, b.add(b.binary("udiv", left, each), loop.index))
-            sums = b.element(sums, self.kind, b.mul(loop.index, each))
-            self._rows(sums, b.const("i64", 0), b.const("i64", each))
-            loop.end()
-        else:
+        b, (_, pointer, outer, _, _, left, width) = self.b, _FINISH
+        sums = Array(b, pointer, self.tiling.problem.dtype)
+        self.epilogue.axes.update(positions(b, self.tiling.outer, outer))
+        if not self.tiling.beside:
             self._rows(sums, left, width)
+            return
+        each = self.tiling.row_points
+        with b.loop(0, b.udiv(width, each)) as number:
+            self.epilogue.axes.update(positions(b, self.tiling.beside, b.add(b.udiv(left, each), number)))
+            self._rows(sums.at(b.mul(number, each)), b.const("i64", 0), b.const("i64", each))
 
-    def _rows(self, sums: Value, left: Value, width: Value) -> None:
+    def _rows(self, sums: Array, left: Value, width: Value) -> None:
         """Rows of the epilogue, from a column on."""
         b, (_, _, _, top, rows, _, _) = self.b, _FINISH
-        loop = b.begin(b.const("i64", 0), rows, 1, (), guard=False)
-        self._place(self.rest.problem.m, b.add(top, loop.index))
-        line = b.element(sums, self.kind, b.mul(loop.index, self.stride))
-        self.rest.begin_row()
-        b.open_loop()
-        self._row(line, left, width)
-        b.close_loop()
-        loop.end()
+        with b.loop(0, rows) as row:
+            self.epilogue.axes.update(positions(b, self.epilogue.problem.m, b.add(top, row)))
+            line = sums.at(b.mul(row, self.stride))
+            self.epilogue.row.begin_row()
 
-    def _place(self, axes: Sequence[ProductAxis], point: Value) -> None:
-        """The positions of the axes whose points `point` numbers."""
-        for number, axis in enumerate(reversed(axes)):
-            last = number == len(axes) - 1
-            self.rest.at.axes[axis.name] = point if last else self.b.binary("urem", point, axis.size)
-            point = point if last else self.b.binary("udiv", point, axis.size)
+            def point(column: Value, lanes: int, mask: Value | None) -> None:
+                elements = line.load(column, lanes)
+                self.epilogue.write(b.add(left, column), elements, mask)
 
-    def _row(self, line: Value, left: Value, width: Value) -> None:
-        """Vectors of a row of the block. The last one overlaps the previous one if computing a point twice is harmless
-        and the row is long enough; otherwise the remainder is computed point by point."""
-        b = self.b
-        overlaps = idempotent(self.rest.inside)
-        if self.lanes == 1 or (overlaps and self.least >= self.lanes):
-            loop = b.begin(b.const("i64", 0), width, self.lanes, (), guard=False)
-            column = loop.index
-            if self.lanes > 1:
-                column = b.intrinsic("smin", column, b.sub(width, self.lanes))
-            self._vector(line, left, column, self.lanes)
-            loop.end()
-            return
-        enough = b.icmp("sge", width, self.lanes)
-        whole = b.select(enough, width, 0) if overlaps else b.and_(width, -self.lanes)
-        loop = b.begin(b.const("i64", 0), whole, self.lanes, (), guard=True)
-        column = loop.index
-        if overlaps:
-            column = b.intrinsic("smin", column, b.sub(width, self.lanes))
-        self._vector(line, left, column, self.lanes)
-        loop.end()
-        rest = b.begin(whole, width, 1, (), guard=True)
-        self._vector(line, left, rest.index, 1)
-        rest.end()
-
-    def _vector(self, line: Value, left: Value, column: Value, lanes: int) -> None:
-        sums = self.b.load(self.b.element(line, self.kind, column), self.kind, lanes)
-        self.rest.write(self.b.add(left, column), sums)
+            self.epilogue.write_row(width, None, point, least=self.least, masks=False)

@@ -15,6 +15,8 @@ from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, without_axes
+from smelt.codegen.cpu.addresses import laid_out
+from smelt.codegen.cpu.products.panel_copies import ACROSS
 from smelt.codegen.cpu.products.problem import Problem, ProductAxis, contraction, count
 from smelt.codegen.cpu.products.step_runs import run, table_bytes
 from smelt.codegen.cpu.products.tile_shape import (
@@ -23,16 +25,15 @@ from smelt.codegen.cpu.products.tile_shape import (
     MOST,
     SINGLE_DEPTH,
     TRANSPOSED,
-    Arithmetic,
     BlockForm,
     Blocks,
     Most,
     TileShape,
+    larger,
     longest_blocks,
     rounded,
+    smaller,
 )
-from smelt.codegen.cpu.products.transposes import ACROSS
-from smelt.codegen.cpu.workspace import aligned
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Factor, Index, Kernel, Stage
 from smelt.symbolic.shapes import Size
@@ -147,17 +148,16 @@ class Tiling:
         if the sum is short."""
         return KEPT // 4 if is_symsize(self.sizes[2]) else KEPT
 
-    def blocks(self, of: Arithmetic, sizes: Sequence[Any]) -> Blocks:
-        """The blocks of `sizes`, which are numbers or values."""
+    def blocks(self, sizes: Sequence[Any]) -> Blocks:
+        """The blocks of `sizes`, which are integers or counts."""
         form = BlockForm(self.tile, self.col_step, self.most_kept, self.most)
-        return Blocks.of([of.larger(1, size) for size in sizes], form, of)
+        return Blocks.of([larger(1, size) for size in sizes], form)
 
 
-def units(of: Arithmetic, blocks: Blocks, sizes: Sequence[Any]) -> Any:
+def units(blocks: Blocks, sizes: Sequence[Any]) -> Any:
     """What threads share out: blocks of rows, of cols, of the outer axes."""
     m, n, _, batches = sizes
-    each = of.times(of.times(batches, blocks.col_count), blocks.row_count)
-    return of.times(each, of.smaller(1, of.times(m, n)))
+    return batches * blocks.col_count * blocks.row_count * smaller(1, m * n)
 
 
 def _trailing(kernel: Kernel, axes: tuple[ProductAxis, ...]) -> int:
@@ -192,7 +192,7 @@ class PanelSpace:
             depth = min(depth, tiling.most.depth)
             several, kept = is_symsize(k) or k > depth, tiling.most_kept
         else:
-            blocks = tiling.blocks(Arithmetic(), tiling.sizes)
+            blocks = tiling.blocks(tiling.sizes)
             rows, cols, depth, several = blocks.rows, blocks.cols, blocks.depth, blocks.depth_count > 1
             kept = blocks.kept * depth * blocks.depth_count
         cols = rounded(cols, tiling.tile.cols)
@@ -206,8 +206,6 @@ class PanelSpace:
             sizes[f"{name}_positions"] = len(factor.bounds) * length * 4
         if tiling.problem.is_bounded:
             sizes["windows"] = table_bytes(max(tiling.tile.rows, tiling.tile.cols))
-        starts, end = {}, 0
-        for name, size in sizes.items():
-            starts[name] = end
-            end += int(aligned(size))
-        return cls(starts, end, rows, cols, depth, rows if tiling.is_transposed else cols)
+        starts, end = laid_out(sizes, apart=0)
+        starts = {name: int(start) for name, start in starts.items()}
+        return cls(starts, int(end), rows, cols, depth, rows if tiling.is_transposed else cols)

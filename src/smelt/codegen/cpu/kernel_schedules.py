@@ -1,0 +1,128 @@
+"""The ways to compute a kernel: a table for each kind of problem, of which the cheapest schedule that fits is chosen.
+
+    8 × 12 × 64, both factors contiguous along the sum   →   "tiled"        1 query by 512 keys   →   "few queries"
+
+Each schedule gives the reason why it cannot take a problem, estimates its cycles on one thread, and writes the code.
+For dynamic shapes, the schedule that is cheapest for the example sizes is used; a fallback handles sizes that it cannot
+take, or that are much larger.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.row import Row
+from smelt.codegen.cpu.entry_points import ENTRY
+from smelt.codegen.generator import EntryCode
+from smelt.codegen.loops.builder import FALSE, TRUE, Builder
+from smelt.codegen.loops.runtime_sizes import Sizes
+from smelt.device import Target
+from smelt.ir.kernel import Kernel
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import greater
+
+Limit = tuple[tuple[Size, str, int], ...]  # comparisons of sizes that vary, one of which at least must hold
+
+
+def _nothing(problem: Any, target: Target) -> tuple[Limit, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSchedule:
+    """A way to compute a problem. `cycles` are those of the example, `needs` what it must be given at a launch."""
+
+    name: str
+    why: str  # one would choose it
+    why_not: Callable[[Any, Target], str | None]
+    cycles: Callable[[Any, Target], float]
+    write: Callable[[str, Any, Target, Sizes], EntryCode]
+    needs: Callable[[Any, Target], tuple[Limit, ...]] = _nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemPlan:
+    """A kernel and how it is computed: by the `fallback` where one of the `limits` does not hold."""
+
+    kernel: Kernel
+    problem: Any
+    schedule: ProblemSchedule
+    limits: tuple[Limit, ...] = ()
+    fallback: ProblemSchedule | None = None
+
+    def cycles(self, target: Target) -> float:
+        """About how many of a thread it takes."""
+        return self.schedule.cycles(self.problem, target)
+
+    def emit(self, symbol: str, target: Target) -> EntryCode:
+        """The functions under the name `symbol`."""
+        sizes = Sizes(len(self.kernel.parameters))
+        if not self.limits or self.fallback is None:
+            return replace(self.schedule.write(symbol, self.problem, target, sizes), sizes=tuple(sizes.params))
+        names = f"{symbol}.0", f"{symbol}.1"
+        first = self.schedule.write(names[0], self.problem, target, sizes)
+        other = self.fallback.write(names[1], self.problem, target, sizes)
+        entry, fits = Builder(target, symbol, sizes), TRUE
+        for limit in self.limits:
+            holds = FALSE
+            for size, how, number in limit:
+                holds = entry.or_(holds, entry.icmp(how, entry.const("i64", size), number))
+            fits = entry.and_(fits, holds)
+
+        def launch(name: str) -> None:  # by name: addresses of what others see are not linked
+            entry.call(name, *ENTRY)
+
+        entry.choice(fits, lambda: launch(names[0]), lambda: launch(names[1]))
+        return EntryCode(
+            (*first.functions, *other.functions, entry.function(symbol, ENTRY, "entry")),
+            tuple({**dict(first.helpers), **dict(other.helpers)}.items()),
+            greater(first.per_thread_workspace, other.per_thread_workspace),
+            tuple(sizes.params),
+        )
+
+
+def _no_limits(problem: Any, best: ProblemSchedule, target: Target) -> tuple[Limit, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemKind:
+    """Kernels that are read as one kind of problem. `limits`: beyond them the schedule that is best in the example may
+    not be, and the `fallback` runs."""
+
+    takes: Callable[[Kernel], bool]
+    why_no_problem: Callable[[Kernel], str | None]
+    problem_of: Callable[[Kernel], Any]
+    schedules: tuple[ProblemSchedule, ...]
+    fallback: ProblemSchedule | None = None
+    limits: Callable[[Any, ProblemSchedule, Target], Iterable[Limit]] = _no_limits
+
+    def why_not(self, kernel: Kernel, target: Target) -> str | None:
+        """Why there is no code for a kernel; None if there is."""
+        reason = self.why_no_problem(kernel)
+        if reason is not None:
+            return reason
+        problem = self.problem_of(kernel)
+        reasons = [schedule.why_not(problem, target) for schedule in self.schedules]
+        return None if None in reasons else "; ".join(f"{each}" for each in dict.fromkeys(reasons))
+
+    def plan(self, kernel: Kernel, target: Target, only: str | None = None) -> ProblemPlan:
+        """The schedule of a kernel that `why_not` has nothing against; with `only`, the one of that name, wherever it
+        can be run."""
+        problem = None if self.why_no_problem(kernel) else self.problem_of(kernel)
+        named = [each for each in self.schedules if only in (None, each.name)] if problem else []
+        fitting = [each for each in named if each.why_not(problem, target) is None]
+        if not fitting:
+            reason = self.why_not(kernel, target) or f"the schedule {only} does not take it"
+            raise ValueError(f"kernel {kernel.name}: {reason}")
+        best = min(fitting, key=lambda each: each.cycles(problem, target))
+        if best is self.fallback:
+            return ProblemPlan(kernel, problem, best)
+        limits = () if only is not None else self.limits(problem, best, target)
+        return ProblemPlan(kernel, problem, best, (*best.needs(problem, target), *limits), self.fallback)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The schedules, for the map of the compiler."""
+        return [Row(each.name, "kernel", "schedule", each.why_not, each.why) for each in self.schedules]

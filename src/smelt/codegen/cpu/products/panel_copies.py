@@ -1,0 +1,82 @@
+"""Copies the steps of some points into a panel, where the points of each step are contiguous.
+
+    panel of 4 points x, for steps k = 0, 1, …     x0 x1 x2 x3 (k=0)  x0 x1 x2 x3 (k=1)  …
+
+Points that are contiguous are copied as vectors. Contiguous steps are transposed in registers, 4 × 4 elements at a
+time. Points in any order are copied one by one.
+"""
+
+from collections.abc import Callable
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.loops.arrays import Array
+from smelt.codegen.loops.builder import Builder, Term
+from smelt.ir.loops import Value
+
+ACROSS = 4  # numbers of a row that are taken at once
+
+
+def transposed(b: Builder, rows: list[Value]) -> list[Value]:
+    """Of four numbers each, one, two or four rows → four columns."""
+    if len(rows) == 1:
+        return [b.extract(rows[0], lane) for lane in range(ACROSS)]
+    if len(rows) == 2:
+        return [b.permute(rows[0], [lane, ACROSS + lane], rows[1]) for lane in range(ACROSS)]
+    low, high = ([b.permute(rows[n], order, rows[n + 1]) for n in (0, 2)] for order in ([0, 4, 1, 5], [2, 6, 3, 7]))
+    return [b.permute(half[0], order, half[1]) for half in (low, high) for order in ([0, 1, 4, 5], [2, 3, 6, 7])]
+
+
+def store_transposed(rows: list[Value], to: Array, width: int) -> None:
+    """A column of the rows after the other, `width` elements apart."""
+    for step, column in enumerate(transposed(to.b, rows)):
+        to.store(column, step * width)
+
+
+@dataclass(frozen=True, slots=True)
+class PanelCopy:
+    """Of the steps `first` … `last` to a panel `to` of `width` points."""
+
+    to: Array
+    width: int
+    first: Value
+    last: Value
+
+    def _read(self, source: Array, offset: Term, lanes: int = 1) -> Value:
+        if source.dtype is self.to.dtype:
+            return source.load(offset, lanes)
+        return source.load_as(self.to.dtype, offset, lanes)
+
+    def vectors(self, source: Array, offset_of: Callable[[Value], Value]) -> None:
+        """Points that begin side by side at `source`; each step is `offset_of` it further."""
+        b = self.to.b
+        with b.loop(self.first, self.last, guard=True) as step:
+            self.to.at(b.mul(step, self.width)).store(self._read(source, offset_of(step), self.width))
+
+    def one_by_one(self, source_of: Callable[[Value], Array], offset_of: Callable[[Value], Value]) -> None:
+        b = self.to.b
+        with b.loop(0, self.width) as point:
+            source, to = source_of(point), self.to.at(point)
+            with b.loop(self.first, self.last, guard=True) as step:
+                to.store(self._read(source, offset_of(step)), b.mul(step, self.width))
+
+    def along(self, source_of: Callable[[Value], Array]) -> None:
+        """Points whose steps are contiguous."""
+        b, width = self.to.b, self.width
+        for first, count, points in ((0, width // ACROSS, ACROSS), (width // ACROSS * ACROSS, 1, width % ACROSS)):
+            if not count or not points:
+                continue
+            with b.loop(0, count) as group:
+                start = b.add(b.mul(group, ACROSS), first)
+                self._transposed([source_of(b.add(start, n)) for n in range(points)], self.to.at(start))
+
+    def _transposed(self, sources: list[Array], to: Array) -> None:
+        """All steps of a few points."""
+        b = to.b
+        whole = b.and_(self.last, -ACROSS)
+        with b.loop(self.first, whole, ACROSS, guard=True) as step:
+            rows = [self._read(each, step, ACROSS) for each in sources]
+            store_transposed(rows, to.at(b.mul(step, self.width)), self.width)
+        with b.loop(whole, self.last, guard=True) as step:
+            place = to.at(b.mul(step, self.width))
+            for number, each in enumerate(sources):
+                place.store(self._read(each, step), number)
