@@ -12,11 +12,16 @@ from smelt.ir.kernel import (
     Access,
     Accumulate,
     Axis,
+    Cast,
+    Compute,
+    Const,
     Contract,
     Factor,
+    Gather,
     Index,
     Instruction,
     Kernel,
+    Load,
     Position,
     Reduce,
     Role,
@@ -28,6 +33,9 @@ from smelt.ir.kernel import (
 )
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import known_equal
+
+# Instructions that only compute a value: where their operands are the same, so is it.
+Pure = Const | Load | Gather | Position | Compute | Cast
 
 
 def scanned(kernel: Kernel) -> frozenset[str]:

@@ -8,9 +8,10 @@ from smelt.codegen.gpu.gpu_generator import ptx
 from smelt.codegen.gpu.host import describe_host_warps, warp_function
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
-from smelt.codegen.loops.philox import Draws, drawn, philox, uniform
+from smelt.codegen.loops.philox import philox
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.ir.loops import Module
+from smelt.ir.nodes.philox_draws import Draws
 from smelt.ir.scalar import SCALAR_OPS
 
 WARP = 8
@@ -33,20 +34,6 @@ def plain(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
         first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
         counter = (second >> 32 ^ counter[1] ^ low, second & MASK, first >> 32 ^ counter[3] ^ high, first & MASK)
     return counter
-
-
-def plain_draw(draws: Draws, seed: int, offset: int, element: int) -> float:
-    """As PyTorch's kernels go through their elements."""
-    if draws.at_once == 1:
-        turn, thread = divmod(element, draws.threads)
-        counters, word = divmod(turn, 4)
-    else:
-        turn, rest = divmod(element, draws.threads * draws.at_once)
-        thread, inside = divmod(rest, draws.at_once)
-        counters, word = turn * draws.at_once // 4 + inside // 4, inside % 4
-    count = offset // 4 + counters
-    words = plain((count & MASK, count >> 32, thread & MASK, thread >> 32), (seed & MASK, seed >> 32))
-    return float(torch.tensor(words[word], dtype=torch.float64).float() * 2.0**-32 + 2.0**-33)
 
 
 def run(b: Simt, warps: int, *tensors: torch.Tensor) -> None:
@@ -78,28 +65,6 @@ def test_known_answers() -> None:
     run(b, 4, *given, found)
     want = [plain(tuple(c), tuple(k)) for c, k in zip(counters.tolist(), keys.tolist(), strict=True)]
     assert (found.to(torch.int64) & MASK).tolist() == [list(each) for each in want]
-
-
-def test_numbers_are_above_zero_and_at_most_one() -> None:
-    words = torch.tensor([0, 1, MASK, MASK - 127, 1 << 31, 255, 1 << 24, 12345], dtype=torch.int64)
-    b, found = host(2), torch.zeros(WARP)
-    (word,) = b.load_global(b.parameter(0), b.thread(), "i32")
-    b.store_global(b.parameter(1), b.thread(), [uniform(b, word)])
-    run(b, 1, words.to(torch.int32), found)
-    assert torch.equal(found, words.float() * 2.0**-32 + 2.0**-33)
-    assert found.min() == 2.0**-33 and found.max() == 1
-
-
-def test_what_each_element_is_given() -> None:
-    for draws in (Draws(3000, 512, 4), Draws(3000, 256, 8), Draws(3000, 512, 1), Draws(70, 768, 4)):
-        seed, offset = 0x123456789ABCDEF, 4 * 0x300000007
-        elements = torch.randint(0, draws.count, (4 * WARP,), generator=torch.Generator().manual_seed(1))
-        b, found = host(3), torch.zeros(4 * WARP)
-        (element,) = b.load_global(b.parameter(0), b.thread(), "i64")
-        given = [b.load_global(b.parameter(1), b.index(number), "i64")[0] for number in (0, 1)]
-        b.store_global(b.parameter(2), b.thread(), [drawn(b, draws, given[0], given[1], element)])
-        run(b, 4, elements, torch.tensor([seed, offset]), found)
-        assert found.tolist() == [plain_draw(draws, seed, offset, each) for each in elements.tolist()]
 
 
 def test_how_far_a_generator_moves() -> None:

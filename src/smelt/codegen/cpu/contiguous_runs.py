@@ -20,7 +20,7 @@ FAR = 1 << 29  # what is further away than this is further than any lane; twice 
 
 def near(b: Builder, number: Value) -> Value:
     """A number as one of 32 bits, no further from 0 than `FAR`."""
-    held = b.intrinsic("smin", b.intrinsic("smax", number, b.const("i64", -FAR)), b.const("i64", FAR))
+    held = b.smin(b.smax(number, -FAR), FAR)
     return b.convert("trunc", held, "i32")
 
 
@@ -66,7 +66,7 @@ class Run:
 
     def _held(self, b: Builder, lane: int) -> Value:
         """The place of a lane: for one outside, which as an unsigned number is above the last, that."""
-        return b.intrinsic("umin", b.add(self.first, lane * self.pace), b.const("i64", self.extent - 1))
+        return b.umin(b.add(self.first, lane * self.pace), self.extent - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,7 @@ class Span:
         return None
 
     def both(self, b: Builder, other: "Span") -> "Span":
-        low, high = b.intrinsic("smax", self.low, other.low), b.intrinsic("smin", self.high, other.high)
-        return Span(low, high)
+        return Span(b.smax(self.low, other.low), b.smin(self.high, other.high))
 
     def where(self, b: Builder, condition: Value) -> "Span":
         """All of it or nothing."""
@@ -111,6 +110,6 @@ class Span:
 
     def mask(self, b: Builder, lanes: int) -> Value:
         """One comparison: a lane below the first is above all others, as an unsigned number."""
-        long = b.intrinsic("smax", b.sub(self.high, self.low), b.const("i32", 0))
+        long = b.smax(b.sub(self.high, self.low), 0)
         number = b.sub(b.iota("i32", range(lanes)), b.splat(self.low, lanes))
         return b.icmp("ult", number, b.splat(long, lanes))

@@ -193,7 +193,7 @@ class InstructionWriter:
 
     def _held(self, value: Value, extent: Size) -> Value:
         """A place within 0 … extent - 1: the last, for one outside, which as an unsigned number is above it."""
-        return self.b.intrinsic("umin", value, self.b.splat(self.b.const("i64", extent - 1), value.lanes))
+        return self.b.umin(value, extent - 1)
 
     def _store(self, array: str, index: Index, raw: Value) -> None:
         stride = self.at.lane_stride(index)
@@ -326,13 +326,14 @@ class PointCode:
         outside = tuple(i for i in body if id(i) not in moving)
         return cls(at, InstructionWriter.of(b, plan, at), inside, outside)
 
-    def begin_row(self, given: Container[Instruction] = ()) -> None:
-        """Compute the row values at the current position of the row axes. `given`: loads that `write` is given."""
+    def begin_row(self, packed: Container[Instruction] = ()) -> None:
+        """Compute the row values at the current position of the row axes. `packed`: loads whose values `write` is
+        given."""
         self.code.begin_row()
         self.at.lanes = 1
         for instruction in self.outside:
             self.code.write(instruction)
-        self.code.hold_addresses([i for i in self.inside if i not in given])
+        self.code.hold_addresses([i for i in self.inside if i not in packed])
 
     def write(self, first: Value, lanes: int, values: Mapping[str, Value], mask: Value | None = None) -> None:
         """At `lanes` points from `first` of the last col axis on, given what others computed there; with `mask`, at the

@@ -16,18 +16,17 @@ from itertools import pairwise
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.axes import Pure
 from smelt.codegen.loops.sign_analysis import equal_values
 from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
     Accumulate,
-    Cast,
     Compute,
     Const,
     Gather,
     Instruction,
     Kernel,
     Load,
-    Position,
     Reduce,
     Role,
     Scatter,
@@ -40,8 +39,6 @@ BLOCK = 4096  # elements, of which three arrays stay in the first cache
 WORTH = 2 * BLOCK
 REFERENCES = "online.references"  # an array: what each block of a row was computed relative to
 FACTOR = "online.factor"  # a value: what makes that good in the block being read
-
-_Pure = Const | Load | Gather | Position | Compute | Cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +93,14 @@ def matched(kernel: Kernel, one: int, other: int) -> Online | None:
     numbers = equal_values(kernel)
     if numbers[value] != numbers[peak.value] or not _stands_for(peak.out, reference, between):
         return None
-    late = {peak.out, *(i.out for stage in between for i in stage.body if isinstance(i, _Pure))}
+    late = {peak.out, *(i.out for stage in between for i in stage.body if isinstance(i, Pure))}
     if any(late & set(operands(i)) for i in second.body if i is not apart) or value in late:
         return None
     return Online(first, second, peak, total, apart.out, reference)
 
 
 def _effects(body: Iterable[Instruction]) -> list[Instruction]:
-    return [i for i in body if not isinstance(i, _Pure)]
+    return [i for i in body if not isinstance(i, Pure)]
 
 
 def _maker(body: Iterable[Instruction], value: str, op: str) -> Compute | None:

@@ -13,25 +13,23 @@ memory is read as two streams.
 Adjacent rows would be slower: each stream would have gaps, which defeat the hardware prefetcher.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
+from smelt.codegen.axes import Pure
 from smelt.codegen.loops.reductions import COMBINE
-from smelt.ir.check_kernel import value_dtypes
+from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
     Accumulate,
     Axis,
-    Cast,
     Compute,
-    Const,
     Gather,
     Instruction,
     Kernel,
     Load,
     Position,
-    Reduce,
     Role,
-    Scan,
     Stage,
     Store,
 )
@@ -80,21 +78,13 @@ class _Pairing:
             yield self._renamed(self._moved(instruction))
 
     def _is_shared(self, instruction: Instruction) -> bool:
-        match instruction:
-            case Const():
-                return True
-            case Load(_, buffer, index):
-                return buffer in self.inputs and self.axis.name not in index.axes
-            case Gather(_, buffer, index, by):
-                fixed = buffer in self.inputs and self.axis.name not in index.axes
-                return fixed and self.shared.issuperset(value for value, _, _ in by)
-            case Position(_, index):
-                return self.axis.name not in index.axes
-            case Compute(_, _, args, _):
-                return self.shared.issuperset(args)
-            case Cast(_, value, _):
-                return value in self.shared
-        return False
+        if not isinstance(instruction, Pure):
+            return False
+        if isinstance(instruction, Load | Gather) and instruction.buffer not in self.inputs:
+            return False
+        if isinstance(instruction, Load | Gather | Position) and self.axis.name in instruction.index.axes:
+            return False
+        return self.shared.issuperset(operands(instruction))
 
     def _moved(self, instruction: Instruction) -> Instruction:
         """At the second of the two rows."""
@@ -105,31 +95,19 @@ class _Pairing:
         return replace(instruction, index=replace(index, offset=index.offset + further))
 
     def _renamed(self, instruction: Instruction) -> Instruction:
-        match instruction:
-            case Compute(out, op, args, dtype):
-                return Compute(_second(out), op, tuple(map(self._second, args)), dtype)
-            case Cast(out, value, dtype):
-                return Cast(_second(out), self._second(value), dtype)
-            case Reduce(out, op, value):
-                return Reduce(_second(out), op, self._second(value))
-            case Scan(out, op, value):
-                return replace(instruction, out=_second(out), value=self._second(value))
-            case Load(out, buffer, index):
-                return Load(_second(out), self._own(buffer), index)
-            case Gather(out, buffer, index, by):
-                places = tuple((self._second(value), stride, extent) for value, stride, extent in by)
-                return Gather(_second(out), self._own(buffer), index, places)
-            case Store(buffer, index, value):
-                return Store(self._own(buffer), index, self._second(value))
-            case Position(out, index):
-                return Position(_second(out), index)
-        raise AssertionError(instruction)
+        """With the values and the scratch of the second of the two rows."""
+        rules: dict[str, Callable[[Any], Any]] = {
+            "out": _second,
+            "value": self._second,
+            "args": lambda args: tuple(map(self._second, args)),
+            "by": lambda by: tuple((self._second(value), stride, extent) for value, stride, extent in by),
+            "buffer": lambda buffer: _second(buffer) if buffer in self.scratch else buffer,
+        }
+        changed = {name: rule(getattr(instruction, name)) for name, rule in rules.items() if hasattr(instruction, name)}
+        return replace(instruction, **changed)
 
     def _second(self, name: str) -> str:
         return name if name in self.shared else _second(name)
-
-    def _own(self, buffer: str) -> str:
-        return _second(buffer) if buffer in self.scratch else buffer
 
 
 def _second(name: str) -> str:

@@ -14,6 +14,7 @@ from enum import Enum
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.axes import Pure
 from smelt.codegen.cpu.online_softmax import Online
 from smelt.codegen.cpu.transpose_tiles import Tile
 from smelt.codegen.loops.builder import SIGNED_LESS
@@ -24,10 +25,7 @@ from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
     Accumulate,
     Axis,
-    Cast,
     Compute,
-    Const,
-    Contract,
     Gather,
     Index,
     Instruction,
@@ -38,7 +36,6 @@ from smelt.ir.kernel import (
     Role,
     Scan,
     Scatter,
-    Softmax,
     Stage,
     Store,
     WeightedSum,
@@ -213,25 +210,13 @@ def loop_variant(kernel: Kernel, stage: Stage) -> list[Instruction]:
     inside: set[str] = set()
     variant: list[Instruction] = []
     for instruction in stage.body:
-        match instruction:
-            case Load(out, buffer, index):
-                moves = bool(index.axes & cols) or buffer in stored
-            case Gather(out, _, index, by):
-                moves = bool(index.axes & cols) or any(value in inside for value, _, _ in by)
-            case Position(out, index):
-                moves = bool(index.axes & cols)
-            case Compute(out, _, args, _):
-                moves = any(arg in inside for arg in args)
-            case Cast(out, source, _):
-                moves = source in inside
-            case Const(out, _, _):
-                moves = False
-            case Scan(out) | Contract(out) | Softmax(out):
-                moves = True
-            case _:
-                out, moves = "", True
+        moves = not isinstance(instruction, Pure) or not inside.isdisjoint(operands(instruction))
+        if isinstance(instruction, Load | Gather | Position):
+            moves |= bool(instruction.index.axes & cols)
+        if isinstance(instruction, Load):
+            moves |= instruction.buffer in stored
         if moves:
-            inside.add(out)
+            inside.add(getattr(instruction, "out", ""))
             variant.append(instruction)
     return variant
 

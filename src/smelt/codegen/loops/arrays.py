@@ -60,8 +60,8 @@ class AnyAxis(Protocol):
 
 def positions(b: Builder, axes: Sequence[AnyAxis], number: Value) -> dict[str, Value]:
     """Where each axis stands at point `number` of all of them together, the last one fastest."""
-    found: dict[str, Value] = {}
+    places: dict[str, Value] = {}
     for axis in reversed(axes[1:]):
-        found[axis.name] = b.urem(number, axis.size)
+        places[axis.name] = b.urem(number, axis.size)
         number = b.udiv(number, axis.size)
-    return found | {axis.name: number for axis in axes[:1]}
+    return places | {axis.name: number for axis in axes[:1]}

@@ -178,12 +178,12 @@ def _write_weights(b: Builder, blocks: AttentionBlocks) -> None:
         lines = [array.at(start) for array in scores]
 
         def some(lane: int) -> None:
-            given = {}
+            scores_at = {}
             for product, total in zip(problem.products, totals, strict=True):
-                given[product.contract.out] = total.load(lane, lanes)
+                scores_at[product.contract.out] = total.load(lane, lanes)
             for score, line in zip(problem.scores, lines, strict=True):
-                given[score.contract.out] = line.load(lane, lanes)
-            points.write(lane, query, here, row, given)
+                scores_at[score.contract.out] = line.load(lane, lanes)
+            points.write(lane, query, here, row, scores_at)
             for name, line in zip(_weights(problem), lines, strict=False):
                 line.store(points.row.code.vector(name), lane)
 

@@ -60,12 +60,12 @@ class Points:
 
     def write(self, lane: int, query: Value, key: Value, row: Value, values: dict[str, Value]) -> None:
         """Of queries from `lane` of the panel on, which begins with `query`; `row` counts keys in the block."""
-        b, given = self.b, dict(values)
+        b, at_points = self.b, dict(values)
         for packed, panel in self.panels:
             place = b.add(b.mul(row, packed.form.width), lane) if packed.by_key else lane
-            given[packed.load.out] = panel.load_as(panel.dtype, place, self.lanes)
+            at_points[packed.load.out] = panel.load_as(panel.dtype, place, self.lanes)
         self.row.at.axes[self.problem.key.name] = key
-        self.row.write(b.add(query, lane) if lane else query, self.lanes, given)
+        self.row.write(b.add(query, lane) if lane else query, self.lanes, at_points)
 
 
 def side_by_side(b: Builder, writers: Sequence[Callable[[], Written]]) -> list[Written]:

@@ -64,8 +64,8 @@ class _Weights:
         b.open_loop()
         loop = b.begin(0, _KEYS, 1, old)
         key, row, maxima = b.add(_KEY, loop.index), self._row(loop.index), []
-        given = [row.load(place, self.lanes) for place in self.places]
-        for place, vector, before in zip(self.places, given, loop.values, strict=True):
+        vectors = [row.load(place, self.lanes) for place in self.places]
+        for place, vector, before in zip(self.places, vectors, loop.values, strict=True):
             points.write(place, _QUERY, key, loop.index, {score: vector})
             scores = points.row.code.vector(value)
             row.store(scores, place)
