@@ -5,15 +5,13 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 
 from smelt.codegen.loops.builder import Builder, Term
 from smelt.codegen.loops.scalars import cast, from_memory, memory_kind
-from smelt.ir.kernel import Index
+from smelt.ir.kernel import Axis, Index
 from smelt.ir.loops import Value
-from smelt.symbolic.shapes import Size
 
 
 class Array:
@@ -51,14 +49,7 @@ class Array:
         return self.b.const(self.kind, 0.0, lanes)
 
 
-class AnyAxis(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> Size: ...
-
-
-def positions(b: Builder, axes: Sequence[AnyAxis], number: Value) -> dict[str, Value]:
+def positions(b: Builder, axes: Sequence[Axis], number: Value) -> dict[str, Value]:
     """Where each axis stands at point `number` of all of them together, the last one fastest."""
     places: dict[str, Value] = {}
     for axis in reversed(axes[1:]):

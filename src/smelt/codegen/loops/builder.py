@@ -371,9 +371,6 @@ class Builder:
         # Keeps the right operand where they are not ordered, which is one instruction.
         return self.select(self.fcmp(how, left, right), left, right)
 
-    def any_lane(self, mask: Value) -> Value:
-        return mask if mask.lanes == 1 else self.reduce_lanes("or", mask)
-
     def reduce_lanes(self, name: str, value: Value, start: Value | None = None, flags: str = "") -> Value:
         """One scalar out of all lanes, by an `llvm.vector.reduce` intrinsic."""
         if value.lanes == 1 and start is None:
@@ -409,7 +406,7 @@ class Builder:
         return self.intrinsic("fabs", a)
 
     def copysign(self, size: Term, sign: Term) -> Value:
-        return self.intrinsic("copysign", *self.lift(size, sign))
+        return self.intrinsic("copysign", *self._pair(size, sign))
 
     def scales(self, x: Value) -> bool:
         """Whether `scaled` takes a value like this one."""

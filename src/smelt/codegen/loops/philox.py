@@ -52,15 +52,19 @@ def _halves(b: Builder, value: Value) -> tuple[Value, Value]:
     return b.convert("trunc", value, "i32"), b.convert("trunc", b.lshr(value, 32), "i32")
 
 
+def _words(b: Builder, seed: Value, sequence: Value, counter: Value) -> Words:
+    """The four words of a counter, i32, given i64."""
+    return philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
+
+
 def words_of_counter(b: Builder, seed: Value, sequence: Value, counter: Value) -> tuple[Value, ...]:
     """The four words of a counter, all i64."""
-    words = philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
-    return tuple(b.convert("zext", each, "i64") for each in words)
+    return tuple(b.convert("zext", each, "i64") for each in _words(b, seed, sequence, counter))
 
 
 def word_of(b: Builder, seed: Value, sequence: Value, counter: Value, word: Value) -> Value:
     """One of the four words of a counter, all i64."""
-    words = philox(b, _halves(b, seed), [*_halves(b, counter), *_halves(b, sequence)])
+    words = _words(b, seed, sequence, counter)
     which, chosen = b.and_(word, AT_ONCE - 1), words[0]
     for number in range(1, AT_ONCE):
         chosen = b.select(b.icmp("eq", which, number), words[number], chosen)

@@ -211,7 +211,7 @@ def _shift(b: Builder, op: str, dtype: torch.dtype, x: Value, y: Value) -> Value
 def _integer_extreme(how: str) -> Lower:
     def lower(b: Builder, dtype: torch.dtype, args: Sequence[Value]) -> Value:
         sign = "u" if dtype is torch.uint8 else "s"
-        return b.intrinsic(f"{sign}{how}", *b.lift(*args))
+        return b.binary(f"{sign}{how}", *args)
 
     return lower
 

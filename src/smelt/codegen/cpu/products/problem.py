@@ -21,11 +21,9 @@ from smelt.symbolic.symsize import hint, known_equal
 
 
 @dataclass(frozen=True, slots=True)
-class ProductAxis:
+class ProductAxis(Axis):
     """An axis, and how far a step along it moves in each factor."""
 
-    name: str
-    size: Size
     left: Size
     right: Size
 

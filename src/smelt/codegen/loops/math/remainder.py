@@ -44,7 +44,7 @@ def _reduced(b: Builder, first: Value, divisor: Value) -> Value:
         left = b.fma(b.fneg(count), taken, rest)
         left = b.select(b.fcmp("olt", left, 0.0), b.fadd(left, taken), left)
         left = b.select(b.fcmp("oge", rest, divisor), left, rest)
-        return b.any_lane(b.fcmp("oge", left, divisor)), [left]
+        return b.reduce_lanes("or", b.fcmp("oge", left, divisor)), [left]
 
     return b.repeat([first], take)[0]
 

@@ -182,7 +182,7 @@ def _reduce(b: Builder, x: Value) -> tuple[Value, Value]:
         each, quadrants = _reduce_each(b, x)
         return [b.select(large, each, quick), b.select(large, quadrants, held)]
 
-    r, q = b.choice(b.any_lane(large), exact, lambda: [quick, held])
+    r, q = b.choice(b.reduce_lanes("or", large), exact, lambda: [quick, held])
     b.shared["angle", x.name] = (r, q)
     return r, q
 
