@@ -5,7 +5,7 @@
 In a last vector that overlaps the previous one, `mask` says which lanes count.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import field
 from functools import reduce
 from typing import TypeGuard
@@ -335,14 +335,19 @@ class PointCode:
             self.code.write(instruction)
         self.code.hold_addresses([i for i in self.inside if i not in packed])
 
-    def write(self, first: Value, lanes: int, values: Mapping[str, Value], mask: Value | None = None) -> None:
-        """At `lanes` points from `first` of the last col axis on, given what others computed there; with `mask`, at the
-        last of them, where some were done before (see `loop_nest`)."""
+    def write(
+        self, first: Value, lanes: int, values: Mapping[str, Value], mask: Value | None = None,
+        packed: Mapping[Load, Callable[[], Value]] | None = None,
+    ) -> None:  # fmt: skip
+        """At `lanes` points from `first` of the last col axis on, given what others computed there, and what loads from
+        elsewhere; with `mask`, at the last of them, where some were done before (see `loop_nest`)."""
         if self.at.vector_axis:
             self.at.axes[self.at.vector_axis] = first
         self.at.lanes, self.code.mask = lanes, mask
         self.code.values.update(values)
         for instruction in self.inside:
-            if getattr(instruction, "out", "") not in values:
+            if packed and isinstance(instruction, Load) and instruction in packed:
+                self.code.values[instruction.out] = packed[instruction]()
+            else:
                 self.code.write(instruction)
         self.code.mask = None

@@ -169,9 +169,10 @@ def _write_weights(b: Builder, blocks: AttentionBlocks) -> None:
     """Replaces the scores of a panel of queries by the weights and their gradients; zeros for keys up to whole
     tiles."""
     problem, wide, lanes = blocks.problem, blocks.tiles.queries, blocks.tiles.lanes
-    points, (_, _, query, key, keys) = points_of(b, blocks), WHERE
-    totals = [blocks.array(b, f"products{number}").at(query) for number in range(len(problem.products))]
+    _, _, query, key, keys = WHERE
     scores = [blocks.array(b, f"scores{number}") for number in range(len(problem.scores))]
+    products = [blocks.array(b, f"products{number}") for number in range(len(problem.products))]
+    points, totals = points_of(b, blocks), [each.at(query) for each in products]
     b.open_loop()
     with b.loop(0, keys) as row:
         here, start = b.add(key, row), b.mul(row, wide)

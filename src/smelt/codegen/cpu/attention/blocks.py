@@ -79,14 +79,14 @@ class AttentionBlocks:
     ) -> "AttentionBlocks":
         """`further`: elements of arrays beside panels, scores and sums, or more of those."""
         wide, rows, packed = tiles.queries, panels * tiles.queries, packed_loads(problem, tiles.queries)
-        scores = [(number, int(score.axis.size)) for number, score in enumerate(problem.scores)]
-        widths = [rounded(int(each.axis.size), tiles.values.cols) for each in problem.sums]
-        sums = [(n, each.over_keys, widths[n]) for n, each in enumerate(problem.sums)]
-        counts = {f"queries{number}": rows * depth for number, depth in scores}
-        counts |= {f"keys{number}": keys * depth for number, depth in scores}
-        counts |= {f"values{number}": (keys if over_keys else rows) * pitch for number, over_keys, pitch in sums}
-        counts |= {f"scores{number}": keys * wide for number, _ in scores}
-        counts |= {f"sums{number}": (rows if over_keys else keys) * pitch for number, over_keys, pitch in sums}
+        counts: dict[str, int] = {}
+        for number, score in enumerate(problem.scores):
+            depth = int(score.axis.size)
+            counts |= {f"queries{number}": rows * depth, f"keys{number}": keys * depth, f"scores{number}": keys * wide}
+        for number, each in enumerate(problem.sums):
+            pitch = rounded(int(each.axis.size), tiles.values.cols)
+            of_values, of_sums = (keys, rows) if each.over_keys else (rows, keys)
+            counts |= {f"values{number}": of_values * pitch, f"sums{number}": of_sums * pitch}
         bytes_ = {name: count * problem.dtype.itemsize for name, count in (counts | further).items()}
         for number, each in enumerate(packed):
             bytes_[f"packed{number}"] = wide * (keys if each.by_key else 1) * each.form.dtype.itemsize

@@ -8,6 +8,7 @@ nothing is read out of bounds; operands shared by all queries are read in place.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from typing import TypeVar
 
@@ -60,12 +61,15 @@ class Points:
 
     def write(self, lane: int, query: Value, key: Value, row: Value, values: dict[str, Value]) -> None:
         """Of queries from `lane` of the panel on, which begins with `query`; `row` counts keys in the block."""
-        b, at_points = self.b, dict(values)
-        for packed, panel in self.panels:
-            place = b.add(b.mul(row, packed.form.width), lane) if packed.by_key else lane
-            at_points[packed.load.out] = panel.load_as(panel.dtype, place, self.lanes)
+        b = self.b
+
+        def load(packed: PackedLoad, panel: Array) -> Value:
+            line = panel.at(b.mul(row, packed.form.width)) if packed.by_key else panel
+            return line.load_as(panel.dtype, lane, self.lanes)
+
+        loads = {packed.load: partial(load, packed, panel) for packed, panel in self.panels}
         self.row.at.axes[self.problem.key.name] = key
-        self.row.write(b.add(query, lane) if lane else query, self.lanes, at_points)
+        self.row.write(b.add(query, lane) if lane else query, self.lanes, values, packed=loads)
 
 
 def side_by_side(b: Builder, writers: Sequence[Callable[[], Written]]) -> list[Written]:
