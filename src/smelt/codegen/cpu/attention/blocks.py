@@ -88,8 +88,8 @@ class AttentionBlocks:
             of_values, of_sums = (keys, rows) if each.over_keys else (rows, keys)
             counts |= {f"values{number}": of_values * pitch, f"sums{number}": of_sums * pitch}
         bytes_ = {name: count * problem.dtype.itemsize for name, count in (counts | further).items()}
-        for number, each in enumerate(packed):
-            bytes_[f"packed{number}"] = wide * (keys if each.by_key else 1) * each.form.dtype.itemsize
+        for number, load in enumerate(packed):
+            bytes_[f"packed{number}"] = wide * (keys if load.by_key else 1) * load.form.dtype.itemsize
         places, size = laid_out(bytes_)
         return cls(problem, tiles, keys, panels, packed, {name: int(at) for name, at in places.items()}, int(size))
 
