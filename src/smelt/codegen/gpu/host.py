@@ -230,7 +230,7 @@ class _Warp:
             yields = [b.select(active, *each) for each in zip(self.vectors(node.yields), carried, strict=True)]
             (goes_on,) = self.vectors((node.condition,))
             following = b.and_(active, goes_on)
-            return b.any_lane(following), [following, *yields]
+            return b.reduce_lanes("or", following), [following, *yields]
 
         begins = [b.splat(self.mask or TRUE, self.source.warp if self.lane is None else 1)]
         self._bind(node.results, b.repeat([*begins, *self.vectors(node.starts)], attempt)[1:])

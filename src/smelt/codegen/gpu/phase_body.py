@@ -185,14 +185,14 @@ class PhaseBody:
             begin = [start if each else value for each, start, value in zip(is_sum, nothing, values, strict=True)]
             beyond = b.add(turn, step)
             end = b.select(b.icmp("slt", beyond, last), beyond, last)
-            after = b.loop(end, begin, some_tiles, first=turn)
+            after = b.carried_loop(end, begin, some_tiles, first=turn)
             return [
                 b.fadd(total, b.convert("fpext", value, "f64")) if each else value
                 for each, total, value in zip(is_sum, values, after, strict=True)
             ]
 
         turns = emptied if any(is_sum) else some_tiles
-        folded = b.loop(last, totals, turns, step=step, guard=is_symsize(tiles))
+        folded = b.carried_loop(last, totals, turns, step=step, guard=is_symsize(tiles))
         self.registers.clear()
         return folded, [torch.float64 if each else dtype for each, dtype in zip(kept, dtypes, strict=True)]
 

@@ -149,7 +149,7 @@ class Simt(Builder):
         yield
         self._predicate = None
 
-    def loop(
+    def carried_loop(
         self,
         last: Value | Number,
         carried: Sequence[Value],

@@ -80,7 +80,7 @@ class OnlineBody(PhaseBody):
 
         most, turns = b.const("f32", -math.inf), -(-plan.tiles // at_once)
         begin = [most, self._reference(most), b.const("f32", 0.0)]
-        results = b.loop(turns, begin, some_tiles, guard=is_symsize(turns))
+        results = b.carried_loop(turns, begin, some_tiles, guard=is_symsize(turns))
         self.values = before
         self.registers.clear()
         self._share(*results)

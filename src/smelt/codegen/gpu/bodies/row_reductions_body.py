@@ -66,7 +66,7 @@ class RowReductionsBody(PhaseBody):
                 b.barrier()  # the next row writes to the shared memory that this one is read from
             return [*self.carried, *following]
 
-        self.carried = b.loop(self._turns(), [*self.carried, *ahead], row)[:count]
+        self.carried = b.carried_loop(self._turns(), [*self.carried, *ahead], row)[:count]
         self._leave()
 
     def _dtype(self, fold: Accumulate) -> torch.dtype:

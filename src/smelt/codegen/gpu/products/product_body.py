@@ -134,7 +134,7 @@ class ProductBody(PhaseBody):
             return [*sums, *ahead]
 
         guard = is_symsize(terms) or terms == 0
-        return b.loop(terms, [*[zero] * count, *ahead], some_terms, step=shape.depth, guard=guard)[:count]
+        return b.carried_loop(terms, [*[zero] * count, *ahead], some_terms, step=shape.depth, guard=guard)[:count]
 
     def _term(self, sides: tuple[_Side, _Side], term: int, sums: list[Value]) -> list[Value]:
         b, shape, kind = self.b, self.work.shape, memory_kind(self.contract.dtype)

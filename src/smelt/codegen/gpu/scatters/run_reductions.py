@@ -73,7 +73,7 @@ class RunReductionBody(PhaseBody):
             total = b.select(changed, value, added)
             return [b.select(changed, next_key, key), total, head, b.and_(is_head, b.not_(changed))]
 
-        key, total, head, is_head = b.loop(level.chunk, [first_key, nothing, nothing, TRUE], entry)
+        key, total, head, is_head = b.carried_loop(level.chunk, [first_key, nothing, nothing, TRUE], entry)
         of_before = b.and_(is_head, continues)
         goes_on = b.icmp("eq", following, key)
         self._flush(key, total, b.and_(mine, b.not_(b.or_(of_before, goes_on))))
