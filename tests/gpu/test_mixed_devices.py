@@ -108,7 +108,6 @@ COPIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "made there": lambda x: torch.tensor([1.0, 2.0], device="cuda").sum() + torch.ones(65, device="cuda") * x,
     "converted": lambda x: x.to("cpu", torch.float64).sin().to("cuda", torch.float16),
     "there already": lambda x: x.cuda() + x.to("cuda") + x.cpu().cpu().cuda(),
-    "not waited for, and read": lambda x: x.sin().to("cpu", non_blocking=True) + 1,
     "waited for by another": lambda x: (x.sin().to("cpu", non_blocking=True), x.cos().cpu()),
     "the current one": lambda x: x + torch.cuda.current_device() + torch.cuda.device_count(),
 }
@@ -117,6 +116,14 @@ COPIES: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("name", COPIES)
 def test_copies_between_devices(name: str) -> None:
     hold(COPIES[name], randn(33, 65), fullgraph=True)
+
+
+def test_what_reads_a_copy_that_is_not_waited_for_waits_for_it() -> None:
+    """Eager does not: what it computes depends on which is faster."""
+    compiled = smelt.compile(lambda x: x.sin().to("cpu", non_blocking=True) + 1, fullgraph=True)
+    for seed in range(20):
+        x = randn(33, 65, seed=seed)
+        torch.testing.assert_close(compiled(x), x.sin().cpu() + 1)
 
 
 def test_a_result_that_is_not_waited_for_is_page_locked_and_right_in_the_end() -> None:
