@@ -64,7 +64,7 @@ class Reference:
             elif isinstance(end, Jump):
                 number = end.state
             else:
-                raise Raised(end.kind, end.message)
+                raise Raised(end.error, end.message)
 
     def _run(self, state: TracedState, registers: dict[int, torch.Tensor], leaves: list[Any]) -> Any:
         for variant in state.variants:

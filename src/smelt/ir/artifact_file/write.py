@@ -200,7 +200,7 @@ class _TableWriter(TableWriter):
     def expression(self, code: r.Expression) -> int:
         number = self._expressions.get(code)
         if number is None:
-            number = self._expressions[code] = self.add("expressions", self.count("instructions"), len(code))
+            number = self._expressions[code] = self.add("expressions", self.length_of("instructions"), len(code))
             for each in code:
                 self.add("instructions", each.op, each.operand)
         return number
@@ -211,7 +211,7 @@ class _TableWriter(TableWriter):
 
     def dims(self, dims: tuple[r.Dim, ...]) -> tuple[int, int]:
         if dims not in self._dims:
-            self._dims[dims] = self.count("dims")
+            self._dims[dims] = self.length_of("dims")
             for each in dims:
                 self.add("dims", self.string(each.name) if each.name else -1, each.low, each.high)
         return self._dims[dims], len(dims)
@@ -223,13 +223,13 @@ class _TableWriter(TableWriter):
             dtype = -1 if output.dtype is None else DTYPE_NAMES.index(output.dtype)
             self.add("outputs", self.string(output.name), dtype, *self.dims(output.dims))
         for kernel in table.kernels:
-            first = self.count("grids")
+            first = self.length_of("grids")
             for each in kernel.grids:
                 self.add("grids", self.string(each.name), each.blocks, each.slot, each.threads, each.shared_bytes)
             grids = first, len(kernel.grids)
             self.add("kernels", *KernelRecord(self.string(kernel.name), -1, -1, kernel.buffers, kernel.sizes, *grids))
         for state in table.states:
-            first = self.count("variants")
+            first = self.length_of("variants")
             for variant in state.variants:
                 self.variant(variant)
             self.add("states", self.string(state.name), first, len(state.variants))
@@ -250,7 +250,7 @@ class _TableWriter(TableWriter):
         )
 
     def variant(self, variant: r.Variant) -> None:
-        first = {name: self.count(name) for name in ("symbols", "checks", "produced", "values", "steps")}
+        first = {name: self.length_of(name) for name in ("symbols", "checks", "produced", "values", "steps")}
         for each in variant.symbols:
             self.add(
                 "symbols", self.string(each.name), each.bind, each.register, each.dimension, each.low, each.high
@@ -269,7 +269,7 @@ class _TableWriter(TableWriter):
             else:
                 place = self.add("copies", step.to, step.source, self.expression(step.bytes))
                 self.add("steps", StepKind.COPY, place)
-        spans = [number for name in first for number in (first[name], self.count(name) - first[name])]
+        spans = [number for name in first for number in (first[name], self.length_of(name) - first[name])]
         self.add("variants", self.string(variant.name), *spans, self.expression(variant.arena_bytes),
                  *self.next(variant.next))  # fmt: skip
 
@@ -289,7 +289,7 @@ class _TableWriter(TableWriter):
     def next(self, following: r.Next) -> tuple[int, ...]:
         """The fields from `next` on."""
         if isinstance(following, r.Return):
-            first = self.count("returned")
+            first = self.length_of("returned")
             for each in following.outputs:
                 self.returned(each)
             return NextKind.RETURN, -1, -1, -1, -1, -1, first, len(following.outputs)

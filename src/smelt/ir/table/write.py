@@ -28,13 +28,13 @@ class TableWriter:
         """The number of a string."""
         return self._strings.setdefault(text, len(self._strings))
 
-    def count(self, section: str) -> int:
+    def length_of(self, section: str) -> int:
         """How many records a section has so far."""
         return len(self.words[section]) // _WIDTHS[section]
 
     def add(self, section: str, *words: int) -> int:
         """The number of a new record."""
-        number = self.count(section)
+        number = self.length_of(section)
         self.words[section] += words
         return number
 
@@ -57,7 +57,7 @@ class TableWriter:
         directory: list[int] = []
         sections: list[int] = []
         for section, records in self.words.items():
-            directory += (HEADER_WORDS + len(sections), self.count(section), _WIDTHS[section])
+            directory += (HEADER_WORDS + len(sections), self.length_of(section), _WIDTHS[section])
             sections += records
         end = 8 * (HEADER_WORDS + len(sections))
         blob = b"\0".join((*encoded, b""))
