@@ -209,3 +209,42 @@ def run_apart(script: str) -> str:
     )
     assert found.returncode == 0, found.stderr
     return found.stdout
+
+
+def test_a_function_of_the_c_interface_returns_nothing() -> None:
+    """It writes into a tensor that it is given: there would be nothing to keep as a result."""
+    script = """
+import torch, smelt
+smelt.compile(lambda x: x + 1)(torch.ones(4))  # so that PyTorch's C interface is known
+from smelt.ir.flat.steps import TENSOR, CallStep, FlatProgram, FlatValue, NativeCall, Ref
+from smelt.ir.flat.write import write
+from tests.native.test_flat_table import fill, runner
+values = tuple(FlatValue(name, torch.float32, torch.device("cpu"), (4, 4), (4, 1)) for name in ("x", "y"))
+code = (TENSOR, 0, TENSOR, 0, TENSOR, 0)
+native = NativeCall("aoti_torch_cpu_mm_out", None, (Ref(0),), code, (), 0)
+step = CallStep("aten::mm.out", fill, (Ref(0),), (), (1,), True, native)
+program = FlatProgram("f", values, 1, (), 0, 0, (step,), (Ref(1),))
+try:
+    runner(*write(program, lambda dtype: 6, lambda device: (0, -1)))
+except ValueError as error:
+    print(error)
+"""
+    assert "not how aoti_torch_cpu_mm_out is called" in run_apart(script)
+
+
+def test_results_that_are_nested_too_deeply_raise() -> None:
+    script = """
+from smelt.ir.table.layout import Item
+from smelt.ir.table.write import TableWriter
+from tests.native.test_flat_table import fill, runner
+writer = TableWriter("deep")
+for number in range(100_000):
+    writer.add("items", Item.TUPLE, number + 1, 1, -1)
+writer.add("items", Item.NONE, 0, 0, -1)
+writer.add("programs", 0, 0, 0, 0, 0, 0, -1)
+try:
+    runner(writer.pack(), ())()
+except RecursionError:
+    print("refused")
+"""
+    assert run_apart(script).split() == ["refused"]

@@ -22,6 +22,9 @@
 #include "lazy/accelerator.h"
 #include "lazy/lazy.h"
 
+#include <stdint.h>
+#include <string.h>
+
 static PyObject *
 active(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
@@ -112,13 +115,16 @@ check_table(PyObject *Py_UNUSED(module), PyObject *args)
     }
     Table table;
     smelt_error error;
-    smelt_status status = smelt_table_read(&table, buffer.buf, buffer.len, 0, &error);
+    void *copied = (uintptr_t)buffer.buf % sizeof(int64_t) ? PyMem_Malloc((size_t)buffer.len) : NULL; /* to whole words */
+    const void *data = copied ? memcpy(copied, buffer.buf, (size_t)buffer.len) : buffer.buf;
+    smelt_status status = smelt_table_read(&table, data, buffer.len, 0, &error);
     if (!status) {
         int64_t *scratch = PyMem_Calloc(smelt_table_scratch(&table), sizeof *scratch);
         status = scratch ? smelt_table_check(&table, weights, state, kernels, scratch, &error)
                          : smelt_fail(&error, SMELT_ERROR_MEMORY, "there is no memory to check a table");
         PyMem_Free(scratch);
     }
+    PyMem_Free(copied);
     PyBuffer_Release(&buffer);
     if (status) {
         PyErr_SetString(PyExc_ValueError, error.message);

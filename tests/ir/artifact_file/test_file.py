@@ -132,6 +132,7 @@ WRONG = {
     "data that nobody holds": (replace(artifact(), weights={**artifact().weights, "v": b""}), "no register holds"),
     "data of another size": (replace(artifact(), weights={**artifact().weights, "w": b"12"}), "2 bytes of data, and"),
     "data that ends too early": (in_register(2, offset=4), "and needs 20"),
+    "data that begins too early": (in_register(2, offset=-64), "begins before its data"),
     "data at an odd place": (
         replace(in_register(2, offset=2), weights={**artifact().weights, "w": bytes(20)}),
         "a wrong data",
@@ -154,7 +155,8 @@ WRONG = {
     "an expression that takes too much": (in_body(arena_bytes=(r.Instruction(Op.ADD),)), "a wrong code"),
     "an expression that leaves too much": (in_body(arena_bytes=r.number(1) + r.number(1)), "a wrong code"),
     "a deep expression": (in_body(arena_bytes=DEEP), "a wrong code"),
-    "a number of too many bits": (in_body(arena_bytes=r.number(1 << 63)), "does not fit 64 bits"),
+    "a number of too many bits": (in_body(arena_bytes=r.number(1 << 63)), "cannot be written"),
+    "a name that is no text": (in_register(0, name="\ud800"), "cannot be written"),
     "a register produced twice": (in_body(produced=BODY.produced[:1] * 2), "a wrong produced"),
     "a constant produced": (in_body(produced=(r.Produced(2, (r.number(4),)), BODY.produced[1])), "a wrong produced"),
     "another rank produced": (in_body(produced=(r.Produced(5), BODY.produced[1])), "a wrong produced"),
@@ -170,6 +172,7 @@ WRONG = {
     "a loop without an end": (in_body(next=r.Jump(1)), "to an end"),
     "too few outputs": (in_body(next=r.Return((5,))), "a wrong outputs"),
     "an output of another dtype": (in_body(next=r.Return((6, None))), "a wrong outputs"),
+    "no register": (in_body(next=r.Return((-1, None))), "no register -1"),
     "a view of other rank": (in_body(next=r.Return((r.RegisterView(5, (), ()), None))), "a wrong outputs"),
     "a view without strides": (in_body(next=r.Return((5, r.RegisterView(5, (r.number(1),), ())))), "a wrong outputs"),
     "a view of no register": (in_body(next=r.Return((5, r.RegisterView(9, (), ())))), "a wrong register_"),
@@ -220,6 +223,19 @@ def test_a_cut_file_is_refused() -> None:
             read(data[:size])
     with pytest.raises(ArtifactError):
         read(data + b"\0")
+
+
+def test_a_string_that_is_no_text_is_refused() -> None:
+    data = bytearray(write(artifact()))
+    (table,) = [section for section in read_sections(memoryview(data)) if section.kind == 2][:1]
+    data[table.offset + table.bytes - 2] = 0xFF  # the last letter of the last string
+    with pytest.raises(ArtifactError, match="not UTF-8"):
+        read(sealed(data))
+
+
+def test_a_file_may_begin_anywhere_in_memory() -> None:
+    data = write(artifact())
+    assert read(memoryview(b"x" + data)[1:]) == read(data)
 
 
 def test_what_hides_behind_right_checksums_is_refused_or_whole() -> None:

@@ -47,7 +47,7 @@ bind_native(Runner *self, const CallRecord *call)
         return 0;
     }
     const int64_t *numbers = &table->numbers->number;
-    if (record->returns < -1 || record->returns > MOST_RETURNED
+    if (record->returns < -1 || record->returns > MOST_RETURNED || (!by_dispatcher && call->result_count)
         || !native_call_fits(&native, numbers + record->code, table->counts[STRINGS])) {
         PyErr_Format(PyExc_ValueError, "Runner: this is not how %s is called", native.name);
         return -1;

@@ -201,6 +201,9 @@ tensor_made(Run *run, const ItemRecord *item, bool leaves)
 static PyObject *
 sequence_made(Run *run, const ItemRecord *item, bool leaves)
 {
+    if (Py_EnterRecursiveCall(" in the arguments or results of a program")) {
+        return NULL;
+    }
     PyObject *sequence = item->kind == LIST_ITEM ? PyList_New(item->length) : PyTuple_New(item->length);
     for (int64_t i = 0; sequence && i < item->length; i++) {
         PyObject *part = object_made(run, &run->table->items[item->what + i], leaves);
@@ -214,6 +217,7 @@ sequence_made(Run *run, const ItemRecord *item, bool leaves)
             PyTuple_SET_ITEM(sequence, i, part);
         }
     }
+    Py_LeaveRecursiveCall();
     return sequence;
 }
 

@@ -84,6 +84,7 @@ def _check_data(register: r.Register, weights: Mapping[str, Any]) -> None:
     if register.data is None:
         return
     require(register.data in weights, where, f"has no data: {register.data!r}")
+    require(register.offset >= 0, where, "begins before its data")
     has_strides = register.strides is None or len(register.strides) == len(register.dims)
     require(has_strides, where, "has strides that do not fit")
     size, end = memoryview(weights[register.data]).nbytes, register.offset + data_bytes(register)

@@ -31,7 +31,7 @@ from smelt.ir.artifact_file.layout import (
     SlotRecord,
 )
 from smelt.ir.table.layout import DTYPE_NAMES, Bind, NextKind, RegisterFlag, RegisterKind, StepKind, ValueKind
-from smelt.ir.table.read import TableReader
+from smelt.ir.table.read import BadTable, TableReader
 from smelt.symbolic.postfix import Op
 
 _HEADER_BYTES = 8 * len(FileHeader._fields)
@@ -50,7 +50,7 @@ def read(data: Any) -> r.ArtifactFile:
         machine = _member(f"target {number}", Machine, table.machine)
         image, data = _read_code(_part(view, code)), _part(view, table)
         check_table(data, len(contents[Kind.WEIGHTS]), len(contents[Kind.STATE]), len(image.entries))
-        state_machine = _TableReader(data, contents, weights).state_machine()
+        state_machine = _read_table(data, contents, weights)
         parts.append(r.TargetPart(machine, table.features, state_machine, image))
     artifact = r.ArtifactFile(_manifest(view, sections), tuple(parts), weights)
     check_artifact(artifact)
@@ -176,6 +176,13 @@ def _text(where: str, data: memoryview) -> str:
 
 
 # --- TABLE --------------------------------------------------------------------------------------------------
+
+
+def _read_table(view: memoryview, contents: Mapping[Kind, memoryview], weights: dict[str, memoryview]) -> r.Table:
+    try:
+        return _TableReader(view, contents, weights).state_machine()
+    except BadTable as error:  # C does not look into the text of strings
+        raise ArtifactError(str(error)) from error
 
 
 class _TableReader(TableReader):

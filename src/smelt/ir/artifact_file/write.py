@@ -17,7 +17,14 @@ from typing import Any
 
 from smelt import _native
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.check import ArtifactError, check_artifact, check_table, data_bytes, data_places
+from smelt.ir.artifact_file.check import (
+    ArtifactError,
+    check_artifact,
+    check_table,
+    data_bytes,
+    data_places,
+    require,
+)
 from smelt.ir.artifact_file.layout import (
     ALIGN,
     MAGIC,
@@ -185,8 +192,8 @@ def table_bytes(table: r.Table, offsets: dict[str, int]) -> bytes:
     try:
         writer.table(table, offsets)
         return writer.pack()
-    except struct.error as error:
-        raise ArtifactError(f"the table has a number that does not fit 64 bits: {error}") from error
+    except (struct.error, UnicodeEncodeError) as error:
+        raise ArtifactError(f"the table cannot be written: {error}") from error
 
 
 class _TableWriter(TableWriter):
@@ -301,6 +308,7 @@ class _TableWriter(TableWriter):
 
     def returned(self, output: int | r.RegisterView | None) -> None:
         if not isinstance(output, r.RegisterView):
+            require(output is None or output >= 0, "the table", f"there is no register {output}")
             self.add("returned", -1 if output is None else output, 0, 0, 0, 0, -1)
             return
         dims = self.expressions(output.dims)
