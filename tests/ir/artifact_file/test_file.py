@@ -10,11 +10,12 @@ import pytest
 
 from smelt import _native
 from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.check import ArtifactError
+from smelt.ir.artifact_file.check import ArtifactError, check_table
 from smelt.ir.artifact_file.layout import FEATURES, FileHeader, Machine, SectionRecord, feature_mask
 from smelt.ir.artifact_file.read import read, read_manifest, read_sections
 from smelt.ir.artifact_file.write import save, signed, write
-from smelt.ir.table.layout import Bind, RegisterKind
+from smelt.ir.table.layout import Bind, NextKind, RegisterKind, ValueKind
+from smelt.ir.table.write import TableWriter
 from smelt.symbolic.postfix import Op
 from tests import processes
 from tests.ir.artifact_file.example import artifact, table
@@ -236,6 +237,21 @@ def test_a_string_that_is_no_text_is_refused() -> None:
 def test_a_file_may_begin_anywhere_in_memory() -> None:
     data = write(artifact())
     assert read(memoryview(b"x" + data)[1:]) == read(data)
+
+
+def test_variants_that_share_long_arrays_are_refused_at_once() -> None:
+    """Or a file of some kilobytes would take hours to check."""
+    writer, count = TableWriter("many"), 1000
+    writer.add("expressions", 0, 1)
+    writer.add("instructions", Op.PUSH, 1)
+    array, _ = writer.references([0] * 4096)
+    for _ in range(count):
+        writer.add("values", ValueKind.SIZES, array, 4096, -1, -1, 0)
+        spans = (0, 0) * 3 + (0, count, 0, 0)  # symbols, checks, produced; all values; steps
+        writer.add("variants", 0, *spans, 0, NextKind.RETURN, -1, -1, -1, -1, -1, 0, 0)
+    writer.add("states", 0, 0, count)
+    with pytest.raises(ArtifactError, match="wrong values"):
+        check_table(writer.pack(), 0, 0, 0)
 
 
 def test_what_hides_behind_right_checksums_is_refused_or_whole() -> None:
