@@ -1,14 +1,18 @@
 """The function of a thread, rewritten to that of a warp on the host."""
 
+import pytest
 import torch
 
 from smelt import _native
+from smelt.base.errors import SmeltError
+from smelt.codegen.gpu.grid_plan import plan
 from smelt.codegen.gpu.host import describe_host_warps, warp_function
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.loops.runtime_sizes import Sizes
 from smelt.ir.loops import Compute, Module, Value
 from smelt.ir.loops.check import check_module
+from tests.kernel_text import parse_kernel
 
 WARP = 8
 
@@ -73,3 +77,16 @@ def test_what_all_threads_share_stays_a_scalar() -> None:
     products = [node.out.lanes for node in nodes if isinstance(node, Compute) and node.op == "mul"]
     sums = [node.out.lanes for node in nodes if isinstance(node, Compute) and node.op == "add"]
     assert products == [1, 1] and sums == [WARP]
+
+
+def test_warps_of_fewer_than_four_threads_are_refused() -> None:
+    kernel = parse_kernel("""kernel sums rows(i:2) cols(j:2)
+  in x: f32[4]
+  out t: f32[1]
+  loop:
+    a = load x[2*i + j]
+    accumulate sum t[0] = a
+""")
+    with pytest.raises(SmeltError, match="4 or more threads"):
+        plan(kernel, 2)
+    assert plan(kernel, 4).phases

@@ -51,6 +51,7 @@ from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
 # What is chosen by these is right whatever they are; which are fastest is to be measured on a GPU.
+_LEAST_WARP = 4  # with two, reductions over rows and cols together were wrong
 _POINT_THREADS = 256
 _MOST_VECTORS = 4  # that a thread reads before it computes
 _BYTES_IN_FLIGHT = 64  # that it reads so
@@ -207,6 +208,8 @@ class _Case:
 
 def plan(kernel: Kernel, warp: int, cluster: int = 1) -> GridPlan:
     """How `kernel` runs on a chip with so many threads in a warp and at most so many blocks in a cluster."""
+    if warp < _LEAST_WARP:
+        raise SmeltError("SM030", f"GPU schedules are for {_LEAST_WARP} or more threads that run in step, not {warp}")
     phases, reasons = _chosen(in_one_loop(without_unit_axes(kernel)), Chip(warp, cluster))
     parameters = {buffer.name for buffer in kernel.parameters}
     own: dict[str, Buffer] = {}
