@@ -1,6 +1,6 @@
 """Writes the layout of tables and of artifacts' files as a header for C: `python tools/table_header.py`.
 
-    ir/table/layout.py, ir/artifact_file/layout.py   →   csrc/executor/records.h
+    ir/table/layout.py, ir/artifact_file/layout.py, symbolic/postfix.py   →   csrc/executor/records.h
 """
 
 import re
@@ -12,6 +12,7 @@ from typing import Any
 
 from smelt.ir.artifact_file import layout as files
 from smelt.ir.table import layout as tables
+from smelt.symbolic import postfix
 
 HEADER = Path(__file__).parents[1] / "src" / "smelt" / "csrc" / "executor" / "records.h"
 
@@ -56,6 +57,7 @@ LIMITS = {
     "FILE_ALIGN": files.ALIGN,
     "MOST_SECTIONS": files.MOST_SECTIONS,
     "MOST_CAPABILITY": files.MOST_CAPABILITY,
+    "MOST_DEPTH": postfix.DEPTH,
     "MOST_CODE": tables.MOST_CODE,
     "MOST_BUFFERS": tables.MOST_BUFFERS,
     "MOST_BLOCKS": tables.MOST_BLOCKS,
@@ -113,6 +115,9 @@ def header() -> str:
     ]
     parts.append("/* S(section, its number, type of its records, their fields) */\n")
     parts[-1] += macro("#define TABLE_SECTIONS(S)", sections)
+    instructions = [f"O({op.name}, {postfix.ARITY[op]})" for op in postfix.Op]
+    parts.append("/* O(instruction, how many numbers it takes off the stack), in the order of their numbers. */\n")
+    parts[-1] += macro("#define EXPRESSION_OPS(O)", instructions)
     sizes = [f"D({name}, {size})" for name, size in tables.DTYPES.items()]
     parts.append("/* D(dtype, bytes of an element), in the order of their numbers. */\n")
     parts[-1] += macro("#define TABLE_DTYPES(D)", sizes)

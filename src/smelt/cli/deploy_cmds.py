@@ -12,7 +12,8 @@ from smelt.deploy.runtime import LIBRARY
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.layout import FEATURES, Machine
 from smelt.ir.artifact_file.read import read
-from smelt.ir.table.layout import LARGEST, Bind, RegisterKind
+from smelt.ir.table.layout import Bind, RegisterKind
+from smelt.symbolic.expressions import LARGEST
 from smelt.symbolic.postfix import Op
 
 

@@ -257,7 +257,7 @@ deepen_expression(Part *part)
         depth += stack_change((InstructionRecord *)record_of(part, INSTRUCTIONS, record.code + i));
         most = depth > most ? depth : most;
     }
-    const int more = EXPRESSION_MOST_DEPTH + (int)below(4) - 1 - most;
+    const int more = MOST_DEPTH + (int)below(4) - 1 - most;
     const bool balanced = below(4) != 0;
     for (int i = 0; i < more && insert_record(part, INSTRUCTIONS, record.code); i++) {
         *(InstructionRecord *)record_of(part, INSTRUCTIONS, record.code) = (InstructionRecord){OP_PUSH, (int64_t)below(3)};

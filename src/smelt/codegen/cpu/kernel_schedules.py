@@ -1,4 +1,4 @@
-"""The ways to compute a kernel: a table for each kind of problem, of which the cheapest schedule that fits is chosen.
+"""The ways to compute a kernel: a table of schedules for each kind of problem. The cheapest that fits is chosen.
 
     8 × 12 × 64, both factors contiguous along the sum   →   "tiled"        1 query by 512 keys   →   "few queries"
 
@@ -22,7 +22,7 @@ from smelt.ir.kernel import Kernel
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import greater
 
-Limit = tuple[tuple[Size, str, int], ...]  # comparisons of sizes that vary, one of which at least must hold
+Limit = tuple[tuple[Size, str, int], ...]  # comparisons of dynamic sizes: at least one must hold
 
 
 def _nothing(problem: Any, target: Target) -> tuple[Limit, ...]:

@@ -399,8 +399,8 @@ class LoopNest:
         results = []
         for accumulator in self.plan.accumulators:
             buffer = accumulator.instruction.buffer
-            wanted = self.plan.kernel.buffer(buffer).dtype
-            out = Array(self.b, self.at.pointers[buffer], wanted).at(self._unit_offset(accumulator))
+            dtype = self.plan.kernel.buffer(buffer).dtype
+            out = Array(self.b, self.at.pointers[buffer], dtype).at(self._unit_offset(accumulator))
             results.append(row_accumulators.Result(accumulator, out))
         row_accumulators.finish(self.b, results, self.at.pointers, parts)
 

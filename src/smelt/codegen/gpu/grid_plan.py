@@ -308,8 +308,8 @@ def _scans(case: _Case, chip: Chip) -> Grids:
     if not has(case.kernel, Scan):
         return "it has no scans"
     blocks, least = hint(case.rows.blocks), _LEAST_PART if case.rows.along is Along.COLS else _LEAST_SCAN
-    wanted = min(-(-_ENOUGH_BLOCKS // max(blocks, 1)), hint(case.kernel.col_count) // least)
-    parts = split_scan(case.merged, wanted) if wanted > 1 else None
+    part_count = min(-(-_ENOUGH_BLOCKS // max(blocks, 1)), hint(case.kernel.col_count) // least)
+    parts = split_scan(case.merged, part_count) if part_count > 1 else None
     return [case.rows] if parts is None else [_rows(part, chip.warp) for part in parts]
 
 
@@ -319,10 +319,10 @@ def _split_rows(case: _Case, chip: Chip) -> Grids:
     loops = sum(stage.loop for stage in kernel.stages)
     work = hint(kernel.col_count) * whole.rows_at_once
     least = _WORTH_SPLITTING if whole.along is Along.COLS else 2 * _WORTH_SPLITTING
-    wanted = min(-(-_ENOUGH_BLOCKS // blocks), work // _LEAST_WORK)
-    if blocks > _MULTIPROCESSORS or loops * work < least * (loops + 1) or wanted < 2:
+    part_count = min(-(-_ENOUGH_BLOCKS // blocks), work // _LEAST_WORK)
+    if blocks > _MULTIPROCESSORS or loops * work < least * (loops + 1) or part_count < 2:
         return "rows are many, or short"
-    parts = split_rows(recomputed(kernel), wanted)
+    parts = split_rows(recomputed(kernel), part_count)
     if parts is None:
         return "later loops read what is stored once a row"
     return [_narrower(_rows(part, chip.warp)) for part in parts]

@@ -48,7 +48,7 @@ def _grid_function(b: Simt, members: GroupMembers) -> Function:
     """What `b` wrote for one member, as a function of all of them: from the block's number to the member, whose
     parameters and sizes then have the names that the code knows."""
     assert b.sizes is not None
-    wanted = [b.taken(number) for number in range(members.buffers)]
+    parameters = [b.taken(number) for number in range(members.buffers)]
     names = [param(f"size{slot}") for slot in range(len(b.sizes.params))] + [param("first")]
     starts = [b.const("i64", start) for start in members.starts]
     of_each = [
@@ -66,13 +66,13 @@ def _grid_function(b: Simt, members: GroupMembers) -> Function:
             is_past = b.icmp("uge", block, start)
             values = [b.select(is_past, *pair) for pair in zip([first, *sizes], values, strict=True)]
         base, *values = values
-        values = [*(_parameter(b, b.add(base, n), each) for n, each in enumerate(wanted)), *values]
+        values = [*(_parameter(b, b.add(base, n), each) for n, each in enumerate(parameters)), *values]
     else:
         for member, sizes in enumerate(of_each):
-            own = [Value(f"%given{len(params) + n}", each.kind) for n, each in enumerate(wanted)]
+            own = [Value(f"%member{len(params) + n}", each.kind) for n, each in enumerate(parameters)]
             params, of_each[member] = params + own, [*own, *sizes]
         values = list(_search(b, block, starts, of_each))
-    b.body.append(If(TRUE, [], [], (*wanted, *names), tuple(values), tuple(values)))
+    b.body.append(If(TRUE, [], [], (*parameters, *names), tuple(values), tuple(values)))
     b.body.append(Compute(_OWN, "sub", (block, names[-1])))
     b.body += code
     function = b.grid_function()

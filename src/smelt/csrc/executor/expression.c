@@ -18,7 +18,7 @@ smelt_expression_holds(const int64_t *code, int64_t count, int64_t *symbols)
             return false;
         }
         depth += 1 - arities[op];
-        if (depth > EXPRESSION_MOST_DEPTH || (op == OP_SYMBOL && (operand < 0 || operand == INT64_MAX))) {
+        if (depth > MOST_DEPTH || (op == OP_SYMBOL && (operand < 0 || operand == INT64_MAX))) {
             return false;
         }
         if (op == OP_SYMBOL && operand >= *symbols) {
@@ -142,7 +142,7 @@ floats(int64_t op, double left, double right, int64_t *result)
 bool
 smelt_evaluate(const int64_t *code, int64_t count, const int64_t *symbols, int64_t *value)
 {
-    int64_t stack[EXPRESSION_MOST_DEPTH];
+    int64_t stack[MOST_DEPTH];
     int depth = 0;
     for (const int64_t *at = code; at < code + 2 * count; at += 2) {
         const int64_t op = at[0];

@@ -42,7 +42,7 @@ smelt_parallel_for(smelt_part part, void *buffers, char *workspace, int64_t thre
                    int64_t chunk_bytes)
 {
     const smelt_chunk_runner runner = atomic_load_explicit(&chunk_runner, memory_order_acquire);
-    const int64_t wanted = threads < most ? threads : most, chunks = wanted < 2 || runner == NULL ? 1 : wanted;
+    const int64_t useful = threads < most ? threads : most, chunks = useful < 2 || runner == NULL ? 1 : useful;
     if (chunks == 1) {
         part(buffers, workspace, 0, extent, true);
         return 1;

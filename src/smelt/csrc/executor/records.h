@@ -17,7 +17,7 @@
 
 enum {
     FILE_VERSION = 2, TABLE_VERSION = 2, FILE_PAGE = 4096, FILE_ALIGN = 64, MOST_SECTIONS = 256,
-    MOST_CAPABILITY = 999, MOST_CODE = 4096, MOST_BUFFERS = 4096, MOST_BLOCKS = 2147483647,
+    MOST_CAPABILITY = 999, MOST_DEPTH = 32, MOST_CODE = 4096, MOST_BUFFERS = 4096, MOST_BLOCKS = 2147483647,
     MOST_GRID_THREADS = 1024, MOST_SHARED = 1048576,
 };
 #define MOST_BYTES INT64_C(140737488355328)
@@ -168,6 +168,13 @@ typedef struct {
     S(drops, DROPS, DropRecord, DROP_FIELDS) S(steps, STEPS, StepRecord, STEP_FIELDS)                                  \
     S(returned, RETURNED, ReturnedRecord, RETURNED_FIELDS) S(variants, VARIANTS, VariantRecord, VARIANT_FIELDS)        \
     S(states, STATES, StateRecord, STATE_FIELDS) S(programs, PROGRAMS, ProgramRecord, PROGRAM_FIELDS)
+
+/* O(instruction, how many numbers it takes off the stack), in the order of their numbers. */
+#define EXPRESSION_OPS(O)                                                                                              \
+    O(PUSH, 0) O(SYMBOL, 0) O(ADD, 2) O(SUB, 2) O(MUL, 2) O(DIV, 2) O(MOD, 2) O(MIN, 2) O(MAX, 2) O(NEG, 1) O(EQ, 2)   \
+    O(NE, 2) O(LT, 2) O(LE, 2) O(GT, 2) O(GE, 2) O(AND, 2) O(OR, 2) O(NOT, 1) O(FLOAT, 1) O(INT, 1) O(FADD, 2)         \
+    O(FSUB, 2) O(FMUL, 2) O(FDIV, 2) O(FNEG, 1) O(FABS, 1) O(FPOW, 2) O(FSQRT, 1) O(FEXP, 1) O(FLOG, 1) O(FSIN, 1)     \
+    O(FCOS, 1) O(FTANH, 1) O(FFLOOR, 1) O(FCEIL, 1) O(FMIN, 2) O(FMAX, 2) O(FEQ, 2) O(FLT, 2) O(FLE, 2) O(FMOD, 2)
 
 /* D(dtype, bytes of an element), in the order of their numbers. */
 #define TABLE_DTYPES(D)                                                                                                \

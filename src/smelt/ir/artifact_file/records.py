@@ -16,7 +16,8 @@ from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.artifact_file.layout import Machine
-from smelt.ir.table.layout import LARGEST, Bind, RegisterKind
+from smelt.ir.table.layout import Bind, RegisterKind
+from smelt.symbolic.expressions import LARGEST
 from smelt.symbolic.postfix import Expression as Expression
 from smelt.symbolic.postfix import Instruction as Instruction
 from smelt.symbolic.postfix import apply as apply

@@ -26,7 +26,6 @@ MOST_BUFFERS = 4096  # of a kernel, and numbers of an array
 MOST_BLOCKS = 2**31 - 1  # of a grid
 MOST_GRID_THREADS = 1024  # of a block
 MOST_SHARED = 2**20  # bytes of a block
-LARGEST = 2**63 - 1
 MOST_BYTES = 2**47  # of anything in memory
 
 # Every dtype of a register: its name in PyTorch and NumPy, and the bytes of an element. Its number is its place here.

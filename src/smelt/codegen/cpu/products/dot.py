@@ -162,7 +162,7 @@ _TAKEN = _LEFT, _STEEP, _RIGHT, _APART, _SUMS, _PITCH, _ROW_COUNT, _WIDTH, _STEP
 
 class _Dots:
     """The function that computes a block: rows of a packed left factor, `steep` elements each, by `cols` rows of the
-    right factor, `apart` from each other; `depth` elements, of which the last `rest` do not fill a vector. With `adds`,
+    right factor, `apart` from each other; `depth` elements; the last `rest` do not fill a vector. With `adds`,
     to what is in the array already."""
 
     def __init__(self, target: Target, problem: Problem, tile: DotTile, rest: int, *, adds: bool) -> None:

@@ -1,7 +1,7 @@
 """The innermost loop of a tiled product: a tile of sums in registers, over one left and one right panel.
 
     left panel: rows numbers for each step of the sum, side by side; right panel: cols numbers
-    sums[i, j] += left[k, i] * right[k, j]     for all k, then stored, or added to what is there
+    sums[i, j] += left[k, i] * right[k, j]     for all k, then stored, or added to the sums in memory
 
 All products of a module with the same tile share one function. Where only few right panels are multiplied, a left
 factor that is contiguous along the sum is read in place (`micro_kernel_along`), because packing it would take longer.
@@ -75,7 +75,7 @@ def micro_kernel_along(tile: TileShape, dtype: torch.dtype, target: Target, *, i
 @functools.cache
 def micro_kernel_of_rows(rows: int, cols: int, steps: int, dtype: torch.dtype, target: Target) -> Function:
     """`(weights, values, from one panel of those to the next, out, stride of its rows, columns)`: contiguous rows of
-    weights, `steps` long, by all panels of columns; added to what is there."""
+    weights, `steps` long, by all panels of columns; added to the sums in memory."""
     lanes = vector_lanes(dtype, target)
     name = f"product.rows.{VALUE_KINDS[dtype]}.{rows}x{cols}x{steps}"
     b = Builder(target, name)

@@ -41,7 +41,7 @@ def fill(dtype: torch.dtype, target: Target) -> Function:
     table, first, count, last, axes, number, base = taken
     pairs = Array(b, axes, torch.int64)
     with b.loop(0, count, guard=True) as point:
-        # From the last axis on; the first takes what is left over, whatever its size.
+        # From the last axis on; the first takes the remaining steps, however many.
         each = b.begin(1, number, 1, (base, b.smin(b.add(first, point), last)), guard=True)
         total, left = each.values
         place = b.shl(b.sub(number, each.index), 1)
