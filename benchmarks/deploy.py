@@ -96,16 +96,9 @@ def _planned(file: Any) -> dict[str, int]:
     arena, its results, and the workspace of kernels on one thread."""
     import numpy
 
-    from smelt.ir.artifact_file.records import Launch
-    from smelt.ir.table.layout import RegisterKind
+    from smelt.ir.table.records import Launch
 
     table = file.targets[0].table
-    stored: dict[int, set[str]] = {}
-    for register in table.registers:
-        if register.data is not None:
-            stored.setdefault(register.kind, set()).add(register.data)
-    sizes = {key: memoryview(data).nbytes for key, data in file.weights.items()}
-    held = {kind: sum(sizes[key] for key in keys) for kind, keys in stored.items()}
     plan = 0
     for variant in table.states[0].variants:
         made = variant.arena_bytes[0].operand
@@ -116,8 +109,8 @@ def _planned(file: Any) -> dict[str, int]:
         made += max((step.fixed[0].operand + step.per_thread[0].operand for step in launches), default=0)
         plan = max(plan, made)
     return {
-        "weights": held.get(RegisterKind.CONSTANT, 0),
-        "state": held.get(RegisterKind.STATE, 0),
+        "weights": file.weights.bytes,
+        "state": file.state.bytes,
         "plan": plan,
         "code": len(file.targets[0].code.image),
     }

@@ -1,6 +1,6 @@
 """Writes the layout of tables and of artifacts' files as a header for C: `python tools/table_header.py`.
 
-    ir/table/layout.py, ir/artifact_file/layout.py, symbolic/postfix.py   →   csrc/executor/records.h
+    ir/table/records.py, ir/artifact_file/layout.py, symbolic/postfix.py   →   csrc/executor/records.h
 """
 
 import re
@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from smelt.ir.artifact_file import layout as files
-from smelt.ir.table import layout as tables
+from smelt.ir.table import layout
+from smelt.ir.table import records as tables
 from smelt.symbolic import postfix
 
 HEADER = Path(__file__).parents[1] / "src" / "smelt" / "csrc" / "executor" / "records.h"
 
 INTRODUCTION = """\
 /* Tables of programs, and the files of artifacts, record by record. Written by tools/table_header.py: this is declared
-   and explained in ir/table/layout.py and ir/artifact_file/layout.py.
+   and explained in ir/table/{records,layout}.py and ir/artifact_file/layout.py.
 
    Everything is a little-endian 64-bit word. A field is F(name, rule, section). FREE: any number, or one that has a
    check of its own. */
@@ -37,10 +38,9 @@ NAMES: dict[type[IntEnum], str] = {
     files.Kind: "{}_SECTION",
     files.Machine: "{}_MACHINE",
     tables.RegisterKind: "{}_REGISTER",
-    tables.RegisterFlag: "{}_FLAG",  # type: ignore[dict-item]
     tables.Bind: "BIND_{}",
     tables.ValueKind: "{}_VALUE",
-    tables.Item: "{}_ITEM",
+    tables.ItemKind: "{}_ITEM",
     tables.StepKind: "{}_STEP",
     tables.NextKind: "{}_NEXT",
 }
@@ -52,7 +52,7 @@ STRUCTS: dict[str, Any] = {
 }
 LIMITS = {
     "FILE_VERSION": files.VERSION,
-    "TABLE_VERSION": tables.VERSION,
+    "TABLE_VERSION": layout.VERSION,
     "FILE_PAGE": files.PAGE,
     "FILE_ALIGN": files.ALIGN,
     "MOST_SECTIONS": files.MOST_SECTIONS,
@@ -82,23 +82,29 @@ def block(head: str, parts: Iterable[str], tail: str) -> str:
     return "\n".join([head, *wrapped(parts), tail]) + "\n"
 
 
-def fields(record: Any) -> Iterable[str]:
-    rules = tables.rules_of(record)
-    for field in record._fields:
-        name = "register_" if field == "register" else field
-        rule = rules.get(field)
-        yield f"F({name}, FREE, 0)" if rule is None else f"F({name}, {rule.kind}, {rule.section.upper()})"
+def fields(words: Iterable[layout.Word]) -> Iterable[str]:
+    for word in words:
+        name = "register_" if word.name == "register" else word.name
+        rule = "FREE, 0" if word.rule is None else f"{word.rule.kind}, {word.rule.section.upper()}"
+        yield f"F({name}, {rule})"
 
 
-def macro_name(record: Any) -> str:
-    """TableHeader → TABLE_HEADER_FIELDS, StepRecord → STEP_FIELDS."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", record.__name__.removesuffix("Record")).upper() + "_FIELDS"
+def record_name(section: str) -> str:
+    """Of the records of a section: steps → Step."""
+    record = tables.SECTIONS[section]
+    names = {tables.PostfixCode: "Expression", tables.Step: "Step", tables.Value: "Value"}
+    return names.get(record) or str(record.__name__)
+
+
+def macro_name(name: str) -> str:
+    """TableHeader → TABLE_HEADER_FIELDS, Step → STEP_FIELDS."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper() + "_FIELDS"
 
 
 def header() -> str:
     """The whole file."""
     parts = [INTRODUCTION]
-    parts.append(f"#define FILE_MAGIC INT64_C({files.MAGIC:#x})\n#define TABLE_MAGIC INT64_C({tables.MAGIC:#x})\n")
+    parts.append(f"#define FILE_MAGIC INT64_C({files.MAGIC:#x})\n#define TABLE_MAGIC INT64_C({layout.MAGIC:#x})\n")
     parts.append(block("enum {", [f"{name} = {value}," for name, value in LIMITS.items()], "};"))
     parts[-1] += f"#define MOST_BYTES INT64_C({tables.MOST_BYTES})\n"
     for kind, form in NAMES.items():
@@ -107,12 +113,14 @@ def header() -> str:
         parts.append(block("typedef enum {", members, f"}} {name};"))
     for name, record in STRUCTS.items():
         parts.append(f"typedef struct {{\n    int64_t {', '.join(record._fields)};\n}} {name};\n")
-    records = (tables.TableHeader, *tables.SECTIONS.values())
-    parts.append("".join(macro(f"#define {macro_name(record)}(F)", fields(record)) for record in records))
-    sections = [
-        f"S({name}, {name.upper()}, {record.__name__}, {macro_name(record)})"
-        for name, record in tables.SECTIONS.items()
-    ]
+    head = [word for field in layout.fields_of(tables.TableHeader) for word in field.words]
+    macros = [macro(f"#define {macro_name('TableHeader')}(F)", fields(head))]
+    sections = []
+    for section in tables.SECTIONS:
+        name = record_name(section)
+        macros.append(macro(f"#define {macro_name(name)}(F)", fields(layout.words_of(section))))
+        sections.append(f"S({section}, {section.upper()}, {name}Record, {macro_name(name)})")
+    parts.append("".join(macros))
     parts.append("/* S(section, its number, type of its records, their fields) */\n")
     parts[-1] += macro("#define TABLE_SECTIONS(S)", sections)
     instructions = [f"O({op.name}, {postfix.ARITY[op]})" for op in postfix.Op]

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from smelt._native import Launcher, Runner
-from smelt.ir.flat.read import read
-from smelt.ir.flat.steps import (
+from smelt.ir.table.layout import double_bits
+from smelt.ir.table.read import BadTable, TableReader, read_program
+from smelt.ir.table.records import (
     DOUBLE,
     LIST,
     NONE,
@@ -22,20 +23,19 @@ from smelt.ir.flat.steps import (
     STRING,
     TENSOR,
     WORD,
-    AllocateStep,
-    CallStep,
-    DropStep,
-    FlatProgram,
-    FlatValue,
-    LaunchStep,
-    NativeCall,
+    Allocate,
+    Call,
+    Drop,
+    Layout,
+    Native,
+    ProgramTable,
     Ref,
+    TableHeader,
 )
-from smelt.ir.flat.text import text_of
-from smelt.ir.flat.write import double_bits, write
-from smelt.ir.table.layout import TableHeader
-from smelt.ir.table.read import BadTable, TableReader
+from smelt.ir.table.text import text_of
+from smelt.ir.table.write import write_program
 from tests.golden import golden
+from tests.program_tables import Launched, program, tensor
 
 FLIPS = 4000
 KERNEL = Launcher(4096, 2, 64, 128)  # never run
@@ -45,41 +45,45 @@ def fill(*args: Any, **named: Any) -> None:
     """Stands for an operator."""
 
 
-def sample() -> FlatProgram:
+def sample() -> ProgramTable:
     """A program with something of everything."""
     values = (
-        FlatValue("x", "float32", "cpu", (4, 8), (8, 1)),
-        FlatValue("w", "float32", "cpu", (8, 8), (1, 8)),
-        FlatValue("one", "int64", "cpu", (), ()),
-        FlatValue("out", "float32", "cpu", (4, 8), (8, 1)),
-        FlatValue("gelu", "float32", "cpu", (4, 8), (8, 1)),
-        FlatValue("t", "bool", "cpu", (1,), (1,), 0, 64),
-        FlatValue("t", "float32", "cpu", (4, 4), (8, 1), 4, 128),
+        tensor("x", "float32", "cpu", (4, 8), (8, 1)),
+        tensor("w", "float32", "cpu", (8, 8), (1, 8)),
+        tensor("one", "int64", "cpu", (), ()),
+        tensor("out", "float32", "cpu", (4, 8), (8, 1)),
+        tensor("gelu", "float32", "cpu", (4, 8), (8, 1)),
+        tensor("t", "bool", "cpu", (1,), (1,), 0, 64),
+        tensor("t", "float32", "cpu", (4, 4), (8, 1), 4, 128),
     )
-    product = NativeCall(
+    product = Native(
         "aoti_torch_cpu_addmm_out",
         None,
-        (Ref(3), Ref(2, (4, 8), (0, 0), 0), Ref(0), Ref(1)),
+        (Ref(3), Ref(2, Layout((4, 8), (0, 0), 0)), Ref(0), Ref(1)),
         (TENSOR, 0, TENSOR, 1, TENSOR, 2, TENSOR, 3, DOUBLE, double_bits(0.5), DOUBLE, double_bits(2.0)),
         (),
         0,
         (0, 4, 8, 8, 8, 1, 0, 0, 0, 0, 8, 1, 0, 1, 8, 0),
-        (0.5, 2.0),
+        0.5,
+        2.0,
     )
     code = (TENSOR, 0, STRING, 0, SOME, LIST, 2, WORD, 7, NONE, STRING, 1)
-    boxed = NativeCall("aten::gelu", "", (Ref(6),), code, ("tanh", "größer"), 1)
+    boxed = Native("aten::gelu", "", (Ref(6),), code, ("tanh", "größer"), 1)
     steps = (
-        AllocateStep(3),
-        CallStep("aten::addmm.out", fill, (Ref(2), Ref(0), Ref(1), 0.5, Ref(3)), ("beta", "out"), native=product),
-        LaunchStep("k0_relu", KERNEL, (3, 6), "host"),
-        CallStep("aten::gelu", fill, (Ref(6, (2,), (8,), 1), "tanh"), (), (4,), True, boxed),
-        CallStep("aten::split", fill, ([Ref(0), (Ref(1), None)], [1, 2], True, -3, 1 << 70), (), (None, 4)),
-        CallStep("aten::_assert", fill, (Ref(5),), unless=5),
-        LaunchStep("k0_relu", fill, (0, 4)),
-        DropStep((0, 3)),
+        Allocate(3),
+        Call("aten::addmm.out", fill, (Ref(2), Ref(0), Ref(1), 0.5, Ref(3)), ("beta", "out"), native=product),
+        Launched("k0_relu", KERNEL, (3, 6), "host"),
+        Call("aten::gelu", fill, (Ref(6, Layout((2,), (8,), 1)), "tanh"), (), (4,), True, boxed),
+        Call("aten::split", fill, ([Ref(0), (Ref(1), None)], [1, 2], True, -3, 1 << 70), (), (None, 4)),
+        Call("aten::_assert", fill, (Ref(5),), unless=5),
+        Launched("k0_relu", fill, (0, 4)),
+        Drop((0, 3)),
     )
-    outputs = (Ref(4), None, Ref(4, (32,), (1,), 0), [Ref(2), 1.5], 3)
-    return FlatProgram("forward0", values, 2, ("a tensor",), 2, 4096, steps, outputs, True, 2)
+    outputs = (Ref(4), None, Ref(4, Layout((32,), (1,), 0)), [Ref(2), 1.5], 3)
+    return program(
+        steps, outputs, values, inputs=2, constants=("a tensor",), arena=2, arena_bytes=4096, consuming=True,
+        writes_from=2, name="forward0",
+    )  # fmt: skip
 
 
 def codes(name: Any) -> int:
@@ -91,7 +95,7 @@ def device_code(name: Any) -> tuple[int, int] | None:
 
 
 def written() -> tuple[bytes, tuple[Any, ...]]:
-    return write(sample(), codes, device_code)
+    return write_program(sample(), codes, device_code)
 
 
 def runner(table: bytes, objects: tuple[Any, ...]) -> Runner:
@@ -102,10 +106,10 @@ def runner(table: bytes, objects: tuple[Any, ...]) -> Runner:
 
 def test_what_is_written_is_read() -> None:
     table, objects = written()
-    assert read(table, objects) == sample()
+    assert read_program(table, objects) == sample()
     made = runner(table, objects)
     assert made.table is table and made.objects is objects
-    assert write(read(table, objects), codes, device_code) == (table, objects)
+    assert write_program(read_program(table, objects), codes, device_code) == (table, objects)
 
 
 def test_the_text_of_a_program() -> None:
@@ -136,7 +140,7 @@ def test_a_table_that_is_cut_is_refused_at_every_length() -> None:
             with pytest.raises(ValueError, match=r"this is no program|this program is damaged"):
                 runner(made, objects)
         with pytest.raises(BadTable):
-            read(cut, objects)
+            read_program(cut, objects)
     with pytest.raises(ValueError, match="wrong length"):
         runner(table + b"\0", objects)
 
@@ -180,7 +184,7 @@ def try_altered(table: bytes, objects: tuple[Any, ...], count: int, seed: int) -
         assert len(found.times[1]) == steps
         taken += 1
         with contextlib.suppress(BadTable):  # for text that is no UTF-8, an object in the place of another
-            assert len(read(made, objects).steps) == steps
+            assert len(read_program(made, objects).steps) == steps
     return refused, taken
 
 
@@ -216,16 +220,17 @@ def test_a_function_of_the_c_interface_returns_nothing() -> None:
     script = """
 import torch, smelt
 smelt.compile(lambda x: x + 1)(torch.ones(4))  # so that PyTorch's C interface is known
-from smelt.ir.flat.steps import TENSOR, CallStep, FlatProgram, FlatValue, NativeCall, Ref
-from smelt.ir.flat.write import write
+from smelt.ir.table.records import TENSOR, Call, Native, Ref
+from smelt.ir.table.write import write_program
+from tests.program_tables import program, tensor
 from tests.native.test_flat_table import fill, runner
-values = tuple(FlatValue(name, torch.float32, torch.device("cpu"), (4, 4), (4, 1)) for name in ("x", "y"))
+values = tuple(tensor(name, torch.float32, torch.device("cpu"), (4, 4), (4, 1)) for name in ("x", "y"))
 code = (TENSOR, 0, TENSOR, 0, TENSOR, 0)
-native = NativeCall("aoti_torch_cpu_mm_out", None, (Ref(0),), code, (), 0)
-step = CallStep("aten::mm.out", fill, (Ref(0),), (), (1,), True, native)
-program = FlatProgram("f", values, 1, (), 0, 0, (step,), (Ref(1),))
+native = Native("aoti_torch_cpu_mm_out", None, (Ref(0),), code, (), 0)
+step = Call("aten::mm.out", fill, (Ref(0),), (), (1,), True, native)
+table = program((step,), (Ref(1),), values, inputs=1)
 try:
-    runner(*write(program, lambda dtype: 6, lambda device: (0, -1)))
+    runner(*write_program(table, lambda dtype: 6, lambda device: (0, -1)))
 except ValueError as error:
     print(error)
 """
@@ -234,14 +239,14 @@ except ValueError as error:
 
 def test_results_that_are_nested_too_deeply_raise() -> None:
     script = """
-from smelt.ir.table.layout import Item
+from smelt.ir.table.records import Item, ItemKind
 from smelt.ir.table.write import TableWriter
 from tests.native.test_flat_table import fill, runner
 writer = TableWriter("deep")
 for number in range(100_000):
-    writer.add("items", Item.TUPLE, number + 1, 1, -1)
-writer.add("items", Item.NONE, 0, 0, -1)
-writer.add("programs", 0, 0, 0, 0, 0, 0, -1)
+    writer.add("items", Item(ItemKind.TUPLE, number + 1, 1, -1))
+writer.add("items", Item(ItemKind.NONE, 0, 0, -1))
+writer.words["programs"] += (0, 0, 0, 0, 0, 0, -1)
 try:
     runner(writer.pack(), ())()
 except RecursionError:

@@ -10,9 +10,9 @@ import pytest
 
 from smelt import _native
 from smelt._native import AnyLauncher, GridLauncher, Launcher
-from smelt.ir.flat.steps import FlatProgram, FlatValue, LaunchStep
-from smelt.ir.flat.write import write
+from smelt.ir.table.write import write_program
 from tests.compiled_c import build
+from tests.program_tables import Launched, program, tensor
 
 WARP, THREADS = 8, 32
 FLOATS = ctypes.c_float * 128
@@ -198,10 +198,9 @@ def test_threads_run_grids_at_once(code: ctypes.CDLL) -> None:
     assert not wrong
 
 
-def runner(*steps: LaunchStep) -> _native.Runner:
+def runner(*steps: Launched) -> _native.Runner:
     """A program of two tensors."""
-    values = (FlatValue("v", None, None, (), ()),) * 2
-    table, objects = write(FlatProgram("p", values, 2, (), 0, 0, steps, ()), lambda _: -1, lambda _: None)
+    table, objects = write_program(program(steps, (), (tensor(),) * 2, inputs=2), lambda _: -1, lambda _: None)
     return _native.Runner(
         table, objects, threads=lambda: 1, acquire=list, release=print, allocate=print, view=print, fit=print,
         watchers=(),
@@ -211,12 +210,12 @@ def runner(*steps: LaunchStep) -> _native.Runner:
 def test_a_step_of_a_program(code: ctypes.CDLL) -> None:
     given, out = FLOATS(*range(128)), FLOATS()
     made = launcher(phase(code, "reverse", 4, shared=128), buffers=2)
-    run = runner(LaunchStep("reverse", made, (0, 1)))
+    run = runner(Launched("reverse", made, (0, 1)))
     assert run.python_steps == 0
     run(Buffer(given), Buffer(out))
     assert list(out[:32]) == list(range(31, -1, -1))
     diverging = launcher(phase(code, "diverge"))
-    run = runner(LaunchStep("diverge", diverging, ()), LaunchStep("reverse", made, (0, 1)))
+    run = runner(Launched("diverge", diverging, ()), Launched("reverse", made, (0, 1)))
     with pytest.raises(RuntimeError, match="some warps end") as failure:
         run(Buffer(given), Buffer(out))
     assert failure.value.smelt_step == 0  # type: ignore[attr-defined]

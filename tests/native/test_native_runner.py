@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from smelt._native import Launcher, Runner
-from smelt.ir.flat.steps import AllocateStep, CallStep, DropStep, FlatProgram, FlatValue, LaunchStep, Ref
-from smelt.ir.flat.write import write
+from smelt.ir.table.records import Allocate, Call, Drop, Layout, Ref, Tensor
+from smelt.ir.table.write import write_program
+from tests.program_tables import Launched, program, tensor
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int64, ctypes.c_void_p)
 
@@ -36,8 +37,8 @@ def kernel(function: Callable[[Any, int, int], None]) -> tuple[Any, int]:
     return callback, address
 
 
-def call(function: Any, *arguments: Any, **more: Any) -> CallStep:
-    return CallStep("f", function, arguments, **more)
+def call(function: Any, *arguments: Any, **more: Any) -> Call:
+    return Call("f", function, arguments, **more)
 
 
 def runner(
@@ -48,13 +49,15 @@ def runner(
     constants: tuple[Any, ...] = (),
     arena: int = 0,
     values: int = 4,
-    made: dict[int, FlatValue] | None = None,
+    made: dict[int, Tensor] | None = None,
     consuming: bool = False,
     **changes: Any,
 ) -> Runner:
     """A runner of these steps; `made`: what values are that steps make, where it matters."""
-    described = tuple((made or {}).get(number, FlatValue("v", None, None, (), ())) for number in range(values))
-    program = FlatProgram("p", described, inputs, constants, arena, 0, steps, outputs, consuming)
+    described = tuple((made or {}).get(number, tensor()) for number in range(values))
+    table = program(
+        steps, outputs, described, inputs=inputs, constants=constants, arena=arena, consuming=consuming
+    )
     settings: dict[str, Any] = {
         "threads": lambda: 2,
         "acquire": list,
@@ -64,7 +67,7 @@ def runner(
         "fit": lambda tensor, *how: Buffer(tensor.address, ("fit", *how)),
         "watchers": (),
     }
-    return Runner(*write(program, lambda dtype: -1, lambda device: None), **{**settings, **changes})
+    return Runner(*write_program(table, lambda dtype: -1, lambda device: None), **{**settings, **changes})
 
 
 def test_steps_in_order() -> None:
@@ -78,15 +81,15 @@ def test_steps_in_order() -> None:
         return Buffer(0x300)
 
     callback, address = kernel(note)
-    arguments = (Ref(0), 7, [Ref(2), (Ref(1),)], "x", Ref(0, (3,), (1,), 5))
+    arguments = (Ref(0), 7, [Ref(2), (Ref(1),)], "x", Ref(0, Layout((3,), (1,), 5)))
     steps = (
-        AllocateStep(2),
-        CallStep("f", function, arguments, ("name", "other"), results=(3,), is_one=True),
-        LaunchStep("k", Launcher(address, 3, 0, 0), (0, 2, 3)),
+        Allocate(2),
+        Call("f", function, arguments, ("name", "other"), results=(3,), is_one=True),
+        Launched("k", Launcher(address, 3, 0, 0), (0, 2, 3)),
     )
-    values = {2: FlatValue("a", "f32", "cpu", (2, 3), (3, 1)), 3: FlatValue("result", "f32", "cpu", (2,), (1,))}
+    values = {2: tensor("a", "f32", "cpu", (2, 3), (3, 1)), 3: tensor("result", "f32", "cpu", (2,), (1,))}
     x, constant = Buffer(0x1000), Buffer(0x2000)
-    outputs = (Ref(3), None, Ref(2, (6,), (1,), 0), [Ref(0)], 1.5, True, -7, 1 << 70)
+    outputs = (Ref(3), None, Ref(2, Layout((6,), (1,), 0)), [Ref(0)], 1.5, True, -7, 1 << 70)
     made = runner(steps, outputs, constants=(constant,), made=values)
     result, nothing, view, (given,), *plain = made(x)
     (kind, args, named), launched = seen
@@ -134,7 +137,7 @@ def test_a_consuming_program_lets_go_after_the_last_use() -> None:
     def look() -> None:
         alive.append([ref() is not None for ref in refs])
 
-    runner((call(look), DropStep((0,)), call(look)), (), inputs=2, consuming=True)(given)
+    runner((call(look), Drop((0,)), call(look)), (), inputs=2, consuming=True)(given)
     assert given == [] and alive == [[True, True], [False, True]] and refs[1]() is None
 
 
@@ -144,14 +147,14 @@ def test_errors_of_every_helper_come_out() -> None:
 
     one = call(lambda: 1, results=(1,), is_one=True)
     callback, address = kernel(lambda buffers, threads, space: None)
-    launch = LaunchStep("k", Launcher(address, 1, 0, 0), (0,))
+    launch = Launched("k", Launcher(address, 1, 0, 0), (0,))
     cases: list[tuple[Any, Any, dict[str, Any]]] = [
-        ((AllocateStep(1),), (), {"allocate": broken}),
+        ((Allocate(1),), (), {"allocate": broken}),
         ((one,), (), {"fit": broken}),
         ((call(broken),), (), {}),
-        ((), (Ref(0, (1,), (1,), 0),), {"view": broken}),
+        ((), (Ref(0, Layout((1,), (1,), 0)),), {"view": broken}),
         ((launch,), (), {"threads": broken}),
-        ((LaunchStep("k", broken, (0,)),), (), {}),
+        ((Launched("k", broken, (0,)),), (), {}),
         ((), (), {"arena": 1, "acquire": broken}),
         ((), (), {"arena": 1, "acquire": lambda: [1], "release": broken}),
     ]
@@ -171,14 +174,14 @@ def test_errors_of_every_helper_come_out() -> None:
 
 def test_programs_that_make_no_sense() -> None:
     callback, address = kernel(lambda buffers, threads, space: None)
-    once = LaunchStep("k", Launcher(address, 2, 0, 0), (0,))
+    once = Launched("k", Launcher(address, 2, 0, 0), (0,))
     wrong: list[tuple[Any, Any, dict[str, Any], str]] = [
-        ((DropStep((9,)),), (), {}, "drops 0 has a wrong value"),
-        ((DropStep((-1,)),), (), {}, "drops 0 has a wrong value"),
-        ((LaunchStep("k", print, (-1,)),), (), {}, "launches 0 has a wrong value"),
-        ((AllocateStep(4),), (), {}, "steps 0 has a wrong place"),
+        ((Drop((9,)),), (), {}, "drops 0 has a wrong value"),
+        ((Drop((-1,)),), (), {}, "drops 0 has a wrong value"),
+        ((Launched("k", print, (-1,)),), (), {}, "launches 0 has a wrong value"),
+        ((Allocate(4),), (), {}, "steps 0 has a wrong place"),
         ((), (Ref(4),), {}, "items 1 has a wrong kind"),
-        ((), (Ref(0, (1, 2), (1,), 0),), {}, "of one length"),
+        ((), (Ref(0, Layout((1, 2), (1,), 0)),), {}, "of one length"),
         ((once,), (), {}, "the code of k takes 2 buffers, and gets 1"),
         ((call(print, names=("end",)),), (), {}, "more names than arguments"),
         ((call(print, results=(1, 2), is_one=True),), (), {}, "one result that is not one"),
@@ -203,7 +206,7 @@ def test_programs_that_make_no_sense() -> None:
 def test_many_values_and_buffers() -> None:
     seen: list[Any] = []
     callback, address = kernel(lambda buffers, threads, space: seen.extend(buffers[i] for i in range(100)))
-    steps = (LaunchStep("k", Launcher(address, 100, 0, 0), tuple(range(100))),)
+    steps = (Launched("k", Launcher(address, 100, 0, 0), tuple(range(100))),)
     runner(steps, (), inputs=100, values=100)(*(Buffer(i + 1) for i in range(100)))
     assert seen == list(range(1, 101))
     del callback
@@ -220,13 +223,13 @@ def test_kernels_share_a_workspace_as_large_as_the_largest_needs() -> None:
         return kernel(kernel_of_size)
 
     small, large = fill(100), fill(64 + 2 * 5000)
-    steps = (LaunchStep("a", Launcher(small[1], 0, 100, 0), ()), LaunchStep("b", Launcher(large[1], 0, 64, 5000), ()))
+    steps = (Launched("a", Launcher(small[1], 0, 100, 0), ()), Launched("b", Launcher(large[1], 0, 64, 5000), ()))
     made = runner(steps, ())
     for _ in range(2):
         made(Buffer(0))
     assert all(space % 64 == 0 for space in spaces) and spaces[1] == spaces[2] == spaces[3]
     with pytest.raises(MemoryError):
-        greedy = LaunchStep("k", Launcher(small[1], 0, 0, sys.maxsize // 2), ())
+        greedy = Launched("k", Launcher(small[1], 0, 0, sys.maxsize // 2), ())
         runner((greedy,), (), threads=lambda: 1 << 40)(Buffer(0))
 
 
@@ -239,7 +242,7 @@ def test_calls_at_the_same_time_and_inside_each_other() -> None:
         barrier.wait(60)
 
     callback, address = kernel(meet)
-    made = runner((LaunchStep("k", Launcher(address, 1, 64, 0), (0,)),), (Ref(0),))
+    made = runner((Launched("k", Launcher(address, 1, 64, 0), (0,)),), (Ref(0),))
     callers = [threading.Thread(target=made, args=(Buffer(1),)) for _ in range(4)]
     for caller in callers:
         caller.start()
@@ -265,10 +268,10 @@ def test_nothing_leaks() -> None:
         return [tensor, key]
 
     sizes, text = (1 << 40,), "".join(["a", " text"])
-    arguments = (Ref(0), [Ref(1)], Ref(0, sizes, (1,), 0), text, 1 << 80, Ref(1))
-    steps = (CallStep("f", function, arguments, ("key",), results=(2, 3)), DropStep((2,)))
-    outputs = (Ref(3), Ref(0), Ref(1, sizes, (1,), 0))
-    values = {2: FlatValue("a", None, None, sizes, (1,))}
+    arguments = (Ref(0), [Ref(1)], Ref(0, Layout(sizes, (1,), 0)), text, 1 << 80, Ref(1))
+    steps = (Call("f", function, arguments, ("key",), results=(2, 3)), Drop((2,)))
+    outputs = (Ref(3), Ref(0), Ref(1, Layout(sizes, (1,), 0)))
+    values = {2: tensor("a", None, None, sizes, (1,))}
     made = runner(steps, outputs, constants=(constant,), made=values, fit=lambda tensor, *how: tensor)
     held = (x, constant, made, made.table, made.objects, text)
     before = [sys.getrefcount(each) for each in held]
@@ -297,10 +300,10 @@ def test_a_runner_in_a_circle_is_freed() -> None:
 def test_steps_are_timed_while_somebody_asks() -> None:
     callback, address = kernel(lambda buffers, threads, space: time.sleep(0.02))
     steps = (
-        AllocateStep(2),
-        LaunchStep("k", Launcher(address, 1, 0, 0), (0,)),
+        Allocate(2),
+        Launched("k", Launcher(address, 1, 0, 0), (0,)),
         call(lambda: Buffer(1), results=(3,), is_one=True),
-        DropStep((3,)),
+        Drop((3,)),
     )
     made = runner(steps, (Ref(2),))
     made(Buffer(1))
@@ -344,7 +347,7 @@ def test_a_device_has_a_clock_of_its_own() -> None:
     def clock() -> Clock:
         return Clock(seen)
 
-    made = runner((AllocateStep(2), LaunchStep("k", Launcher(address, 1, 0, 0), (0,))), (Ref(2),))
+    made = runner((Allocate(2), Launched("k", Launcher(address, 1, 0, 0), (0,))), (Ref(2),))
     made.time(clock)
     made(Buffer(1)), made(Buffer(1))
     assert seen == ["begun", "after", "kernel", "after", "ended"] * 2 and made.times == (2, (14, 14))
@@ -369,7 +372,7 @@ def test_a_clock_that_fails(where: str) -> None:
             assert where != "end"
             return {"count": (1,), "kind": (1, "a")}[where]
 
-    failing = runner((AllocateStep(2), AllocateStep(3)), ())
+    failing = runner((Allocate(2), Allocate(3)), ())
     failing.time(Failing)
     for _ in range(2):
         with pytest.raises((AssertionError, TypeError)):
@@ -378,7 +381,7 @@ def test_a_clock_that_fails(where: str) -> None:
 
 
 def test_timing_that_ends_while_a_call_runs() -> None:
-    off = runner((AllocateStep(2),), ())
+    off = runner((Allocate(2),), ())
 
     class Ending(Clock):
         def after(self) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from smelt.base.errors import SmeltError
 from smelt.cli.example_spec import BadTarget, add_target, load
 from smelt.deploy.runtime import LIBRARY
-from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import FEATURES, Machine
+from smelt.ir.artifact_file.layout import FEATURES, ArtifactFile, Machine, TargetPart
 from smelt.ir.artifact_file.read import read
-from smelt.ir.table.layout import Bind, RegisterKind
+from smelt.ir.table import records as r
+from smelt.ir.table.records import Bind, RegisterKind
 from smelt.symbolic.expressions import LARGEST
 from smelt.symbolic.postfix import Op
 
@@ -95,7 +95,7 @@ def do_inspect(args: argparse.Namespace) -> int:
     return 0
 
 
-def inspected(artifact: r.ArtifactFile, size: int) -> list[str]:
+def inspected(artifact: ArtifactFile, size: int) -> list[str]:
     """The lines that describe an artifact."""
     table = artifact.targets[0].table
     by = ", ".join(f"{name} {version}" for name, version in _told(artifact, "made by", dict).items())
@@ -103,12 +103,11 @@ def inspected(artifact: r.ArtifactFile, size: int) -> list[str]:
     lines += [f"  {_register(each)}" for each in table.registers if each.kind == RegisterKind.INPUT] or ["  none"]
     lines += ["outputs", *([f"  {_shown(each.name, each.dtype, each.dims)}" for each in table.outputs] or ["  none"])]
     lines += _states(table)
-    for kind, what in ((RegisterKind.CONSTANT, "weights"), (RegisterKind.STATE, "state")):
+    stored = {RegisterKind.CONSTANT: ("weights", artifact.weights), RegisterKind.STATE: ("state", artifact.state)}
+    for kind, (what, data) in stored.items():
         held = [each for each in table.registers if each.kind == kind]
         if held:
-            keys = dict.fromkeys(each.data for each in held if each.data is not None)
-            stored = sum(memoryview(artifact.weights[key]).nbytes for key in keys)
-            lines.append(f"{what}: {len(held)} tensors, {_bytes(stored)}")
+            lines.append(f"{what}: {len(held)} tensors, {_bytes(data.bytes)}")
             if kind == RegisterKind.STATE:
                 lines += [f"  {_register(each)}" for each in held]
     lines.append("code")
@@ -118,7 +117,7 @@ def inspected(artifact: r.ArtifactFile, size: int) -> list[str]:
     return [*lines, *(["notes", *(f"  {note}" for note in notes)] if notes else [])]
 
 
-def _told(artifact: r.ArtifactFile, key: str, kind: type) -> Any:
+def _told(artifact: ArtifactFile, key: str, kind: type) -> Any:
     """An entry of the manifest, empty if it is of another kind: anybody may have written it."""
     entry = artifact.manifest.get(key)
     return entry if isinstance(entry, kind) else kind()
@@ -177,7 +176,7 @@ def _shown(name: str, dtype: str | None, dims: tuple[r.Dim, ...]) -> str:
     return f"{name}: {dtype}[{', '.join(sizes)}]"
 
 
-def _target(artifact: r.ArtifactFile, number: int, part: r.TargetPart) -> str:
+def _target(artifact: ArtifactFile, number: int, part: TargetPart) -> str:
     names = _told(artifact, "targets", list)
     name = names[number] if number < len(names) else Machine(part.machine).name
     features = [each for bit, each in enumerate(FEATURES[Machine(part.machine)]) if part.features >> bit & 1]

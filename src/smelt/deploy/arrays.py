@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smelt.deploy.runtime import TensorAt
-from smelt.ir.table.layout import DTYPES
+from smelt.ir.table.records import DTYPES
 
 _AS_BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 

@@ -10,7 +10,6 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,13 @@ from smelt.deploy.export import exported_machine
 from smelt.deploy.loaded import LoadedArtifact, load
 from smelt.deploy.manifest import manifest_of
 from smelt.deploy.records import kernel_places, target_part, unaligned_kernels
-from smelt.deploy.shared_data import with_shared_data
+from smelt.deploy.shared_data import SharedData
 from smelt.deploy.static_model import save_static
 from smelt.deploy.variant import HowToLower
 from smelt.device import Target, target_of
 from smelt.ir.artifact.machine import Machine
 from smelt.ir.artifact.text import format_machine
-from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file.layout import ArtifactFile, TargetPart
 from smelt.ir.artifact_file.write import save as save_file
 
 
@@ -62,24 +61,23 @@ class Artifact:
         self._session: LoadedArtifact | None = None
 
     @property
-    def artifact_file(self) -> r.ArtifactFile:
+    def artifact_file(self) -> ArtifactFile:
         """All that a file of it holds."""
-        targets: list[r.TargetPart] = []
+        targets: list[TargetPart] = []
         manifests: list[dict[str, Any]] = []
-        weights: dict[str, Any] = {}
+        data = SharedData()
         names = [each.code.target.name for each in self._parts]
         made_by = {"smelt": VERSION, "torch": str(torch.__version__)}
         for each in self._parts:
-            part, ends = target_part(each.machine, each.code, each.entries)
-            table, weights = with_shared_data(part.table, each.machine.storages, weights)
-            targets.append(replace(part, table=table))
+            part, ends = target_part(each.machine, each.code, each.entries, data.places(each.machine))
+            targets.append(part)
             manifests.append(manifest_of(each.machine, names, made_by, ends))
         if any(manifest["returns"] != manifests[0]["returns"] for manifest in manifests):
             raise ExportError(
                 "code for GPUs and for processors does not return at the same places",
                 hint="export a file for each: they rely on different sizes",
             )
-        return r.ArtifactFile(manifests[0], tuple(targets), weights)
+        return ArtifactFile(manifests[0], tuple(targets), data.weights, data.state)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the artifact to a file; what was there before is replaced, whole."""

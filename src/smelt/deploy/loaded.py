@@ -18,7 +18,7 @@ from smelt.base.errors import SmeltError
 from smelt.deploy.arrays import Arrays, TorchArrays, arrays_for, copied
 from smelt.deploy.manifest import ArgumentForm, Signature
 from smelt.deploy.runtime import Model, RegisterInfo, Session
-from smelt.ir.table.layout import DTYPES
+from smelt.ir.table.records import DTYPES
 
 
 class LoadedArtifact:

@@ -33,7 +33,7 @@ def manifest_of(
         "arguments": arguments,
         "dimensions": [[each.name, each.least, each.most] for each in machine.dimensions],
         "returns": returns,
-        "state": [each.name for each in machine.registers if each.kind.value == "state"],
+        "state": [each.name for each in machine.registers if str(each.kind) == "state"],
         "notes": list(machine.notes),
         "targets": list(targets),
         "made by": dict(made_by),

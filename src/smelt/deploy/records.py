@@ -35,20 +35,13 @@ from smelt.ir.artifact.machine import (
 )
 from smelt.ir.artifact.text import format_value
 from smelt.ir.artifact_file import layout as f
-from smelt.ir.artifact_file import records as r
 from smelt.ir.kernel import Kernel
 from smelt.ir.program import Launch, Operand, Program, reads, writes
-from smelt.ir.table import layout as table_layout
+from smelt.ir.table import records as r
 from smelt.symbolic.postfix import Op
 from smelt.symbolic.shapes import contiguous_stride, span
 from smelt.symbolic.symsize import is_symsize, known_equal
 
-_KINDS = {
-    RegisterKind.INPUT: table_layout.RegisterKind.INPUT,
-    RegisterKind.STATE: table_layout.RegisterKind.STATE,
-    RegisterKind.CONSTANT: table_layout.RegisterKind.CONSTANT,
-    RegisterKind.LOCAL: table_layout.RegisterKind.LOCAL,
-}
 _NUMBER_DTYPES = {bool: "bool", int: "int64", float: "float64", str: "int64"}
 _MACHINES = {
     "x86_64": f.Machine.X86_64, "aarch64": f.Machine.AARCH64, "riscv64": f.Machine.RISCV64, "nvptx64": f.Machine.CUDA,
@@ -99,26 +92,29 @@ def _is_aligned(machine: Machine, view: RegisterView | NumberOf) -> bool:
     return (register.offset + int(view.offset) * register.dtype.itemsize) % _GRID_ALIGNMENT == 0
 
 
-def target_table(machine: Machine, entries: Entries) -> tuple[r.Table, list[str]]:
-    """The state machine with these kernels, and their functions in the order of the table."""
+def target_table(machine: Machine, entries: Entries, places: Mapping[int, int]) -> tuple[r.Table, list[str]]:
+    """The state machine with these kernels, and their functions in the order of the table. `places`: where in the
+    file's data storages begin, by number."""
     symbols = list(dict.fromkeys(entry.symbol for entry in entries.values()))
-    return _Table(machine, entries, symbols).table(), symbols
+    return _Table(machine, entries, symbols, places).table(), symbols
 
 
-def target_part(machine: Machine, code: TargetCode, entries: Entries) -> tuple[r.TargetPart, Mapping[Any, Any]]:
+def target_part(
+    machine: Machine, code: TargetCode, entries: Entries, places: Mapping[int, int]
+) -> tuple[f.TargetPart, Mapping[Any, Any]]:
     """All that a file has for one target; and where its variants end, by state and number, if that is in a state that
     the machine has not."""
     kind = _MACHINES[code.target.triple.split("-")[0]]
     offsets = dict(code.image.symbols)
     symbols = list(dict.fromkeys(entry.symbol for entry in entries.values()))
-    slots = tuple(r.CodeSlot(slot.offset, slot.name, slot.addend) for slot in code.image.slots)
-    image = r.Code(code.image.code, tuple(offsets.get(symbol, 0) for symbol in symbols), slots)
-    writer = _Table(machine, entries, symbols)
+    slots = tuple(f.CodeSlot(slot.offset, slot.name, slot.addend) for slot in code.image.slots)
+    image = f.Code(code.image.code, tuple(offsets.get(symbol, 0) for symbol in symbols), slots)
+    writer = _Table(machine, entries, symbols, places)
     table = writer.table()
     needs = f.feature_mask(kind, code.target.required_features)
     if kind is f.Machine.CUDA:
         needs = int(code.target.cpu.removeprefix("sm_").rstrip("a"))
-    return r.TargetPart(kind, needs, table, image), writer.ends
+    return f.TargetPart(kind, needs, table, image), writer.ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +128,10 @@ class _Symbols:
 class _Table:
     """The state machine of one target, as it is written down."""
 
-    def __init__(self, machine: Machine, entries: Entries, symbols: list[str]) -> None:
-        self._machine, self._entries, self._symbols = machine, entries, symbols
+    def __init__(
+        self, machine: Machine, entries: Entries, symbols: list[str], storages: Mapping[int, int]
+    ) -> None:
+        self._machine, self._entries, self._symbols, self._storages = machine, entries, symbols, storages
         self._registers: list[r.Register] = []
         self._numbers: dict[int, int] = {}  # by the machine's number → the file's
         self._values: dict[int, int] = {}  # arguments that are one of some values → register
@@ -170,7 +168,7 @@ class _Table:
             choices = tuple(str(each) for each in argument.choices) if kind is str else ()
             self._values[number] = len(self._registers)
             dtype = _NUMBER_DTYPES[kind]
-            self._registers.append(r.Register(argument.name, table_layout.RegisterKind.INPUT, dtype, choices=choices))
+            self._registers.append(r.Register(argument.name, RegisterKind.INPUT, dtype, choices=choices))
 
     def _add_register(self, number: int) -> None:
         register = self._machine.registers[number]
@@ -183,13 +181,12 @@ class _Table:
             else:
                 dims.append(r.Dim(0) if size is None else r.Dim(size, size))
         self._numbers[number] = len(self._registers)
-        data = None if register.storage is None else f"storage {register.storage}"
-        name = register.name or f"r{number}"
-        record = r.Register(
-            name, _KINDS[register.kind], dtype_name(register.dtype), tuple(dims), data,
-            offset=register.offset, strides=register.stride,
-        )  # fmt: skip
-        self._registers.append(record)
+        name, dtype, strides = register.name or f"r{number}", dtype_name(register.dtype), register.stride or ()
+        data, size = -1, 0
+        if register.storage is not None:
+            data = self._storages[register.storage] + register.offset
+            size = r.span_bytes(dtype, [dim.low for dim in dims], strides)
+        self._registers.append(r.Register(name, register.kind, dtype, tuple(dims), data, size, strides=strides))
 
     def _outputs(self) -> tuple[r.Output, ...]:
         ends = [variant.next for state in self._machine.states for variant in state.variants]
@@ -226,7 +223,7 @@ class _Table:
         places: dict[str, tuple[int, bool]] = {}
         for binding in variant.symbols:
             register = self._machine.registers[binding.register]
-            bind = table_layout.Bind.VALUE if binding.dim is None else table_layout.Bind.SIZE
+            bind = r.Bind.VALUE if binding.dim is None else r.Bind.SIZE
             places[binding.symbol] = (len(records), register.dtype.is_floating_point)
             number = self._numbers[binding.register]
             records.append(r.Symbol(binding.symbol, bind, number, binding.dim or 0, binding.least, binding.most))
@@ -234,7 +231,7 @@ class _Table:
             if isinstance(check, ValueCheck) and check.argument in self._values:
                 name = self._machine.arguments[check.argument].name
                 places[f"argument {name}"] = (len(records), type(check.value) is float)
-                records.append(r.Symbol(name, table_layout.Bind.VALUE, self._values[check.argument]))
+                records.append(r.Symbol(name, r.Bind.VALUE, self._values[check.argument]))
         return _Symbols(tuple(records), Postfix(places))
 
     def _checks(self, variant: Variant, symbols: _Symbols) -> tuple[r.Check, ...]:
@@ -300,27 +297,27 @@ class _Table:
             return r.Branch(self._numbers[end.register], end.if_true, end.if_false)
         if isinstance(end, Jump | Raise):
             return end
-        outputs: list[Any] = []
+        outputs: list[r.Returned] = []
         for value in end.values:
             if isinstance(value, Scalar):
-                outputs.append(self._numbers[value.register])
+                outputs.append(r.Returned(self._numbers[value.register]))
             elif isinstance(value, RegisterView):
                 outputs.append(self._view(value, symbols.code))
-        outputs += [None] * (self._count - len(outputs))
+        outputs += [r.Returned(None)] * (self._count - len(outputs))
         return r.Return(tuple(outputs))
 
-    def _view(self, value: RegisterView, code: Postfix) -> int | r.RegisterView:
+    def _view(self, value: RegisterView, code: Postfix) -> r.Returned:
         number = self._numbers[value.register]
         register = self._machine.registers[value.register]
         shape = self._shapes.get(value.register) if register.shape is None else register.shape
         whole = shape is not None and len(shape) == len(value.shape) and register.stride is None
         plain = all(type(size) is int for size in (*value.shape, *value.stride))
         if whole and value.offset == 0 and plain and tuple(value.stride) == contiguous_stride(value.shape):
-            return number
+            return r.Returned(number)
         if whole and not plain and type(value.offset) is int and value.offset == 0:
-            return number  # programs make their results contiguous
+            return r.Returned(number)  # programs make their results contiguous
         dims, strides = tuple(map(code.size, value.shape)), tuple(map(code.size, value.stride))
-        return r.RegisterView(number, dims, strides, code.size(value.offset))
+        return r.Returned(number, dims, strides, code.size(value.offset))
 
     def number_of(self, register: int) -> int:
         """The file's number of a register."""

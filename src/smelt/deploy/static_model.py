@@ -11,6 +11,7 @@ from pathlib import Path
 from smelt.codegen.ahead_of_time import find_target, write_for
 from smelt.codegen.static.build import StaticModel, static_model
 from smelt.deploy.records import Entries, kernel_places, target_table
+from smelt.deploy.shared_data import SharedData
 from smelt.ir.artifact.machine import Machine, SizeCheck
 
 _SUFFIXES = (".o", ".h", ".wasm", ".mjs")
@@ -22,12 +23,11 @@ def static_model_of(machine: Machine, target_name: str, name: str | None = None)
     places = kernel_places(machine)
     module = write_for(list(places.values()), target, prefix="k")
     entries: Entries = dict(zip(places, module.entries, strict=True))
-    table, symbols = target_table(_checking(machine, entries), entries)
+    data = SharedData()
+    table, symbols = target_table(_checking(machine, entries), entries, data.places(machine))
     by_symbol = {entry.symbol: number for number, entry in enumerate(module.entries)}
-    weights = {f"storage {number}": each.data.numpy() for number, each in enumerate(machine.storages)}
-    return static_model(
-        name or machine.name, table, weights, module, target, kernels=[by_symbol[each] for each in symbols]
-    )
+    kernels = [by_symbol[each] for each in symbols]
+    return static_model(name or machine.name, table, data.weights, data.state, module, target, kernels=kernels)
 
 
 def _checking(machine: Machine, entries: Entries) -> Machine:

@@ -1,7 +1,7 @@
 """Operators called without Python: through PyTorch's dispatcher, boxed, or by a C function that libtorch exports.
 
     boxed_call(aten.select_copy.int, (x, 1, 2), {}, Operand)
-        →   NativeCall("aten::select_copy", "int", (x,), (TENSOR, 0, WORD, 1, WORD, 2), (), 1)
+        →   Native("aten::select_copy", "int", (x,), (TENSOR, 0, WORD, 1, WORD, 2), (), 1)
 
 `torch_call_dispatcher` takes any operator by name, with its arguments on a stack of 64-bit words. How a word stands for
 an argument depends on its type in the operator's schema; `csrc/runner/native_call.h` has the codes that say so. Each
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from smelt import _native
-from smelt.ir.flat.steps import (
+from smelt.ir.table.layout import double_bits
+from smelt.ir.table.records import (
     DOUBLE,
     LIST,
     NONE,
@@ -28,13 +29,15 @@ from smelt.ir.flat.steps import (
     STRING,
     TENSOR,
     WORD,
-    CallStep,
-    FlatProgram,
-    FlatValue,
-    NativeCall,
+    Call,
+    Layout,
+    Native,
+    Program,
+    ProgramTable,
     Ref,
+    Tensor,
 )
-from smelt.ir.flat.write import double_bits, write
+from smelt.ir.table.write import write_program
 from smelt.torch_abi.aoti_shims import connect, device_code, dtype_code
 from smelt.torch_abi.symbols import find_symbol
 
@@ -67,9 +70,9 @@ def function_call(
     factors: tuple[float, ...],
     product: tuple[Any, ...],
     asked: Asked | None = None,
-) -> NativeCall | None:
+) -> Native | None:
     """A product by its own function for the CPU; the result is the first of `tensors`. None where there is none.
-    `product`: how to make it without a call, see `NativeCall`."""
+    `product`: how to make it without a call, see `Native`."""
     if not _all_hold((CONNECTED, _NAMES[op]), asked):
         return None
     return _function_call(op, tensors, factors, product)
@@ -77,9 +80,9 @@ def function_call(
 
 def _function_call(
     op: torch._ops.OpOverload, tensors: tuple[Any, ...], factors: tuple[float, ...], product: tuple[Any, ...] = ()
-) -> NativeCall:
+) -> Native:
     name, code = _function_code(op, len(tensors), tuple(map(double_bits, factors)))
-    return NativeCall(name, None, tensors, code, (), 0, product, factors)
+    return Native(name, None, tensors, code, (), 0, product, *factors)
 
 
 @functools.lru_cache(maxsize=256)
@@ -99,7 +102,7 @@ def boxed_call(
     tensor: type,
     ref: Callable[[Any], Any] = lambda each: each,
     asked: Asked | None = None,
-) -> NativeCall | None:
+) -> Native | None:
     """A call through the dispatcher, of arguments in which objects of the class `tensor` stand for tensors; what `ref`
     returns for each is in their place in the call. None where Python has to make it.
 
@@ -121,7 +124,7 @@ def _encoded(
     kwargs: Mapping[str, Any],
     tensor: type,
     ref: Callable[[Any], Any] = lambda each: each,
-) -> tuple[NativeCall, set[str]] | None:
+) -> tuple[Native, set[str]] | None:
     """The call, and which kinds of arguments and results it has."""
     parameters, returns = _signature(op)
     if returns is None:
@@ -135,7 +138,7 @@ def _encoded(
     writer.kinds.add("returns a list" if returns < 0 else "returns several" if returns > 1 else "returns one")
     schema = op._schema
     tensors, code, texts = tuple(map(ref, writer.tensors)), tuple(writer.code), tuple(writer.texts)
-    return NativeCall(schema.name, schema.overload_name, tensors, code, texts, returns), writer.kinds
+    return Native(schema.name, schema.overload_name, tensors, code, texts, returns), writer.kinds
 
 
 @functools.cache
@@ -370,7 +373,7 @@ def _is_same(actual: torch.Tensor, wanted: torch.Tensor) -> bool:
     return layout[0] == layout[1] and torch.equal(actual, wanted)
 
 
-def _made_natively(call: NativeCall, like: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+def _made_natively(call: Native, like: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """What a program of this one call returns; None if the call did not get through."""
 
     def refused(*_: Any, **__: Any) -> Any:
@@ -378,13 +381,15 @@ def _made_natively(call: NativeCall, like: Sequence[torch.Tensor]) -> Sequence[t
 
     tensors, input_count = call.tensors, len(call.tensors)
     call = call._replace(tensors=tuple(Ref(value) for value in range(input_count)))
-    values = tuple(FlatValue("", t.dtype, t.device, tuple(t.shape), t.stride()) for t in (*tensors, *like))
-    results = tuple(range(input_count, len(values)))
-    step = CallStep(call.name, refused, results=results, is_one=call.returns == 1, native=call)
-    program = FlatProgram("", values, input_count, (), 0, 0, (step,), tuple(map(Ref, results)))
+    every: tuple[Any, ...] = (*tensors, *like)
+    described = tuple(Tensor("", t.dtype, t.device, Layout(tuple(t.shape), t.stride())) for t in every)
+    results = tuple(range(input_count, len(every)))
+    step = Call(call.name, refused, results=results, is_one=call.returns == 1, native=call)
+    whole = Program(input_count, 0, 0, 0, False, tuple(map(Ref, results)))
+    table, objects = write_program(ProgramTable("", described, (), (step,), whole), dtype_code, device_code)
     run = _native.Runner(
-        *write(program, dtype_code, device_code), threads=refused, acquire=refused, release=refused, allocate=refused,
-        view=refused, fit=refused, watchers=(),
+        table, objects, threads=refused, acquire=refused, release=refused, allocate=refused, view=refused, fit=refused,
+        watchers=(),
     )  # fmt: skip
     try:
         return run(*tensors)

@@ -6,8 +6,9 @@ import torch
 
 from smelt.codegen.ahead_of_time import WrittenKernels, write_for
 from smelt.device import Target
-from smelt.ir.artifact_file import records as r
-from smelt.ir.table.layout import Bind, RegisterKind
+from smelt.ir.artifact_file.layout import Data
+from smelt.ir.table import records as r
+from smelt.ir.table.records import Bind, RegisterKind
 from smelt.symbolic.expressions import DivModMinMax, Expression, Symbol
 from smelt.symbolic.postfix import Op
 from tests.kernel_text import parse_kernel
@@ -46,7 +47,7 @@ kernel count rows() cols(j:1)
 """
 KERNELS = [STEP, MORE, COUNT]
 ROWS = r.symbol(0)
-WEIGHTS = {"w": struct.pack("<4f", 2.0, 2.0, 3.0, 4.0), "count": struct.pack("<q", 10)}
+WEIGHTS, STATE = Data({0: struct.pack("<4f", 2.0, 2.0, 3.0, 4.0)}), Data({0: struct.pack("<q", 10)})
 
 
 def expression(size: object) -> r.Expression:
@@ -70,7 +71,7 @@ def _applied(atom: DivModMinMax) -> r.Expression:
     return r.apply(_FUNCTIONS[atom.function], expression(atom.left), expression(atom.right))
 
 
-def growing(target: Target) -> tuple[r.Table, dict[str, bytes], WrittenKernels]:
+def growing(target: Target) -> tuple[r.Table, Data, Data, WrittenKernels]:
     """y = x; count += 1 and y = y·w while all of y are below 100; return y, its first column, and the count.
 
     `keep`, which may be left out, returns None in the place of the column; seven rows or more raise.
@@ -82,8 +83,8 @@ def growing(target: Target) -> tuple[r.Table, dict[str, bytes], WrittenKernels]:
     registers = (
         r.Register("x", RegisterKind.INPUT, "float32", (r.Dim(2, 4096, "rows"), r.Dim(4, 4))),
         r.Register("keep", RegisterKind.INPUT, "int64", optional=True),
-        r.Register("w", RegisterKind.CONSTANT, "float32", (r.Dim(4, 4),), data="w"),
-        r.Register("count", RegisterKind.STATE, "int64", data="count"),
+        r.Register("w", RegisterKind.CONSTANT, "float32", (r.Dim(4, 4),), data=0, bytes=16),
+        r.Register("count", RegisterKind.STATE, "int64", data=0, bytes=8),
         r.Register("y", RegisterKind.LOCAL, "float32", (r.Dim(0), r.Dim(4, 4))),
         r.Register("more", RegisterKind.LOCAL, "bool"),
     )
@@ -121,12 +122,13 @@ def growing(target: Target) -> tuple[r.Table, dict[str, bytes], WrittenKernels]:
         steps=tuple(steps),
         arena_bytes=r.number(128),
     )
-    column = r.RegisterView(4, (ROWS,), (r.number(4),), r.number(0))
+    column = r.Returned(4, (ROWS,), (r.number(4),), r.number(0))
     after = (r.Symbol("s0", Bind.SIZE, 4, 0),)
     is_given = r.Symbol("keep given", Bind.GIVEN, 1)
     without = r.Check(r.apply(Op.NOT, r.symbol(1)), "keep is None")
-    whole = r.Variant("whole", r.Return((4, column, 3)), symbols=(*after, is_given), checks=(without,))
-    kept = r.Variant("kept", r.Return((4, None, 3)), symbols=after)
+    outputs = r.Returned(4), column, r.Returned(3)
+    whole = r.Variant("whole", r.Return(outputs), symbols=(*after, is_given), checks=(without,))
+    kept = r.Variant("kept", r.Return((r.Returned(4), r.Returned(None), r.Returned(3))), symbols=after)
     counts = [len(parse_kernel(text, {"s0": 3} if "s0" in text else None).parameters) for text in KERNELS]
     table = r.Table(
         "growing",
@@ -142,7 +144,7 @@ def growing(target: Target) -> tuple[r.Table, dict[str, bytes], WrittenKernels]:
         ),
         (r.State("entry", (begin, too_many)), r.State("loop", (body,)), r.State("end", (whole, kept))),
     )
-    return table, WEIGHTS, written
+    return table, WEIGHTS, STATE, written
 
 
 def expected(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, int]:

@@ -131,7 +131,7 @@ def test_memory_that_the_header_names_is_enough(program: Path) -> None:
 
 
 def test_names_that_c_cannot_tell_apart() -> None:
-    table, _, _ = growing(find_target("host"))
+    table, *_ = growing(find_target("host"))
     registers = (replace(table.registers[0], name="a[0]"), replace(table.registers[1], name="a.0 "))
     text = header_text("twins", replace(table, registers=registers + table.registers[2:]), 0, 64)
     assert "TWINS_INPUT_A_0__0 = 0" in text and "TWINS_INPUT_A_0__1 = 1" in text

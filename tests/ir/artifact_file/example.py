@@ -2,9 +2,10 @@
 
 import struct
 
-from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file import layout as f
 from smelt.ir.artifact_file.layout import Machine, feature_mask
-from smelt.ir.table.layout import Bind, RegisterKind
+from smelt.ir.table import records as r
+from smelt.ir.table.records import Bind, RegisterKind
 from smelt.symbolic.postfix import Op
 
 ROWS = r.symbol(0)
@@ -16,9 +17,9 @@ def table() -> r.Table:
     registers = (
         r.Register("x", RegisterKind.INPUT, "float32", (r.Dim(2, 4096, "rows"), r.Dim(4, 4))),
         r.Register("mode", RegisterKind.INPUT, "int64", optional=True, choices=("sum", "größte")),
-        r.Register("w", RegisterKind.CONSTANT, "float32", (r.Dim(4, 4),), data="w"),
-        r.Register("half", RegisterKind.CONSTANT, "float32", (r.Dim(2, 2),), data="w", offset=4, strides=(2,)),
-        r.Register("count", RegisterKind.STATE, "int64", data="count"),
+        r.Register("w", RegisterKind.CONSTANT, "float32", (r.Dim(4, 4),), data=0, bytes=16),
+        r.Register("half", RegisterKind.CONSTANT, "float32", (r.Dim(2, 2),), data=4, bytes=12, strides=(2,)),
+        r.Register("count", RegisterKind.STATE, "int64", data=0, bytes=8),
         r.Register("y", RegisterKind.LOCAL, "float32", (r.Dim(0), r.Dim(4, 4))),
         r.Register("more", RegisterKind.LOCAL, "bool"),
     )
@@ -50,8 +51,8 @@ def table() -> r.Table:
         steps=(r.Launch(0, (0, 1, 3, 4, 5, 6), r.number(128), BYTES), r.Launch(1, (2,))),
         arena_bytes=r.apply(Op.ADD, BYTES, r.number(64)),
     )
-    top = r.RegisterView(5, (ROWS,), (r.number(4),), r.number(1))
-    end = r.Variant("end", r.Return((5, top)), symbols=(r.Symbol("rows", Bind.SIZE, 5, 0),))
+    top = r.Returned(5, (ROWS,), (r.number(4),), r.number(1))
+    end = r.Variant("end", r.Return((r.Returned(5), top)), symbols=(r.Symbol("rows", Bind.SIZE, 5, 0),))
     fail = r.Variant("fail", r.Raise("ValueError", "too large"), checks=(r.Check(r.number(1), "always"),))
     return r.Table(
         "loop",
@@ -62,13 +63,13 @@ def table() -> r.Table:
     )
 
 
-def artifact() -> r.ArtifactFile:
+def artifact() -> f.ArtifactFile:
     """Two targets of one table."""
-    code = r.Code(bytes(range(256)) * 20, (0, 64), (r.CodeSlot(8, "smelt_parallel_for"), r.CodeSlot(16, "", 32)))
+    code = f.Code(bytes(range(256)) * 20, (0, 64), (f.CodeSlot(8, "smelt_parallel_for"), f.CodeSlot(16, "", 32)))
     features = feature_mask(Machine.X86_64, ["avx2", "fma"])
     targets = (
-        r.TargetPart(Machine.X86_64, features, table(), code),
-        r.TargetPart(Machine.AARCH64, 0, table(), code),
+        f.TargetPart(Machine.X86_64, features, table(), code),
+        f.TargetPart(Machine.AARCH64, 0, table(), code),
     )
-    weights = {"w": struct.pack("<4f", 1, 2, 3, 4), "count": struct.pack("<q", 10)}
-    return r.ArtifactFile({"name": "loop", "made by": "a test"}, targets, weights)
+    weights, state = f.Data({0: struct.pack("<4f", 1, 2, 3, 4)}), f.Data({0: struct.pack("<q", 10)})
+    return f.ArtifactFile({"name": "loop", "made by": "a test"}, targets, weights, state)

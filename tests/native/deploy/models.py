@@ -13,9 +13,10 @@ from typing import Any
 
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
-from smelt.ir.artifact_file import records as r
+from smelt.ir.artifact_file import layout as f
 from smelt.ir.artifact_file.layout import Machine
-from smelt.ir.table.layout import Bind, RegisterKind
+from smelt.ir.table import records as r
+from smelt.ir.table.records import Bind, RegisterKind
 from smelt.symbolic.expressions import Expression, Symbol
 from smelt.symbolic.postfix import DEPTH, Op
 from smelt.symbolic.symsize import SymSize
@@ -64,20 +65,20 @@ class Model:
     registers: list[r.Register] = field(default_factory=list)
     outputs: list[r.Output] = field(default_factory=list)
     states: list[r.State] = field(default_factory=list)
-    weights: dict[str, Any] = field(default_factory=dict)
+    weights: f.Data = field(default_factory=f.Data)
+    state: f.Data = field(default_factory=f.Data)
     kernels: list[r.Kernel] = field(default_factory=list)
     _image: bytearray = field(default_factory=bytearray)
     _entries: list[int] = field(default_factory=list)
-    _slots: list[r.CodeSlot] = field(default_factory=list)
+    _slots: list[f.CodeSlot] = field(default_factory=list)
     _compiled: list[Any] = field(default_factory=list)
 
     def register(self, name: str, kind: RegisterKind, dtype: str, *dims: int | r.Dim, **more: Any) -> int:
         data = more.pop("data", None)
         made = [each if isinstance(each, r.Dim) else r.Dim(each, each) for each in dims]
         if data is not None:
-            self.weights[name] = data
-        key = name if data is not None else None
-        self.registers.append(r.Register(name, kind, dtype, tuple(made), key, **more))
+            more |= {"data": (self.state if kind == STATE else self.weights).add(data), "bytes": len(data)}
+        self.registers.append(r.Register(name, kind, dtype, tuple(made), **more))
         return len(self.registers) - 1
 
     def kernel(self, text: str) -> int:
@@ -90,7 +91,7 @@ class Model:
         self._entries.append(start + dict(image.symbols)[compiled.symbol])
         for slot in image.slots:
             addend = slot.addend if slot.name else slot.addend + start
-            self._slots.append(r.CodeSlot(slot.offset + start, slot.name, addend))
+            self._slots.append(f.CodeSlot(slot.offset + start, slot.name, addend))
         self._compiled.append(compiled)
         self.kernels.append(r.Kernel(parsed.name, compiled.buffers))
         return len(self.kernels) - 1
@@ -112,13 +113,13 @@ class Model:
             for fact in self._compiled[kernel].facts
         )
 
-    def artifact(self, features: int = 0) -> r.ArtifactFile:
+    def artifact(self, features: int = 0) -> f.ArtifactFile:
         table = r.Table(
             self.name, tuple(self.registers), tuple(self.outputs), tuple(self.kernels), tuple(self.states)
         )
-        code = r.Code(bytes(self._image) or bytes(16), tuple(self._entries), tuple(self._slots))
-        target = r.TargetPart(here(), features, table, code)
-        return r.ArtifactFile({"name": self.name}, (target,), self.weights)
+        code = f.Code(bytes(self._image) or bytes(16), tuple(self._entries), tuple(self._slots))
+        target = f.TargetPart(here(), features, table, code)
+        return f.ArtifactFile({"name": self.name}, (target,), self.weights, self.state)
 
 
 AFFINE = """
@@ -154,7 +155,7 @@ def affine() -> Model:
     steps = (model.launch(kernel, (0, 1, 2, 3), values),)
     variant = r.Variant(
         "affine",
-        r.Return((y,)),
+        r.Return((r.Returned(y),)),
         symbols=(r.Symbol("rows", Bind.SIZE, x, 0, 2),),
         checks=model.facts(kernel),
         produced=(r.Produced(y, (r.symbol(0), r.number(4))),),
@@ -232,7 +233,7 @@ def loop() -> Model:
         ),
         steps=(r.Launch(model.kernel(HALVE), (0, 1)), r.Launch(model.kernel(COUNT), (2,))),
     )
-    end = r.Variant("end", r.Return((y, count)))
+    end = r.Variant("end", r.Return((r.Returned(y), r.Returned(count))))
     names = ("entry", "while", "body", "end")
     model.states = [
         r.State(name, (variant,)) for name, variant in zip(names, (begin, condition, body, end), strict=True)
@@ -285,11 +286,11 @@ def softmax() -> Model:
     ]
     double, normalize = model.kernel(DOUBLE), model.kernel(SOFTMAX)
     steps = (model.launch(double, (0, 1), values), model.launch(normalize, (1, 2), values))
-    transposed = r.RegisterView(y, (m, n), (r.number(1), m))
-    column = r.RegisterView(y, (n,), (m,), r.number(0))
+    transposed = r.Returned(y, (m, n), (r.number(1), m), r.ZERO)
+    column = r.Returned(y, (n,), (m,), r.number(0))
     variant = r.Variant(
         "softmax",
-        r.Return((y, transposed, column)),
+        r.Return((r.Returned(y), transposed, column)),
         symbols=(r.Symbol("n", Bind.SIZE, x, 0, 2), r.Symbol("m", Bind.SIZE, x, 1, 2)),
         checks=(*model.facts(double), *model.facts(normalize)),
         produced=(r.Produced(y, (n, m)),),
@@ -367,9 +368,9 @@ def arguments() -> Model:
         checks = (same(1, number, f"mode == {number}"), same(2, 1, "flag"), *model.facts(kernel))
         produced = (r.Produced(y, (r.symbol(0),)),)
         variants.append(
-            r.Variant("", r.Return((y,)), (n, chosen, is_set), checks, produced, tuple(values), steps)
+            r.Variant("", r.Return((r.Returned(y),)), (n, chosen, is_set), checks, produced, tuple(values), steps)
         )
-    off = r.Variant("off", r.Return((None,)), (n, chosen, is_set), (same(2, 0, "not flag"),))
+    off = r.Variant("off", r.Return((r.Returned(None),)), (n, chosen, is_set), (same(2, 0, "not flag"),))
     fail = r.Variant("fail", r.Raise("ValueError", "mode has no such value"))
     model.states = [r.State("scale", (scaled, as_it_is)), r.State("mode", (*variants, off, fail))]
     model.outputs = [r.Output("y", "float32", (r.Dim(2, 1000),))]
@@ -398,13 +399,13 @@ def training() -> Model:
     x = model.register("x", INPUT, "float32", 4)
     w = model.register("w", STATE, "float32", 4, data=floats(1, 2, 3, 4))
     model.registers.append(
-        r.Register("odd", RegisterKind.STATE, "float32", (r.Dim(2, 2),), "w", offset=4, strides=(2,))
+        r.Register("odd", RegisterKind.STATE, "float32", (r.Dim(2, 2),), 4, 12, strides=(2,))
     )
     lr = model.register("lr", CONSTANT, "float32", 1, data=floats(0.5))
     sixteen = r.number(16)
     variant = r.Variant(
         "step",
-        r.Return((w,)),
+        r.Return((r.Returned(w),)),
         values=(
             r.RegisterValue(w, sixteen, writes=True),
             r.RegisterValue(x, sixteen),
@@ -441,7 +442,7 @@ def copies() -> Model:
     refuse = r.Variant("refuse", r.Raise("ValueError", "n is too large"))
     load = r.Variant(
         "load",
-        r.Return((y, r.RegisterView(y, (m, n), (r.number(1), m)), sizes, kept)),
+        r.Return((r.Returned(y), r.Returned(y, (m, n), (r.number(1), m), r.ZERO), r.Returned(sizes), r.Returned(kept))),
         symbols,
         produced=(r.Produced(y, (n, m)), r.Produced(sizes, (r.number(2),))),
         values=(
@@ -465,7 +466,7 @@ class _WithGrids:
     def __init__(self, made: Model) -> None:
         self._made = made
 
-    def artifact(self) -> r.ArtifactFile:
+    def artifact(self) -> f.ArtifactFile:
         found = self._made.artifact()
         (part,) = found.targets
         kernels = []
@@ -483,8 +484,8 @@ class _WithGrids:
             grids = (r.Grid(f"k{number}_0", 3, -1, 128, 1024), r.Grid(f"k{number}_1", 0, sizes - 1, 256))
             kernels.append(replace(kernel, sizes=sizes, grids=grids))
         entries = (0,) * len(kernels)
-        text = r.Code(b".version 7.0\n.target sm_80\n.address_size 64\n\0", entries)
-        grids = r.TargetPart(Machine.CUDA, 80, replace(part.table, kernels=tuple(kernels)), text)
+        text = f.Code(b".version 7.0\n.target sm_80\n.address_size 64\n\0", entries)
+        grids = f.TargetPart(Machine.CUDA, 80, replace(part.table, kernels=tuple(kernels)), text)
         return replace(found, targets=(grids, part))
 
 

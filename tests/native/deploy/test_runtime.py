@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import smelt
-from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.layout import FEATURES, Machine
+from smelt.ir.artifact_file.layout import FEATURES, ArtifactFile, CodeSlot, Machine
 from smelt.ir.artifact_file.read import read, read_sections
 from smelt.ir.artifact_file.write import save
-from smelt.ir.table.layout import Bind, RegisterKind
+from smelt.ir.table import records as r
+from smelt.ir.table.records import Bind, RegisterKind
 from smelt.symbolic.postfix import Op
 from tests.deploy.failing import Tallied, example
 from tests.native.deploy.conftest import Said
@@ -191,7 +191,7 @@ def test_inputs_that_were_copied_are_written_back(drive: Drive, models: dict[str
     assert values(said.outputs("y")[0]).tolist() == [2.0, 4.0]
 
 
-def with_variant(change: Callable[[r.Variant], r.Variant]) -> r.ArtifactFile:
+def with_variant(change: Callable[[r.Variant], r.Variant]) -> ArtifactFile:
     """The affine model with another variant."""
     model = MODELS["affine"]()
     model.states = [r.State("entry", tuple(map(change, model.states[0].variants)))]
@@ -274,7 +274,7 @@ def test_expressions_compute_as_python_does(drive: Drive, tmp_path: Path) -> Non
     size = r.number(8 * len(cases))
     variant = r.Variant(
         "numbers",
-        r.Return((numbers,)),
+        r.Return((r.Returned(numbers),)),
         symbols=(r.Symbol("rows", Bind.SIZE, 0, 0),),
         produced=(r.Produced(numbers, (r.number(len(cases)),)),),
         values=(r.SizesValue(tuple(cases)), r.ProducedValue(0, size)),
@@ -320,7 +320,7 @@ def test_a_checkpoint_goes_on_in_c_and_in_python(drive: Drive, models: dict[str,
     want = torch.tensor([1.0, 2, 3, 4])
     for _ in range(10):
         want = want - (want - 8) * 0.5
-    assert bytes(again.weights["STATE"]) == bytes(want.view(torch.uint8).tolist())
+    assert bytes(again.state.parts[0]) == bytes(want.view(torch.uint8).tolist())
 
 
 def test_a_checkpoint_of_another_model_is_refused(drive: Drive, models: dict[str, Path], tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_the_first_target_that_fits_is_used(drive: Drive, models: dict[str, Path
     (part,) = made.targets
     elsewhere = next(machine for machine in FEATURES if machine != here())
     all_features = (1 << len(FEATURES[elsewhere])) - 1
-    better = replace(part, features=all_features, code=replace(part.code, slots=(r.CodeSlot(0, "nothing"),)))
+    better = replace(part, features=all_features, code=replace(part.code, slots=(CodeSlot(0, "nothing"),)))
     path = tmp_path / "m.smelt"
     other = replace(part, machine=elsewhere, code=better.code)
     save(replace(made, targets=(other, replace(better, machine=elsewhere), part)), path)
@@ -380,7 +380,7 @@ def test_the_first_target_that_fits_is_used(drive: Drive, models: dict[str, Path
 def test_code_that_calls_what_is_not_known_is_refused(drive: Drive, tmp_path: Path) -> None:
     made = MODELS["affine"]().artifact()
     (part,) = made.targets
-    code = replace(part.code, slots=(*part.code.slots, r.CodeSlot(0, "system")))
+    code = replace(part.code, slots=(*part.code.slots, CodeSlot(0, "system")))
     save(replace(made, targets=(replace(part, code=code),)), tmp_path / "m.smelt")
     said = drive(tmp_path / "m.smelt")
     assert said.status("open") == [TARGET] and "calls system, which this runtime does not have" in said.message("open")

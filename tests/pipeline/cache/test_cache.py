@@ -12,7 +12,7 @@ from torch import nn
 
 import smelt
 from smelt import cli
-from smelt.ir.table.layout import ProgramRecord
+from smelt.ir.table.layout import words_of
 from smelt.ir.table.read import TableReader
 from smelt.runtime.cache import CacheStore, directory
 from tests import processes
@@ -249,8 +249,8 @@ def test_contents_that_are_whole_but_say_nonsense_are_dropped(
     monkeypatch.setattr(CacheStore, "get", noting)
     fresh(wavy)(x)
     text, table, *rest = whole = cache.get(keys[0]) or []
-    programs = TableReader(table).header.blob - 8 * len(ProgramRecord._fields)  # the last section
-    consuming = programs + 8 * ProgramRecord._fields.index("consuming")
+    programs = TableReader(table).header.blob - 8 * len(words_of("programs"))  # the last section
+    consuming = programs + 8 * [word.name for word in words_of("programs")].index("consuming")
     broken: list[list[bytes]] = [
         [],
         [text],

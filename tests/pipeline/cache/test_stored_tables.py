@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import smelt
-from smelt.ir.flat.steps import LaunchStep
 from smelt.ir.program import Program
 from smelt.runtime.cache import CacheStore
 from smelt.runtime.program import launch
@@ -74,13 +73,13 @@ def test_a_stored_table_is_run_as_it_is(
     assert smelt.counters["cache_hits"] == 2 and not flattened
     for executable in read:
         assert "program" not in executable.__dict__  # nobody asked
-        again = launch.flatten(executable.program, kernels_of(executable), executable.read().consuming)
+        again = launch.flatten(executable.program, kernels_of(executable), executable.read().program.consuming)
         assert again.table == executable.flat.table and again.asked == executable.flat.asked
         assert [str(each) for each in again.objects] == [str(each) for each in executable.run.objects]
 
 
 def kernels_of(executable: Executable) -> dict[str, Any]:
-    return {step.kernel: step.function for step in executable.read().steps if isinstance(step, LaunchStep)}
+    return {kernel.name: kernel.object for kernel in executable.read().kernels}
 
 
 @needs_layout

@@ -11,13 +11,13 @@ import torch
 
 from smelt import _native
 from smelt.base.errors import SmeltError
-from smelt.ir.flat.steps import FlatProgram, FlatValue, LaunchStep
-from smelt.ir.flat.write import write
+from smelt.ir.table.write import write_program
 from smelt.runtime.cuda import launcher as cuda_launchers
 from smelt.runtime.cuda.image import CudaCode
 from smelt.runtime.cuda.launcher import Grid, cuda_launcher
 from smelt.torch_abi import cuda_shims
 from smelt.torch_abi.aoti_shims import connect
+from tests.program_tables import Launched, program, tensor
 from tests.runtime.cuda.fake_cuda import ILLEGAL_ADDRESS, OUT_OF_MEMORY, Buffer, FakeCuda, ptx
 
 TEXT = ptx(("add_one", 4), ("sum_blocks", 5), ("sum_workspace", 5), ("nothing", 3), ("many", 101), ("numbers", 5))
@@ -224,11 +224,11 @@ def test_what_a_graph_recorded_stays(cuda: FakeCuda) -> None:
     cuda.set(modules=before)  # for the check of the fixture
 
 
-def runner(steps: tuple[LaunchStep, ...], inputs: int, constants: tuple[Any, ...] = ()) -> _native.Runner:
-    values = (FlatValue("v", None, None, (), ()),) * (inputs + len(constants))
-    program = FlatProgram("p", values, inputs, constants, 0, 0, steps, ())
+def runner(steps: tuple[Launched, ...], inputs: int, constants: tuple[Any, ...] = ()) -> _native.Runner:
+    tensors = (tensor(),) * (inputs + len(constants))
+    table = program(steps, (), tensors, inputs=inputs, constants=constants)
     return _native.Runner(
-        *write(program, lambda dtype: -1, lambda device: None),
+        *write_program(table, lambda dtype: -1, lambda device: None),
         threads=lambda: 1, acquire=list, release=print, allocate=print, view=print, fit=print, watchers=(),
     )  # fmt: skip
 
@@ -238,7 +238,7 @@ def test_a_step_of_a_program_on_tensors(cuda: FakeCuda) -> None:
     launch = cuda_launcher(CudaCode(TEXT), [Grid("add_one", 1, 32)], 3, sizes=1, device=1)
     assert isinstance(launch, _native.AnyLauncher)
     count = torch.tensor([5])
-    run = runner((LaunchStep("add_one", launch, (0, 1, 2)),) * 3, inputs=2, constants=(count,))
+    run = runner((Launched("add_one", launch, (0, 1, 2)),) * 3, inputs=2, constants=(count,))
     given, out = torch.arange(5.0), torch.zeros(5)
     run(given, out)
     assert run.python_steps == 0 and run.gil_acquisitions == 1  # once, to load the code
@@ -252,7 +252,7 @@ def test_a_step_of_a_program_on_tensors(cuda: FakeCuda) -> None:
 
 
 def test_a_program_asks_on_which_gpu_its_tensors_are(cuda: FakeCuda) -> None:
-    run = runner((LaunchStep("add_one", add_one(CudaCode(TEXT)), (0, 1, 2)),), inputs=3)
+    run = runner((Launched("add_one", add_one(CudaCode(TEXT)), (0, 1, 2)),), inputs=3)
     run(Buffer([1], device=1), Buffer([0]), sizes(1, 1))
     assert cuda.launches[0].device == 1
     with pytest.raises(ValueError, match="not on a GPU"):

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.ir.flat.steps import FlatValue
 from smelt.runtime.cuda.memory import or_spare
 from smelt.runtime.program import arenas as arenas_module
 from smelt.runtime.program.arenas import Arenas
+from tests.program_tables import tensor
 
 
 def needs(*names: str, size: int = 256) -> Any:
     """What a program needs of an arena, of which it sees a tensor on the first of the devices."""
     devices = [torch.device(name) for name in names]
-    return size, devices, lambda: [FlatValue("a", torch.float32, devices[0], (4,), (1,))]
+    return size, devices, lambda: [tensor("a", torch.float32, devices[0], (4,), (1,))]
 
 
 class Gpus:
@@ -180,8 +180,8 @@ def test_errors_other_than_of_memory_are_raised_at_once(gpus: Gpus) -> None:
 def test_a_view_begins_at_its_buffer_and_its_own_offset() -> None:
     host = torch.device("cpu")
     views = [
-        FlatValue("whole", torch.float32, host, (8,), (1,), 0, 64),
-        FlatValue("part", torch.float32, host, (2, 2), (4, 2), 1, 64),
+        tensor("whole", torch.float32, host, (8,), (1,), 0, 64),
+        tensor("part", torch.float32, host, (2, 2), (4, 2), 1, 64),
     ]
     whole, part = Arenas().acquirer(256, [host], lambda: views)()
     whole.copy_(torch.arange(8.0))

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.ir.flat.read import read
-from smelt.ir.flat.steps import AllocateStep, CallStep, DropStep, LaunchStep
-from smelt.ir.flat.text import text_of
-from smelt.ir.flat.write import write
 from smelt.ir.program import Library
+from smelt.ir.table.read import read_program
+from smelt.ir.table.records import Allocate, Call, Drop, Launch
+from smelt.ir.table.text import text_of
+from smelt.ir.table.write import write_program
 from smelt.runtime.program import launch
 from smelt.runtime.program.launch import Executable
 from smelt.torch_abi.aoti_shims import device_code, dtype_code
@@ -47,16 +47,17 @@ def executables() -> list[Executable]:
 def test_a_table_says_all_that_a_program_does() -> None:
     for executable in executables():
         program, found = executable.program, executable.read()
-        assert found.name == program.name and found.inputs == len(program.inputs)
-        assert found.arena_bytes == program.arena_bytes and len(found.outputs) == len(program.outputs)
-        works = [step for step in found.steps if not isinstance(step, AllocateStep | DropStep)]
+        assert found.name == program.name and found.program.inputs == len(program.inputs)
+        assert found.program.arena_bytes == program.arena_bytes
+        assert len(found.program.output) == len(program.outputs)
+        works = [step for step in found.steps if not isinstance(step, Allocate | Drop)]
         for step, given in zip(works, program.steps, strict=True):
             if isinstance(given, Library):
-                assert isinstance(step, CallStep) and step.name == given.op.name()
+                assert isinstance(step, Call) and step.name == given.op.name()
             else:
-                assert isinstance(step, LaunchStep) and step.kernel == given.kernel.name
-        assert read(*write(found, dtype_code, device_code)) == found
-        assert all(step.kernel in text_of(found) for step in works if isinstance(step, LaunchStep))
+                assert isinstance(step, Launch) and found.kernels[step.kernel].name == given.kernel.name
+        assert read_program(*write_program(found, dtype_code, device_code)) == found
+        assert all(kernel.name in text_of(found) for kernel in found.kernels)
 
 
 def alter_all() -> None:

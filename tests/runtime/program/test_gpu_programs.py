@@ -7,17 +7,18 @@ import pytest
 import torch
 
 from smelt import _native
-from smelt.ir.flat.read import read
-from smelt.ir.flat.steps import AllocateStep, CallStep, FlatProgram, FlatValue, Ref
-from smelt.ir.flat.write import write
 from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
-from smelt.ir.table.read import TableReader
+from smelt.ir.table.read import TableReader, read_program
+from smelt.ir.table.records import Allocate, Call, Ref
+from smelt.ir.table.write import write_program
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.program.launch import Executable
 from smelt.torch_abi.aoti_shims import connect, device_code, dtype_code
 from smelt.torch_abi.boxed_calls import boxed_call
 from smelt.torch_abi.symbols import find_symbol
 from tests.layout import needs_layout
+from tests.program_tables import program as program_table
+from tests.program_tables import tensor
 
 aten = torch.ops.aten
 GPU = torch.device("cuda", 1)
@@ -50,12 +51,12 @@ def product_on_a_gpu() -> Program:
 def test_no_step_is_pythons() -> None:
     run = Executable(product_on_a_gpu(), {}).run
     assert run.python_steps == 0
-    table, found = TableReader(run.table), read(run.table, run.objects)
-    (allocation,) = [step for step in found.steps if isinstance(step, AllocateStep)]
-    assert found.values[allocation.value].device == GPU
+    table, found = TableReader(run.table), read_program(run.table, run.objects)
+    (allocation,) = [step for step in found.steps if isinstance(step, Allocate)]
+    assert found.tensors[allocation.value].device == GPU
     assert [(each.kind, each.number) for each in table.rows("devices")] == [(number_of("cuda"), 1)]
     assert [each.code for each in table.rows("dtypes")] == [dtype_code(torch.float32)]
-    natives = [step.native for step in found.steps if isinstance(step, CallStep)]
+    natives = [step.native for step in found.steps if isinstance(step, Call)]
     # Those with a function of their own have it for the CPU alone; here all go through the dispatcher.
     assert [(each.name, each.overload) for each in natives if each is not None] == [
         ("aten::mm", "out"),
@@ -81,10 +82,10 @@ def test_tensors_are_made_on_the_device_that_is_asked_for(number: int) -> None:
     def refused(*_: Any) -> Any:
         raise AssertionError
 
-    value = FlatValue("a", torch.float64, torch.device("meta"), (3, 5), (5, 1))
-    program = FlatProgram("p", (value,), 0, (), 0, 0, (AllocateStep(0),), (Ref(0),))
+    value = tensor("a", torch.float64, torch.device("meta"), (3, 5), (5, 1))
+    table = program_table((Allocate(0),), (Ref(0),), (value,))
     run = _native.Runner(
-        *write(program, dtype_code, lambda device: (number_of("meta"), number)), threads=refused, acquire=refused,
+        *write_program(table, dtype_code, lambda device: (number_of("meta"), number)), threads=refused, acquire=refused,
         release=refused, allocate=refused, view=refused, fit=refused, watchers=(),
     )  # fmt: skip
     (made,) = run()
@@ -100,10 +101,10 @@ def test_an_allocation_that_fails_is_tried_by_python() -> None:
         asked.append(how)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    value = FlatValue("a", torch.float64, torch.device("cpu"), (1 << 60,), (1,))
-    program = FlatProgram("p", (value,), 0, (), 0, 0, (AllocateStep(0),), ())
+    value = tensor("a", torch.float64, torch.device("cpu"), (1 << 60,), (1,))
+    table = program_table((Allocate(0),), (), (value,))
     run = _native.Runner(
-        *write(program, dtype_code, device_code), threads=allocate, acquire=allocate, release=allocate,
+        *write_program(table, dtype_code, device_code), threads=allocate, acquire=allocate, release=allocate,
         allocate=allocate, view=allocate, fit=allocate, watchers=(),
     )  # fmt: skip
     with pytest.raises(torch.OutOfMemoryError):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from smelt.base.errors import UnexpectedResult
-from smelt.ir.flat.steps import DropStep, LaunchStep
 from smelt.ir.kernel import Axis, Buffer, Compute, Index, Kernel, Load, Role, Stage, Store
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
+from smelt.ir.table import records as r
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.program.arenas import ARENA_ALIGNMENT, Arenas
 from smelt.runtime.program.launch import Executable, fit
@@ -76,7 +76,7 @@ def test_what_a_step_raises_says_which_step_it_was() -> None:
     executable = Executable(mm_then_negate(), {"k0": fail})
     with pytest.raises(KeyError) as caught:
         executable(torch.randn(2, 3), torch.randn(4, 3))
-    assert isinstance(executable.read().steps[caught.value.smelt_step], LaunchStep)  # type: ignore[attr-defined]
+    assert isinstance(executable.read().steps[caught.value.smelt_step], r.Launch)  # type: ignore[attr-defined]
 
 
 def test_a_program_knows_where_it_begins_to_write_inputs() -> None:
@@ -88,7 +88,7 @@ def test_a_program_knows_where_it_begins_to_write_inputs() -> None:
     executable = Executable(writing, {"k0": run_negate})
     place = executable.run.__dict__["writes_from"]
     steps = executable.read().steps
-    assert [type(step) for step in steps[:place]].count(LaunchStep) == 1 and isinstance(steps[place], LaunchStep)
+    assert [type(step) for step in steps[:place]].count(r.Launch) == 1 and isinstance(steps[place], r.Launch)
 
 
 def test_a_program_that_owns_its_inputs_lets_go_of_its_inputs() -> None:
@@ -220,7 +220,7 @@ def test_library_buffers_die_after_their_last_use() -> None:
     )
     program = Program("p", buffers, ("x",), (), steps, (Operand("b", *whole),))
     executable = Executable(program, {})
-    assert executable.read().steps[2] == DropStep((1,))
+    assert executable.read().steps[2] == r.Drop((1,))
     x = torch.randn(4)
     assert torch.equal(executable(x)[0], (-x).exp())
 

@@ -9,14 +9,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt import _native
-from smelt.ir.flat.steps import TENSOR, CallStep, FlatProgram, FlatValue, NativeCall, Ref
-from smelt.ir.flat.write import write
 from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
+from smelt.ir.table.records import TENSOR, Call, Layout, Native, Ref, Tensor
+from smelt.ir.table.write import write_program
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.program.launch import Executable
 from smelt.runtime.program.small_matmul import DEPTH, MULTIPLICATIONS, SIDE, as_called, small_product
 from smelt.torch_abi.aoti_shims import connect
 from tests.layout import needs_layout
+from tests.program_tables import program as program_table
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -57,8 +58,8 @@ def executable(
     return Executable(Program("p", (*buffers, result), names, (), (step,), (whole(result),)), {}), [t for _, t in given]
 
 
-def native_call_of(made: Executable) -> NativeCall:
-    (call,) = [step for step in made.read().steps if isinstance(step, CallStep)]
+def native_call_of(made: Executable) -> Native:
+    (call,) = [step for step in made.read().steps if isinstance(step, Call)]
     assert call.native is not None
     return call.native
 
@@ -201,16 +202,15 @@ def test_who_watches_operators_sees_them() -> None:
 def runner(product: tuple[int, ...]) -> Any:
     connect()
     code = (TENSOR, 0, TENSOR, 1, TENSOR, 2)
-    native = NativeCall("aoti_torch_cpu_mm_out", None, (Ref(2), Ref(0), Ref(1)), code, (), 0, product)
-    step = CallStep("mm", torch.mm, (Ref(0), Ref(1), Ref(2)), ("out",), native=native)
-    values = (FlatValue("", torch.float32, CPU, (2, 2), (2, 1)),) * 3
-    program = FlatProgram("p", values, 3, (), 0, 0, (step,), ())
+    native = Native("aoti_torch_cpu_mm_out", None, (Ref(2), Ref(0), Ref(1)), code, (), 0, product)
+    step = Call("mm", torch.mm, (Ref(0), Ref(1), Ref(2)), ("out",), native=native)
+    table = program_table((step,), (), (Tensor("", torch.float32, CPU, Layout((2, 2), (2, 1))),) * 3, inputs=3)
 
     def unused(*args: Any) -> Any:
         raise AssertionError("nothing of this is needed")
 
     return _native.Runner(
-        *write(program, lambda dtype: -1, lambda device: None), threads=unused, acquire=unused, release=unused,
+        *write_program(table, lambda dtype: -1, lambda device: None), threads=unused, acquire=unused, release=unused,
         allocate=unused, view=unused, fit=unused, watchers=(),
     )  # fmt: skip
 
@@ -235,7 +235,7 @@ def turning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shapes_called(made: Executable) -> list[tuple[int, ...] | None]:
-    return [ref.shape for ref in native_call_of(made).tensors]
+    return [ref.layout and ref.layout.shape for ref in native_call_of(made).tensors]
 
 
 @pytest.mark.parametrize("batch", [(), (3,)])
@@ -293,6 +293,6 @@ def test_products_in_planned_memory_are_called_transposed() -> None:
     exact = x.double() @ first.double().t() @ second.double().t()
     size = x.double().abs() @ first.double().abs().t() @ second.double().abs().t()
     call = made.read().steps[0]
-    assert isinstance(call, CallStep) and call.native is not None and call.native.tensors[2].shape == (30, 20)
+    assert isinstance(call, Call) and call.native is not None and call.native.tensors[2].layout.shape == (30, 20)
     for _ in range(2):
         check(made(x, first, second)[0], exact, size, 70)

@@ -6,9 +6,8 @@ JavaScript.
 `written` is the result of `ahead_of_time.write_for` for the kernels of the table: one module, in the table's order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
@@ -18,18 +17,17 @@ from smelt.codegen.llvm.link import undefined
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_text
 from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
-from smelt.codegen.static.driver import Places, driver_text
+from smelt.codegen.static.driver import driver_text
 from smelt.codegen.static.expressions import size_module
 from smelt.codegen.static.header import c_name, header_text
 from smelt.codegen.static.javascript import javascript_text, types_text
 from smelt.codegen.static.memory import memory_bytes
 from smelt.device import Target
-from smelt.ir.artifact_file import records as r
-from smelt.ir.artifact_file.check import check_table, of_kind
-from smelt.ir.artifact_file.layout import ALIGN
-from smelt.ir.artifact_file.write import table_bytes
+from smelt.ir.artifact_file.check import check_table
+from smelt.ir.artifact_file.layout import ALIGN, Data
 from smelt.ir.loops import Module
-from smelt.ir.table.layout import RegisterKind
+from smelt.ir.table import records as r
+from smelt.ir.table.write import table_bytes
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
 # What stands at the start of the weights until they are put there: LLVM need not read them as text.
@@ -53,7 +51,8 @@ class StaticModel:
 def static_model(
     name: str,
     table: r.Table,
-    weights: Mapping[str, Any],
+    weights: Data,
+    state: Data,
     written: WrittenKernels,
     target: Target,
     *,
@@ -65,13 +64,10 @@ def static_model(
     if len(written.modules) != 1:
         raise SmeltError("SM030", "the kernels of an object without a loader are in one module")
     entries = [written.entries[each] for each in (range(len(table.kernels)) if kernels is None else kernels)]
-    constants, offsets, constant_bytes = _laid_out(table, weights, RegisterKind.CONSTANT)
-    state, state_offsets, state_bytes = _laid_out(table, weights, RegisterKind.STATE)
-    content = constants + bytes(-len(constants) % ALIGN) + state
+    content = _content(weights) + _content(state)
     content += bytes(max(0, len(_MARK) - len(content)))
-    places = Places(offsets | state_offsets, constant_bytes, state_bytes)
-    check_table(table_bytes(table, dict(places.offsets)), constant_bytes, state_bytes, len(table.kernels))
-    driver, sizes = driver_text(name, table, [entry.symbol for entry in entries], places)
+    check_table(table_bytes(table), weights.bytes, state.bytes, len(table.kernels))
+    driver, sizes = driver_text(name, table, [entry.symbol for entry in entries], weights.bytes, state.bytes)
     text = "\n".join([
         print_module(_internal(written.modules[0], size_module(sizes.items(), target))),
         SERIAL_PARALLEL_FOR.replace("define hidden", "define internal"),
@@ -79,23 +75,19 @@ def static_model(
         driver,
     ])  # fmt: skip
     object_file = _with_weights(object_with_support(_once_declared(text), target), content)
-    header = header_text(name, table, state_bytes, memory_bytes(table, places.offsets))
+    header = header_text(name, table, state.bytes, memory_bytes(table))
     if target.pointer_bytes != 4:
         return StaticModel(name, target, object_file, header)
-    javascript = javascript_text(name, table, state_bytes, state_offsets)
+    javascript = javascript_text(name, table, state.bytes)
     return StaticModel(name, target, object_file, header, as_module(object_file), javascript, types_text(table))
 
 
-def _laid_out(table: r.Table, weights: Mapping[str, Any], kind: RegisterKind) -> tuple[bytes, dict[str, int], int]:
-    """The data of registers of a kind one after the other, each aligned; where each begins; how many bytes."""
-    wanted = {register.data for register in of_kind(table, kind)}
-    content, offsets = bytearray(), {}
-    for key in weights:
-        if key in wanted:
-            content += bytes(-len(content) % ALIGN)
-            offsets[key] = len(content)
-            content += memoryview(weights[key]).cast("B")
-    return bytes(content), offsets, len(content)
+def _content(data: Data) -> bytes:
+    """The bytes, up to where more may begin."""
+    content = bytearray()
+    for begin, part in data.parts.items():
+        content += bytes(begin - len(content)) + memoryview(part).cast("B")
+    return bytes(content) + bytes(-len(content) % ALIGN)
 
 
 def _weights_text(name: str, size: int) -> str:

@@ -13,13 +13,13 @@ that kernels write is copied first (`saved_ranges`), to the start of the memory;
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.static.expressions import symbols_of
-from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.layout import ALIGN
-from smelt.ir.table.layout import DTYPE_NAMES, DTYPES, Bind, RegisterKind
+from smelt.ir.table import records as r
+from smelt.ir.table.records import DTYPE_NAMES, DTYPES, Bind, RegisterKind
 from smelt.symbolic.postfix import Op
 
 OK, WRONG_SIZE, NO_VARIANT, NO_MEMORY, SMALL_OUTPUT, MISSING_INPUT, RAISED = 0, 1, 2, 3, 4, 5, 16
@@ -98,18 +98,17 @@ exit:
 class Places:
     """Where the data of registers is: byte offsets by key, of constants in the weights, of state in a session's."""
 
-    offsets: Mapping[str, int]
     constant_bytes: int
     state_bytes: int
 
 
 def driver_text(
-    name: str, table: r.Table, symbols: Sequence[str], places: Places
+    name: str, table: r.Table, symbols: Sequence[str], constant_bytes: int, state_bytes: int
 ) -> tuple[str, dict[r.Expression, str]]:
     """LLVM text of `NAME_run` and `NAME_init`, and the names of the size functions that it calls (`size_module`).
     `symbols`: the functions of the table's kernels. `@NAME.weights` is to be defined beside it, constants first, then
     what state begins with."""
-    driver = _Driver(name, table, tuple(symbols), places)
+    driver = _Driver(name, table, tuple(symbols), Places(constant_bytes, state_bytes))
     return driver.text(), driver.t.sizes
 
 
@@ -122,7 +121,7 @@ def rank_of(table: r.Table) -> int:
         for variant in state.variants
         if isinstance(variant.next, r.Return)
         for each in variant.next.outputs
-        if isinstance(each, r.RegisterView)
+        if each.offset is not None
     ]
     return max(1, *ranks) if ranks else 1
 
@@ -144,9 +143,9 @@ def raised(table: r.Table) -> list[r.Raise]:
     return list(dict.fromkeys(end for end in ends if isinstance(end, r.Raise)))
 
 
-def saved_ranges(table: r.Table, offsets: Mapping[str, int]) -> list[tuple[int, int]]:
+def saved_ranges(table: r.Table) -> list[tuple[int, int]]:
     """First byte and end of state that a run may have to put back: what variants write that do not return.
-    `offsets`: where in the state data begins, by key; registers that share memory are in one range."""
+    Registers that share memory are in one range."""
     written = {
         number
         for state in table.states
@@ -155,7 +154,7 @@ def saved_ranges(table: r.Table, offsets: Mapping[str, int]) -> list[tuple[int, 
         for number in _written_state(table, variant)
     }
     ranges: list[tuple[int, int]] = []
-    for first, end in sorted(_bytes_of(table.registers[number], offsets) for number in written):
+    for first, end in sorted(_bytes_of(table.registers[number]) for number in written):
         if ranges and first < ranges[-1][1]:
             ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
         elif first < end:
@@ -173,12 +172,11 @@ def _written_state(table: r.Table, variant: r.Variant) -> set[int]:
     return {value.register for value in values if table.registers[value.register].kind == RegisterKind.STATE}
 
 
-def _bytes_of(register: r.Register, offsets: Mapping[str, int]) -> tuple[int, int]:
-    assert register.data is not None
-    first = offsets[register.data] + register.offset
+def _bytes_of(register: r.Register) -> tuple[int, int]:
+    first = register.data
     sizes = [dim.low for dim in register.dims]
     elements = math.prod(sizes)
-    if register.strides is not None and elements:
+    if register.strides and elements:
         elements = 1 + sum((size - 1) * stride for size, stride in zip(sizes, register.strides, strict=True))
     return first, first + elements * DTYPES[register.dtype]
 
@@ -234,7 +232,7 @@ class _Driver:
         self.loops = has_loop(table)
         self.live = _live_locals(table)
         self.errors = raised(table)
-        self.ranges = saved_ranges(table, places.offsets)
+        self.ranges = saved_ranges(table)
         self.saved_bytes = saved_bytes(self.ranges)
 
     def text(self) -> str:
@@ -317,8 +315,8 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
     def _read_inputs(self) -> None:
         t = self.t
         for number, register in enumerate(self.table.registers):
-            if register.data is not None:
-                offset = self.places.offsets[register.data] + register.offset
+            if register.data >= 0:
+                offset = register.data
                 base = f"@{self.name}.weights" if register.kind == RegisterKind.CONSTANT else "%state"
                 t.do(f"store ptr {t.op(f'getelementptr i8, ptr {base}, i64 {offset}')}, ptr %r{number}")
         named: dict[str, str] = {}
@@ -408,8 +406,8 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
     def save(self, variant: r.Variant) -> None:
         """Copy the state that a variant writes, unless an earlier one has."""
         t = self.t
-        registers, offsets = self.table.registers, self.places.offsets
-        written = [_bytes_of(registers[number], offsets) for number in _written_state(self.table, variant)]
+        registers = self.table.registers
+        written = [_bytes_of(registers[number]) for number in _written_state(self.table, variant)]
         for place, (first, end) in enumerate(self.ranges):
             if any(one < end and first < other for one, other in written):
                 saves, done = t.block(), t.block()
@@ -446,7 +444,7 @@ define void @{self.name}_init(ptr %session, ptr %state, ptr %memory, i64 %bytes)
         t, register = self.t, self.table.registers[number]
         item = DTYPES[register.dtype]
         dims = self.dims_of(number) if view is None else view[0]
-        strides = list(map(str, register.strides)) if register.strides is not None else None
+        strides = list(map(str, register.strides)) if register.strides else None
         source = t.op(f"load ptr, ptr %r{number}")
         if view is not None:
             strides = view[1]
@@ -645,6 +643,7 @@ class _VariantText:
             to, source = values[step.to], values[step.source]
             t.do(f"call void @smelt.copy(ptr {to}, ptr {source}, i64 {self.size(step.bytes)})")
             return
+        assert isinstance(step, r.Launch)
         for place, value in enumerate(step.values):
             t.do(f"store ptr {values[value]}, ptr {t.op(f'getelementptr ptr, ptr %buffers, i64 {place}')}")
         t.do(f"call void @{d.kernels[step.kernel]}(ptr %buffers, i64 1, ptr {workspace})")
@@ -673,9 +672,9 @@ class _VariantText:
                 d.describe(place, 0, -1)
             t.do("ret i32 0")
 
-    def _reserve(self, place: int, each: int | r.RegisterView | None) -> "_Returned | None":
-        if each is None or isinstance(each, int):
-            return None if each is None else self.driver.reserve(place, each, None)
+    def _reserve(self, place: int, each: r.Returned) -> "_Returned | None":
+        if each.register is None or each.offset is None:
+            return None if each.register is None else self.driver.reserve(place, each.register, None)
         dims, strides = ([self.size(code) for code in codes] for codes in (each.dims, each.strides))
         return self.driver.reserve(place, each.register, (dims, strides, self.size(each.offset)))
 
@@ -707,5 +706,5 @@ def _read_at_end(end: r.Next) -> set[int]:
     if isinstance(end, r.Branch):
         return {end.register}
     if isinstance(end, r.Return):
-        return {each if isinstance(each, int) else each.register for each in end.outputs if each is not None}
+        return {each.register for each in end.outputs if each.register is not None}
     return set()

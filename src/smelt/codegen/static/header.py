@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from smelt.codegen.static import driver
 from smelt.codegen.static.driver import has_loop, raised, rank_of
 from smelt.codegen.static.memory import TYPICAL
-from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.check import of_kind
-from smelt.ir.table.layout import RegisterKind
+from smelt.ir.table import records as r
+from smelt.ir.table.records import RegisterKind
 
 CODES = (
     ("OK", driver.OK, "outputs are there"),

@@ -8,16 +8,16 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from smelt.codegen.static import driver
 from smelt.codegen.static.driver import raised, rank_of
 from smelt.codegen.static.header import CODES, comment
-from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.check import of_kind
-from smelt.ir.table.layout import DTYPE_NAMES, RegisterKind
+from smelt.ir.table import records as r
+from smelt.ir.table.records import DTYPE_NAMES, RegisterKind
 
 _ASSETS = Path(__file__).parent / "assets"
 
@@ -30,15 +30,15 @@ _ARRAYS = {
 }  # fmt: skip
 
 
-def javascript_text(name: str, table: r.Table, state_bytes: int, offsets: Mapping[str, int]) -> str:
-    """`model.mjs`, beside `model.wasm`. `offsets`: where in the state data begins, by key."""
+def javascript_text(name: str, table: r.Table, state_bytes: int) -> str:
+    """`model.mjs`, beside `model.wasm`."""
     errors = {code: f"{word}: {text}" for word, code, text in CODES}
     errors |= {driver.RAISED + number: f"{each.error}: {each.message}" for number, each in enumerate(raised(table))}
     model = {
         "name": name,
         "inputs": [_input(each) for each in of_kind(table, RegisterKind.INPUT)],
         "outputs": [each.name or str(place) for place, each in enumerate(table.outputs)],
-        "state": [_state(each, offsets) for each in of_kind(table, RegisterKind.STATE)],
+        "state": [_state(each) for each in of_kind(table, RegisterKind.STATE)],
         "rank": rank_of(table),
         "stateBytes": state_bytes,
         "errors": errors,
@@ -59,12 +59,10 @@ def _input(register: r.Register) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _state(register: r.Register, offsets: Mapping[str, int]) -> dict[str, Any]:
-    assert register.data is not None
+def _state(register: r.Register) -> dict[str, Any]:
     sizes = [dim.low for dim in register.dims]
-    strides = list(register.strides) if register.strides is not None else _contiguous(sizes)
-    offset = offsets[register.data] + register.offset
-    return {"name": register.name, "dtype": register.dtype, "shape": sizes, "strides": strides, "offset": offset}
+    strides = list(register.strides) or _contiguous(sizes)
+    return {"name": register.name, "dtype": register.dtype, "shape": sizes, "strides": strides, "offset": register.data}
 
 
 def _contiguous(sizes: Sequence[int]) -> list[int]:

@@ -151,9 +151,10 @@ describe_registers(smelt_model *model, Infos *infos, RegisterKind kind)
             continue;
         }
         infos->registers[place] = i;
+        const unsigned flags = (record->optional ? SMELT_OPTIONAL : 0u) | (record->written ? SMELT_WRITTEN : 0u);
         infos->infos[place++] = (smelt_info){
             table_string(table, record->name), (smelt_dtype)record->dtype, (int)record->rank, model->dims + record->dims,
-            (unsigned)record->flags, (size_t)record->choice_count, model->choices + choice};
+            flags, (size_t)record->choice_count, model->choices + choice};
         for (int64_t k = 0; k < record->choice_count; k++) {
             model->choices[choice++] = table_string(table, table->references[record->choices + k].number);
         }

@@ -181,7 +181,7 @@ plan_values(const smelt_session *session, const VariantRecord *variant, Plan *pl
         PlannedValue *planned = &plan->values[i];
         if (value->kind == SIZES_VALUE) {
             for (int64_t k = 0; k < value->number_count; k++) {
-                if (!table_evaluate(table, table->references[value->place + k].number, session->symbols, &numbers[k])) {
+                if (!table_evaluate(table, table->references[value->numbers + k].number, session->symbols, &numbers[k])) {
                     return false;
                 }
             }
@@ -296,10 +296,10 @@ prepare(smelt_session *session, const VariantRecord *variant, Plan *plan, smelt_
             base = session->registers[table->produced[variant->produced + value->place].register_].spare.memory;
         }
         else {
-            const Register *source = &session->registers[value->place];
+            const Register *source = &session->registers[value->register_];
             if (!source->ready || planned->offset > source->bytes || planned->bytes > source->bytes - planned->offset) {
                 return smelt_fail(error, SMELT_ERROR_FILE, "the model reads %s where it has nothing",
-                                  table_string(table, table->registers[value->place].name));
+                                  table_string(table, table->registers[value->register_].name));
             }
             base = source->data;
         }
@@ -389,10 +389,10 @@ save_written(smelt_session *session, const VariantRecord *variant, smelt_error *
     const Table *table = &session->model->table;
     for (int64_t i = 0; i < variant->value_count; i++) {
         const ValueRecord *value = &table->values[variant->values + i];
-        if (value->kind != REGISTER_VALUE || !value->writes || table->registers[value->place].kind == LOCAL_REGISTER) {
+        if (value->kind != REGISTER_VALUE || !value->writes || table->registers[value->register_].kind == LOCAL_REGISTER) {
             continue;
         }
-        Register *written = &session->registers[value->place];
+        Register *written = &session->registers[value->register_];
         if (written->is_saved || written->bytes == 0) {
             continue;
         }
@@ -405,7 +405,7 @@ save_written(smelt_session *session, const VariantRecord *variant, smelt_error *
             return status;
         }
         written->is_saved = true;
-        session->saved[session->saved_count++] = value->place;
+        session->saved[session->saved_count++] = value->register_;
     }
     return SMELT_OK;
 }
@@ -490,7 +490,7 @@ go_on(smelt_session *session, const VariantRecord *variant, int64_t *state, smel
     case RAISE_NEXT:
         return raise(session, variant, error);
     case JUMP_NEXT:
-        *state = variant->if_true;
+        *state = variant->state;
         return SMELT_OK;
     default:
         condition = &session->registers[variant->register_];

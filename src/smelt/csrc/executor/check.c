@@ -101,8 +101,11 @@ wrong_register(const Checker *checker, const RegisterRecord *record)
     if (!are_dims(table, record->dims, record->rank)) {
         return "dims";
     }
-    if (record->flags & ~(OPTIONAL_FLAG | WRITTEN_FLAG) || (record->flags && record->kind != INPUT_REGISTER)) {
-        return "flags";
+    if (record->optional < 0 || record->optional > (record->kind == INPUT_REGISTER)) {
+        return "optional";
+    }
+    if (record->written < 0 || record->written > (record->kind == INPUT_REGISTER)) {
+        return "written";
     }
     if (record->choice_count && (record->kind != INPUT_REGISTER || record->rank || record->dtype != SMELT_INT64)) {
         return "choices";
@@ -277,23 +280,19 @@ is_value(const Checker *checker, const VariantRecord *variant, const ValueRecord
 {
     const Table *table = checker->table;
     if (value->kind == SIZES_VALUE) {
-        const int64_t limit = table->counts[REFERENCES];
-        return value->place >= 0 && value->place <= limit && value->number_count >= 0
-               && value->number_count <= limit - value->place && value->number_count <= MOST_BUFFERS
-               && value->offset == -1 && value->bytes == -1 && value->writes == 0
-               && are_expressions(checker, variant, value->place, value->number_count);
+        return value->number_count <= MOST_BUFFERS && value->offset == -1 && value->bytes == -1 && value->writes == 0
+               && are_expressions(checker, variant, value->numbers, value->number_count);
     }
     if (value->offset < 0 || value->bytes < 0 || value->number_count != 0 || value->writes < 0 || value->writes > 1
         || !may_evaluate(checker, variant, value->offset) || !may_evaluate(checker, variant, value->bytes)) {
         return false;
     }
     if (value->kind == REGISTER_VALUE) {
-        if (value->place < 0 || value->place >= table->counts[REGISTERS]) {
+        if (value->register_ < 0) {
             return false;
         }
-        const RegisterRecord *record = &table->registers[value->place];
-        return !value->writes || record->kind == STATE_REGISTER || record->kind == LOCAL_REGISTER
-               || record->flags & WRITTEN_FLAG;
+        const RegisterRecord *record = &table->registers[value->register_];
+        return !value->writes || record->kind == STATE_REGISTER || record->kind == LOCAL_REGISTER || record->written;
     }
     if (value->kind == PRODUCED_VALUE) {
         return value->place >= 0 && value->place < variant->produced_count;
@@ -415,7 +414,7 @@ wrong_next(const Checker *checker, const VariantRecord *variant)
                    ? NULL
                    : "register: a branch is on one bool";
     case JUMP_NEXT:
-        return variant->if_true >= 0 ? NULL : "next";
+        return variant->state >= 0 ? NULL : "next";
     case RAISE_NEXT:
         return variant->error >= 0 && variant->message >= 0 ? NULL : "next";
     default:
@@ -453,7 +452,7 @@ check_variants(Checker *checker)
 static int
 successors(const VariantRecord *variant, int64_t next[2])
 {
-    next[0] = variant->if_true;
+    next[0] = variant->next == JUMP_NEXT ? variant->state : variant->if_true;
     next[1] = variant->if_false;
     return variant->next == BRANCH_NEXT ? 2 : variant->next == JUMP_NEXT ? 1 : 0;
 }

@@ -1,5 +1,5 @@
 /* Tables of programs, and the files of artifacts, record by record. Written by tools/table_header.py: this is declared
-   and explained in ir/table/layout.py and ir/artifact_file/layout.py.
+   and explained in ir/table/{records,layout}.py and ir/artifact_file/layout.py.
 
    Everything is a little-endian 64-bit word. A field is F(name, rule, section). FREE: any number, or one that has a
    check of its own. */
@@ -35,10 +35,6 @@ typedef enum {
 } RegisterKind;
 
 typedef enum {
-    OPTIONAL_FLAG = 1, WRITTEN_FLAG = 2,
-} RegisterFlag;
-
-typedef enum {
     BIND_SIZE = 0, BIND_VALUE = 1, BIND_GIVEN = 2,
 } Bind;
 
@@ -49,7 +45,7 @@ typedef enum {
 typedef enum {
     OBJECT_ITEM = 0, VALUE_ITEM = 1, TUPLE_ITEM = 2, LIST_ITEM = 3, NONE_ITEM = 4, BOOL_ITEM = 5, INTEGER_ITEM = 6,
     DOUBLE_ITEM = 7,
-} Item;
+} ItemKind;
 
 typedef enum {
     ALLOCATE_STEP = 0, LAUNCH_STEP = 1, COPY_STEP = 2, CALL_STEP = 3, DROP_STEP = 4,
@@ -84,18 +80,18 @@ typedef struct {
 #define EXPRESSION_FIELDS(F)                                                                                           \
     F(code, SPAN, INSTRUCTIONS) F(code_count, FREE, 0)
 #define DIM_FIELDS(F)                                                                                                  \
-    F(name, OPTIONAL, STRINGS) F(low, FREE, 0) F(high, FREE, 0)
+    F(low, FREE, 0) F(high, FREE, 0) F(name, OPTIONAL, STRINGS)
 #define REGISTER_FIELDS(F)                                                                                             \
-    F(name, INDEX, STRINGS) F(kind, FREE, 0) F(dtype, FREE, 0) F(dims, SPAN, DIMS) F(rank, FREE, 0)                    \
-    F(flags, FREE, 0) F(choices, SPAN, REFERENCES) F(choice_count, FREE, 0) F(strides, SPAN, REFERENCES)               \
-    F(stride_count, FREE, 0) F(data, FREE, 0) F(bytes, FREE, 0)
+    F(name, INDEX, STRINGS) F(kind, FREE, 0) F(dtype, FREE, 0) F(dims, SPAN, DIMS) F(rank, FREE, 0) F(data, FREE, 0)   \
+    F(bytes, FREE, 0) F(optional, FREE, 0) F(written, FREE, 0) F(choices, SPAN, REFERENCES) F(choice_count, FREE, 0)   \
+    F(strides, SPAN, REFERENCES) F(stride_count, FREE, 0)
 #define OUTPUT_FIELDS(F)                                                                                               \
     F(name, INDEX, STRINGS) F(dtype, FREE, 0) F(dims, SPAN, DIMS) F(rank, FREE, 0)
 #define REFERENCE_FIELDS(F)                                                                                            \
     F(number, FREE, 0)
 #define KERNEL_FIELDS(F)                                                                                               \
-    F(name, INDEX, STRINGS) F(target, OPTIONAL, STRINGS) F(object, OPTIONAL, OBJECTS) F(buffers, FREE, 0)              \
-    F(sizes, FREE, 0) F(grids, SPAN, GRIDS) F(grid_count, FREE, 0)
+    F(name, INDEX, STRINGS) F(buffers, FREE, 0) F(sizes, FREE, 0) F(grids, SPAN, GRIDS) F(grid_count, FREE, 0)         \
+    F(target, OPTIONAL, STRINGS) F(object, OPTIONAL, OBJECTS)
 #define GRID_FIELDS(F)                                                                                                 \
     F(name, INDEX, STRINGS) F(blocks, FREE, 0) F(slot, FREE, 0) F(threads, FREE, 0) F(shared_bytes, FREE, 0)
 #define SYMBOL_FIELDS(F)                                                                                               \
@@ -106,8 +102,9 @@ typedef struct {
 #define PRODUCED_FIELDS(F)                                                                                             \
     F(register_, INDEX, REGISTERS) F(dims, SPAN, REFERENCES) F(rank, FREE, 0)
 #define VALUE_FIELDS(F)                                                                                                \
-    F(kind, FREE, 0) F(place, FREE, 0) F(number_count, FREE, 0) F(offset, OPTIONAL, EXPRESSIONS)                       \
-    F(bytes, OPTIONAL, EXPRESSIONS) F(writes, FREE, 0)
+    F(kind, FREE, 0) F(register_, OPTIONAL, REGISTERS) F(bytes, OPTIONAL, EXPRESSIONS)                                 \
+    F(offset, OPTIONAL, EXPRESSIONS) F(writes, FREE, 0) F(place, FREE, 0) F(numbers, SPAN, REFERENCES)                 \
+    F(number_count, FREE, 0)
 #define DTYPE_FIELDS(F)                                                                                                \
     F(name, INDEX, STRINGS) F(code, FREE, 0) F(object, INDEX, OBJECTS)
 #define DEVICE_FIELDS(F)                                                                                               \
@@ -120,14 +117,14 @@ typedef struct {
 #define ITEM_FIELDS(F)                                                                                                 \
     F(kind, FREE, 0) F(what, FREE, 0) F(length, FREE, 0) F(numbers, FREE, 0)
 #define LAUNCH_FIELDS(F)                                                                                               \
-    F(kernel, INDEX, KERNELS) F(values, SPAN, REFERENCES) F(value_count, FREE, 0) F(fixed, OPTIONAL, EXPRESSIONS)      \
-    F(per_thread, OPTIONAL, EXPRESSIONS)
+    F(kernel, INDEX, KERNELS) F(values, SPAN, REFERENCES) F(value_count, FREE, 0) F(fixed, INDEX, EXPRESSIONS)         \
+    F(per_thread, INDEX, EXPRESSIONS)
 #define COPY_FIELDS(F)                                                                                                 \
     F(to, FREE, 0) F(source, FREE, 0) F(bytes, INDEX, EXPRESSIONS)
 #define NATIVE_FIELDS(F)                                                                                               \
     F(name, INDEX, STRINGS) F(overload, OPTIONAL, STRINGS) F(tensors, SPAN, ITEMS) F(tensor_count, FREE, 0)            \
-    F(code, SPAN, NUMBERS) F(code_count, FREE, 0) F(returns, FREE, 0) F(product, SPAN, NUMBERS)                        \
-    F(product_count, FREE, 0) F(beta, FREE, 0) F(alpha, FREE, 0)
+    F(code, SPAN, NUMBERS) F(code_count, FREE, 0) F(texts, SPAN, REFERENCES) F(text_count, FREE, 0)                    \
+    F(returns, FREE, 0) F(product, SPAN, NUMBERS) F(product_count, FREE, 0) F(beta, FREE, 0) F(alpha, FREE, 0)
 #define CALL_FIELDS(F)                                                                                                 \
     F(name, INDEX, STRINGS) F(function, INDEX, OBJECTS) F(arguments, SPAN, ITEMS) F(argument_count, FREE, 0)           \
     F(names, INDEX, OBJECTS) F(results, SPAN, REFERENCES) F(result_count, FREE, 0) F(is_one, FREE, 0)                  \
@@ -140,11 +137,12 @@ typedef struct {
     F(register_, OPTIONAL, REGISTERS) F(dims, SPAN, REFERENCES) F(rank, FREE, 0) F(strides, SPAN, REFERENCES)          \
     F(stride_count, FREE, 0) F(offset, OPTIONAL, EXPRESSIONS)
 #define VARIANT_FIELDS(F)                                                                                              \
-    F(name, INDEX, STRINGS) F(symbols, SPAN, SYMBOLS) F(symbol_count, FREE, 0) F(checks, SPAN, CHECKS)                 \
-    F(check_count, FREE, 0) F(produced, SPAN, PRODUCED) F(produced_count, FREE, 0) F(values, SPAN, VALUES)             \
-    F(value_count, FREE, 0) F(steps, SPAN, STEPS) F(step_count, FREE, 0) F(arena_bytes, INDEX, EXPRESSIONS)            \
-    F(next, FREE, 0) F(register_, OPTIONAL, REGISTERS) F(if_true, OPTIONAL, STATES) F(if_false, OPTIONAL, STATES)      \
-    F(error, OPTIONAL, STRINGS) F(message, OPTIONAL, STRINGS) F(outputs, SPAN, RETURNED) F(output_count, FREE, 0)
+    F(name, INDEX, STRINGS) F(next, FREE, 0) F(outputs, SPAN, RETURNED) F(output_count, FREE, 0)                       \
+    F(register_, OPTIONAL, REGISTERS) F(if_true, OPTIONAL, STATES) F(if_false, OPTIONAL, STATES)                       \
+    F(state, OPTIONAL, STATES) F(error, OPTIONAL, STRINGS) F(message, OPTIONAL, STRINGS) F(symbols, SPAN, SYMBOLS)     \
+    F(symbol_count, FREE, 0) F(checks, SPAN, CHECKS) F(check_count, FREE, 0) F(produced, SPAN, PRODUCED)               \
+    F(produced_count, FREE, 0) F(values, SPAN, VALUES) F(value_count, FREE, 0) F(steps, SPAN, STEPS)                   \
+    F(step_count, FREE, 0) F(arena_bytes, INDEX, EXPRESSIONS)
 #define STATE_FIELDS(F)                                                                                                \
     F(name, INDEX, STRINGS) F(variants, SPAN, VARIANTS) F(variant_count, FREE, 0)
 #define PROGRAM_FIELDS(F)                                                                                              \

@@ -189,6 +189,11 @@ check_tensors_given(const Table *table, smelt_error *error)
                 return smelt_refuse(error, "natives", i, "tensor");
             }
         }
+        for (int64_t k = 0; k < native->text_count; k++) {
+            if (!is_index(table, STRINGS, table->references[native->texts + k].number)) {
+                return smelt_refuse(error, "natives", i, "text");
+            }
+        }
     }
     return SMELT_OK;
 }

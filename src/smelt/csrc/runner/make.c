@@ -40,6 +40,8 @@ bind_native(Runner *self, const CallRecord *call)
         .overload = by_dispatcher ? table_string(table, record->overload) : NULL,
         .code_count = (int)record->code_count,
         .tensor_count = (int)record->tensor_count,
+        .texts = record->texts,
+        .text_count = record->text_count,
         .returns = (int)record->returns,
     };
     native.is_known = by_dispatcher ? library.call_dispatcher != NULL : native.function != NULL;
@@ -48,7 +50,7 @@ bind_native(Runner *self, const CallRecord *call)
     }
     const int64_t *numbers = &table->numbers->number;
     if (record->returns < -1 || record->returns > MOST_RETURNED || (!by_dispatcher && call->result_count)
-        || !native_call_fits(&native, numbers + record->code, table->counts[STRINGS])) {
+        || !native_call_fits(&native, numbers + record->code)) {
         PyErr_Format(PyExc_ValueError, "Runner: this is not how %s is called", native.name);
         return -1;
     }

@@ -7,7 +7,7 @@
 
 typedef struct {
     const int64_t *next, *end;
-    int64_t strings;
+    int64_t texts;
 } Reader;
 
 static bool
@@ -36,7 +36,7 @@ is_argument(const NativeCall *call, Reader *reader, int depth)
     case TENSOR_CODE:
         return read_word(reader, &word) && word >= 0 && word < call->tensor_count;
     case STRING_CODE:
-        return read_word(reader, &word) && word >= 0 && word < reader->strings;
+        return read_word(reader, &word) && word >= 0 && word < reader->texts;
     case SOME_CODE:
         return is_argument(call, reader, depth + 1);
     case LIST_CODE:
@@ -55,9 +55,9 @@ is_argument(const NativeCall *call, Reader *reader, int depth)
 }
 
 bool
-native_call_fits(NativeCall *call, const int64_t *code, int64_t strings)
+native_call_fits(NativeCall *call, const int64_t *code)
 {
-    Reader reader = {code, code + call->code_count, strings};
+    Reader reader = {code, code + call->code_count, call->text_count};
     int arguments = 0, doubles = 0;
     while (reader.next != reader.end) {
         int64_t kind = *reader.next;
@@ -105,6 +105,7 @@ call_function(const NativeCall *call, const int64_t *code, const Handle *tensors
 typedef struct {
     const int64_t *code;
     const Table *table;
+    int64_t texts;
     const Handle *tensors;
 } ArgumentReader;
 
@@ -172,7 +173,7 @@ argument(ArgumentReader *reader, uint64_t *word)
     case LIST_CODE:
         return list(reader, word);
     case STRING_CODE:
-        return string(reader->table, *reader->code++, word);
+        return string(reader->table, reader->table->references[reader->texts + *reader->code++].number, word);
     default:
         return 0;
     }
@@ -184,7 +185,7 @@ native_call(const NativeCall *call, const int64_t *code, const Table *table, con
     if (call->function) {
         return call_function(call, code, tensors);
     }
-    ArgumentReader reader = {code, table, tensors};
+    ArgumentReader reader = {code, table, call->texts, tensors};
     for (int i = 0; reader.code < code + call->code_count; i++) {
         int32_t status = argument(&reader, &stack[i]);
         if (status) {

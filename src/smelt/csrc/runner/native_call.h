@@ -9,7 +9,7 @@
      TENSOR  i              the call's tensor number i
      SOME    argument       what is optional and given
      LIST    n, arguments   n of them
-     STRING  i              the program's string number i */
+     STRING  i              the call's text number i */
 #ifndef SMELT_NATIVE_CALL_H
 #define SMELT_NATIVE_CALL_H
 
@@ -24,13 +24,13 @@ typedef struct {
     void (*function)(void); /* NULL: by the dispatcher */
     const char *name, *overload;
     int tensor_count, code_count;
+    int64_t texts, text_count; /* where in the table's references they are */
     int stack;   /* how many words the dispatcher needs: arguments or results, whichever are more */
     int returns; /* how many tensors it returns; -1: one list of them */
 } NativeCall;
 
-/* Whether the code can be read to its end, in a program of so many strings: fills in `stack`. False: it is no code of
-   such a call. */
-bool native_call_fits(NativeCall *call, const int64_t *code, int64_t strings);
+/* Whether the code can be read to its end: fills in `stack`. False: it is no code of such a call. */
+bool native_call_fits(NativeCall *call, const int64_t *code);
 
 /* Makes the call; `tensors` stay the caller's. By the dispatcher, `stack` holds what it returned: handles that are the
    caller's. Not 0: it did not work, and nothing was returned. Needs no GIL. */

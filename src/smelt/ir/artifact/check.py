@@ -29,9 +29,9 @@ from smelt.ir.artifact.machine import (
     Variant,
 )
 from smelt.ir.artifact.text import format_value, machine_lines
-from smelt.ir.artifact_file.records import successors
 from smelt.ir.check_kernel import check_program
 from smelt.ir.program import Library, Place
+from smelt.ir.table.records import successors
 from smelt.symbolic.expressions import Expression
 from smelt.symbolic.symnode import Formula
 from smelt.symbolic.symsize import is_symsize
@@ -51,11 +51,11 @@ def _rule_registers(machine: Machine) -> Iterator[Fault]:
     names = {dimension.name for dimension in machine.dimensions}
     for register in machine.registers:
         if (register.storage is not None) != (register.kind in _KEPT):
-            yield register, f"{register.name} is {register.kind.value} and has {_place(register)}"
+            yield register, f"{register.name} is {register.kind} and has {_place(register)}"
         elif register.storage is not None:
             yield from _storage_faults(machine, register)
         if (register.shape is None) != (register.kind is RegisterKind.LOCAL):
-            yield register, f"{register.name} is {register.kind.value} and has the shape {register.shape}"
+            yield register, f"{register.name} is {register.kind} and has the shape {register.shape}"
         for size in register.shape or ():
             if isinstance(size, str) and (register.kind is not RegisterKind.INPUT or size not in names):
                 yield register, f"{register.name} has a size {size} that is none of the dimensions"
@@ -66,7 +66,7 @@ def _rule_storages(machine: Machine) -> Iterator[Fault]:
     kinds: dict[int, RegisterKind] = {}
     for register in machine.registers:
         if register.storage is not None and kinds.setdefault(register.storage, register.kind) is not register.kind:
-            yield register, f"{register.name} is {register.kind.value} in a storage that is not"
+            yield register, f"{register.name} is {register.kind} in a storage that is not"
     for storage in machine.storages:
         if storage.data.dtype is not torch.uint8 or storage.data.dim() != 1:
             yield storage, f"{storage.name} is not a row of bytes"
@@ -159,7 +159,7 @@ def _register_faults(machine: Machine, variant: Variant) -> Iterator[Fault]:
         if number is not None and target is None:
             yield variant, f"there is no register r{number}"
         elif target is not None and target.kind in (RegisterKind.INPUT, RegisterKind.CONSTANT):
-            yield variant, f"r{number} is {target.kind.value} and is written"
+            yield variant, f"r{number} is {target.kind} and is written"
 
 
 def _register(machine: Machine, number: int) -> Register | None:

@@ -18,25 +18,17 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.artifact.tree import Tree
-from smelt.ir.artifact_file.records import Branch as Branch
-from smelt.ir.artifact_file.records import Jump as Jump
-from smelt.ir.artifact_file.records import Raise as Raise
 from smelt.ir.program import Program
+from smelt.ir.table.records import Branch as Branch
+from smelt.ir.table.records import Jump as Jump
+from smelt.ir.table.records import Raise as Raise
+from smelt.ir.table.records import RegisterKind as RegisterKind
 from smelt.symbolic.expressions import LARGEST, Expression, SizeGuard
 from smelt.symbolic.shapes import Shape, Size
 from smelt.symbolic.symnode import Formula
 
 # A Python value that an argument may have, a check may ask for, or a call may return.
 Plain = bool | int | float | str | None
-
-
-class RegisterKind(Enum):
-    """How long a register holds what it holds, and who gives it."""
-
-    INPUT = "input"  # given with each call, never written
-    STATE = "state"  # kept from call to call, written in place, saved with the artifact
-    CONSTANT = "constant"  # weights that nothing writes
-    LOCAL = "local"  # filled while a call runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def format_register(register: Register) -> str:
     shape = "" if register.shape is None else f"[{', '.join(map(str, register.shape))}]"
     stride = "" if register.stride is None else f":({', '.join(map(str, register.stride))})"
     place = "" if register.storage is None else f" in storage {register.storage} at {register.offset}"
-    return f"{register.kind.value}{name}: {short_name(register.dtype)}{shape}{stride}{place}"
+    return f"{register.kind}{name}: {short_name(register.dtype)}{shape}{stride}{place}"
 
 
 def _format_conditions(machine: Machine, variant: Variant) -> str:

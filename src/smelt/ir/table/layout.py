@@ -1,461 +1,266 @@
-"""The layout of a table: the header, and the records of each section, field by field.
+"""The layout of a table: which words each record has, by the types of its fields (`ir/table/records.py`).
 
-    bytes    header │ strings │ instructions │ … │ states │ the bytes of all strings
+    bytes    header │ strings │ instructions │ … │ programs │ the bytes of all strings
     header   magic, version, bytes, blob, name, then of each section (first word, records, words of a record)
 
-Every field is a signed 64-bit word, little-endian. A record refers to others by number, to text by the number of a
+Every field is signed 64-bit words, little-endian. A record refers to others by number, to text by the number of a
 string, and to Python's objects by their place in a tuple that comes beside the table. There are no addresses: the same
 bytes are good in another process.
 
-A field may have a rule, which every table must keep to: it is the number of a record of a section (INDEX; OPTIONAL: or
--1), the first of several (SPAN: the next field says how many), or where in `numbers` sizes, as many strides and an
-offset begin (LAYOUT: the next field is the rank). `tools/table_header.py` writes all of this as C
-(`csrc/executor/records.h`).
+    int, bool, an enumeration    the number               float                         its bits
+    str, an expression, a record the number of a record   X | None                      the same, or -1
+    tuple[X, ...] of records     the first of them, and how many
+    tuple[X, ...] of all else    where in `references` their numbers begin, and how many
+    a union of records           its kind and the fields of all of them; a step: its kind and the number of its record
 
-A table holds what a process runs (`ir/flat`: one program over tensors, with library calls) or what a file does
-(`ir/artifact_file`: states of variants over registers); kernels, launches, steps, strings and references are the same.
+A word may have a rule, which every table must keep to: it is the number of a record of a section (INDEX; OPTIONAL: or
+-1), the first of several (SPAN: the next word says how many), or where in `numbers` sizes, as many strides and an
+offset begin (LAYOUT: the next word is the rank).
 """
 
-from enum import IntEnum, IntFlag
-from typing import Annotated, Any, NamedTuple, get_type_hints
+import functools
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from types import NoneType
+from typing import Any, NamedTuple, get_args, get_origin
+
+from smelt.ir.table.records import (
+    DTYPE_NAMES,
+    KINDS,
+    SECTIONS,
+    Expression,
+    Index,
+    Instruction,
+    Layout,
+    Mark,
+    Step,
+    TableHeader,
+)
 
 MAGIC = int.from_bytes(b"smelttab", "little")
 VERSION = 2
-MOST_CODE = 4096  # instructions of an expression
-MOST_BUFFERS = 4096  # of a kernel, and numbers of an array
-MOST_BLOCKS = 2**31 - 1  # of a grid
-MOST_GRID_THREADS = 1024  # of a block
-MOST_SHARED = 2**20  # bytes of a block
-MOST_BYTES = 2**47  # of anything in memory
+HEADER_WORDS = len(TableHeader._fields) + 3 * len(SECTIONS)
+Row = Callable[[Any, Any], tuple[int, ...]]  # of a writer and a record: its words
+Read = Callable[[Any, tuple[int, ...]], Any]  # of a reader and the words of a field: what it holds
 
-# Every dtype of a register: its name in PyTorch and NumPy, and the bytes of an element. Its number is its place here.
-DTYPES: dict[str, int] = {
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4,
-    "float64": 8, "complex64": 8, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8, "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}  # fmt: skip
-DTYPE_NAMES = tuple(DTYPES)
+_SECTION_OF = {record: section for section, record in SECTIONS.items()}
 
 
-class RegisterKind(IntEnum):
-    """Who fills a register."""
-
-    INPUT = 0
-    STATE = 1
-    CONSTANT = 2
-    LOCAL = 3
+def double_bits(number: float) -> int:
+    """The bits of a double, as a signed integer."""
+    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
+    return bits
 
 
-class RegisterFlag(IntFlag):
-    """What else is true of a register."""
-
-    OPTIONAL = 1  # INPUT: the caller may leave it out
-    WRITTEN = 2  # INPUT: programs write it
-
-
-class Bind(IntEnum):
-    """What a symbol is read of."""
-
-    SIZE = 0  # a dimension of a register
-    VALUE = 1  # the element of a register of rank 0: bool, int64, or float64 by its bits
-    GIVEN = 2  # 1 if the caller gave the register, else 0
-
-
-class ValueKind(IntEnum):
-    """Where the memory of a value is."""
-
-    REGISTER = 0  # `place`: the register, as it was when the variant began
-    PRODUCED = 1  # `place`: which of those that the variant produces
-    ARENA = 2
-    SIZES = 3  # an array of int64: `number_count` references from `place` on, each an expression
-
-
-class Item(IntEnum):
-    """What an item stands for."""
-
-    OBJECT = 0  # `what`: the place of an object
-    VALUE = 1  # `what`: a value; if `numbers` is not -1, a view of it, with its layout there and `length` the rank
-    TUPLE = 2  # `length` items from `what` on, which come later in the table
-    LIST = 3
-    NONE = 4
-    BOOL = 5  # `what`: the number, or the bits of a double
-    INTEGER = 6
-    DOUBLE = 7
-
-
-class StepKind(IntEnum):
-    """What a step does: `place` is the number of a tensor, a launch, a copy, a call or a drop."""
-
-    ALLOCATE = 0
-    LAUNCH = 1
-    COPY = 2
-    CALL = 3
-    DROP = 4
-
-
-class NextKind(IntEnum):
-    """What comes after a variant."""
-
-    RETURN = 0  # `outputs`: a record of `returned` for each output
-    BRANCH = 1  # `register`: one bool, then `if_true` or `if_false`
-    JUMP = 2  # `if_true`
-    RAISE = 3  # `error` and `message`: strings
-
-
-# --- records ------------------------------------------------------------------------------------------------------
+def double_of(bits: int) -> float:
+    number: float = struct.unpack("<d", struct.pack("<q", bits))[0]
+    return number
 
 
 class Rule(NamedTuple):
-    """What a field must keep to, and the section that it refers to."""
+    """What a word must keep to, and the section that it refers to."""
 
     kind: str
     section: str
 
 
-def _index(section: str) -> Rule:
-    return Rule("INDEX", section)
+class Word(NamedTuple):
+    """`absent`: what it is in a record of another kind."""
 
+    name: str
+    rule: Rule | None = None
+    absent: int = 0
+
 
-def _optional(section: str) -> Rule:
-    return Rule("OPTIONAL", section)
+class Field(NamedTuple):
+    """A field of a record. `write`: its words, as Python over the writer `w` and the value `{v}`."""
 
+    name: str
+    words: tuple[Word, ...]
+    write: str
+    read: Read
 
-def _span(section: str) -> Rule:
-    return Rule("SPAN", section)
 
+def section_of(record: Any) -> str:
+    return _SECTION_OF[record]
 
-_LAYOUT = Rule("LAYOUT", "numbers")
-OBJECTS = "objects"  # not a section: Python's objects, beside the table
 
-
-class TableHeader(NamedTuple):
-    """What a table begins with; behind it are, of each section, (first word, records, words of a record)."""
-
-    magic: int
-    version: int
-    bytes: int
-    blob: int  # where the bytes of strings begin
-    name: Annotated[int, _index("strings")]
-
-
-class StringRecord(NamedTuple):
-    """UTF-8 in the blob, with a zero byte behind it."""
-
-    offset: int
-    length: int
-
-
-class InstructionRecord(NamedTuple):
-    op: int
-    operand: int
-
-
-class ExpressionRecord(NamedTuple):
-    """Postfix code: what is on the stack in the end is its value."""
-
-    code: Annotated[int, _span("instructions")]
-    code_count: int
-
-
-class DimRecord(NamedTuple):
-    """A dimension: its size is from `low` to `high`. `name`: of a dynamic one, -1: it has none."""
-
-    name: Annotated[int, _optional("strings")]
-    low: int
-    high: int
-
-
-class RegisterRecord(NamedTuple):
-    """`data`: where its bytes are in WEIGHTS (CONSTANT) or STATE; -1. `choices`: strings that an int64 stands for.
-    `strides`: of what has data, in elements; none where it is contiguous."""
-
-    name: Annotated[int, _index("strings")]
-    kind: int
-    dtype: int
-    dims: Annotated[int, _span("dims")]
-    rank: int
-    flags: int
-    choices: Annotated[int, _span("references")]
-    choice_count: int
-    strides: Annotated[int, _span("references")]
-    stride_count: int
-    data: int
-    bytes: int
-
-
-class OutputRecord(NamedTuple):
-    """`dtype`: -1 where returns differ in dtype or rank; then there are no dims."""
-
-    name: Annotated[int, _index("strings")]
-    dtype: int
-    dims: Annotated[int, _span("dims")]
-    rank: int
-
-
-class ReferenceRecord(NamedTuple):
-    """A number in a list: of a tensor (-1: a result that nobody reads), a value, an expression or a string."""
-
-    number: int
-
-
-class KernelRecord(NamedTuple):
-    """Machine code by its name, and how many buffers it takes. In a process, `target` is what it runs on and `object`
-    launches it. In a file, a CPU's is a function and a GPU's are grids that run one after the other; it has an array of
-    `sizes` numbers as its last buffer, if there are any."""
-
-    name: Annotated[int, _index("strings")]
-    target: Annotated[int, _optional("strings")]
-    object: Annotated[int, _optional(OBJECTS)]
-    buffers: int
-    sizes: int
-    grids: Annotated[int, _span("grids")]
-    grid_count: int
-
-
-class GridRecord(NamedTuple):
-    """`name`: of the function. It has so many `blocks`, or as many as the size of number `slot` says; -1: as it is."""
-
-    name: Annotated[int, _index("strings")]
-    blocks: int
-    slot: int
-    threads: int
-    shared_bytes: int
-
-
-class SymbolRecord(NamedTuple):
-    name: Annotated[int, _index("strings")]
-    bind: int
-    register: Annotated[int, _index("registers")]
-    dimension: int
-    low: int
-    high: int
-
-
-class CheckRecord(NamedTuple):
-    """`text`: what it says, for messages."""
-
-    expression: Annotated[int, _index("expressions")]
-    text: Annotated[int, _index("strings")]
-
-
-class ProducedRecord(NamedTuple):
-    """A register, and references to the expressions of its sizes."""
-
-    register: Annotated[int, _index("registers")]
-    dims: Annotated[int, _span("references")]
-    rank: int
-
-
-class ValueRecord(NamedTuple):
-    """`offset` and `bytes`: expressions. `writes`: whether a step writes it."""
-
-    kind: int
-    place: int
-    number_count: int
-    offset: Annotated[int, _optional("expressions")]
-    bytes: Annotated[int, _optional("expressions")]
-    writes: int
-
-
-class DtypeRecord(NamedTuple):
-    """`code`: its number in PyTorch's C interface; -1: Python is to be asked."""
-
-    name: Annotated[int, _index("strings")]
-    code: int
-    object: Annotated[int, _index(OBJECTS)]
-
-
-class DeviceRecord(NamedTuple):
-    """`kind`: the number of such devices in PyTorch's C interface; -1: Python is to be asked. `number`: which of them
-    it is; -1: the current one."""
-
-    name: Annotated[int, _index("strings")]
-    kind: int
-    number: int
-    object: Annotated[int, _index(OBJECTS)]
-
-
-class NumberRecord(NamedTuple):
-    """A size, stride or offset, or a part of what a native call is given."""
-
-    number: int
-
-
-class TensorRecord(NamedTuple):
-    """What a process computes with, in the layout that steps rely on: at `numbers` are `rank` sizes, as many strides,
-    and an offset in elements. `arena_offset`: where its buffer begins in the arena, in bytes."""
-
-    name: Annotated[int, _index("strings")]
-    dtype: Annotated[int, _index("dtypes")]
-    device: Annotated[int, _index("devices")]
-    numbers: Annotated[int, _LAYOUT]
-    rank: int
-    arena_offset: int
-
-
-class ItemRecord(NamedTuple):
-    """A part of an argument list or of the results; see `Item` for what the fields mean."""
-
-    kind: int
-    what: int
-    length: int
-    numbers: int
-
-
-class LaunchRecord(NamedTuple):
-    """A kernel runs on tensors, or in a file on values, counted from the variant's first: references. In a file it gets
-    `fixed` bytes of workspace and `per_thread` for each thread, both expressions."""
-
-    kernel: Annotated[int, _index("kernels")]
-    values: Annotated[int, _span("references")]
-    value_count: int
-    fixed: Annotated[int, _optional("expressions")]
-    per_thread: Annotated[int, _optional("expressions")]
-
-
-class CopyRecord(NamedTuple):
-    """`bytes` (an expression) from the start of one value to the start of another, counted from the variant's first."""
-
-    to: int
-    source: int
-    bytes: Annotated[int, _index("expressions")]
-
-
-class NativeRecord(NamedTuple):
-    """A library call without Python; see `NativeCall`. `beta` and `alpha` are the bits of doubles."""
-
-    name: Annotated[int, _index("strings")]
-    overload: Annotated[int, _optional("strings")]
-    tensors: Annotated[int, _span("items")]
-    tensor_count: int
-    code: Annotated[int, _span("numbers")]
-    code_count: int
-    returns: int
-    product: Annotated[int, _span("numbers")]
-    product_count: int
-    beta: int
-    alpha: int
-
-
-class CallRecord(NamedTuple):
-    """A library call; see `CallStep`. Arguments are items, results references, `names` is an object."""
-
-    name: Annotated[int, _index("strings")]
-    function: Annotated[int, _index(OBJECTS)]
-    arguments: Annotated[int, _span("items")]
-    argument_count: int
-    names: Annotated[int, _index(OBJECTS)]
-    results: Annotated[int, _span("references")]
-    result_count: int
-    is_one: int
-    native: Annotated[int, _optional("natives")]
-    unless: Annotated[int, _optional("tensors")]
-
-
-class DropRecord(NamedTuple):
-    """Values that nobody needs any more: references."""
-
-    values: Annotated[int, _span("references")]
-    value_count: int
-
-
-class StepRecord(NamedTuple):
-    kind: int
-    place: int
-
-
-class ReturnedRecord(NamedTuple):
-    """What an output is: a register, -1: None. `offset` is -1 for all of it; else a view of it, all expressions: its
-    sizes, as many strides, and the offset of its first element, counted in elements."""
-
-    register: Annotated[int, _optional("registers")]
-    dims: Annotated[int, _span("references")]
-    rank: int
-    strides: Annotated[int, _span("references")]
-    stride_count: int
-    offset: Annotated[int, _optional("expressions")]
-
-
-class VariantRecord(NamedTuple):
-    """Of a state: see the package. `next` says which of the fields behind it count."""
-
-    name: Annotated[int, _index("strings")]
-    symbols: Annotated[int, _span("symbols")]
-    symbol_count: int
-    checks: Annotated[int, _span("checks")]
-    check_count: int
-    produced: Annotated[int, _span("produced")]
-    produced_count: int
-    values: Annotated[int, _span("values")]
-    value_count: int
-    steps: Annotated[int, _span("steps")]
-    step_count: int
-    arena_bytes: Annotated[int, _index("expressions")]
-    next: int
-    register: Annotated[int, _optional("registers")]
-    if_true: Annotated[int, _optional("states")]
-    if_false: Annotated[int, _optional("states")]
-    error: Annotated[int, _optional("strings")]
-    message: Annotated[int, _optional("strings")]
-    outputs: Annotated[int, _span("returned")]
-    output_count: int
-
-
-class StateRecord(NamedTuple):
-    name: Annotated[int, _index("strings")]
-    variants: Annotated[int, _span("variants")]
-    variant_count: int
-
-
-class ProgramRecord(NamedTuple):
-    """What a process runs, as a whole; a file has none. Tensors are numbered: inputs, constants (the first of the
-    objects), what steps make, what the arena lends. `writes_from`: the first step that writes an input."""
-
-    inputs: int
-    constants: int
-    arena: int
-    arena_bytes: int
-    consuming: int
-    output: Annotated[int, _index("items")]
-    writes_from: Annotated[int, _optional("steps")]
-
-
-# In the order in which they stand in a table.
-SECTIONS: dict[str, type[Any]] = {
-    "strings": StringRecord,
-    "instructions": InstructionRecord,
-    "expressions": ExpressionRecord,
-    "dims": DimRecord,
-    "registers": RegisterRecord,
-    "outputs": OutputRecord,
-    "references": ReferenceRecord,
-    "kernels": KernelRecord,
-    "grids": GridRecord,
-    "symbols": SymbolRecord,
-    "checks": CheckRecord,
-    "produced": ProducedRecord,
-    "values": ValueRecord,
-    "dtypes": DtypeRecord,
-    "devices": DeviceRecord,
-    "numbers": NumberRecord,
-    "tensors": TensorRecord,
-    "items": ItemRecord,
-    "launches": LaunchRecord,
-    "copies": CopyRecord,
-    "natives": NativeRecord,
-    "calls": CallRecord,
-    "drops": DropRecord,
-    "steps": StepRecord,
-    "returned": ReturnedRecord,
-    "variants": VariantRecord,
-    "states": StateRecord,
-    "programs": ProgramRecord,
-}
-
-HEADER_WORDS = len(TableHeader._fields) + 3 * len(SECTIONS)
-
-
-def rules_of(record: Any) -> dict[str, Rule]:
-    """The rules of a record's fields."""
-    hints = get_type_hints(record, include_extras=True)
-    return {field: hints[field].__metadata__[0] for field in record._fields if hasattr(hints[field], "__metadata__")}
+@functools.cache
+def fields_of(record: Any) -> tuple[Field, ...]:
+    """The fields of a record."""
+    return tuple(_field(name, hint) for name, hint in record.__annotations__.items())
+
+
+@functools.cache
+def words_of(section: str) -> tuple[Word, ...]:
+    """The words of a section's records."""
+    return _words(SECTIONS[section])
+
+
+def _words(record: Any) -> tuple[Word, ...]:
+    if record == Step:
+        return (Word("kind"), Word("place"))
+    if record in KINDS:
+        return (Word("kind"), *_spread(record))
+    return tuple(word for field in fields_of(record) for word in field.words)
+
+
+def _spread(union: Any) -> tuple[Word, ...]:
+    """The words of all records of a union, by name: a record of another kind has none of its own there."""
+    words: dict[str, Word] = {}
+    for record in KINDS[union]:
+        for field in fields_of(record):
+            for word in field.words:
+                rule = word.rule
+                if rule is not None and rule.kind == "INDEX":
+                    word = word._replace(rule=Rule("OPTIONAL", rule.section), absent=-1)
+                words[word.name] = word
+    return tuple(words.values())
+
+
+# --- records to words and back --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def row_of(record: Any) -> Row:
+    """Writes a record that has a section of its own."""
+    parts = [field.write.format(v=f"r.{field.name}") for field in fields_of(record)]
+    return _compiled(record.__name__, parts)
+
+
+@functools.cache
+def spread_row_of(union: Any, record: Any) -> Row:
+    """Writes a record as one of a union."""
+    fields = {word.name: field for field in fields_of(record) for word in field.words}
+    parts, written = [str(int(KINDS[union][record]))], set()
+    for word in _spread(union):
+        field = fields.get(word.name)
+        if field is None:
+            parts.append(str(word.absent))
+        elif field.name not in written:
+            written.add(field.name)
+            parts.append(field.write.format(v=f"r.{field.name}"))
+    return _compiled(record.__name__, parts)
+
+
+def _compiled(name: str, parts: list[str]) -> Row:
+    scope: dict[str, Any] = {"bits": double_bits, "DTYPES": {name: place for place, name in enumerate(DTYPE_NAMES)}}
+    exec(compile(f"def row(w, r): return ({', '.join(parts)},)", f"<row of {name}>", "exec"), scope)
+    row: Row = scope["row"]
+    return row
+
+
+def read_record(reader: Any, record: Any, words: tuple[int, ...]) -> Any:
+    """The record of these words."""
+    if record == Step:
+        kind = next(each for each, number in KINDS[Step].items() if number == words[0])
+        return kind(words[1]) if kind not in _SECTION_OF else reader.record(section_of(kind), words[1])
+    if record in KINDS:
+        return _read_spread(reader, record, words)
+    values, at = [], 0
+    for field in fields_of(record):
+        values.append(field.read(reader, words[at : at + len(field.words)]))
+        at += len(field.words)
+    return record(*values)
+
+
+def _read_spread(reader: Any, union: Any, words: tuple[int, ...]) -> Any:
+    kind = next(each for each, number in KINDS[union].items() if number == words[0])
+    by_name = {word.name: value for word, value in zip(_spread(union), words[1:], strict=True)}
+    return kind(*(
+        field.read(reader, tuple(by_name[word.name] for word in field.words)) for field in fields_of(kind)
+    ))  # fmt: skip
+
+
+# --- fields ---------------------------------------------------------------------------------------------------------
+
+
+def _field(name: str, hint: Any) -> Field:
+    base, *marks = (hint.__origin__, *hint.__metadata__) if hasattr(hint, "__metadata__") else (hint,)
+    if marks:
+        return _marked(name, base, marks[0])
+    is_optional = NoneType in get_args(base)
+    plain = next(each for each in get_args(base) if each is not NoneType) if is_optional and base not in KINDS else base
+    if plain == Expression:
+        return _indexed(name, "expressions", is_optional, "w.expression({v})", lambda r, n: r.expressions[n])
+    if plain is str:
+        return _indexed(name, "strings", is_optional, "w.string({v})", lambda r, n: r.strings[n])
+    words: tuple[Word, ...]
+    if plain is Layout:
+        words = (Word("numbers", Rule("LAYOUT", "numbers")), Word("rank"))
+        return Field(name, words, "w.layout({v}), len({v}[0])", lambda r, words: r.layout(*words))
+    if base in KINDS:
+        words = (Word(name), *_spread(base))
+        return Field(name, words, "*w.spread({v})", lambda r, words: _read_spread(r, base, words))
+    if get_origin(plain) is tuple:
+        return _list(name, get_args(plain)[0])
+    if plain in _SECTION_OF:
+        section = section_of(plain)
+        return _indexed(name, section, is_optional, f"w.add({section!r}, {{v}})", lambda r, n: r.record(section, n))
+    if plain is float:
+        return Field(name, (Word(name),), "bits({v})", lambda r, words: double_of(words[0]))
+    kind: Any = plain if isinstance(plain, type) and issubclass(plain, bool | IntEnum) else int
+    return Field(name, (Word(name),), "{v}", lambda r, words: kind(words[0]))
+
+
+def _indexed(name: str, section: str, is_optional: bool, write: str, read: Callable[[Any, int], Any]) -> Field:
+    if not is_optional:
+        word = Word(name, Rule("INDEX", section), -1)
+        return Field(name, (word,), write, lambda r, words: read(r, words[0]))
+    word = Word(name, Rule("OPTIONAL", section), -1)
+    write = f"-1 if {{v}} is None else {write}"
+    return Field(name, (word,), write, lambda r, words: None if words[0] < 0 else read(r, words[0]))
+
+
+def _spanned(name: str, section: str, write: str, read: Callable[[Any, int, int], Any]) -> Field:
+    count = "rank" if name == "dims" else f"{name.removesuffix('s')}_count"
+    words = (Word(name, Rule("SPAN", section)), Word(count))
+    return Field(name, words, f"*{write}", lambda r, words: read(r, *words))
+
+
+def _list(name: str, of: Any) -> Field:
+    if of in _SECTION_OF:
+        section = section_of(of)
+        return _spanned(name, section, f"w.span({section!r}, {{v}})", lambda r, n, count: r.span(section, n, count))
+    writes = {
+        int: "{v}",
+        int | None: "[-1 if each is None else each for each in {v}]",
+        str: "[w.string(each) for each in {v}]",
+        Expression: "[w.expression(each) for each in {v}]",
+    }
+    reads: dict[Any, Callable[[Any, int], Any]] = {
+        int: lambda r, number: number,
+        int | None: lambda r, number: None if number < 0 else number,
+        str: lambda r, number: r.strings[number],
+        Expression: lambda r, number: r.expressions[number],
+    }
+    read = reads[of]
+    return _spanned(
+        name, "references", f"w.references({writes[of]})",
+        lambda r, first, count: tuple(read(r, each) for each in r.references(first, count)),
+    )  # fmt: skip
+
+
+def _marked(name: str, base: Any, mark: Any) -> Field:
+    is_optional = NoneType in get_args(base)
+    if isinstance(mark, Index):
+        if mark.section == "objects":
+            return _indexed(name, mark.section, is_optional, "w.object({v})", lambda r, n: r.objects[n])
+        return _indexed(name, mark.section, is_optional, "{v}", lambda r, n: n)
+    if mark is Mark.DTYPE:
+        write = "-1 if {v} is None else DTYPES[{v}]"
+        return Field(name, (Word(name),), write, lambda r, words: None if words[0] < 0 else DTYPE_NAMES[words[0]])
+    if mark is Mark.CODE:
+        return _list(name, Instruction)
+    if mark is Mark.NUMBERS:
+        return _spanned(name, "numbers", "w.numbers_of({v})", lambda r, n, count: r.numbers[n : n + count])
+    if mark is Mark.ITEMS:
+        return _spanned(name, "items", "w.items_of({v})", lambda r, n, count: r.items_of(n, count))
+    if mark is Mark.ITEM:
+        return _indexed(name, "items", False, "w.item({v})", lambda r, n: r.item(n))
+    if mark is Mark.NAMES:
+        return _indexed(name, "objects", False, "w.names({v})", lambda r, n: r.objects[n])
+    section = "dtypes" if mark is Mark.DTYPE_OBJECT else "devices"
+    write = f"w.described({section!r}, {{v}})"
+    return _indexed(name, section, False, write, lambda r, n: r.objects[r.rows(section)[n].object])

@@ -24,11 +24,11 @@ from smelt.base.options import Options, config
 from smelt.device import KernelModule, generator_of
 from smelt.ir import serialize
 from smelt.ir.call_contract import JointPlan
-from smelt.ir.flat.read import FlatReader
 from smelt.ir.graph import Traced
 from smelt.ir.kernel import HOST, AnyKernel, Kernel
 from smelt.ir.kernel_code import GridPhase
 from smelt.ir.program import Launch, Program
+from smelt.ir.table.read import ProgramReader
 from smelt.pipeline.cache.keys import Unstorable, environment_key, key_of
 from smelt.pipeline.parts import bind, launcher_for
 from smelt.runtime.cache import CacheStore, open_store
@@ -264,7 +264,7 @@ def _bound(half: Any, parts: list[bytes], consuming: bool, options: Options, are
             raise ValueError("it holds no program")
         return parsed
 
-    reader = FlatReader(table)
+    reader = ProgramReader(table)
     if reader.program.consuming != consuming:
         raise ValueError("it holds a program that is called in another way")
 

@@ -20,7 +20,7 @@ import torch
 from smelt import _native
 from smelt.base import locks
 from smelt.device import chip_on, has_chips
-from smelt.ir.flat.steps import FlatValue
+from smelt.ir.table.records import Tensor
 from smelt.runtime.cuda.memory import offer_spare, or_spare
 
 ARENA_ALIGNMENT = 64
@@ -49,7 +49,7 @@ class _Arena:
         self.blocks: dict[torch.device, torch.Tensor] = {}
         self.views: WeakKeyDictionary[_Viewer, _Views] = WeakKeyDictionary()
 
-    def see(self, views: Sequence[FlatValue]) -> _Views:
+    def see(self, views: Sequence[Tensor]) -> _Views:
         tensors = _Views()
         tensors.arena = self
         for view in views:
@@ -58,7 +58,8 @@ class _Arena:
                 self.blocks[device] = _aligned_block(self.size, device)
             typed = self.blocks[device][view.arena_offset :]
             typed = typed[: typed.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-            tensors.append(typed.as_strided(view.shape, view.stride, typed.storage_offset() + view.offset))
+            shape, stride, offset = view.layout
+            tensors.append(typed.as_strided(shape, stride, typed.storage_offset() + offset))
         return tensors
 
 
@@ -78,7 +79,7 @@ class Arenas:
             _all.add(self)
 
     def acquirer(
-        self, needed: int, devices: Iterable[torch.device], views: Callable[[], Sequence[FlatValue]]
+        self, needed: int, devices: Iterable[torch.device], views: Callable[[], Sequence[Tensor]]
     ) -> Callable[[], _Views]:
         """A function that acquires an arena as a program sees it: one that is free, or a new one. The program needs so
         many bytes on each of the devices; what it sees of them is asked for when it first runs."""

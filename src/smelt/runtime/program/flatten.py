@@ -1,12 +1,12 @@
-"""Flattening a program: `Program` + built kernels → the flat table that `_native.Runner` runs.
+"""Flattening a program: `Program` + built kernels → the table that `_native.Runner` runs.
 
-    out = x @ w.T                     AllocateStep(2)
-    out = relu(out)          →        CallStep("aten::mm.out", torch.mm, …, NativeCall("aoti_torch_cpu_mm_out", …))
-                                      LaunchStep("k0_relu", launcher, (2,))
+    out = x @ w.T                     Allocate(2)
+    out = relu(out)          →        Call("aten::mm.out", torch.mm, …, Native("aoti_torch_cpu_mm_out", …))
+                                      Launch(0, (2,))
 
 Tensors are numbers there: inputs, constants, what steps make, then what is in the arena, in the order in which steps
-first name it (`ir/flat` has the form). Library calls are given without Python too, where PyTorch's C interface has them
-(`torch_abi/boxed_calls.py`).
+first name it (`ir/table/records.py` has the form). Library calls are given without Python too, where PyTorch's C
+interface has them (`torch_abi/boxed_calls.py`).
 """
 
 import functools
@@ -18,11 +18,13 @@ import torch
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
-from smelt.ir.flat.steps import FlatValue, NativeCall, Ref
-from smelt.ir.flat.write import FlatWriter
 from smelt.ir.kernel import Role
 from smelt.ir.nodes import defining
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step, operands_in, touched
+from smelt.ir.table import records as r
+from smelt.ir.table.records import Layout, Native, Ref
+from smelt.ir.table.write import ProgramWriter
+from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.program.small_matmul import as_called, small_product
 from smelt.symbolic.shapes import Shape, Size, product, span
 from smelt.torch_abi.aoti_shims import device_code, dtype_code
@@ -70,7 +72,7 @@ def function_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class FlatTable:
-    """A flat program, the objects it refers to, and what was asked of PyTorch's C interface to write it."""
+    """The table of a program, the objects it refers to, and what was asked of PyTorch's C interface to write it."""
 
     table: bytes
     objects: tuple[Any, ...]
@@ -100,28 +102,33 @@ class _Flattener:
         self.arena_first = len(self.names)
         self.arena_views: dict[Operand, Ref] = {}
         self.asked: Asked = {}
-        self.writer = FlatWriter(program.name, [tensor for _, tensor in program.constants], dtype_code, device_code)
+        self.writer = ProgramWriter(program.name, [tensor for _, tensor in program.constants], dtype_code, device_code)
 
     def flatten(self) -> FlatTable:
         for name in self.names:
             spec = self.buffers[name].spec
             shape, stride = self.layouts[name]
-            self.writer.value(FlatValue(name, spec.dtype, spec.device, tuple(shape), tuple(stride)))
+            self._add_tensor(name, spec, Layout(tuple(shape), tuple(stride)))
         writes_from = self._write_steps()
         outputs = tuple(self._argument(output) for output in self.program.outputs)
         for view in self.arena_views:  # complete only now
             buffer = self.buffers[view.buffer]
-            typed = buffer.name, buffer.spec.dtype, buffer.spec.device
-            self.writer.value(FlatValue(*typed, tuple(view.shape), tuple(view.stride), view.offset, buffer.offset))
-        table, objects = self.writer.finish(
+            layout = Layout(tuple(view.shape), tuple(view.stride), view.offset)
+            self._add_tensor(buffer.name, buffer.spec, layout, buffer.offset)
+        program = r.Program(
             inputs=len(self.program.inputs),
+            constants=len(self.program.constants),
             arena=len(self.arena_views),
             arena_bytes=int(self.program.arena_bytes),
-            outputs=outputs,
             consuming=self.consuming,
+            output=outputs,
             writes_from=writes_from,
         )
-        return FlatTable(table, objects, self.asked)
+        self.writer.add("programs", program)
+        return FlatTable(self.writer.pack(), tuple(self.writer.objects), self.asked)
+
+    def _add_tensor(self, name: str, spec: TensorSpec, layout: Layout, arena_offset: Size = 0) -> None:
+        self.writer.add("tensors", r.Tensor(name, spec.dtype, spec.device, layout, arena_offset))
 
     def _layouts(self) -> dict[str, tuple[Shape, Shape]]:
         """How fresh buffers are laid out: as the one result that each is, so that no view of it need be made. Kernels
@@ -148,30 +155,31 @@ class _Flattener:
             for name in _written(step):
                 if name in unmade:
                     unmade.remove(name)
-                    writer.allocate(self.numbers[name])
+                    writer.add_step(r.Allocate(self.numbers[name]))
             if isinstance(step, Launch):
                 if writes_from is None and _writes_one_of(inputs, step):
                     writes_from = writer.step_count
-                kernel, values = step.kernel.name, [self._whole(name).value for name in step.args]
-                writer.launch(kernel, self.kernels[kernel], values, step.target)
+                name, values = step.kernel.name, tuple([self._whole(each).value for each in step.args])
+                kernel = writer.kernel(name, self.kernels[name], len(values), step.target)
+                writer.add_step(r.Launch(kernel, values))
             else:
-                self._write_call(step)
+                writer.add_step(self._call(step))
             dying = [self.numbers[name] for name in last_use.get(position, ()) if name in self.local]
             if dying:
-                writer.drop(dying)
+                writer.add_step(r.Drop(tuple(dying)))
         return writes_from
 
     # --- library calls --------------------------------------------------------------------------------
 
-    def _write_call(self, step: Library) -> None:
+    def _call(self, step: Library) -> r.Call:
         named, op = self._named(step), _facts_of(step.op)
         results = [] if step.into else [None if name is None else self.numbers[name] for name in step.outs]
-        self.writer.call(
+        return r.Call(
             name=op.name,
             function=function_of(step.op),
-            arguments=[self._argument(value) for value in (*step.args, *named.values())],
+            arguments=tuple([self._argument(value) for value in (*step.args, *named.values())]),
             names=tuple(named),
-            results=results,
+            results=tuple(results),
             is_one=bool(results) and op.returns_one,
             native=self._native(step, named),
             unless=None if step.unless is None else self._whole(step.unless).value,
@@ -185,11 +193,11 @@ class _Flattener:
                 named[key] = self._operand(name)
         return named
 
-    def _native(self, step: Library, named: Mapping[str, Any]) -> NativeCall | None:
+    def _native(self, step: Library, named: Mapping[str, Any]) -> Native | None:
         """The same call without Python, if PyTorch's C interface has it."""
         return self._by_function(step) or self._boxed(step, named)
 
-    def _by_function(self, step: Library) -> NativeCall | None:
+    def _by_function(self, step: Library) -> Native | None:
         tensors = self._product_operands(step)
         if not tensors:
             return None
@@ -200,7 +208,7 @@ class _Flattener:
         product_made = small_product(tensors, begins, {self.buffers[each.buffer].spec.dtype for each in tensors})
         return function_call(step.op, tuple([self._ref(each) for each in tensors]), factors, product_made, self.asked)
 
-    def _boxed(self, step: Library, named: Mapping[str, Any]) -> NativeCall | None:
+    def _boxed(self, step: Library, named: Mapping[str, Any]) -> Native | None:
         # PyTorch's own scatters copy all of the storage that their input is in, be it a whole arena.
         if step.unless is not None or step.op in _SCATTERS:
             return None
@@ -242,7 +250,7 @@ class _Flattener:
         number = self.numbers[operand.buffer]
         if operand.offset == 0 and (operand.shape, operand.stride) == self.layouts[operand.buffer]:
             return Ref(number)
-        return Ref(number, tuple(operand.shape), tuple(operand.stride), operand.offset)
+        return Ref(number, Layout(tuple(operand.shape), tuple(operand.stride), operand.offset))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Operand):

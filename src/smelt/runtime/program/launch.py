@@ -1,6 +1,6 @@
 """Running a kernel program: `Program` + built kernels → a callable from flat tensors to flat outputs.
 
-The steps become a flat table (`runtime/program/flatten.py`) that `_native.Runner` goes through in one call, without
+The steps become a table (`runtime/program/flatten.py`) that `_native.Runner` goes through in one call, without
 Python between them where PyTorch's C interface has the operators. A table out of the disk cache is run as it is.
 """
 
@@ -13,9 +13,9 @@ import torch
 from smelt import _native
 from smelt.base.errors import UnexpectedResult
 from smelt.base.torch_originals import BASE
-from smelt.ir.flat.read import FlatReader, read
-from smelt.ir.flat.steps import FlatProgram
 from smelt.ir.program import Program
+from smelt.ir.table.read import ProgramReader, read_program
+from smelt.ir.table.records import ProgramTable
 from smelt.ir.tensorspec import WORKSPACE
 from smelt.runtime.cuda.memory import or_spare
 from smelt.runtime.program.arenas import Arenas
@@ -64,13 +64,13 @@ class Executable:
         self.flat = flat
         self.keep_alive = keep_alive  # owns the machine code
         self._program = program
-        reader = FlatReader(flat.table, flat.objects)
+        reader = ProgramReader(flat.table, flat.objects)
         program_record = reader.program
         self.run = _native.Runner(
             flat.table,
             flat.objects,
             threads=torch.get_num_threads if threads == 0 else lambda: threads,
-            acquire=arenas.acquirer(program_record.arena_bytes, reader.arena_devices(), reader.arena_values),
+            acquire=arenas.acquirer(program_record.arena_bytes, reader.arena_devices(), reader.arena_tensors),
             release=arenas.release,
             allocate=_allocate,
             view=_view,
@@ -83,15 +83,15 @@ class Executable:
 
     @property
     def name(self) -> str:
-        return FlatReader(self.flat.table).name
+        return ProgramReader(self.flat.table).name
 
     @cached_property
     def program(self) -> Program:
         return self._program()
 
-    def read(self) -> FlatProgram:
+    def read(self) -> ProgramTable:
         """What it runs, as records that people read."""
-        return read(self.flat.table, self.flat.objects)
+        return read_program(self.flat.table, self.flat.objects)
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         return self.run(*inputs)

@@ -19,8 +19,8 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.program import Program, reads, writes
-from smelt.ir.table.layout import StepKind
 from smelt.ir.table.read import TableReader
+from smelt.ir.table.records import StepKind
 
 _CYCLES = 200_000  # of a GPU, some 100 µs: more than the host takes to launch a step and note it, but at first
 _PROGRAM_STEPS = (StepKind.LAUNCH, StepKind.CALL)

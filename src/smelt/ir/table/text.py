@@ -1,6 +1,6 @@
-"""A flat program as text: a line per value and per step, as `SMELT_LOGS` and people read it.
+"""The program of a process as text: a line per tensor and per step, as `SMELT_LOGS` and people read it.
 
-    flat program p: 2 inputs, 0 constants, 0 in an arena of 0 bytes
+    program p: 2 inputs, 0 constants, 0 in an arena of 0 bytes
       %0 x: float32[4, 8], input
       %1 w: float32[8, 8], input
       %2 out: float32[4, 8], made
@@ -12,48 +12,52 @@
 
 from typing import Any
 
-from smelt.ir.flat.steps import AllocateStep, CallStep, DropStep, FlatProgram, FlatStep, FlatValue, LaunchStep, Ref
+from smelt.ir.table.records import Allocate, Call, Drop, Launch, Layout, ProgramTable, Ref, Step, Tensor
 from smelt.symbolic.shapes import contiguous_stride
 
 
-def text_of(program: FlatProgram) -> str:
+def text_of(table: ProgramTable) -> str:
     """The lines of a program."""
+    program = table.program
     lines = [
-        f"flat program {program.name}: {program.inputs} inputs, {len(program.constants)} constants, "
+        f"program {table.name}: {program.inputs} inputs, {program.constants} constants, "
         f"{program.arena} views of an arena of {program.arena_bytes} bytes{', consuming' * program.consuming}"
     ]
-    for number, value in enumerate(program.values):
-        lines.append(f"  %{number} {value.name}: {_layout(value)}, {_place(program, number)}")
-    lines += [f"  {number:<3}{_step(step)}" for number, step in enumerate(program.steps)]
-    lines.append(f"  return {_argument(program.outputs)}")
+    for number, tensor in enumerate(table.tensors):
+        lines.append(f"  %{number} {tensor.name}: {_type(tensor)}, {_place(table, number)}")
+    lines += [f"  {number:<3}{_step(table, step)}" for number, step in enumerate(table.steps)]
+    lines.append(f"  return {_argument(program.output)}")
     return "\n".join(lines)
 
 
-def _place(program: FlatProgram, number: int) -> str:
-    first_made = program.inputs + len(program.constants)
-    if number >= len(program.values) - program.arena:
-        return f"arena at {program.values[number].arena_offset}"
+def _place(table: ProgramTable, number: int) -> str:
+    program = table.program
+    if number >= len(table.tensors) - program.arena:
+        return f"arena at {table.tensors[number].arena_offset}"
+    first_made = program.inputs + program.constants
     return "input" if number < program.inputs else "constant" if number < first_made else "made"
 
 
-def _layout(value: FlatValue) -> str:
-    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if value.stride != contiguous_stride(value.shape):
-        text += f" strides {list(value.stride)}"
-    return f"{text} from {value.offset}" if value.offset else text
+def _type(tensor: Tensor) -> str:
+    shape, stride, offset = tensor.layout
+    text = f"{str(tensor.dtype).removeprefix('torch.')}{list(shape)}"
+    if stride != contiguous_stride(shape):
+        text += f" strides {list(stride)}"
+    return f"{text} from {offset}" if offset else text
 
 
-def _step(step: FlatStep) -> str:
-    if isinstance(step, AllocateStep):
+def _step(table: ProgramTable, step: Step) -> str:
+    if isinstance(step, Allocate):
         return f"%{step.value} = allocate"
-    if isinstance(step, LaunchStep):
-        return f"{step.kernel}({_values(step.values)})"
-    if isinstance(step, DropStep):
+    if isinstance(step, Launch):
+        return f"{table.kernels[step.kernel].name}({_values(step.values)})"
+    if isinstance(step, Drop):
         return f"drop {_values(step.values)}"
+    assert isinstance(step, Call)
     return _call(step)
 
 
-def _call(step: CallStep) -> str:
+def _call(step: Call) -> str:
     plain = len(step.arguments) - len(step.names)
     arguments = [_argument(each) for each in step.arguments[:plain]]
     named = zip(step.names, step.arguments[plain:], strict=True)
@@ -74,12 +78,13 @@ def _values(values: tuple[int, ...]) -> str:
     return ", ".join(f"%{value}" for value in values)
 
 
+def _view(layout: Layout) -> str:
+    return f"{list(layout.shape)} strides {list(layout.stride)} from {layout.offset}"
+
+
 def _argument(value: Any) -> str:
     if isinstance(value, Ref):
-        if value.shape is None:
-            return f"%{value.value}"
-        assert value.stride is not None
-        return f"%{value.value}[{list(value.shape)} strides {list(value.stride)} from {value.offset}]"
+        return f"%{value.value}" if value.layout is None else f"%{value.value}[{_view(value.layout)}]"
     if isinstance(value, list):
         return f"[{', '.join(map(_argument, value))}]"
     if isinstance(value, tuple):

@@ -1,1 +1,0 @@
-"""The flat program: one table of integers that `_native.Runner` runs, written, read back and printed."""
