@@ -96,8 +96,9 @@ test-times: $(VENV)/dev
 test-mutations: $(VENV)/dev
 	@$(PY) tools/mutations.py $(ARGS)
 
-test-deps: $(VENV)/dev
-	@tools/test_deps.sh $(PY)
+test-deps:
+	@tools/test_deps.sh debian & $(MAKE) --no-print-directory $(VENV)/torch && tools/test_deps.sh $(PY); wait
+	@$(MAKE) --no-print-directory $(VENV)/dev
 
 test-ops: $(VENV)/dev
 	@$(PY) -m tests.ops_db.sweep --backend aot_eager --samples 0 --dtypes float32,float64 $(ARGS)
