@@ -7,22 +7,21 @@ JavaScript.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.ahead_of_time import WrittenKernels
-from smelt.codegen.llvm.compile import make_all_targets_ready, object_codes
+from smelt.codegen.llvm.compile import linked_object, make_all_targets_ready, object_codes
 from smelt.codegen.llvm.link import undefined
 from smelt.codegen.llvm.print_module import print_module
 from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_text
 from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
-from smelt.codegen.static.driver import Places, driver_text
-from smelt.codegen.static.expressions import size_module
-from smelt.codegen.static.header import c_name, header_text
+from smelt.codegen.static.float_functions import FLOAT_FUNCTIONS, dispatch_text, float_functions
+from smelt.codegen.static.header import c_name, header_text, memory_bytes, rank_of
 from smelt.codegen.static.javascript import javascript_text, types_text
-from smelt.codegen.static.memory import memory_bytes
+from smelt.codegen.static.model_text import MARK, ModelData, model_text
 from smelt.device import Target
 from smelt.ir.artifact_file import records as r
 from smelt.ir.artifact_file.check import check_table, of_kind
@@ -32,8 +31,7 @@ from smelt.ir.loops import Module
 from smelt.ir.table.layout import RegisterKind
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
-# What stands at the start of the weights until they are put there: LLVM need not read them as text.
-_MARK = b"smelt: weights\x00\x01\x02\x03\x04\x05\x06\x07are put here\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09"
+_CORE = Path(__file__).parent / "core"  # the executor as bitcode; tools/static_core.py makes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +63,27 @@ def static_model(
     if len(written.modules) != 1:
         raise SmeltError("SM030", "the kernels of an object without a loader are in one module")
     entries = [written.entries[each] for each in (range(len(table.kernels)) if kernels is None else kernels)]
-    constants, offsets, constant_bytes = _laid_out(table, weights, RegisterKind.CONSTANT)
-    state, state_offsets, state_bytes = _laid_out(table, weights, RegisterKind.STATE)
-    content = constants + bytes(-len(constants) % ALIGN) + state
-    content += bytes(max(0, len(_MARK) - len(content)))
-    places = Places(offsets | state_offsets, constant_bytes, state_bytes)
-    check_table(table_bytes(table, dict(places.offsets)), constant_bytes, state_bytes, len(table.kernels))
-    driver, sizes = driver_text(name, table, [entry.symbol for entry in entries], places)
+    constants, offsets = _laid_out(table, weights, RegisterKind.CONSTANT)
+    state, state_offsets = _laid_out(table, weights, RegisterKind.STATE)
+    data = ModelData(constants, state, table_bytes(table, offsets | state_offsets))
+    run_bytes = check_table(data.table, len(constants), len(state), len(table.kernels))
+    functions = [op for op in FLOAT_FUNCTIONS if op in data.ops()]
     text = "\n".join([
-        print_module(_internal(written.modules[0], size_module(sizes.items(), target))),
-        SERIAL_PARALLEL_FOR.replace("define hidden", "define internal"),
-        _weights_text(name, len(content)),
-        driver,
+        print_module(_joined(written.modules[0], float_functions(functions, target))),
+        dispatch_text(functions),
+        SERIAL_PARALLEL_FOR,
+        model_text(name, data, rank_of(table), [entry.symbol for entry in entries]),
     ])  # fmt: skip
-    object_file = _with_weights(object_with_support(_once_declared(text), target), content)
-    header = header_text(name, table, state_bytes, memory_bytes(table, places.offsets))
+    object_file = _with_content(_object(name, _once_declared(text), target), data.content())
+    header = header_text(name, table, len(state), memory_bytes(table, run_bytes))
     if target.pointer_bytes != 4:
         return StaticModel(name, target, object_file, header)
-    javascript = javascript_text(name, table, state_bytes, state_offsets)
+    javascript = javascript_text(name, table, len(state), state_offsets)
     return StaticModel(name, target, object_file, header, as_module(object_file), javascript, types_text(table))
 
 
-def _laid_out(table: r.Table, weights: Mapping[str, Any], kind: RegisterKind) -> tuple[bytes, dict[str, int], int]:
-    """The data of registers of a kind one after the other, each aligned; where each begins; how many bytes."""
+def _laid_out(table: r.Table, weights: Mapping[str, Any], kind: RegisterKind) -> tuple[bytes, dict[str, int]]:
+    """The data of registers of a kind one after the other, each aligned; where each begins."""
     wanted = {register.data for register in of_kind(table, kind)}
     content, offsets = bytearray(), {}
     for key in weights:
@@ -95,29 +91,19 @@ def _laid_out(table: r.Table, weights: Mapping[str, Any], kind: RegisterKind) ->
             content += bytes(-len(content) % ALIGN)
             offsets[key] = len(content)
             content += memoryview(weights[key]).cast("B")
-    return bytes(content), offsets, len(content)
+    return bytes(content), offsets
 
 
-def _weights_text(name: str, size: int) -> str:
-    mark = "".join(f"\\{byte:02x}" for byte in _MARK)
-    rest = size - len(_MARK)
-    marked, empty = f"[{len(_MARK)} x i8]", f"[{rest} x i8]"
-    values = f'<{{ {marked} c"{mark}", {empty} zeroinitializer }}>'
-    return f"@{name}.weights = internal constant <{{ {marked}, {empty} }}> {values}, align {ALIGN}"
-
-
-def _with_weights(object_file: bytes, content: bytes) -> bytes:
-    place = object_file.find(_MARK)
-    if place < 0 or object_file.find(_MARK, place + 1) >= 0:
+def _with_content(object_file: bytes, content: bytes) -> bytes:
+    place = object_file.find(MARK)
+    if place < 0 or object_file.find(MARK, place + 1) >= 0:
         raise SmeltError("SM030", "the weights have no place in the object file")
     return object_file[:place] + content + object_file[place + len(content) :]
 
 
-def _internal(kernels: Module, sizes: Module) -> Module:
-    """One module. Kernels are nobody else's: objects of several models may be linked together."""
-    own = [replace(each, kind="internal", text="") for each in kernels.functions]
-    helpers = {each.name: each for each in (*kernels.helpers, *sizes.helpers)}
-    return Module((*own, *sizes.functions), tuple(helpers.values()))
+def _joined(one: Module, other: Module) -> Module:
+    helpers = {each.name: each for each in (*one.helpers, *other.helpers)}
+    return Module((*one.functions, *other.functions), tuple(helpers.values()))
 
 
 def _once_declared(text: str) -> str:
@@ -132,15 +118,27 @@ def _once_declared(text: str) -> str:
     return "\n".join(lines)
 
 
+def _object(name: str, text: str, target: Target) -> bytes:
+    """Of a model's text and the executor. Only two functions have names for others: objects of several models may be
+    linked together."""
+    bitcode = (_CORE / f"core{8 * target.pointer_bytes}.bc").read_bytes()
+    public = (f"{name}_run", f"{name}_init")
+    known = ["__multi3"] if target.pointer_bytes == 4 else []  # the executor's checks for overflow need it there
+    object_file = linked_object(_supported(text, known, target), bitcode, public, target)
+    missing = _missing(object_file, target)
+    return linked_object(_supported(text, [*known, *missing], target), bitcode, public, target) if missing else object_file
+
+
 def object_with_support(text: str, target: Target) -> bytes:
     """With the functions that LLVM calls where the processor has no instruction, except those of every C library."""
     (object_file,) = object_codes([text], target)
     missing = _missing(object_file, target)
-    if not missing:
-        return object_file
+    return object_codes([_supported(text, missing, target)], target)[0] if missing else object_file
+
+
+def _supported(text: str, missing: Sequence[str], target: Target) -> str:
     lines = [line for line in text.splitlines() if not _declares(line, missing)]
-    support = support_text(missing, target).replace("define hidden", "define weak hidden")
-    return object_codes(["\n".join(lines) + support], target)[0]
+    return "\n".join(lines) + support_text(missing, target).replace("define hidden", "define weak hidden")
 
 
 def _missing(object_file: bytes, target: Target) -> list[str]:

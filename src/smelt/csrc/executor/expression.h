@@ -16,6 +16,6 @@ enum { EXPRESSION_OPS(OP_NUMBER) OP_COUNT };
 bool smelt_expression_holds(const int64_t *code, int64_t count, int64_t *symbols);
 
 /* The value of code that holds, over these symbols. False: it does not fit 64 bits, or divides by zero. */
-bool smelt_evaluate(const int64_t *code, int64_t count, const int64_t *symbols, int64_t *value);
+__attribute__((noinline)) bool smelt_evaluate(const int64_t *code, int64_t count, const int64_t *symbols, int64_t *value);
 
 #endif
