@@ -16,10 +16,10 @@ from smelt.codegen.ahead_of_time import WrittenKernels
 from smelt.codegen.llvm.compile import linked_object, make_all_targets_ready, object_codes
 from smelt.codegen.llvm.link import undefined
 from smelt.codegen.llvm.print_module import print_module
-from smelt.codegen.llvm.support import SERIAL_PARALLEL_FOR, SUPPORT, support_text
+from smelt.codegen.llvm.support import SUPPORT, support_text
 from smelt.codegen.llvm.wasm_module import as_module, undefined_functions
 from smelt.codegen.static.float_functions import FLOAT_FUNCTIONS, dispatch_text, float_functions
-from smelt.codegen.static.header import c_name, header_text, memory_bytes, rank_of
+from smelt.codegen.static.header import c_name, header_text, memory_bytes, raised_codes, rank_of
 from smelt.codegen.static.javascript import javascript_text, types_text
 from smelt.codegen.static.model_text import MARK, ModelData, model_text
 from smelt.device import Target
@@ -29,7 +29,6 @@ from smelt.ir.artifact_file.layout import ALIGN
 from smelt.ir.artifact_file.write import table_bytes
 from smelt.ir.loops import Module
 from smelt.ir.table.layout import RegisterKind
-from smelt.torch_abi.symbols import PARALLEL_FOR
 
 _CORE = Path(__file__).parent / "core"  # the executor as bitcode; tools/static_core.py makes it
 
@@ -68,13 +67,9 @@ def static_model(
     data = ModelData(constants, state, table_bytes(table, offsets | state_offsets))
     run_bytes = check_table(data.table, len(constants), len(state), len(table.kernels))
     functions = [op for op in FLOAT_FUNCTIONS if op in data.ops()]
-    text = "\n".join([
-        print_module(_joined(written.modules[0], float_functions(functions, target))),
-        dispatch_text(functions),
-        SERIAL_PARALLEL_FOR,
-        model_text(name, data, rank_of(table), [entry.symbol for entry in entries]),
-    ])  # fmt: skip
-    object_file = _with_content(_object(name, _once_declared(text), target), data.content())
+    text = print_module(_joined(written.modules[0], float_functions(functions, target))) + dispatch_text(functions)
+    text += model_text(name, data, rank_of(table), [entry.symbol for entry in entries], raised_codes(table))
+    object_file = _with_content(_object(name, text, target), data.content())
     header = header_text(name, table, len(state), memory_bytes(table, run_bytes))
     if target.pointer_bytes != 4:
         return StaticModel(name, target, object_file, header)
@@ -104,18 +99,6 @@ def _with_content(object_file: bytes, content: bytes) -> bytes:
 def _joined(one: Module, other: Module) -> Module:
     helpers = {each.name: each for each in (*one.helpers, *other.helpers)}
     return Module((*one.functions, *other.functions), tuple(helpers.values()))
-
-
-def _once_declared(text: str) -> str:
-    """Declarations of several parts, each once, but for the function that is defined here."""
-    lines, seen = [], {line for line in text.splitlines() if _declares(line, (PARALLEL_FOR,))}
-    for line in text.splitlines():
-        if line.startswith("declare "):
-            if line in seen:
-                continue
-            seen.add(line)
-        lines.append(line)
-    return "\n".join(lines)
 
 
 def _object(name: str, text: str, target: Target) -> bytes:

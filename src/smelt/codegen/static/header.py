@@ -140,6 +140,12 @@ def raised(table: r.Table) -> list[r.Raise]:
     return list(dict.fromkeys(each.next for each in _variants(table) if isinstance(each.next, r.Raise)))
 
 
+def raised_codes(table: r.Table) -> list[int]:
+    """Of each variant the code of the error that it raises; 0: none."""
+    codes: dict[object, int] = {each: RAISED + number for number, each in enumerate(raised(table))}
+    return [codes.get(variant.next, 0) for variant in _variants(table)]
+
+
 def memory_bytes(table: r.Table, run_bytes: int) -> int:
     """How much memory a run takes at most; for sizes that vary: where they are `TYPICAL`, or at their bounds.
     `run_bytes`: what the executor's arrays take. A block that is too small for the next variant is replaced by one of

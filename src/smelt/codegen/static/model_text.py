@@ -8,7 +8,6 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import field
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.artifact_file.layout import ALIGN
@@ -26,12 +25,14 @@ class ModelData:
     constants: bytes
     state: bytes
     table: bytes
-    state_at: int = field(init=False)
-    table_at: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "state_at", _aligned(len(self.constants)))
-        object.__setattr__(self, "table_at", _aligned(self.state_at + len(self.state)))
+    @property
+    def state_at(self) -> int:
+        return _aligned(len(self.constants))
+
+    @property
+    def table_at(self) -> int:
+        return _aligned(self.state_at + len(self.state))
 
     def content(self) -> bytes:
         content = self.constants + bytes(self.state_at - len(self.constants)) + self.state
@@ -52,30 +53,33 @@ def _aligned(count: int) -> int:
     return -(-count // ALIGN) * ALIGN
 
 
-def model_text(name: str, data: ModelData, rank: int, kernels: Sequence[str]) -> str:
-    """`rank`: how many sizes the interface has room for in each tensor; `kernels`: the functions of the table's."""
-    mark, rest = "".join(f"\\{byte:02x}" for byte in MARK), len(data.content()) - len(MARK)
-    content = f'<{{ [{len(MARK)} x i8] c"{mark}", [{rest} x i8] zeroinitializer }}>'
+def model_text(name: str, data: ModelData, rank: int, kernels: Sequence[str], raised: Sequence[int]) -> str:
+    """`rank`: how many sizes the interface has room for in each tensor; `kernels`: the functions of the table's;
+    `raised`: of each variant the code of the error that it raises."""
 
     def at(offset: int) -> str:
         return f"ptr getelementptr (i8, ptr @{name}.data, i64 {offset})"
 
+    mark, rest = "".join(f"\\{byte:02x}" for byte in MARK), len(data.content()) - len(MARK)
     sections = data.sections().values()
     counts = ", ".join(f"i64 {count}" for _, count in (*sections, (0, 0)))  # there are no objects
     places = ", ".join(at(data.table_at + 8 * first) for first, _ in sections)
     blob = TableHeader(*struct.unpack_from(f"<{len(TableHeader._fields)}q", data.table)).blob
-    table = f"[{len(sections) + 1} x i64] [{counts}], [{len(sections)} x ptr] [{places}]"
-    model = f"ptr @{name}.table, {at(0)}, {at(data.state_at)}, i64 {len(data.state)}, i64 {rank}"
+    values = f"[{len(sections) + 1} x i64] [{counts}], [{len(sections)} x ptr] [{places}]"
+    codes = f"[{len(raised)} x i32] [{', '.join(f'i32 {code}' for code in raised)}]"
+    model = f"ptr @{name}.table, {at(0)}, {at(data.state_at)}, ptr @{name}.raised, i64 {len(data.state)}, i64 {rank}"
     labels = " ".join(f"i64 {number}, label %launch{number}" for number in range(len(kernels)))
     launches = "".join(
         f"launch{number}:\n  call void @{kernel}(ptr %buffers, i64 1, ptr %workspace)\n  ret void\n"
         for number, kernel in enumerate(kernels)
     )
     return f"""
-@{name}.data = internal constant <{{ [{len(MARK)} x i8], [{rest} x i8] }}> {content}, align {ALIGN}
+@{name}.data = internal constant <{{ [{len(MARK)} x i8], [{rest} x i8] }}>
+  <{{ [{len(MARK)} x i8] c"{mark}", [{rest} x i8] zeroinitializer }}>, align {ALIGN}
 @{name}.table = internal constant {{ ptr, ptr, [{len(sections) + 1} x i64], [{len(sections)} x ptr] }}
-  {{ {at(data.table_at)}, {at(data.table_at + blob)}, {table} }}
-@{name}.model = internal constant {{ ptr, ptr, ptr, i64, i64 }} {{ {model} }}
+  {{ {at(data.table_at)}, {at(data.table_at + blob)}, {values} }}
+@{name}.raised = internal constant {codes}
+@{name}.model = internal constant {{ ptr, ptr, ptr, ptr, i64, i64 }} {{ {model} }}
 
 declare i32 @smelt_static_run(ptr, ptr, ptr, ptr)
 declare void @smelt_static_init(ptr, ptr, ptr, ptr, i64)

@@ -1,8 +1,6 @@
 /* Evaluates postfix code on a small stack, every step checked for overflow of 64 bits. */
 #include "executor/expression.h"
 
-#include "executor/run/math.h"
-
 #define OP_ARITY(name, arity) arity,
 static const int8_t arities[] = {EXPRESSION_OPS(OP_ARITY)};
 

@@ -4,8 +4,8 @@
    table and weights, and what is declared and not defined here (codegen/static/build.py). */
 #include "executor/run/run.h"
 
-/* What NAME_run returns; codegen/static/header.py writes them into NAME.h. A model's own errors count from RAISED on. */
-enum { OK, WRONG_SIZE, NO_VARIANT, NO_MEMORY, SMALL_OUTPUT, MISSING_INPUT, RAISED = 16 };
+/* What NAME_run returns; codegen/static/header.py writes them into NAME.h. A model's own errors have others. */
+enum { OK, WRONG_SIZE, NO_VARIANT, NO_MEMORY, SMALL_OUTPUT, MISSING_INPUT };
 
 /* NAME_session and NAME_tensor; `shape` has as many sizes as the model needs. */
 typedef struct {
@@ -25,11 +25,22 @@ typedef struct {
 typedef struct {
     const Table *table;
     const char *constants, *state;
+    const int32_t *raised; /* of each variant that raises an error: its code */
     int64_t state_bytes, rank;
 } Model;
 
-/* Kernel `number` of the model, by one thread. */
+/* Kernel `number` of the model. */
 void smelt_launch(int64_t number, void **buffers, void *workspace);
+
+/* What kernels share their points out by (executor/parallel.h): one thread runs all of them. */
+int64_t
+smelt_parallel_for(void (*part)(void *, char *, int64_t, int64_t, bool), void *buffers, char *workspace, int64_t threads,
+                   int64_t most, int64_t extent, int64_t chunk_bytes)
+{
+    (void)threads, (void)most, (void)chunk_bytes;
+    part(buffers, workspace, 0, extent, true);
+    return 1;
+}
 
 /* --- memory -------------------------------------------------------------------------------------------------- */
 
@@ -152,27 +163,6 @@ give_outputs(const Run *run, const Model *model, void *outputs)
     }
 }
 
-/* The code of the variant that raised: errors count once each, in the order of variants. */
-static int
-raised_code(const Table *table, const VariantRecord *raised)
-{
-    int code = RAISED;
-    for (const VariantRecord *variant = table->variants;; variant++) {
-        if (variant->next != RAISE_NEXT) {
-            continue;
-        }
-        if (variant->error == raised->error && variant->message == raised->message) {
-            return code;
-        }
-        bool is_first = true;
-        for (const VariantRecord *other = table->variants; other < variant; other++) {
-            is_first = is_first && (other->next != RAISE_NEXT || other->error != variant->error
-                                    || other->message != variant->message);
-        }
-        code += is_first;
-    }
-}
-
 static bool
 is_small(const Run *run)
 {
@@ -186,11 +176,11 @@ is_small(const Run *run)
 }
 
 static int
-code_of(const Run *run, smelt_status status)
+code_of(const Run *run, const Model *model, smelt_status status)
 {
     switch (status) {
     case SMELT_ERROR_RAISED:
-        return raised_code(run->table, &run->table->variants[run->table->states[run->state].variants + run->variant]);
+        return model->raised[run->table->states[run->state].variants + run->variant];
     case SMELT_ERROR_MEMORY:
         return NO_MEMORY;
     case SMELT_ERROR_SIZE: /* an output, or more than any memory has */
@@ -219,7 +209,7 @@ run_inside(Run *run, Session *session, const Model *model, void *inputs, void *o
     if (!status) {
         give_outputs(run, model, outputs);
     }
-    return code_of(run, status);
+    return code_of(run, model, status);
 }
 
 int

@@ -1,8 +1,6 @@
 /* Functions of floats in expressions, by the C library. */
 #include "executor/run/math.h"
 
-#include "executor/expression.h"
-
 #include <math.h>
 
 /* With the sign of the divisor, as Python does. */

@@ -1,60 +1,49 @@
 /* Makes and frees the parts of a run, and holds the sizes of inputs against their bounds. */
 #include "executor/run/parts.h"
 
-/* How many words each array of a run takes. */
-typedef struct {
-    int64_t registers, plans, outputs, sizes, saved, symbols, named, buffers;
-    int64_t output_rank; /* room for sizes and strides of each output */
-} Words;
-
-static int64_t
-larger(int64_t one, int64_t other)
+static void
+raise_to(int64_t *most, int64_t count)
 {
-    return one > other ? one : other;
+    *most = count > *most ? count : *most;
 }
 
-static int64_t
-words_of(int64_t count, size_t size)
+static void
+count_parts(Run *run)
 {
-    return (count * (int64_t)size + 7) / 8;
-}
-
-static Words
-count_words(const Table *table)
-{
-    Words words = {0};
-    int64_t symbols = 0, buffers = 0, rank = 0;
+    const Table *table = run->table;
     for (int64_t i = 0; i < table->counts[REGISTERS]; i++) {
-        words.sizes += table->registers[i].rank;
-        rank = larger(rank, table->registers[i].rank);
+        run->size_count += table->registers[i].rank;
+        raise_to(&run->most_rank, table->registers[i].rank);
     }
-    for (int64_t i = 0; i < table->counts[RETURNED]; i++) {
-        rank = larger(rank, table->returned[i].rank);
+    for (int64_t i = 0; i < table->counts[RETURNED]; i++) { /* one that nobody names has any rank */
+        const int64_t rank = table->returned[i].rank;
+        raise_to(&run->most_rank, rank < SMELT_MAX_RANK ? rank : SMELT_MAX_RANK);
     }
     for (int64_t i = 0; i < table->counts[VARIANTS]; i++) {
-        symbols = larger(symbols, table->variants[i].symbol_count);
+        raise_to(&run->most_symbols, table->variants[i].symbol_count);
     }
     for (int64_t i = 0; i < table->counts[KERNELS]; i++) {
-        buffers = larger(buffers, table->kernels[i].buffers);
+        raise_to(&run->most_buffers, table->kernels[i].buffers);
     }
-    rank = rank < SMELT_MAX_RANK ? rank : SMELT_MAX_RANK; /* records that nobody names have any */
-    words.registers = words_of(table->counts[REGISTERS], sizeof(Register));
-    words.plans = words_of(table->counts[VARIANTS], sizeof(Plan));
-    words.outputs = words_of(table->counts[OUTPUTS], sizeof(Output));
-    words.output_rank = rank;
-    words.sizes += 2 * rank * table->counts[OUTPUTS];
-    words.saved = table->counts[REGISTERS];
-    words.symbols = symbols;
-    words.named = table->counts[STRINGS];
-    words.buffers = words_of(buffers, sizeof(void *));
-    return words;
 }
 
-static int64_t
-sum_of(const Words *words)
+/* The arrays one after the other, from an address on; how many bytes they take. */
+static size_t
+place_parts(Run *run, uintptr_t begin)
 {
-    return 1 + words->registers + words->plans + words->outputs + words->sizes + words->saved + words->symbols + words->named
-           + words->buffers;
+    uintptr_t end = begin;
+    const int64_t *counts = run->table->counts;
+#define PART(array, count) (run->array = (void *)end, end += ((size_t)(count) * sizeof *run->array + 7) / 8 * 8)
+    PART(registers, counts[REGISTERS]);
+    PART(plans, counts[VARIANTS]);
+    PART(outputs, counts[OUTPUTS]);
+    PART(sizes, run->size_count);
+    PART(output_sizes, 2 * run->most_rank * counts[OUTPUTS]);
+    PART(saved, counts[REGISTERS]);
+    PART(symbols, run->most_symbols);
+    PART(named, counts[STRINGS]);
+    PART(buffers, run->most_buffers);
+    return end - begin;
 }
 
 void
@@ -99,24 +88,16 @@ bool
 smelt_run_begin(Run *run)
 {
     const Table *table = run->table;
-    const Words words = count_words(table);
-    run->part_words = (size_t)sum_of(&words);
-    int64_t *memory = run->allocator->allocate(run->allocator->context, 8 * run->part_words, FILE_ALIGN);
-    run->parts = memory;
-    if (memory == NULL) {
+    count_parts(run);
+    run->part_bytes = place_parts(run, 0);
+    run->parts = run->allocator->allocate(run->allocator->context, run->part_bytes, FILE_ALIGN);
+    if (run->parts == NULL) {
         return false;
     }
-    run->registers = (Register *)memory;
-    run->plans = (Plan *)(memory += words.registers);
-    run->outputs = (Output *)(memory += words.plans);
-    run->buffers = (void **)(memory += words.outputs);
-    run->sizes = memory += words.buffers;
-    run->saved = memory += words.sizes;
-    run->symbols = memory += words.saved;
-    run->named = memory += words.symbols;
-    int64_t *sizes = run->saved - 2 * words.output_rank * table->counts[OUTPUTS];
-    for (int64_t i = 0; i < table->counts[OUTPUTS]; i++, sizes += 2 * words.output_rank) {
-        run->outputs[i] = (Output){.sizes = sizes, .strides = sizes + words.output_rank};
+    place_parts(run, (uintptr_t)run->parts);
+    for (int64_t i = 0; i < table->counts[OUTPUTS]; i++) {
+        int64_t *sizes = run->output_sizes + 2 * i * run->most_rank;
+        run->outputs[i] = (Output){.sizes = sizes, .strides = sizes + run->most_rank};
     }
     for (int64_t i = 0; i < table->counts[VARIANTS]; i++) {
         run->plans[i] = (Plan){.memory = NULL};
@@ -144,7 +125,7 @@ smelt_run_end(Run *run)
     smelt_block_drop(run->memory, &run->arena);
     smelt_block_drop(run->memory, &run->workspace);
     if (run->parts) {
-        run->allocator->release(run->allocator->context, run->parts, 8 * run->part_words);
+        run->allocator->release(run->allocator->context, run->parts, run->part_bytes);
     }
 }
 
@@ -190,8 +171,9 @@ smelt_run_make_plan(Run *run, const VariantRecord *variant, Plan *plan)
 int64_t
 smelt_run_bytes(const Table *table)
 {
-    const Words words = count_words(table);
-    int64_t bytes = (int64_t)sizeof(Run) + 8 * sum_of(&words) + 4 * FILE_ALIGN;
+    Run run = {.table = table};
+    count_parts(&run);
+    int64_t bytes = (int64_t)(sizeof run + place_parts(&run, 0)) + 4 * FILE_ALIGN;
     for (int64_t i = 0; i < table->counts[VARIANTS]; i++) {
         bytes += 8 * (int64_t)plan_room(table, &table->variants[i]).words + 2 * FILE_ALIGN;
     }

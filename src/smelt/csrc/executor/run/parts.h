@@ -78,12 +78,14 @@ struct Run {
     int64_t most_states; /* that a call may go through; 0: any number */
 
     int64_t state, variant; /* where the last call ended, the latter counted within its state */
+    int64_t size_count, most_rank, most_symbols, most_buffers; /* of all registers, of one, of a variant, of a kernel */
     void *parts;            /* one allocation for the arrays that follow */
-    size_t part_words;
+    size_t part_bytes;
     Register *registers;
     Plan *plans; /* of each variant */
     Output *outputs;
-    int64_t *sizes;         /* of registers and outputs */
+    int64_t *sizes;         /* of registers */
+    int64_t *output_sizes;  /* of outputs, and their strides */
     int64_t *saved;         /* registers with `is_saved`, in the order in which they were written */
     int64_t saved_count;
     int64_t *symbols;       /* while a variant is tried */
