@@ -1,11 +1,10 @@
 """Compiles the part of the C executor that static models run to LLVM bitcode: src/smelt/codegen/static/core/*.bc.
 
-    python tools/static_core.py          needs clang; run it when tests/codegen/static says that the sources have changed
+    python tools/static_core.py          needs clang; to be run when the C sources change, as tests/codegen/static says
 
 `smelt.export` links the bitcode with the kernels of a model, so making an object file needs no C compiler. There is one
-file for each width of a pointer. It has no triple's features and no processor in it: LLVM compiles it for every target
-of that width (`codegen/static/link.py`). An older clang is the better one, because LLVM reads the bitcode of all
-versions before it.
+file for each width of a pointer. It names no processor and no features, so that LLVM compiles it for every target of
+that width (`codegen.llvm.compile.linked_object`). LLVM reads the bitcode of earlier versions: use an old clang.
 """
 
 import hashlib
@@ -61,9 +60,10 @@ def bitcode(bits: int) -> bytes:
     """Of all sources as one, optimized together."""
     text = "".join(f'#include "{name}"\n' for name in SOURCES)
     module = _clang(bits, "c", text, "-S", *FLAGS).decode()
-    public = "|".join(ENTRIES)
+    # Functions that files share are not inlined: LLVM takes twice as long for one large function, which is no faster.
     module = re.sub(r"(?m)^(define .*@smelt_.*\)) (#\d+ \{)$", r"\1 noinline \2", module)
-    module = re.sub(rf"^define (?:dso_local |hidden )*(?!internal|.*@(?:{public})\()", "define internal ", module, flags=re.M)
+    public = rf"internal|.*@(?:{'|'.join(ENTRIES)})\("
+    module = re.sub(rf"(?m)^define (?:dso_local |hidden )*(?!{public})", "define internal ", module)
     module = _clang(bits, "ir", module, "-S").decode()
     return _clang(bits, "ir", _for_any_processor(module), "-c", "-Xclang", "-disable-llvm-passes")
 

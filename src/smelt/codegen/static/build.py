@@ -6,7 +6,7 @@ JavaScript.
 `written` is the result of `ahead_of_time.write_for` for the kernels of the table: one module, in the table's order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +106,19 @@ def _object(name: str, text: str, target: Target) -> bytes:
     linked together."""
     bitcode = (_CORE / f"core{8 * target.pointer_bytes}.bc").read_bytes()
     public = (f"{name}_run", f"{name}_init")
-    known = ["__multi3"] if target.pointer_bytes == 4 else []  # the executor's checks for overflow need it there
-    object_file = linked_object(_supported(text, known, target), bitcode, public, target)
-    missing = _missing(object_file, target)
-    return linked_object(_supported(text, [*known, *missing], target), bitcode, public, target) if missing else object_file
+    known = ("__multi3",) if target.pointer_bytes == 4 else ()  # the executor's checks for overflow need it there
+    return object_with_support(text, target, lambda each: linked_object(each, bitcode, public, target), known)
 
 
-def object_with_support(text: str, target: Target) -> bytes:
-    """With the functions that LLVM calls where the processor has no instruction, except those of every C library."""
-    (object_file,) = object_codes([text], target)
+def object_with_support(
+    text: str, target: Target, build: Callable[[str], bytes] | None = None, known: Sequence[str] = ()
+) -> bytes:
+    """With the functions that LLVM calls where the processor has no instruction, except those of every C library.
+    `build`: makes an object of a text; `known`: functions that it is known to call."""
+    build = build or (lambda each: object_codes([each], target)[0])
+    object_file = build(_supported(text, known, target))
     missing = _missing(object_file, target)
-    return object_codes([_supported(text, missing, target)], target)[0] if missing else object_file
+    return build(_supported(text, [*known, *missing], target)) if missing else object_file
 
 
 def _supported(text: str, missing: Sequence[str], target: Target) -> str:

@@ -131,8 +131,9 @@ def comment(text: str) -> str:
 
 def rank_of(table: r.Table) -> int:
     """How many sizes the interface has room for in each tensor."""
-    views = [each for variant in _variants(table) for each in _views(variant)]
-    return max([1, *(len(each.dims) for each in (*table.registers, *table.outputs, *views))])
+    views = [each.dims for variant in _variants(table) for each in _views(variant)]
+    dims = [each.dims for each in table.registers], [each.dims for each in table.outputs], views
+    return max([1, *(len(each) for group in dims for each in group)])
 
 
 def raised(table: r.Table) -> list[r.Raise]:
@@ -179,7 +180,8 @@ def _variant_bytes(table: r.Table, variant: r.Variant) -> int:
     """All that it produces, copies of views, its arena and its workspace."""
     symbols = [_typical(table, symbol) for symbol in variant.symbols]
     total = _block(evaluate(variant.arena_bytes, symbols))
-    for each in (*variant.produced, *_views(variant)):
+    results: list[r.Produced | r.RegisterView] = [*variant.produced, *_views(variant)]
+    for each in results:
         count = DTYPES[table.registers[each.register].dtype]
         for dim in each.dims:
             count *= max(0, evaluate(dim, symbols))

@@ -1,4 +1,4 @@
-"""A model around the executor's C code, as LLVM text: its data, and the functions that the executor and its callers need.
+"""A model around the executor's C code, as LLVM text: its data, and the functions that the executor and callers need.
 
     @NAME.data       weights, the state that sessions begin with, and the table, one after the other
     @NAME.table      `Table` of csrc/executor/table.h: where in the data each section begins

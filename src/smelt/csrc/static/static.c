@@ -44,8 +44,8 @@ smelt_parallel_for(void (*part)(void *, char *, int64_t, int64_t, bool), void *b
 
 /* --- memory -------------------------------------------------------------------------------------------------- */
 
-/* The caller's memory: pieces one after the other, each behind its length. What is released is used again once nothing
-   is left behind the last piece. */
+/* The caller's memory: pieces one after the other, each behind its length. Only where nothing is left behind the last
+   one, those are looked at that were released. */
 typedef struct {
     char *memory;
     int64_t bytes, end, needed;
@@ -55,32 +55,53 @@ typedef struct {
     _Alignas(FILE_ALIGN) int64_t bytes; /* with this; negative: it is free */
 } Piece;
 
+static Piece *
+piece_at(const Region *region, int64_t offset)
+{
+    return (Piece *)(region->memory + offset);
+}
+
+/* Where so many bytes are free, -1: nowhere. Free pieces beside each other become one. */
+static int64_t
+find_free(Region *region, int64_t bytes)
+{
+    for (int64_t at = 0, end; at < region->end; at = end) {
+        Piece *piece = piece_at(region, at);
+        end = at + (piece->bytes < 0 ? -piece->bytes : piece->bytes);
+        if (piece->bytes > 0) {
+            continue;
+        }
+        while (end < region->end && piece_at(region, end)->bytes < 0) {
+            end -= piece_at(region, end)->bytes;
+        }
+        piece->bytes = at - end;
+        if (end == region->end) {
+            region->end = at;
+        }
+        else if (end - at >= bytes) {
+            if (end - at > bytes) {
+                piece_at(region, at + bytes)->bytes = at + bytes - end;
+            }
+            return at;
+        }
+    }
+    return bytes <= region->bytes - region->end ? region->end : -1;
+}
+
 static void *
 allocate_piece(void *context, size_t size, size_t alignment)
 {
     (void)alignment; /* FILE_ALIGN, as everything here */
     Region *region = context;
     const int64_t bytes = ((int64_t)size + 2 * FILE_ALIGN - 1) / FILE_ALIGN * FILE_ALIGN;
-    if (bytes <= region->bytes - region->end) {
-        Piece *piece = (Piece *)(region->memory + region->end);
-        region->end += bytes;
-        piece->bytes = bytes;
-        return piece + 1;
+    const int64_t at = bytes <= region->bytes - region->end ? region->end : find_free(region, bytes);
+    if (at < 0) {
+        region->needed = region->end + bytes;
+        return NULL;
     }
-    for (int64_t at = 0, length; at < region->end; at += length) {
-        Piece *piece = (Piece *)(region->memory + at);
-        length = piece->bytes < 0 ? -piece->bytes : piece->bytes;
-        while (piece->bytes < 0 && at + length < region->end && ((Piece *)(region->memory + at + length))->bytes < 0) {
-            length -= ((Piece *)(region->memory + at + length))->bytes;
-            piece->bytes = -length;
-        }
-        if (piece->bytes < 0 && length >= bytes) {
-            piece->bytes = length;
-            return piece + 1;
-        }
-    }
-    region->needed = region->end + bytes;
-    return NULL;
+    region->end = at == region->end ? at + bytes : region->end;
+    piece_at(region, at)->bytes = bytes;
+    return piece_at(region, at) + 1;
 }
 
 static void
